@@ -1,0 +1,169 @@
+// Package migrations brings the storage contract of fencedb into a Postgres database.
+//
+// The SQL in this package is the contract: the ledger of fences, fencedb.enter and fencedb.protect. Everything lives in a
+// schema of its own, fencedb, with a version table of its own, fencedb.goose_db_version, so an application's
+// migrations and their table are not touched. Postgres 15 or newer is needed (the oldest version the tests run on).
+package migrations
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+
+	"github.com/pressly/goose/v3"
+)
+
+//go:embed sql/*.sql
+var files embed.FS
+
+const (
+	versionTable = "fencedb.goose_db_version"
+
+	// lockID is the advisory lock that migrators of one database take in turn: "fencedb" in ASCII.
+	lockID = 0x66656e63656462
+
+	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog. One statement, because not every
+	// driver sends several.
+	createSchema = `DO $$ BEGIN
+    PERFORM pg_advisory_xact_lock(x'66656e63656462'::bigint);
+    IF to_regnamespace('fencedb') IS NULL THEN
+        CREATE SCHEMA fencedb;
+        COMMENT ON SCHEMA fencedb IS 'Fencing tokens at the storage boundary: github.com/fencedb/fencedb';
+    END IF;
+END $$`
+)
+
+var errNilDB = errors.New("the database is nil; with pgx pass stdlib.OpenDBFromPool(pool)")
+
+// Migration is one step of the schema and whether the database has it.
+type Migration struct {
+	Version int64
+	Name    string // file name, for example 00001_ledger.sql
+	Applied bool
+}
+
+// Up applies every migration that the database lacks, each in a transaction of its own, and does nothing when there is
+// none. Programs that migrate at the same moment wait for each other, with a session advisory lock: connect directly, not
+// through PgBouncer in transaction mode.
+//
+// On error the migrations before the failed one stay applied and the failed one has left nothing; call Up again once the
+// cause is gone. Cancelling ctx rolls back the migration under way.
+//
+// With pgx, pass stdlib.OpenDBFromPool(pool).
+func Up(ctx context.Context, db *sql.DB) error {
+	provider, err := open(ctx, db)
+	if err != nil {
+		return fmt.Errorf("fencedb/migrations: up: %w", err)
+	}
+	if _, err := provider.Up(ctx); err != nil {
+		return fmt.Errorf("fencedb/migrations: up: %w", err)
+	}
+	return nil
+}
+
+// Down removes everything that Up has made, schema and fences included, and does nothing when there is none. Without the
+// fences every old token is accepted again, so Down refuses while a table is still protected; the error names the tables.
+// On error the migrations not yet undone stay applied.
+func Down(ctx context.Context, db *sql.DB) error {
+	provider, err := open(ctx, db)
+	if err != nil {
+		return fmt.Errorf("fencedb/migrations: down: %w", err)
+	}
+	if _, err := provider.DownTo(ctx, 0); err != nil {
+		return fmt.Errorf("fencedb/migrations: down: %w", err)
+	}
+	for _, statement := range []string{"DROP TABLE IF EXISTS " + versionTable, "DROP SCHEMA IF EXISTS fencedb"} {
+		if _, err := db.ExecContext(ctx, statement); err != nil {
+			return fmt.Errorf("fencedb/migrations: down: %w", err)
+		}
+	}
+	return nil
+}
+
+// Status lists the migrations this package knows, oldest first, and which of them the database has. It only reads.
+func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
+	applied, err := appliedVersions(ctx, db)
+	if err != nil {
+		return nil, fmt.Errorf("fencedb/migrations: status: %w", err)
+	}
+	provider, err := newProvider(db)
+	if err != nil {
+		return nil, fmt.Errorf("fencedb/migrations: status: %w", err)
+	}
+	var steps []Migration
+	for _, source := range provider.ListSources() {
+		steps = append(steps, Migration{
+			Version: source.Version,
+			Name:    path.Base(source.Path),
+			Applied: applied[source.Version],
+		})
+	}
+	return steps, nil
+}
+
+// appliedVersions does not ask goose, which creates the version table where there is none.
+func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
+	if db == nil {
+		return nil, errNilDB
+	}
+	var migrated bool
+	if err := db.QueryRowContext(ctx, "SELECT to_regclass('"+versionTable+"') IS NOT NULL").Scan(&migrated); err != nil || !migrated {
+		return nil, err
+	}
+	rows, err := db.QueryContext(ctx, "SELECT version_id FROM "+versionTable+" WHERE is_applied")
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	applied := map[int64]bool{}
+	for rows.Next() {
+		var version int64
+		if err := rows.Scan(&version); err != nil {
+			return nil, err
+		}
+		applied[version] = true
+	}
+	return applied, rows.Err()
+}
+
+// open creates the schema before it makes a provider: goose does not create the schema its version table lives in, and a
+// provider that failed over it once stays broken.
+func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
+	if db == nil {
+		return nil, errNilDB
+	}
+	if _, err := db.ExecContext(ctx, createSchema); err != nil {
+		return nil, fmt.Errorf("create schema: %w", err)
+	}
+	return newProvider(db)
+}
+
+// newProvider keeps goose's global registry out, or the application's own Go migrations would run here.
+func newProvider(db *sql.DB) (*goose.Provider, error) {
+	dir, err := fs.Sub(files, "sql")
+	if err != nil {
+		return nil, err
+	}
+	return goose.NewProvider(goose.DialectPostgres, db, dir,
+		goose.WithTableName(versionTable),
+		goose.WithDisableGlobalRegistry(true),
+		goose.WithSessionLocker(advisoryLock{}),
+	)
+}
+
+// advisoryLock makes migrators of one database take turns. Unlike goose's own it waits in the server, not by polling.
+type advisoryLock struct{}
+
+func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
+	_, err := conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", int64(lockID))
+	return err
+}
+
+func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
+	_, err := conn.ExecContext(ctx, "SELECT pg_advisory_unlock($1)", int64(lockID))
+	return err
+}
