@@ -1,0 +1,105 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/alicebob/miniredis/v2"
+)
+
+// Options for [Start].
+type Options struct {
+	// AllowMiniredis lets an in-memory imitation take Redis's place when there is no Redis at all.
+	// Notes then says so. Defaults to false: no Redis is an error.
+	AllowMiniredis bool
+}
+
+// Env is what a demo or an example runs on. Both URLs can be handed to other processes.
+type Env struct {
+	PostgresURL string   // an empty database of its own, dropped by Close
+	RedisURL    string   // shared with others if it came from the environment: use a namespace
+	Notes       []string // what was found or started, one sentence each, for the user to read
+
+	ends []func() error // in the order to call them
+}
+
+// Start finds or starts a Postgres and a Redis. They end with Close or with this program, however it
+// ends; cancelling ctx stops the search but not what has been started. On error nothing is left running.
+func Start(ctx context.Context, opts Options) (*Env, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return start(ctx, thisHost(), opts)
+}
+
+func start(ctx context.Context, h host, opts Options) (*Env, error) {
+	env := &Env{}
+	if err := env.startPostgres(ctx, h); err != nil {
+		return nil, errors.Join(err, env.Close())
+	}
+	if err := env.startRedis(ctx, h, opts); err != nil {
+		return nil, errors.Join(err, env.Close())
+	}
+	return env, nil
+}
+
+func (e *Env) startPostgres(ctx context.Context, h host) error {
+	server, err := obtainPostgres(ctx, h)
+	if err != nil {
+		return err
+	}
+	e.ends = append(e.ends, server.stop)
+	name := "fencedb_demo_" + strconv.FormatUint(rand.Uint64()>>16, 36)
+	if e.PostgresURL, err = server.createDatabase(ctx, name, ""); err != nil {
+		return err
+	}
+	e.Notes = append(e.Notes, server.source)
+	if !server.private {
+		drop := func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+			defer cancel()
+			return server.dropDatabase(ctx, name)
+		}
+		e.ends = append([]func() error{drop}, e.ends...)
+	}
+	return nil
+}
+
+func (e *Env) startRedis(ctx context.Context, h host, opts Options) error {
+	server, err := obtainRedis(ctx, h)
+	var missing *UnavailableError
+	if errors.As(err, &missing) && opts.AllowMiniredis {
+		return e.startMiniredis(missing)
+	}
+	if err != nil {
+		return err
+	}
+	e.ends = append(e.ends, server.stop)
+	e.RedisURL = server.url
+	e.Notes = append(e.Notes, server.source)
+	return nil
+}
+
+func (e *Env) startMiniredis(missing *UnavailableError) error {
+	server := miniredis.NewMiniRedis()
+	if err := server.Start(); err != nil {
+		return err
+	}
+	e.ends = append(e.ends, func() error { server.Close(); return nil })
+	e.RedisURL = "redis://" + server.Addr() + "/0"
+	e.Notes = append(e.Notes, fmt.Sprintf(
+		"No Redis: an in-memory imitation (miniredis) inside this program takes its place. For the real thing: %s", missing.Remedy))
+	return nil
+}
+
+// Close stops what was started and drops the database. Calling it again does nothing.
+func (e *Env) Close() error {
+	var failed error
+	for _, end := range e.ends {
+		failed = errors.Join(failed, end())
+	}
+	e.ends = nil
+	return failed
+}

@@ -1,0 +1,188 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+)
+
+// RedisServer is a Redis of one test's own, to kill, pause, restart, flush and reconfigure. Its
+// methods fail the test on error and must be called from the test's goroutine.
+type RedisServer struct {
+	t      testing.TB
+	node   *redisNode
+	client *redis.Client
+}
+
+// OwnRedis starts a private Redis and stops it at the end of the test. It keeps nothing on disk and
+// evicts nothing, unless the arguments, which are those of redis-server, say otherwise:
+//
+//	OwnRedis(t, "--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru")
+func OwnRedis(t testing.TB, args ...string) *RedisServer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	node, err := newRedisNode(ctx, thisHost(), args...)
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	s := &RedisServer{t: t, node: node, client: newRedisClient(&redis.Options{Addr: node.addr()})}
+	t.Cleanup(func() {
+		_ = s.client.Close() // the test may have closed it
+		s.Stop()
+	})
+	return s
+}
+
+// Client returns a client of the server, the same at each call; it is closed at the end of the test.
+// It goes on working across a restart.
+func (s *RedisServer) Client() *redis.Client { return s.client }
+
+// Addr returns host:port. A restarted server has the same.
+func (s *RedisServer) Addr() string { return s.node.addr() }
+
+// Dir returns the server's data directory.
+func (s *RedisServer) Dir() string { return s.node.dir }
+
+// Kill ends the server with SIGKILL and returns once it is gone. What it had saved stays, for [RedisServer.Restart].
+func (s *RedisServer) Kill() {
+	s.t.Helper()
+	s.must("kill", s.node.end(syscall.SIGKILL))
+}
+
+// Restart starts the server again, on its port and its data, and returns once it answers. A server
+// that still runs is shut down in good order first, which saves its data if it has save points.
+func (s *RedisServer) Restart() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
+	defer cancel()
+	s.must("shut down", s.node.end(syscall.SIGTERM))
+	s.must("restart", s.node.start(ctx))
+}
+
+// Pause stops the server in its tracks (SIGSTOP): connections stay open, nothing is answered.
+func (s *RedisServer) Pause() {
+	s.t.Helper()
+	s.must("pause", s.node.process.signal(syscall.SIGSTOP))
+}
+
+// Resume lets a paused server go on. It then answers what was sent meanwhile.
+func (s *RedisServer) Resume() {
+	s.t.Helper()
+	s.must("resume", s.node.process.signal(syscall.SIGCONT))
+}
+
+// Stop ends the server for good and removes its data. The end of the test does the same.
+func (s *RedisServer) Stop() {
+	s.t.Helper()
+	if s.node == nil {
+		return
+	}
+	s.must("stop", s.node.stop())
+	s.node = nil
+}
+
+func (s *RedisServer) must(what string, err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatalf("testenv: %s Redis on %s: %v", what, s.node.addr(), err)
+	}
+}
+
+// PostgresServer is a Postgres of one test's own, to crash, pause, restart and reconfigure. Its
+// methods fail the test on error and must be called from the test's goroutine.
+type PostgresServer struct {
+	t       testing.TB
+	cluster *postgresCluster
+}
+
+// OwnPostgres starts a private Postgres and stops it at the end of the test. It is fast and not
+// durable, unless the settings, each name=value, say otherwise:
+//
+//	OwnPostgres(t, "fsync=on", "synchronous_commit=on", "full_page_writes=on")
+func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	cluster, err := newPostgresCluster(ctx, thisHost(), settings...)
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	s := &PostgresServer{t: t, cluster: cluster}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// URL returns the URL of the server's one database, which is empty at first. A restarted server has
+// the same.
+func (s *PostgresServer) URL() string { return s.cluster.url("postgres") }
+
+// Pool migrates the database if need be and returns a new pool on it, closed at the end of the test.
+func (s *PostgresServer) Pool() *pgxpool.Pool {
+	s.t.Helper()
+	s.must("migrate", migrate(s.t.Context(), s.URL()))
+	return newPool(s.t, s.URL())
+}
+
+// Kill crashes the server: SIGKILL to the postmaster, whose children follow it. The data stays, for
+// [PostgresServer.Restart].
+func (s *PostgresServer) Kill() {
+	s.t.Helper()
+	s.must("kill", s.cluster.end(syscall.SIGKILL))
+}
+
+// Restart starts the server again, on its port and its data, and returns once it takes connections.
+// A server that still runs is shut down in good order first, ending its connections.
+func (s *PostgresServer) Restart() {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
+	defer cancel()
+	const fastShutdown = syscall.SIGINT
+	s.must("shut down", s.cluster.end(fastShutdown))
+	s.must("restart", s.cluster.restart(ctx))
+}
+
+// Pause stops the postmaster in its tracks (SIGSTOP): connections that are open go on working, new
+// ones are not answered.
+func (s *PostgresServer) Pause() {
+	s.t.Helper()
+	s.must("pause", s.cluster.process.signal(syscall.SIGSTOP))
+}
+
+// Resume lets a paused server go on.
+func (s *PostgresServer) Resume() {
+	s.t.Helper()
+	s.must("resume", s.cluster.process.signal(syscall.SIGCONT))
+}
+
+// Stop ends the server for good and removes its data. The end of the test does the same.
+func (s *PostgresServer) Stop() {
+	s.t.Helper()
+	if s.cluster == nil {
+		return
+	}
+	s.must("stop", s.cluster.stop())
+	s.cluster = nil
+}
+
+func (s *PostgresServer) must(what string, err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatalf("testenv: %s Postgres on port %d: %v", what, s.cluster.port, err)
+	}
+}
+
+// restart starts the server on the port it had. After a crash the old server's children need a
+// moment to notice, and until then a new one refuses to touch their shared memory.
+func (c *postgresCluster) restart(ctx context.Context) error {
+	for {
+		err := c.start(ctx, c.port)
+		if !errors.Is(err, errExited) || ctx.Err() != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,206 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// fastSettings make a Postgres whose data nobody will miss as quick as it can be.
+// OwnPostgres can overrule them: of two settings with one name, the later counts.
+var fastSettings = []string{
+	"fsync=off",
+	"synchronous_commit=off",
+	"full_page_writes=off",
+	"max_connections=300", // parallel tests, each with a pool
+	"max_prepared_transactions=10",
+	"listen_addresses=" + loopback,
+	"unix_socket_directories=", // the default directory may not be ours to write to
+}
+
+// postgresServer is a Postgres that was started here, or one that somebody else runs.
+type postgresServer struct {
+	adminURL string // of a superuser, in the database postgres, for one that was started here
+	source   string // for Notes
+	private  bool   // ends with this program
+	stop     func() error
+}
+
+// obtainPostgres returns the first Postgres that can be had, in the order of the package documentation.
+func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
+	if url := h.getenv(postgresURLVar); url != "" {
+		return externalPostgres(ctx, url)
+	}
+	tried := []string{postgresURLVar + " is not set"}
+	cluster, err := newPostgresCluster(ctx, h)
+	if err == nil {
+		return cluster.asServer(), nil
+	}
+	var missing *UnavailableError
+	if !errors.As(err, &missing) {
+		return nil, err
+	}
+	tried = append(tried, missing.Tried...)
+	docker, err := findDocker(ctx, h)
+	if err != nil {
+		return nil, &UnavailableError{Server: "Postgres", Tried: append(tried, err.Error()), Remedy: h.remedy("Postgres")}
+	}
+	return docker.postgres(ctx)
+}
+
+func externalPostgres(ctx context.Context, url string) (*postgresServer, error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, fmt.Errorf("%s is set, so no other Postgres was looked for, but: %w", postgresURLVar, err)
+	}
+	return &postgresServer{
+		adminURL: url,
+		source:   "Postgres at " + conn.Config().Host + ", from " + postgresURLVar,
+		stop:     func() error { return nil },
+	}, conn.Close(ctx)
+}
+
+// postgresCluster is a data directory of our own and, while it runs, the postmaster over it.
+type postgresCluster struct {
+	bin     string
+	dir     string // holds data/ and the server's log
+	account *account
+	config  []string // name=value
+	port    int
+	process *process
+}
+
+// newPostgresCluster makes a cluster and starts it. On error nothing is left behind.
+func newPostgresCluster(ctx context.Context, h host, settings ...string) (*postgresCluster, error) {
+	bin, found := h.postgresBin()
+	if !found {
+		return nil, h.noPostgresBin()
+	}
+	account, err := postgresAccount()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := account.tempDir()
+	if err != nil {
+		return nil, err
+	}
+	c := &postgresCluster{bin: bin, dir: dir, account: account, config: slices.Concat(fastSettings, settings)}
+	if err := c.initdb(ctx); err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	if err := onFreePort(ctx, func(port int) error { return c.start(ctx, port) }); err != nil {
+		return nil, errors.Join(err, c.stop())
+	}
+	return c, nil
+}
+
+// noPostgresBin says where postgres and initdb were looked for.
+func (h host) noPostgresBin() error {
+	tried := "no postgres with an initdb beside it on PATH or in " + strings.Join(postgresDirs, ", ")
+	if dir := h.getenv(postgresBinVar); dir != "" {
+		tried = fmt.Sprintf("no postgres and initdb in %s, where %s points", dir, postgresBinVar)
+	}
+	return &UnavailableError{Server: "Postgres", Tried: []string{tried}, Remedy: h.remedy("Postgres")}
+}
+
+func (c *postgresCluster) data() string { return filepath.Join(c.dir, "data") }
+
+// initdb runs under a supervisor as the server does, so that it leaves nothing when we are killed.
+func (c *postgresCluster) initdb(ctx context.Context) error {
+	initdb, err := supervise(c.command("initdb", "--pgdata="+c.data(), "--username=postgres", "--auth=trust",
+		"--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"))
+	if err != nil {
+		return err
+	}
+	c.process = initdb
+	if err := initdb.finish(ctx); err != nil {
+		return fmt.Errorf("initdb: %w", err)
+	}
+	return nil
+}
+
+// start starts the postmaster and returns once it takes connections. The one before has ended.
+func (c *postgresCluster) start(ctx context.Context, port int) error {
+	args := []string{"-D", c.data(), "-p", strconv.Itoa(port)}
+	for _, setting := range c.config {
+		args = append(args, "-c", setting)
+	}
+	process, err := c.process.succeed(c.command("postgres", args...))
+	if err != nil {
+		return err
+	}
+	c.process, c.port = process, port
+	if err := process.await(ctx, c.ready); err != nil {
+		return fmt.Errorf("Postgres from %s on port %d: %w", c.bin, port, err)
+	}
+	return nil
+}
+
+// ready reads the status line that the postmaster keeps in its own data directory. Unlike a
+// connection to the port, it cannot be answered by another server.
+func (c *postgresCluster) ready(context.Context) bool {
+	text, err := os.ReadFile(filepath.Join(c.data(), "postmaster.pid"))
+	if err != nil {
+		return false
+	}
+	lines := strings.Split(string(text), "\n")
+	const statusLine = 7 // "ready   " once connections are taken
+	return len(lines) > statusLine && lines[0] == strconv.Itoa(c.process.pid) && strings.TrimSpace(lines[statusLine]) == "ready"
+}
+
+func (c *postgresCluster) command(name string, args ...string) command {
+	return command{
+		dir:     c.dir,
+		account: c.account,
+		stop:    stopPostgres,
+		env:     serverEnv(),
+		argv:    append([]string{filepath.Join(c.bin, name)}, args...),
+	}
+}
+
+// serverEnv is our environment without what would change a server's or a client's defaults.
+func serverEnv() []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
+	})
+	return append(env, "LC_ALL=C")
+}
+
+func (c *postgresCluster) url(database string) string {
+	return (&url.URL{
+		Scheme:   "postgres",
+		User:     url.User("postgres"),
+		Host:     address(c.port),
+		Path:     "/" + database,
+		RawQuery: "sslmode=disable",
+	}).String()
+}
+
+// end sends the postmaster a signal and waits until it is gone. The data directory stays.
+func (c *postgresCluster) end(sig syscall.Signal) error { return c.process.end(sig) }
+
+// stop ends the server and removes the directory.
+func (c *postgresCluster) stop() error {
+	if c.process == nil {
+		return os.RemoveAll(c.dir)
+	}
+	return c.process.stop()
+}
+
+func (c *postgresCluster) asServer() *postgresServer {
+	return &postgresServer{
+		adminURL: c.url("postgres"),
+		source:   "Postgres started from " + c.bin + " on port " + strconv.Itoa(c.port) + ", for this run only",
+		private:  true,
+		stop:     c.stop,
+	}
+}

@@ -1,0 +1,156 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// redisDefaults make a Redis that keeps nothing on disk and never evicts. OwnRedis can overrule
+// them: of two options with one name, the later counts.
+var redisDefaults = []string{
+	"--bind", loopback,
+	"--save", "",
+	"--appendonly", "no",
+	"--maxmemory-policy", "noeviction",
+}
+
+// redisServer is a Redis that was started here, or one that somebody else runs.
+type redisServer struct {
+	url     string
+	source  string // for Notes
+	private bool   // ends with this program
+	stop    func() error
+}
+
+// obtainRedis returns the first Redis that can be had, in the order of the package documentation.
+func obtainRedis(ctx context.Context, h host) (*redisServer, error) {
+	if url := h.getenv(redisURLVar); url != "" {
+		return externalRedis(ctx, url)
+	}
+	tried := []string{redisURLVar + " is not set"}
+	node, err := newRedisNode(ctx, h)
+	if err == nil {
+		return node.asServer(), nil
+	}
+	var missing *UnavailableError
+	if !errors.As(err, &missing) {
+		return nil, err
+	}
+	tried = append(tried, missing.Tried...)
+	docker, err := findDocker(ctx, h)
+	if err != nil {
+		return nil, &UnavailableError{Server: "Redis", Tried: append(tried, err.Error()), Remedy: h.remedy("Redis")}
+	}
+	return docker.redis(ctx)
+}
+
+func externalRedis(ctx context.Context, url string) (*redisServer, error) {
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, fmt.Errorf("%s is set, but: %w", redisURLVar, err)
+	}
+	client := redis.NewClient(options)
+	defer client.Close()
+	if err := client.Ping(ctx).Err(); err != nil {
+		return nil, fmt.Errorf("%s is set, so no other Redis was looked for, but: %w", redisURLVar, err)
+	}
+	return &redisServer{
+		url:    url,
+		source: "Redis at " + options.Addr + ", from " + redisURLVar,
+		stop:   func() error { return nil },
+	}, nil
+}
+
+// redisNode is one redis-server process of ours with its data directory.
+type redisNode struct {
+	bin     string
+	dir     string
+	port    int
+	args    []string
+	process *process // nil before the first start
+}
+
+// newRedisNode starts a node; args come after the defaults. On error nothing is left behind.
+func newRedisNode(ctx context.Context, h host, args ...string) (*redisNode, error) {
+	bin, found := h.redisBin()
+	if !found {
+		tried := "no redis-server or valkey-server on PATH or at " + strings.Join(redisPaths, ", ")
+		return nil, &UnavailableError{Server: "Redis", Tried: []string{tried}, Remedy: h.remedy("Redis")}
+	}
+	var nobodyElse *account
+	dir, err := nobodyElse.tempDir()
+	if err != nil {
+		return nil, err
+	}
+	n := &redisNode{bin: bin, dir: dir, args: append(redisDefaults[:len(redisDefaults):len(redisDefaults)], args...)}
+	err = onFreePort(ctx, func(port int) error {
+		n.port = port
+		return n.start(ctx)
+	})
+	if err != nil {
+		return nil, errors.Join(err, n.stop())
+	}
+	return n, nil
+}
+
+// start starts the server on its port and returns once it has loaded its data and answers.
+func (n *redisNode) start(ctx context.Context) error {
+	argv := append([]string{n.bin, "--port", strconv.Itoa(n.port), "--dir", n.dir}, n.args...)
+	c := command{dir: n.dir, stop: stopRedis, env: serverEnv(), argv: argv}
+	process, err := n.process.succeed(c)
+	if err != nil {
+		return err
+	}
+	n.process = process
+	client := newRedisClient(&redis.Options{Addr: n.addr(), MaxRetries: -1})
+	defer client.Close()
+	err = process.await(ctx, func(ctx context.Context) bool { return n.answers(ctx, client) })
+	if err != nil {
+		return fmt.Errorf("Redis from %s on port %d: %w", n.bin, n.port, err)
+	}
+	return nil
+}
+
+// answers reports whether it is our process that answers on the port, and not another server that
+// was quicker to bind it.
+func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
+	info, err := client.Info(ctx, "server").Result()
+	return err == nil && strings.Contains(info, fmt.Sprintf("\nprocess_id:%d\r", n.process.pid))
+}
+
+func (n *redisNode) addr() string { return address(n.port) }
+
+// end sends a signal and waits until the process is gone. The data directory stays.
+func (n *redisNode) end(sig syscall.Signal) error { return n.process.end(sig) }
+
+// stop ends the server and removes its directory.
+func (n *redisNode) stop() error {
+	if n.process == nil {
+		return os.RemoveAll(n.dir)
+	}
+	return n.process.stop()
+}
+
+func (n *redisNode) asServer() *redisServer {
+	return &redisServer{
+		url:     "redis://" + n.addr() + "/0",
+		source:  "Redis started from " + n.bin + " on port " + strconv.Itoa(n.port) + ", for this run only",
+		private: true,
+		stop:    n.stop,
+	}
+}
+
+// newRedisClient is redis.NewClient without the probe for a managed service's notifications, which
+// costs a round trip and a goroutine per connection and is of no use against a server of ours.
+func newRedisClient(options *redis.Options) *redis.Client {
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return redis.NewClient(options)
+}
