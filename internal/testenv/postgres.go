@@ -23,6 +23,10 @@ var fastSettings = []string{
 	"full_page_writes=off",
 	"max_connections=300", // parallel tests, each with a pool
 	"max_prepared_transactions=10",
+}
+
+// loopbackOnly is for a process of ours; a container is reached from outside.
+var loopbackOnly = []string{
 	"listen_addresses=" + loopback,
 	"unix_socket_directories=", // the default directory may not be ours to write to
 }
@@ -93,7 +97,7 @@ func newPostgresCluster(ctx context.Context, h host, settings ...string) (*postg
 	if err != nil {
 		return nil, err
 	}
-	c := &postgresCluster{bin: bin, dir: dir, account: account, config: slices.Concat(fastSettings, settings)}
+	c := &postgresCluster{bin: bin, dir: dir, account: account, config: slices.Concat(fastSettings, loopbackOnly, settings)}
 	if err := c.initdb(ctx); err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
@@ -139,7 +143,7 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 		return err
 	}
 	c.process, c.port = process, port
-	if err := process.await(ctx, c.ready); err != nil {
+	if err := process.await(ctx, pollEvery, c.ready); err != nil {
 		return fmt.Errorf("Postgres from %s on port %d: %w", c.bin, port, err)
 	}
 	return nil

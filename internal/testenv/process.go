@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"bufio"
 	"context"
 	_ "embed"
 	"errors"
@@ -52,6 +53,7 @@ type process struct {
 	shell  *exec.Cmd
 	hold   io.WriteCloser // our end of the supervisor's stdin: the server lives while it is open
 	report *os.File       // the supervisor's stdout
+	lines  *bufio.Reader  // of report
 	status *int           // how the server ended; nil while that is not known
 }
 
@@ -75,35 +77,24 @@ func supervise(c command) (*process, error) {
 	if err := shell.Start(); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a supervisor for %s: %w", c.argv[0], err), report.Close())
 	}
-	p := &process{dir: c.dir, shell: shell, hold: hold, report: report}
+	p := &process{dir: c.dir, shell: shell, hold: hold, report: report, lines: bufio.NewReader(report)}
 	if err := p.readReport(time.Now().Add(startTimeout), "started %d", &p.pid); err != nil {
 		return nil, errors.Join(fmt.Errorf("start %s: %w", c.argv[0], err), p.stop())
 	}
 	return p, nil
 }
 
-// readReport reads one line of the supervisor's stdout. The deadline is the only way to give up.
+// readReport reads the next line of the supervisor's stdout, waiting for it until the deadline.
 func (p *process) readReport(deadline time.Time, format string, value *int) error {
 	if err := p.report.SetReadDeadline(deadline); err != nil {
 		return err
 	}
-	// Byte by byte: a buffered reader would lose what it has read when the deadline strikes.
-	var line strings.Builder
-	for {
-		var b [1]byte
-		if _, err := p.report.Read(b[:]); err != nil {
-			return err
-		}
-		if b[0] == '\n' {
-			break
-		}
-		line.WriteByte(b[0])
-		// The rest of a line that has begun is on its way.
-		if err := p.report.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
-			return err
-		}
+	// Nothing is lost when the deadline strikes: so short a line enters a pipe whole or not at all.
+	line, err := p.lines.ReadString('\n')
+	if err != nil {
+		return err
 	}
-	_, err := fmt.Sscanf(line.String(), format, value)
+	_, err = fmt.Sscanf(line, format, value)
 	return err
 }
 
@@ -112,19 +103,22 @@ func (p *process) exited(deadline time.Time) bool {
 	if p.status != nil {
 		return true
 	}
-	var status int
-	if p.readReport(deadline, "exited %d", &status) != nil {
+	status := statusUnknown
+	if err := p.readReport(deadline, "exited %d", &status); errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
 	}
 	p.status = &status
 	return true
 }
 
+// statusUnknown is the exit status of a server whose supervisor somebody has killed.
+const statusUnknown = -1
+
 // await asks ready again and again until it answers yes. It gives up when the server has ended or
 // ctx has, with an error that shows the server's log.
-func (p *process) await(ctx context.Context, ready func(context.Context) bool) error {
+func (p *process) await(ctx context.Context, every time.Duration, ready func(context.Context) bool) error {
 	for !ready(ctx) {
-		if p.exited(time.Now().Add(pollEvery)) {
+		if p.exited(time.Now().Add(every)) {
 			return fmt.Errorf("%w with status %d; %s", errExited, *p.status, p.log())
 		}
 		if ctx.Err() != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,7 +17,6 @@ import (
 // redisDefaults make a Redis that keeps nothing on disk and never evicts. OwnRedis can overrule
 // them: of two options with one name, the later counts.
 var redisDefaults = []string{
-	"--bind", loopback,
 	"--save", "",
 	"--appendonly", "no",
 	"--maxmemory-policy", "noeviction",
@@ -90,7 +90,7 @@ func newRedisNode(ctx context.Context, h host, args ...string) (*redisNode, erro
 	if err != nil {
 		return nil, err
 	}
-	n := &redisNode{bin: bin, dir: dir, args: append(redisDefaults[:len(redisDefaults):len(redisDefaults)], args...)}
+	n := &redisNode{bin: bin, dir: dir, args: args}
 	err = onFreePort(ctx, func(port int) error {
 		n.port = port
 		return n.start(ctx)
@@ -103,8 +103,8 @@ func newRedisNode(ctx context.Context, h host, args ...string) (*redisNode, erro
 
 // start starts the server on its port and returns once it has loaded its data and answers.
 func (n *redisNode) start(ctx context.Context) error {
-	argv := append([]string{n.bin, "--port", strconv.Itoa(n.port), "--dir", n.dir}, n.args...)
-	c := command{dir: n.dir, stop: stopRedis, env: serverEnv(), argv: argv}
+	place := []string{n.bin, "--bind", loopback, "--port", strconv.Itoa(n.port), "--dir", n.dir}
+	c := command{dir: n.dir, stop: stopRedis, env: serverEnv(), argv: slices.Concat(place, redisDefaults, n.args)}
 	process, err := n.process.succeed(c)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func (n *redisNode) start(ctx context.Context) error {
 	n.process = process
 	client := newRedisClient(&redis.Options{Addr: n.addr(), MaxRetries: -1})
 	defer client.Close()
-	err = process.await(ctx, func(ctx context.Context) bool { return n.answers(ctx, client) })
+	err = process.await(ctx, pollEvery, func(ctx context.Context) bool { return n.answers(ctx, client) })
 	if err != nil {
 		return fmt.Errorf("Redis from %s on port %d: %w", n.bin, n.port, err)
 	}

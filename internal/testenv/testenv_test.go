@@ -8,8 +8,6 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 func TestPostgresIsMigratedAndEachTestHasItsOwn(t *testing.T) {
 	t.Parallel()
 	one, other := testenv.Postgres(t), testenv.Postgres(t)

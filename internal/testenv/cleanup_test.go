@@ -1,0 +1,175 @@
+package testenv
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+// Longer than any server takes to end.
+const patience = 30 * time.Second
+
+func TestNothingIsLeftWhenTheProgramEnds(t *testing.T) {
+	t.Parallel()
+	for _, way := range []string{"return", "panic", "log.Fatal"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			program := startProgram(t, way)
+			program.awaitStart(t)
+			_ = program.cmd.Wait() // its exit status is that of a panic or of log.Fatal
+			program.requireNothingLeft(t)
+		})
+	}
+}
+
+func TestNothingIsLeftWhenTheProgramIsKilled(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			program := startProgram(t, "signal")
+			program.awaitStart(t)
+			require.NoError(t, program.cmd.Process.Signal(sig))
+			require.Error(t, program.cmd.Wait())
+			program.requireNothingLeft(t)
+		})
+	}
+}
+
+// A terminal sends Ctrl-C to every process in the foreground, that is, to the program's whole group.
+func TestNothingIsLeftAfterCtrlC(t *testing.T) {
+	t.Parallel()
+	program := startProgram(t, "signal")
+	program.awaitStart(t)
+	require.NoError(t, syscall.Kill(-program.cmd.Process.Pid, syscall.SIGINT))
+	require.Error(t, program.cmd.Wait())
+	program.requireNothingLeft(t)
+}
+
+// The moment is early: initdb has not ended yet, no server runs.
+func TestNothingIsLeftWhenTheProgramIsKilledWhileItStarts(t *testing.T) {
+	t.Parallel()
+	program := startProgram(t, "signal")
+	require.Eventually(t, func() bool {
+		made, err := filepath.Glob(filepath.Join(program.temp, "*", "data", "*"))
+		return err == nil && len(made) > 0
+	}, patience, time.Millisecond)
+	require.NoError(t, program.cmd.Process.Kill())
+	require.Error(t, program.cmd.Wait())
+	program.requireNothingLeft(t)
+}
+
+func TestNothingIsLeftWhenAServerDoesNotStart(t *testing.T) {
+	temp := sharedTempDir(t)
+	t.Setenv("TMPDIR", temp)
+	_, err := newRedisNode(t.Context(), thisHost(), "--no-such-option", "1")
+	require.ErrorIs(t, err, errExited)
+	require.ErrorContains(t, err, "no-such-option", "the error shows the server's log")
+	_, err = newPostgresCluster(t.Context(), thisHost(), "no_such_setting=1")
+	require.ErrorIs(t, err, errExited)
+	require.ErrorContains(t, err, "no_such_setting", "the error shows the server's log")
+	require.Empty(t, entries(t, temp))
+}
+
+func TestNothingIsLeftWhenTheStartIsCancelled(t *testing.T) {
+	temp := sharedTempDir(t)
+	t.Setenv("TMPDIR", temp)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := newPostgresCluster(ctx, thisHost())
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = newRedisNode(ctx, thisHost())
+	require.ErrorIs(t, err, context.Canceled)
+	require.Empty(t, entries(t, temp))
+}
+
+// So that a package's tests may look for leaked goroutines while servers run.
+func TestServersRunWithoutGoroutines(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	cluster, err := newPostgresCluster(t.Context(), thisHost())
+	require.NoError(t, err)
+	defer cluster.stop()
+	node, err := newRedisNode(t.Context(), thisHost())
+	require.NoError(t, err)
+	defer node.stop()
+	goleak.VerifyNone(t, before)
+}
+
+// program is this test binary as startServersAndEnd.
+type program struct {
+	cmd    *exec.Cmd
+	stdout io.Reader
+	temp   string // its TMPDIR: no other program uses it, and the servers' command lines name it
+}
+
+func startProgram(t *testing.T, way string) *program {
+	t.Helper()
+	p := &program{cmd: exec.Command(os.Args[0]), temp: sharedTempDir(t)}
+	p.cmd.Env = append(os.Environ(), endVar+"="+way, "TMPDIR="+p.temp, postgresURLVar+"=", redisURLVar+"=")
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	_, err := p.cmd.StdinPipe()
+	require.NoError(t, err)
+	p.stdout, err = p.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, p.cmd.Start())
+	t.Cleanup(func() { _ = p.cmd.Process.Kill() }) // does nothing to one that was waited for
+	return p
+}
+
+func (p *program) awaitStart(t *testing.T) {
+	t.Helper()
+	line, err := bufio.NewReader(p.stdout).ReadString('\n')
+	require.NoError(t, err)
+	require.True(t, strings.HasPrefix(line, "started "), line)
+	require.Len(t, entries(t, p.temp), 2, "a directory per server")
+	require.NotEmpty(t, processesNaming(t, p.temp))
+}
+
+func (p *program) requireNothingLeft(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return len(processesNaming(t, p.temp)) == 0 && len(entries(t, p.temp)) == 0
+	}, patience, 10*time.Millisecond, "left: %v %v", processesNaming(t, p.temp), entries(t, p.temp))
+}
+
+// sharedTempDir returns a new directory like /tmp, in which everybody may make files. t.TempDir's
+// cannot be reached by the other account that Postgres runs under when we are root.
+func sharedTempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "testenv-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	require.NoError(t, os.Chmod(dir, os.ModeSticky|0o777))
+	return dir
+}
+
+func entries(t *testing.T, dir string) []os.DirEntry {
+	t.Helper()
+	found, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	return found
+}
+
+// processesNaming lists the processes whose command line contains the text.
+func processesNaming(t *testing.T, text string) []string {
+	t.Helper()
+	all, err := exec.Command("ps", "-A", "-o", "pid=,args=").Output()
+	require.NoError(t, err)
+	var found []string
+	for line := range strings.Lines(string(all)) {
+		if strings.Contains(line, text) {
+			found = append(found, line)
+		}
+	}
+	return found
+}
