@@ -72,10 +72,10 @@ func TestNothingIsLeftWhenTheProgramIsKilledWhileItStarts(t *testing.T) {
 func TestNothingIsLeftWhenAServerDoesNotStart(t *testing.T) {
 	temp := sharedTempDir(t)
 	t.Setenv("TMPDIR", temp)
-	_, err := newRedisNode(t.Context(), thisHost(), "--no-such-option", "1")
+	_, err := newRedisNode(t.Context(), redisBin(t), "--no-such-option", "1")
 	require.ErrorIs(t, err, errExited)
 	require.ErrorContains(t, err, "no-such-option", "the error shows the server's log")
-	_, err = newPostgresCluster(t.Context(), thisHost(), "no_such_setting=1")
+	_, err = newPostgresCluster(t.Context(), postgresBin(t), "no_such_setting=1")
 	require.ErrorIs(t, err, errExited)
 	require.ErrorContains(t, err, "no_such_setting", "the error shows the server's log")
 	require.Empty(t, entries(t, temp))
@@ -86,9 +86,9 @@ func TestNothingIsLeftWhenTheStartIsCancelled(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := newPostgresCluster(ctx, thisHost())
+	_, err := newPostgresCluster(ctx, postgresBin(t))
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = newRedisNode(ctx, thisHost())
+	_, err = newRedisNode(ctx, redisBin(t))
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, entries(t, temp))
 }
@@ -96,10 +96,10 @@ func TestNothingIsLeftWhenTheStartIsCancelled(t *testing.T) {
 // So that a package's tests may look for leaked goroutines while servers run.
 func TestServersRunWithoutGoroutines(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	cluster, err := newPostgresCluster(t.Context(), thisHost())
+	cluster, err := newPostgresCluster(t.Context(), postgresBin(t))
 	require.NoError(t, err)
 	defer cluster.stop()
-	node, err := newRedisNode(t.Context(), thisHost())
+	node, err := newRedisNode(t.Context(), redisBin(t))
 	require.NoError(t, err)
 	defer node.stop()
 	goleak.VerifyNone(t, before)
@@ -172,4 +172,18 @@ func processesNaming(t *testing.T, text string) []string {
 		}
 	}
 	return found
+}
+
+func postgresBin(t *testing.T) string {
+	t.Helper()
+	bin, err := postgresService.locateOwn(t.Context(), thisHost())
+	require.NoError(t, err)
+	return bin
+}
+
+func redisBin(t *testing.T) string {
+	t.Helper()
+	bin, err := redisService.locateOwn(t.Context(), thisHost())
+	require.NoError(t, err)
+	return bin
 }

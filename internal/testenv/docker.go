@@ -1,12 +1,10 @@
 package testenv
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -22,7 +20,10 @@ const (
 )
 
 // docker is a Docker client whose daemon answers.
-type docker struct{ bin string }
+type docker struct {
+	bin  string
+	host host
+}
 
 // findDocker says in its error what is missing.
 func findDocker(ctx context.Context, h host) (*docker, error) {
@@ -30,10 +31,10 @@ func findDocker(ctx context.Context, h host) (*docker, error) {
 	if err != nil {
 		return nil, errors.New("no docker on PATH")
 	}
-	d := &docker{bin: bin}
+	d := &docker{bin: bin, host: h}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if _, err := d.output(ctx, "version", "--format", "{{.Server.Version}}"); err != nil {
+	if _, err := h.output(ctx, bin, "version", "--format", "{{.Server.Version}}"); err != nil {
 		return nil, fmt.Errorf("docker is there but no daemon answers (%w)", err)
 	}
 	return d, nil
@@ -89,22 +90,11 @@ func (d *docker) run(ctx context.Context, port string, args []string, ready func
 	}
 	const askEvery = 200 * time.Millisecond // each question is a process of its own
 	err = client.await(ctx, askEvery, func(ctx context.Context) bool {
-		addr, err := d.output(ctx, "port", name, port+"/tcp")
+		addr, err := d.host.output(ctx, d.bin, "port", name, port+"/tcp")
 		return err == nil && ready(ctx, addr)
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("docker run %s: %w", strings.Join(args, " "), err), client.stop())
 	}
 	return client.stop, nil
-}
-
-// output runs a docker command and returns what it says; an error holds what it complains about.
-func (d *docker) output(ctx context.Context, args ...string) (string, error) {
-	var out, complaint bytes.Buffer
-	cmd := exec.CommandContext(ctx, d.bin, args...)
-	cmd.Stdout, cmd.Stderr = &out, &complaint
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("docker %s: %w: %s", args[0], err, bytes.TrimSpace(complaint.Bytes()))
-	}
-	return strings.TrimSpace(out.String()), nil
 }

@@ -36,6 +36,9 @@ func Start(ctx context.Context, opts Options) (*Env, error) {
 
 func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	env := &Env{}
+	if err := locateBoth(ctx, h, opts); err != nil {
+		return nil, err
+	}
 	if err := env.startPostgres(ctx, h); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
@@ -43,6 +46,16 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 		return nil, errors.Join(err, env.Close())
 	}
 	return env, nil
+}
+
+// locateBoth fails before anything is started, and names both servers when both are missing.
+func locateBoth(ctx context.Context, h host, opts Options) error {
+	_, noPostgres := postgresService.locate(ctx, h)
+	_, noRedis := redisService.locate(ctx, h)
+	if opts.AllowMiniredis {
+		noRedis = nil
+	}
+	return errors.Join(noPostgres, noRedis)
 }
 
 func (e *Env) startPostgres(ctx context.Context, h host) error {

@@ -1,7 +1,11 @@
 package testenv
 
 import (
+	"bytes"
 	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,13 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-)
-
-// Environment variables. Part of the contract with the user, so each is named once.
-const (
-	postgresURLVar = "FENCEDB_POSTGRES_URL"
-	redisURLVar    = "FENCEDB_REDIS_URL"
-	postgresBinVar = "FENCEDB_POSTGRES_BIN"
+	"strings"
 )
 
 // host is what testenv asks about the machine it runs on. Tests put other answers in.
@@ -25,6 +23,7 @@ type host struct {
 	lookPath func(string) (string, error)
 	glob     func(string) ([]string, error)
 	isFile   func(string) bool
+	output   func(ctx context.Context, bin string, args ...string) (string, error)
 }
 
 func thisHost() host {
@@ -37,7 +36,19 @@ func thisHost() host {
 			info, err := os.Stat(path)
 			return err == nil && info.Mode().IsRegular()
 		},
+		output: output,
 	}
+}
+
+// output runs a command and returns what it says; an error holds what it complains about.
+func output(ctx context.Context, bin string, args ...string) (string, error) {
+	var out, complaint bytes.Buffer
+	cmd := exec.CommandContext(ctx, bin, args...)
+	cmd.Stdout, cmd.Stderr = &out, &complaint
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", bin, args[0], err, bytes.TrimSpace(complaint.Bytes()))
+	}
+	return strings.TrimSpace(out.String()), nil
 }
 
 // postgresDirs are the directories in which distributions keep Postgres's binaries, off PATH.
@@ -66,30 +77,60 @@ var redisPaths = []string{
 	"/opt/local/bin/redis-server",
 }
 
-// postgresBin finds the directory that holds both postgres and initdb.
-func (h host) postgresBin() (dir string, found bool) {
+// oldestPostgres is the first major version that has everything the migrations need.
+const oldestPostgres = 15
+
+// postgresBin finds the directory that holds both postgres and initdb. An error says where there is
+// none and which ones will not do.
+func (h host) postgresBin(ctx context.Context) (string, error) {
 	if dir := h.getenv(postgresBinVar); dir != "" {
-		return dir, h.holdsPostgres(dir)
+		if err := h.usablePostgres(ctx, dir); err != nil {
+			return "", fmt.Errorf("%w, where %s points", err, postgresBinVar)
+		}
+		return dir, nil
 	}
+	var unusable []string
+	for _, dir := range h.postgresCandidates() {
+		err := h.usablePostgres(ctx, dir)
+		if err == nil {
+			return dir, nil
+		}
+		unusable = append(unusable, err.Error())
+	}
+	if unusable == nil {
+		return "", fmt.Errorf("no postgres on PATH or in %s", strings.Join(postgresDirs, ", "))
+	}
+	return "", errors.New(strings.Join(unusable, ", "))
+}
+
+// postgresCandidates returns the directories that may hold Postgres, best first.
+func (h host) postgresCandidates() []string {
+	var dirs []string
 	if path, err := h.lookPath("postgres"); err == nil {
 		// Postgres finds its other files relative to the real binary; a link may stand alone.
 		if real, err := filepath.EvalSymlinks(path); err == nil {
 			path = real
 		}
-		if dir := filepath.Dir(path); h.holdsPostgres(dir) {
-			return dir, true
-		}
+		dirs = append(dirs, filepath.Dir(path))
 	}
-	for _, dir := range h.newestFirst(postgresDirs) {
-		if h.holdsPostgres(dir) {
-			return dir, true
-		}
-	}
-	return "", false
+	return append(dirs, h.newestFirst(postgresDirs)...)
 }
 
-func (h host) holdsPostgres(dir string) bool {
-	return h.isFile(filepath.Join(dir, "postgres")) && h.isFile(filepath.Join(dir, "initdb"))
+// usablePostgres says what is wrong with the Postgres in a directory, if anything.
+func (h host) usablePostgres(ctx context.Context, dir string) error {
+	postgres := filepath.Join(dir, "postgres")
+	if !h.isFile(postgres) || !h.isFile(filepath.Join(dir, "initdb")) {
+		return fmt.Errorf("no postgres and initdb in %s", dir)
+	}
+	says, err := h.output(ctx, postgres, "--version")
+	if err != nil {
+		return err
+	}
+	major, _ := strconv.Atoi(digits.FindString(says)) // digits, or "" and with it 0
+	if major < oldestPostgres {
+		return fmt.Errorf("%s is %q, older than %d", postgres, says, oldestPostgres)
+	}
+	return nil
 }
 
 // newestFirst expands the patterns and sorts by the version in the path, 17 before 9.6.
@@ -103,7 +144,10 @@ func (h host) newestFirst(patterns []string) []string {
 	return dirs
 }
 
-var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+var (
+	number = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+	digits = regexp.MustCompile(`[0-9]+`)
+)
 
 // versionIn returns the last number in a path, or 0.
 func versionIn(path string) float64 {
@@ -115,39 +159,18 @@ func versionIn(path string) float64 {
 	return version
 }
 
-// redisBin finds a Redis, or the Valkey that took its place in some distributions.
-func (h host) redisBin() (path string, found bool) {
+// redisBin finds a Redis, or the Valkey that took its place in some distributions. An error says
+// where there is none.
+func (h host) redisBin(context.Context) (string, error) {
 	for _, name := range []string{"redis-server", "valkey-server"} {
 		if path, err := h.lookPath(name); err == nil {
-			return path, true
+			return path, nil
 		}
 	}
 	for _, path := range redisPaths {
 		if h.isFile(path) {
-			return path, true
+			return path, nil
 		}
 	}
-	return "", false
-}
-
-// remedy returns the command that puts a missing server onto this kind of machine.
-func (h host) remedy(server string) string {
-	packages := map[string]map[string]string{
-		"Postgres": {"apt-get": "postgresql", "dnf": "postgresql-server", "apk": "postgresql", "brew": "postgresql@17"},
-		"Redis":    {"apt-get": "redis-server", "dnf": "redis", "apk": "redis", "brew": "redis"},
-	}[server]
-	for _, tool := range []struct{ name, install string }{
-		{"apt-get", "sudo apt-get install --yes "},
-		{"dnf", "sudo dnf install --assumeyes "},
-		{"apk", "sudo apk add "},
-		{"brew", "brew install "},
-	} {
-		if _, err := h.lookPath(tool.name); err == nil {
-			return tool.install + packages[tool.name]
-		}
-	}
-	if h.os == "darwin" {
-		return "install Homebrew (https://brew.sh), then: brew install " + packages["brew"]
-	}
-	return "docker compose up --wait, then set " + postgresURLVar + " and " + redisURLVar + " as docker-compose.yml says"
+	return "", fmt.Errorf("no redis-server or valkey-server on PATH or at %s", strings.Join(redisPaths, ", "))
 }

@@ -26,7 +26,11 @@ func OwnRedis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	node, err := newRedisNode(ctx, thisHost(), args...)
+	bin, err := redisService.locateOwn(ctx, thisHost())
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	node, err := newRedisNode(ctx, bin, args...)
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}
@@ -108,7 +112,11 @@ func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	cluster, err := newPostgresCluster(ctx, thisHost(), settings...)
+	bin, err := postgresService.locateOwn(ctx, thisHost())
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	cluster, err := newPostgresCluster(ctx, bin, settings...)
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}

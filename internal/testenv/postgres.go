@@ -41,24 +41,20 @@ type postgresServer struct {
 
 // obtainPostgres returns the first Postgres that can be had, in the order of the package documentation.
 func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
-	if url := h.getenv(postgresURLVar); url != "" {
-		return externalPostgres(ctx, url)
+	from, err := postgresService.locate(ctx, h)
+	switch {
+	case err != nil:
+		return nil, err
+	case from.url != "":
+		return externalPostgres(ctx, from.url)
+	case from.docker != nil:
+		return from.docker.postgres(ctx)
 	}
-	tried := []string{postgresURLVar + " is not set"}
-	cluster, err := newPostgresCluster(ctx, h)
-	if err == nil {
-		return cluster.asServer(), nil
-	}
-	var missing *UnavailableError
-	if !errors.As(err, &missing) {
+	cluster, err := newPostgresCluster(ctx, from.binary)
+	if err != nil {
 		return nil, err
 	}
-	tried = append(tried, missing.Tried...)
-	docker, err := findDocker(ctx, h)
-	if err != nil {
-		return nil, &UnavailableError{Server: "Postgres", Tried: append(tried, err.Error()), Remedy: h.remedy("Postgres")}
-	}
-	return docker.postgres(ctx)
+	return cluster.asServer(), nil
 }
 
 func externalPostgres(ctx context.Context, url string) (*postgresServer, error) {
@@ -83,12 +79,8 @@ type postgresCluster struct {
 	process *process
 }
 
-// newPostgresCluster makes a cluster and starts it. On error nothing is left behind.
-func newPostgresCluster(ctx context.Context, h host, settings ...string) (*postgresCluster, error) {
-	bin, found := h.postgresBin()
-	if !found {
-		return nil, h.noPostgresBin()
-	}
+// newPostgresCluster makes a cluster with the binaries in bin and starts it. On error nothing is left behind.
+func newPostgresCluster(ctx context.Context, bin string, settings ...string) (*postgresCluster, error) {
 	account, err := postgresAccount()
 	if err != nil {
 		return nil, err
@@ -105,15 +97,6 @@ func newPostgresCluster(ctx context.Context, h host, settings ...string) (*postg
 		return nil, errors.Join(err, c.stop())
 	}
 	return c, nil
-}
-
-// noPostgresBin says where postgres and initdb were looked for.
-func (h host) noPostgresBin() error {
-	tried := "no postgres with an initdb beside it on PATH or in " + strings.Join(postgresDirs, ", ")
-	if dir := h.getenv(postgresBinVar); dir != "" {
-		tried = fmt.Sprintf("no postgres and initdb in %s, where %s points", dir, postgresBinVar)
-	}
-	return &UnavailableError{Server: "Postgres", Tried: []string{tried}, Remedy: h.remedy("Postgres")}
 }
 
 func (c *postgresCluster) data() string { return filepath.Join(c.dir, "data") }

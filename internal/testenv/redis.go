@@ -32,24 +32,20 @@ type redisServer struct {
 
 // obtainRedis returns the first Redis that can be had, in the order of the package documentation.
 func obtainRedis(ctx context.Context, h host) (*redisServer, error) {
-	if url := h.getenv(redisURLVar); url != "" {
-		return externalRedis(ctx, url)
+	from, err := redisService.locate(ctx, h)
+	switch {
+	case err != nil:
+		return nil, err
+	case from.url != "":
+		return externalRedis(ctx, from.url)
+	case from.docker != nil:
+		return from.docker.redis(ctx)
 	}
-	tried := []string{redisURLVar + " is not set"}
-	node, err := newRedisNode(ctx, h)
-	if err == nil {
-		return node.asServer(), nil
-	}
-	var missing *UnavailableError
-	if !errors.As(err, &missing) {
+	node, err := newRedisNode(ctx, from.binary)
+	if err != nil {
 		return nil, err
 	}
-	tried = append(tried, missing.Tried...)
-	docker, err := findDocker(ctx, h)
-	if err != nil {
-		return nil, &UnavailableError{Server: "Redis", Tried: append(tried, err.Error()), Remedy: h.remedy("Redis")}
-	}
-	return docker.redis(ctx)
+	return node.asServer(), nil
 }
 
 func externalRedis(ctx context.Context, url string) (*redisServer, error) {
@@ -79,12 +75,7 @@ type redisNode struct {
 }
 
 // newRedisNode starts a node; args come after the defaults. On error nothing is left behind.
-func newRedisNode(ctx context.Context, h host, args ...string) (*redisNode, error) {
-	bin, found := h.redisBin()
-	if !found {
-		tried := "no redis-server or valkey-server on PATH or at " + strings.Join(redisPaths, ", ")
-		return nil, &UnavailableError{Server: "Redis", Tried: []string{tried}, Remedy: h.remedy("Redis")}
-	}
+func newRedisNode(ctx context.Context, bin string, args ...string) (*redisNode, error) {
 	var nobodyElse *account
 	dir, err := nobodyElse.tempDir()
 	if err != nil {

@@ -1,0 +1,39 @@
+# Every target works on a fresh clone and brings up what it needs. .ci/run runs the same targets.
+
+# Statement coverage, in percent, below which make test fails.
+COVERAGE_BAR = 85
+
+.DEFAULT_GOAL = help
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## Print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: ## Watch a stale writer being refused, on real servers (under 20 seconds)
+	@internal/tools/ensure.sh go servers
+	go run ./examples/booking
+
+.PHONY: test
+test: ## Run every test on real servers with the race detector, and check coverage
+	@internal/tools/ensure.sh go compiler programs
+	CGO_ENABLED=1 go test -race -count=1 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
+	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
+
+.PHONY: lint
+lint: ## Check format, go vet, staticcheck, shell syntax and go.mod
+	@internal/tools/ensure.sh go
+	@internal/tools/lint.sh
+
+.PHONY: fmt
+fmt: ## Format the Go code
+	gofmt -w .
+
+.PHONY: up
+up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, which stay until make down
+	docker compose up --detach --wait
+
+.PHONY: down
+down: ## Stop what make up started; the data stays in named volumes
+	docker compose down

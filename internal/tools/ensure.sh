@@ -1,0 +1,113 @@
+#!/bin/sh
+# Makes sure that what a make target needs is on this machine, and installs what is not.
+#
+#     internal/tools/ensure.sh NEED...
+#
+# NEED     go         the Go that go.mod asks for; never installed, only asked for
+#          compiler   a C compiler: the race detector needs one on Linux
+#          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs, Docker
+#          programs   the programs of both servers, for tests that kill and restart servers of their own
+#
+# Says what it installs before it does, installs only packages of the distribution (apt on Debian and
+# Ubuntu, Homebrew on macOS), and uses sudo only to install as an ordinary user. Services of the new
+# packages are neither started now nor at the next boot: the tests start servers of their own.
+set -eu
+cd "$(dirname "$0")/../.."
+
+say() { echo "ensure: $*" >&2; }
+
+fail() {
+	say "$*"
+	exit 1
+}
+
+as_root() {
+	if [ "$(id -u)" -eq 0 ]; then
+		"$@"
+	elif command -v sudo >/dev/null; then
+		sudo "$@"
+	else
+		fail "this needs root, and there is no sudo; please run as root: $*"
+	fi
+}
+
+# install_apt PACKAGE...
+#
+# Debian starts the services of a package as it installs it, unless policy-rc.d forbids it. One that is
+# already there belongs to somebody (a container image, say) and stays.
+install_apt() {
+	policy=/usr/sbin/policy-rc.d
+	if [ ! -e "$policy" ]; then
+		printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+		as_root chmod 755 "$policy"
+		trap 'as_root rm -f "$policy"' EXIT
+		trap 'exit 1' HUP INT TERM
+	fi
+	as_root apt-get update --quiet=2
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends --quiet=2 "$@"
+	[ -d /run/systemd/system ] || return 0
+	for service in postgresql redis-server; do
+		case " $* " in
+		*" $service "*) as_root systemctl disable --quiet "$service" ;;
+		esac
+	done
+}
+
+# install APT-PACKAGES BREW-PACKAGES, each a list of words, maybe empty
+install() {
+	if command -v apt-get >/dev/null; then
+		say "installing with apt-get: $1"
+		# shellcheck disable=SC2086 # a list
+		install_apt $1
+	elif command -v brew >/dev/null && [ -n "$2" ]; then
+		say "installing with Homebrew: $2"
+		# shellcheck disable=SC2086 # a list
+		brew install $2
+	else
+		fail "do not know how to install that here; neither apt-get nor brew will do"
+	fi
+}
+
+ensure_go() {
+	wanted=$(sed -n 's/^go //p' go.mod)
+	command -v go >/dev/null ||
+		fail "Go $wanted or newer is needed, and there is no go on PATH; see https://go.dev/dl/"
+	# A Go that is too old either fetches the right one here or says that it may not.
+	go env GOVERSION >/dev/null ||
+		fail "Go $wanted or newer is needed; see https://go.dev/dl/, or allow this one to fetch it: GOTOOLCHAIN=auto"
+}
+
+# The race detector needs the C library's headers too, so compile something that uses one.
+compiles() {
+	echo '#include <stdlib.h>' | $(go env CC) -E -x c - >/dev/null 2>&1
+}
+
+ensure_compiler() {
+	compiles && return
+	[ "$(uname -s)" != Darwin ] || fail "a C compiler is needed; this installs one: xcode-select --install"
+	say "the race detector needs a C compiler, and $(go env CC) does not compile"
+	install "gcc libc6-dev" ""
+	compiles || fail "still no C compiler: $(go env CC)"
+}
+
+# ensure_servers [-own], as internal/testenv/missing takes it
+ensure_servers() {
+	missing=$(go run ./internal/testenv/missing "$@")
+	[ -n "$missing" ] || return 0
+	apt='' brew=''
+	case $missing in *postgres*) apt='postgresql' brew='postgresql@17' ;; esac
+	case $missing in *redis*) apt="$apt redis-server" brew="$brew redis" ;; esac
+	install "${apt# }" "${brew# }"
+	missing=$(go run ./internal/testenv/missing "$@")
+	[ -z "$missing" ] || fail "installed, and still not to be had:" $missing
+}
+
+for need in "$@"; do
+	case $need in
+	go) ensure_go ;;
+	compiler) ensure_compiler ;;
+	servers) ensure_servers ;;
+	programs) ensure_servers -own ;;
+	*) fail "unknown need: $need" ;;
+	esac
+done

@@ -1,0 +1,33 @@
+#!/bin/sh
+# Checks everything that needs no server. Prints what is wrong and fails; changes nothing but .bin.
+set -eu
+cd "$(dirname "$0")/../.."
+
+fail() {
+	echo "lint: $*" >&2
+	exit 1
+}
+
+unformatted=$(gofmt -l .)
+[ -z "$unformatted" ] || fail "not formatted; make fmt helps:" $unformatted
+
+# Pinned by a module of its own, so that our go.mod lists what a user pays for and nothing else.
+go -C internal/tools build -o ../../.bin/ honnef.co/go/tools/cmd/staticcheck
+
+# A module per go.mod: ./... stops at the border of one.
+git ls-files --cached --others --exclude-standard -- go.mod '*/go.mod' | while read -r mod; do
+	module=$(dirname "$mod")
+	echo "lint: $module"
+	go -C "$module" mod verify >/dev/null
+	go -C "$module" mod tidy -diff
+	[ -n "$(go -C "$module" list ./... 2>/dev/null)" ] || continue # only tools
+	go -C "$module" vet ./...
+	(root=$PWD && cd "$module" && "$root/.bin/staticcheck" ./...)
+done
+
+git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run | while read -r script; do
+	case $(head -n 1 "$script") in
+	*bash*) bash -n "$script" ;;
+	*) sh -n "$script" ;;
+	esac
+done
