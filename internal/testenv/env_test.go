@@ -1,0 +1,88 @@
+package testenv
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+func TestStartGivesServersUntilClose(t *testing.T) {
+	t.Parallel()
+	env, err := Start(t.Context(), Options{})
+	require.NoError(t, err)
+	require.Len(t, env.Notes, 2)
+	requireAnswers(t, env)
+	require.NoError(t, env.Close())
+	require.NoError(t, env.Close(), "again")
+}
+
+func TestStartDropsItsDatabaseOnAnExternalServer(t *testing.T) {
+	t.Parallel()
+	own, h := OwnPostgres(t), thisHost()
+	h.getenv = env(postgresURLVar, own.URL())
+	env, err := start(t.Context(), h, Options{})
+	require.NoError(t, err)
+	requireAnswers(t, env)
+	require.NotEqual(t, own.URL(), env.PostgresURL)
+	databases := newPool(t, own.URL())
+	require.Equal(t, 1, count(t, databases, "pg_database WHERE datname LIKE 'fencedb_demo_%'"))
+	require.NoError(t, env.Close())
+	require.Equal(t, 0, count(t, databases, "pg_database WHERE datname LIKE 'fencedb_demo_%'"))
+}
+
+func TestMiniredisTakesRedissPlaceOnlyWhenAllowedAndSaysSo(t *testing.T) {
+	t.Parallel()
+	h := thisHost()
+	h.lookPath = func(name string) (string, error) { // everything but Redis and Docker
+		if name == "postgres" {
+			return thisHost().lookPath(name)
+		}
+		return "", errNothing
+	}
+	h.isFile = func(path string) bool {
+		for _, redis := range redisPaths {
+			if path == redis {
+				return false
+			}
+		}
+		return thisHost().isFile(path)
+	}
+	h.getenv = func(name string) string {
+		if name == redisURLVar {
+			return ""
+		}
+		return thisHost().getenv(name)
+	}
+	_, err := start(t.Context(), h, Options{})
+	var missing *UnavailableError
+	require.ErrorAs(t, err, &missing)
+	require.Equal(t, "Redis", missing.Server)
+
+	env, err := start(t.Context(), h, Options{AllowMiniredis: true})
+	require.NoError(t, err)
+	requireAnswers(t, env)
+	require.Contains(t, env.Notes[1], "miniredis")
+	require.NoError(t, env.Close())
+}
+
+func TestStartNamesEverythingThatIsMissing(t *testing.T) {
+	_, err := start(t.Context(), bareHost(), Options{})
+	joined, ok := err.(interface{ Unwrap() []error })
+	require.True(t, ok)
+	require.Len(t, joined.Unwrap(), 2)
+}
+
+func requireAnswers(t *testing.T, env *Env) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), env.PostgresURL)
+	require.NoError(t, err)
+	require.NoError(t, conn.Close(context.Background()))
+	options, err := redis.ParseURL(env.RedisURL)
+	require.NoError(t, err)
+	client := newRedisClient(options)
+	require.NoError(t, client.Ping(t.Context()).Err())
+	require.NoError(t, client.Close())
+}

@@ -1,0 +1,101 @@
+package testenv
+
+import (
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+func TestOwnRedisComesBackWithWhatItSaved(t *testing.T) {
+	t.Parallel()
+	s := OwnRedis(t, "--appendonly", "yes", "--appendfsync", "always")
+	require.NoError(t, s.Client().Set(t.Context(), "k", "saved", 0).Err())
+	addr := s.Addr()
+	s.Kill()
+	require.Error(t, s.Client().Ping(t.Context()).Err())
+	s.Restart()
+	require.Equal(t, addr, s.Addr())
+	require.Equal(t, "saved", s.Client().Get(t.Context(), "k").Val())
+}
+
+func TestOwnRedisKeepsNothingUnlessAsked(t *testing.T) {
+	t.Parallel()
+	s := OwnRedis(t)
+	require.NoError(t, s.Client().Set(t.Context(), "k", "lost", 0).Err())
+	s.Restart()
+	require.ErrorIs(t, s.Client().Get(t.Context(), "k").Err(), redis.Nil)
+}
+
+func TestOwnRedisTakesArguments(t *testing.T) {
+	t.Parallel()
+	s := OwnRedis(t, "--maxmemory-policy", "allkeys-lru")
+	policy, err := s.Client().ConfigGet(t.Context(), "maxmemory-policy").Result()
+	require.NoError(t, err)
+	require.Equal(t, "allkeys-lru", policy["maxmemory-policy"])
+}
+
+func TestAPausedRedisAnswersWhatCameMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := OwnRedis(t)
+	patient := newRedisClient(&redis.Options{Addr: s.Addr(), ReadTimeout: patience})
+	t.Cleanup(func() { require.NoError(t, patient.Close()) })
+	require.NoError(t, patient.Ping(t.Context()).Err())
+
+	s.Pause()
+	answered := make(chan error)
+	go func() { answered <- patient.Incr(t.Context(), "n").Err() }()
+	impatient := newRedisClient(&redis.Options{Addr: s.Addr(), ReadTimeout: pollEvery, MaxRetries: -1})
+	t.Cleanup(func() { require.NoError(t, impatient.Close()) })
+	require.Error(t, impatient.Ping(t.Context()).Err())
+	s.Resume()
+	require.NoError(t, <-answered)
+}
+
+func TestAPassedTestLeavesNoKeys(t *testing.T) {
+	t.Parallel()
+	client := Redis(t)
+	inner := &recorder{TB: t}
+	namespace := Namespace(inner)
+	require.NoError(t, client.Set(t.Context(), "lease:v1:{"+namespace+"/table:12}:owner", 41, 0).Err())
+	inner.end()
+	require.Empty(t, client.Keys(t.Context(), "*"+namespace+"*").Val())
+	require.Empty(t, inner.log.String())
+}
+
+func TestAFailedTestKeepsItsKeysAndNamesThem(t *testing.T) {
+	t.Parallel()
+	client := Redis(t)
+	inner := &recorder{TB: t}
+	namespace := Namespace(inner)
+	key := "lease:v1:{" + namespace + "/table:12}:owner"
+	require.NoError(t, client.Set(t.Context(), key, 41, 0).Err())
+	inner.failed = true
+	inner.end()
+	require.Equal(t, "41", client.Get(t.Context(), key).Val())
+	require.Contains(t, inner.log.String(), key)
+	require.NoError(t, client.Del(t.Context(), key).Err())
+}
+
+func TestExternalRedis(t *testing.T) {
+	t.Parallel()
+	own := OwnRedis(t)
+	h := thisHost()
+
+	h.getenv = env(redisURLVar, "redis://"+own.Addr()+"/3")
+	server, err := obtainRedis(t.Context(), h)
+	require.NoError(t, err)
+	require.NoError(t, server.stop())
+	require.NoError(t, server.client(t).Set(t.Context(), "k", "in 3", 0).Err(), "still there after stop")
+	require.ErrorIs(t, own.Client().Get(t.Context(), "k").Err(), redis.Nil, "the URL names another database")
+
+	own.Kill()
+	_, err = obtainRedis(t.Context(), h)
+	var missing *UnavailableError
+	require.Error(t, err)
+	require.NotErrorAs(t, err, &missing, "nothing else was looked for")
+
+	h.getenv = env(redisURLVar, "not a URL")
+	_, err = obtainRedis(t.Context(), h)
+	require.Error(t, err)
+}
