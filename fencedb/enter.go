@@ -1,0 +1,102 @@
+package fencedb
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Enter takes the fence of grant in a transaction that the application has begun itself, and holds it until that
+// transaction ends. It must come first: what the transaction read before it may already be old. It must not come after a
+// savepoint, and the server refuses that: rolling back to the savepoint would give the fence back.
+//
+// On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in every pgx call. Whether
+// the transaction then commits is for the caller to find out; prefer Tx, which does it for you.
+func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return err
+	}
+	sql, args, err := e.query()
+	if err != nil {
+		return err
+	}
+	if err := tx.QueryRow(ctx, sql, args...).Scan(&e.xid); err != nil {
+		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
+	}
+	return nil
+}
+
+// entry is one passage through fencedb.enter: the grants, and what bounds the transaction that enters.
+type entry struct {
+	config
+	grants []Grant
+	asked  time.Time // when the query was made: the moment our waiting is counted from
+	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes
+	xid    uint64    // of the transaction that has entered; 0 before
+}
+
+func newEntry(grant Grant, opts []Option) (*entry, error) {
+	e := &entry{grants: flatten(grant)}
+	for _, opt := range opts {
+		opt(&e.config)
+	}
+	return e, check(e.grants)
+}
+
+const (
+	enterOne = `SELECT fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint)::text::bigint`
+	enterAll = `SELECT fencedb.enter($1::text[], $2::bigint[], $3::uuid[], $4::bigint)::text::bigint`
+)
+
+// query returns the statement that enters, with what remains of the lease as of now.
+func (e *entry) query() (sql string, args []any, err error) {
+	remaining, err := e.remaining()
+	if err != nil {
+		return "", nil, err
+	}
+	if len(e.grants) == 1 {
+		g := e.grants[0]
+		return enterOne, []any{g.Resource(), g.Token(), g.LeaseID().String(), remaining}, nil
+	}
+	var (
+		resources = make([]string, len(e.grants))
+		tokens    = make([]int64, len(e.grants))
+		leaseIDs  = make([]string, len(e.grants))
+	)
+	for i, g := range e.grants {
+		resources[i], tokens[i], leaseIDs[i] = g.Resource(), g.Token(), g.LeaseID().String()
+	}
+	return enterAll, []any{resources, tokens, leaseIDs, remaining}, nil
+}
+
+// remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server starts to count
+// later than we do, so it ends the transaction a network delay after until; the fence does not depend on it.
+func (e *entry) remaining() (*int64, error) {
+	e.asked = time.Now()
+	switch until := validUntil(e.grants); {
+	case e.hold > 0:
+		e.until = e.asked.Add(e.hold)
+	case until.IsZero():
+		return nil, nil
+	default:
+		e.until = until
+	}
+	ms := e.until.Sub(e.asked).Milliseconds()
+	if ms <= 0 {
+		return nil, &rejection{ErrLeaseOver, fmt.Errorf("its validity ended %v ago", -e.until.Sub(e.asked))}
+	}
+	ms = min(ms, math.MaxInt32) // Postgres keeps time limits in 32 bits
+	return &ms, nil
+}
+
+func (e *entry) resources() []string {
+	names := make([]string, len(e.grants))
+	for i, g := range e.grants {
+		names[i] = g.Resource()
+	}
+	return names
+}

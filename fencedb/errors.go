@@ -1,0 +1,198 @@
+package fencedb
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// What went wrong, to be asked with errors.Is. Each says what is then true of the data. The errors that carry values are
+// StaleError, WrongResourceError, BusyError and CommitUnknownError. The cause, usually a *pgconn.PgError, stays in the
+// chain for errors.As.
+var (
+	// ErrStale: a newer holder's token has entered for the resource, or the same token under another lease. Nothing was
+	// written. The work belongs to the other holder now: drop it, or acquire the lease again. SQLSTATE FN001.
+	ErrStale = errors.New("fencedb: stale fencing token")
+
+	// ErrNoToken: a protected table was written to in a transaction that had not entered a fence. Nothing was written. Wrap
+	// the write in Tx, Exec or SendBatch, or call Enter first. SQLSTATE FN002.
+	ErrNoToken = errors.New("fencedb: write without a fencing token")
+
+	// ErrWrongResource: a row belongs to a resource whose fence the transaction did not enter. Nothing was written. Pass
+	// the grants of all resources that are written to, with All. SQLSTATE FN003.
+	ErrWrongResource = errors.New("fencedb: row of another resource")
+
+	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the server ended it. Nothing was
+	// written. Acquire the lease again; write in shorter transactions, or use Hold. SQLSTATE FN004.
+	ErrLeaseOver = errors.New("fencedb: the lease is over")
+
+	// ErrBusy: an open transaction kept the fence until our own lease was over, or for as long as the transaction was
+	// willing to wait. Nothing was written.
+	ErrBusy = errors.New("fencedb: the fence is held by an open transaction")
+
+	// ErrInvalidGrant: the grant cannot have been issued: nil, no token, no lease id, no resource. Nothing was sent.
+	ErrInvalidGrant = errors.New("fencedb: invalid grant")
+
+	// ErrCommitUnknown: the connection was lost while committing and the server could not be asked what became of it. The
+	// data was written completely or not at all. Ask again later with pg_xact_status, or acquire the lease again
+	// and look: under a higher token nothing of the old transaction can arrive any more.
+	ErrCommitUnknown = errors.New("fencedb: unknown whether the transaction committed")
+
+	// ErrCommitted: the transaction committed, but reading a result failed afterwards. Everything was written.
+	ErrCommitted = errors.New("fencedb: committed, but a result could not be read")
+)
+
+// StaleError is the ErrStale with its values. Nothing was written.
+type StaleError struct {
+	Resource string
+	Token    int64 // the token that was refused
+	Stored   int64 // the token that has entered since; equal to Token if another lease entered with it
+	cause    error
+}
+
+func (e *StaleError) Error() string {
+	return fmt.Sprintf("%v: resource %q: carried %d, stored %d", ErrStale, e.Resource, e.Token, e.Stored)
+}
+
+func (e *StaleError) Is(target error) bool { return target == ErrStale }
+func (e *StaleError) Unwrap() error        { return e.cause }
+
+// WrongResourceError is the ErrWrongResource with its values. Nothing was written.
+type WrongResourceError struct {
+	Resource string   // the resource of the row
+	Entered  []string // the resources whose fences the transaction had entered
+	cause    error
+}
+
+func (e *WrongResourceError) Error() string {
+	return fmt.Sprintf("%v: the row belongs to %q, the transaction entered %q", ErrWrongResource, e.Resource, e.Entered)
+}
+
+func (e *WrongResourceError) Is(target error) bool { return target == ErrWrongResource }
+func (e *WrongResourceError) Unwrap() error        { return e.cause }
+
+// BusyError is the ErrBusy with its values. Nothing was written.
+type BusyError struct {
+	Resources []string      // what we tried to enter
+	Waited    time.Duration // how long
+	Blockers  []Blocker     // the sessions in the way when we gave up; empty if they had ended by then
+	cause     error
+}
+
+// Blocker is a session that holds a fence in an open transaction.
+type Blocker struct {
+	PID         int           // for pg_terminate_backend, if it must go
+	Application string        // its application_name
+	State       string        // as in pg_stat_activity; "idle in transaction" means its client is not asking for anything
+	Open        time.Duration // since its transaction began
+}
+
+func (e *BusyError) Error() string {
+	var by []string
+	for _, b := range e.Blockers {
+		by = append(by, fmt.Sprintf("pid %d (%s, %s, open for %v)", b.PID, b.Application, b.State, b.Open.Round(time.Millisecond)))
+	}
+	return fmt.Sprintf("%v: waited %v for %q, behind %s", ErrBusy, e.Waited.Round(time.Millisecond), e.Resources,
+		cmp.Or(strings.Join(by, ", "), "a session that has ended since"))
+}
+
+func (e *BusyError) Is(target error) bool { return target == ErrBusy }
+func (e *BusyError) Unwrap() error        { return e.cause }
+
+// CommitUnknownError is the ErrCommitUnknown with what is needed to find out.
+type CommitUnknownError struct {
+	// XID is the transaction id for SELECT pg_xact_status(...) on the same server: committed, aborted or in progress. It
+	// is 0 when the connection was lost before the server had told it (only in Exec and SendBatch).
+	XID   uint64
+	cause error
+}
+
+func (e *CommitUnknownError) Error() string {
+	if e.XID == 0 {
+		return fmt.Sprintf("%v: %v", ErrCommitUnknown, e.cause)
+	}
+	return fmt.Sprintf("%v: ask the server with SELECT pg_xact_status('%d'): %v", ErrCommitUnknown, e.XID, e.cause)
+}
+
+func (e *CommitUnknownError) Is(target error) bool { return target == ErrCommitUnknown }
+func (e *CommitUnknownError) Unwrap() error        { return e.cause }
+
+// rejection gives a server's error the sentinel it stands for.
+type rejection struct {
+	sentinel error
+	cause    error
+}
+
+func (e *rejection) Error() string        { return fmt.Sprintf("%v: %v", e.sentinel, e.cause) }
+func (e *rejection) Is(target error) bool { return target == e.sentinel }
+func (e *rejection) Unwrap() error        { return e.cause }
+
+// SQLSTATEs of the storage contract; see migrations/sql.
+const (
+	codeStale         = "FN001"
+	codeNoToken       = "FN002"
+	codeWrongResource = "FN003"
+	codeLeaseOver     = "FN004"
+)
+
+// SQLSTATEs of Postgres that mean something of their own in a fenced transaction.
+const (
+	codeLockNotAvailable     = "55P03"
+	codeSerializationFailure = "40001"
+	codeQueryCanceled        = "57014" // statement_timeout
+	codeIdleInTransaction    = "25P03"
+	codeTransactionTimeout   = "25P04"
+
+	codeInvalidSchema         = "3F000"
+	codeUndefinedFunction     = "42883"
+	codeInsufficientPrivilege = "42501"
+)
+
+// typed returns err as the typed error that its SQLSTATE stands for, or as it is.
+func typed(err error) error {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || alreadyTyped(err) {
+		return err
+	}
+	switch pgErr.Code {
+	case codeStale:
+		var d struct {
+			Resource      string
+			Token, Stored int64
+		}
+		decodeDetail(pgErr, &d)
+		return &StaleError{Resource: d.Resource, Token: d.Token, Stored: d.Stored, cause: err}
+	case codeNoToken:
+		return &rejection{ErrNoToken, err}
+	case codeWrongResource:
+		var d struct {
+			Resource string
+			Entered  []string
+		}
+		decodeDetail(pgErr, &d)
+		return &WrongResourceError{Resource: d.Resource, Entered: d.Entered, cause: err}
+	case codeLeaseOver:
+		return &rejection{ErrLeaseOver, err}
+	}
+	return err
+}
+
+func alreadyTyped(err error) bool {
+	for _, sentinel := range []error{ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrBusy} {
+		if errors.Is(err, sentinel) {
+			return true
+		}
+	}
+	return false
+}
+
+// decodeDetail leaves the values zero where the server's log settings or a middlebox have dropped the detail: the
+// SQLSTATE alone decides what the error is.
+func decodeDetail(pgErr *pgconn.PgError, into any) {
+	_ = json.Unmarshal([]byte(pgErr.Detail), into)
+}

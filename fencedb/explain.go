@@ -1,0 +1,104 @@
+package fencedb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// explain returns what err means for a transaction that has been rolled back. conn, if there is one, is idle again and is
+// asked what the server did not put into the error; lost says that it broke before the rollback.
+func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err error) error {
+	if err = typed(err); alreadyTyped(err) {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", cause, err)
+	}
+	code := sqlstate(err)
+	switch {
+	case e.overtime(code, lost):
+		return &rejection{ErrLeaseOver, err}
+	case e.xid == 0:
+		return e.explainEntering(ctx, conn, code, err)
+	case code == codeSerializationFailure:
+		return e.staleOr(ctx, conn, err)
+	}
+	return err
+}
+
+// explainEntering is explain for a transaction that never got behind the fence.
+func (e *entry) explainEntering(ctx context.Context, conn *pgx.Conn, code string, err error) error {
+	switch code {
+	case codeLockNotAvailable:
+		return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: e.blockers(ctx, conn), cause: err}
+	case codeSerializationFailure:
+		return e.staleOr(ctx, conn, err)
+	case codeInvalidSchema, codeUndefinedFunction:
+		return fmt.Errorf("fencedb: the database has no fences yet; run migrations.Up: %w", err)
+	case codeInsufficientPrivilege:
+		return fmt.Errorf("fencedb: the role may not enter fences; their owner must run SELECT fencedb.allow('role'): %w", err)
+	}
+	return err
+}
+
+// overtime reports whether the transaction ended because its time was over. A session that the server has ended while it
+// was idle shows as a broken connection, as does one whose context ended with the lease.
+func (e *entry) overtime(code string, lost bool) bool {
+	if e.until.IsZero() || time.Now().Before(e.until) {
+		return false
+	}
+	switch code {
+	case codeQueryCanceled, codeIdleInTransaction, codeTransactionTimeout:
+		return true
+	case codeLockNotAvailable:
+		return e.xid != 0 // while entering, it is the fence that was not to be had
+	}
+	return code == "" && lost
+}
+
+// staleOr tells a conflict with a newer holder, which is final, from one that may be tried again.
+func (e *entry) staleOr(ctx context.Context, conn *pgx.Conn, err error) error {
+	ctx, cancel := detached(ctx, cleanUpTime)
+	defer cancel()
+	for _, g := range e.grants {
+		if conn == nil || conn.IsClosed() {
+			break
+		}
+		var stored int64
+		row := conn.QueryRow(ctx, `SELECT coalesce(fencedb.last_token($1::text), 0)`, g.Resource())
+		if row.Scan(&stored) == nil && stored > g.Token() {
+			return &StaleError{Resource: g.Resource(), Token: g.Token(), Stored: stored, cause: err}
+		}
+	}
+	return err
+}
+
+// blockers is best effort: the error is as true without them.
+func (e *entry) blockers(ctx context.Context, conn *pgx.Conn) []Blocker {
+	if conn == nil || conn.IsClosed() {
+		return nil
+	}
+	ctx, cancel := detached(ctx, cleanUpTime)
+	defer cancel()
+	rows, _ := conn.Query(ctx, `SELECT pid, application, state, open_ms FROM fencedb.blockers($1::text[])`, e.resources())
+	blockers, _ := pgx.CollectRows(rows, func(row pgx.CollectableRow) (b Blocker, err error) {
+		var openMS int64
+		err = row.Scan(&b.PID, &b.Application, &b.State, &openMS)
+		b.Open = time.Duration(openMS) * time.Millisecond
+		return b, err
+	})
+	return blockers
+}
+
+func sqlstate(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}

@@ -1,0 +1,156 @@
+package fencedb
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+)
+
+// Grant is the permission to write to one resource: which resource, under which fencing token, by which lease.
+// *lease.Lease is one. NewGrant makes one from another issuer's token, All makes one of several.
+//
+// A grant that also has a method ValidUntil() time.Time bounds its transactions: the server ends them when that time has
+// come. The zero time means no bound.
+type Grant interface {
+	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
+	Resource() string
+	// Token is the fencing token: positive, and higher for every later holder of the resource.
+	Token() int64
+	// LeaseID tells two holders apart that were given the same token, which happens when an issuer loses its data.
+	LeaseID() uuid.UUID
+}
+
+// NewGrant returns a grant for a token that something else than package lease issued: an etcd revision, a ZooKeeper zxid, a
+// database sequence. leaseID must be the same for every use of one acquisition and different for another; where the
+// issuer has no such id, derive one, for example uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
+//
+// validUntil is when the holder must have stopped, or the zero time if the issuer sets no limit. A grant that cannot
+// be right is refused where it is used, with ErrInvalidGrant.
+func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.Time) Grant {
+	return foreignGrant{resource, token, leaseID, validUntil}
+}
+
+type foreignGrant struct {
+	resource   string
+	token      int64
+	leaseID    uuid.UUID
+	validUntil time.Time
+}
+
+func (g foreignGrant) Resource() string      { return g.resource }
+func (g foreignGrant) Token() int64          { return g.token }
+func (g foreignGrant) LeaseID() uuid.UUID    { return g.leaseID }
+func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
+
+// All returns a grant that stands for several, to write to several resources in one transaction. Their fences are taken in
+// one order everywhere, so transactions over overlapping sets cannot deadlock.
+//
+//	leases, err := issuer.AcquireAll(ctx, "sku:1", "sku:2")
+//	err = fencedb.Tx(ctx, pool, fencedb.All(leases...), func(tx pgx.Tx) error { ... })
+//
+// The functions of this package enter every one of them. On its own the result answers Resource, Token and LeaseID for
+// the first, and "", 0 and the nil id when there is none.
+func All[G Grant](grants ...G) Grant {
+	var all grantSet
+	for _, g := range grants {
+		all = append(all, flatten(g)...)
+	}
+	return all
+}
+
+type grantSet []Grant
+
+func (s grantSet) first() Grant {
+	if len(s) == 0 {
+		return foreignGrant{}
+	}
+	return s[0]
+}
+
+func (s grantSet) Resource() string   { return s.first().Resource() }
+func (s grantSet) Token() int64       { return s.first().Token() }
+func (s grantSet) LeaseID() uuid.UUID { return s.first().LeaseID() }
+
+func flatten(g Grant) []Grant {
+	if set, ok := g.(grantSet); ok {
+		return set
+	}
+	return []Grant{g}
+}
+
+// validUntil is the earliest end of the grants, or the zero time if none has one.
+func validUntil(grants []Grant) time.Time {
+	var earliest time.Time
+	for _, g := range grants {
+		bounded, ok := g.(interface{ ValidUntil() time.Time })
+		if !ok || bounded.ValidUntil().IsZero() {
+			continue
+		}
+		if until := bounded.ValidUntil(); earliest.IsZero() || until.Before(earliest) {
+			earliest = until
+		}
+	}
+	return earliest
+}
+
+// check refuses grants that no issuer can have issued, before anything is sent.
+func check(grants []Grant) error {
+	if len(grants) == 0 {
+		return invalid("there is no grant; pass a lease, or fencedb.NewGrant")
+	}
+	for _, g := range grants {
+		if err := checkOne(g); err != nil {
+			return err
+		}
+	}
+	return checkDistinct(grants)
+}
+
+func checkOne(g Grant) error {
+	if isNil(g) {
+		return invalid("the grant is nil; was the lease acquired?")
+	}
+	resource := g.Resource()
+	switch {
+	case resource == "" || len(resource) > 512:
+		return invalid("the resource must be 1 to 512 bytes, it has %d", len(resource))
+	case !utf8.ValidString(resource) || strings.ContainsRune(resource, 0):
+		return invalid("the resource %q must be valid UTF-8 without NUL", resource)
+	case g.Token() <= 0:
+		return invalid("the fencing token for %q must be positive, it is %d", resource, g.Token())
+	case g.LeaseID() == uuid.Nil:
+		return invalid("the lease id for %q is the nil id; give each acquisition its own", resource)
+	}
+	return nil
+}
+
+func checkDistinct(grants []Grant) error {
+	if len(grants) == 1 {
+		return nil
+	}
+	sorted := slices.SortedFunc(slices.Values(grants), func(a, b Grant) int {
+		return strings.Compare(a.Resource(), b.Resource())
+	})
+	for i, g := range sorted[1:] {
+		before := sorted[i]
+		if before.Resource() == g.Resource() && (before.Token() != g.Token() || before.LeaseID() != g.LeaseID()) {
+			return invalid("two different grants for %q, with tokens %d and %d", g.Resource(), before.Token(), g.Token())
+		}
+	}
+	return nil
+}
+
+// isNil also finds a nil pointer in the interface, as a lease that was never acquired.
+func isNil(g Grant) bool {
+	v := reflect.ValueOf(g)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrInvalidGrant, fmt.Sprintf(format, args...))
+}

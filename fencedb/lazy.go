@@ -1,0 +1,212 @@
+package fencedb
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction, in one round trip with
+// BEGIN and enter; from then on it is the transaction of pgx. Used by one goroutine at a time, as every pgx.Tx.
+type fencedTx struct {
+	ctx   context.Context // of the call to Tx, for the methods to which pgx gives none
+	db    DB
+	entry *entry
+
+	inner   pgx.Tx // nil until begun, and after the end
+	release func() // gives the connection of inner back
+	err     error  // why the fence could not be entered, or pgx.ErrTxClosed after the end: the answer to everything
+}
+
+var _ pgx.Tx = (*fencedTx)(nil)
+
+// begin sends BEGIN, enter and the queries behind them in one round trip. The results that it returns begin with those of
+// the queries; they must be closed. On error there are none, and the transaction is unusable.
+func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pgx.BatchResults, err error) {
+	defer func() { tx.err = err }()
+
+	sql, args, err := tx.entry.query()
+	if err != nil {
+		return nil, err
+	}
+	conn, release, err := acquire(ctx, tx.db)
+	if err != nil {
+		return nil, err
+	}
+	b := &pgx.Batch{}
+	b.BeginTx(tx.entry.txOptions)
+	b.Queue(sql, args...)
+	b.QueuedQueries = append(b.QueuedQueries, behind...)
+
+	results := conn.SendBatch(ctx, b)
+	tx.inner, tx.release = results.Tx(), release
+	if _, err := results.Exec(); err != nil {
+		return nil, errors.Join(err, after(results.Close(), err))
+	}
+	if err := results.QueryRow().Scan(&tx.entry.xid); err != nil {
+		return nil, errors.Join(err, after(results.Close(), err))
+	}
+	return results, nil
+}
+
+// open begins the transaction for the methods whose own message cannot travel behind enter.
+func (tx *fencedTx) open(ctx context.Context) error {
+	if tx.begun() {
+		return tx.err
+	}
+	results, err := tx.begin(ctx)
+	if err != nil {
+		return err
+	}
+	tx.err = results.Close()
+	return tx.err
+}
+
+func (tx *fencedTx) begun() bool { return tx.inner != nil || tx.err != nil }
+
+// rides reports whether a statement can travel behind enter. Those that pgx sends in other ways cannot: with an option
+// before the arguments, or several statements in one string.
+func rides(sql string, args []any) bool {
+	if len(args) == 0 {
+		return !strings.Contains(strings.TrimRight(sql, "; \t\r\n"), ";")
+	}
+	switch args[0].(type) {
+	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+		return false
+	}
+	return true
+}
+
+func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if tx.begun() || !rides(sql, args) {
+		if err := tx.open(ctx); err != nil {
+			return pgconn.CommandTag{}, err
+		}
+		return tx.inner.Exec(ctx, sql, args...)
+	}
+	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	if err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	tag, err := results.Exec()
+	return tag, errors.Join(err, after(results.Close(), err))
+}
+
+func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if tx.begun() || !rides(sql, args) {
+		if err := tx.open(ctx); err != nil {
+			return failed(err).Query()
+		}
+		return tx.inner.Query(ctx, sql, args...)
+	}
+	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	if err != nil {
+		return failed(err).Query()
+	}
+	rows, err := results.Query()
+	if err != nil {
+		return rows, errors.Join(err, after(results.Close(), err))
+	}
+	return &firstRows{Rows: rows, results: results}, nil
+}
+
+func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if tx.begun() || !rides(sql, args) {
+		if err := tx.open(ctx); err != nil {
+			return failed(err).QueryRow()
+		}
+		return tx.inner.QueryRow(ctx, sql, args...)
+	}
+	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
+	if err != nil {
+		return failed(err).QueryRow()
+	}
+	return firstRow{results}
+}
+
+func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if tx.begun() || begins(b) {
+		if err := tx.open(ctx); err != nil {
+			return pgx.FailedBatchResults(b, err)
+		}
+		return tx.inner.SendBatch(ctx, b)
+	}
+	results, err := tx.begin(ctx, b.QueuedQueries...)
+	if err != nil {
+		return pgx.FailedBatchResults(b, err)
+	}
+	return firstBatch{results}
+}
+
+func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if err := tx.open(ctx); err != nil {
+		return 0, err
+	}
+	return tx.inner.CopyFrom(ctx, table, columns, src)
+}
+
+func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if err := tx.open(ctx); err != nil {
+		return nil, err
+	}
+	return tx.inner.Prepare(ctx, name, sql)
+}
+
+// Begin sets a savepoint.
+func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	if err := tx.open(ctx); err != nil {
+		return nil, err
+	}
+	return tx.inner.Begin(ctx)
+}
+
+// LargeObjects opens the transaction first. If that fails, every use of the result answers pgx.ErrTxClosed.
+func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
+	if err := tx.open(tx.ctx); err != nil {
+		b := &pgx.Batch{}
+		b.BeginTx(pgx.TxOptions{})
+		return pgx.FailedBatchResults(b, err).Tx().LargeObjects()
+	}
+	return tx.inner.LargeObjects()
+}
+
+// Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil if there is no
+// connection to be had.
+func (tx *fencedTx) Conn() *pgx.Conn {
+	_ = tx.open(tx.ctx) // kept in tx.err; Tx returns it
+	if tx.inner == nil {
+		return nil
+	}
+	return tx.inner.Conn()
+}
+
+// Commit refuses: only the return of the function decides.
+func (tx *fencedTx) Commit(context.Context) error {
+	return errors.New("fencedb: Tx commits when its function returns nil; do not call Commit in it")
+}
+
+// Rollback gives up what was done so far. Tx then returns an error, even if the function returns nil.
+func (tx *fencedTx) Rollback(ctx context.Context) error {
+	if tx.inner == nil {
+		tx.err = pgx.ErrTxClosed
+		return nil
+	}
+	return tx.inner.Rollback(ctx)
+}
+
+// after drops the error of closing what has already failed with first: pgx repeats it.
+func after(closeErr, first error) error {
+	if first != nil {
+		return nil
+	}
+	return closeErr
+}
+
+// failed returns results that answer err to everything.
+func failed(err error) pgx.BatchResults { return pgx.FailedBatchResults(&pgx.Batch{}, err) }
+
+// begins reports whether b begins a transaction of its own, which pgx refuses inside another.
+func begins(b *pgx.Batch) bool { return pgx.FailedBatchResults(b, nil).Tx() != nil }

@@ -1,0 +1,93 @@
+package fencedb_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// world is a migrated database of its own with one protected table.
+type world struct {
+	*testing.T
+	pool *pgxpool.Pool
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t, testenv.Postgres(t)}
+	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
+	w.exec(`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+	return w
+}
+
+func (w *world) exec(sql string, args ...any) {
+	w.Helper()
+	_, err := w.pool.Exec(w.Context(), sql, args...)
+	require.NoError(w, err)
+}
+
+// guests are the names in the bookings table, by id.
+func (w *world) guests() []string {
+	w.Helper()
+	return collect[string](w, `SELECT guest FROM bookings ORDER BY id`)
+}
+
+// fence is the token stored for a resource, 0 if there is none.
+func (w *world) fence(resource string) int64 {
+	w.Helper()
+	return collect[int64](w, `SELECT coalesce(fencedb.last_token($1), 0)`, resource)[0]
+}
+
+func collect[T any](w *world, sql string, args ...any) []T {
+	w.Helper()
+	rows, err := w.pool.Query(w.Context(), sql, args...)
+	require.NoError(w, err)
+	values, err := pgx.CollectRows(rows, pgx.RowTo[T])
+	require.NoError(w, err)
+	return values
+}
+
+// conn is a connection that the test drives by itself.
+func (w *world) conn() *pgx.Conn {
+	w.Helper()
+	conn, err := pgx.ConnectConfig(w.Context(), w.pool.Config().ConnConfig.Copy())
+	require.NoError(w, err)
+	w.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// awaitBlocked waits until the backend pid waits for a lock of another session.
+func (w *world) awaitBlocked(pid uint32) {
+	w.Helper()
+	require.Eventually(w, func() bool {
+		return collect[int](w, `SELECT cardinality(pg_blocking_pids($1))`, pid)[0] > 0
+	}, 10*time.Second, 2*time.Millisecond, "backend %d does not wait for anybody", pid)
+}
+
+// grant is the grant of a new lease, unbounded in time.
+func grant(resource string, token int64) fencedb.Grant {
+	return fencedb.NewGrant(resource, token, uuid.New(), time.Time{})
+}
+
+func grantFor(resource string, token int64, validity time.Duration) fencedb.Grant {
+	return fencedb.NewGrant(resource, token, uuid.New(), time.Now().Add(validity))
+}
+
+var ids atomic.Int32
+
+// book inserts a booking with a fresh id.
+func book(ctx context.Context, tx pgx.Tx, table int, guest string) error {
+	_, err := tx.Exec(ctx, `INSERT INTO bookings (id, table_id, guest) VALUES ($1, $2, $3)`, ids.Add(1), table, guest)
+	return err
+}

@@ -1,0 +1,75 @@
+package fencedb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// askTime is how long we ask for the fate of a commit beyond the time at which the server has ended the transaction.
+const askTime = 5 * time.Second
+
+// settle returns the true result of a transaction whose connection was lost, with err, when its COMMIT may have been sent.
+func (e *entry) settle(ctx context.Context, db DB, err error) error {
+	committed, askErr := e.ask(ctx, db)
+	switch {
+	case askErr != nil:
+		return &CommitUnknownError{XID: e.xid, cause: errors.Join(err, askErr)}
+	case committed:
+		return nil
+	}
+	return e.explain(ctx, nil, true, fmt.Errorf("fencedb: rolled back: the connection was lost: %w", err))
+}
+
+// ask finds out whether the transaction committed. A transaction still in
+// progress, because the server has not noticed that its client is gone, is waited for: until bounds it.
+//
+// The server that is asked must be the one that committed, or a standby that had received the transaction.
+func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
+	ctx, cancel := detached(ctx, max(0, time.Until(e.until))+askTime)
+	defer cancel()
+
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
+		status, err := xactStatus(ctx, db, e.xid)
+		switch {
+		case status == "committed":
+			return true, nil
+		case status == "aborted":
+			return false, nil
+		case err == nil && status == "":
+			return false, errors.New("the server has forgotten so old a transaction")
+		case connectionIsGone(db):
+			return false, err
+		}
+		select {
+		case <-ctx.Done():
+			return false, errors.Join(fmt.Errorf("asked for its outcome, got %q", status), err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+// xactStatus returns committed, aborted, in progress, or "" for a transaction too old to be known.
+func xactStatus(ctx context.Context, db DB, xid uint64) (string, error) {
+	conn, release, err := acquire(ctx, db)
+	if err != nil {
+		return "", err
+	}
+	defer release()
+	b := &pgx.Batch{}
+	b.Queue(`SELECT coalesce(pg_xact_status($1::text::xid8), '')`, strconv.FormatUint(xid, 10))
+	results := conn.SendBatch(ctx, b)
+	var status string
+	err = results.QueryRow().Scan(&status)
+	return status, errors.Join(err, after(results.Close(), err))
+}
+
+// connectionIsGone reports whether db is a single connection that has been lost: there is nobody left to ask.
+func connectionIsGone(db DB) bool {
+	conn, ok := db.(interface{ IsClosed() bool })
+	return ok && conn.IsClosed()
+}

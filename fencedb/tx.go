@@ -1,0 +1,137 @@
+package fencedb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one, on purpose: inside a
+// transaction call Enter.
+type DB interface {
+	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+var (
+	_ DB = (*pgxpool.Pool)(nil)
+	_ DB = (*pgxpool.Conn)(nil)
+	_ DB = (*pgx.Conn)(nil)
+)
+
+// Tx runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil. While it is open no other
+// holder of the resource can commit; if another holder has come since grant was given, nothing of fn is written.
+//
+// The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the statement travel together. So
+// what fn reads, it reads behind the fence. A function that sends nothing checks the fence all the same.
+// The server ends the transaction when grant's validity is over; see Hold.
+//
+// The error tells what is true of the data:
+//
+//   - nil: committed.
+//   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrBusy, ErrInvalidGrant: nothing was written.
+//   - an error of fn, or of a statement: rolled back, nothing was written.
+//   - ErrCommitUnknown: the connection was lost during COMMIT and the server did not answer when asked. This is the only case
+//     that leaves a doubt.
+//
+// A panic in fn rolls back and goes on. tx must not be used after fn has returned; its Commit and Rollback are for
+// Tx alone to call, and its Begin gives savepoints. Cancelling ctx before COMMIT has been sent rolls back; after that Tx
+// still finds out, for a few seconds, whether it took effect.
+func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return err
+	}
+	tx := &fencedTx{ctx: ctx, db: db, entry: e}
+	defer tx.end() // after a panic in fn; otherwise it has ended by then
+
+	if err := fn(tx); err != nil {
+		return tx.abort(err)
+	}
+	if err := tx.open(ctx); err != nil {
+		return tx.abort(err)
+	}
+	return tx.commit()
+}
+
+// detached is for what must be tried although ctx may be done: rolling back, and asking what became of a commit.
+// Bounded, because nobody else will.
+func detached(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), atMost)
+}
+
+const cleanUpTime = 5 * time.Second
+
+// end rolls back what is still open and gives the connection back. There is nothing to do after the first time.
+func (tx *fencedTx) end() {
+	if tx.inner == nil {
+		return
+	}
+	ctx, cancel := detached(tx.ctx, cleanUpTime)
+	defer cancel()
+	_ = tx.inner.Rollback(ctx) // if it fails, pgx has closed the connection, and the server rolls back
+	tx.release()
+	tx.inner, tx.err = nil, pgx.ErrTxClosed
+}
+
+// abort rolls back and returns what err means.
+func (tx *fencedTx) abort(err error) error {
+	if tx.inner == nil {
+		return tx.entry.explain(tx.ctx, nil, false, err)
+	}
+	defer tx.end()
+	conn := tx.inner.Conn()
+	lost := conn.IsClosed()
+	ctx, cancel := detached(tx.ctx, cleanUpTime)
+	defer cancel()
+	_ = tx.inner.Rollback(ctx)
+	return tx.entry.explain(tx.ctx, conn, lost, err)
+}
+
+// commit commits, and finds out what became of it when the answer is lost.
+func (tx *fencedTx) commit() error {
+	if tx.ctx.Err() != nil {
+		return tx.abort(context.Cause(tx.ctx))
+	}
+	err := tx.inner.Commit(tx.ctx)
+	switch {
+	case err == nil:
+		tx.end()
+		return nil
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return tx.abort(fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil: %w", err))
+	case errors.Is(err, pgx.ErrTxClosed):
+		return tx.abort(fmt.Errorf("fencedb: rolled back: the function did so itself and returned nil: %w", err))
+	case refused(err):
+		return tx.abort(err)
+	}
+	tx.end()
+	return tx.entry.settle(tx.ctx, tx.db, err)
+}
+
+// refused reports whether the server itself answered that it did not commit. After a FATAL answer, as when it is
+// being shut down, the transaction may have committed all the same.
+func refused(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized != "FATAL" && pgErr.SeverityUnlocalized != "PANIC"
+}
+
+// acquire takes a connection from a pool; other kinds of DB are used as they are.
+func acquire(ctx context.Context, db DB) (DB, func(), error) {
+	pool, ok := db.(interface {
+		Acquire(ctx context.Context) (*pgxpool.Conn, error)
+	})
+	if !ok {
+		return db, func() {}, nil
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return conn, conn.Release, nil
+}
