@@ -63,7 +63,7 @@ func (d *docker) redis(ctx context.Context) (*redisServer, error) {
 		server.url = "redis://" + addr + "/0"
 		client := newRedisClient(&redis.Options{Addr: addr, MaxRetries: -1})
 		defer client.Close()
-		return client.Ping(ctx).Err() == nil
+		return listening(addr) && client.Ping(ctx).Err() == nil
 	})
 	return server, err
 }

@@ -50,3 +50,12 @@ const loopback = "127.0.0.1"
 func address(port int) string {
 	return net.JoinHostPort(loopback, strconv.Itoa(port))
 }
+
+// listening reports whether somebody takes connections at the address.
+func listening(addr string) bool {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}

@@ -113,6 +113,9 @@ func (n *redisNode) start(ctx context.Context) error {
 // answers reports whether it is our process that answers on the port, and not another server that
 // was quicker to bind it.
 func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
+	if !listening(n.addr()) {
+		return false // the client would try again, and log, where we ask again anyway
+	}
 	info, err := client.Info(ctx, "server").Result()
 	return err == nil && strings.Contains(info, fmt.Sprintf("\nprocess_id:%d\r", n.process.pid))
 }
