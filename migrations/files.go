@@ -1,6 +1,12 @@
 package migrations
 
-import "io/fs"
+import (
+	"embed"
+	"io/fs"
+)
+
+//go:embed sql/*.sql
+var files embed.FS
 
 // Files returns the migrations as SQL files with goose's annotations, for programs that apply or print them themselves.
 func Files() fs.FS {

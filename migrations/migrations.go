@@ -8,17 +8,12 @@ package migrations
 import (
 	"context"
 	"database/sql"
-	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path"
 
 	"github.com/pressly/goose/v3"
 )
-
-//go:embed sql/*.sql
-var files embed.FS
 
 const (
 	versionTable = "fencedb.goose_db_version"
@@ -144,11 +139,7 @@ func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 
 // newProvider keeps goose's global registry out, or the application's own Go migrations would run here.
 func newProvider(db *sql.DB) (*goose.Provider, error) {
-	dir, err := fs.Sub(files, "sql")
-	if err != nil {
-		return nil, err
-	}
-	return goose.NewProvider(goose.DialectPostgres, db, dir,
+	return goose.NewProvider(goose.DialectPostgres, db, Files(),
 		goose.WithTableName(versionTable),
 		goose.WithDisableGlobalRegistry(true),
 		goose.WithSessionLocker(advisoryLock{}),

@@ -36,43 +36,46 @@ VALUES (uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_sen
 
 REVOKE ALL ON fencedb.fences, fencedb.signing_key FROM PUBLIC;
 
+-- From here on: functions marked SECURITY DEFINER are the doors. They fix the search_path, for themselves and for the
+-- inner functions they call, which are for no one else (see the REVOKE at the end).
+
 -- The signature covers the transaction id: a setting copied from another transaction does not verify.
--- The key is hashed twice, inside and outside, so that a signed text cannot be extended.
+-- The key is hashed in twice, or a signed text could be extended without it.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.signature(body text) RETURNS text
-    LANGUAGE sql STABLE
-    SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION fencedb.sign(body text) RETURNS text
+    LANGUAGE plpgsql STABLE
 AS $$
-    SELECT encode(sha256(k.key || sha256(k.key || convert_to(pg_current_xact_id()::text || ' ' || body, 'UTF8'))), 'hex')
-    FROM fencedb.signing_key k
+DECLARE
+    key bytea := (SELECT k.key FROM fencedb.signing_key k);
+BEGIN
+    RETURN encode(sha256(key || sha256(key || convert_to(pg_current_xact_id()::text || ' ' || body, 'UTF8'))), 'hex');
+END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.signature(text) IS 'Signature of body for this transaction. Not for callers: whoever can sign can forge.';
+COMMENT ON FUNCTION fencedb.sign(text) IS 'Inner function. The signature of body for this transaction: 64 hexadecimal digits.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.entered() RETURNS jsonb
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
     -- A local setting of an earlier transaction reads as '', not as NULL.
     signed text := nullif(current_setting('fencedb.entered', true), '');
 BEGIN
-    IF signed IS NULL OR left(signed, 64) <> fencedb.signature(substr(signed, 65)) THEN
-        RETURN NULL;
+    IF left(signed, 64) = fencedb.sign(substr(signed, 65)) THEN
+        RETURN substr(signed, 65)::jsonb;
     END IF;
-    RETURN substr(signed, 65)::jsonb;
+    RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.entered() IS 'What this transaction has entered: {"tokens": {resource: token}, "until": milliseconds since 1970 or null}. NULL when it entered nothing, or when the setting was not written by enter.';
+COMMENT ON FUNCTION fencedb.entered() IS 'Inner function. What this transaction has entered: {"tokens": {resource: token}, "until": milliseconds since 1970 or null}. NULL when it entered nothing, or when somebody else than enter wrote the setting.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE EXCEPTION USING
@@ -87,17 +90,29 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.raise_stale(text, bigint, bigint) IS 'Raises FN001.';
+COMMENT ON FUNCTION fencedb.raise_stale(text, bigint, bigint) IS 'Inner function. Raises FN001.';
 
--- Only a lock owned by the transaction itself lasts until its end. One taken after a savepoint is given
--- back by ROLLBACK TO, and with it the fence, while the transaction goes on and commits.
+-- Only a lock owned by the outermost transaction lasts until its end. One taken after a savepoint is given back by
+-- ROLLBACK TO, and the fence with it, while the transaction goes on and commits.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_outermost(locker xid) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    me         xid := pg_current_xact_id()::xid;
+    share_lock boolean;
 BEGIN
-    IF locker <> pg_current_xact_id()::xid THEN
+    IF locker = me THEN
+        RETURN;
+    END IF;
+    -- A fence that several transactions share has a multixact there, which lists them. So a bare number is either that or
+    -- a subtransaction of ours; to look up the latter as a multixact fails, or finds one without us.
+    BEGIN
+        share_lock := EXISTS (SELECT FROM pg_get_multixact_members(locker) m WHERE m.xid = me);
+    EXCEPTION WHEN internal_error OR invalid_parameter_value THEN
+        share_lock := false;
+    END;
+    IF NOT share_lock THEN
         RAISE EXCEPTION USING
             ERRCODE = 'active_sql_transaction',
             MESSAGE = 'fencedb.enter must come before any savepoint',
@@ -108,13 +123,12 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Raises unless locker, the transaction that owns a fence''s lock, is the outermost one.';
+COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Inner function. Raises unless locker, as found on a fence that this transaction has just locked, is the outermost transaction.';
 
--- take holds the fence of one resource until the transaction ends.
---
--- Three lines prove why the newcomer locks exclusively and everyone else shares:
---     A (41) holds the row FOR SHARE and reads. B (42) updates the row, so it waits for A to end.
---     A commits. B goes on, and its next statement reads what A wrote. A new transaction of A reads 42: stale.
+-- take holds the fence of one resource until the transaction ends. Why transactions of one lease share it and a newcomer
+-- locks it exclusively:
+--     A (41) holds the row FOR SHARE and reads. B (42) must update the row, so it waits for A to end.
+--     A commits. B goes on, and its next statement reads what A wrote. A's next transaction finds 42: stale.
 --     Two transactions of A share the row and run side by side.
 -- A first transaction locks exclusively straight away: two that shared first and updated then would deadlock.
 -- Each round reads anew, so a fence that moved while we waited is judged by its new state. Under REPEATABLE READ
@@ -122,7 +136,6 @@ COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Raises unless locker, the
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.take(resource text, token bigint, lease_id uuid) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -130,106 +143,68 @@ DECLARE
     locker xid;
 BEGIN
     LOOP
-        SELECT * INTO stored FROM fencedb.fences f WHERE f.resource = take.resource;
+        UPDATE fencedb.fences f
+        SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = clock_timestamp()
+        WHERE f.resource = take.resource AND token > f.last_fencing_token
+        RETURNING f.xmin INTO locker;
+        EXIT WHEN FOUND;
 
+        PERFORM FROM fencedb.fences f
+        WHERE f.resource = take.resource AND token = f.last_fencing_token AND f.lease_id = take.lease_id
+        FOR SHARE;
+        IF FOUND THEN
+            SELECT f.xmax INTO locker FROM fencedb.fences f WHERE f.resource = take.resource;
+            EXIT;
+        END IF;
+
+        SELECT * INTO stored FROM fencedb.fences f WHERE f.resource = take.resource;
         IF NOT FOUND THEN
-            INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
-            VALUES (take.resource, take.token, take.lease_id)
+            INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id)
+            VALUES (take.resource, token, take.lease_id)
             ON CONFLICT DO NOTHING
-            RETURNING xmin INTO locker;
+            RETURNING f.xmin INTO locker;
+            EXIT WHEN FOUND;
         ELSIF stored.last_fencing_token > token
            OR stored.last_fencing_token = token AND stored.lease_id <> take.lease_id THEN
             PERFORM fencedb.raise_stale(take.resource, token, stored.last_fencing_token);
-        ELSIF stored.last_fencing_token = token THEN
-            PERFORM FROM fencedb.fences f
-            WHERE f.resource = take.resource AND f.last_fencing_token = token AND f.lease_id = take.lease_id
-            FOR SHARE;
-            IF FOUND THEN
-                PERFORM fencedb.require_outermost(fencedb.share_locker(take.resource));
-                RETURN;
-            END IF;
-        ELSE
-            UPDATE fencedb.fences f
-            SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = clock_timestamp()
-            WHERE f.resource = take.resource AND token > f.last_fencing_token
-            RETURNING f.xmin INTO locker;
-        END IF;
-
-        IF FOUND THEN
-            PERFORM fencedb.require_outermost(locker);
-            RETURN;
         END IF;
     END LOOP;
+    PERFORM fencedb.require_outermost(locker);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.take(text, bigint, uuid) IS 'Takes one fence for this transaction or raises FN001. Not for callers: enter checks, bounds and signs around it.';
-
--- Ask only for a row that this transaction has just locked FOR SHARE. Then its xmax is our id, or the id of a subtransaction
--- of ours, or, where several share, a multixact that lists them. The second and the third are both bare numbers: to
--- look up a subtransaction as a multixact fails, or finds one without us.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.share_locker(resource text) RETURNS xid
-    LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
-AS $$
-#variable_conflict use_column
-DECLARE
-    me     xid := pg_current_xact_id()::xid;
-    locker xid;
-BEGIN
-    SELECT CASE WHEN f.xmin = me THEN f.xmin ELSE f.xmax END INTO locker
-    FROM fencedb.fences f WHERE f.resource = share_locker.resource;
-
-    IF locker <> me AND EXISTS (SELECT FROM pg_get_multixact_members(locker) m WHERE m.xid = me) THEN
-        RETURN me;
-    END IF;
-    RETURN locker;
-EXCEPTION WHEN internal_error OR invalid_parameter_value THEN
-    RETURN locker;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.share_locker(text) IS 'The transaction that owns our share lock on a fence: ours, or something else when the lock was taken after a savepoint.';
+COMMENT ON FUNCTION fencedb.take(text, bigint, uuid) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001.';
 
 -- No transaction may outlive its lease, and the server itself ends it. What the application or the role set tighter stays.
 -- transaction_timeout (17 and newer) counts from now only when it is switched on anew, hence the 0 before it.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.bound(remaining_ms bigint) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    limits  text[] := ARRAY['lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout'];
     name    text;
-    current numeric;
+    current text;
 BEGIN
-    IF current_setting('server_version_num')::int >= 170000 THEN
-        limits := limits || 'transaction_timeout'::text;
-    END IF;
-    FOREACH name IN ARRAY limits LOOP
-        current := extract(epoch FROM current_setting(name)::interval) * 1000;
-        CONTINUE WHEN current > 0 AND current <= remaining_ms;
-        IF name = 'transaction_timeout' THEN
-            PERFORM set_config(name, '0', true);
+    FOREACH name IN ARRAY ARRAY['lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout'] LOOP
+        current := current_setting(name, true);
+        IF current = '0' OR extract(epoch FROM current::interval) * 1000 > remaining_ms THEN
+            IF name = 'transaction_timeout' THEN
+                PERFORM set_config(name, '0', true);
+            END IF;
+            PERFORM set_config(name, least(remaining_ms, 2147483647)::text, true);
         END IF;
-        PERFORM set_config(name, least(remaining_ms, 2147483647)::text, true);
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.bound(bigint) IS 'Lowers the time limits of this transaction to remaining_ms milliseconds; they go back when it ends.';
+COMMENT ON FUNCTION fencedb.bound(bigint) IS 'Inner function. Lowers the time limits of this transaction to remaining_ms milliseconds; they go back when it ends.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    already bigint := (fencedb.entered() -> 'tokens' ->> resource)::bigint;
 BEGIN
     IF resource IS NULL OR resource = '' OR octet_length(resource) > 512 THEN
         RAISE EXCEPTION 'fencedb.enter: the resource must be 1 to 512 bytes, got %', coalesce(octet_length(resource)::text, 'NULL')
@@ -240,15 +215,12 @@ BEGIN
     ELSIF lease_id IS NULL THEN
         RAISE EXCEPTION 'fencedb.enter: the lease id for resource "%" must not be NULL', resource
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF already <> token THEN
-        RAISE EXCEPTION 'fencedb.enter: this transaction already entered resource "%" with token %, not %', resource, already, token
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the new grant.';
     END IF;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Raises 22023 for a grant that no issuer can have issued.';
+COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.enter(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL) RETURNS xid8
@@ -256,46 +228,47 @@ CREATE FUNCTION fencedb.enter(resources text[], tokens bigint[], lease_ids uuid[
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    n       int := coalesce(cardinality(resources), 0);
+    places  int[] := ARRAY[1];
+    i       int;
     before  jsonb := fencedb.entered();
     entered jsonb := coalesce(before -> 'tokens', '{}');
     until   numeric := (before ->> 'until')::numeric;
     body    text;
-    g       record;
 BEGIN
-    IF coalesce(cardinality(resources), 0) = 0
-       OR cardinality(resources) IS DISTINCT FROM cardinality(tokens)
-       OR cardinality(resources) IS DISTINCT FROM cardinality(lease_ids) THEN
+    IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
         RAISE EXCEPTION 'fencedb.enter: needs as many tokens and lease ids as resources, and at least one; got %, % and %',
-            coalesce(cardinality(resources), 0), coalesce(cardinality(tokens), 0), coalesce(cardinality(lease_ids), 0)
+            n, coalesce(cardinality(tokens), 0), coalesce(cardinality(lease_ids), 0)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    FOR g IN SELECT * FROM unnest(resources, tokens, lease_ids) AS u(resource, token, lease_id) LOOP
-        PERFORM fencedb.check_grant(g.resource, g.token, g.lease_id);
+    FOR i IN 1 .. n LOOP
+        PERFORM fencedb.check_grant(resources[i], tokens[i], lease_ids[i]);
     END LOOP;
 
-    IF remaining_ms IS NOT NULL THEN
-        IF remaining_ms <= 0 THEN
-            RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
-                USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
-        END IF;
+    IF remaining_ms <= 0 THEN
+        RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
+            USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
+    ELSIF remaining_ms IS NOT NULL THEN
         PERFORM fencedb.bound(remaining_ms);
         until := least(until, floor(extract(epoch FROM clock_timestamp()) * 1000) + remaining_ms);
     END IF;
 
     -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each other.
-    FOR g IN SELECT DISTINCT u.resource COLLATE "C" AS resource, u.token, u.lease_id
-             FROM unnest(resources, tokens, lease_ids) AS u(resource, token, lease_id)
-             ORDER BY resource LOOP
-        CONTINUE WHEN before -> 'tokens' ? g.resource;
-        IF entered ? g.resource THEN
-            RAISE EXCEPTION 'fencedb.enter: two different grants for resource "%"', g.resource USING ERRCODE = 'invalid_parameter_value';
+    IF n > 1 THEN
+        places := ARRAY(SELECT p FROM generate_series(1, n) p ORDER BY resources[p] COLLATE "C");
+    END IF;
+    FOREACH i IN ARRAY places LOOP
+        IF NOT entered ? resources[i] THEN
+            PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i]);
+            entered := entered || jsonb_build_object(resources[i], tokens[i]);
+        ELSIF (entered ->> resources[i])::bigint <> tokens[i] THEN
+            RAISE EXCEPTION 'fencedb.enter: this transaction entered resource "%" with token %, so it cannot with %', resources[i], entered ->> resources[i], tokens[i]
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
         END IF;
-        PERFORM fencedb.take(g.resource, g.token, g.lease_id);
-        entered := entered || jsonb_build_object(g.resource, g.token);
     END LOOP;
 
     body := jsonb_build_object('tokens', entered, 'until', until)::text;
-    PERFORM set_config('fencedb.entered', fencedb.signature(body) || body, true);
+    PERFORM set_config('fencedb.entered', fencedb.sign(body) || body, true);
     RETURN pg_current_xact_id();
 END
 $$;
@@ -306,7 +279,6 @@ COMMENT ON FUNCTION fencedb.enter(text[], bigint[], uuid[], bigint) IS 'Enters t
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS xid8
     LANGUAGE sql
-    SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT fencedb.enter(ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms)
 $$;
@@ -325,11 +297,39 @@ $$;
 
 COMMENT ON FUNCTION fencedb.last_token(text) IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
 
--- Least privilege: who may raise a fence can shut others out, so enter is granted, not public.
--- What the triggers of 00002 call stays public: a writer without the grant is to be told FN002, not "permission denied".
+-- Whose open transactions keep the fences of resources. The xmax of a fence names its locker, or a multixact of several;
+-- a fence that is being inserted cannot be seen, then whoever is changing the ledger is named.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.blockers(resources text[]) RETURNS TABLE (pid int, application text, state text, open_ms bigint)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    lockers xid[] := ARRAY(SELECT f.xmax FROM fencedb.fences f WHERE f.resource = ANY (resources));
+    locker  xid;
+BEGIN
+    FOREACH locker IN ARRAY lockers LOOP
+        BEGIN
+            lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) m);
+        EXCEPTION WHEN internal_error OR invalid_parameter_value THEN -- it is no multixact
+        END;
+    END LOOP;
+
+    RETURN QUERY
+    SELECT DISTINCT a.pid, a.application_name, a.state, (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000)::bigint
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE a.pid <> pg_backend_pid() AND l.granted
+      AND (l.locktype = 'transactionid' AND l.transactionid = ANY (lockers)
+           OR lockers = '{}' AND l.relation = 'fencedb.fences'::regclass AND l.mode = 'RowExclusiveLock');
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open.';
+
+-- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow), not public.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
-GRANT EXECUTE ON FUNCTION fencedb.entered() TO PUBLIC;
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
@@ -337,7 +337,7 @@ CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    EXECUTE format('GRANT EXECUTE ON FUNCTION fencedb.enter(text, bigint, uuid, bigint), fencedb.enter(text[], bigint[], uuid[], bigint), fencedb.last_token(text) TO %s', writer);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION fencedb.enter(text, bigint, uuid, bigint), fencedb.enter(text[], bigint[], uuid[], bigint), fencedb.last_token(text), fencedb.blockers(text[]) TO %s', writer);
 END
 $$;
 -- +goose StatementEnd
@@ -347,17 +347,17 @@ COMMENT ON FUNCTION fencedb.allow(regrole) IS 'Lets a role enter fences. The rol
 
 -- +goose Down
 DROP FUNCTION fencedb.allow(regrole);
+DROP FUNCTION fencedb.blockers(text[]);
 DROP FUNCTION fencedb.last_token(text);
 DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint);
 DROP FUNCTION fencedb.enter(text[], bigint[], uuid[], bigint);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
 DROP FUNCTION fencedb.bound(bigint);
-DROP FUNCTION fencedb.share_locker(text);
 DROP FUNCTION fencedb.take(text, bigint, uuid);
 DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
 DROP FUNCTION fencedb.entered();
-DROP FUNCTION fencedb.signature(text);
+DROP FUNCTION fencedb.sign(text);
 DROP TABLE fencedb.signing_key;
 DROP TABLE fencedb.fences;
 REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC;

@@ -20,7 +20,6 @@ COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_no_token(target text, operation text) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE EXCEPTION USING
@@ -34,12 +33,11 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.raise_no_token(text, text) IS 'Raises FN002.';
+COMMENT ON FUNCTION fencedb.raise_no_token(text, text) IS 'Inner function. Raises FN002.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_lease(entered jsonb) RETURNS void
     LANGUAGE plpgsql
-    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF (entered ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN
@@ -52,7 +50,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_lease(jsonb) IS 'Raises FN004 when the validity given to enter has passed.';
+COMMENT ON FUNCTION fencedb.require_lease(jsonb) IS 'Inner function. Raises FN004 when the validity given to enter has passed.';
 
 -- The judge of one row. before and after are the resources of the old and the new row; stored is the token in the old row.
 -- +goose StatementBegin
@@ -166,15 +164,15 @@ DECLARE
     offender text;
 BEGIN
     -- A cursor takes one query only; EXECUTE would run whatever follows a semicolon.
-    OPEN query FOR EXECUTE format(E'SELECT fencedb.resources_of(%s\n) FROM ONLY %s AS %I LIMIT 0', resource, target, relname);
+    -- The cast refuses a text that closes our parenthesis itself.
+    OPEN query FOR EXECUTE format(E'SELECT (fencedb.resources_of(%s\n))::text[] FROM ONLY %s AS %I LIMIT 0', resource, target, relname);
     CLOSE query;
 
     EXECUTE format('CREATE TEMPORARY TABLE %I (LIKE %s)', relname, target);
     EXECUTE format(E'ALTER TABLE pg_temp.%I ADD CONSTRAINT fencedb_probe CHECK (fencedb.resources_of(%s\n) IS NOT NULL)', relname, resource);
     PERFORM set_config('search_path', 'pg_catalog', true);
-    SELECT c.conbin::text AS tree,
-           regexp_replace(pg_get_expr(c.conbin, c.conrelid), '^\((.*) IS NOT NULL\)$', '\1') AS source,
-           (SELECT array_agg(a.attname) FROM pg_attribute a WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)) AS columns
+    SELECT c.conbin::text AS tree, pg_get_expr(c.conbin, c.conrelid) AS source,
+           ARRAY(SELECT a.attname FROM pg_attribute a WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)) AS columns
     INTO probe
     FROM pg_constraint c
     WHERE c.conrelid = format('pg_temp.%I', relname)::regclass AND c.conname = 'fencedb_probe';
@@ -194,7 +192,8 @@ BEGIN
     IF offender IS NOT NULL THEN
         RAISE EXCEPTION 'it reads columns that have no value yet when a row is judged (%)', offender;
     END IF;
-    RETURN probe.source;
+
+    RETURN regexp_replace(probe.source, '^\((.*) IS NOT NULL\)$', '\1');
 EXCEPTION WHEN OTHERS THEN
     RAISE EXCEPTION USING
         ERRCODE = 'invalid_parameter_value',
@@ -205,10 +204,11 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.compile_resource(regclass, text) IS 'Checks a resource expression against a table and returns it fully qualified.';
+COMMENT ON FUNCTION fencedb.compile_resource(regclass, text) IS 'Checks a resource expression against a table; returns it fully qualified.';
 
--- The guard of one table: its resource expression, compiled. The trigger that runs it is named to sort after every other
--- BEFORE trigger of the table, so that it judges the row as it will be stored.
+-- The guard of one table: its resource expression, compiled. It reads the row as a table of the old name and no declared
+-- types, so that renaming the table or changing a column's type does not break it. The trigger that runs it is named to
+-- sort after every other BEFORE trigger of the table, so that it judges the row as it will be stored.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.create_guard(target regclass, expression text) RETURNS text
     LANGUAGE plpgsql
@@ -261,10 +261,10 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text) RETURNS void
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    present    text := (SELECT p.resource FROM fencedb.protected_tables p WHERE p.table_name = target);
-    column_type oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped);
-    guard      text;
-    m          record;
+    present     text := (SELECT p.resource FROM fencedb.protected_tables p WHERE p.table_name = target);
+    column_type oid  := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped);
+    guard       text;
+    m           record;
 BEGIN
     IF target IS NULL OR coalesce(btrim(resource), '') = '' THEN
         RAISE EXCEPTION 'fencedb.protect: needs a table and a resource expression'

@@ -1,0 +1,187 @@
+package migrations_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestEnterRefusesAnOlderToken(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(42, "table:12"))
+
+	err := s.refused("FN001", enter(41, "table:12"))
+
+	var detail map[string]any
+	require.NoError(t, json.Unmarshal([]byte(err.Detail), &detail))
+	require.Equal(t, map[string]any{"resource": "table:12", "token": 41.0, "stored": 42.0}, detail)
+	require.NotEmpty(t, err.Hint)
+	require.Equal(t, "42", s.one(`fencedb.last_token('table:12')`))
+}
+
+func TestEnterRefusesTheSameTokenUnderAnotherLease(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(42, "table:12"))
+
+	s.refused("FN001", `SELECT fencedb.enter('table:12', 42, gen_random_uuid())`)
+
+	s.exec(enter(42, "table:12"))
+	require.Equal(t, "42", s.one(`fencedb.last_token('table:12')`))
+}
+
+// The stale writer must not queue behind the live holder, nor hold anything that the holder needs.
+func TestEnterRefusesAStaleTokenWithoutWaiting(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(42, "table:12"))
+	holder := s.beside()
+	holder.exec("BEGIN; " + enter(42, "table:12"))
+
+	s.exec(`SET lock_timeout = '1ms'`)
+	s.refused("FN001", enter(41, "table:12"))
+
+	holder.exec("COMMIT")
+}
+
+func TestARolledBackTransactionRaisesNoFence(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+
+	s.exec("BEGIN; " + enter(42, "table:12") + "; ROLLBACK")
+
+	require.Empty(t, s.one(`fencedb.last_token('table:12')`))
+}
+
+// Every way to enter after a savepoint: a fence that is new, one that advances, one that is ours, alone and shared.
+func TestEnterRefusesAfterASavepoint(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	const activeTransaction = "25001"
+
+	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
+	s.exec(enter(41, "table:12"))
+	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(42, "table:12"))
+	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
+
+	sharer := s.beside()
+	sharer.exec("BEGIN; " + enter(41, "table:12"))
+	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
+	s.exec("BEGIN; " + enter(41, "table:12") + "; SAVEPOINT a; ROLLBACK TO a; COMMIT")
+	sharer.exec("COMMIT")
+
+	s.refused(activeTransaction, `DO $$ BEGIN PERFORM fencedb.enter('table:12', 43, gen_random_uuid()); EXCEPTION WHEN division_by_zero THEN END $$`)
+}
+
+// A transaction that rolls back to a savepoint set after entering is as fenced as before.
+func TestTheFenceSurvivesRollbackToASavepoint(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+
+	s.exec("BEGIN; " + enter(41, "seat:1") + "; SAVEPOINT a; INSERT INTO seats VALUES (1); ROLLBACK TO a; INSERT INTO seats VALUES (1)")
+	taker := s.beside()
+	taker.refused("55P03", "SET lock_timeout = '1ms'; "+enter(42, "seat:1"))
+	s.exec("COMMIT")
+
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM seats`))
+}
+
+func TestEnterRefusesGrantsThatNobodyIssued(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	for name, call := range map[string]string{
+		"resource of no bytes":       `('', 1, gen_random_uuid())`,
+		"resource of 513 bytes":      `(repeat('x', 513), 1, gen_random_uuid())`,
+		"no resource":                `(NULL::text, 1, gen_random_uuid())`,
+		"token zero":                 `('a', 0, gen_random_uuid())`,
+		"negative token":             `('a', -1, gen_random_uuid())`,
+		"no token":                   `('a', NULL, gen_random_uuid())`,
+		"no lease":                   `('a', 1, NULL)`,
+		"no grants":                  `('{}'::text[], '{}', '{}')`,
+		"NULL for grants":            `(NULL::text[], NULL, NULL)`,
+		"fewer tokens":               `('{a,b}'::text[], '{1}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
+		"fewer leases":               `('{a,b}'::text[], '{1,2}', ARRAY[gen_random_uuid()])`,
+		"two tokens for a resource":  `('{a,a}'::text[], '{1,2}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
+		"an invalid one among valid": `('{a,b}'::text[], '{1,0}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
+	} {
+		err := s.refused("22023", "SELECT fencedb.enter"+call)
+		require.Contains(t, err.Message, "fencedb.enter", name)
+	}
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.fences`))
+	s.exec(`SELECT fencedb.enter(repeat('x', 512), 9223372036854775807, gen_random_uuid())`)
+}
+
+func TestOneTransactionEntersAResourceUnderOneGrant(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+
+	s.exec("BEGIN; " + enter(41, "a") + "; " + enter(41, "a") + "; " + enter(7, "b") + "; COMMIT")
+	s.refused("22023", "BEGIN; "+enter(41, "a")+"; "+enter(42, "a"))
+
+	require.Equal(t, "41", s.one(`fencedb.last_token('a')`))
+	require.Equal(t, "7", s.one(`fencedb.last_token('b')`))
+}
+
+func TestEnteringSeveralIsAllOrNone(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(42, "b"))
+
+	s.refused("FN001", `SELECT fencedb.enter('{a,b,c}'::text[], '{1,41,3}', ARRAY[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()])`)
+
+	require.Equal(t, "b", s.one(`SELECT string_agg(resource, ',') FROM fencedb.fences`))
+}
+
+func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`SET statement_timeout = '1s'; SET lock_timeout = '1h'`) // one tighter than the lease, one not
+
+	s.exec("BEGIN; SELECT fencedb.enter('a', 1, gen_random_uuid(), 5000)")
+	require.Equal(t, "5s", s.one(`current_setting('lock_timeout')`), "lowered")
+	require.Equal(t, "1s", s.one(`current_setting('statement_timeout')`), "tighter than the lease: stays")
+	require.Equal(t, "5s", s.one(`current_setting('idle_in_transaction_session_timeout')`), "was off: set")
+	if s.conn.PgConn().ParameterStatus("server_version") >= "17" {
+		require.Equal(t, "5s", s.one(`current_setting('transaction_timeout')`))
+	}
+	s.exec("COMMIT")
+
+	require.Equal(t, "1h", s.one(`current_setting('lock_timeout')`))
+	require.Equal(t, "1s", s.one(`current_setting('statement_timeout')`))
+	require.Equal(t, "0", s.one(`current_setting('idle_in_transaction_session_timeout')`))
+
+	s.refused("FN004", "SELECT fencedb.enter('a', 2, gen_random_uuid(), 0)")
+	s.refused("FN004", "SELECT fencedb.enter('a', 2, gen_random_uuid(), -7)")
+	require.Equal(t, "1", s.one(`fencedb.last_token('a')`))
+}
+
+func TestOnlyWhoIsAllowedEnters(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	role := "app_" + s.one(`current_database()`)
+	s.exec(`CREATE ROLE "` + role + `"; GRANT ALL ON seats TO "` + role + `"`)
+	owner := s.beside()
+	defer func() { owner.exec(`DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `"`) }()
+	const insufficientPrivilege = "42501"
+
+	s.exec(`SET ROLE "` + role + `"`)
+	s.refused(insufficientPrivilege, enter(41, "seat:1"))
+	s.refused("FN002", `INSERT INTO seats VALUES (1)`)
+	s.exec(`RESET ROLE; SELECT fencedb.allow('"` + role + `"'); SET ROLE "` + role + `"`)
+
+	s.exec(s.fenced(41, "seat:1", `INSERT INTO seats VALUES (1)`))
+	for _, past := range []string{
+		`SELECT * FROM fencedb.fences`,
+		`UPDATE fencedb.fences SET last_fencing_token = 1`,
+		`DELETE FROM fencedb.fences`,
+		`SELECT * FROM fencedb.signing_key`,
+		`SELECT fencedb.sign('{}')`,
+		`SELECT fencedb.take('seat:1', 42, gen_random_uuid())`,
+	} {
+		s.refused(insufficientPrivilege, past)
+	}
+}

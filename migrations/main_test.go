@@ -1,0 +1,96 @@
+package migrations_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strconv"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// session is one connection, used as psql would: SQL in, SQLSTATE out.
+type session struct {
+	*testing.T
+	conn *pgx.Conn
+}
+
+// newSession connects to a migrated database of its own.
+func newSession(t *testing.T) *session {
+	t.Helper()
+	return connect(t, testenv.Postgres(t).Config().ConnString())
+}
+
+func connect(t *testing.T, url string) *session {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return &session{t, conn}
+}
+
+// beside is another connection to the same database.
+func (s *session) beside() *session {
+	s.Helper()
+	return connect(s.T, s.conn.Config().ConnString())
+}
+
+func (s *session) exec(sql string) {
+	s.Helper()
+	_, err := s.conn.PgConn().Exec(s.Context(), sql).ReadAll()
+	require.NoError(s, err, sql)
+}
+
+// refused runs sql, expects the SQLSTATE, and leaves no transaction open.
+func (s *session) refused(code, sql string) *pgconn.PgError {
+	s.Helper()
+	_, err := s.conn.PgConn().Exec(s.Context(), sql).ReadAll()
+	var pgErr *pgconn.PgError
+	require.True(s, errors.As(err, &pgErr), "%s\ngave %v, want SQLSTATE %s", sql, err, code)
+	require.Equal(s, code, pgErr.Code, "%s\n%v\n%s", sql, pgErr, pgErr.Detail)
+	_, err = s.conn.PgConn().Exec(s.Context(), "ROLLBACK").ReadAll()
+	require.NoError(s, err)
+	return pgErr
+}
+
+// one is the single value that sql selects, as text.
+func (s *session) one(sql string, args ...any) string {
+	s.Helper()
+	var value *string
+	require.NoError(s, s.conn.QueryRow(s.Context(), "SELECT ("+sql+")::text", args...).Scan(&value))
+	if value == nil {
+		return ""
+	}
+	return *value
+}
+
+// fenced runs sql in a transaction that has entered each resource with token.
+func (s *session) fenced(token int, resource, sql string) string {
+	s.Helper()
+	return "BEGIN; " + enter(token, resource) + "; " + sql + "; COMMIT"
+}
+
+// leases gives each token one lease, so that entering twice with a token is the same holder.
+var leases = uuid.MustParse("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+func enter(token int, resource string) string {
+	lease := uuid.NewSHA1(leases, []byte{byte(token), byte(token >> 8)})
+	return "SELECT fencedb.enter('" + resource + "', " + strconv.Itoa(token) + ", '" + lease.String() + "')"
+}
+
+func open(t *testing.T, url string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open("pgx", url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}

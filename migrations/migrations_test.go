@@ -1,0 +1,135 @@
+package migrations_test
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+
+	"github.com/pressly/goose/v3"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
+)
+
+func applied(t *testing.T, db *sql.DB) (names []string, all bool) {
+	t.Helper()
+	steps, err := migrations.Status(t.Context(), db)
+	require.NoError(t, err)
+	require.NotEmpty(t, steps)
+	all = true
+	for _, step := range steps {
+		if step.Applied {
+			names = append(names, step.Name)
+		}
+		all = all && step.Applied
+	}
+	return names, all
+}
+
+func TestUpAndDownToZeroAndUpAgain(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	db, psql := open(t, url), connect(t, url)
+
+	names, _ := applied(t, db)
+	require.Empty(t, names)
+	require.Empty(t, psql.one("to_regnamespace('fencedb')"), "asking for the status must create nothing")
+
+	for range 2 { // the second round proves that nothing was left behind
+		require.NoError(t, migrations.Up(t.Context(), db))
+		require.NoError(t, migrations.Up(t.Context(), db), "with nothing to do")
+		_, all := applied(t, db)
+		require.True(t, all)
+
+		require.NoError(t, migrations.Down(t.Context(), db))
+		require.NoError(t, migrations.Down(t.Context(), db), "with nothing to do")
+		require.Empty(t, psql.one("to_regnamespace('fencedb')"))
+	}
+}
+
+func TestProgramsMayMigrateAtOnce(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+
+	var programs errgroup.Group
+	for range 8 {
+		db := open(t, url)
+		programs.Go(func() error { return migrations.Up(t.Context(), db) })
+	}
+
+	require.NoError(t, programs.Wait())
+	_, all := applied(t, open(t, url))
+	require.True(t, all)
+}
+
+func TestTheApplicationsGooseIsNotTouched(t *testing.T) {
+	url := testenv.PostgresURL(t)
+	db, psql := open(t, url), connect(t, url)
+	psql.exec(`CREATE TABLE goose_db_version (mine text)`)
+	goose.AddNamedMigrationNoTxContext("00009_of_the_application.go", func(context.Context, *sql.DB) error {
+		panic("a migration of the application ran")
+	}, nil)
+	t.Cleanup(goose.ResetGlobalMigrations)
+
+	require.NoError(t, migrations.Up(t.Context(), db))
+
+	require.Equal(t, "0", psql.one(`SELECT count(*) FROM goose_db_version`))
+}
+
+func TestAFailedUpLeavesNothingAndCanBeRepeated(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	db, psql := open(t, url), connect(t, url)
+	psql.exec(`CREATE SCHEMA fencedb; CREATE TABLE fencedb.signing_key (in_the_way int)`)
+
+	require.ErrorContains(t, migrations.Up(t.Context(), db), "signing_key")
+	require.Empty(t, psql.one("to_regclass('fencedb.fences')"), "the failed migration is rolled back as a whole")
+
+	psql.exec(`DROP TABLE fencedb.signing_key`)
+	require.NoError(t, migrations.Up(t.Context(), db))
+}
+
+func TestDownRefusesWhileATableIsProtected(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	db, psql := open(t, url), connect(t, url)
+	require.NoError(t, migrations.Up(t.Context(), db))
+	psql.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+
+	require.ErrorContains(t, migrations.Down(t.Context(), db), "still protected: seats")
+	psql.refused("FN002", `INSERT INTO seats VALUES (1)`)
+
+	psql.exec(`SELECT fencedb.unprotect('seats')`)
+	require.NoError(t, migrations.Down(t.Context(), db))
+}
+
+func TestBadCallsAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]func(context.Context, *sql.DB) error{
+		"Up":   migrations.Up,
+		"Down": migrations.Down,
+		"Status": func(ctx context.Context, db *sql.DB) error {
+			_, err := migrations.Status(ctx, db)
+			return err
+		},
+	} {
+		require.ErrorContains(t, call(t.Context(), nil), "the database is nil", name)
+
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, call(ctx, open(t, testenv.PostgresURL(t))), context.Canceled, name)
+	}
+}
+
+func TestEveryTableColumnFunctionAndViewIsExplained(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+
+	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
+		WHERE p.pronamespace = 'fencedb'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL`))
+	require.Empty(t, s.one(`SELECT string_agg(c.relname, ', ') FROM pg_class c
+		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind IN ('r', 'v') AND c.relname <> 'goose_db_version'
+		  AND obj_description(c.oid, 'pg_class') IS NULL`))
+}

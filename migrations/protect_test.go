@@ -1,0 +1,388 @@
+package migrations_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// newSeats is a session with a protected table of three seats, written under token 41 of their rooms.
+func newSeats(t *testing.T) *session {
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, guest text)`)
+	s.exec(`INSERT INTO seats VALUES (1, 'red', 'ann'), (2, 'red', NULL), (3, 'blue', NULL)`)
+	s.exec(`SELECT fencedb.protect('seats', resource => $$ 'room:' || room $$)`)
+	return s
+}
+
+// writes is every kind of statement that changes a row of the red room.
+var writes = map[string]string{
+	"INSERT":            `INSERT INTO seats VALUES (9, 'red', 'zoe')`,
+	"INSERT SELECT":     `INSERT INTO seats SELECT 9, 'red', 'zoe'`,
+	"ON CONFLICT":       `INSERT INTO seats VALUES (1, 'red', 'zoe') ON CONFLICT (id) DO UPDATE SET guest = EXCLUDED.guest`,
+	"UPDATE":            `UPDATE seats SET guest = 'zoe' WHERE id = 1`,
+	"UPDATE FROM":       `UPDATE seats SET guest = v.g FROM (VALUES (1, 'zoe')) v(id, g) WHERE seats.id = v.id`,
+	"DELETE":            `DELETE FROM seats WHERE id = 1`,
+	"DELETE USING":      `DELETE FROM seats USING (VALUES (1)) v(id) WHERE seats.id = v.id`,
+	"writable CTE":      `WITH w AS (UPDATE seats SET guest = 'zoe' WHERE id = 1 RETURNING 1) SELECT count(*) FROM w`,
+	"MERGE update":      `MERGE INTO seats USING (VALUES (1)) v(id) ON seats.id = v.id WHEN MATCHED THEN UPDATE SET guest = 'zoe'`,
+	"MERGE insert":      `MERGE INTO seats USING (VALUES (9)) v(id) ON seats.id = v.id WHEN NOT MATCHED THEN INSERT VALUES (9, 'red', 'zoe')`,
+	"MERGE delete":      `MERGE INTO seats USING (VALUES (1)) v(id) ON seats.id = v.id WHEN MATCHED THEN DELETE`,
+	"through a view":    `UPDATE seats_view SET guest = 'zoe' WHERE id = 1`,
+	"through a routine": `CALL reseat()`,
+}
+
+func newSeatsWithDetours(t *testing.T) *session {
+	s := newSeats(t)
+	s.exec(`CREATE VIEW seats_view AS SELECT * FROM seats`)
+	s.exec(`CREATE PROCEDURE reseat() LANGUAGE sql SECURITY DEFINER AS $$ UPDATE seats SET guest = 'zoe' WHERE id = 1 $$`)
+	return s
+}
+
+func TestNoWriteWithoutAToken(t *testing.T) {
+	t.Parallel()
+	s := newSeatsWithDetours(t)
+	before := s.one(`SELECT json_agg(seats ORDER BY id) FROM seats`)
+
+	for _, write := range writes {
+		s.refused("FN002", write)
+	}
+	s.refused("FN002", `TRUNCATE seats`)
+	s.refused("FN002", `TRUNCATE seats CASCADE`)
+	s.refused("FN002", `COPY seats FROM PROGRAM 'printf "9\\tred\\tzoe\\t0\\n"'`)
+	s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE false`)
+
+	require.Equal(t, before, s.one(`SELECT json_agg(seats ORDER BY id) FROM seats`))
+}
+
+func TestNoWriteWithATokenOfAnotherResource(t *testing.T) {
+	t.Parallel()
+	s := newSeatsWithDetours(t)
+
+	for _, write := range writes {
+		err := s.refused("FN003", s.fenced(41, "room:blue", write))
+		var detail struct {
+			Resource string
+			Entered  []string
+		}
+		require.NoError(t, json.Unmarshal([]byte(err.Detail), &detail))
+		require.Equal(t, "room:red", detail.Resource)
+		require.Equal(t, []string{"room:blue"}, detail.Entered)
+	}
+	s.refused("FN002", s.fenced(41, "room:blue", `TRUNCATE seats`))
+}
+
+func TestEveryWriteWithTheRightToken(t *testing.T) {
+	t.Parallel()
+	s := newSeatsWithDetours(t)
+
+	for name, write := range writes {
+		s.exec("BEGIN; " + enter(41, "room:red") + "; " + write)
+		if name != "DELETE" && name != "DELETE USING" && name != "MERGE delete" {
+			require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM seats WHERE guest = 'zoe'`), name)
+		}
+		s.exec("ROLLBACK")
+	}
+	s.exec("BEGIN; " + enter(41, "room:red") + `; COPY seats FROM PROGRAM 'printf "9\\tred\\tzoe\\t0\\n"'; COMMIT`)
+	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM seats WHERE id = 9`))
+}
+
+func TestARowThatMovesNeedsTheTokensOfBothResources(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	const move = `UPDATE seats SET room = 'blue' WHERE id = 1`
+
+	s.refused("FN003", s.fenced(41, "room:red", move))
+	s.refused("FN003", s.fenced(41, "room:blue", move))
+	s.exec("BEGIN; " + enter(41, "room:red") + "; " + enter(7, "room:blue") + "; " + move + "; COMMIT")
+
+	require.Equal(t, "7", s.one(`SELECT last_fencing_token FROM seats WHERE id = 1`), "stamped with the token of where it is now")
+}
+
+func TestADeletedRowCannotBeReinsertedWithAnOlderToken(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(s.fenced(42, "room:red", `DELETE FROM seats WHERE room = 'red'`))
+
+	s.refused("FN001", s.fenced(41, "room:red", `INSERT INTO seats VALUES (1, 'red', 'zoe')`))
+
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM seats`))
+}
+
+func TestTheStampCannotBeChosen(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+
+	s.exec(s.fenced(41, "room:red", `UPDATE seats SET last_fencing_token = 99 WHERE id = 1`))
+
+	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM seats WHERE id = 1`))
+}
+
+// Somebody emptied the ledger; the rows still know.
+func TestARowRefusesAnOlderTokenEvenWithoutItsLedger(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(s.fenced(42, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
+	s.exec(`DELETE FROM fencedb.fences`)
+
+	s.refused("FN001", s.fenced(41, "room:red", `UPDATE seats SET guest = 'old' WHERE id = 1`))
+	s.refused("FN001", s.fenced(41, "room:red", `DELETE FROM seats WHERE id = 1`))
+}
+
+func TestASettingForgedByHandOpensNothing(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	const write = `UPDATE seats SET guest = 'zoe' WHERE id = 1`
+	s.exec("BEGIN; " + enter(41, "room:red"))
+	signed := s.one(`current_setting('fencedb.entered')`)
+	s.exec("COMMIT")
+	require.Contains(t, signed, `"room:red"`)
+
+	for _, setting := range map[string]string{
+		"copied from an earlier transaction": signed,
+		"unsigned":                           signed[64:],
+		"signature of something else":        signed[:64] + `{"tokens": {"room:red": 99}}`,
+		"only a signature":                   signed[:64],
+		"nothing":                            "",
+		"nonsense":                           "{",
+	} {
+		_, err := s.conn.Exec(t.Context(), `SELECT set_config('fencedb.entered', $1, false)`, setting)
+		require.NoError(t, err)
+		s.refused("FN002", write)
+		s.exec(enter(41, "room:blue")) // whatever stands there keeps nobody from entering
+		s.refused("FN002", `BEGIN; SELECT set_config('fencedb.entered', '`+setting+`', true); `+write)
+	}
+
+	s.refused("FN003", "BEGIN; "+enter(41, "room:blue")+`; `+write)
+	s.refused("FN002", "BEGIN; "+enter(41, "room:blue")+`;
+		SELECT set_config('fencedb.entered', replace(current_setting('fencedb.entered'), 'room:blue', 'room:red'), true); `+write)
+}
+
+// Also when the holder has switched off the time limits that enter set.
+func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+
+	s.refused("FN004", `BEGIN; SELECT fencedb.enter('room:red', 41, gen_random_uuid(), 20);
+		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+		SELECT pg_sleep(0.021);
+		UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+}
+
+func TestForeignKeyActionsAreWritesToo(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue'), ('empty')`)
+	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE ON UPDATE CASCADE`)
+
+	s.exec(`DELETE FROM rooms WHERE name = 'empty'`) // reaches no protected row
+	s.refused("FN002", `DELETE FROM rooms WHERE name = 'red'`)
+	s.refused("FN002", `UPDATE rooms SET name = 'pink' WHERE name = 'red'`)
+	s.refused("FN002", `TRUNCATE rooms CASCADE`)
+	s.refused("FN003", s.fenced(41, "room:blue", `DELETE FROM rooms WHERE name = 'red'`))
+	s.exec(s.fenced(41, "room:red", `DELETE FROM rooms WHERE name = 'red'`))
+
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM seats`))
+}
+
+func TestNamesThatNeedQuoting(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE SCHEMA "My ""App"""; CREATE TABLE "My ""App"""."Seat's $$ list" ("Room Nr" int, "select" text, "~row" text, old text)`)
+	const table = `"My ""App"""."Seat's $$ list"`
+
+	s.exec(`SELECT fencedb.protect('` + `"My ""App"""."Seat''s $$ list"` + `', resource => $r$ 'room:' || "Room Nr" || coalesce("select", '') || coalesce(old, '') $r$)`)
+
+	s.refused("FN002", `INSERT INTO `+table+` VALUES (1)`)
+	s.exec(s.fenced(41, "room:1", `INSERT INTO `+table+` VALUES (1)`))
+	s.exec(s.fenced(41, "room:1", `UPDATE `+table+` SET "~row" = 'x'`))
+	s.exec(`SELECT fencedb.unprotect('` + `"My ""App"""."Seat''s $$ list"` + `')`)
+	s.exec(`INSERT INTO ` + table + ` VALUES (2)`)
+}
+
+func TestPartitionedTables(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int, room text) PARTITION BY LIST (room);
+		CREATE TABLE seats_red PARTITION OF seats FOR VALUES IN ('red');
+		CREATE TABLE seats_rest (room text, id int); ALTER TABLE seats ATTACH PARTITION seats_rest DEFAULT`) // columns in another order
+	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+	s.exec(`CREATE TABLE seats_blue PARTITION OF seats FOR VALUES IN ('blue')`) // comes later
+
+	for _, table := range []string{"seats", "seats_red"} {
+		s.refused("FN002", `INSERT INTO `+table+` VALUES (1, 'red')`)
+		s.refused("FN003", s.fenced(41, "room:blue", `INSERT INTO `+table+` VALUES (1, 'red')`))
+		s.exec(s.fenced(41, "room:red", `INSERT INTO `+table+` VALUES (1, 'red')`))
+		s.refused("FN002", `TRUNCATE `+table)
+	}
+	s.refused("FN002", `INSERT INTO seats_blue VALUES (1, 'blue')`)
+	s.exec(s.fenced(41, "room:green", `INSERT INTO seats VALUES (1, 'green')`))
+	s.refused("FN003", s.fenced(41, "room:red", `UPDATE seats SET room = 'green' WHERE room = 'red'`))
+	s.exec("BEGIN; " + enter(41, "room:red") + "; " + enter(41, "room:green") + `; UPDATE seats SET room = 'green' WHERE room = 'red'; COMMIT`)
+	require.Equal(t, "3", s.one(`SELECT count(*) FROM seats_rest WHERE last_fencing_token = 41`))
+
+	s.exec(`TRUNCATE seats_blue`) // the documented gap of a partition that came later, until protect is called again
+	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+	s.refused("FN002", `TRUNCATE seats_blue`)
+
+	s.exec(`SELECT fencedb.unprotect('seats')`)
+	s.exec(`TRUNCATE seats; INSERT INTO seats VALUES (1, 'red')`)
+}
+
+func TestInheritedTables(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int, room text); CREATE TABLE box_seats (sofa boolean) INHERITS (seats)`)
+	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+
+	s.refused("FN002", `INSERT INTO box_seats VALUES (1, 'red')`)
+	s.exec(s.fenced(41, "room:red", `INSERT INTO box_seats VALUES (1, 'red')`))
+	s.refused("FN003", s.fenced(41, "room:blue", `UPDATE seats SET id = 2`))
+	s.refused("FN002", `TRUNCATE box_seats`)
+
+	s.exec(`SELECT fencedb.unprotect('seats'); TRUNCATE seats`)
+}
+
+func TestARowOfSeveralResources(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE transfers (id int, debtor int, creditor int, more text[])`)
+	s.exec(`SELECT fencedb.protect('transfers', $$ ARRAY['account:' || debtor, 'account:' || creditor] || more $$)`)
+	const write = `INSERT INTO transfers VALUES (1, 7, 8)`
+
+	s.refused("FN003", s.fenced(41, "account:7", write))
+	s.refused("FN003", s.fenced(41, "account:8", write))
+	s.exec("BEGIN; " + enter(41, "account:7") + "; " + enter(42, "account:8") + "; " + write + "; COMMIT")
+	s.refused("22004", s.fenced(41, "account:7", `INSERT INTO transfers VALUES (1, 7, NULL)`))
+}
+
+func TestARowWithoutAResourceIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (room text, also text[]); CREATE TABLE lists (rooms text[])`)
+	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || room $$); SELECT fencedb.protect('lists', 'rooms')`)
+
+	s.refused("22004", s.fenced(41, "room:red", `INSERT INTO seats VALUES (NULL)`))
+	s.refused("22004", s.fenced(41, "room:red", `INSERT INTO lists VALUES (NULL)`))
+	s.refused("22004", s.fenced(41, "room:red", `INSERT INTO lists VALUES ('{}')`))
+}
+
+func TestTheGuardJudgesTheRowAsItIsStored(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE FUNCTION to_blue() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.room := 'blue'; RETURN NEW; END $$`)
+	s.exec(`CREATE TRIGGER zzz BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION to_blue()`)
+
+	s.refused("FN003", s.fenced(41, "room:red", `INSERT INTO seats VALUES (9, 'red')`))
+}
+
+// What an operator or a function means is settled when the table is protected, not by the writer's search_path.
+func TestTheWritersSearchPathDoesNotChangeTheResource(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE FUNCTION public.slug(t text) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT lower(t) $$`)
+	s.exec(`CREATE TABLE seats (room text); SELECT fencedb.protect('seats', $$ 'room:' || slug(room) $$)`)
+	s.exec(`CREATE SCHEMA evil;
+		CREATE FUNCTION evil.slug(t text) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'mine' $$;
+		CREATE FUNCTION evil.cat(a text, b text) RETURNS text LANGUAGE sql IMMUTABLE AS $$ SELECT 'room:mine' $$;
+		CREATE OPERATOR evil.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.cat)`)
+
+	s.refused("FN003", `SET search_path = evil, pg_catalog; `+s.fenced(41, "room:mine", `INSERT INTO public.seats VALUES ('RED')`))
+	s.exec(s.fenced(41, "room:red", `INSERT INTO public.seats VALUES ('RED')`))
+}
+
+func TestProtectRefusesAnExpressionThatCouldNotWork(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int, room text, twice int GENERATED ALWAYS AS (id * 2) STORED)`)
+	s.exec(`CREATE FUNCTION fickle() RETURNS text LANGUAGE sql VOLATILE AS $$ SELECT 'x'::text $$`)
+
+	for name, expression := range map[string]string{
+		"unknown column":    `'room:' || rom`,
+		"not text":          `id`,
+		"volatile":          `'room:' || random()`,
+		"volatile function": `'room:' || fickle()`,
+		"subquery":          `(SELECT 'room:1')`,
+		"aggregate":         `max(room)`,
+		"window":            `first_value(room) OVER ()`,
+		"set":               `unnest(ARRAY['a'])`,
+		"generated column":  `'room:' || twice`,
+		"system column":     `'room:' || tableoid`,
+		"syntax":            `'room:' ||`,
+		"two expressions":   `room, room`,
+		"unbalanced":        `room) IS NOT NULL OR (true`,
+		"injection":         `room); DROP TABLE seats; SELECT ('x'`,
+		"comment":           `room) /*`,
+		"parameter":         `$1`,
+	} {
+		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', $1)`, expression)
+		require.ErrorContains(t, err, "resource expression for seats cannot be used", name)
+	}
+	for _, expression := range []any{"", "  ", nil} {
+		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', $1)`, expression)
+		require.ErrorContains(t, err, "needs a table and a resource expression")
+	}
+
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.protected_tables`))
+	s.exec(`INSERT INTO seats VALUES (1, 'red')`)
+	require.Equal(t, "3", s.one(`SELECT count(*) FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attnum > 0`))
+	s.exec(`SELECT fencedb.protect('seats', E'room -- with a comment')`)
+	s.exec(s.fenced(41, "red", `INSERT INTO seats VALUES (1, 'red')`))
+}
+
+func TestProtectRefusesWhatIsNoTable(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE VIEW v AS SELECT 'a'::text AS a; CREATE SEQUENCE q; CREATE TABLE odd (a text, last_fencing_token text)`)
+
+	for _, target := range []string{"v", "q", "pg_class_oid_index", "fencedb.fences"} {
+		s.refused("42809", `SELECT fencedb.protect('`+target+`', $$ 'x' $$)`)
+	}
+	s.refused("42804", `SELECT fencedb.protect('odd', $$ a $$)`)
+	s.refused("42P01", `SELECT fencedb.protect('nowhere', $$ 'x' $$)`)
+	s.refused("22023", `SELECT fencedb.protect(NULL, $$ 'x' $$)`)
+}
+
+func TestProtectingTwiceChangesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	triggers := `SELECT json_agg(t ORDER BY t.oid) FROM pg_trigger t`
+	before := s.one(triggers)
+
+	s.exec(`SELECT fencedb.protect('seats', resource => $$ 'room:' || room $$)`)
+
+	require.Equal(t, before, s.one(triggers))
+	err := s.refused("42710", `SELECT fencedb.protect('seats', resource => $$ 'seat:' || id $$)`)
+	require.Contains(t, err.Hint, "unprotect")
+}
+
+func TestUnprotectUndoesProtect(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int); CREATE TABLE own (id int, last_fencing_token bigint)`)
+	catalog := `SELECT json_build_array(
+		(SELECT json_agg(attname ORDER BY attnum) FROM pg_attribute WHERE attrelid IN ('seats'::regclass, 'own'::regclass) AND NOT attisdropped),
+		(SELECT count(*) FROM pg_trigger), (SELECT count(*) FROM pg_proc))`
+	before := s.one(catalog)
+
+	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$); SELECT fencedb.protect('own', $$ 'own:' || id $$)`)
+	require.Equal(t, "own,seats", s.one(`SELECT string_agg(table_name::text, ',' ORDER BY table_name::text) FROM fencedb.protected_tables WHERE enabled`))
+	s.exec(`SELECT fencedb.unprotect('seats'); SELECT fencedb.unprotect('own'); SELECT fencedb.unprotect('own')`)
+
+	require.Equal(t, before, s.one(catalog))
+
+	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$); SELECT fencedb.unprotect('seats', keep_column => true)`)
+	require.Equal(t, "bigint", s.one(`SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attname = 'last_fencing_token'`))
+}
+
+func TestRenamingAndRetypingKeepTheProtection(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`ALTER TABLE seats RENAME TO places; ALTER TABLE places ALTER room TYPE varchar(20); ALTER TABLE places ADD note text`)
+	s.exec(`CREATE TABLE seats (room text); SELECT fencedb.protect('seats', $$ 'new:' || room $$)`)
+
+	s.refused("FN002", `UPDATE places SET guest = 'zoe'`)
+	s.exec(s.fenced(41, "room:red", `UPDATE places SET guest = 'zoe' WHERE room = 'red'`))
+	s.exec(s.fenced(41, "new:red", `INSERT INTO seats VALUES ('red')`))
+}
