@@ -72,7 +72,7 @@ func TestNothingIsLeftWhenTheProgramIsKilledWhileItStarts(t *testing.T) {
 func TestNothingIsLeftWhenAServerDoesNotStart(t *testing.T) {
 	temp := sharedTempDir(t)
 	t.Setenv("TMPDIR", temp)
-	_, err := newRedisNode(t.Context(), redisBin(t), "--no-such-option", "1")
+	_, err := newRedisNode(t.Context(), redisBin(t), "", "--no-such-option", "1")
 	require.ErrorIs(t, err, errExited)
 	require.ErrorContains(t, err, "no-such-option", "the error shows the server's log")
 	_, err = newPostgresCluster(t.Context(), postgresBin(t), "no_such_setting=1")
@@ -88,7 +88,7 @@ func TestNothingIsLeftWhenTheStartIsCancelled(t *testing.T) {
 	cancel()
 	_, err := newPostgresCluster(ctx, postgresBin(t))
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = newRedisNode(ctx, redisBin(t))
+	_, err = newRedisNode(ctx, redisBin(t), "")
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, entries(t, temp))
 }
@@ -99,7 +99,7 @@ func TestServersRunWithoutGoroutines(t *testing.T) {
 	cluster, err := newPostgresCluster(t.Context(), postgresBin(t))
 	require.NoError(t, err)
 	defer cluster.stop()
-	node, err := newRedisNode(t.Context(), redisBin(t))
+	node, err := newRedisNode(t.Context(), redisBin(t), "")
 	require.NoError(t, err)
 	defer node.stop()
 	goleak.VerifyNone(t, before)

@@ -132,6 +132,17 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 	return nil
 }
 
+// restart starts the server on the port it had. After a crash the old server's children need a
+// moment to notice, and until then a new one refuses to touch their shared memory.
+func (c *postgresCluster) restart(ctx context.Context) error {
+	for {
+		err := c.start(ctx, c.port)
+		if !errors.Is(err, errExited) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
 // ready reads the status line that the postmaster keeps in its own data directory. Unlike a
 // connection to the port, it cannot be answered by another server.
 func (c *postgresCluster) ready(context.Context) bool {

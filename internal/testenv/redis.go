@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,7 +42,7 @@ func obtainRedis(ctx context.Context, h host) (*redisServer, error) {
 	case from.docker != nil:
 		return from.docker.redis(ctx)
 	}
-	node, err := newRedisNode(ctx, from.binary)
+	node, err := newRedisNode(ctx, from.binary, "")
 	if err != nil {
 		return nil, err
 	}
@@ -70,18 +71,23 @@ type redisNode struct {
 	bin     string
 	dir     string
 	port    int
-	args    []string
+	config  []string // path of a configuration file, or none
+	args    []string // those of redis-server; they count more than the file and the defaults
 	process *process // nil before the first start
 }
 
-// newRedisNode starts a node; args come after the defaults. On error nothing is left behind.
-func newRedisNode(ctx context.Context, bin string, args ...string) (*redisNode, error) {
+// newRedisNode starts a node, over a configuration file if it gets the text of one. On error nothing is
+// left behind.
+func newRedisNode(ctx context.Context, bin, config string, args ...string) (*redisNode, error) {
 	var nobodyElse *account
 	dir, err := nobodyElse.tempDir()
 	if err != nil {
 		return nil, err
 	}
 	n := &redisNode{bin: bin, dir: dir, args: args}
+	if err := n.configure(config); err != nil {
+		return nil, errors.Join(err, n.stop())
+	}
 	err = onFreePort(ctx, func(port int) error {
 		n.port = port
 		return n.start(ctx)
@@ -92,10 +98,20 @@ func newRedisNode(ctx context.Context, bin string, args ...string) (*redisNode, 
 	return n, nil
 }
 
+func (n *redisNode) configure(text string) error {
+	if text == "" {
+		return nil
+	}
+	file := filepath.Join(n.dir, "redis.conf")
+	n.config = []string{file}
+	return os.WriteFile(file, []byte(text), 0o600)
+}
+
 // start starts the server on its port and returns once it has loaded its data and answers.
 func (n *redisNode) start(ctx context.Context) error {
-	place := []string{n.bin, "--bind", loopback, "--port", strconv.Itoa(n.port), "--dir", n.dir}
-	c := command{dir: n.dir, stop: stopRedis, env: serverEnv(), argv: slices.Concat(place, redisDefaults, n.args)}
+	place := []string{"--bind", loopback, "--port", strconv.Itoa(n.port), "--dir", n.dir}
+	argv := slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)
+	c := command{dir: n.dir, stop: stopRedis, env: serverEnv(), argv: argv}
 	process, err := n.process.succeed(c)
 	if err != nil {
 		return err
@@ -117,7 +133,7 @@ func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
 		return false // the client would try again, and log, where we ask again anyway
 	}
 	info, err := client.Info(ctx, "server").Result()
-	return err == nil && strings.Contains(info, fmt.Sprintf("\nprocess_id:%d\r", n.process.pid))
+	return err == nil && parseInfo(info)["process_id"] == strconv.Itoa(n.process.pid)
 }
 
 func (n *redisNode) addr() string { return address(n.port) }
@@ -147,4 +163,15 @@ func (n *redisNode) asServer() *redisServer {
 func newRedisClient(options *redis.Options) *redis.Client {
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(options)
+}
+
+// parseInfo takes the fields out of the text that INFO and CLUSTER INFO answer.
+func parseInfo(text string) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.SplitSeq(text, "\r\n") {
+		if name, value, ok := strings.Cut(line, ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields
 }

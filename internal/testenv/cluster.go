@@ -1,0 +1,207 @@
+package testenv
+
+import (
+	"context"
+	"net"
+	"strconv"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// ClusterServers is a Redis Cluster of three masters without replicas. Its methods fail the test on
+// error and must be called from the test's goroutine.
+type ClusterServers struct {
+	t     testing.TB
+	nodes []*RedisServer
+	ids   []string // of the nodes, by which cluster commands name them
+	owner []int    // node of each slot, by our own doing
+}
+
+const (
+	clusterMasters = 3
+	clusterSlots   = 16384
+)
+
+// Cluster starts three processes, shares the slots out evenly and returns once all three serve. The
+// arguments are those of redis-server, for each of them. Everything ends with the test.
+func Cluster(t testing.TB, args ...string) *ClusterServers {
+	t.Helper()
+	c := &ClusterServers{t: t, owner: make([]int, clusterSlots)}
+	for range clusterMasters {
+		c.addNode(args)
+	}
+	for i := range c.nodes {
+		c.giveSlots(i, i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters)
+	}
+	for _, node := range c.nodes[1:] {
+		c.meet(c.nodes[0], node)
+	}
+	await(t, "the cluster to form", c.formed)
+	return c
+}
+
+// addNode starts a node. Its bus gets a port of its own, because the usual one, 10000 above the
+// other, can lie among those of outgoing connections.
+func (c *ClusterServers) addNode(args []string) {
+	c.t.Helper()
+	var node *RedisServer
+	err := onFreePort(c.t.Context(), func(bus int) error {
+		node = OwnRedis(c.t, append([]string{
+			"--cluster-enabled", "yes",
+			"--cluster-config-file", "nodes.conf",
+			"--cluster-node-timeout", "2000", // ms
+			"--cluster-port", strconv.Itoa(bus),
+		}, args...)...)
+		return nil
+	})
+	if err != nil {
+		c.t.Fatalf("testenv: %v", err)
+	}
+	id, err := node.Client().Do(c.t.Context(), "CLUSTER", "MYID").Text()
+	if err != nil {
+		c.t.Fatalf("testenv: %v", err)
+	}
+	c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
+}
+
+// giveSlots assigns the slots from first to before end. The epochs settle in advance what the nodes
+// would otherwise have to: whose claim counts.
+func (c *ClusterServers) giveSlots(node, first, end int) {
+	c.t.Helper()
+	c.do(c.nodes[node], "CLUSTER", "SET-CONFIG-EPOCH", node+1)
+	c.do(c.nodes[node], "CLUSTER", "ADDSLOTSRANGE", first, end-1)
+	for slot := first; slot < end; slot++ {
+		c.owner[slot] = node
+	}
+}
+
+func (c *ClusterServers) meet(one, other *RedisServer) {
+	c.t.Helper()
+	host, port, err := net.SplitHostPort(other.Addr())
+	if err != nil {
+		c.t.Fatalf("testenv: %v", err)
+	}
+	bus, err := other.Client().ConfigGet(c.t.Context(), "cluster-port").Result()
+	if err != nil {
+		c.t.Fatalf("testenv: %v", err)
+	}
+	c.do(one, "CLUSTER", "MEET", host, port, bus["cluster-port"])
+}
+
+// formed reports whether every node knows all others, sees every slot served and serves.
+func (c *ClusterServers) formed(ctx context.Context) bool {
+	for _, node := range c.nodes {
+		info, err := node.Client().ClusterInfo(ctx).Result()
+		if err != nil {
+			return false
+		}
+		state := parseInfo(info)
+		if state["cluster_state"] != "ok" || state["cluster_known_nodes"] != strconv.Itoa(len(c.nodes)) ||
+			state["cluster_slots_ok"] != strconv.Itoa(clusterSlots) {
+			return false
+		}
+	}
+	return true
+}
+
+// Nodes returns the masters.
+func (c *ClusterServers) Nodes() []*RedisServer { return c.nodes }
+
+// Options returns what redis.NewClusterClient needs.
+func (c *ClusterServers) Options() *redis.ClusterOptions {
+	options := &redis.ClusterOptions{
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	for _, node := range c.nodes {
+		options.Addrs = append(options.Addrs, node.Addr())
+	}
+	return options
+}
+
+// Client returns a new client of the cluster; it is closed at the end of the test.
+func (c *ClusterServers) Client() *redis.ClusterClient {
+	client := redis.NewClusterClient(c.Options())
+	c.t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
+	return client
+}
+
+// Slot returns the slot of a key.
+func (c *ClusterServers) Slot(key string) int {
+	c.t.Helper()
+	slot, err := c.nodes[0].Client().ClusterKeySlot(c.t.Context(), key).Result()
+	if err != nil {
+		c.t.Fatalf("testenv: %v", err)
+	}
+	return int(slot)
+}
+
+// Owner returns the master that serves a slot.
+func (c *ClusterServers) Owner(slot int) *RedisServer { return c.nodes[c.owner[slot]] }
+
+// MoveSlot gives a slot and its keys to the next master, while clients go on using them, and returns
+// once every node knows.
+func (c *ClusterServers) MoveSlot(slot int) {
+	c.t.Helper()
+	c.BeginMove(slot)
+	c.FinishMove(slot)
+}
+
+// BeginMove leaves a slot on its way to the next master: keys still at the old one are served there,
+// and for all others it answers ASK. Multi-key commands over both answer TRYAGAIN.
+func (c *ClusterServers) BeginMove(slot int) {
+	c.t.Helper()
+	from, to := c.owner[slot], c.next(slot)
+	c.do(c.nodes[to], "CLUSTER", "SETSLOT", slot, "IMPORTING", c.ids[from])
+	c.do(c.nodes[from], "CLUSTER", "SETSLOT", slot, "MIGRATING", c.ids[to])
+}
+
+// FinishMove moves the keys and then the slot.
+func (c *ClusterServers) FinishMove(slot int) {
+	c.t.Helper()
+	from, to := c.owner[slot], c.next(slot)
+	c.moveKeys(slot, c.nodes[from], c.nodes[to])
+	// The new owner first: should we die in between, a slot with two owners is better than one with none.
+	for _, node := range []int{to, from} {
+		c.do(c.nodes[node], "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
+	}
+	for i, node := range c.nodes {
+		if i != to && i != from {
+			c.do(node, "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
+		}
+	}
+	c.owner[slot] = to
+}
+
+func (c *ClusterServers) moveKeys(slot int, from, to *RedisServer) {
+	c.t.Helper()
+	host, port, err := net.SplitHostPort(to.Addr())
+	if err != nil {
+		c.t.Fatalf("testenv: %v", err)
+	}
+	const atOnce, timeout = 100, 5000 // keys, milliseconds
+	for {
+		keys, err := from.Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result()
+		if err != nil {
+			c.t.Fatalf("testenv: %v", err)
+		}
+		if len(keys) == 0 {
+			return
+		}
+		migrate := []any{"MIGRATE", host, port, "", 0, timeout, "KEYS"}
+		for _, key := range keys {
+			migrate = append(migrate, key)
+		}
+		c.do(from, migrate...)
+	}
+}
+
+func (c *ClusterServers) next(slot int) int { return (c.owner[slot] + 1) % len(c.nodes) }
+
+func (c *ClusterServers) do(node *RedisServer, command ...any) {
+	c.t.Helper()
+	if err := node.Client().Do(c.t.Context(), command...).Err(); err != nil {
+		c.t.Fatalf("testenv: %v on %s: %v", command[:2], node.Addr(), err)
+	}
+}

@@ -1,0 +1,196 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// SentinelServers is a Redis primary with two replicas, watched by three sentinels. Its methods fail
+// the test on error and must be called from the test's goroutine.
+type SentinelServers struct {
+	t         testing.TB
+	data      []*RedisServer
+	sentinels []*RedisServer
+}
+
+// primaryName is what the sentinels call the primary.
+const primaryName = "fencedb"
+
+// sentinelConfig waits for half a second where a production set-up waits for half a minute.
+const sentinelConfig = `sentinel monitor ` + primaryName + ` %s %s 2
+sentinel down-after-milliseconds ` + primaryName + ` 500
+sentinel failover-timeout ` + primaryName + ` 2000
+`
+
+// sentinelPeriods, in milliseconds, quicken what the configuration file cannot. PUBLISH-PERIOD must
+// stay above 250: a sentinel that has not heard of a promotion within four of them undoes it, and the
+// one that leads a failover looks for its success only once a second. The last line keeps a sentinel
+// that did not get the processor for a while from standing aside for 30 s.
+var sentinelPeriods = []any{
+	"INFO-PERIOD", 100, "PING-PERIOD", 100, "ASK-PERIOD", 100, "PUBLISH-PERIOD", 500,
+	"ELECTION-TIMEOUT", 1000, "MIN-LINK-RECONNECT-PERIOD", 500,
+	"TILT-TRIGGER", 20_000, "TILT-PERIOD", 500,
+}
+
+// Sentinel starts six processes and returns once the sentinels know each other and both replicas. The
+// arguments are those of redis-server, for the primary and the replicas. Everything ends with the test.
+func Sentinel(t testing.TB, args ...string) *SentinelServers {
+	t.Helper()
+	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
+	primary := OwnRedis(t, args...)
+	host, port, err := net.SplitHostPort(primary.Addr())
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	s := &SentinelServers{t: t, data: []*RedisServer{primary}}
+	for range 2 {
+		s.data = append(s.data, OwnRedis(t, slices.Concat(args, []string{"--replicaof", host, port})...))
+	}
+	for range 3 {
+		s.sentinels = append(s.sentinels, startSentinel(t, fmt.Sprintf(sentinelConfig, host, port)))
+	}
+	s.await("the sentinels to know each other and both replicas", s.complete)
+	return s
+}
+
+// startSentinel starts one over a configuration file of its own, in which it keeps its state.
+func startSentinel(t testing.TB, config string) *RedisServer {
+	t.Helper()
+	s := ownRedis(t, config, "--sentinel")
+	if err := s.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err(); err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
+	return s
+}
+
+// Options returns what redis.NewFailoverClient needs.
+func (s *SentinelServers) Options() *redis.FailoverOptions {
+	options := &redis.FailoverOptions{MasterName: primaryName}
+	for _, sentinel := range s.sentinels {
+		options.SentinelAddrs = append(options.SentinelAddrs, sentinel.Addr())
+	}
+	return options
+}
+
+// Client returns a new client that follows the primary; it is closed at the end of the test.
+func (s *SentinelServers) Client() *redis.Client {
+	client := redis.NewFailoverClient(s.Options())
+	s.t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
+	return client
+}
+
+// Primary returns the server that the sentinels agree on.
+func (s *SentinelServers) Primary() *RedisServer {
+	s.t.Helper()
+	var primary *RedisServer
+	s.await("the sentinels to agree on a primary", func(ctx context.Context) bool {
+		primary = s.agreed(ctx)
+		return primary != nil
+	})
+	return primary
+}
+
+// Replicas returns the other two servers, dead or alive.
+func (s *SentinelServers) Replicas() []*RedisServer {
+	s.t.Helper()
+	primary := s.Primary()
+	return slices.DeleteFunc(slices.Clone(s.data), func(r *RedisServer) bool { return r == primary })
+}
+
+// Failover makes a replica the primary, in good order, and returns the new one once the sentinels
+// agree on it and the others follow it. What the old primary had not replicated yet is lost.
+func (s *SentinelServers) Failover() *RedisServer {
+	s.t.Helper()
+	old := s.Primary()
+	s.await("a sentinel to begin a failover", func(ctx context.Context) bool {
+		return s.sentinels[0].Client().Do(ctx, "SENTINEL", "FAILOVER", primaryName).Err() == nil
+	})
+	promoted := s.AwaitPromotion(old)
+	s.await("the others to follow the new primary", s.complete)
+	return promoted
+}
+
+// AwaitPromotion returns the new primary once the sentinels have agreed on one that is not old and it
+// takes writes. For a test that has killed, paused or cut off the old one.
+func (s *SentinelServers) AwaitPromotion(old *RedisServer) *RedisServer {
+	s.t.Helper()
+	var promoted *RedisServer
+	s.await("a replica to be promoted", func(ctx context.Context) bool {
+		promoted = s.agreed(ctx)
+		return promoted != nil && promoted != old && replication(ctx, promoted)["role"] == "master"
+	})
+	return promoted
+}
+
+// CutOff separates the primary from its replicas: it goes on serving, but what is written to it now is
+// lost when one of them is promoted. They stay paused until they are resumed.
+func (s *SentinelServers) CutOff() {
+	s.t.Helper()
+	primary := s.Primary()
+	for _, replica := range s.Replicas() {
+		replica.Pause()
+	}
+	// Or what is written waits in the sockets of the replicas until they are resumed.
+	if err := primary.Client().ClientKillByFilter(s.t.Context(), "TYPE", "replica").Err(); err != nil {
+		s.t.Fatalf("testenv: %v", err)
+	}
+}
+
+// agreed returns the primary that all sentinels name, or nil if they differ.
+func (s *SentinelServers) agreed(ctx context.Context) *RedisServer {
+	var named string
+	for _, sentinel := range s.sentinels {
+		addr, err := sentinel.Client().Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", primaryName).StringSlice()
+		if err != nil || len(addr) != 2 {
+			return nil
+		}
+		if at := net.JoinHostPort(addr[0], addr[1]); named == "" || named == at {
+			named = at
+			continue
+		}
+		return nil
+	}
+	at := slices.IndexFunc(s.data, func(r *RedisServer) bool { return r.Addr() == named })
+	if at < 0 {
+		return nil
+	}
+	return s.data[at]
+}
+
+// complete reports whether every sentinel sees the other two and two replicas whose link is up.
+func (s *SentinelServers) complete(ctx context.Context) bool {
+	primary := s.agreed(ctx)
+	if primary == nil || replication(ctx, primary)["connected_slaves"] != "2" {
+		return false
+	}
+	for _, sentinel := range s.sentinels {
+		if !sees(ctx, sentinel, "num-other-sentinels", "2") || !sees(ctx, sentinel, "num-slaves", "2") {
+			return false
+		}
+	}
+	for _, replica := range s.data {
+		if replica != primary && replication(ctx, replica)["master_link_status"] != "up" {
+			return false
+		}
+	}
+	return true
+}
+
+func sees(ctx context.Context, sentinel *RedisServer, what, number string) bool {
+	primary := redis.NewMapStringStringCmd(ctx, "SENTINEL", "MASTER", primaryName)
+	return sentinel.Client().Process(ctx, primary) == nil && primary.Val()[what] == number
+}
+
+func replication(ctx context.Context, server *RedisServer) map[string]string {
+	return parseInfo(server.Client().Info(ctx, "replication").Val())
+}
+
+func (s *SentinelServers) await(what string, done func(context.Context) bool) {
+	s.t.Helper()
+	await(s.t, what, done)
+}
