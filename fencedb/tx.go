@@ -51,7 +51,7 @@ func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts 
 	defer tx.end() // after a panic in fn; otherwise it has ended by then
 
 	if err := fn(tx); err != nil {
-		return tx.abort(err)
+		return tx.abort(tx.withOwn(err))
 	}
 	if err := tx.open(ctx); err != nil {
 		return tx.abort(err)
@@ -77,6 +77,14 @@ func (tx *fencedTx) end() {
 	_ = tx.inner.Rollback(ctx) // if it fails, pgx has closed the connection, and the server rolls back
 	tx.release()
 	tx.inner, tx.err = nil, pgx.ErrTxClosed
+}
+
+// withOwn adds why the fence could not be entered to an error of the function, which may have lost it on the way.
+func (tx *fencedTx) withOwn(err error) error {
+	if tx.err == nil || errors.Is(err, tx.err) {
+		return err
+	}
+	return fmt.Errorf("%w (then: %w)", tx.err, err)
 }
 
 // abort rolls back and returns what err means.

@@ -1,0 +1,165 @@
+package fencedb_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// pointerGrant is a grant like *lease.Lease, of which a nil pointer may be passed by mistake.
+type pointerGrant struct{ resource string }
+
+func (g *pointerGrant) Resource() string { return g.resource }
+func (g *pointerGrant) Token() int64     { return 1 }
+func (g *pointerGrant) LeaseID() uuid.UUID {
+	return uuid.NewSHA1(uuid.NameSpaceOID, []byte(g.resource))
+}
+
+func TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/nowhere")
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	id := uuid.New()
+	new := func(resource string, token int64, id uuid.UUID) fencedb.Grant {
+		return fencedb.NewGrant(resource, token, id, time.Time{})
+	}
+
+	for _, bad := range []struct {
+		grant fencedb.Grant
+		says  string
+	}{
+		{nil, "the grant is nil"},
+		{(*pointerGrant)(nil), "the grant is nil"},
+		{fencedb.All[fencedb.Grant](), "there is no grant"},
+		{fencedb.All(new("a", 1, id), nil), "the grant is nil"},
+		{new("", 1, id), "1 to 512 bytes, it has 0"},
+		{new(strings.Repeat("x", 513), 1, id), "1 to 512 bytes, it has 513"},
+		{new("a\x00b", 1, id), "without NUL"},
+		{new("a\xff", 1, id), "valid UTF-8"},
+		{new("a", 0, id), `the fencing token for "a" must be positive, it is 0`},
+		{new("a", -1, id), "must be positive, it is -1"},
+		{new("a", 1, uuid.Nil), "nil id"},
+		{fencedb.All(new("a", 1, id), new("b", 1, id), new("a", 2, id)), `two different grants for "a", with tokens 1 and 2`},
+		{fencedb.All(new("a", 1, id), new("a", 1, uuid.New())), `two different grants for "a"`},
+	} {
+		err := fencedb.Tx(t.Context(), pool, bad.grant, func(pgx.Tx) error { panic("must not be called") })
+		require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+		require.ErrorContains(t, err, bad.says)
+		require.ErrorIs(t, fencedb.Seal(t.Context(), pool, bad.grant), fencedb.ErrInvalidGrant)
+		require.ErrorIs(t, fencedb.Enter(t.Context(), nil, bad.grant), fencedb.ErrInvalidGrant)
+	}
+}
+
+func TestResourcesOfEveryShape(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, resource := range []string{
+		"a", "table:12", " ", `"`, `'`, `\`, "{}", "}{", "ünï:🎉", "a\nb", "%s", "$1", strings.Repeat("x", 512), strings.Repeat("🎉", 128),
+	} {
+		require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant(resource, 2)), "%q", resource)
+		require.EqualValues(t, 2, w.fence(resource), "%q", resource)
+		var stale *fencedb.StaleError
+		require.ErrorAs(t, fencedb.Seal(t.Context(), w.pool, grant(resource, 1)), &stale)
+		require.Equal(t, resource, stale.Resource)
+	}
+}
+
+func TestTokensOfEverySize(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, token := range []int64{1, 1<<53 - 1, 1 << 53, 1<<53 + 1, 1<<63 - 2, 1<<63 - 1} {
+		require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", token)))
+		var stale *fencedb.StaleError
+		require.ErrorAs(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", max(1, token-1))), &stale)
+		require.Equal(t, token, stale.Stored)
+	}
+}
+
+func TestAllEntersEveryGrant(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	all := fencedb.All(&pointerGrant{"b"}, &pointerGrant{"a"}, &pointerGrant{"b"})
+	nested := fencedb.All(all, grant("c", 3))
+
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, nested))
+
+	require.Equal(t, []int64{1, 1, 3}, []int64{w.fence("a"), w.fence("b"), w.fence("c")})
+	require.Equal(t, "b", nested.Resource())
+	require.EqualValues(t, 1, nested.Token())
+	require.NotEqual(t, uuid.Nil, nested.LeaseID())
+	none := fencedb.All[fencedb.Grant]()
+	require.Equal(t, "", none.Resource())
+	require.Zero(t, none.Token())
+	require.Equal(t, uuid.Nil, none.LeaseID())
+}
+
+func TestTheEarliestEndOfSeveralGrantsBoundsTheTransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	grants := fencedb.All(grantFor("a", 1, time.Hour), grantFor("b", 1, -time.Second), grant("c", 1))
+
+	require.ErrorIs(t, fencedb.Seal(t.Context(), w.pool, grants), fencedb.ErrLeaseOver)
+}
+
+func TestEnterJoinsAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+
+	err := pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+		if err := fencedb.Enter(ctx, tx, grant("table:12", 42)); err != nil {
+			return err
+		}
+		return book(ctx, tx, 12, "ann")
+	})
+	require.NoError(t, err)
+
+	enter := func(g fencedb.Grant) error {
+		return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error { return fencedb.Enter(ctx, tx, g) })
+	}
+	require.ErrorIs(t, enter(grant("table:12", 41)), fencedb.ErrStale)
+	require.ErrorIs(t, enter(grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
+
+	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return fencedb.Enter(ctx, savepoint, grant("table:12", 43)) })
+	})
+	require.ErrorContains(t, err, "before any savepoint")
+	require.EqualValues(t, 42, w.fence("table:12"))
+}
+
+func TestAContextThatIsDoneSendsNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	cause := context.Canceled
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+
+	require.ErrorIs(t, fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(pgx.Tx) error { return nil }), cause)
+	require.ErrorIs(t, fencedb.Seal(ctx, w.pool, grant("table:12", 41)), cause)
+	require.Zero(t, w.fence("table:12"))
+}
+
+func TestAContextCancelledBeforeCommitRollsBackAndSaysWhy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	lost := &fencedb.BusyError{} // any error of its own type
+	ctx, cancel := context.WithCancelCause(t.Context())
+
+	err := fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		defer cancel(lost)
+		return book(ctx, tx, 12, "ann")
+	})
+
+	require.ErrorIs(t, err, lost, "the cause of the context is in the error")
+	require.Empty(t, w.guests())
+	require.Zero(t, w.pool.Stat().AcquiredConns())
+}

@@ -1,0 +1,285 @@
+package fencedb_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// Two holders, every order of events that matters. Each is a connection of its own, driven step by step; a step that must
+// wait for the other holder runs in the background, and the test goes on when the server says that it waits.
+
+// holder is one side: a connection with a transaction that has entered, or is about to.
+type holder struct {
+	*world
+	conn  *pgx.Conn
+	grant fencedb.Grant
+	tx    pgx.Tx
+}
+
+func (w *world) holder(g fencedb.Grant) *holder {
+	return &holder{world: w, conn: w.conn(), grant: g}
+}
+
+func (h *holder) begin(o pgx.TxOptions) error {
+	var err error
+	h.tx, err = h.conn.BeginTx(h.Context(), o)
+	require.NoError(h, err)
+	return fencedb.Enter(h.Context(), h.tx, h.grant)
+}
+
+// enter must succeed at once.
+func (h *holder) enter() *holder {
+	h.Helper()
+	require.NoError(h, h.begin(pgx.TxOptions{}))
+	return h
+}
+
+// entering begins in the background and returns once the server says that it waits.
+func (h *holder) entering(o pgx.TxOptions) <-chan error {
+	h.Helper()
+	done := make(chan error, 1)
+	go func() { done <- h.begin(o) }()
+	h.awaitBlocked(h.conn.PgConn().PID())
+	return done
+}
+
+func (h *holder) read() (guests []string) {
+	h.Helper()
+	rows, _ := h.tx.Query(h.Context(), `SELECT guest FROM bookings ORDER BY id`)
+	guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(h, err)
+	return guests
+}
+
+func (h *holder) book(guest string) {
+	h.Helper()
+	require.NoError(h, book(h.Context(), h.tx, 12, guest))
+}
+
+func (h *holder) commit() {
+	h.Helper()
+	require.NoError(h, h.tx.Commit(h.Context()))
+}
+
+func received(t *testing.T, done <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "still waiting after 10 s")
+		return nil
+	}
+}
+
+func TestStaleWaitsBehindNewerAndIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, b := w.holder(grant("table:12", 41)), w.holder(grant("table:12", 42))
+	a.enter().commit()
+
+	b.enter() // 42 has advanced the fence, but not committed: a cannot know yet
+	waiting := a.entering(pgx.TxOptions{})
+	b.book("ben")
+	b.commit()
+
+	require.ErrorIs(t, received(t, waiting), fencedb.ErrStale)
+	require.Equal(t, []string{"ben"}, w.guests())
+}
+
+func TestStaleGoesOnWhenTheNewerRollsBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, b := w.holder(grant("table:12", 41)), w.holder(grant("table:12", 42))
+	a.enter().commit()
+
+	b.enter()
+	waiting := a.entering(pgx.TxOptions{})
+	require.NoError(t, b.tx.Rollback(t.Context()))
+
+	require.NoError(t, received(t, waiting), "nothing newer has committed")
+	a.book("ann")
+	a.commit()
+	require.Equal(t, []string{"ann"}, w.guests())
+}
+
+// S3. Without the wait, b would read an empty table and book it a second time.
+func TestNewerWaitsForTheOlderAndReadsWhatItWrote(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, b := w.holder(grant("table:12", 41)), w.holder(grant("table:12", 42))
+
+	a.enter()
+	require.Empty(t, a.read())
+	waiting := b.entering(pgx.TxOptions{})
+	a.book("ann")
+	a.commit()
+
+	require.NoError(t, received(t, waiting))
+	require.Equal(t, []string{"ann"}, b.read())
+	b.commit()
+	require.ErrorIs(t, fencedb.Seal(t.Context(), w.pool, a.grant), fencedb.ErrStale)
+}
+
+// S3 from the other side: between b's read and b's write, a cannot commit anything.
+func TestWhatTheNewerHasReadCannotBeChangedByTheOlder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, b := w.holder(grant("table:12", 41)), w.holder(grant("table:12", 42))
+	a.enter().commit()
+
+	b.enter()
+	require.Empty(t, b.read())
+	waiting := a.entering(pgx.TxOptions{})
+	require.Empty(t, b.read())
+	b.book("ben")
+	b.commit()
+
+	require.ErrorIs(t, received(t, waiting), fencedb.ErrStale)
+	require.Equal(t, []string{"ben"}, w.guests())
+}
+
+func TestTransactionsOfOneLeaseRunSideBySide(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := grant("table:12", 41)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, g))
+	first, second := w.holder(g).enter(), w.holder(g).enter()
+
+	first.book("ann")
+	second.book("ben")
+	second.commit()
+	first.commit()
+
+	require.Equal(t, []string{"ann", "ben"}, w.guests())
+}
+
+// Both see a fence that is too low. Had they shared it before raising it, neither could raise it.
+func TestTwoFirstTransactionsOfOneLeaseDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 40)))
+	g := grant("table:12", 41)
+	first, second := w.holder(g), w.holder(g)
+
+	first.enter()
+	waiting := second.entering(pgx.TxOptions{})
+	first.book("ann")
+	first.commit()
+
+	require.NoError(t, received(t, waiting))
+	require.Equal(t, []string{"ann"}, second.read())
+	second.commit()
+}
+
+func TestTwoFirstTransactionsOfANewResourceDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := grant("table:12", 41)
+	first, second := w.holder(g), w.holder(g)
+
+	first.enter()
+	waiting := second.entering(pgx.TxOptions{})
+	first.commit()
+
+	require.NoError(t, received(t, waiting))
+	second.commit()
+}
+
+func TestANewcomerWaitsForAllTransactionsOfTheOldLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := grant("table:12", 41)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, g))
+	first, second := w.holder(g).enter(), w.holder(g).enter()
+	b := w.holder(grant("table:12", 42))
+
+	waiting := b.entering(pgx.TxOptions{})
+	first.commit()
+	w.awaitBlocked(b.conn.PgConn().PID())
+	second.commit()
+
+	require.NoError(t, received(t, waiting))
+}
+
+func TestResourcesInOppositeOrderDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.holder(fencedb.All(grant("x", 1), grant("y", 1), grant("Z", 1)))
+	b := w.holder(fencedb.All(grant("Z", 2), grant("y", 2), grant("x", 2)))
+
+	a.enter()
+	waiting := b.entering(pgx.TxOptions{})
+	// b waits for the first of all. If it had begun at its own end it would hold something now.
+	for _, resource := range []string{"x", "y", "Z"} {
+		require.Zero(t, w.fence(resource))
+	}
+	a.commit()
+
+	require.NoError(t, received(t, waiting))
+	b.commit()
+	require.EqualValues(t, 2, w.fence("Z"))
+}
+
+func TestManyTransactionsOverOverlappingSetsDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	lease := func(resource string) fencedb.Grant { return grant(resource, 1) }
+	x, y, z := lease("x"), lease("y"), lease("z")
+	sets := []fencedb.Grant{fencedb.All(x, y), fencedb.All(y, z), fencedb.All(z, x), fencedb.All(z, y, x)}
+
+	done := make(chan error)
+	for i := range 40 {
+		go func() {
+			done <- fencedb.Tx(t.Context(), w.pool, sets[i%len(sets)], func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), `SELECT 1`)
+				return err
+			})
+		}()
+	}
+	for range 40 {
+		require.NoError(t, received(t, done))
+	}
+}
+
+// At the higher levels the snapshot is older than the wait, so the server answers 40001. Tx says which of the two it was.
+func TestHigherIsolationLevels(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			a := w.holder(grant("table:12", 41)).enter()
+			options := fencedb.TxOptions(pgx.TxOptions{IsoLevel: level})
+			conn := w.conn()
+			tx := func(g fencedb.Grant) error {
+				return fencedb.Tx(t.Context(), conn, g, func(tx pgx.Tx) error {
+					return book(t.Context(), tx, 12, "ben")
+				}, options)
+			}
+
+			newer := grant("table:12", 42)
+			waiting := make(chan error, 1)
+			go func() { waiting <- tx(newer) }()
+			w.awaitBlocked(conn.PgConn().PID())
+			a.book("ann")
+			a.commit()
+			err := received(t, waiting)
+			require.Error(t, err, "its snapshot is older than what ann's holder wrote")
+			require.NotErrorIs(t, err, fencedb.ErrStale, "it may try again, and then it succeeds:")
+			require.NoError(t, tx(newer))
+
+			b := w.holder(grant("table:12", 43)).enter()
+			go func() { waiting <- tx(newer) }()
+			w.awaitBlocked(conn.PgConn().PID())
+			b.commit()
+			require.ErrorIs(t, received(t, waiting), fencedb.ErrStale, "this one must not be tried again")
+			require.Equal(t, []string{"ann", "ben"}, w.guests())
+		})
+	}
+}

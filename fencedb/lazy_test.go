@@ -1,0 +1,282 @@
+package fencedb_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// firstUses is every way in which a function can use its transaction first. Each books table 12 for "ann".
+var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) error{
+	"Exec": func(ctx context.Context, tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, insertAnn, 1)
+		return errors.Join(err, expect(tag.String() == "INSERT 0 1", "tag %q", tag))
+	},
+	"Exec without arguments": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO bookings (id, table_id, guest) VALUES (1, 12, 'ann');`)
+		return err
+	},
+	"Exec of several statements": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SET LOCAL application_name = 'x'; INSERT INTO bookings (id, table_id, guest) VALUES (1, 12, 'ann')`)
+		return err
+	},
+	"Exec with a query mode": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, insertAnn, pgx.QueryExecModeSimpleProtocol, 1)
+		return err
+	},
+	"Exec with named arguments": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO bookings (id, table_id, guest) VALUES (@id, 12, 'ann')`, pgx.NamedArgs{"id": 1})
+		return err
+	},
+	"Query to the end": func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, insertAnn+` RETURNING guest`, 1)
+		if err != nil {
+			return err
+		}
+		guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		return errors.Join(err, expect(len(guests) == 1 && guests[0] == "ann", "guests %q", guests))
+	},
+	"Query and close": func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, insertAnn+` RETURNING guest`, 1)
+		rows.Close()
+		return errors.Join(err, rows.Err())
+	},
+	"QueryRow": func(ctx context.Context, tx pgx.Tx) error {
+		var guest string
+		err := tx.QueryRow(ctx, insertAnn+` RETURNING guest`, 1).Scan(&guest)
+		return errors.Join(err, expect(guest == "ann", "guest %q", guest))
+	},
+	"SendBatch": func(ctx context.Context, tx pgx.Tx) error {
+		b := &pgx.Batch{}
+		b.Queue(`SELECT 7`)
+		b.Queue(insertAnn, 1)
+		results := tx.SendBatch(ctx, b)
+		var seven int
+		err := results.QueryRow().Scan(&seven)
+		return errors.Join(err, results.Close(), expect(seven == 7 && results.Tx() == nil, "got %d", seven))
+	},
+	"SendBatch with callbacks": func(ctx context.Context, tx pgx.Tx) error {
+		var tag pgconn.CommandTag
+		b := &pgx.Batch{}
+		b.Queue(insertAnn, 1).Exec(func(ct pgconn.CommandTag) error { tag = ct; return nil })
+		return errors.Join(tx.SendBatch(ctx, b).Close(), expect(tag.RowsAffected() == 1, "tag %q", tag))
+	},
+	"CopyFrom": func(ctx context.Context, tx pgx.Tx) error {
+		n, err := tx.CopyFrom(ctx, pgx.Identifier{"bookings"}, []string{"id", "table_id", "guest"},
+			pgx.CopyFromRows([][]any{{1, 12, "ann"}}))
+		return errors.Join(err, expect(n == 1, "%d rows", n))
+	},
+	"Begin": func(ctx context.Context, tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+			_, err := savepoint.Exec(ctx, insertAnn, 1)
+			return err
+		})
+	},
+	"Prepare": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Prepare(ctx, "ins", insertAnn)
+		if err == nil {
+			_, err = tx.Exec(ctx, "ins", 1)
+		}
+		return err
+	},
+	"Conn": func(ctx context.Context, tx pgx.Tx) error {
+		conn := tx.Conn()
+		if conn == nil {
+			return errors.New("no connection")
+		}
+		_, err := conn.Exec(ctx, insertAnn, 1)
+		return err
+	},
+	"LargeObjects": func(ctx context.Context, tx pgx.Tx) error {
+		objects := tx.LargeObjects()
+		if _, err := objects.Create(ctx, 0); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, insertAnn, 1)
+		return err
+	},
+}
+
+const insertAnn = `INSERT INTO bookings (id, table_id, guest) VALUES ($1, 12, 'ann')`
+
+func expect(ok bool, format string, args ...any) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
+func TestEveryFirstUseIsBehindTheFence(t *testing.T) {
+	t.Parallel()
+	for name, use := range firstUses {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			current, stale := grant("table:12", 42), grant("table:12", 41)
+			write := func(g fencedb.Grant) error {
+				return fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error { return use(t.Context(), tx) })
+			}
+
+			require.NoError(t, write(current))
+			require.Equal(t, []string{"ann"}, w.guests())
+			require.EqualValues(t, 42, w.fence("table:12"))
+
+			require.ErrorIs(t, write(stale), fencedb.ErrStale)
+			require.Equal(t, []string{"ann"}, w.guests())
+			require.Zero(t, w.pool.Stat().AcquiredConns(), "the connection goes back")
+		})
+	}
+}
+
+func TestEveryQueryMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			config := w.pool.Config()
+			config.ConnConfig.DefaultQueryExecMode = mode
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			t.Cleanup(pool.Close)
+			ctx, one, two := t.Context(), grant("table:12", 42), fencedb.All(grant("table:12", 43), grant("table:13", 43))
+
+			for _, g := range []fencedb.Grant{one, two} {
+				require.NoError(t, fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return book(ctx, tx, 12, "ann") }))
+				_, err = fencedb.Exec(ctx, pool, g, `UPDATE bookings SET guest = $1`, "ben")
+				require.NoError(t, err)
+			}
+			require.ErrorIs(t, fencedb.Seal(ctx, pool, one), fencedb.ErrStale)
+			require.Equal(t, []string{"ben", "ben"}, w.guests())
+		})
+	}
+}
+
+func TestAFunctionThatSendsNothingChecksTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	nothing := func(pgx.Tx) error { return nil }
+
+	require.NoError(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", 42), nothing))
+	require.EqualValues(t, 42, w.fence("table:12"))
+	require.ErrorIs(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), nothing), fencedb.ErrStale)
+}
+
+func TestARefusalCannotBeSwallowed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
+
+	for name, use := range firstUses {
+		err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+			_ = use(t.Context(), tx)
+			_ = use(t.Context(), tx)
+			return nil
+		})
+		require.ErrorIs(t, err, fencedb.ErrStale, name)
+	}
+	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 43), func(tx pgx.Tx) error {
+		require.NoError(t, book(t.Context(), tx, 12, "ann"))
+		require.Error(t, book(t.Context(), tx, 13, "ann"))
+		return nil
+	})
+	require.ErrorIs(t, err, pgx.ErrTxCommitRollback)
+	require.ErrorContains(t, err, "a statement failed, and the function returned nil")
+	require.Empty(t, w.guests())
+}
+
+func TestTheFunctionDoesNotCommitOrRollBackByItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+
+	err := fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		require.NoError(t, book(ctx, tx, 12, "ann"))
+		require.ErrorContains(t, tx.Commit(ctx), "do not call Commit")
+		return errors.New("changed my mind")
+	})
+	require.EqualError(t, err, "changed my mind")
+
+	err = fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		require.NoError(t, book(ctx, tx, 12, "ann"))
+		return tx.Rollback(ctx)
+	})
+	require.ErrorIs(t, err, pgx.ErrTxClosed)
+	require.ErrorContains(t, err, "the function did so itself")
+
+	err = fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error { return tx.Rollback(ctx) })
+	require.ErrorIs(t, err, pgx.ErrTxClosed)
+	require.Empty(t, w.guests())
+}
+
+func TestAPanicRollsBackAndGoesOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	require.PanicsWithValue(t, "boom", func() {
+		_ = fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+			require.NoError(t, book(t.Context(), tx, 12, "ann"))
+			panic("boom")
+		})
+	})
+
+	require.Empty(t, w.guests())
+	require.Zero(t, w.pool.Stat().AcquiredConns())
+}
+
+func TestATransactionOutlivesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var kept pgx.Tx
+
+	require.NoError(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		kept = tx
+		return nil
+	}))
+
+	require.ErrorIs(t, book(t.Context(), kept, 12, "late"), pgx.ErrTxClosed)
+	require.Nil(t, kept.Conn())
+	objects := kept.LargeObjects()
+	_, err := objects.Create(t.Context(), 0)
+	require.ErrorIs(t, err, pgx.ErrTxClosed)
+	require.Empty(t, w.guests())
+}
+
+func TestABatchThatBeginsATransactionIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := &pgx.Batch{}
+	b.BeginTx(pgx.TxOptions{})
+
+	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		return tx.SendBatch(t.Context(), b).Close()
+	})
+	require.ErrorContains(t, err, "cannot be used within a transaction")
+	require.ErrorContains(t, fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b), "has its own transaction")
+}
+
+func TestAnArgumentThatCannotBeEncodedIsAnError(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), insertAnn, "not a number")
+		require.Error(t, err)
+		return nil
+	})
+
+	require.Error(t, err, "what could not be opened cannot be committed")
+	require.Zero(t, w.pool.Stat().AcquiredConns())
+	require.Empty(t, w.guests())
+}

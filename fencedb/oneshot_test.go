@@ -1,0 +1,128 @@
+package fencedb_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+func TestExecIsFencedAndReportsItsTag(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	tag, err := fencedb.Exec(t.Context(), w.pool, grant("table:12", 42), insertAnn, 1)
+	require.NoError(t, err)
+	require.Equal(t, "INSERT 0 1", tag.String())
+
+	_, err = fencedb.Exec(t.Context(), w.pool, grant("table:12", 41), insertAnn, 2)
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.Equal(t, []string{"ann"}, w.guests())
+}
+
+// The server answers the guard with an error, so the write that travelled behind it is not run. A guard that merely
+// matched no row would let it through.
+func TestAWriteBehindARefusalInTheSameRoundTripIsNotRun(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE unprotected (id int)`)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
+
+	_, err := fencedb.Exec(t.Context(), w.pool, grant("table:12", 41), `INSERT INTO unprotected VALUES (1)`)
+
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.Equal(t, []int{0}, collect[int](w, `SELECT count(*) FROM unprotected`))
+}
+
+func TestQueryRowReturnsWhatTheStatementReturned(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var guest string
+
+	require.NoError(t, fencedb.QueryRow(t.Context(), w.pool, grant("table:12", 41), insertAnn+` RETURNING guest`, 1).Scan(&guest))
+	require.Equal(t, "ann", guest)
+
+	err := fencedb.QueryRow(t.Context(), w.pool, grant("table:12", 42), `UPDATE bookings SET guest = 'x' WHERE id = 99 RETURNING guest`).Scan(&guest)
+	require.ErrorIs(t, err, pgx.ErrNoRows)
+	require.ErrorIs(t, err, fencedb.ErrCommitted)
+	require.EqualValues(t, 42, w.fence("table:12"))
+}
+
+func TestSendBatchCommitsAllOrNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := &pgx.Batch{}
+	b.Queue(insertAnn, 1)
+	b.Queue(insertAnn, 1) // again the same id
+
+	err := fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b)
+
+	var pgErr *pgconn.PgError
+	require.ErrorAs(t, err, &pgErr)
+	require.Equal(t, "23505", pgErr.Code)
+	require.Empty(t, w.guests())
+	require.Zero(t, w.fence("table:12"))
+}
+
+func TestADeferredConstraintIsCheckedBeforeSendBatchReturns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`ALTER TABLE bookings ADD UNIQUE (guest) DEFERRABLE INITIALLY DEFERRED`)
+	b := &pgx.Batch{}
+	b.Queue(insertAnn, 1)
+	b.Queue(insertAnn, 2)
+
+	require.Error(t, fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b))
+	require.Empty(t, w.guests())
+}
+
+func TestAFailingCallbackDoesNotHideThatTheBatchCommitted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	mine := errors.New("mine")
+	var later bool
+	b := &pgx.Batch{}
+	b.Queue(insertAnn+` RETURNING id`, 1).Query(func(pgx.Rows) error { return mine })
+	b.Queue(insertAnn+` RETURNING id`, 2).QueryRow(func(pgx.Row) error { later = true; return nil })
+	b.Queue(insertAnn, 3)
+
+	err := fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b)
+
+	require.ErrorIs(t, err, mine)
+	require.ErrorIs(t, err, fencedb.ErrCommitted)
+	require.False(t, later, "callbacks after the failed one are not called")
+	require.Len(t, w.guests(), 3)
+	require.NoError(t, w.pool.Ping(t.Context()))
+}
+
+func TestSealKeepsEarlierTokensOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := grant("table:12", 42)
+
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, b))
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, b), "again, after a lost answer")
+
+	require.EqualValues(t, 42, w.fence("table:12"))
+	require.ErrorIs(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 41)), fencedb.ErrStale)
+}
+
+func TestConnectionsOfEveryKind(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	acquired, err := w.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer acquired.Release()
+
+	for i, db := range []fencedb.DB{w.pool, acquired, w.conn()} {
+		g := grant("table:12", int64(i)+2)
+		require.NoError(t, fencedb.Tx(t.Context(), db, g, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }))
+		_, err := fencedb.Exec(t.Context(), db, g, `UPDATE bookings SET guest = 'ben'`)
+		require.NoError(t, err)
+		require.ErrorIs(t, fencedb.Seal(t.Context(), db, grant("table:12", int64(i)+1)), fencedb.ErrStale)
+	}
+}
