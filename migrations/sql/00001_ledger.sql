@@ -320,7 +320,8 @@ BEGIN
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE a.pid <> pg_backend_pid() AND l.granted
       AND (l.locktype = 'transactionid' AND l.transactionid = ANY (lockers)
-           OR lockers = '{}' AND l.relation = 'fencedb.fences'::regclass AND l.mode = 'RowExclusiveLock');
+           OR lockers = '{}' AND l.relation = 'fencedb.fences'::regclass AND l.mode = 'RowExclusiveLock'
+              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()));
 END
 $$;
 -- +goose StatementEnd
