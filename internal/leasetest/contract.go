@@ -1,0 +1,238 @@
+// Package leasetest is the contract of an issuer of leases, written once and run against everything that claims to be one.
+package leasetest
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// ttl is long enough for a loaded machine, ttlShort short enough to wait for its end.
+const (
+	ttl      = 10 * time.Second
+	ttlShort = 300 * time.Millisecond
+)
+
+// NewIssuer makes an issuer of one test's own: no other test's issuers share resources with it, two made in the same test do.
+type NewIssuer func(t *testing.T, cfg lease.Config) *lease.Issuer
+
+// Run runs the contract.
+func Run(t *testing.T, issuer NewIssuer) {
+	for name, test := range map[string]func(*testing.T, NewIssuer){
+		"GrantsWhatIsFree":             grantsWhatIsFree,
+		"RefusesWhatIsHeld":            refusesWhatIsHeld,
+		"OneWinner":                    oneWinner,
+		"TokensRise":                   tokensRise,
+		"KeepsResourcesApart":          keepsResourcesApart,
+		"ReleaseIsIdempotent":          releaseIsIdempotent,
+		"ExtendMovesValidity":          extendMovesValidity,
+		"ExpiredLeaseTouchesNobody":    expiredLeaseTouchesNobody,
+		"WatchdogKeepsTheLease":        watchdogKeepsTheLease,
+		"AskingAgainGivesTheSameLease": askingAgainGivesTheSameLease,
+		"AcquireWaitsForRelease":       acquireWaitsForRelease,
+		"AcquireIsBoundedByContext":    acquireIsBoundedByContext,
+		"DoReleases":                   doReleases,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, issuer)
+		})
+	}
+}
+
+func acquire(t *testing.T, i *lease.Issuer, resource string, opts ...lease.Option) *lease.Lease {
+	t.Helper()
+	l, err := i.TryAcquire(t.Context(), resource, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Release(context.Background()) })
+	return l
+}
+
+func requireVerdict(t *testing.T, l *lease.Lease, want lease.Verdict) {
+	t.Helper()
+	verdict, err := l.Verify(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, want, verdict)
+}
+
+func grantsWhatIsFree(t *testing.T, issuer NewIssuer) {
+	before := time.Now()
+	l := acquire(t, issuer(t, lease.Config{TTL: ttl}), "table:12")
+	require.Equal(t, "table:12", l.Resource())
+	require.Positive(t, l.Token())
+	require.NotEqual(t, uuid.Nil, l.LeaseID())
+	require.WithinRange(t, l.ValidUntil(), before, time.Now().Add(ttl))
+	require.NoError(t, l.Err())
+	requireVerdict(t, l, lease.Current)
+}
+
+func refusesWhatIsHeld(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	l := acquire(t, i, "table:12")
+	_, err := i.TryAcquire(t.Context(), "table:12")
+	require.ErrorIs(t, err, lease.ErrHeld)
+	var held *lease.HeldError
+	require.ErrorAs(t, err, &held)
+	require.Equal(t, "table:12", held.Resource)
+	require.Positive(t, held.RetryAfter)
+	require.LessOrEqual(t, held.RetryAfter, ttl)
+	requireVerdict(t, l, lease.Current)
+}
+
+func oneWinner(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	var winners, losers atomic.Int64
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			switch _, err := i.TryAcquire(t.Context(), "table:12"); {
+			case err == nil:
+				winners.Add(1)
+			default:
+				losers.Add(1)
+				require.ErrorIs(t, err, lease.ErrHeld)
+			}
+		})
+	}
+	all.Wait()
+	require.EqualValues(t, 1, winners.Load())
+	require.EqualValues(t, 99, losers.Load())
+}
+
+func tokensRise(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	var last int64
+	for range 20 {
+		l := acquire(t, i, "table:12")
+		require.Greater(t, l.Token(), last)
+		last = l.Token()
+		require.NoError(t, l.Release(t.Context()))
+	}
+}
+
+func keepsResourcesApart(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	for _, resource := range []string{
+		"table:12", "a b", "\"quoted'", "{", "}", "{}", "}{", "a{b}c", "%7B", "a/b", "/", "%", "\n", "läßt", "🍽️:12",
+		strings.Repeat("x", 512),
+	} {
+		l := acquire(t, i, resource)
+		require.Equal(t, resource, l.Resource())
+		_, err := i.TryAcquire(t.Context(), resource)
+		require.ErrorIs(t, err, lease.ErrHeld)
+	}
+}
+
+func releaseIsIdempotent(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	first := acquire(t, i, "table:12")
+	require.NoError(t, first.Release(t.Context()))
+	require.ErrorIs(t, first.Err(), lease.ErrReleased)
+	second := acquire(t, i, "table:12")
+	require.NoError(t, first.Release(t.Context()))
+	requireVerdict(t, second, lease.Current)
+	requireVerdict(t, first, lease.LeaseLost)
+}
+
+func extendMovesValidity(t *testing.T, issuer NewIssuer) {
+	l := acquire(t, issuer(t, lease.Config{TTL: ttl, RenewEvery: lease.Never}), "table:12")
+	before := l.ValidUntil()
+	require.NoError(t, l.Extend(t.Context()))
+	require.True(t, l.ValidUntil().After(before))
+	require.NoError(t, l.Release(t.Context()))
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrReleased)
+}
+
+func expiredLeaseTouchesNobody(t *testing.T, issuer NewIssuer) {
+	short := issuer(t, lease.Config{TTL: ttlShort, RenewEvery: lease.Never})
+	first := acquire(t, short, "table:12")
+	second, err := issuer(t, lease.Config{TTL: ttl}).Acquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.Greater(t, second.Token(), first.Token())
+
+	<-first.Context().Done()
+	require.ErrorIs(t, context.Cause(first.Context()), lease.ErrExpired)
+	require.ErrorIs(t, first.Extend(t.Context()), lease.ErrExpired)
+	require.ErrorIs(t, first.Release(t.Context()), lease.ErrExpired)
+	requireVerdict(t, first, lease.LeaseLost)
+	requireVerdict(t, second, lease.Current)
+	require.NoError(t, second.Release(t.Context()))
+}
+
+func watchdogKeepsTheLease(t *testing.T, issuer NewIssuer) {
+	l := acquire(t, issuer(t, lease.Config{TTL: ttlShort}), "table:12")
+	_, err := issuer(t, lease.Config{TTL: ttl}).TryAcquire(t.Context(), "table:12")
+	require.ErrorIs(t, err, lease.ErrHeld)
+	select {
+	case <-l.Context().Done():
+		require.NoError(t, context.Cause(l.Context()))
+	case <-time.After(4 * ttlShort):
+	}
+	requireVerdict(t, l, lease.Current)
+	require.NoError(t, l.Release(t.Context()))
+}
+
+func askingAgainGivesTheSameLease(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	id := uuid.New()
+	first := acquire(t, i, "table:12", lease.WithLeaseID(id))
+	again := acquire(t, i, "table:12", lease.WithLeaseID(id))
+	require.Equal(t, id, again.LeaseID())
+	require.Equal(t, first.Token(), again.Token())
+}
+
+func acquireWaitsForRelease(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	first := acquire(t, i, "table:12")
+	got := make(chan *lease.Lease, 1)
+	go func() {
+		l, err := i.Acquire(t.Context(), "table:12")
+		if err != nil {
+			t.Errorf("acquire: %v", err)
+		}
+		got <- l
+	}()
+	select {
+	case <-got:
+		t.Fatal("granted while another holds it")
+	case <-time.After(50 * time.Millisecond):
+	}
+	require.NoError(t, first.Release(t.Context()))
+	second := <-got
+	require.NotNil(t, second)
+	require.Greater(t, second.Token(), first.Token())
+	require.NoError(t, second.Release(t.Context()))
+}
+
+func acquireIsBoundedByContext(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	first := acquire(t, i, "table:12")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := i.Acquire(ctx, "table:12")
+	require.ErrorIs(t, err, lease.ErrHeld)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	// The waiter has left: nobody has right of way.
+	require.NoError(t, first.Release(t.Context()))
+	acquire(t, i, "table:12")
+}
+
+func doReleases(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	for range 2 {
+		require.NoError(t, i.Do(t.Context(), "table:12", func(ctx context.Context, l *lease.Lease) error {
+			requireVerdict(t, l, lease.Current)
+			return ctx.Err()
+		}))
+	}
+	acquire(t, i, "table:12")
+}

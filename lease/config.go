@@ -1,0 +1,108 @@
+package lease
+
+import (
+	"context"
+	"time"
+)
+
+// Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives.
+const Unlimited = time.Duration(-1)
+
+// Never, as [Config.RenewEvery], leaves renewal to the caller, who calls [Lease.Extend].
+const Never = time.Duration(-1)
+
+// Config is what all leases of an [Issuer] have in common. [New] checks it.
+type Config struct {
+	// TTL is how long a lease lasts without renewal, and so how long a resource stays blocked after its holder died.
+	// Whole milliseconds, at least one; a fraction is cut off. Required.
+	TTL time.Duration
+
+	// RenewEvery is how often a held lease is renewed, less up to a fifth so that renewals spread. A renewal that fails is
+	// tried again four times as often. [Never] turns renewal off. Defaults to TTL/3.
+	RenewEvery time.Duration
+
+	// RenewTimeout bounds one renewal. RenewEvery + RenewTimeout must be less than TTL - Margin, so that one renewal may
+	// fail without the lease being lost. Defaults to TTL/6.
+	RenewTimeout time.Duration
+
+	// Margin is how much earlier than Redis the holder takes its lease for over: room for clocks that run at different
+	// speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
+	Margin time.Duration
+
+	// MaxHold bounds the time from acquisition to the end of the last renewal, so that a holder that is stuck, or has
+	// forgotten its lease, cannot keep the resource for ever. [Unlimited] turns it off. Defaults to one hour, or TTL if
+	// that is longer.
+	MaxHold time.Duration
+
+	// Namespace keeps the resources of several tenants or environments apart in one Redis. At most 128 bytes of UTF-8.
+	// Defaults to none.
+	Namespace string
+
+	// HashResources stores a SHA-256 instead of the resource's id in Redis, for ids that are personal data. All programs
+	// that share resources must agree on it. Defaults to false.
+	HashResources bool
+
+	// FenceRetention is how long the last token of a resource is remembered after it was last issued or renewed. When it
+	// is forgotten, Redis's clock alone keeps tokens rising. At least TTL. Defaults to 24 hours, or TTL if that is longer.
+	FenceRetention time.Duration
+
+	// Seal is called with each new lease before its holder gets it, with the context of the acquisition. If it fails the
+	// lease is given back and the acquisition fails with its error. Seal the grant where the data lives, and no earlier
+	// holder can write any more once the new one knows that it holds. Defaults to none.
+	Seal func(context.Context, *Lease) error
+}
+
+// withDefaults fills in what was left zero. It does not judge: check does.
+func (c Config) withDefaults() Config {
+	c.TTL = c.TTL.Truncate(time.Millisecond)
+	if c.RenewEvery == 0 {
+		c.RenewEvery = c.TTL / 3
+	}
+	if c.RenewTimeout == 0 {
+		c.RenewTimeout = c.TTL / 6
+	}
+	if c.Margin == 0 {
+		c.Margin = min(c.TTL/100+time.Millisecond, c.TTL/4)
+	}
+	if c.MaxHold == 0 {
+		c.MaxHold = max(time.Hour, c.TTL)
+	}
+	if c.FenceRetention == 0 {
+		c.FenceRetention = max(24*time.Hour, c.TTL)
+	}
+	return c
+}
+
+func (c Config) check() error {
+	if c.TTL < time.Millisecond {
+		return invalid("TTL must be at least 1ms, the unit in which Redis counts; it is %v", c.TTL)
+	}
+	if c.Margin < 0 || c.Margin >= c.TTL {
+		return invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
+	}
+	if c.MaxHold != Unlimited && c.MaxHold < c.TTL {
+		return invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
+	}
+	if c.FenceRetention < c.TTL {
+		return invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
+	}
+	if err := c.checkRenewal(); err != nil {
+		return err
+	}
+	return checkName("namespace", c.Namespace, maxNamespace)
+}
+
+func (c Config) checkRenewal() error {
+	switch {
+	case c.RenewEvery == Never:
+		return nil
+	case c.RenewEvery <= 0:
+		return invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
+	case c.RenewTimeout <= 0:
+		return invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
+	case c.RenewEvery+c.RenewTimeout >= c.TTL-c.Margin:
+		return invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
+			c.RenewEvery, c.RenewTimeout, c.TTL-c.Margin)
+	}
+	return nil
+}

@@ -1,0 +1,186 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }
+
+var errWork = errors.New("the kitchen is closed")
+
+type key struct{}
+
+func TestDo(t *testing.T) {
+	type step func(t *testing.T, w *world, ctx context.Context, l *lease.Lease) error
+	for name, test := range map[string]struct {
+		fn         step
+		want, also error
+	}{
+		"work done": {fn: func(*testing.T, *world, context.Context, *lease.Lease) error { return nil }},
+		"work failed": {
+			fn:   func(*testing.T, *world, context.Context, *lease.Lease) error { return errWork },
+			want: errWork,
+		},
+		"released by the work": {
+			fn: func(t *testing.T, _ *world, ctx context.Context, l *lease.Lease) error {
+				err := l.Release(ctx)
+				<-ctx.Done()
+				require.ErrorIs(t, context.Cause(ctx), lease.ErrReleased)
+				return err
+			},
+		},
+		"lost and heeded": {
+			fn: func(t *testing.T, w *world, ctx context.Context, _ *lease.Lease) error {
+				w.client.FlushAll(t.Context())
+				<-ctx.Done()
+				return errors.Join(errWork, context.Cause(ctx))
+			},
+			want: errWork, also: lease.ErrLost,
+		},
+		"lost and not noticed": {
+			fn: func(t *testing.T, w *world, _ context.Context, _ *lease.Lease) error {
+				return w.client.FlushAll(t.Context()).Err()
+			},
+			want: lease.ErrLost,
+		},
+		"expired and ignored": {
+			fn: func(_ *testing.T, w *world, _ context.Context, l *lease.Lease) error {
+				w.faults.Always(faulty.LoseRequest)
+				<-l.Context().Done()
+				w.faults.Always(faulty.None)
+				return nil
+			},
+			want: lease.ErrUnreachable,
+		},
+		"release not answered": {
+			fn: func(_ *testing.T, w *world, _ context.Context, _ *lease.Lease) error {
+				w.faults.Next(3, faulty.LoseRequest)
+				return nil
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+				err := i.Do(t.Context(), "a", func(ctx context.Context, l *lease.Lease) error { return test.fn(t, w, ctx, l) })
+				require.ErrorIs(t, err, test.want)
+				if test.also != nil {
+					require.ErrorIs(t, err, test.also)
+				}
+				if test.want == nil {
+					require.NoError(t, err)
+				}
+			})
+		})
+	}
+}
+
+func TestDoEndsWithItsCaller(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), key{}, "ada"))
+		time.AfterFunc(time.Second, func() { cancel(errWork) })
+		err := i.Do(ctx, "a", func(ctx context.Context, l *lease.Lease) error {
+			require.Equal(t, "ada", ctx.Value(key{}))
+			require.Equal(t, "ada", l.Context().Value(key{}))
+			<-ctx.Done()
+			require.NoError(t, l.Err(), "the lease goes on until the work has ended")
+			return context.Cause(ctx)
+		})
+		require.ErrorIs(t, err, errWork)
+		try(t, i, "a")
+	})
+}
+
+func TestDoReleasesWhenTheWorkPanics(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		require.PanicsWithValue(t, "soup", func() {
+			_ = i.Do(t.Context(), "a", func(context.Context, *lease.Lease) error { panic("soup") })
+		})
+		try(t, i, "a")
+	})
+}
+
+func TestSeal(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		var sealed []int64
+		refuse := false
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(ctx context.Context, l *lease.Lease) error {
+			require.NoError(t, l.Err())
+			require.Equal(t, "ada", ctx.Value(key{}))
+			sealed = append(sealed, l.Token())
+			if refuse {
+				return errWork
+			}
+			return nil
+		}})
+		ctx := context.WithValue(t.Context(), key{}, "ada")
+		l, err := i.TryAcquire(ctx, "a")
+		require.NoError(t, err)
+		require.Equal(t, []int64{l.Token()}, sealed)
+		require.NoError(t, l.Release(ctx))
+
+		refuse = true
+		_, err = i.Acquire(ctx, "a")
+		require.ErrorIs(t, err, errWork)
+		require.Empty(t, w.client.Get(ctx, w.key("a", "owner")).Val(), "given back")
+		require.Len(t, sealed, 2)
+	})
+}
+
+func TestSealThatOutlastsTheLease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never,
+			Seal: func(context.Context, *lease.Lease) error { time.Sleep(10 * time.Second); return nil }})
+		_, err := i.TryAcquire(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrExpired)
+	})
+}
+
+// Whichever way leases end, nothing runs on. (In a bubble, a goroutine left behind fails the test.)
+func TestNothingRunsOnAfterTheLastLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := inMemory(t)
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, MaxHold: time.Minute})
+		for n := range 100 {
+			l := try(t, i, "a"+itoa(int64(n)))
+			if n%2 == 0 {
+				require.NoError(t, l.Release(t.Context()))
+			}
+		}
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+func TestNothingRunsOnAgainstRedis(t *testing.T) {
+	w := newWorld(t) // not parallel: other tests' goroutines must not come and go
+	before := goleak.IgnoreCurrent()
+	i := w.issuer(t, lease.Config{TTL: 300 * ms})
+	for n := range 20 {
+		l := try(t, i, "a"+itoa(int64(n)))
+		switch n % 3 {
+		case 0:
+			require.NoError(t, l.Release(t.Context()))
+		case 1:
+			require.NoError(t, w.client.Del(t.Context(), w.key(l.Resource(), "owner")).Err())
+			<-l.Context().Done()
+			require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
+		case 2:
+			require.NoError(t, l.Extend(t.Context()))
+			require.NoError(t, l.Release(t.Context()))
+		}
+	}
+	goleak.VerifyNone(t, before)
+}

@@ -1,0 +1,89 @@
+// Package lease issues leases on resources, each with a fencing token, from Redis. It is the issuing half of fencedb: it says
+// who may work now. What keeps a holder that is too late from writing is the other half, where the data lives.
+//
+//	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
+//	...
+//	err = issuer.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+//		return book(ctx, l) // under ctx, which ends with the lease; with l.Token(), which the data store checks
+//	})
+//
+// # Words
+//
+// A resource is what a lease is for, an id such as "table:12". A holder has the lease. A fencing token is a number that
+// rises with every lease on a resource. The fence is the last token issued. A holder whose token is not the newest is stale.
+//
+// # States
+//
+//	         acquire                    renewal
+//	free ───────────────▶ held(id, t) ──────────┐
+//	 ▲                     │  ▲                 │
+//	 │                     │  └─────────────────┘
+//	 │      release,       │
+//	 │      ttl over,      │      The next lease on the resource is held(id', t') with t' > t,
+//	 └─────────────────────┘      however this one ended.
+//	        revoked
+//
+// A lease is one word, its id, new for each acquisition, and one number, its token. Every operation after the acquisition
+// names both, so a late request of an old lease cannot touch a newer one. Nothing but an acquisition makes the key of a
+// lease; renewal never does.
+//
+// # Tokens
+//
+// The token is the greater of the last one plus one and Redis's clock in microseconds, given out by the same script that
+// grants. So tokens rise for as long as Redis remembers the last one, and go on rising when it has forgotten: after
+// FLUSHALL, eviction, a restart on an old snapshot, a fail-over to a replica that lagged. The clock is a floor and
+// not a judge. If data and clock are both set back, old numbers can come again; the store of the data then refuses them, and
+// Redis's counter has to be raised above the store's.
+//
+// # The trust window
+//
+// A holder may believe in its lease
+//
+//	until  t + ttl - margin
+//
+// where t is this process's monotonic clock, read before the latest successful request was sent. Redis started its own
+// ttl later than t, so it ends later. A slow answer does not stretch the window, and no clock is ever compared with another;
+// the margin is room for clocks that run at different speeds. [Lease.Context] ends at that time even if Redis never answers again.
+//
+// # How a lease ends
+//
+// One cause each, from [context.Cause] of the lease's context:
+//
+//   - [ErrReleased]: given back;
+//   - [ErrExpired]: its time ran out without a renewal;
+//   - [ErrUnreachable]: its time ran out while Redis did not answer;
+//   - [ErrLost]: Redis does not have it any more, though its time was not over;
+//   - [ErrRevoked]: someone in charge ended it.
+//
+// # Renewal
+//
+// One loop per [Issuer] renews all its leases, each about every third of its TTL. A renewal has to be answered within a
+// time so short that another can follow before the lease ends. Renewal stops before a release is sent, and at the latest when
+// [Config.MaxHold] is reached, so that a holder that is stuck does not hold for ever.
+//
+// # When Redis does not answer
+//
+// A request without an answer may have been carried out. So it is sent again, a few times, and all requests are made so that this
+// does no harm: an acquisition carries its lease id and gets the same lease again, a renewal and a release name lease
+// and token. Should no answer come, the caller gets [ErrUnreachable] and holds nothing; Redis gives the resource
+// free after the TTL at the latest. Without Redis there are no leases: this package fails closed.
+//
+// # Contexts
+//
+// A context bounds the call it is given to, and nothing beyond. A lease does not end with the context that it was acquired
+// with. A release is sent even if its context is over. [Issuer.Do] ties both together for the work.
+//
+// # What a lease does not give you
+//
+// Exclusion of writes. A holder can be stopped at any point, by the garbage collector, the scheduler, a migrating virtual
+// machine, longer than its lease lasts; nothing on its side can notice in time:
+//
+//	A has token 41, checks its lease, and is stopped.
+//	The lease runs out. B gets token 42, and writes.
+//	A goes on and writes over it.
+//
+// No care taken here prevents the last line, because the check and the write are two steps. The store of the data prevents it, by
+// refusing 41 after it has seen 42, in the same transaction as the write. That is package fencedb for Postgres; a
+// [*Lease] is a grant as that package expects it. Without it, use leases where two holders at once cost money or time, not
+// where they cost data.
+package lease

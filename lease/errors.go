@@ -1,0 +1,95 @@
+package lease
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// One word per outcome. The first group says why a lease could not be had, the second why one ended: those are the
+// causes of [Lease.Context], and what [Lease.Extend] and [Lease.Release] return for a lease that is over.
+var (
+	// ErrInvalid: an argument or a [Config] was refused. Redis was not asked.
+	ErrInvalid = errors.New("lease: invalid")
+
+	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed, no token was used.
+	// The error is a [*HeldError].
+	ErrHeld = errors.New("lease: held by another")
+
+	// ErrCorrupt: a key of the protocol holds something the protocol did not write. Nothing was changed. The error is
+	// a [*CorruptError].
+	ErrCorrupt = errors.New("lease: corrupt key")
+
+	// ErrExhausted: the resource's tokens have reached 2^53. Nothing was changed. Someone raised the fence on purpose;
+	// Redis's clock gets there in the year 2255.
+	ErrExhausted = errors.New("lease: tokens exhausted")
+
+	// ErrProtocol: a script answered what no version of it answers; something between us and Redis rewrites replies.
+	ErrProtocol = errors.New("lease: unknown reply")
+)
+
+var (
+	// ErrReleased: the holder gave the lease back.
+	ErrReleased = errors.New("lease: released")
+
+	// ErrExpired: the lease ran out. It was not renewed in time, because nobody asked for it, because the process was
+	// stopped, or because it reached [Config.MaxHold]. Another holder may be at work.
+	ErrExpired = errors.New("lease: expired")
+
+	// ErrUnreachable: Redis did not answer. As the cause of a lease's end: it ran out while its renewals went
+	// unanswered. Another holder may be at work.
+	ErrUnreachable = errors.New("lease: redis unreachable")
+
+	// ErrLost: Redis no longer knows this lease although its time was not over. Redis lost data, or someone removed the
+	// key. Another holder may be at work.
+	ErrLost = errors.New("lease: lost")
+
+	// ErrRevoked: an operator or a supervisor ended the lease and moved the fence on. Another holder may be at work.
+	ErrRevoked = errors.New("lease: revoked")
+
+	// ErrStale: the lease stands, but a newer token was issued for its resource. What is written with its token will be
+	// refused where the newer one has been seen.
+	ErrStale = errors.New("lease: fencing token is stale")
+)
+
+// HeldError is the ordinary answer under contention; errors.Is(err, ErrHeld) holds for it.
+type HeldError struct {
+	Resource string
+
+	// RetryAfter is when asking again is worthwhile, at the latest: a release makes it sooner, a renewal later.
+	RetryAfter time.Duration
+
+	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if there was no waiting.
+	Cause error
+}
+
+func (e *HeldError) Error() string {
+	if e.Cause != nil {
+		return fmt.Sprintf("lease: %q is still held by another: %v", e.Resource, e.Cause)
+	}
+	return fmt.Sprintf("lease: %q is held by another, worth asking again in %v", e.Resource, e.RetryAfter)
+}
+
+// Is makes every HeldError an [ErrHeld].
+func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// Unwrap gives the reason why waiting ended, so that errors.Is(err, context.DeadlineExceeded) can be asked as well.
+func (e *HeldError) Unwrap() error { return e.Cause }
+
+// CorruptError names a key whose value is not what the protocol writes; errors.Is(err, ErrCorrupt) holds for it. Look at
+// the key, and delete it once no lease on the resource is in use.
+type CorruptError struct {
+	Key     string
+	Problem string // "is a list, not a string"
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("lease: redis key %q %s; nothing was changed", e.Key, e.Problem)
+}
+
+// Is makes every CorruptError an [ErrCorrupt].
+func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+}

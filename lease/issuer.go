@@ -1,0 +1,138 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. It needs no closing: what runs
+// in the background ends with the last lease and the last waiter.
+type Issuer struct {
+	cfg      Config
+	store    store
+	watchdog *watchdog
+}
+
+// New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to Redis. The client stays the
+// caller's: it is not closed here, and its own retries are not used.
+func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
+	if client == nil {
+		return nil, invalid("client is nil")
+	}
+	return newIssuer(newSingle(client), cfg)
+}
+
+func newIssuer(s store, cfg Config) (*Issuer, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	return &Issuer{cfg: cfg, store: s, watchdog: newWatchdog(s, cfg)}, nil
+}
+
+// trustedUntil is the trust window: the clock read before the request was sent, plus what was asked for, less the margin.
+func (i *Issuer) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
+	return sent.Add(ttl - i.cfg.Margin)
+}
+
+// Do acquires the resource, waiting if it must, runs fn and gives the lease back, also when fn panics. The context that fn gets ends
+// with ctx or with the lease, whichever is first; [context.Cause] tells which.
+//
+// Nil means that fn returned nil and that the lease held, by this process's clock, until it did. If the lease was lost while fn
+// ran, the error is the cause, joined with what fn returned: another holder may have worked at the same time, and what fn
+// wrote without fencing may have met with it. A release that Redis does not answer is not an error: the lease runs out by
+// itself.
+func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) (err error) {
+	l, err := i.Acquire(ctx, resource, opts...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if lost := l.finish(ctx); lost != nil {
+			err = errors.Join(err, lost)
+		}
+	}()
+
+	work, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(l.Context(), func() { stop(context.Cause(l.Context())) })()
+	return fn(work, l)
+}
+
+// finish releases the lease after the work and returns why the work was not covered by it to its end, if so.
+func (l *Lease) finish(ctx context.Context) error {
+	over := l.Err()
+	err := l.Release(ctx)
+	switch {
+	case errors.Is(over, ErrReleased): // by fn itself
+		return nil
+	case over != nil:
+		return over
+	case errors.Is(err, ErrUnreachable):
+		return nil
+	}
+	return err
+}
+
+const (
+	attempts     = 3                     // for a request that is safe to send again
+	pause        = 20 * time.Millisecond // before the second attempt, doubled before the third
+	releaseTime  = 5 * time.Second       // for a release, unless the lease is over sooner
+	withdrawTime = time.Second           // for a withdrawal: the caller has given up and wants to go
+)
+
+// persist makes one attempt after the other until one is answered, the attempts are used up, or ctx ends.
+func persist(ctx context.Context, attempt func() error) error {
+	var err error
+	for n := range attempts {
+		if n > 0 && !sleep(ctx, jitter(pause<<(n-1))) {
+			return err
+		}
+		if err = attempt(); !errors.Is(err, ErrUnreachable) {
+			return err
+		}
+	}
+	return err
+}
+
+// giveBack releases a term, detached from the end of ctx: a caller that was cancelled must release all the more. unsure is set
+// when a request went unanswered.
+func (i *Issuer) giveBack(ctx context.Context, t term, unsure *bool) (outcome, error) {
+	// Once the TTL is over, so is the lease.
+	ctx, cancel := detached(ctx, min(releaseTime, max(i.cfg.TTL, 100*time.Millisecond)))
+	defer cancel()
+	var result outcome
+	err := persist(ctx, func() (err error) {
+		result, err = i.store.release(ctx, t)
+		*unsure = *unsure || errors.Is(err, ErrUnreachable)
+		return err
+	})
+	return result, err
+}
+
+// detached keeps the values of ctx, not its end.
+func detached(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), bound, fmt.Errorf("no answer within %v", bound))
+}
+
+// jitter is between four fifths of d and d.
+func jitter(d time.Duration) time.Duration {
+	return d - rand.N(d/5+1)
+}
+
+// sleep reports whether it was not cut short by the end of ctx.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

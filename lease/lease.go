@@ -1,0 +1,285 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Lease is the right to work on one resource for a while. It is safe for concurrent use, and over when its [Lease.Context] is.
+type Lease struct {
+	issuer   *Issuer
+	resource string
+	term     term
+	holdEnd  time.Time // no renewal reaches beyond; zero is never
+
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	renewals sync.WaitGroup // in flight; Add only under mu and while ended is nil
+
+	mu         sync.Mutex
+	validUntil time.Time   // guarded by mu; only grows
+	expiry     *time.Timer // calls expire at validUntil; guarded by mu
+	ended      error       // why it is over, nil while it is not; guarded by mu, set once
+	lastFail   error       // of the latest renewal, nil if it succeeded; guarded by mu
+
+	giveBack sync.Mutex // one release at a time; taken before mu
+	unsure   bool       // a release was sent and never answered; guarded by giveBack
+	back     bool       // a release was answered; guarded by giveBack
+	backErr  error      // with what; guarded by giveBack
+}
+
+// newLease starts the life of a lease that was granted to a request sent at the time given: trust counts from there.
+func newLease(ctx context.Context, i *Issuer, resource string, t term, sent time.Time) *Lease {
+	l := &Lease{issuer: i, resource: resource, term: t}
+	if i.cfg.MaxHold != Unlimited {
+		l.holdEnd = sent.Add(i.cfg.MaxHold)
+	}
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	l.validUntil = i.trustedUntil(sent, i.cfg.TTL)
+	l.mu.Lock() // the timer may fire before it is stored
+	defer l.mu.Unlock()
+	l.expiry = time.AfterFunc(time.Until(l.validUntil), l.expire)
+	i.watchdog.watch(l, sent)
+	return l
+}
+
+// Resource is what the lease is for, as given to the acquisition.
+func (l *Lease) Resource() string { return l.resource }
+
+// Token is the fencing token: greater than that of every earlier lease on the resource.
+func (l *Lease) Token() int64 { return l.term.token }
+
+// LeaseID is unique to this acquisition.
+func (l *Lease) LeaseID() uuid.UUID { return l.term.id }
+
+// ValidUntil is the time, on this process's clock, until which the lease may be believed in as things stand. Renewals move it on.
+func (l *Lease) ValidUntil() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.validUntil
+}
+
+// Context ends when the lease does, at ValidUntil at the latest, even if Redis never answers again. Work under it.
+// [context.Cause] tells why: [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost] or [ErrRevoked].
+//
+// It carries the values of the context the lease was acquired with, but not its end: cancelling that one after the acquisition
+// does nothing to the lease.
+func (l *Lease) Context() context.Context { return l.ctx }
+
+// Err is nil while the lease may be believed in, and afterwards the reason why not. It reads the clock: a process that was
+// stopped learns here at once what its timers will tell it a moment later. It does not ask Redis.
+func (l *Lease) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.check(time.Now())
+}
+
+// check ends the lease if its time is over. The caller holds mu.
+func (l *Lease) check(now time.Time) error {
+	if l.ended == nil && !now.Before(l.validUntil) {
+		l.end(l.overdue())
+	}
+	return l.ended
+}
+
+// overdue is the cause of an end by the clock. The caller holds mu.
+func (l *Lease) overdue() error {
+	switch {
+	case errors.Is(l.lastFail, ErrUnreachable):
+		return l.lastFail
+	case l.lastFail != nil:
+		return fmt.Errorf("%w: %w", ErrExpired, l.lastFail)
+	case !l.holdEnd.IsZero() && !l.validUntil.Before(l.holdEnd.Add(-l.issuer.cfg.Margin-time.Millisecond)):
+		return fmt.Errorf("%w: held for MaxHold (%v)", ErrExpired, l.issuer.cfg.MaxHold)
+	default:
+		return ErrExpired
+	}
+}
+
+// end is called once, with mu held.
+func (l *Lease) end(cause error) {
+	l.ended = cause
+	l.expiry.Stop()
+	l.cancel(cause)
+	l.issuer.watchdog.forget(l)
+}
+
+// expire is the timer's call. A renewal may have moved the end on since the timer fired; then it was reset as well.
+func (l *Lease) expire() {
+	_ = l.Err()
+}
+
+// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. The watchdog does this by itself; call it when
+// renewal is off, or before a long step.
+//
+// It returns nil when ValidUntil has moved on or MaxHold leaves nothing to move. An error that is [ErrUnreachable] says nothing
+// about the lease, which stays valid until ValidUntil; any other of the causes of [Lease.Context] says that it is over.
+// Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
+func (l *Lease) Extend(ctx context.Context) error {
+	e, err := l.beginRenewal(time.Now())
+	if err != nil || e == nil {
+		return err
+	}
+	// Nothing the answer could say matters once the lease is over.
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
+
+	var answer extended
+	_ = persist(ctx, func() error {
+		answer = l.issuer.store.extend(ctx, []extension{e.extension})[0]
+		return answer.err
+	})
+	return l.endRenewal(*e, answer)
+}
+
+// renewal is an extension that was begun.
+type renewal struct {
+	extension
+	sent time.Time
+}
+
+// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal begun must be ended.
+func (l *Lease) beginRenewal(now time.Time) (*renewal, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(now); err != nil {
+		return nil, err
+	}
+	cfg := l.issuer.cfg
+	ttl := cfg.TTL
+	if !l.holdEnd.IsZero() {
+		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
+	}
+	if !l.issuer.trustedUntil(now, ttl).After(l.validUntil) {
+		return nil, nil
+	}
+	l.renewals.Add(1)
+	return &renewal{extension{l.term, ttl, cfg.FenceRetention}, now}, nil
+}
+
+// endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must not stretch the lease.
+func (l *Lease) endRenewal(r renewal, answer extended) error {
+	defer l.renewals.Done()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(time.Now()); err != nil {
+		return err
+	}
+	switch {
+	case errors.Is(answer.err, context.Canceled):
+		return answer.err // the caller's doing, says nothing about Redis
+	case answer.err != nil:
+		l.lastFail = answer.err
+		l.issuer.watchdog.retry(l)
+		return answer.err
+	case answer.outcome != done:
+		l.end(answer.outcome.loss())
+		return l.ended
+	}
+	l.lastFail = nil
+	l.issuer.watchdog.watch(l, r.sent)
+	if until := l.issuer.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
+		l.validUntil = until
+		l.expiry.Reset(time.Until(until))
+	}
+	return nil
+}
+
+// Release gives the lease back. Its context ends first, with [ErrReleased], and a renewal in flight is waited for; then the
+// request is sent, on a context of its own that cancelling ctx does not end (only its values are used) and that is bounded by
+// the TTL and by five seconds.
+//
+// It returns nil when the lease is given back. If the lease was over before, the error says why, as the cause of
+// [Lease.Context] does, and nothing of any other holder was touched. If Redis did not answer, the error is
+// [ErrUnreachable] and the lease runs out by itself; Release may be called again. Calling it again after an answer
+// changes nothing and returns the same.
+func (l *Lease) Release(ctx context.Context) error {
+	l.mu.Lock()
+	over := l.check(time.Now())
+	if over == nil {
+		l.end(ErrReleased)
+	}
+	l.mu.Unlock()
+	l.renewals.Wait()
+
+	l.giveBack.Lock()
+	defer l.giveBack.Unlock()
+	if l.back {
+		return l.backErr
+	}
+	result, err := l.issuer.giveBack(ctx, l.term, &l.unsure)
+	if err != nil {
+		return fmt.Errorf("lease: release %q: %w", l.resource, err)
+	}
+	l.back = true
+	l.backErr = releaseError(over, result, l.unsure)
+	return l.backErr
+}
+
+// releaseError judges the answer to a release by what the holder believed before: over is nil if it still trusted the lease.
+// If an earlier request went unanswered, that one may have been carried out; then it is no news that the lease is gone.
+func releaseError(over error, result outcome, unsure bool) error {
+	switch {
+	case result == done:
+		return nil
+	case over != nil && !errors.Is(over, ErrReleased):
+		return over
+	case unsure && (result == gone || result == taken):
+		return nil
+	default:
+		return result.loss()
+	}
+}
+
+// Verdict is what Redis says about a lease.
+type Verdict int
+
+const (
+	// Current: the lease holds its resource and no newer token was issued.
+	Current Verdict = iota + 1
+	// LeaseLost: the lease does not hold its resource any more.
+	LeaseLost
+	// FenceStale: the lease holds its resource, but a newer token was issued or the fence was raised above it.
+	FenceStale
+)
+
+func (v Verdict) String() string {
+	switch v {
+	case Current:
+		return "current"
+	case LeaseLost:
+		return "lease lost"
+	case FenceStale:
+		return "fence stale"
+	}
+	return fmt.Sprintf("Verdict(%d)", int(v))
+}
+
+// Verify asks Redis whether the lease still stands. A lease found lost is over from then on, with [ErrLost].
+//
+// The answer is about the past by the time it arrives. It is for people and for deciding whether to start; what must not be
+// done by a stale holder is checked where the data lives.
+func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
+	var verdict Verdict
+	err := persist(ctx, func() (err error) {
+		verdict, err = l.issuer.store.verify(ctx, l.term)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("lease: verify %q: %w", l.resource, err)
+	}
+	if verdict == LeaseLost {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.check(time.Now()) == nil {
+			l.end(gone.loss())
+		}
+	}
+	return verdict, nil
+}

@@ -1,0 +1,89 @@
+package lease_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// world is one test's view of the shared Redis: issuers made in it share resources with each other and with no other test.
+type world struct {
+	client    redis.UniversalClient
+	namespace string
+	faults    *faulty.Redis // in front of client
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return worldOn(t, testenv.Redis(t))
+}
+
+// worldOn gives a client like the one given, with faults of its own.
+func worldOn(t *testing.T, base *redis.Client) *world {
+	t.Helper()
+	options := *base.Options()
+	client := redis.NewClient(&options)
+	t.Cleanup(func() { _ = client.Close() })
+	w := &world{client: client, namespace: testenv.Namespace(t), faults: new(faulty.Redis)}
+	client.AddHook(w.faults)
+	return w
+}
+
+func (w *world) issuer(t *testing.T, cfg lease.Config) *lease.Issuer {
+	t.Helper()
+	if cfg.Namespace == "" {
+		cfg.Namespace = w.namespace
+	}
+	i, err := lease.New(w.client, cfg)
+	require.NoError(t, err)
+	return i
+}
+
+// key is the name of a key of the resource; the resource needs no escaping.
+func (w *world) key(resource, name string) string {
+	return "lease:v1:{" + w.namespace + "/" + resource + "}:" + name
+}
+
+// inMemory starts a miniredis that lives in the caller's bubble: no sockets, the bubble's clock.
+func inMemory(t *testing.T) *world {
+	t.Helper()
+	server := miniredis.NewMiniRedis()
+	server.ClockTTL(true)
+	client := redis.NewClient(&redis.Options{
+		Addr:   "127.0.0.1:6379", // never dialled
+		Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
+	})
+	t.Cleanup(func() {
+		_ = client.Close()
+		server.Close()
+	})
+	w := &world{client: client, namespace: "test", faults: new(faulty.Redis)}
+	client.AddHook(w.faults)
+	return w
+}
+
+// try makes one attempt and fails the test if it is refused. The lease is given back at the end of the test.
+func try(t *testing.T, i *lease.Issuer, resource string, opts ...lease.Option) *lease.Lease {
+	t.Helper()
+	l, err := i.TryAcquire(t.Context(), resource, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = l.Release(context.Background()) })
+	return l
+}
+
+// subspace is a namespace below base for a subtest.
+func subspace(t *testing.T, base string) string {
+	_, name, _ := strings.Cut(t.Name(), "/")
+	return base + "/" + name
+}

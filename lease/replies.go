@@ -1,0 +1,147 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// reply is what a script answered: an outcome in one word, and what belongs to it.
+type reply struct {
+	script string
+	word   string
+	args   []string
+}
+
+// decode reads the form that all scripts share, and the answers that any of them may give.
+func decode(ctx context.Context, script string, cmd *redis.Cmd) (reply, error) {
+	if err := cmd.Err(); err != nil {
+		return reply{}, failed(ctx, script, err)
+	}
+	words, err := cmd.StringSlice()
+	if err != nil || len(words) == 0 {
+		return reply{}, fmt.Errorf("%w: %s answered %v", ErrProtocol, script, cmd.Val())
+	}
+	r := reply{script: script, word: words[0], args: words[1:]}
+	if r.is("corrupt", 2) {
+		return reply{}, &CorruptError{Key: r.args[0], Problem: r.args[1]}
+	}
+	return r, nil
+}
+
+func (r reply) is(word string, args int) bool { return r.word == word && len(r.args) == args }
+
+func (r reply) unknown() error {
+	return fmt.Errorf("%w: %s answered %q %q", ErrProtocol, r.script, r.word, r.args)
+}
+
+// failed sorts what went wrong: the caller's context, no answer, or an error that Redis answered.
+func failed(ctx context.Context, script string, err error) error {
+	var answered redis.Error
+	if errors.As(err, &answered) {
+		return fmt.Errorf("lease: redis refused %s: %w", script, err)
+	}
+	return unanswered(ctx, err)
+}
+
+// unanswered is the error of a request that may or may not have been carried out.
+func unanswered(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return fmt.Errorf("%w: %w", ErrUnreachable, err)
+}
+
+// acquired is the answer of acquire.lua: a token, or how long to wait.
+type acquired struct {
+	token int64 // 0 when refused
+	wait  time.Duration
+}
+
+func decodeAcquire(r reply) (acquired, error) {
+	switch {
+	case r.is("granted", 1):
+		token, err := r.number(0)
+		return acquired{token: token}, err
+	case r.is("held", 1):
+		wait, err := r.number(0)
+		return acquired{wait: time.Duration(wait) * time.Millisecond}, err
+	case r.is("exhausted", 0):
+		return acquired{}, ErrExhausted
+	}
+	return acquired{}, r.unknown()
+}
+
+// number reads a positive whole number below 2^53, sent as a decimal string.
+func (r reply) number(i int) (int64, error) {
+	n, err := strconv.ParseInt(r.args[i], 10, 64)
+	if err != nil || n < 1 || n > maxToken {
+		return 0, r.unknown()
+	}
+	return n, nil
+}
+
+// maxToken is the largest token: what Lua's doubles hold exactly.
+const maxToken = 1<<53 - 1
+
+// outcome is the answer of extend.lua and release.lua about one exact lease.
+type outcome string
+
+const (
+	done    outcome = "done"
+	gone    outcome = "gone"
+	taken   outcome = "taken"
+	revoked outcome = "revoked"
+)
+
+func decodeExtend(r reply) (outcome, error)  { return decodeOutcome(r, "extended") }
+func decodeRelease(r reply) (outcome, error) { return decodeOutcome(r, "released") }
+
+func decodeOutcome(r reply, success string) (outcome, error) {
+	if len(r.args) != 0 {
+		return "", r.unknown()
+	}
+	switch r.word {
+	case success:
+		return done, nil
+	case "gone", "taken", "revoked":
+		return outcome(r.word), nil
+	}
+	return "", r.unknown()
+}
+
+// loss is why a lease that was thought to be held is not.
+func (o outcome) loss() error {
+	switch o {
+	case taken:
+		return fmt.Errorf("%w: taken by another holder", ErrLost)
+	case revoked:
+		return ErrRevoked
+	default:
+		return fmt.Errorf("%w: redis no longer has it", ErrLost)
+	}
+}
+
+func decodeWithdraw(r reply) error {
+	if !r.is("withdrawn", 0) {
+		return r.unknown()
+	}
+	return nil
+}
+
+func decodeVerify(r reply) (Verdict, error) {
+	switch {
+	case r.is("current", 0):
+		return Current, nil
+	case r.is("lost", 0):
+		return LeaseLost, nil
+	case r.is("stale", 1):
+		_, err := r.number(0)
+		return FenceStale, err
+	}
+	return 0, r.unknown()
+}

@@ -1,0 +1,135 @@
+-- common.lua: what every script of the protocol starts with. It is put in front of each of them before they are
+-- loaded, and does nothing by itself.
+--
+-- Rules that all scripts keep:
+--   * Types and arguments are checked before the first write: Redis does not roll a script back.
+--   * Time comes from Redis only. Clients send durations, never points in time.
+--   * Only the KEYS given are touched, and all of them share one hash tag, so one Cluster slot.
+--   * Every reply is an array of strings whose first element says what happened. Any script may answer
+--       {'corrupt', key, problem}   a key of the protocol holds something else; nothing was changed
+--   * Lua numbers are doubles: exact up to 2^53, printed by tostring as 1.79e+15. Tokens and times stay below
+--     2^53 and are printed by the function digits.
+
+local MAX_TOKEN = 9007199254740991 -- 2^53 - 1
+
+-- How waiting is paced, in milliseconds. Part of the protocol: all clients of a resource must agree.
+local PATIENCE = 5000 -- a waiter asks again at least this often, whatever it was told
+local GRACE = 1000    -- how late it may be with that before it is taken for dead
+local ANSWER = 500    -- how long a waiter that was woken keeps its right of way
+
+local function digits(n)
+  return string.format('%.0f', n)
+end
+
+local function corrupt(fault)
+  return {'corrupt', fault.key, fault.problem}
+end
+
+-- The argument as a whole number between least and MAX_TOKEN. Anything else is a client's error and ends the script.
+local function whole(arg, least, name)
+  local n = tonumber(arg)
+  if not n or n ~= math.floor(n) or n < least or n > MAX_TOKEN then
+    error('lease: ' .. name .. ' must be a whole number from ' .. least .. ' to 2^53-1, got ' .. tostring(arg))
+  end
+  return n
+end
+
+-- Redis time in microseconds.
+local function clock()
+  local t = redis.call('TIME')
+  return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+-- A fault if the key holds another type than the one wanted; nil if it does not exist or fits.
+local function mistyped(key, wanted)
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= wanted then
+    return {key = key, problem = 'is a ' .. kind .. ', not a ' .. wanted}
+  end
+end
+
+-- The holder as {id, token (string), left (milliseconds)}, or nil when the resource is free; and a fault, if any.
+local function read_owner(key)
+  local fault = mistyped(key, 'string')
+  if fault then return nil, fault end
+  local value = redis.call('GET', key)
+  if not value then return nil end
+  local id, token = string.match(value, '^([%x%-]+):([1-9]%d*)$')
+  if not id or #id ~= 36 or #token > 16 then
+    return nil, {key = key, problem = 'does not hold a lease id and a token'}
+  end
+  local left = redis.call('PTTL', key)
+  if left < 0 then return nil, {key = key, problem = 'has no expiry'} end
+  return {id = id, token = token, left = left}
+end
+
+-- The last token issued, 0 when none is known; and a fault, if any.
+local function read_fence(key)
+  local fault = mistyped(key, 'string')
+  if fault then return nil, fault end
+  local value = redis.call('GET', key)
+  if not value then return 0 end
+  local last = string.match(value, '^%d+$') and tonumber(value)
+  if not last or last > MAX_TOKEN then
+    return nil, {key = key, problem = 'does not hold a token'}
+  end
+  return last
+end
+
+-- The token after last: the clock is the floor, so that a counter that was lost does not start again from 1.
+local function next_token(last, now)
+  return math.max(last + 1, now)
+end
+
+-- Writes the token before the owner, so that no owner ever stands without its token.
+local function grant(owner, fence, id, token, ttl, retention)
+  redis.call('SET', fence, digits(token), 'PX', digits(retention))
+  redis.call('SET', owner, id .. ':' .. digits(token), 'PX', digits(ttl))
+end
+
+-- The queue: one sorted set of waiters by arrival (microseconds), one of the same waiters by the time until which they
+-- are believed alive (milliseconds).
+
+local function queue_fault(queue, alive)
+  return mistyped(queue, 'zset') or mistyped(alive, 'zset')
+end
+
+local function leave(queue, alive, waiter)
+  redis.call('ZREM', queue, waiter)
+  redis.call('ZREM', alive, waiter)
+end
+
+-- Puts the waiter at the end, or leaves it where it stands, and believes in it until it has to ask again.
+local function enqueue(queue, alive, waiter, now, wait)
+  redis.call('ZADD', queue, 'NX', digits(now), waiter)
+  redis.call('ZADD', alive, digits(math.floor(now / 1000) + wait + GRACE), waiter)
+  redis.call('PEXPIRE', queue, PATIENCE + GRACE)
+  redis.call('PEXPIRE', alive, PATIENCE + GRACE)
+end
+
+-- The first living waiter and the time until which it is believed alive. Drops the dead, and those that claim to live
+-- longer than anyone may: Redis's clock was set back since.
+local function first(queue, alive, now)
+  local ms = math.floor(now / 1000)
+  local dead = redis.call('ZRANGEBYSCORE', alive, '-inf', digits(ms))
+  for _, waiter in ipairs(dead) do leave(queue, alive, waiter) end
+  dead = redis.call('ZRANGEBYSCORE', alive, '(' .. digits(ms + PATIENCE + GRACE), '+inf')
+  for _, waiter in ipairs(dead) do leave(queue, alive, waiter) end
+  while true do
+    local head = redis.call('ZRANGE', queue, 0, 0)[1]
+    if not head then return nil end
+    local living = redis.call('ZSCORE', alive, head)
+    if living then return head, tonumber(living) end
+    leave(queue, alive, head) -- half an entry: the other set was evicted
+  end
+end
+
+-- Wakes the first waiter, if there is one, and gives it ANSWER milliseconds to come. Returns it, and when its right of way ends.
+local function wake(queue, alive, now, publish, channel)
+  local head, living = first(queue, alive, now)
+  if not head then return nil end
+  living = math.min(living, math.floor(now / 1000) + ANSWER)
+  redis.call('ZADD', alive, digits(living), head)
+  redis.call(publish, channel, 'free ' .. head)
+  return head, living
+end

@@ -1,0 +1,31 @@
+-- extend.lua: gives the exact lease a new time to live. Never creates a key.
+--
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended
+-- ARGV[1] lease id   ARGV[2] token
+-- ARGV[3] ttl, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, > 0: the last token must outlive a lease that is held for long
+--
+-- Returns {'extended'}  held for ttl from now
+--         {'gone'}      nobody holds the resource: the lease ran out, or its key was lost
+--         {'taken'}     another lease holds the resource
+--         {'revoked'}   this lease was revoked
+--         {'corrupt', key, problem}
+
+local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
+local id, token = ARGV[1], ARGV[2]
+local ttl = whole(ARGV[3], 1, 'ttl')
+local retention = whole(ARGV[4], 1, 'fence retention')
+
+local held, fault = read_owner(owner)
+if fault then return corrupt(fault) end
+fault = mistyped(ended, 'string')
+if fault then return corrupt(fault) end
+
+if held and held.id == id and held.token == token then
+  redis.call('PEXPIRE', fence, digits(retention))
+  redis.call('PEXPIRE', owner, digits(ttl))
+  return {'extended'}
+end
+if redis.call('GET', ended) == id .. ':' .. token then return {'revoked'} end
+if held then return {'taken'} end
+return {'gone'}
