@@ -145,4 +145,6 @@ func TestAnExpiredGrantIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
 	_, err = fencedb.Exec(t.Context(), w.pool, expired, `SELECT 1`)
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+	err = fencedb.Tx(t.Context(), w.pool, expired, func(tx pgx.Tx) error { return nil }, fencedb.Hold(time.Hour))
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "Hold is for transactions that begin within the lease")
 }

@@ -77,19 +77,17 @@ func (e *entry) query() (sql string, args []any, err error) {
 // later than we do, so it ends the transaction a network delay after until; the fence does not depend on it.
 func (e *entry) remaining() (*int64, error) {
 	e.asked = time.Now()
-	switch until := validUntil(e.grants); {
-	case e.hold > 0:
+	e.until = validUntil(e.grants)
+	if !e.until.IsZero() && e.until.Sub(e.asked) < time.Millisecond {
+		return nil, &rejection{ErrLeaseOver, fmt.Errorf("its validity ended %v ago", e.asked.Sub(e.until).Round(time.Millisecond))}
+	}
+	if e.hold > 0 {
 		e.until = e.asked.Add(e.hold)
-	case until.IsZero():
+	}
+	if e.until.IsZero() {
 		return nil, nil
-	default:
-		e.until = until
 	}
-	ms := e.until.Sub(e.asked).Milliseconds()
-	if ms <= 0 {
-		return nil, &rejection{ErrLeaseOver, fmt.Errorf("its validity ended %v ago", -e.until.Sub(e.asked))}
-	}
-	ms = min(ms, math.MaxInt32) // Postgres keeps time limits in 32 bits
+	ms := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
 	return &ms, nil
 }
 

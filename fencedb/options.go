@@ -23,7 +23,8 @@ func TxOptions(o pgx.TxOptions) Option {
 
 // Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It is for a
 // holder that keeps renewing its lease while it writes. A holder that takes over waits that long for the fence, even if
-// the lease is lost meanwhile, so keep it within the lease's maximum hold time. It is ignored unless positive.
+// the lease is lost meanwhile, so keep it within the lease's maximum hold time. The lease must still be
+// valid when the transaction begins. Ignored unless positive.
 func Hold(d time.Duration) Option {
 	return func(c *config) { c.hold = d }
 }

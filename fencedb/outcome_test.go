@@ -1,0 +1,335 @@
+package fencedb_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/pgproxy"
+)
+
+// S6. A proxy that reads the protocol cuts the connection at every place round COMMIT; Tx must answer what the server did.
+
+// behindProxy returns a pool whose connections pass through a proxy.
+func (w *world) behindProxy() (*pgxpool.Pool, *pgproxy.Proxy) {
+	w.Helper()
+	proxy := pgproxy.New(w, w.pool.Config().ConnString())
+	config, err := pgxpool.ParseConfig(proxy.URL())
+	require.NoError(w, err)
+	config.MaxConns = 2
+	pool, err := pgxpool.NewWithConfig(w.Context(), config)
+	require.NoError(w, err)
+	w.Cleanup(pool.Close)
+	return pool, proxy
+}
+
+func isCommit(msg pgproto3.FrontendMessage) bool {
+	q, ok := msg.(*pgproto3.Query)
+	return ok && q.String == "commit"
+}
+
+func isCommitted(msg pgproto3.BackendMessage) bool {
+	c, ok := msg.(*pgproto3.CommandComplete)
+	return ok && string(c.CommandTag) == "COMMIT"
+}
+
+// cuts are the places round COMMIT, and whether the server commits there.
+var cuts = map[string]struct {
+	committed bool
+	arm       func(p *pgproxy.Proxy)
+}{
+	"before COMMIT arrives": {false, func(p *pgproxy.Proxy) { p.OnClient(once(isCommit, pgproxy.Cut)) }},
+	"within COMMIT":         {false, func(p *pgproxy.Proxy) { p.OnClient(once(isCommit, pgproxy.CutHalf)) }},
+	"before the answer":     {true, func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.Cut)) }},
+	"within the answer":     {true, func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.CutHalf)) }},
+	"after the answer":      {true, func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.CutAfter)) }},
+}
+
+// once gives verdict for the first message that matches, and then no more.
+func once[M any](matches func(M) bool, verdict pgproxy.Verdict) func(M) pgproxy.Verdict {
+	var done bool
+	return func(msg M) pgproxy.Verdict {
+		if done || !matches(msg) {
+			return pgproxy.Pass
+		}
+		done = true
+		return verdict
+	}
+}
+
+func TestTheOutcomeOfALostCommitIsKnown(t *testing.T) {
+	t.Parallel()
+	for name, cut := range cuts {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool, proxy := w.behindProxy()
+
+			err := fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
+				cut.arm(proxy)
+				return book(t.Context(), tx, 12, "ann")
+			})
+
+			if cut.committed {
+				require.NoError(t, err)
+				require.Equal(t, []string{"ann"}, w.guests())
+			} else {
+				require.ErrorContains(t, err, "rolled back: the connection was lost")
+				require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+				require.Empty(t, w.guests())
+			}
+		})
+	}
+}
+
+// The control: what pgx says of the same cuts, when asked whether the transaction may be run again.
+func TestSafeToRetryIsWrongForALostCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE plain (id int)`)
+	pool, proxy := w.behindProxy()
+
+	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		cuts["before the answer"].arm(proxy)
+		_, err := tx.Exec(t.Context(), `INSERT INTO plain VALUES (1)`)
+		return err
+	})
+
+	require.Error(t, err)
+	require.True(t, pgconn.SafeToRetry(err), "when pgx answers this rightly, this control can go")
+	require.Equal(t, []int{1}, collect[int](w, `SELECT count(*) FROM plain`), "and yet it has committed")
+}
+
+// The client is cut off while its transaction is open, and the server has not noticed. The truth is known only when the
+// server has ended the transaction, which S7 sees to.
+func TestATransactionStillInProgressIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+
+	err := fencedb.Tx(t.Context(), pool, grantFor("table:12", 41, 700*time.Millisecond), func(tx pgx.Tx) error {
+		proxy.OnClient(once(isCommit, pgproxy.Orphan))
+		return book(t.Context(), tx, 12, "ann")
+	})
+
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+	require.Empty(t, w.guests())
+}
+
+func TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	url := w.pool.Config().ConnString()
+	proxy := pgproxy.New(t, url)
+	conn, err := pgx.Connect(t.Context(), proxy.URL()) // a single connection: once it is lost, there is no other
+	require.NoError(t, err)
+
+	err = fencedb.Tx(t.Context(), conn, grant("table:12", 41), func(tx pgx.Tx) error {
+		cuts["before the answer"].arm(proxy)
+		return book(t.Context(), tx, 12, "ann")
+	})
+
+	var unknown *fencedb.CommitUnknownError
+	require.ErrorAs(t, err, &unknown)
+	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
+	require.Contains(t, err.Error(), fmt.Sprintf("pg_xact_status('%d')", unknown.XID))
+	require.Equal(t, []string{"committed"}, collect[string](w, `SELECT pg_xact_status($1::text::xid8)`, fmt.Sprint(unknown.XID)))
+}
+
+func TestCancellingDuringCommitStillTellsTheTruth(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	ctx, cancel := context.WithCancel(t.Context())
+
+	err := fencedb.Tx(ctx, pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+			if isCommitted(msg) {
+				cancel()
+				return pgproxy.Orphan
+			}
+			return pgproxy.Pass
+		})
+		return book(ctx, tx, 12, "ann")
+	})
+
+	require.NoError(t, err, "it committed, whatever became of the context")
+	require.Equal(t, []string{"ann"}, w.guests())
+}
+
+// Without the transaction's id, which was in the lost answer, nobody can be asked.
+func TestAOneShotWriteWhoseWholeAnswerIsLostIsUnknown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	_, err := fencedb.Exec(t.Context(), pool, grant("table:12", 41), insertAnn, 1) // warm, so that it is one round trip
+	require.NoError(t, err)
+
+	arm := func(verdict pgproxy.Verdict, nth int) {
+		proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+			if _, row := msg.(*pgproto3.DataRow); row && nth == 0 {
+				return verdict
+			}
+			if _, ready := msg.(*pgproto3.ReadyForQuery); ready && nth == 1 {
+				nth++
+				return verdict
+			}
+			return pgproxy.Pass
+		})
+	}
+
+	arm(pgproxy.Cut, 0)
+	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 42), insertAnn, 2)
+	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
+	proxy.OnServer(nil)
+
+	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 43), insertAnn, 3) // warm again
+	require.NoError(t, err)
+	arm(pgproxy.Cut, 1)
+	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 44), insertAnn, 4)
+	require.NoError(t, err, "with the id the server could be asked")
+	require.EqualValues(t, 44, w.fence("table:12"))
+}
+
+// A thousand transactions cut at random places, some with their context cancelled as well. Nothing but the truth.
+func TestRandomCutsRoundCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	tally := w.cutAtRandom(1000, func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer {
+		err := fencedb.Tx(ctx, pool, grant(fmt.Sprintf("effect:%d", id), 1), fn)
+		switch {
+		case err == nil:
+			return saysCommitted
+		case errors.Is(err, fencedb.ErrCommitUnknown):
+			return saysUnknown
+		}
+		return saysRolledBack
+	})
+
+	t.Logf("%+v", tally)
+	require.Zero(t, tally.wrong)
+	require.Zero(t, tally.unknown)
+	require.NotZero(t, tally.lost, "no answer to a COMMIT that took effect was ever lost: the test tests nothing")
+}
+
+// The control: the same cuts, judged by what pgx says about running the transaction again.
+func TestRandomCutsJudgedBySafeToRetryAreMisjudged(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	tally := w.cutAtRandom(300, func(ctx context.Context, pool *pgxpool.Pool, _ int, fn func(pgx.Tx) error) answer {
+		err := pgx.BeginFunc(ctx, pool, fn)
+		switch {
+		case err == nil:
+			return saysCommitted
+		case pgconn.SafeToRetry(err):
+			return saysRolledBack
+		}
+		return saysUnknown
+	})
+
+	t.Logf("%+v", tally)
+	require.NotZero(t, tally.wrong, "when pgx answers this rightly, the controls can go")
+}
+
+// answer is what a way of running transactions says became of one.
+type answer int
+
+const (
+	saysCommitted answer = iota
+	saysRolledBack
+	saysUnknown
+)
+
+type tally struct {
+	wrong, unknown int
+	lost           int // the connection was cut, and yet it committed
+}
+
+// cutAtRandom runs n transactions on four connections at once, cuts each at a random message, and compares what run answers
+// with what the database holds.
+func (w *world) cutAtRandom(n int, run func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer) tally {
+	w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
+	const workers = 4
+	var (
+		group sync.WaitGroup
+		mu    sync.Mutex
+		sum   tally
+	)
+	for worker := range workers {
+		pool, proxy := w.behindProxy()
+		random := rand.New(rand.NewPCG(1, uint64(worker)))
+		group.Go(func() {
+			for id := worker; id < n; id += workers {
+				says, cut := cutOnce(w.Context(), pool, proxy, random, id, run)
+				committed := w.has(id)
+				mu.Lock()
+				if says == saysUnknown {
+					sum.unknown++
+				} else if (says == saysCommitted) != committed {
+					sum.wrong++
+				}
+				if cut && committed {
+					sum.lost++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	return sum
+}
+
+// cutOnce runs one transaction and cuts it at a random message after its first statement.
+func cutOnce(ctx context.Context, pool *pgxpool.Pool, proxy *pgproxy.Proxy, random *rand.Rand, id int,
+	run func(context.Context, *pgxpool.Pool, int, func(pgx.Tx) error) answer) (says answer, cut bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	const messages = 6 // INSERT and COMMIT, each a Query, a CommandComplete and a ReadyForQuery
+	verdict := []pgproxy.Verdict{pgproxy.Cut, pgproxy.CutHalf, pgproxy.CutAfter}[random.IntN(3)]
+	countdown, cancelToo := 1+random.IntN(messages+1), random.IntN(4) == 0
+	judge := func() pgproxy.Verdict { // called for one message at a time
+		if countdown--; countdown != 0 {
+			return pgproxy.Pass
+		}
+		if cancelToo {
+			cancel()
+		}
+		cut = true
+		return verdict
+	}
+
+	says = run(ctx, pool, id, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+			return err
+		}
+		proxy.OnClient(func(pgproto3.FrontendMessage) pgproxy.Verdict { return judge() })
+		proxy.OnServer(func(pgproto3.BackendMessage) pgproxy.Verdict { return judge() })
+		_, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO effects VALUES (%d)`, id)) // no arguments: one message
+		return err
+	})
+	proxy.OnClient(nil)
+	proxy.OnServer(nil)
+	return says, cut
+}
+
+func (w *world) has(id int) bool {
+	var n int
+	if err := w.pool.QueryRow(w.Context(), `SELECT count(*) FROM effects WHERE id = $1`, id).Scan(&n); err != nil {
+		w.Errorf("reading effect %d: %v", id, err)
+	}
+	return n > 0
+}
