@@ -2,13 +2,10 @@ package fencedb
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // What went wrong, to be asked with errors.Is. Each says what is then true of the data. The errors that carry values are
@@ -153,19 +150,29 @@ const (
 	codeInsufficientPrivilege = "42501"
 )
 
-// typed returns err as the typed error that its SQLSTATE stands for, or as it is.
+// Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale, ErrNoToken, ErrWrongResource or
+// ErrLeaseOver, with err in its chain. Any other error, and nil, comes back as it is.
+//
+// Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what writes without them: an ORM,
+// database/sql, a transaction after Enter. It finds the SQLSTATE in the errors of pgx, lib/pq and any driver whose errors have a
+// method SQLState() string.
+func Explain(err error) error {
+	return typed(err)
+}
+
+// typed is the one place that knows what the SQLSTATEs mean.
 func typed(err error) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || alreadyTyped(err) {
+	if alreadyTyped(err) {
 		return err
 	}
-	switch pgErr.Code {
+	a := answered(err)
+	switch a.code {
 	case codeStale:
 		var d struct {
 			Resource      string
 			Token, Stored int64
 		}
-		decodeDetail(pgErr, &d)
+		a.values(&d)
 		return &StaleError{Resource: d.Resource, Token: d.Token, Stored: d.Stored, cause: err}
 	case codeNoToken:
 		return &rejection{ErrNoToken, err}
@@ -174,7 +181,7 @@ func typed(err error) error {
 			Resource string
 			Entered  []string
 		}
-		decodeDetail(pgErr, &d)
+		a.values(&d)
 		return &WrongResourceError{Resource: d.Resource, Entered: d.Entered, cause: err}
 	case codeLeaseOver:
 		return &rejection{ErrLeaseOver, err}
@@ -189,10 +196,4 @@ func alreadyTyped(err error) bool {
 		}
 	}
 	return false
-}
-
-// decodeDetail leaves the values zero where the server's log settings or a middlebox have dropped the detail: the
-// SQLSTATE alone decides what the error is.
-func decodeDetail(pgErr *pgconn.PgError, into any) {
-	_ = json.Unmarshal([]byte(pgErr.Detail), into)
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // explain returns what err means for a transaction that has been rolled back. conn, if there is one, is idle again and is
@@ -19,7 +18,7 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
-	code := sqlstate(err)
+	code := answered(err).code
 	switch {
 	case e.overtime(code, lost):
 		return &rejection{ErrLeaseOver, err}
@@ -93,12 +92,4 @@ func (e *entry) blockers(ctx context.Context, conn *pgx.Conn) []Blocker {
 		return b, err
 	})
 	return blockers
-}
-
-func sqlstate(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
-	}
-	return ""
 }

@@ -146,8 +146,8 @@ func checkDistinct(grants []Grant) error {
 }
 
 // isNil also finds a nil pointer in the interface, as a lease that was never acquired.
-func isNil(g Grant) bool {
-	v := reflect.ValueOf(g)
+func isNil(a any) bool {
+	v := reflect.ValueOf(a)
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 

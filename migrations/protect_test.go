@@ -135,28 +135,28 @@ func TestASettingForgedByHandOpensNothing(t *testing.T) {
 	s := newSeats(t)
 	const write = `UPDATE seats SET guest = 'zoe' WHERE id = 1`
 	s.exec("BEGIN; " + enter(41, "room:red"))
-	signed := s.one(`current_setting('fencedb.entered')`)
+	signed := s.one(`current_setting('fencedb.granted')`)
 	s.exec("COMMIT")
 	require.Contains(t, signed, `"room:red"`)
 
 	for _, setting := range map[string]string{
 		"copied from an earlier transaction": signed,
 		"unsigned":                           signed[64:],
-		"signature of something else":        signed[:64] + `{"tokens": {"room:red": 99}}`,
+		"signature of something else":        signed[:64] + `{"grants": {"room:red": {"token": 99, "entered": true}}}`,
 		"only a signature":                   signed[:64],
 		"nothing":                            "",
 		"nonsense":                           "{",
 	} {
-		_, err := s.conn.Exec(t.Context(), `SELECT set_config('fencedb.entered', $1, false)`, setting)
+		_, err := s.conn.Exec(t.Context(), `SELECT set_config('fencedb.granted', $1, false)`, setting)
 		require.NoError(t, err)
 		s.refused("FN002", write)
 		s.exec(enter(41, "room:blue")) // whatever stands there keeps nobody from entering
-		s.refused("FN002", `BEGIN; SELECT set_config('fencedb.entered', '`+setting+`', true); `+write)
+		s.refused("FN002", `BEGIN; SELECT set_config('fencedb.granted', '`+setting+`', true); `+write)
 	}
 
 	s.refused("FN003", "BEGIN; "+enter(41, "room:blue")+`; `+write)
 	s.refused("FN002", "BEGIN; "+enter(41, "room:blue")+`;
-		SELECT set_config('fencedb.entered', replace(current_setting('fencedb.entered'), 'room:blue', 'room:red'), true); `+write)
+		SELECT set_config('fencedb.granted', replace(current_setting('fencedb.granted'), 'room:blue', 'room:red'), true); `+write)
 }
 
 // Also when the holder has switched off the time limits that enter set.

@@ -56,12 +56,12 @@ $$;
 COMMENT ON FUNCTION fencedb.sign(text) IS 'Inner function. The signature of body for this transaction: 64 hexadecimal digits.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.entered() RETURNS jsonb
+CREATE FUNCTION fencedb.granted() RETURNS jsonb
     LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
     -- A local setting of an earlier transaction reads as '', not as NULL.
-    signed text := nullif(current_setting('fencedb.entered', true), '');
+    signed text := nullif(current_setting('fencedb.granted', true), '');
 BEGIN
     IF left(signed, 64) = fencedb.sign(substr(signed, 65)) THEN
         RETURN substr(signed, 65)::jsonb;
@@ -71,7 +71,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.entered() IS 'Inner function. What this transaction has entered: {"tokens": {resource: token}, "until": milliseconds since 1970 or null}. NULL when it entered nothing, or when somebody else than enter wrote the setting.';
+COMMENT ON FUNCTION fencedb.granted() IS 'Inner function. The grants of this transaction: {"grants": {resource: {"token": ..., "lease": ..., "entered": boolean}}, "until": milliseconds since 1970 or null}. NULL when it has none, or when somebody else wrote the setting.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
@@ -222,18 +222,20 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
 
+-- admit checks and bounds, takes the fences if enter is true (fencedb.carry of 00003 takes none), and signs what the
+-- triggers are to see. A transaction may be admitted several times, for more resources.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.enter(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL) RETURNS xid8
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION fencedb.admit(enter boolean, resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint) RETURNS xid8
+    LANGUAGE plpgsql
 AS $$
 DECLARE
-    n       int := coalesce(cardinality(resources), 0);
-    places  int[] := ARRAY[1];
+    n       int     := coalesce(cardinality(resources), 0);
+    places  int[]   := ARRAY[1];
     i       int;
-    before  jsonb := fencedb.entered();
-    entered jsonb := coalesce(before -> 'tokens', '{}');
+    before  jsonb   := fencedb.granted();
+    grants  jsonb   := coalesce(before -> 'grants', '{}');
     until   numeric := (before ->> 'until')::numeric;
+    present jsonb;
     body    text;
 BEGIN
     IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
@@ -258,18 +260,34 @@ BEGIN
         places := ARRAY(SELECT p FROM generate_series(1, n) p ORDER BY resources[p] COLLATE "C");
     END IF;
     FOREACH i IN ARRAY places LOOP
-        IF NOT entered ? resources[i] THEN
-            PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i]);
-            entered := entered || jsonb_build_object(resources[i], tokens[i]);
-        ELSIF (entered ->> resources[i])::bigint <> tokens[i] THEN
-            RAISE EXCEPTION 'fencedb.enter: this transaction entered resource "%" with token %, so it cannot with %', resources[i], entered ->> resources[i], tokens[i]
+        present := grants -> resources[i];
+        IF (present ->> 'token')::bigint <> tokens[i] OR (present ->> 'lease')::uuid <> lease_ids[i] THEN
+            RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', resources[i], present ->> 'token'
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
         END IF;
+        IF enter AND (present ->> 'entered')::boolean IS NOT TRUE THEN
+            PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i]);
+        END IF;
+        grants := grants || jsonb_build_object(resources[i], jsonb_build_object(
+            'token', tokens[i], 'lease', lease_ids[i], 'entered', enter OR coalesce((present ->> 'entered')::boolean, false)));
     END LOOP;
 
-    body := jsonb_build_object('tokens', entered, 'until', until)::text;
-    PERFORM set_config('fencedb.entered', fencedb.sign(body) || body, true);
+    body := jsonb_build_object('grants', grants, 'until', until)::text;
+    PERFORM set_config('fencedb.granted', fencedb.sign(body) || body, true);
     RETURN pg_current_xact_id();
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint) IS 'Inner function. What enter and carry have in common.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.enter(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL) RETURNS xid8
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN fencedb.admit(true, resources, tokens, lease_ids, remaining_ms);
 END
 $$;
 -- +goose StatementEnd
@@ -352,12 +370,13 @@ DROP FUNCTION fencedb.blockers(text[]);
 DROP FUNCTION fencedb.last_token(text);
 DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint);
 DROP FUNCTION fencedb.enter(text[], bigint[], uuid[], bigint);
+DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
 DROP FUNCTION fencedb.bound(bigint);
 DROP FUNCTION fencedb.take(text, bigint, uuid);
 DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
-DROP FUNCTION fencedb.entered();
+DROP FUNCTION fencedb.granted();
 DROP FUNCTION fencedb.sign(text);
 DROP TABLE fencedb.signing_key;
 DROP TABLE fencedb.fences;

@@ -36,11 +36,11 @@ $$;
 COMMENT ON FUNCTION fencedb.raise_no_token(text, text) IS 'Inner function. Raises FN002.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.require_lease(entered jsonb) RETURNS void
+CREATE FUNCTION fencedb.require_lease(granted jsonb) RETURNS void
     LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF (entered ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN
+    IF (granted ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN
         RAISE EXCEPTION USING
             ERRCODE = 'FN004',
             MESSAGE = 'the lease is over: the validity that this transaction entered with has passed',
@@ -59,34 +59,35 @@ CREATE FUNCTION fencedb.require(target regclass, operation text, before text[], 
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    entered  jsonb := fencedb.entered();
+    granted  jsonb := fencedb.granted();
+    grants   jsonb := granted -> 'grants';
     resource text;
     token    bigint;
 BEGIN
-    IF entered IS NULL THEN
+    IF granted IS NULL THEN
         PERFORM fencedb.raise_no_token(target::text, operation);
     END IF;
-    PERFORM fencedb.require_lease(entered);
+    PERFORM fencedb.require_lease(granted);
 
     FOREACH resource IN ARRAY before || after LOOP
         IF resource IS NULL THEN
             RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
                 USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
-        ELSIF NOT entered -> 'tokens' ? resource THEN
+        ELSIF (grants -> resource ->> 'entered')::boolean IS NOT TRUE THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'FN003',
                 MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target, resource),
-                DETAIL  = jsonb_build_object('resource', resource, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(entered -> 'tokens') k))::text,
+                DETAIL  = jsonb_build_object('resource', resource, 'entered', (SELECT coalesce(jsonb_agg(g.key ORDER BY g.key) FILTER (WHERE (g.value ->> 'entered')::boolean), '[]') FROM jsonb_each(grants) g))::text,
                 HINT    = 'Enter with the grants of all resources the transaction writes to. Nothing was written.';
         END IF;
     END LOOP;
 
     -- The ledger has already refused stale tokens. This catches a ledger that was emptied under its rows.
-    token := (entered -> 'tokens' ->> before[1])::bigint;
+    token := (grants -> before[1] ->> 'token')::bigint;
     IF token < stored THEN
         PERFORM fencedb.raise_stale(before[1], token, stored);
     END IF;
-    RETURN (entered -> 'tokens' ->> after[1])::bigint;
+    RETURN (grants -> after[1] ->> 'token')::bigint;
 END
 $$;
 -- +goose StatementEnd
@@ -102,14 +103,14 @@ CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    entered jsonb := fencedb.entered();
+    granted jsonb := fencedb.granted();
 BEGIN
-    IF entered IS NULL OR TG_OP = 'TRUNCATE' THEN
+    IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
     END IF;
-    PERFORM fencedb.require_lease(entered);
-    IF entered ->> 'until' IS NOT NULL THEN
-        PERFORM fencedb.bound(greatest(1, (entered ->> 'until')::numeric - extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+    PERFORM fencedb.require_lease(granted);
+    IF granted ->> 'until' IS NOT NULL THEN
+        PERFORM fencedb.bound(greatest(1, (granted ->> 'until')::numeric - extract(epoch FROM clock_timestamp()) * 1000)::bigint);
     END IF;
     RETURN NULL;
 END

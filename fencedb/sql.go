@@ -1,0 +1,119 @@
+package fencedb
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// SQLTx is a transaction of database/sql that the application has begun: *sql.Tx or what wraps one, such as *sqlx.Tx, the
+// ConnPool of a GORM transaction, or a transaction of ent. A *sql.Conn that has executed BEGIN is one too.
+type SQLTx interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+var (
+	_ SQLTx = (*sql.Tx)(nil)
+	_ SQLTx = (*sql.Conn)(nil)
+)
+
+// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and before any savepoint,
+// it returns the same errors, and on error the transaction must be rolled back. Of the options only Hold has an effect. What
+// the application writes afterwards comes back with the errors of its driver, which Explain turns into those of this package.
+//
+//	tx, err := db.BeginTx(ctx, nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer tx.Rollback()
+//	if err := fencedb.EnterSQL(ctx, tx, lease); err != nil {
+//		return err
+//	}
+//	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`); err != nil {
+//		return fencedb.Explain(err)
+//	}
+//	return tx.Commit()
+//
+// A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the token has entered by then, and
+// nothing else has happened. To find out costs one more round trip on handles without a method Commit. Cancelling ctx ends
+// the wait for the fence and, with the usual drivers, the connection.
+func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return err
+	}
+	if isNil(tx) {
+		return errors.New("fencedb: the transaction is nil; did it begin?")
+	}
+	query, args, err := e.query()
+	if err != nil {
+		return err
+	}
+	if err := queryOne(ctx, tx, &e.xid, query, portable(args)...); err != nil {
+		return e.explainSQL(ctx, err)
+	}
+	return e.requireOpen(ctx, tx)
+}
+
+// requireOpen refuses a handle whose transaction was over as soon as it had entered.
+func (e *entry) requireOpen(ctx context.Context, tx SQLTx) error {
+	if _, ok := tx.(interface{ Commit() error }); ok {
+		return nil
+	}
+	var current sql.Null[uint64]
+	if err := queryOne(ctx, tx, &current, `SELECT pg_current_xact_id_if_assigned()::text::bigint`); err != nil {
+		return e.explainSQL(ctx, err)
+	}
+	if current.V != e.xid {
+		return fmt.Errorf("fencedb: this %T is not in a transaction, so the fence was given back at once; begin a transaction and enter in it", tx)
+	}
+	return nil
+}
+
+// explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
+func (e *entry) explainSQL(ctx context.Context, err error) error {
+	return e.explain(ctx, nil, true, err)
+}
+
+// queryOne is QueryRowContext, which not everything that wraps a transaction has.
+func queryOne(ctx context.Context, tx SQLTx, dest any, query string, args ...any) error {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		return cmp.Or(rows.Err(), sql.ErrNoRows)
+	}
+	if err := rows.Scan(dest); err != nil {
+		return err
+	}
+	return rows.Close()
+}
+
+// portable writes arrays as text, because not every driver takes a slice.
+func portable(args []any) []any {
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case []string:
+			args[i] = arrayText(arg)
+		case []int64:
+			args[i] = arrayText(arg)
+		}
+	}
+	return args
+}
+
+var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
+// arrayText returns the text form of an array of Postgres.
+func arrayText[T any](elements []T) string {
+	quoted := make([]string, len(elements))
+	for i, element := range elements {
+		quoted[i] = `"` + arrayEscapes.Replace(fmt.Sprint(element)) + `"`
+	}
+	return "{" + strings.Join(quoted, ",") + "}"
+}
