@@ -97,6 +97,7 @@ func (e *Env) startRedis(ctx context.Context, h host, opts Options) error {
 
 func (e *Env) startMiniredis(missing *UnavailableError) error {
 	server := miniredis.NewMiniRedis()
+	server.ClockTTL(true) // otherwise keys expire only when a test moves its time
 	if err := server.Start(); err != nil {
 		return err
 	}

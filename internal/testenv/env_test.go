@@ -3,6 +3,7 @@ package testenv
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
@@ -65,6 +66,7 @@ func TestMiniredisTakesRedissPlaceOnlyWhenAllowedAndSaysSo(t *testing.T) {
 	require.NoError(t, err)
 	requireAnswers(t, env)
 	require.Contains(t, env.Notes[1], "miniredis")
+	requireExpiry(t, env)
 	require.NoError(t, env.Close())
 }
 
@@ -73,6 +75,18 @@ func TestStartNamesEverythingThatIsMissing(t *testing.T) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	require.True(t, ok)
 	require.Len(t, joined.Unwrap(), 2)
+}
+
+func requireExpiry(t *testing.T, env *Env) {
+	t.Helper()
+	options, err := redis.ParseURL(env.RedisURL)
+	require.NoError(t, err)
+	client := newRedisClient(options)
+	require.NoError(t, client.Set(t.Context(), "short", "lived", time.Millisecond).Err())
+	require.Eventually(t, func() bool {
+		return client.Exists(t.Context(), "short").Val() == 0
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, client.Close())
 }
 
 func requireAnswers(t *testing.T, env *Env) {
