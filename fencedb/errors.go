@@ -157,11 +157,6 @@ const (
 // database/sql, a transaction after Enter. It finds the SQLSTATE in the errors of pgx, lib/pq and any driver whose errors have a
 // method SQLState() string.
 func Explain(err error) error {
-	return typed(err)
-}
-
-// typed is the one place that knows what the SQLSTATEs mean.
-func typed(err error) error {
 	if alreadyTyped(err) {
 		return err
 	}

@@ -1,0 +1,240 @@
+package fencedb_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+func (w *world) sqlDB() *sql.DB {
+	db := stdlib.OpenDBFromPool(w.pool)
+	w.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func (w *world) begin(db *sql.DB) *sql.Tx {
+	w.Helper()
+	tx, err := db.BeginTx(w.Context(), nil)
+	require.NoError(w, err)
+	w.Cleanup(func() { _ = tx.Rollback() })
+	return tx
+}
+
+const bookAnn = `INSERT INTO bookings (id, table_id, guest) VALUES (1, 12, 'ann')`
+
+func TestEnterSQLJoinsAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	tx := w.begin(w.sqlDB())
+
+	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 41)))
+	_, err := tx.Exec(bookAnn)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit())
+
+	require.Equal(t, []string{"ann"}, w.guests())
+	require.EqualValues(t, 41, w.fence("table:12"))
+}
+
+func TestEnterSQLReturnsTheErrorsOfEnter(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
+
+	err := fencedb.EnterSQL(t.Context(), w.begin(db), grant("table:12", 41))
+	var stale *fencedb.StaleError
+	require.ErrorAs(t, err, &stale)
+	require.Equal(t, "table:12", stale.Resource)
+	require.EqualValues(t, 41, stale.Token)
+	require.EqualValues(t, 42, stale.Stored)
+
+	require.ErrorIs(t, fencedb.EnterSQL(t.Context(), w.begin(db), grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
+	require.ErrorIs(t, fencedb.EnterSQL(t.Context(), nil, grant("", 43)), fencedb.ErrInvalidGrant)
+	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), nil, grant("table:12", 43)), "the transaction is nil")
+	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), (*sql.Tx)(nil), grant("table:12", 43)), "the transaction is nil")
+
+	tx := w.begin(db)
+	require.NoError(t, tx.Rollback())
+	require.ErrorIs(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 43)), sql.ErrTxDone)
+	require.EqualValues(t, 42, w.fence("table:12"))
+}
+
+func TestEnterSQLIsBusyWhileAnotherHolderHasTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	require.NoError(t, fencedb.EnterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
+
+	err := fencedb.EnterSQL(t.Context(), w.begin(db), grantFor("table:12", 42, 50*time.Millisecond))
+
+	require.ErrorIs(t, err, fencedb.ErrBusy)
+}
+
+func TestEnterSQLStopsWaitingWithItsContext(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	require.NoError(t, fencedb.EnterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
+	enough := errors.New("enough")
+
+	tx := w.begin(db)
+	var pid uint32
+	require.NoError(t, tx.QueryRow(`SELECT pg_backend_pid()`).Scan(&pid))
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	entered := make(chan error, 1)
+	go func() { entered <- fencedb.EnterSQL(ctx, tx, grant("table:12", 42)) }()
+	w.awaitBlocked(pid)
+	cancel(enough)
+
+	err := received(t, entered)
+	require.ErrorIs(t, err, enough)
+	require.NotErrorIs(t, err, fencedb.ErrLeaseOver, "the grant has no end")
+}
+
+// brokenTx is a handle whose connection breaks after the time that its statement took.
+type brokenTx struct{ after time.Duration }
+
+func (tx brokenTx) QueryContext(context.Context, string, ...any) (*sql.Rows, error) {
+	time.Sleep(tx.after)
+	return nil, driver.ErrBadConn
+}
+
+func TestEnterSQLSaysWhenTheLeaseEndedWithTheConnection(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		err := fencedb.EnterSQL(t.Context(), brokenTx{after: 2 * time.Second}, grantFor("table:12", 41, time.Second))
+		require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+		require.ErrorIs(t, err, driver.ErrBadConn)
+
+		err = fencedb.EnterSQL(t.Context(), brokenTx{after: time.Second}, grantFor("table:12", 41, time.Minute))
+		require.ErrorIs(t, err, driver.ErrBadConn)
+		require.NotErrorIs(t, err, fencedb.ErrLeaseOver)
+	})
+}
+
+func TestEnterSQLRefusesAHandleThatIsInNoTransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	conn, err := db.Conn(t.Context())
+	require.NoError(t, err)
+	defer conn.Close()
+
+	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), db, grant("table:12", 41)), "*sql.DB is not in a transaction")
+	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), conn, grant("table:12", 42)), "*sql.Conn is not in a transaction")
+
+	_, err = conn.ExecContext(t.Context(), `BEGIN`)
+	require.NoError(t, err)
+	require.NoError(t, fencedb.EnterSQL(t.Context(), conn, grant("table:12", 43)))
+	_, err = conn.ExecContext(t.Context(), bookAnn+`; COMMIT`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"ann"}, w.guests())
+}
+
+func TestEnterSQLRefusesAfterASavepoint(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	tx := w.begin(w.sqlDB())
+	_, err := tx.Exec(`SAVEPOINT a`)
+	require.NoError(t, err)
+
+	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 41)), "before any savepoint")
+}
+
+func TestEnterSQLEntersSeveralResourcesOfEveryShape(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	names := []string{`plain`, `with "quotes"`, `back\slash`, `{brace,comma}`, `NULL`, ` space `, "ünï:🎉\n", `'`, `\"`}
+	var grants []fencedb.Grant
+	for i, name := range names {
+		grants = append(grants, grant(name, int64(1<<53+i)))
+	}
+	tx := w.begin(w.sqlDB())
+
+	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, fencedb.All(grants...)))
+	require.NoError(t, tx.Commit())
+
+	for i, name := range names {
+		require.EqualValues(t, 1<<53+i, w.fence(name), "%q", name)
+	}
+}
+
+func TestHoldBoundsAnSQLTransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	tx := w.begin(w.sqlDB())
+
+	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 41), fencedb.Hold(7*time.Second)))
+
+	var timeout string
+	require.NoError(t, tx.QueryRow(`SHOW statement_timeout`).Scan(&timeout))
+	require.Equal(t, "7s", timeout)
+}
+
+func TestExplainTypesTheErrorsOfOtherWrites(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+
+	_, err := db.Exec(bookAnn)
+	require.ErrorIs(t, fencedb.Explain(err), fencedb.ErrNoToken)
+	require.ErrorAs(t, fencedb.Explain(err), new(*pgconn.PgError), "the driver's error stays in the chain")
+
+	tx := w.begin(db)
+	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grant("table:13", 41)))
+	_, err = tx.Exec(bookAnn)
+	var wrong *fencedb.WrongResourceError
+	require.ErrorAs(t, fencedb.Explain(fmt.Errorf("wrapped by the application: %w", err)), &wrong)
+	require.Equal(t, "table:12", wrong.Resource)
+	require.Equal(t, []string{"table:13"}, wrong.Entered)
+
+	require.NoError(t, fencedb.Explain(nil))
+	other := errors.New("something else")
+	require.Equal(t, other, fencedb.Explain(other))
+	require.Equal(t, wrong, fencedb.Explain(wrong), "explained once")
+}
+
+// foreignError is what a driver other than pgx gives: SQLSTATE and DETAIL behind methods.
+type foreignError struct{ code, detail string }
+
+func (e foreignError) Error() string    { return "refused" }
+func (e foreignError) SQLState() string { return e.code }
+func (e foreignError) Get(field byte) string {
+	return map[byte]string{'C': e.code, 'D': e.detail}[field]
+}
+
+// bareError is a driver's error that tells the SQLSTATE only.
+type bareError struct{ error }
+
+func (bareError) SQLState() string { return "FN001" }
+
+func TestExplainReadsTheErrorsOfOtherDrivers(t *testing.T) {
+	t.Parallel()
+
+	var stale *fencedb.StaleError
+	require.ErrorAs(t, fencedb.Explain(foreignError{"FN001", `{"resource": "a", "token": 41, "stored": 42}`}), &stale)
+	require.Equal(t, "a", stale.Resource)
+	require.EqualValues(t, 42, stale.Stored)
+
+	require.ErrorAs(t, fencedb.Explain(bareError{errors.New("refused")}), &stale)
+	require.Zero(t, stale.Stored, "the code alone decides what the error is")
+
+	for code, sentinel := range map[string]error{
+		"FN002": fencedb.ErrNoToken, "FN003": fencedb.ErrWrongResource, "FN004": fencedb.ErrLeaseOver,
+	} {
+		require.ErrorIs(t, fencedb.Explain(foreignError{code: code}), sentinel)
+	}
+}
