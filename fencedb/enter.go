@@ -34,13 +34,15 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
 type entry struct {
 	config
 	grants []Grant
+	carry  bool      // rows are to judge the grants, no fence is taken
 	asked  time.Time // when the query was made: the moment our waiting is counted from
 	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes
 	xid    uint64    // of the transaction that has entered; 0 before
 }
 
 func newEntry(grant Grant, opts []Option) (*entry, error) {
-	e := &entry{grants: flatten(grant)}
+	e := &entry{}
+	e.grants, e.carry = uncarry(flatten(grant))
 	for _, opt := range opts {
 		opt(&e.config)
 	}
@@ -50,6 +52,7 @@ func newEntry(grant Grant, opts []Option) (*entry, error) {
 const (
 	enterOne = `SELECT fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint)::text::bigint`
 	enterAll = `SELECT fencedb.enter($1::text[], $2::bigint[], $3::uuid[], $4::bigint)::text::bigint`
+	carryAll = `SELECT fencedb.carry($1::text[], $2::bigint[], $3::uuid[], $4::bigint)::text::bigint`
 )
 
 // query returns the statement that enters, with what remains of the lease as of now.
@@ -58,7 +61,7 @@ func (e *entry) query() (sql string, args []any, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	if len(e.grants) == 1 {
+	if len(e.grants) == 1 && !e.carry {
 		g := e.grants[0]
 		return enterOne, []any{g.Resource(), g.Token(), g.LeaseID().String(), remaining}, nil
 	}
@@ -69,6 +72,9 @@ func (e *entry) query() (sql string, args []any, err error) {
 	)
 	for i, g := range e.grants {
 		resources[i], tokens[i], leaseIDs[i] = g.Resource(), g.Token(), g.LeaseID().String()
+	}
+	if e.carry {
+		return carryAll, []any{resources, tokens, leaseIDs, remaining}, nil
 	}
 	return enterAll, []any{resources, tokens, leaseIDs, remaining}, nil
 }

@@ -4,8 +4,9 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"strconv"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -82,9 +83,20 @@ func (s *session) fenced(token int, resource, sql string) string {
 // leases gives each token one lease, so that entering twice with a token is the same holder.
 var leases = uuid.MustParse("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 
-func enter(token int, resource string) string {
+func enter(token int, resource string) string { return present("enter", token, resource) }
+func carry(token int, resource string) string { return present("carry", token, resource) }
+
+func present(how string, token int, resource string) string {
 	lease := uuid.NewSHA1(leases, []byte{byte(token), byte(token >> 8)})
-	return "SELECT fencedb.enter('" + resource + "', " + strconv.Itoa(token) + ", '" + lease.String() + "')"
+	return fmt.Sprintf("SELECT fencedb.%s('%s', %d, '%s')", how, resource, token, lease)
+}
+
+// awaitBlocked waits until the backend pid waits for a lock of another session.
+func (s *session) awaitBlocked(pid uint32) {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		return s.one(`SELECT cardinality(pg_blocking_pids($1)) > 0`, pid) == "true"
+	}, 10*time.Second, 2*time.Millisecond, "backend %d does not wait for anybody", pid)
 }
 
 func open(t *testing.T, url string) *sql.DB {

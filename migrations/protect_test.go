@@ -372,7 +372,7 @@ func TestUnprotectUndoesProtect(t *testing.T) {
 
 	require.Equal(t, before, s.one(catalog))
 
-	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$); SELECT fencedb.unprotect('seats', keep_column => true)`)
+	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$); SELECT fencedb.unprotect('seats', keep_columns => true)`)
 	require.Equal(t, "bigint", s.one(`SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attname = 'last_fencing_token'`))
 }
 

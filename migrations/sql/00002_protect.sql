@@ -140,21 +140,23 @@ $$;
 COMMENT ON FUNCTION fencedb.members(regclass) IS 'A table with all its partitions and inheritance children.';
 
 CREATE VIEW fencedb.protected_tables AS
-SELECT t.tgrelid::regclass                                                    AS table_name,
-       (obj_description(t.tgfoid, 'pg_proc')::jsonb) ->> 'resource'            AS resource,
-       (obj_description(t.tgfoid, 'pg_proc')::jsonb ->> 'column_added')::boolean AS column_added,
-       t.tgfoid::regprocedure                                                 AS guard,
-       t.tgenabled <> 'D'                                                     AS enabled
-FROM pg_trigger t
+SELECT t.tgrelid::regclass            AS table_name,
+       facts.mode                     AS mode,
+       facts.resource                 AS resource,
+       facts.columns_added            AS columns_added,
+       t.tgfoid::regprocedure         AS guard,
+       t.tgenabled <> 'D'             AS enabled
+FROM pg_trigger t,
+     jsonb_to_record(obj_description(t.tgfoid, 'pg_proc')::jsonb) AS facts(mode text, resource text, columns_added text[])
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0;
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that fencedb.protect guards, with their resource expressions. enabled is false when somebody has switched the trigger off.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off.';
 
 -- Refuses what could not give a resource for every row, now instead of at the first write, and returns the expression as
 -- Postgres understood it: every function and operator named with its schema, so that no search_path changes its meaning.
 -- A CHECK constraint on an empty copy of the table is the probe: it admits expressions over one row and nothing else.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.compile_resource(target regclass, resource text) RETURNS text
+CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, OUT expression text, OUT columns name[])
     LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -194,7 +196,8 @@ BEGIN
         RAISE EXCEPTION 'it reads columns that have no value yet when a row is judged (%)', offender;
     END IF;
 
-    RETURN regexp_replace(probe.source, '^\((.*) IS NOT NULL\)$', '\1');
+    expression := regexp_replace(probe.source, '^\((.*) IS NOT NULL\)$', '\1');
+    columns    := probe.columns;
 EXCEPTION WHEN OTHERS THEN
     RAISE EXCEPTION USING
         ERRCODE = 'invalid_parameter_value',
@@ -205,13 +208,12 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.compile_resource(regclass, text) IS 'Checks a resource expression against a table; returns it fully qualified.';
+COMMENT ON FUNCTION fencedb.compile_resource(regclass, text) IS 'Inner function. Checks a resource expression against a table; returns it fully qualified, and the columns it reads.';
 
--- The guard of one table: its resource expression, compiled. It reads the row as a table of the old name and no declared
--- types, so that renaming the table or changing a column's type does not break it. The trigger that runs it is named to
--- sort after every other BEFORE trigger of the table, so that it judges the row as it will be stored.
+-- The guard of one table is a trigger function in the schema of that table. It reads the row as a table of the old name
+-- and declares no types, so that renaming the table or changing a column's type does not break it.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.create_guard(target regclass, expression text) RETURNS text
+CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text) RETURNS text
     LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -226,8 +228,114 @@ BEGIN
     IF to_regprocedure(guard || '()') IS NOT NULL THEN -- left by a table that was renamed since
         guard := format('%I.%I', schema, left(relname, 40) || '_fencedb_guard_' || target::oid);
     END IF;
+    EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %L', guard, body);
+    EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
+    RETURN guard;
+END
+$$;
+-- +goose StatementEnd
 
-    EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %L', guard, format($body$
+COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
+
+-- Protecting again does nothing, but for members that have come since. The row trigger is named to sort after every other
+-- BEFORE trigger of the table, so that it judges the row as it will be stored.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    m record;
+BEGIN
+    FOR m IN SELECT * FROM fencedb.members(target) LOOP
+        IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
+            EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
+        END IF;
+        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') THEN
+            EXECUTE format('CREATE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()', m.member);
+            EXECUTE format('CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement()', m.member);
+        END IF;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. Puts a guard before every member of a table.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.check_target(target regclass, resource text, mode text) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    present fencedb.protected_tables;
+    odd     text;
+BEGIN
+    IF target IS NULL OR coalesce(btrim(resource), '') = '' THEN
+        RAISE EXCEPTION 'fencedb.protect: needs a table and a resource expression'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.protect(''bookings'', resource => $resource$ ''table:'' || table_id $resource$)';
+    ELSIF NOT EXISTS (SELECT FROM fencedb.members(target)) OR (SELECT relnamespace FROM pg_class WHERE oid = target) = 'fencedb'::regnamespace THEN
+        RAISE EXCEPTION 'fencedb.protect: % is not a table that can be protected', target
+            USING ERRCODE = 'wrong_object_type', HINT = 'Protect ordinary and partitioned tables; the writes through a view reach the tables under it.';
+    END IF;
+
+    SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target;
+    IF present.resource <> resource OR present.mode <> mode THEN
+        RAISE EXCEPTION 'fencedb.protect: % is already protected, in mode %, with resource => %', target, present.mode, present.resource
+            USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
+    END IF;
+
+    SELECT format('%I is %s, it must be %s', a.attname, a.atttypid::regtype, own.type) INTO odd
+    FROM pg_attribute a JOIN (VALUES ('last_fencing_token', 'bigint'::regtype), ('last_lease_id', 'uuid')) own(name, type) ON a.attname = own.name
+    WHERE a.attrelid = target AND NOT a.attisdropped AND a.atttypid <> own.type AND (mode = 'row' OR own.name = 'last_fencing_token');
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.check_target(regclass, text, text) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
+
+-- body is the trigger function, a template: %1$s is the resource expression, %2$I the name it knows the row by.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    guard    text := (SELECT p.guard::oid::regproc FROM fencedb.protected_tables p WHERE p.table_name = target);
+    compiled record;
+    added    text[];
+    col      text;
+BEGIN
+    PERFORM fencedb.check_target(target, resource, mode);
+    IF guard IS NULL THEN
+        compiled := fencedb.compile_resource(target, resource);
+        IF mode = 'row' THEN
+            PERFORM fencedb.check_row_key(target, compiled.columns);
+        END IF;
+        added := ARRAY(SELECT own.name FROM (VALUES ('last_fencing_token', 'ledger'), ('last_lease_id', 'row')) own(name, since)
+                       WHERE (mode = 'row' OR own.since = 'ledger')
+                         AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = own.name AND NOT a.attisdropped));
+        FOREACH col IN ARRAY added LOOP
+            EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', target, col,
+                CASE col WHEN 'last_lease_id' THEN 'uuid' ELSE 'bigint NOT NULL DEFAULT 0' END);
+        END LOOP;
+        guard := fencedb.create_guard(target,
+            jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added),
+            format(body, compiled.expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)));
+    END IF;
+    PERFORM fencedb.create_triggers(target, guard);
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text) IS 'Inner function. What protect and protect_row have in common.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.protect(target regclass, resource text) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM fencedb.guard_table(target, resource, 'ledger', $body$
 #variable_conflict use_column
 DECLARE
     "~before" text[] := '{}';
@@ -249,58 +357,7 @@ BEGIN
     NEW.last_fencing_token := "~token";
     RETURN NEW;
 END
-$body$, expression, relname));
-    RETURN guard;
-END
-$$;
--- +goose StatementEnd
-
-COMMENT ON FUNCTION fencedb.create_guard(regclass, text) IS 'Creates the trigger function of a protected table, in the schema of the table, and returns its name.';
-
--- +goose StatementBegin
-CREATE FUNCTION fencedb.protect(target regclass, resource text) RETURNS void
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    present     text := (SELECT p.resource FROM fencedb.protected_tables p WHERE p.table_name = target);
-    column_type oid  := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = target AND a.attname = 'last_fencing_token' AND NOT a.attisdropped);
-    guard       text;
-    m           record;
-BEGIN
-    IF target IS NULL OR coalesce(btrim(resource), '') = '' THEN
-        RAISE EXCEPTION 'fencedb.protect: needs a table and a resource expression'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.protect(''bookings'', resource => $resource$ ''table:'' || table_id $resource$)';
-    ELSIF NOT EXISTS (SELECT FROM fencedb.members(target)) OR (SELECT relnamespace FROM pg_class WHERE oid = target) = 'fencedb'::regnamespace THEN
-        RAISE EXCEPTION 'fencedb.protect: % is not a table that can be protected', target
-            USING ERRCODE = 'wrong_object_type', HINT = 'Protect ordinary and partitioned tables; the writes through a view reach the tables under it.';
-    ELSIF present IS NOT NULL AND present <> resource THEN
-        RAISE EXCEPTION 'fencedb.protect: % is already protected, with resource => %', target, present
-            USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change the expression.';
-    ELSIF column_type <> 'bigint'::regtype THEN
-        RAISE EXCEPTION 'fencedb.protect: %.last_fencing_token is %, it must be bigint', target, column_type::regtype
-            USING ERRCODE = 'datatype_mismatch';
-    END IF;
-
-    IF present IS NULL THEN
-        guard := fencedb.create_guard(target, fencedb.compile_resource(target, resource));
-        EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, jsonb_build_object('resource', resource, 'column_added', column_type IS NULL));
-        IF column_type IS NULL THEN
-            EXECUTE format('ALTER TABLE %s ADD COLUMN last_fencing_token bigint NOT NULL DEFAULT 0', target);
-        END IF;
-    ELSE
-        guard := (SELECT p.guard::oid::regproc FROM fencedb.protected_tables p WHERE p.table_name = target);
-    END IF;
-
-    -- Protecting again does nothing, but for members that have come since.
-    FOR m IN SELECT * FROM fencedb.members(target) LOOP
-        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') AND NOT m.is_partition THEN
-            EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
-        END IF;
-        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') THEN
-            EXECUTE format('CREATE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()', m.member);
-            EXECUTE format('CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement()', m.member);
-        END IF;
-    END LOOP;
+$body$);
 END
 $$;
 -- +goose StatementEnd
@@ -308,12 +365,13 @@ $$;
 COMMENT ON FUNCTION fencedb.protect(regclass, text) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources). Adds last_fencing_token, the token of the last write to the row. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition, to guard that partition against TRUNCATE by name.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.unprotect(target regclass, keep_column boolean DEFAULT false) RETURNS void
+CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
 AS $$
 DECLARE
     protection fencedb.protected_tables;
     m          record;
+    col        text;
 BEGIN
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF NOT FOUND THEN
@@ -328,14 +386,16 @@ BEGIN
         EXECUTE format('DROP TRIGGER IF EXISTS "~fencedb_truncate" ON %s', m.member);
     END LOOP;
     EXECUTE format('DROP FUNCTION %s', protection.guard);
-    IF protection.column_added AND NOT keep_column THEN
-        EXECUTE format('ALTER TABLE %s DROP COLUMN last_fencing_token', target);
+    IF NOT keep_columns THEN
+        FOREACH col IN ARRAY protection.columns_added LOOP
+            EXECUTE format('ALTER TABLE %s DROP COLUMN %I', target, col);
+        END LOOP;
     END IF;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect: any client can write without a token again. Drops last_fencing_token if protect had added it, unless keep_column.';
+COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns.';
 
 REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text), fencedb.require_lease(jsonb) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
@@ -355,7 +415,10 @@ $$;
 -- +goose StatementEnd
 DROP FUNCTION fencedb.unprotect(regclass, boolean);
 DROP FUNCTION fencedb.protect(regclass, text);
-DROP FUNCTION fencedb.create_guard(regclass, text);
+DROP FUNCTION fencedb.guard_table(regclass, text, text, text);
+DROP FUNCTION fencedb.check_target(regclass, text, text);
+DROP FUNCTION fencedb.create_triggers(regclass, text);
+DROP FUNCTION fencedb.create_guard(regclass, jsonb, text);
 DROP FUNCTION fencedb.compile_resource(regclass, text);
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.members(regclass);

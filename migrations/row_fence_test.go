@@ -1,0 +1,144 @@
+package migrations_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// newJobs is a session with a row-fenced table of two jobs.
+func newJobs(t *testing.T) *session {
+	s := newSession(t)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL)`)
+	s.exec(`INSERT INTO jobs VALUES (1, 'NEW'), (2, 'NEW')`)
+	s.exec(`SELECT fencedb.protect_row('jobs', resource => $$ 'job:' || id $$)`)
+	return s
+}
+
+func (s *session) carried(token int, resource, sql string) string {
+	return "BEGIN; " + carry(token, resource) + "; " + sql + "; COMMIT"
+}
+
+func TestARowIsItsOwnLedger(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+
+	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'RUNNING' WHERE id = 1`))
+	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'DONE' WHERE id = 1`)) // the holder's own second write
+	s.exec(s.carried(42, "job:1", `UPDATE jobs SET state = 'REDONE' WHERE id = 1`))
+	err := s.refused("FN001", s.carried(41, "job:1", `UPDATE jobs SET state = 'LATE' WHERE id = 1`))
+
+	require.JSONEq(t, `{"resource": "job:1", "token": 41, "stored": 42}`, err.Detail)
+	require.Equal(t, "REDONE", s.one(`SELECT state FROM jobs WHERE id = 1`))
+	require.Equal(t, "42", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 1`))
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.fences`), "the ledger is not written")
+}
+
+func TestARowRefusesAnEqualTokenOfAnotherLease(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'RUNNING' WHERE id = 1`))
+
+	s.refused("FN001", `BEGIN; SELECT fencedb.carry('job:1', 41, gen_random_uuid()); UPDATE jobs SET state = 'STOLEN' WHERE id = 1`)
+}
+
+func TestRowFencedWritesNeedAGrantForTheirRow(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+
+	for _, write := range []string{
+		`UPDATE jobs SET state = 'X' WHERE id = 1`,
+		`INSERT INTO jobs VALUES (3, 'NEW')`,
+		`INSERT INTO jobs VALUES (1, 'NEW') ON CONFLICT (id) DO UPDATE SET state = 'X'`,
+		`MERGE INTO jobs USING (VALUES (1)) v(id) ON jobs.id = v.id WHEN MATCHED THEN UPDATE SET state = 'X'`,
+	} {
+		s.refused("FN002", write)
+		s.refused("FN003", s.carried(41, "job:2", write))
+	}
+	s.refused("FN002", `DELETE FROM jobs`)
+	s.refused("FN002", `TRUNCATE jobs`)
+	s.exec(s.carried(41, "job:3", `INSERT INTO jobs VALUES (3, 'NEW')`))
+	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 3`))
+}
+
+func TestARowFenceCannotBeTakenAway(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	const notSupported = "0A000"
+
+	s.refused(notSupported, s.carried(41, "job:1", `DELETE FROM jobs WHERE id = 1`))
+	s.refused(notSupported, "BEGIN; "+carry(41, "job:1")+"; "+carry(41, "job:9")+"; UPDATE jobs SET id = 9 WHERE id = 1")
+	s.exec(s.carried(41, "job:1", `UPDATE jobs SET last_fencing_token = 0, last_lease_id = NULL WHERE id = 1`))
+	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 1`), "the stamp cannot be chosen")
+}
+
+// The older holder's update waits for the newer's row lock, and is then judged by what the newer left.
+func TestAStaleUpdateThatWaitedIsJudgedByTheNewRow(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	older := s.beside()
+	s.exec("BEGIN; " + carry(42, "job:1") + `; UPDATE jobs SET state = 'NEWER' WHERE id = 1`)
+
+	done := make(chan error, 1)
+	go func() {
+		_, err := older.conn.PgConn().Exec(t.Context(), "BEGIN; "+carry(41, "job:1")+`; UPDATE jobs SET state = 'OLDER' WHERE id = 1; COMMIT`).ReadAll()
+		done <- err
+	}()
+	watcher := s.beside()
+	watcher.awaitBlocked(older.conn.PgConn().PID())
+	s.exec("COMMIT")
+
+	require.ErrorContains(t, <-done, "FN001")
+	require.Equal(t, "NEWER", s.one(`SELECT state FROM jobs WHERE id = 1`))
+}
+
+func TestEnteringIsCarryingAndMore(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	s.exec(`CREATE TABLE logs (job int, line text); SELECT fencedb.protect('logs', $$ 'job:' || job $$)`)
+	const both = `UPDATE jobs SET state = 'DONE' WHERE id = 1; INSERT INTO logs VALUES (1, 'done')`
+
+	s.refused("FN003", s.carried(41, "job:1", both))
+	s.exec(s.fenced(41, "job:1", both))
+	s.exec("BEGIN; " + carry(41, "job:1") + "; " + enter(41, "job:1") + "; " + both + "; COMMIT")
+	s.exec("BEGIN; " + enter(41, "job:1") + "; " + carry(41, "job:1") + "; " + both + "; COMMIT")
+	s.refused("22023", "BEGIN; "+carry(41, "job:1")+"; "+enter(42, "job:1"))
+}
+
+func TestCarryChecksWhatEnterChecks(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+
+	s.refused("22023", `SELECT fencedb.carry('job:1', 0, gen_random_uuid())`)
+	s.refused("FN004", `SELECT fencedb.carry('job:1', 1, gen_random_uuid(), 0)`)
+	s.exec(`BEGIN; SELECT fencedb.carry('job:1', 1, gen_random_uuid(), 5000)`)
+	require.Equal(t, "5s", s.one(`current_setting('idle_in_transaction_session_timeout')`))
+	s.exec(`COMMIT`)
+	s.refused("FN002", `UPDATE jobs SET state = 'X'`)
+}
+
+func TestProtectRowRefusesResourcesOfSeveralRows(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE parts (a int, b int, c text UNIQUE, d int, PRIMARY KEY (a, b)); CREATE UNIQUE INDEX ON parts (d) WHERE a > 0`)
+
+	for _, expression := range []string{`'x'`, `'a:' || a`, `'b:' || b`, `'d:' || d`} {
+		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect_row('parts', $1)`, expression)
+		require.ErrorContains(t, err, "does not name a unique key", expression)
+	}
+	for _, expression := range []string{`'ab:' || a || ',' || b`, `c`, `'abd:' || a || ',' || b || ',' || d`} {
+		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect_row('parts', $1)`, expression)
+		require.NoError(t, err, expression)
+		s.refused("42710", `SELECT fencedb.protect('parts', $$ 'x' $$)`)
+		s.exec(`SELECT fencedb.unprotect('parts')`)
+	}
+	require.Equal(t, "4", s.one(`SELECT count(*) FROM pg_attribute WHERE attrelid = 'parts'::regclass AND attnum > 0 AND NOT attisdropped`))
+}
+
+func TestARowWithoutAResourceIsRefusedHereToo(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE jobs (name text UNIQUE); SELECT fencedb.protect_row('jobs', 'name')`)
+
+	s.refused("22004", s.carried(1, "a", `INSERT INTO jobs VALUES (NULL)`))
+}

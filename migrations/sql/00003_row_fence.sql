@@ -1,0 +1,129 @@
+-- Row fences: where a resource is exactly one row that is never deleted, the row can be its own ledger. Its transactions
+-- carry the grant, which writes nothing, and the row that an UPDATE has locked anyway says whether the token is current.
+
+-- +goose Up
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.carry(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL) RETURNS xid8
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN fencedb.admit(false, resources, tokens, lease_ids, remaining_ms);
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.carry(text[], bigint[], uuid[], bigint) IS 'Carries the grants of several resources. See the form for one resource.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.carry(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS xid8
+    LANGUAGE sql
+AS $$
+    SELECT fencedb.carry(ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms)
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, for tables under fencedb.protect_row: takes no lock and writes nothing; the row that is updated judges the token. Until the transaction has updated or locked the row, another holder may change it, so lock it (SELECT ... FOR UPDATE) before deciding by what it holds.';
+
+-- The judge of one row. Greater, or equal under the same lease, so that a holder can write RUNNING and then DONE.
+-- Plain >= would let two holders of one number both write; plain > would refuse the holder's own second write.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.require_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
+    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    granted jsonb := fencedb.granted();
+    own     jsonb := granted -> 'grants' -> after;
+    carried bigint := (own ->> 'token')::bigint;
+BEGIN
+    IF granted IS NULL THEN
+        PERFORM fencedb.raise_no_token(target::text, operation);
+    END IF;
+    PERFORM fencedb.require_lease(granted);
+
+    IF after IS NULL THEN
+        RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
+    ELSIF operation = 'DELETE' OR before <> after THEN
+        RAISE EXCEPTION '% would take the fence of resource "%" away with its row', operation, before
+            USING ERRCODE = 'feature_not_supported', HINT = 'Rows under fencedb.protect_row stay and keep their resource. Use fencedb.protect for tables whose rows come and go.';
+    ELSIF own IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'FN003',
+            MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", which this transaction has no grant for', operation, target, after),
+            DETAIL  = jsonb_build_object('resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(granted -> 'grants') k))::text,
+            HINT    = 'Carry the grants of all resources the transaction writes to. Nothing was written.';
+    ELSIF token > carried OR token = carried AND lease <> (own ->> 'lease')::uuid THEN
+        PERFORM fencedb.raise_stale(after, carried, token);
+    END IF;
+    token := carried;
+    lease := (own ->> 'lease')::uuid;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN004 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.check_row_key(target regclass, columns name[]) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF NOT EXISTS (
+        SELECT FROM pg_index i
+        WHERE i.indrelid = target AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+          AND (SELECT array_agg(a.attname) FROM pg_attribute a WHERE a.attrelid = target AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) <@ columns
+    ) THEN
+        RAISE EXCEPTION 'fencedb.protect_row: the resource of % does not name a unique key, so several rows could be one resource', target
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Build it from all columns of the primary key or of a unique constraint, or use fencedb.protect.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.check_row_key(regclass, name[]) IS 'Inner function. Raises unless columns contain a unique key of target.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.protect_row(target regclass, resource text) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    PERFORM fencedb.guard_table(target, resource, 'row', $body$
+#variable_conflict use_column
+DECLARE
+    "~before" text[];
+    "~after"  text[];
+    "~stamp"  record;
+BEGIN
+    IF TG_OP <> 'INSERT' THEN
+        "~before" := (SELECT %1$s FROM (SELECT OLD.*) AS %2$I);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        "~after" := (SELECT %1$s FROM (SELECT NEW.*) AS %2$I);
+    END IF;
+    IF TG_OP = 'INSERT' THEN
+        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, NULL, "~after"[1], NULL, NULL);
+    ELSE
+        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, "~before"[1], (coalesce("~after", "~before"))[1], OLD.last_fencing_token, OLD.last_lease_id);
+    END IF;
+    NEW.last_fencing_token := "~stamp".token;
+    NEW.last_lease_id      := "~stamp".lease;
+    RETURN NEW;
+END
+$body$);
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.protect_row(regclass, text) IS 'Like protect, where every row is a resource of its own that is never deleted: the row is its own ledger, in last_fencing_token and last_lease_id. resource is a text expression over a unique key of target. Its transactions call fencedb.carry (or enter). DELETE is refused, and so is changing a row''s resource.';
+
+REVOKE ALL ON FUNCTION fencedb.carry(text, bigint, uuid, bigint), fencedb.carry(text[], bigint[], uuid[], bigint) FROM PUBLIC;
+
+-- +goose Down
+DROP FUNCTION fencedb.protect_row(regclass, text);
+DROP FUNCTION fencedb.check_row_key(regclass, name[]);
+DROP FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid);
+DROP FUNCTION fencedb.carry(text, bigint, uuid, bigint);
+DROP FUNCTION fencedb.carry(text[], bigint[], uuid[], bigint);
