@@ -35,6 +35,9 @@ var (
 	// ErrInvalidGrant: the grant cannot have been issued: nil, no token, no lease id, no resource. Nothing was sent.
 	ErrInvalidGrant = errors.New("fencedb: invalid grant")
 
+	// ErrKeyReused: the idempotency key of Once was used before, for another request. Nothing was written. SQLSTATE FN005.
+	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
+
 	// ErrCommitUnknown: the connection was lost while committing and the server could not be asked what became of it. The
 	// data was written completely or not at all. Ask again later with pg_xact_status, or acquire the lease again
 	// and look: under a higher token nothing of the old transaction can arrive any more.
@@ -135,6 +138,7 @@ const (
 	codeNoToken       = "FN002"
 	codeWrongResource = "FN003"
 	codeLeaseOver     = "FN004"
+	codeKeyReused     = "FN005"
 )
 
 // SQLSTATEs of Postgres that mean something of their own in a fenced transaction.
@@ -150,8 +154,8 @@ const (
 	codeInsufficientPrivilege = "42501"
 )
 
-// Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale, ErrNoToken, ErrWrongResource or
-// ErrLeaseOver, with err in its chain. Any other error, and nil, comes back as it is.
+// Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale, ErrNoToken, ErrWrongResource,
+// ErrLeaseOver or ErrKeyReused, with err in its chain. Any other error, and nil, comes back as it is.
 //
 // Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what writes without them: an ORM,
 // database/sql, a transaction after Enter. It finds the SQLSTATE in the errors of pgx, lib/pq and any driver whose errors have a
@@ -180,12 +184,14 @@ func Explain(err error) error {
 		return &WrongResourceError{Resource: d.Resource, Entered: d.Entered, cause: err}
 	case codeLeaseOver:
 		return &rejection{ErrLeaseOver, err}
+	case codeKeyReused:
+		return &rejection{ErrKeyReused, err}
 	}
 	return err
 }
 
 func alreadyTyped(err error) bool {
-	for _, sentinel := range []error{ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrBusy} {
+	for _, sentinel := range []error{ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrBusy, ErrKeyReused} {
 		if errors.Is(err, sentinel) {
 			return true
 		}

@@ -1,0 +1,72 @@
+package fencedb
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Once runs fn the first time that key is seen, and replays its result every other time. The key is stored in the
+// transaction of tx: it is done exactly when the effects of fn are committed.
+//
+//	err := fencedb.Tx(ctx, pool, lease, func(tx pgx.Tx) error {
+//		answer, replayed, err := fencedb.Once(ctx, tx, key, requestBody, func() ([]byte, error) {
+//			return reserve(ctx, tx, order)
+//		})
+//		...
+//	})
+//
+// A call with the key of a transaction that is still open waits for it, within the limits of its own; then it gets the
+// result if that has committed, and runs fn if not. At REPEATABLE READ and SERIALIZABLE it fails with SQLSTATE 40001 instead.
+//
+// request is what the key stands for; only its hash is kept. The same key with another request is refused with
+// ErrKeyReused; nil compares with everything. result can be up to 1 MiB. If fn fails, Once returns its
+// error and the key stays free, whether the transaction then rolls back or not. Cancelling ctx closes the connection, as in every
+// pgx call, and nothing is written.
+func Once(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
+	var fingerprint []byte
+	if request != nil {
+		sum := sha256.Sum256(request)
+		fingerprint = sum[:]
+	}
+	var first bool
+	row := tx.QueryRow(ctx, `SELECT first, result FROM fencedb.once_begin($1::text, $2::bytea)`, key, fingerprint)
+	if err := row.Scan(&first, &result); err != nil {
+		return nil, false, Explain(err)
+	}
+	if !first {
+		return result, true, nil
+	}
+	if result, err = fn(); err != nil {
+		return nil, false, err
+	}
+	if _, err := tx.Exec(ctx, `SELECT fencedb.once_end($1::text, $2::bytea)`, key, result); err != nil {
+		return nil, false, Explain(err)
+	}
+	return result, false, nil
+}
+
+// OnceJSON is Once for a request and a result that encoding/json can write and read.
+func OnceJSON[T any](ctx context.Context, tx pgx.Tx, key string, request any, fn func() (T, error)) (result T, replayed bool, err error) {
+	asked, err := json.Marshal(request)
+	if err != nil {
+		return result, false, fmt.Errorf("fencedb: the request of key %q: %w", key, err)
+	}
+	var own T
+	answer, replayed, err := Once(ctx, tx, key, asked, func() ([]byte, error) {
+		if own, err = fn(); err != nil {
+			return nil, err
+		}
+		return json.Marshal(own)
+	})
+	if err != nil || !replayed {
+		return own, false, err
+	}
+	if err := json.Unmarshal(answer, &result); err != nil {
+		return result, true, fmt.Errorf("fencedb: the stored result of key %q is no %T: %w", key, result, err)
+	}
+	return result, true, nil
+}
