@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/google/uuid"
@@ -27,7 +28,8 @@ type acquisition struct {
 	keys     keys
 	id       uuid.UUID
 	barge    bool
-	asked    bool // a request may have reached Redis
+	patience *time.Duration // nil: as long as the context allows
+	asked    bool           // a request may have reached Redis
 }
 
 func (i *Issuer) acquisition(resource string, opts []Option) (*acquisition, error) {
@@ -70,33 +72,62 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 	return a.seal(ctx, l)
 }
 
-// Acquire waits until the resource is free and ctx allows. When ctx ends first, the error is [ErrHeld] as well as the reason
-// why ctx ended, if the last that was heard is that another holds it; nothing is left behind. Otherwise it is
-// like [Issuer.TryAcquire].
+// Acquire waits until it is its turn: first come, first served. Waiters of one process stand in a line there, and the first of
+// each line stands in Redis's queue; a release wakes the first of that. A wake-up that is lost, or a waiter that dies at the
+// head of the queue, costs at most the holder's remaining time, and never more than a few seconds.
+//
+// The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why it
+// ended, if the last that was heard is that another holds the resource; the waiter has left the queue. Otherwise Acquire
+// is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition(resource, opts)
 	if err != nil {
 		return nil, err
 	}
-	l, err := a.waitForTurn(ctx)
+	l, err := a.wait(ctx)
 	if err != nil {
-		a.withdraw(ctx)
 		return nil, a.failed(err)
 	}
 	return a.seal(ctx, l)
 }
 
-// waitForTurn asks until the lease is granted, backing off in between.
-func (a *acquisition) waitForTurn(ctx context.Context) (*Lease, error) {
+// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then [ErrHeld] and
+// [context.DeadlineExceeded].
+func WaitAtMost(d time.Duration) Option {
+	return func(a *acquisition) { a.patience = &d }
+}
+
+// wait stands in this process's line and then in Redis's queue.
+func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
+	if a.patience != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, *a.patience, fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded))
+		defer cancel()
+	}
+	t, err := a.issuer.lines.join(ctx, a.keys.channel)
+	if err != nil {
+		return nil, &HeldError{Resource: a.resource, Cause: err}
+	}
+	defer t.leave()
+	l, err := a.queue(ctx, t)
+	if err != nil {
+		a.withdraw(ctx)
+	}
+	return l, err
+}
+
+// queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
+func (a *acquisition) queue(ctx context.Context, t *turn) (*Lease, error) {
 	refused := &HeldError{Resource: a.resource}
-	for backoff := 10 * time.Millisecond; ; backoff = min(2*backoff, time.Second) {
+	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
+		t.listenFor(a.id.String())
 		l, held, err := a.attempt(ctx, wait)
 		if l != nil {
 			return l, nil
 		}
 		if err == nil {
 			refused.RetryAfter = held
-			sleep(ctx, jitter(min(backoff, held)))
+			a.sleep(ctx, t, held, backoff)
 		}
 		switch {
 		case ctx.Err() != nil && refused.RetryAfter > 0:
@@ -107,6 +138,27 @@ func (a *acquisition) waitForTurn(ctx context.Context) (*Lease, error) {
 		}
 	}
 }
+
+// sleep returns when the waiter is woken, or should have been.
+func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Duration) {
+	woken := t.woken(a.id.String())
+	if woken == nil {
+		held = min(held, backoff)
+	}
+	timer := time.NewTimer(held + rand.N(held/20+time.Millisecond)) // not all at once
+	defer timer.Stop()
+	select {
+	case <-woken:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// How often to ask a store that wakes nobody.
+const (
+	pollFirst = 10 * time.Millisecond
+	pollLast  = time.Second
+)
 
 // attempt asks until there is an answer: a lease, or how long to wait.
 func (a *acquisition) attempt(ctx context.Context, m mode) (l *Lease, held time.Duration, err error) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/leasetest"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -53,4 +54,10 @@ func (w *world) forSubtests() leasetest.NewIssuer {
 		cfg.Namespace = subspace(t, w.namespace)
 		return w.issuer(t, cfg)
 	}
+}
+
+func TestContractOnCluster(t *testing.T) {
+	t.Parallel()
+	client := testenv.Cluster(t).Client()
+	leasetest.Run(t, (&world{client: client, namespace: "contract"}).forSubtests())
 }

@@ -16,6 +16,7 @@ type Issuer struct {
 	cfg      Config
 	store    store
 	watchdog *watchdog
+	lines    *lines
 }
 
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to Redis. The client stays the
@@ -32,7 +33,12 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &Issuer{cfg: cfg, store: s, watchdog: newWatchdog(s, cfg)}, nil
+	return &Issuer{
+		cfg:      cfg,
+		store:    s,
+		watchdog: newWatchdog(s, cfg),
+		lines:    &lines{open: s.listen, byChannel: make(map[string]*line)},
+	}, nil
 }
 
 // trustedUntil is the trust window: the clock read before the request was sent, plus what was asked for, less the margin.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -21,7 +22,8 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 type world struct {
 	client    redis.UniversalClient
 	namespace string
-	faults    *faulty.Redis // in front of client
+	faults    *faulty.Redis        // in front of client
+	memory    *miniredis.Miniredis // the server, if it is one of a bubble
 }
 
 func newWorld(t *testing.T) *world {
@@ -65,10 +67,11 @@ func inMemory(t *testing.T) *world {
 		Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
 	})
 	t.Cleanup(func() {
+		time.Sleep(5 * time.Second) // the subscription lingers, and its health check wakes up
 		_ = client.Close()
 		server.Close()
 	})
-	w := &world{client: client, namespace: "test", faults: new(faulty.Redis)}
+	w := &world{client: client, namespace: "test", faults: new(faulty.Redis), memory: server}
 	client.AddHook(w.faults)
 	return w
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -291,4 +292,27 @@ func TestUnknownScriptsAreSentAgain(t *testing.T) {
 
 	server.Restart()
 	require.NoError(t, try(t, i, "b").Release(t.Context()))
+}
+
+// The client library repeats a request after a broken connection, and would then report the second answer: a release that was
+// carried out as one that failed.
+func TestAReplyLostOnTheWire(t *testing.T) {
+	t.Parallel()
+	wire := new(faulty.Wire)
+	options := *testenv.Redis(t).Options()
+	options.Dialer = wire.Dial
+	client := redis.NewClient(&options)
+	defer client.Close()
+	w := &world{client: client, namespace: testenv.Namespace(t)}
+	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+	require.NoError(t, try(t, i, "a").Release(t.Context())) // the server knows the scripts
+
+	wire.CutAfter("evalsha")
+	l := try(t, i, "a")
+	require.Equal(t, itoa(l.Token()), w.snapshot(t, "a").fence)
+	wire.CutAfter("evalsha")
+	require.NoError(t, l.Extend(t.Context()))
+	wire.CutAfter("evalsha")
+	require.NoError(t, l.Release(t.Context()))
+	require.Empty(t, w.snapshot(t, "a").owner)
 }

@@ -54,20 +54,25 @@ type store interface {
 	release(ctx context.Context, t term) (outcome, error)
 	withdraw(ctx context.Context, k keys, id uuid.UUID) error
 	verify(ctx context.Context, t term) (Verdict, error)
+	listen(channel string) *ear // nil if waiters are not woken, or not now
 }
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
 type single struct {
 	client  redis.UniversalClient
-	publish string // the command that wakes waiters: a Cluster keeps the message on the shard
+	publish string // the command that wakes waiters
+	ears    func(channel string) *ear
 }
 
 func newSingle(client redis.UniversalClient) *single {
-	if _, cluster := client.(*redis.ClusterClient); cluster {
-		return &single{client: client, publish: "SPUBLISH"}
+	if cluster, ok := client.(*redis.ClusterClient); ok {
+		s := &shards{cluster: cluster, byAddr: make(map[string]*listener)}
+		return &single{client: client, publish: "SPUBLISH", ears: s.open}
 	}
-	return &single{client: client, publish: "PUBLISH"}
+	return &single{client: client, publish: "PUBLISH", ears: listenOn(client).open}
 }
+
+func (s *single) listen(channel string) *ear { return s.ears(channel) }
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	k := a.keys

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -219,6 +220,18 @@ func TestExtendBySomeoneElsesClockOnly(t *testing.T) {
 	})
 }
 
+func TestACallerThatCancelsIsNotSilence(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")
+		time.Sleep(time.Second)
+		w.faults.Next(1, faulty.Hang)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		require.ErrorIs(t, l.Extend(ctx), context.Canceled)
+		requireEnd(t, l, l.ValidUntil(), lease.ErrExpired)
+	})
+}
+
 func TestReleaseEndsAnExtendThatHangs(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")
@@ -260,6 +273,19 @@ func TestReleaseWithoutAnswer(t *testing.T) {
 		w.faults.Always(faulty.None)
 		require.NoError(t, l.Release(t.Context()), "it can be tried again")
 		require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
+	})
+}
+
+// Trust counts from the latest request, so the lease must too.
+func TestAskingAgainStartsTheTTLAnew(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never})
+		id := uuid.New()
+		first := try(t, i, "a", lease.WithLeaseID(id))
+		time.Sleep(8 * time.Second)
+		again := try(t, i, "a", lease.WithLeaseID(id))
+		require.Equal(t, first.Token(), again.Token())
+		require.Equal(t, 9*time.Second, w.client.PTTL(t.Context(), w.key("a", "owner")).Val())
 	})
 }
 

@@ -15,10 +15,11 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// ttl is long enough for a loaded machine, ttlShort short enough to wait for its end.
+// ttl is long enough for a loaded machine, ttlShort short enough to wait for its end, ttlRenewed for both.
 const (
-	ttl      = 10 * time.Second
-	ttlShort = 300 * time.Millisecond
+	ttl        = 10 * time.Second
+	ttlShort   = 300 * time.Millisecond
+	ttlRenewed = 1500 * time.Millisecond
 )
 
 // NewIssuer makes an issuer of one test's own: no other test's issuers share resources with it, two made in the same test do.
@@ -168,13 +169,13 @@ func expiredLeaseTouchesNobody(t *testing.T, issuer NewIssuer) {
 }
 
 func watchdogKeepsTheLease(t *testing.T, issuer NewIssuer) {
-	l := acquire(t, issuer(t, lease.Config{TTL: ttlShort}), "table:12")
+	l := acquire(t, issuer(t, lease.Config{TTL: ttlRenewed}), "table:12")
 	_, err := issuer(t, lease.Config{TTL: ttl}).TryAcquire(t.Context(), "table:12")
 	require.ErrorIs(t, err, lease.ErrHeld)
 	select {
 	case <-l.Context().Done():
 		require.NoError(t, context.Cause(l.Context()))
-	case <-time.After(4 * ttlShort):
+	case <-time.After(ttlRenewed * 4 / 3):
 	}
 	requireVerdict(t, l, lease.Current)
 	require.NoError(t, l.Release(t.Context()))

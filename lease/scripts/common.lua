@@ -130,6 +130,6 @@ local function wake(queue, alive, now, publish, channel)
   if not head then return nil end
   living = math.min(living, math.floor(now / 1000) + ANSWER)
   redis.call('ZADD', alive, digits(living), head)
-  redis.call(publish, channel, 'free ' .. head)
+  redis.pcall(publish, channel, 'free ' .. head) -- refused by an ACL is as good as lost
   return head, living
 end

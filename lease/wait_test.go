@@ -1,0 +1,358 @@
+package lease_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// grant is what a waiter got, and when.
+type grant struct {
+	waiter int
+	lease  *lease.Lease
+	err    error
+	at     time.Time
+}
+
+// wait lets a waiter stand in the queue; the grant comes over the channel.
+func wait(ctx context.Context, i *lease.Issuer, waiter int, grants chan<- grant, opts ...lease.Option) {
+	go func() {
+		l, err := i.Acquire(ctx, "a", opts...)
+		grants <- grant{waiter, l, err, time.Now()}
+	}()
+}
+
+// requests counts the script calls from now on.
+func (w *world) requests() *atomic.Int64 {
+	var n atomic.Int64
+	w.faults.Set(func(redis.Cmder) faulty.Fault { n.Add(1); return faulty.None })
+	return &n
+}
+
+func TestAReleaseWakesTheWaiterAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		holder := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second}), "a")
+		grants := make(chan grant)
+		wait(t.Context(), w.issuer(t, lease.Config{TTL: 9 * time.Second}), 0, grants)
+		time.Sleep(12 * time.Second)
+		released := time.Now()
+		require.NoError(t, holder.Release(t.Context()))
+		g := <-grants
+		require.NoError(t, g.err)
+		require.Equal(t, released, g.at)
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
+func TestWaitersAreServedInOrderOfArrival(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		holder := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second}), "a")
+		grants := make(chan grant)
+		const waiters = 20
+		for n := range waiters {
+			wait(t.Context(), w.issuer(t, lease.Config{TTL: 9 * time.Second}), n, grants)
+			time.Sleep(time.Second)
+		}
+		require.NoError(t, holder.Release(t.Context()))
+		for n := range waiters {
+			g := <-grants
+			require.NoError(t, g.err)
+			require.Equal(t, n, g.waiter)
+			time.Sleep(ms)
+			require.NoError(t, g.lease.Release(t.Context()))
+		}
+	})
+}
+
+// The work per hand-over does not depend on how many wait.
+func TestAHandOverCostsTheSameForManyWaiters(t *testing.T) {
+	cost := func(waiters int) (requests int64) {
+		inBubble(t, func(t *testing.T, w *world) {
+			holder := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a")
+			grants := make(chan grant)
+			for n := range waiters {
+				wait(t.Context(), w.issuer(t, lease.Config{TTL: time.Minute}), n, grants)
+				time.Sleep(ms)
+			}
+			n := w.requests()
+			for range waiters {
+				require.NoError(t, holder.Release(t.Context()))
+				holder = (<-grants).lease
+			}
+			requests = n.Load() / int64(waiters)
+			require.NoError(t, holder.Release(t.Context()))
+		})
+		return requests
+	}
+	few, many := cost(5), cost(100)
+	t.Logf("requests per hand-over: %d with 5 waiters, %d with 100", few, many)
+	require.Equal(t, few, many)
+	require.LessOrEqual(t, many, int64(2), "a release and an acquire")
+}
+
+func TestWaitersOfOneProcessAreOneWaiterInRedis(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		holder := try(t, i, "a")
+		grants := make(chan grant)
+		const waiters = 50
+		for n := range waiters {
+			wait(t.Context(), i, n, grants)
+			synctest.Wait()
+		}
+		require.EqualValues(t, 1, w.client.ZCard(t.Context(), w.key("a", "queue")).Val())
+		require.EqualValues(t, 1, w.client.PubSubNumSub(t.Context(), w.key("a", "wake")).Val()[w.key("a", "wake")])
+		require.NoError(t, holder.Release(t.Context()))
+		for n := range waiters {
+			g := <-grants
+			require.NoError(t, g.err)
+			require.Equal(t, n, g.waiter)
+			require.NoError(t, g.lease.Release(t.Context()))
+		}
+	})
+}
+
+func TestLeavingTheLineOfThisProcess(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		holder := try(t, i, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		first, others, last := make(chan grant, 1), make(chan grant, 2), make(chan grant, 1)
+		wait(ctx, i, 0, first)
+		synctest.Wait()
+		wait(ctx, i, 1, others)
+		wait(t.Context(), i, 2, others, lease.WaitAtMost(time.Second))
+		synctest.Wait()
+		wait(t.Context(), i, 3, last)
+		synctest.Wait()
+
+		start := time.Now()
+		g := <-others
+		require.Equal(t, 2, g.waiter)
+		require.Equal(t, start.Add(time.Second), g.at)
+		require.ErrorIs(t, g.err, lease.ErrHeld)
+		require.ErrorIs(t, g.err, context.DeadlineExceeded)
+
+		cancel() // the first in line and the second, which may come to the front at that moment
+		for _, g := range []grant{<-first, <-others} {
+			require.ErrorIs(t, g.err, lease.ErrHeld)
+			require.ErrorIs(t, g.err, context.Canceled)
+		}
+		require.NoError(t, holder.Release(t.Context()))
+		g = <-last
+		require.NoError(t, g.err)
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
+func TestWaitAtMost(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		holder := try(t, i, "a")
+		start := time.Now()
+		_, err := i.Acquire(t.Context(), "a", lease.WaitAtMost(3*time.Second))
+		require.Equal(t, 3*time.Second, time.Since(start))
+		require.ErrorIs(t, err, lease.ErrHeld)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Zero(t, w.snapshot(t, "a").waiters, "it has left the queue")
+
+		// Only the waiting is bounded, not the lease or the work.
+		require.NoError(t, holder.Release(t.Context()))
+		require.NoError(t, i.Do(t.Context(), "a", func(ctx context.Context, l *lease.Lease) error {
+			time.Sleep(20 * time.Second)
+			return ctx.Err()
+		}, lease.WaitAtMost(time.Second)))
+	})
+}
+
+func TestTryAcquireDoesNotJumpTheQueue(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		w.enqueue(t, "a", uuid.NewString(), time.Now(), 5*time.Second)
+		_, err := i.TryAcquire(t.Context(), "a")
+		var held *lease.HeldError
+		require.ErrorAs(t, err, &held)
+		require.Equal(t, 500*ms, held.RetryAfter, "the time the first has to come")
+		require.NoError(t, try(t, i, "a", lease.Barge()).Release(t.Context()))
+	})
+}
+
+// enqueue puts a waiter into the queue that nobody stands for.
+func (w *world) enqueue(t *testing.T, resource, waiter string, arrived time.Time, alive time.Duration) {
+	t.Helper()
+	ctx := t.Context()
+	require.NoError(t, w.client.ZAdd(ctx, w.key(resource, "queue"), redis.Z{Score: float64(arrived.UnixMicro()), Member: waiter}).Err())
+	require.NoError(t, w.client.ZAdd(ctx, w.key(resource, "alive"), redis.Z{Score: float64(arrived.Add(alive).UnixMilli()), Member: waiter}).Err())
+}
+
+func TestADeadWaiterAtTheHeadStallsNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
+		holder := try(t, i, "a")
+		for range 5 {
+			w.enqueue(t, "a", uuid.NewString(), time.Now(), 5*time.Second)
+		}
+		grants := make(chan grant)
+		time.Sleep(ms)
+		wait(t.Context(), i, 0, grants)
+		synctest.Wait()
+		require.NoError(t, holder.Release(t.Context()))
+		start := time.Now()
+		g := <-grants
+		require.NoError(t, g.err)
+		// The holder's remaining time, and half a second for each dead one that was believed alive.
+		require.LessOrEqual(t, time.Since(start), 3*time.Second+5*525*ms)
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
+func TestTheDeadAreForgotten(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		now := time.Now()
+		for n := range 10 {
+			w.enqueue(t, "a", fmt.Sprint("dead", n), now.Add(-time.Hour), time.Minute)
+		}
+		w.enqueue(t, "a", "immortal", now, time.Hour) // redis's clock was an hour ahead when it came
+		require.NoError(t, w.client.ZAdd(t.Context(), w.key("a", "queue"), redis.Z{Score: 1, Member: "half"}).Err())
+		l := try(t, i, "a")
+		require.Zero(t, w.snapshot(t, "a").waiters)
+		require.NoError(t, l.Release(t.Context()))
+	})
+}
+
+func TestAnAbandonedQueueExpires(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		holder := try(t, i, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		grants := make(chan grant, 1)
+		wait(ctx, i, 0, grants)
+		synctest.Wait()
+		w.faults.Always(faulty.LoseRequest) // the process dies
+		cancel()
+		<-grants
+		w.faults.Always(faulty.None)
+		require.EqualValues(t, 1, w.snapshot(t, "a").waiters)
+		time.Sleep(6 * time.Second)
+		require.Zero(t, w.snapshot(t, "a").waiters)
+		require.NoError(t, holder.Release(t.Context()))
+	})
+}
+
+func TestWaitingSurvivesFlushAll(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		holder := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second}), "a")
+		grants := make(chan grant)
+		for n := range 5 {
+			wait(t.Context(), w.issuer(t, lease.Config{TTL: 9 * time.Second}), n, grants)
+		}
+		time.Sleep(time.Second)
+		start := time.Now()
+		require.NoError(t, w.client.FlushAll(t.Context()).Err())
+		for range 5 {
+			g := <-grants
+			require.NoError(t, g.err)
+			require.NoError(t, g.lease.Release(t.Context()))
+		}
+		require.LessOrEqual(t, time.Since(start), 9*time.Second, "the holder's remaining time")
+		require.ErrorIs(t, holder.Release(t.Context()), lease.ErrLost)
+	})
+}
+
+func TestWaitingEndsWithAHolderThatDied(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		dead := try(t, w.issuer(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never}), "a")
+		start := time.Now()
+		l, err := w.issuer(t, lease.Config{TTL: 9 * time.Second}).Acquire(t.Context(), "a")
+		require.NoError(t, err)
+		require.LessOrEqual(t, time.Since(start), 3*time.Second+200*ms)
+		require.Greater(t, l.Token(), dead.Token())
+		require.NoError(t, l.Release(t.Context()))
+	})
+}
+
+// Redis that passes no messages on, because an ACL forbids it, makes hand-overs slow, not impossible.
+func TestWaitingWithoutMessages(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	w := worldOn(t, server.Client())
+	require.NoError(t, w.client.Do(t.Context(), "ACL", "SETUSER", "default", "resetchannels").Err())
+	i := w.issuer(t, lease.Config{TTL: 500 * ms})
+	holder := try(t, i, "a")
+	grants := make(chan grant)
+	wait(t.Context(), w.issuer(t, lease.Config{TTL: 500 * ms}), 0, grants)
+	require.Eventually(t, func() bool { return w.snapshot(t, "a").waiters == 1 }, 5*time.Second, ms)
+	start := time.Now()
+	require.NoError(t, holder.Release(t.Context()), "released all the same")
+	g := <-grants
+	require.NoError(t, g.err)
+	require.Less(t, time.Since(start), 5*time.Second)
+	require.NoError(t, g.lease.Release(t.Context()))
+}
+
+func TestWaitingSurvivesABrokenSubscription(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	w := worldOn(t, server.Client())
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	holder := try(t, i, "a")
+	grants := make(chan grant)
+	wait(t.Context(), i, 0, grants)
+	subscribed := func() bool {
+		return w.client.PubSubNumSub(t.Context(), w.key("a", "wake")).Val()[w.key("a", "wake")] == 1
+	}
+	require.Eventually(t, subscribed, 5*time.Second, ms)
+	require.NoError(t, w.client.Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err())
+	start := time.Now()
+	require.NoError(t, holder.Release(t.Context()))
+	g := <-grants
+	require.NoError(t, g.err)
+	require.Less(t, time.Since(start), 4*time.Second, "the new subscription rings")
+	require.NoError(t, g.lease.Release(t.Context()))
+}
+
+func TestManyWaitersInManyProcesses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var holders, grants atomic.Int64
+	var last atomic.Int64
+	var all sync.WaitGroup
+	for range 4 {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		for range 25 {
+			all.Go(func() {
+				for range 4 {
+					err := i.Do(t.Context(), "a", func(_ context.Context, l *lease.Lease) error {
+						if holders.Add(1) != 1 {
+							t.Error("two holders")
+						}
+						if before := last.Swap(l.Token()); before >= l.Token() {
+							t.Errorf("token %d after %d", l.Token(), before)
+						}
+						grants.Add(1)
+						holders.Add(-1)
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	require.EqualValues(t, 400, grants.Load())
+}

@@ -1,0 +1,56 @@
+package lease
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// A waiter that was woken and then gives up has used up the wake-up. Its turn must pass on.
+func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
+	server := miniredis.RunT(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	s := newSingle(client)
+	k := newKeys("", "a", false)
+	request := func(id uuid.UUID, m mode) acquired {
+		t.Helper()
+		answer, err := s.acquire(t.Context(), ask{k, id, m, time.Minute, time.Hour})
+		require.NoError(t, err)
+		return answer
+	}
+	holder, first, second := uuid.New(), uuid.New(), uuid.New()
+	granted := request(holder, try)
+	require.Positive(t, granted.token)
+	require.Zero(t, request(first, wait).token)
+	require.Zero(t, request(second, wait).token)
+
+	messages := client.Subscribe(context.Background(), k.channel)
+	defer messages.Close()
+	_, err := messages.Receive(t.Context())
+	require.NoError(t, err)
+	next := func() string {
+		t.Helper()
+		message, err := messages.ReceiveMessage(t.Context())
+		require.NoError(t, err)
+		return message.Payload
+	}
+
+	require.NoError(t, s.withdraw(t.Context(), k, second))
+	require.Zero(t, request(second, wait).token, "it comes back, to the end")
+	result, err := s.release(t.Context(), term{k, holder, granted.token})
+	require.NoError(t, err)
+	require.Equal(t, done, result)
+	require.Equal(t, "free "+first.String(), next(), "the withdrawal of a waiter while the resource is held wakes nobody")
+
+	require.NoError(t, s.withdraw(t.Context(), k, first))
+	require.Equal(t, "free "+second.String(), next())
+	require.Positive(t, request(second, wait).token)
+	require.NoError(t, s.withdraw(t.Context(), k, second), "a grant whose reply was lost is given back")
+	require.Positive(t, request(first, try).token)
+}
