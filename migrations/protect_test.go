@@ -159,15 +159,31 @@ func TestASettingForgedByHandOpensNothing(t *testing.T) {
 		SELECT set_config('fencedb.granted', replace(current_setting('fencedb.granted'), 'room:blue', 'room:red'), true); `+write)
 }
 
-// Also when the holder has switched off the time limits that enter set.
+// Also when the holder has switched off the time limits that enter set, and for rows that a cascade reaches.
 func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
+	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue')`)
+	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 
-	s.refused("FN004", `BEGIN; SELECT fencedb.enter('room:red', 41, gen_random_uuid(), 20);
-		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
-		SELECT pg_sleep(0.021);
-		UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	for _, write := range []string{`UPDATE seats SET guest = 'zoe' WHERE id = 1`, `DELETE FROM rooms WHERE name = 'red'`} {
+		s.refused("FN004", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 20);
+			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+			SELECT pg_sleep(0.021); `+write)
+	}
+}
+
+// So that on servers without transaction_timeout a transaction cannot string one full time limit after the other.
+func TestEveryWriteDrawsTheTimeLimitsIn(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`BEGIN; SELECT fencedb.enter('room:red', 41, gen_random_uuid(), 60000)`)
+	require.Equal(t, "1min", s.one(`current_setting('idle_in_transaction_session_timeout')`))
+
+	s.exec(`SELECT pg_sleep(0.005); UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+
+	require.Regexp(t, `^59\d\d\dms$`, s.one(`current_setting('idle_in_transaction_session_timeout')`))
+	s.exec(`COMMIT`)
 }
 
 func TestForeignKeyActionsAreWritesToo(t *testing.T) {
