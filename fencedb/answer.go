@@ -15,22 +15,26 @@ type answer struct {
 
 // answered finds the answer of the server in err. Without one, as for a broken connection, its code is "".
 //
-// Drivers share no type for it, but most have a method SQLState, as pgx and lib/pq do. The one field that we need besides is
-// reached in lib/pq by the letter it has in the protocol.
+// Drivers share no type for it. lib/pq and pgdriver give the fields by the letters that they have in the protocol, under
+// two names; others tell the SQLSTATE only.
 func answered(err error) answer {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
+	var (
+		pgErr    *pgconn.PgError
+		pq       interface{ Get(field byte) string }
+		pgdriver interface{ Field(field byte) string }
+		other    interface{ SQLState() string }
+	)
+	switch {
+	case errors.As(err, &pgErr):
 		return answer{pgErr.Code, pgErr.Detail}
+	case errors.As(err, &pq):
+		return answer{pq.Get('C'), pq.Get('D')}
+	case errors.As(err, &pgdriver):
+		return answer{pgdriver.Field('C'), pgdriver.Field('D')}
+	case errors.As(err, &other):
+		return answer{code: other.SQLState()}
 	}
-	var other interface{ SQLState() string }
-	if !errors.As(err, &other) {
-		return answer{}
-	}
-	a := answer{code: other.SQLState()}
-	if fields, ok := other.(interface{ Get(field byte) string }); ok {
-		a.detail = fields.Get('D')
-	}
-	return a
+	return answer{}
 }
 
 // values leaves the values zero where the driver, the server's log settings or a middlebox have dropped the detail: the

@@ -158,8 +158,8 @@ const (
 // ErrLeaseOver or ErrKeyReused, with err in its chain. Any other error, and nil, comes back as it is.
 //
 // Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what writes without them: an ORM,
-// database/sql, a transaction after Enter. It finds the SQLSTATE in the errors of pgx, lib/pq and any driver whose errors have a
-// method SQLState() string.
+// database/sql, a transaction after Enter. It reads the errors of pgx, lib/pq and pgdriver, and finds the SQLSTATE, without the
+// values, in those of any driver that have a method SQLState() string.
 func Explain(err error) error {
 	if alreadyTyped(err) {
 		return err

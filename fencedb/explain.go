@@ -12,7 +12,7 @@ import (
 // explain returns what err means for a transaction that has been rolled back. conn, if there is one, is idle again and is
 // asked what the server did not put into the error; lost says that it broke before the rollback.
 func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err error) error {
-	if err = Explain(err); alreadyTyped(err) {
+	if err = Explain(err); err == nil || alreadyTyped(err) {
 		return err
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {

@@ -4,12 +4,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The results of a first statement are part of the batch that opened the transaction. These types close the batch where
-// pgx would have freed the connection: when the rows are read to their end or closed, and when the row is scanned.
+// The results of a first or only statement are part of a batch. These types close the batch where pgx would have freed the
+// connection: when the rows are read to their end or closed, and when the row is scanned.
 
 type firstRows struct {
 	pgx.Rows
-	results  pgx.BatchResults
+	close    func() error // closes the batch; what it returns is the error of the rows
+	closed   bool
 	closeErr error
 }
 
@@ -23,14 +24,16 @@ func (r *firstRows) Next() bool {
 
 func (r *firstRows) Close() {
 	r.Rows.Close()
-	r.closeErr = r.results.Close()
+	if !r.closed {
+		r.closed, r.closeErr = true, r.close()
+	}
 }
 
 func (r *firstRows) Err() error {
-	if err := r.Rows.Err(); err != nil {
-		return err
+	if r.closeErr != nil {
+		return r.closeErr
 	}
-	return r.closeErr
+	return r.Rows.Err()
 }
 
 type firstRow struct{ results pgx.BatchResults }

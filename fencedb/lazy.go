@@ -110,7 +110,7 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 	if err != nil {
 		return rows, errors.Join(err, after(results.Close(), err))
 	}
-	return &firstRows{Rows: rows, results: results}, nil
+	return &firstRows{Rows: rows, close: results.Close}, nil
 }
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

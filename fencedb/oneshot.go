@@ -39,37 +39,42 @@ type oneRow func(dest ...any) error
 
 func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 
+// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask their Err: only then is
+// known what became of the statement. It is one of the errors of Tx; an error of scanning a row does not undo the statement.
+func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
+	b := &pgx.Batch{}
+	b.Queue(sql, args...)
+	s, err := send(ctx, db, grant, b, nil)
+	if err != nil {
+		return failed(err).Query()
+	}
+	if err := s.results.QueryRow().Scan(&s.entry.xid); err != nil {
+		return failed(s.end()).Query()
+	}
+	rows, _ := s.results.Query()
+	return &firstRows{Rows: rows, close: s.end}, nil
+}
+
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round trip. Read their results with
 // the callbacks of pgx.QueuedQuery. All statements commit, or none; the errors are those of Tx.
 //
 // Callbacks run after the statements, so an error of one cannot undo them: if they have committed, it comes back
 // together with ErrCommitted, and the callbacks after it are not called.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
-	e, err := newEntry(grant, opts)
-	if err != nil {
-		return err
-	}
-	if begins(b) || e.txOptions != (pgx.TxOptions{}) {
-		return errors.New("fencedb: SendBatch has its own transaction; for other transaction options use Tx")
-	}
-	sql, args, err := e.query()
-	if err != nil {
-		return err
-	}
-	conn, release, err := acquire(ctx, db)
-	if err != nil {
-		return err
-	}
-	defer release()
-
 	var callbackErr error
 	own := &pgx.Batch{}
-	own.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&e.xid) })
 	for _, query := range b.QueuedQueries {
 		own.QueuedQueries = append(own.QueuedQueries, apart(query, &callbackErr))
 	}
-	if err := conn.SendBatch(ctx, own).Close(); err != nil {
-		return e.failed(ctx, db, conn, err)
+	if begins(b) {
+		return errOwnTransaction
+	}
+	s, err := send(ctx, db, grant, own, opts)
+	if err != nil {
+		return err
+	}
+	if err := s.end(); err != nil {
+		return err
 	}
 	if callbackErr != nil {
 		return fmt.Errorf("%w: %w", ErrCommitted, callbackErr)
@@ -101,18 +106,55 @@ func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
 	return own
 }
 
-// failed returns what err means for a batch that has been sent on conn.
-func (e *entry) failed(ctx context.Context, db, conn DB, err error) error {
-	pg := pgxConn(conn)
-	switch lost := pg == nil || pg.IsClosed(); {
-	case refused(err):
-		return e.explain(ctx, pg, false, err)
-	case !lost: // nothing was sent, or the connection would not have stayed usable
-		return e.explain(ctx, pg, false, err)
-	case e.xid == 0:
+var errOwnTransaction = errors.New("fencedb: a single round trip has its own transaction; for other transaction options use Tx")
+
+// sent is a batch on its way: enter, then queries, in one implicit transaction, which the server commits by itself.
+type sent struct {
+	ctx     context.Context
+	db      DB
+	conn    DB // of db, until end
+	release func()
+	entry   *entry
+	results pgx.BatchResults // of enter first
+}
+
+// send checks the grant and sends enter and the queries of b behind it. The caller must end what it returns.
+func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) (*sent, error) {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return nil, err
+	}
+	if e.txOptions != (pgx.TxOptions{}) {
+		return nil, errOwnTransaction
+	}
+	sql, args, err := e.query()
+	if err != nil {
+		return nil, err
+	}
+	conn, release, err := acquire(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	own := &pgx.Batch{}
+	own.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&e.xid) })
+	own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
+	return &sent{ctx, db, conn, release, e, conn.SendBatch(ctx, own)}, nil
+}
+
+// end reads what is left of the results, gives the connection back and tells what became of the transaction.
+func (s *sent) end() error {
+	err := s.results.Close()
+	pg := pgxConn(s.conn)
+	if err == nil || refused(err) || pg != nil && !pg.IsClosed() {
+		// Unless the server has answered, nothing was sent: the connection would not have stayed usable.
+		defer s.release()
+		return s.entry.explain(s.ctx, pg, false, err)
+	}
+	s.release() // first, or asking on another connection could wait for this one
+	if s.entry.xid == 0 {
 		return &CommitUnknownError{cause: err}
 	}
-	return e.settle(ctx, db, err)
+	return s.entry.settle(s.ctx, s.db, err)
 }
 
 func pgxConn(db DB) *pgx.Conn {

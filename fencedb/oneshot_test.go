@@ -52,6 +52,32 @@ func TestQueryRowReturnsWhatTheStatementReturned(t *testing.T) {
 	require.EqualValues(t, 42, w.fence("table:12"))
 }
 
+func TestQueryReturnsRowsAndTheTruthAtTheirEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	query := func(token int64, id int) ([]string, error) {
+		rows, err := fencedb.Query(t.Context(), w.pool, grant("table:12", token), insertAnn+` RETURNING guest`, id)
+		if err != nil {
+			return nil, err
+		}
+		return pgx.CollectRows(rows, pgx.RowTo[string])
+	}
+
+	guests, err := query(42, 1)
+	require.NoError(t, err)
+	require.Equal(t, []string{"ann"}, guests)
+	_, err = query(41, 2)
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	_, err = query(43, 1)
+	require.ErrorContains(t, err, "bookings_pkey")
+	_, err = query(0, 1)
+	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+
+	require.Equal(t, []string{"ann"}, w.guests())
+	require.EqualValues(t, 42, w.fence("table:12"))
+	require.Zero(t, w.pool.Stat().AcquiredConns())
+}
+
 func TestSendBatchCommitsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

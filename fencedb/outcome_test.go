@@ -27,7 +27,7 @@ func (w *world) behindProxy() (*pgxpool.Pool, *pgproxy.Proxy) {
 	proxy := pgproxy.New(w, w.pool.Config().ConnString())
 	config, err := pgxpool.ParseConfig(proxy.URL())
 	require.NoError(w, err)
-	config.MaxConns = 2
+	config.MaxConns = 1 // asking must not wait for the lost connection to be given back
 	pool, err := pgxpool.NewWithConfig(w.Context(), config)
 	require.NoError(w, err)
 	w.Cleanup(pool.Close)

@@ -1,6 +1,7 @@
 package fencedb_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -48,6 +49,11 @@ func TestRoundTrips(t *testing.T) {
 		{"QueryRow", 1, func() error {
 			var id int
 			return fencedb.QueryRow(ctx, pool, g, `INSERT INTO plain VALUES ($1) RETURNING id`, 1).Scan(&id)
+		}},
+		{"Query", 1, func() error {
+			rows, err := fencedb.Query(ctx, pool, g, `INSERT INTO plain VALUES ($1) RETURNING id`, 1)
+			rows.Close()
+			return errors.Join(err, rows.Err())
 		}},
 		{"SendBatch", 1, func() error { return fencedb.SendBatch(ctx, pool, g, three()) }},
 		{"Seal", 1, func() error { return fencedb.Seal(ctx, pool, g) }},

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// SQLTx is a transaction of database/sql that the application has begun: *sql.Tx or what wraps one, such as *sqlx.Tx, the
-// ConnPool of a GORM transaction, or a transaction of ent. A *sql.Conn that has executed BEGIN is one too.
+// SQLTx is a transaction of database/sql that the application has begun: *sql.Tx, *sqlx.Tx, tx.Statement.ConnPool in a GORM
+// transaction, tx.Tx in one of bun. A *sql.Conn that has executed BEGIN is one too.
 type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }

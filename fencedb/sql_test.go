@@ -207,11 +207,10 @@ func TestExplainTypesTheErrorsOfOtherWrites(t *testing.T) {
 	require.Equal(t, wrong, fencedb.Explain(wrong), "explained once")
 }
 
-// foreignError is what a driver other than pgx gives: SQLSTATE and DETAIL behind methods.
+// foreignError is what other drivers give: the fields by the letters of the protocol.
 type foreignError struct{ code, detail string }
 
-func (e foreignError) Error() string    { return "refused" }
-func (e foreignError) SQLState() string { return e.code }
+func (e foreignError) Error() string { return "refused" }
 func (e foreignError) Get(field byte) string {
 	return map[byte]string{'C': e.code, 'D': e.detail}[field]
 }
