@@ -20,11 +20,19 @@ test: ## Run every test on real servers with the race detector, and check covera
 	@internal/tools/ensure.sh go compiler programs
 	CGO_ENABLED=1 go test -race -count=1 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
+	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
 
 .PHONY: lint
 lint: ## Check format, go vet, staticcheck, shell syntax and go.mod
 	@internal/tools/ensure.sh go
 	@internal/tools/lint.sh
+
+# Without cgo, sqlc brings Postgres's parser as WebAssembly and needs no C compiler.
+.PHONY: sqlc
+sqlc: ## Generate the code in integration/compat that sqlc makes from its queries
+	@internal/tools/ensure.sh go
+	CGO_ENABLED=0 go -C internal/tools/sqlc build -o ../../../.bin/ github.com/sqlc-dev/sqlc/cmd/sqlc
+	.bin/sqlc generate --file integration/compat/sqlc/sqlc.yaml
 
 .PHONY: fmt
 fmt: ## Format the Go code

@@ -1,0 +1,57 @@
+package compat
+
+import (
+	"context"
+	"database/sql"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/uptrace/bun"
+	"github.com/uptrace/bun/dialect/pgdialect"
+	"github.com/uptrace/bun/driver/pgdriver"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+func TestBun(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(*testing.T, *pgxpool.Pool) *sql.DB{
+		"pgx": func(t *testing.T, pool *pgxpool.Pool) *sql.DB { return openSQL(t, "pgx", url(pool)) },
+		"pgdriver": func(t *testing.T, pool *pgxpool.Pool) *sql.DB {
+			db := sql.OpenDB(pgdriver.NewConnector(pgdriver.WithDSN(url(pool))))
+			t.Cleanup(func() { _ = db.Close() })
+			return db
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			holdToContract(t, func(t *testing.T, pool *pgxpool.Pool) library {
+				return withBun(bun.NewDB(open(t, pool), pgdialect.New()))
+			})
+		})
+	}
+}
+
+// Bun's own QueryContext writes arguments into the text in place of question marks, so enter on the transaction inside.
+func withBun(db *bun.DB) library {
+	type booking struct {
+		bun.BaseModel `bun:"table:bookings"`
+		TableID       int
+		Guest         string
+	}
+	return library{
+		book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {
+			return db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
+				if err := fencedb.EnterSQL(ctx, tx.Tx, grant); err != nil {
+					return err
+				}
+				_, err := tx.NewInsert().Model(&booking{TableID: table, Guest: guest}).Exec(ctx)
+				return fencedb.Explain(err)
+			})
+		},
+		forget: func(ctx context.Context, table int, guest string) error {
+			_, err := db.NewInsert().Model(&booking{TableID: table, Guest: guest}).Exec(ctx)
+			return fencedb.Explain(err)
+		},
+	}
+}

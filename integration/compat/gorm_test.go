@@ -1,0 +1,94 @@
+package compat
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+func TestGORM(t *testing.T) {
+	t.Parallel()
+	for name, config := range map[string]*gorm.Config{
+		"plain":               {},
+		"prepared statements": {PrepareStmt: true},
+		"translated errors":   {TranslateError: true},
+	} {
+		config.Logger = logger.Discard
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			holdToContract(t, func(t *testing.T, pool *pgxpool.Pool) library {
+				own := *config // GORM keeps its state in it
+				return withGORM(openGORM(t, pool, &own))
+			})
+		})
+	}
+}
+
+func openGORM(t *testing.T, pool *pgxpool.Pool, config *gorm.Config) *gorm.DB {
+	t.Helper()
+	db, err := gorm.Open(postgres.New(postgres.Config{Conn: openSQL(t, "pgx", url(pool))}), config)
+	require.NoError(t, err)
+	return db
+}
+
+type Booking struct {
+	ID      int64
+	TableID int
+	Guest   string
+}
+
+func withGORM(db *gorm.DB) library {
+	return library{
+		book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {
+			return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
+				if err := fencedb.EnterSQL(ctx, tx.Statement.ConnPool, grant); err != nil {
+					return err
+				}
+				return fencedb.Explain(tx.Create(&Booking{TableID: table, Guest: guest}).Error)
+			})
+		},
+		forget: func(ctx context.Context, table int, guest string) error {
+			return fencedb.Explain(db.WithContext(ctx).Create(&Booking{TableID: table, Guest: guest}).Error)
+		},
+	}
+}
+
+// A transaction inside another is a savepoint to GORM, where the fence could be given back.
+func TestGORMEntersInTheOuterTransaction(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	db := openGORM(t, pool, &gorm.Config{Logger: logger.Discard})
+	enter := func(tx *gorm.DB) error {
+		return fencedb.EnterSQL(t.Context(), tx.Statement.ConnPool, grant("table:12", 41))
+	}
+
+	err := db.Transaction(func(tx *gorm.DB) error { return tx.Transaction(enter) })
+	require.ErrorContains(t, err, "fencedb.enter must come before any savepoint")
+
+	err = db.Transaction(func(tx *gorm.DB) error {
+		require.NoError(t, enter(tx))
+		return tx.Transaction(func(nested *gorm.DB) error {
+			return nested.Create(&Booking{TableID: 12, Guest: "ann"}).Error
+		})
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{"ann"}, guests(t, pool))
+}
+
+// The session outside a transaction has the same type, so forgetting the transaction compiles.
+func TestGORMOutsideATransactionIsRefused(t *testing.T) {
+	t.Parallel()
+	pool, lease := migrated(t), grant("table:12", 41)
+	for _, prepare := range []bool{false, true} {
+		db := openGORM(t, pool, &gorm.Config{Logger: logger.Discard, PrepareStmt: prepare})
+		err := fencedb.EnterSQL(t.Context(), db.Statement.ConnPool, lease)
+		require.ErrorContains(t, err, "not in a transaction")
+	}
+}
