@@ -46,10 +46,9 @@ func (a *account) credential() *syscall.Credential {
 
 // tempDir makes a directory that the account owns, can reach and can remove.
 func (a *account) tempDir() (string, error) {
-	var refused []string
-	for _, base := range []string{os.TempDir(), "/tmp", "/var/tmp"} {
+	bases := tempBases()
+	for _, base := range bases {
 		if a != nil && !openToAll(base) {
-			refused = append(refused, base)
 			continue
 		}
 		dir, err := os.MkdirTemp(base, "fencedb-testenv-")
@@ -63,7 +62,35 @@ func (a *account) tempDir() (string, error) {
 		}
 		return dir, nil
 	}
-	return "", fmt.Errorf("the user %s, whom Postgres is to run as because we are root, can make no directory in any of %q; point TMPDIR at one that everybody can write to", a.name, refused)
+	return "", fmt.Errorf("we are root, so Postgres is to run as %s, who can make a directory in none of %q; "+
+		"point TMPDIR at one that everybody can write to", a.name, bases)
+}
+
+// memoryDir is where Linux keeps files in memory. A database is some 300 files, and to copy and drop
+// one for each test is ten times as fast there as on many a disk.
+const memoryDir = "/dev/shm"
+
+// enoughMemory, in bytes free, for the servers of several test binaries at once. Containers that get
+// memoryDir at its usual 64 MiB stay with the disk.
+const enoughMemory = 4 << 30
+
+// tempBases returns where to make directories, best first. TMPDIR is somebody's decision and comes
+// before what we would choose.
+func tempBases() []string {
+	bases := []string{os.TempDir(), "/tmp", "/var/tmp"}
+	if os.Getenv("TMPDIR") == "" && openToAll(memoryDir) && freeIn(memoryDir) >= enoughMemory {
+		bases = append([]string{memoryDir}, bases...)
+	}
+	return bases
+}
+
+// freeIn returns the bytes free in the file system of a directory, or 0.
+func freeIn(dir string) uint64 {
+	var stat syscall.Statfs_t
+	if err := syscall.Statfs(dir, &stat); err != nil {
+		return 0
+	}
+	return uint64(stat.Bavail) * uint64(stat.Bsize)
 }
 
 // openToAll reports whether everybody may create files in dir, and pass through all that is above it.

@@ -66,6 +66,17 @@ func TestAFailedTestKeepsItsDatabaseAndSaysWhere(t *testing.T) {
 	require.Equal(t, 0, count(t, newPool(t, url), "evidence"))
 }
 
+func TestAConnectionThatIsNotGivenBackFailsTheTest(t *testing.T) {
+	t.Parallel()
+	inner := &recorder{TB: t}
+	pool := newPool(t, PostgresURL(t))
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	closePool(inner, pool, pollEvery)
+	require.True(t, inner.failed)
+	conn.Release()
+}
+
 // An external server outlives the test binaries that use it, and serves several at once.
 func TestExternalPostgres(t *testing.T) {
 	t.Parallel()
@@ -151,6 +162,8 @@ func requireMigratedCopies(t *testing.T, h host, template string) {
 	url, err := server.createDatabase(t.Context(), "copy_"+unique(t), template)
 	require.NoError(t, err)
 	require.Equal(t, 0, count(t, newPool(t, url), "fencedb.fences"))
+	_, err = pgx.Connect(t.Context(), inDatabase(server.adminURL, template))
+	require.Error(t, err, "a visitor would keep the template from being copied")
 }
 
 func count(t *testing.T, pool *pgxpool.Pool, relation string) int {
@@ -173,6 +186,11 @@ func (r *recorder) Failed() bool                 { return r.failed }
 func (r *recorder) Context() context.Context     { return r.TB.Context() }
 func (r *recorder) Cleanup(f func())             { r.cleanups = append(r.cleanups, f) }
 func (r *recorder) Logf(format string, a ...any) { fmt.Fprintf(&r.log, format+"\n", a...) }
+
+func (r *recorder) Errorf(format string, a ...any) {
+	r.failed = true
+	r.Logf(format, a...)
+}
 
 func (r *recorder) end() {
 	for len(r.cleanups) > 0 {

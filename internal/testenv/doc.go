@@ -27,6 +27,9 @@
 // the repository never meet, and two binaries on one external server never touch each other's data.
 // A test that fails keeps its database and its keys, and its log says where they are.
 //
+// The data directories are in memory on Linux machines that have plenty, because a database per test
+// costs ten times as much on many a disk; TMPDIR overrules that.
+//
 // # What is left behind
 //
 // Nothing, however the program ends: return, panic, os.Exit, Ctrl-C or SIGKILL. Each server is the

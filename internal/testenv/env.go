@@ -42,7 +42,7 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	if err := env.startPostgres(ctx, h); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
-	if err := env.startRedis(ctx, h, opts); err != nil {
+	if err := env.startRedis(ctx, h); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
 	return env, nil
@@ -80,10 +80,10 @@ func (e *Env) startPostgres(ctx context.Context, h host) error {
 	return nil
 }
 
-func (e *Env) startRedis(ctx context.Context, h host, opts Options) error {
+func (e *Env) startRedis(ctx context.Context, h host) error {
 	server, err := obtainRedis(ctx, h)
 	var missing *UnavailableError
-	if errors.As(err, &missing) && opts.AllowMiniredis {
+	if errors.As(err, &missing) { // as Options allow, or locateBoth had failed
 		return e.startMiniredis(missing)
 	}
 	if err != nil {

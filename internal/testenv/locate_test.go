@@ -95,18 +95,18 @@ func TestThisMachineMissesNothing(t *testing.T) {
 	require.Empty(t, Missing(t.Context(), false))
 }
 
-// A machine with several versions, all whole except 16, which has no initdb.
+// hostWithPostgres is a machine with several versions, all whole except 18, which has no initdb.
 func hostWithPostgres() host {
 	h := bareHost()
 	h.glob = func(pattern string) ([]string, error) {
 		return map[string][]string{
 			"/usr/lib/postgresql/*/bin": {
-				"/usr/lib/postgresql/15/bin", "/usr/lib/postgresql/16/bin", "/usr/lib/postgresql/9.6/bin",
+				"/usr/lib/postgresql/15/bin", "/usr/lib/postgresql/17/bin", "/usr/lib/postgresql/18/bin", "/usr/lib/postgresql/9.6/bin",
 			},
 			"/usr/pgsql-*/bin": {"/usr/pgsql-14/bin"},
 		}[pattern], nil
 	}
-	h.isFile = func(path string) bool { return path != "/usr/lib/postgresql/16/bin/initdb" }
+	h.isFile = func(path string) bool { return path != "/usr/lib/postgresql/18/bin/initdb" }
 	h.output = func(_ context.Context, bin string, _ ...string) (string, error) {
 		return "postgres (PostgreSQL) " + number.FindString(filepath.Dir(bin)) + " (Debian)", nil
 	}
@@ -117,15 +117,15 @@ func TestTheNewestUsablePostgresIsTaken(t *testing.T) {
 	h := hostWithPostgres()
 	dir, err := h.postgresBin(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, "/usr/lib/postgresql/15/bin", dir)
+	require.Equal(t, "/usr/lib/postgresql/17/bin", dir)
 }
 
 func TestPathComesBeforeKnownPlaces(t *testing.T) {
 	h := hostWithPostgres()
-	h.lookPath = tools("/opt/17/bin/postgres")
+	h.lookPath = tools("/opt/15/bin/postgres")
 	dir, err := h.postgresBin(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, "/opt/17/bin", dir)
+	require.Equal(t, "/opt/15/bin", dir)
 }
 
 func TestALinkOnPathIsFollowed(t *testing.T) {

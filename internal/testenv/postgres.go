@@ -11,8 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"golang.org/x/sys/unix"
 )
 
 // fastSettings make a Postgres whose data nobody will miss as quick as it can be.
@@ -21,6 +23,7 @@ var fastSettings = []string{
 	"fsync=off",
 	"synchronous_commit=off",
 	"full_page_writes=off",
+	"max_wal_size=128MB",  // the data directory may be in memory
 	"max_connections=300", // parallel tests, each with a pool
 	"max_prepared_transactions=10",
 }
@@ -28,7 +31,8 @@ var fastSettings = []string{
 // loopbackOnly is for a process of ours; a container is reached from outside.
 var loopbackOnly = []string{
 	"listen_addresses=" + loopback,
-	"unix_socket_directories=", // the default directory may not be ours to write to
+	"unix_socket_directories=",        // the default directory may not be ours to write to
+	"dynamic_shared_memory_type=mmap", // in the data directory, so that it goes with it
 }
 
 // postgresServer is a Postgres that was started here, or one that somebody else runs.
@@ -143,16 +147,12 @@ func (c *postgresCluster) restart(ctx context.Context) error {
 	}
 }
 
-// ready reads the status line that the postmaster keeps in its own data directory. Unlike a
-// connection to the port, it cannot be answered by another server.
+// ready reads the status that the postmaster keeps in its own data directory. Unlike a connection to
+// the port, it cannot be answered by another server.
 func (c *postgresCluster) ready(context.Context) bool {
-	text, err := os.ReadFile(filepath.Join(c.data(), "postmaster.pid"))
-	if err != nil {
-		return false
-	}
-	lines := strings.Split(string(text), "\n")
-	const statusLine = 7 // "ready   " once connections are taken
-	return len(lines) > statusLine && lines[0] == strconv.Itoa(c.process.pid) && strings.TrimSpace(lines[statusLine]) == "ready"
+	const pid, status = 0, 7 // lines
+	says := c.postmasterPID()
+	return says[pid] == strconv.Itoa(c.process.pid) && strings.TrimSpace(says[status]) == "ready"
 }
 
 func (c *postgresCluster) command(name string, args ...string) command {
@@ -191,7 +191,39 @@ func (c *postgresCluster) stop() error {
 	if c.process == nil {
 		return os.RemoveAll(c.dir)
 	}
-	return c.process.stop()
+	crashed := c.process.exited(time.Now().Add(pollEvery))
+	segment, found := c.sharedMemory()
+	failed := c.process.stop()
+	if crashed && found {
+		// The next server over the directory would have done it. Those of the crashed one that are
+		// still attached keep their hold; it is gone with the last of them.
+		_, err := unix.SysvShmCtl(segment, unix.IPC_RMID, nil)
+		failed = errors.Join(failed, err)
+	}
+	return failed
+}
+
+// sharedMemory returns the id of the System V segment by which a Postgres keeps others out of its
+// data directory. A server that ends in good order removes it, and its name from the file.
+func (c *postgresCluster) sharedMemory() (id int, found bool) {
+	const line = 6 // "key id"
+	words := strings.Fields(c.postmasterPID()[line])
+	if len(words) != 2 {
+		return 0, false
+	}
+	id, err := strconv.Atoi(words[1])
+	return id, err == nil
+}
+
+// postmasterPID returns the lines of the file in which a server describes itself, empty ones where
+// there is none.
+func (c *postgresCluster) postmasterPID() [8]string {
+	var lines [8]string
+	text, err := os.ReadFile(filepath.Join(c.data(), "postmaster.pid"))
+	if err == nil {
+		copy(lines[:], strings.Split(string(text), "\n"))
+	}
+	return lines
 }
 
 func (c *postgresCluster) asServer() *postgresServer {

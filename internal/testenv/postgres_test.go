@@ -2,9 +2,11 @@ package testenv
 
 import (
 	"context"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestOwnPostgresComesBackAfterACrash(t *testing.T) {
@@ -19,6 +21,25 @@ func TestOwnPostgresComesBackAfterACrash(t *testing.T) {
 	require.Equal(t, url, s.URL())
 	pool.Reset()
 	require.Equal(t, 1, count(t, pool, "kept"))
+}
+
+// A child of the crashed server still holds its shared memory, because it was paused.
+func TestARestartWaitsForWhatTheCrashLeft(t *testing.T) {
+	t.Parallel()
+	s := OwnPostgres(t)
+	var child int
+	require.NoError(t, s.Pool().QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&child))
+	require.NoError(t, syscall.Kill(child, syscall.SIGSTOP))
+	s.Kill()
+
+	failures := s.cluster.process.log()
+	restarted := make(chan error)
+	go func() { restarted <- s.cluster.restart(t.Context()) }()
+	await(t, "a first attempt to fail", func(context.Context) bool {
+		return (&process{dir: s.cluster.dir}).log() != failures
+	})
+	require.NoError(t, syscall.Kill(child, syscall.SIGCONT))
+	require.NoError(t, <-restarted)
 }
 
 func TestOwnPostgresRestartsInGoodOrder(t *testing.T) {
@@ -50,4 +71,24 @@ func TestAPausedPostgresTakesNoConnection(t *testing.T) {
 	require.ErrorIs(t, newPool(t, s.URL()).Ping(ctx), context.DeadlineExceeded)
 	s.Resume()
 	require.NoError(t, newPool(t, s.URL()).Ping(t.Context()))
+}
+
+func TestAPausedPostgresCanBeStopped(t *testing.T) {
+	t.Parallel()
+	s := OwnPostgres(t)
+	s.Pause()
+	s.Stop()
+}
+
+func TestACrashedPostgresLeavesNoSharedMemory(t *testing.T) {
+	t.Parallel()
+	s := OwnPostgres(t)
+	segment, found := s.cluster.sharedMemory()
+	require.True(t, found)
+	s.Kill()
+	s.Stop()
+	require.Eventually(t, func() bool {
+		_, err := unix.SysvShmCtl(segment, unix.IPC_STAT, new(unix.SysvShmDesc))
+		return err != nil
+	}, patience, pollEvery)
 }

@@ -99,3 +99,12 @@ func TestExternalRedis(t *testing.T) {
 	_, err = obtainRedis(t.Context(), h)
 	require.Error(t, err)
 }
+
+// Between the choice of a port and our server's start, another server may have bound it.
+func TestAnotherServerOnThePortIsNotTakenForOurs(t *testing.T) {
+	t.Parallel()
+	theirs := OwnRedis(t)
+	ours := &redisNode{port: theirs.node.port, process: &process{pid: theirs.node.process.pid + 1}}
+	require.True(t, theirs.node.answers(t.Context(), theirs.Client()))
+	require.False(t, ours.answers(t.Context(), theirs.Client()))
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -162,11 +163,19 @@ func (s *SentinelServers) agreed(ctx context.Context) *RedisServer {
 	return s.data[at]
 }
 
-// complete reports whether every sentinel sees the other two and two replicas whose link is up.
+// complete reports whether every sentinel sees the other two, and two replicas that follow.
 func (s *SentinelServers) complete(ctx context.Context) bool {
 	primary := s.agreed(ctx)
-	if primary == nil || replication(ctx, primary)["connected_slaves"] != "2" {
+	if primary == nil {
 		return false
+	}
+	for _, replica := range []string{"slave0", "slave1"} {
+		// Up to a second after the link is up, a replica is not sent anything until it has confirmed
+		// the snapshot it began with; its offset is 0 until then.
+		state := replication(ctx, primary)[replica]
+		if !strings.Contains(state, "state=online") || strings.Contains(state, "offset=0,") {
+			return false
+		}
 	}
 	for _, sentinel := range s.sentinels {
 		if !sees(ctx, sentinel, "num-other-sentinels", "2") || !sees(ctx, sentinel, "num-slaves", "2") {

@@ -65,13 +65,13 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}
-	t.Cleanup(func() { closePool(t, pool) })
+	t.Cleanup(func() { closePool(t, pool, cleanupTimeout) })
 	return pool
 }
 
-// closePool waits for the pool only so long, since Close waits forever for a connection that the
-// test has not given back.
-func closePool(t testing.TB, pool *pgxpool.Pool) {
+// closePool waits only so long, since Close waits forever for a connection that the test has not
+// given back.
+func closePool(t testing.TB, pool *pgxpool.Pool, patience time.Duration) {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -79,7 +79,7 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(cleanupTimeout):
+	case <-time.After(patience):
 		t.Errorf("testenv: the test has ended and still holds %d connections of its pool", pool.Stat().AcquiredConns())
 	}
 }

@@ -14,6 +14,9 @@ func TestSentinelFailsOverWhenAsked(t *testing.T) {
 	require.NoError(t, client.Set(t.Context(), "k", "before", 0).Err())
 	require.Len(t, s.Replicas(), 2)
 	old := s.Primary()
+	replicated, err := client.Wait(t.Context(), 2, patience).Result()
+	require.NoError(t, err)
+	require.Equal(t, int64(2), replicated)
 
 	promoted := s.Failover()
 	require.NotEqual(t, old.Addr(), promoted.Addr())
