@@ -1,0 +1,264 @@
+package fencedb_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
+)
+
+// servers live until the test binary ends.
+var servers *testenv.Env
+
+// database is the Postgres of the examples, migrated, with the tables that they write to.
+var database = sync.OnceValue(func() *pgxpool.Pool {
+	ctx := context.Background()
+	var err error
+	if servers, err = testenv.Start(ctx, testenv.Options{}); err != nil {
+		log.Fatal(err)
+	}
+	pool, err := pgxpool.New(ctx, servers.PostgresURL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := migrations.Up(ctx, stdlib.OpenDBFromPool(pool)); err != nil {
+		log.Fatal(err)
+	}
+	_, err = pool.Exec(ctx, `
+		CREATE TABLE bookings (table_id int, guest text);
+		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
+		CREATE TABLE jobs (id int PRIMARY KEY, state text);
+		INSERT INTO jobs VALUES (7, 'NEW');
+		SELECT fencedb.protect_row('jobs', resource => $$ 'job:' || id $$)`)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return pool
+})
+
+// acquired stands for the lease that a program would have acquired from package lease.
+func acquired(resource string, token int64) fencedb.Grant {
+	return fencedb.NewGrant(resource, token, uuid.New(), time.Now().Add(10*time.Second))
+}
+
+// Two holders of the same table: the first was paused, and writes late.
+func Example() {
+	ctx, pool := context.Background(), database()
+	first, second := acquired("table:1", 41), acquired("table:1", 42)
+
+	book := func(grant fencedb.Grant, guest string) error {
+		return fencedb.Tx(ctx, pool, grant, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (1, $1)`, guest)
+			return err
+		})
+	}
+
+	fmt.Println(book(second, "ben"))
+	fmt.Println(book(first, "ann"))
+	// Output:
+	// <nil>
+	// fencedb: stale fencing token: resource "table:1": carried 41, stored 42
+}
+
+// What is read in the transaction stays true until it commits, so that it can be decided upon.
+func ExampleTx() {
+	ctx, pool := context.Background(), database()
+	errTaken := errors.New("the table is taken")
+
+	reserve := func(grant fencedb.Grant, guest string) error {
+		return fencedb.Tx(ctx, pool, grant, func(tx pgx.Tx) error {
+			var taken bool
+			err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM bookings WHERE table_id = 2)`).Scan(&taken)
+			if err != nil {
+				return err
+			}
+			if taken {
+				return errTaken
+			}
+			_, err = tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (2, $1)`, guest)
+			return err
+		})
+	}
+
+	fmt.Println(reserve(acquired("table:2", 41), "ann"))
+	fmt.Println(reserve(acquired("table:2", 42), "ben"))
+	// Output:
+	// <nil>
+	// the table is taken
+}
+
+func ExampleTx_stale() {
+	ctx, pool := context.Background(), database()
+	if err := fencedb.Seal(ctx, pool, acquired("table:3", 42)); err != nil {
+		log.Fatal(err)
+	}
+
+	err := fencedb.Tx(ctx, pool, acquired("table:3", 41), func(tx pgx.Tx) error { return nil })
+
+	var stale *fencedb.StaleError
+	if errors.As(err, &stale) {
+		fmt.Println(stale.Resource, stale.Token, stale.Stored)
+	}
+	// Output: table:3 41 42
+}
+
+func ExampleExec() {
+	ctx, pool := context.Background(), database()
+
+	tag, err := fencedb.Exec(ctx, pool, acquired("table:4", 41), `INSERT INTO bookings (table_id, guest) VALUES (4, $1)`, "ann")
+
+	fmt.Println(tag, err)
+	// Output: INSERT 0 1 <nil>
+}
+
+func ExampleQueryRow() {
+	ctx, pool := context.Background(), database()
+	var token int64
+
+	err := fencedb.QueryRow(ctx, pool, acquired("table:5", 41),
+		`INSERT INTO bookings (table_id, guest) VALUES (5, $1) RETURNING last_fencing_token`, "ann").Scan(&token)
+
+	fmt.Println(token, err)
+	// Output: 41 <nil>
+}
+
+func ExampleQuery() {
+	ctx, pool := context.Background(), database()
+
+	rows, err := fencedb.Query(ctx, pool, acquired("table:6", 41),
+		`INSERT INTO bookings (table_id, guest) VALUES (6, 'ann'), (6, 'ben') RETURNING guest`)
+	if err != nil {
+		log.Fatal(err)
+	}
+	guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
+
+	fmt.Println(guests, err)
+	// Output: [ann ben] <nil>
+}
+
+func ExampleSendBatch() {
+	ctx, pool := context.Background(), database()
+	b := &pgx.Batch{}
+	for _, guest := range []string{"ann", "ben", "cleo"} {
+		b.Queue(`INSERT INTO bookings (table_id, guest) VALUES (7, $1)`, guest)
+	}
+	b.Queue(`SELECT count(*) FROM bookings WHERE table_id = 7`).QueryRow(func(row pgx.Row) error {
+		var n int
+		err := row.Scan(&n)
+		fmt.Println("guests:", n)
+		return err
+	})
+
+	fmt.Println(fencedb.SendBatch(ctx, pool, acquired("table:7", 41), b))
+	// Output:
+	// guests: 3
+	// <nil>
+}
+
+// Several resources in one transaction: all of them, or none.
+func ExampleAll() {
+	ctx, pool := context.Background(), database()
+	from, to := acquired("table:8", 41), acquired("table:9", 17)
+
+	err := fencedb.Tx(ctx, pool, fencedb.All(from, to), func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE bookings SET table_id = 9 WHERE table_id = 8`)
+		return err
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// A transaction that the application opens itself: enter first.
+func ExampleEnter() {
+	ctx, pool := context.Background(), database()
+
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := fencedb.Enter(ctx, tx, acquired("table:10", 41)); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (10, 'ann')`)
+		return err
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// From now on every earlier holder is refused, before the new one has written anything.
+func ExampleSeal() {
+	ctx, pool := context.Background(), database()
+	earlier, newer := acquired("table:11", 41), acquired("table:11", 42)
+
+	fmt.Println(fencedb.Seal(ctx, pool, newer))
+	fmt.Println(errors.Is(fencedb.Seal(ctx, pool, earlier), fencedb.ErrStale))
+	// Output:
+	// <nil>
+	// true
+}
+
+// A token from somewhere else: here an etcd revision, with an id derived from the etcd lease.
+func ExampleNewGrant() {
+	ctx, pool := context.Background(), database()
+	revision, etcdLease := int64(7_400_231), []byte("694d8257011f3712")
+	grant := fencedb.NewGrant("table:12", revision, uuid.NewSHA1(uuid.NameSpaceOID, etcdLease), time.Time{})
+
+	_, err := fencedb.Exec(ctx, pool, grant, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+// A job takes its own row from RUNNING to DONE; whoever held it before cannot write to it any more.
+func ExampleCarry() {
+	ctx, pool := context.Background(), database()
+	before, holder := fencedb.Carry(acquired("job:7", 41)), fencedb.Carry(acquired("job:7", 42))
+	become := func(grant fencedb.Grant, state string) error {
+		_, err := fencedb.Exec(ctx, pool, grant, `UPDATE jobs SET state = $1 WHERE id = 7`, state)
+		return err
+	}
+
+	fmt.Println(become(holder, "RUNNING"))
+	fmt.Println(become(holder, "DONE"))
+	fmt.Println(become(before, "FAILED"))
+	// Output:
+	// <nil>
+	// <nil>
+	// fencedb: stale fencing token: resource "job:7": carried 41, stored 42
+}
+
+// The client sends its request twice; the guest gets one table, and both get the same answer.
+func ExampleOnce() {
+	ctx, pool := context.Background(), database()
+	reserve := func(idempotencyKey string) (answer string, replayed bool) {
+		err := fencedb.Tx(ctx, pool, acquired("table:13", time.Now().UnixMicro()), func(tx pgx.Tx) error {
+			result, again, err := fencedb.Once(ctx, tx, idempotencyKey, []byte("table 13 for ann"), func() ([]byte, error) {
+				_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (13, 'ann')`)
+				return []byte("booked"), err
+			})
+			answer, replayed = string(result), again
+			return err
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return answer, replayed
+	}
+
+	fmt.Println(reserve("0b6f"))
+	fmt.Println(reserve("0b6f"))
+	// Output:
+	// booked false
+	// booked true
+}
