@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -17,6 +18,9 @@ import (
 
 //go:embed supervise.sh
 var superviseScript string
+
+// superviseCode is the script without its comments, which would fill every listing of processes.
+var superviseCode = regexp.MustCompile(`(?m)^#.*\n+`).ReplaceAllString(superviseScript, "")
 
 const (
 	// startTimeout bounds everything from the first look for a server to its first answer. It is
@@ -59,7 +63,7 @@ type process struct {
 
 // supervise starts a command under a supervisor. On error nothing runs, and dir still exists.
 func supervise(c command) (*process, error) {
-	shell := exec.Command("/bin/sh", append([]string{"-c", superviseScript, "supervise", c.dir, c.stop}, c.argv...)...)
+	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", c.dir, c.stop}, c.argv...)...)
 	shell.Dir = c.dir
 	shell.Env = c.env
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.account.credential()}

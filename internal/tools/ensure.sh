@@ -6,7 +6,8 @@
 # NEED     go         the Go that go.mod asks for; never installed, only asked for
 #          compiler   a C compiler: the race detector needs one on Linux
 #          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs, Docker
-#          programs   the programs of both servers, for tests that kill and restart servers of their own
+#          programs   the programs of both servers, for tests that kill and restart servers of their own,
+#                     and ps
 #
 # Says what it installs before it does, installs only packages of the distribution (apt on Debian and
 # Ubuntu, Homebrew on macOS), and uses sudo only to install as an ordinary user. Services of the new
@@ -107,7 +108,10 @@ for need in "$@"; do
 	go) ensure_go ;;
 	compiler) ensure_compiler ;;
 	servers) ensure_servers ;;
-	programs) ensure_servers -own ;;
+	programs)
+		ensure_servers -own
+		command -v ps >/dev/null || install procps "" # by which the tests look for what is left behind
+		;;
 	*) fail "unknown need: $need" ;;
 	esac
 done
