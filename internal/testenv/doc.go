@@ -17,7 +17,7 @@
 // When none of these works, the error is one [UnavailableError] that lists what was tried and the
 // command that would help. A test that asks then fails; it is never skipped.
 //
-// OwnRedis, OwnPostgres, Sentinel and Cluster always start processes of their own (2), whatever the
+// OwnRedis, OwnPostgres, PgBouncer, Sentinel and Cluster always start processes of their own (2), whatever the
 // environment says, because the tests that ask for them kill, pause and reconfigure the server.
 //
 // # What is shared and what is not

@@ -77,6 +77,14 @@ var redisPaths = []string{
 	"/opt/local/bin/redis-server",
 }
 
+// pgbouncerPaths are the places in which distributions keep PgBouncer's binary, off PATH.
+var pgbouncerPaths = []string{
+	"/usr/sbin/pgbouncer",
+	"/usr/bin/pgbouncer",
+	"/opt/homebrew/bin/pgbouncer",
+	"/usr/local/bin/pgbouncer",
+}
+
 // oldestPostgres is the first major version that has everything the migrations need.
 const oldestPostgres = 15
 
@@ -173,4 +181,17 @@ func (h host) redisBin(context.Context) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("no redis-server or valkey-server on PATH or at %s", strings.Join(redisPaths, ", "))
+}
+
+// pgbouncerBin finds PgBouncer, which distributions keep where only root looks.
+func (h host) pgbouncerBin(context.Context) (string, error) {
+	if path, err := h.lookPath("pgbouncer"); err == nil {
+		return path, nil
+	}
+	for _, path := range pgbouncerPaths {
+		if h.isFile(path) {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no pgbouncer on PATH or at %s", strings.Join(pgbouncerPaths, ", "))
 }

@@ -9,7 +9,7 @@ const (
 	postgresBinVar = "FENCEDB_POSTGRES_BIN"
 )
 
-// service is one of the two kinds of server, and how to look for it.
+// service is a kind of server, and how to look for it.
 type service struct {
 	name     string
 	urlVar   string
@@ -32,6 +32,13 @@ var (
 		binary: host.redisBin,
 		packages: map[string]string{
 			"apt-get": "redis-server", "dnf": "redis", "apk": "redis", "brew": "redis",
+		},
+	}
+	pgbouncerService = service{
+		name:   "PgBouncer",
+		binary: host.pgbouncerBin,
+		packages: map[string]string{
+			"apt-get": "pgbouncer", "dnf": "pgbouncer", "apk": "pgbouncer", "brew": "pgbouncer",
 		},
 	}
 )
@@ -96,18 +103,24 @@ func (s service) remedy(h host, otherwise string) string {
 }
 
 // Missing returns an [UnavailableError] for each server that can neither be reached nor started, and
-// starts nothing. With own, only servers that a test can have for itself count, as [OwnRedis] and
-// [OwnPostgres] need them.
+// starts nothing. With own, only servers that a test can have for itself count, as [OwnRedis], [OwnPostgres]
+// and [PgBouncer] need them.
 func Missing(ctx context.Context, own bool) []error {
-	var missing []error
-	for _, s := range []service{postgresService, redisService} {
-		var err error
-		if own {
-			_, err = s.locateOwn(ctx, thisHost())
-		} else {
-			_, err = s.locate(ctx, thisHost())
+	locate := func(s service) error {
+		_, err := s.locate(ctx, thisHost())
+		return err
+	}
+	services := []service{postgresService, redisService}
+	if own {
+		services = append(services, pgbouncerService)
+		locate = func(s service) error {
+			_, err := s.locateOwn(ctx, thisHost())
+			return err
 		}
-		if err != nil {
+	}
+	var missing []error
+	for _, s := range services {
+		if err := locate(s); err != nil {
 			missing = append(missing, err)
 		}
 	}

@@ -38,6 +38,8 @@ const (
 const (
 	stopRedis    = `kill -s KILL "$server"`
 	stopPostgres = `kill -s QUIT "$server"; kill -s CONT "$server"` // children stop with the parent
+
+	stopPgBouncer = `kill -s KILL "$server"`
 )
 
 // command is what a supervisor is to run.

@@ -6,7 +6,7 @@
 # NEED     go         the Go that go.mod asks for; never installed, only asked for
 #          compiler   a C compiler: the race detector needs one on Linux
 #          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs, Docker
-#          programs   the programs of both servers, for tests that kill and restart servers of their own,
+#          programs   the programs of the servers and PgBouncer, for tests that start, kill and restart their own,
 #                     and ps
 #
 # Says what it installs before it does, installs only packages of the distribution (apt on Debian and
@@ -47,7 +47,7 @@ install_apt() {
 	as_root apt-get update --quiet=2
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends --quiet=2 "$@"
 	[ -d /run/systemd/system ] || return 0
-	for service in postgresql redis-server; do
+	for service in postgresql redis-server pgbouncer; do
 		case " $* " in
 		*" $service "*) as_root systemctl disable --quiet "$service" ;;
 		esac
@@ -98,6 +98,7 @@ ensure_servers() {
 	apt='' brew=''
 	case $missing in *postgres*) apt='postgresql' brew='postgresql@17' ;; esac
 	case $missing in *redis*) apt="$apt redis-server" brew="$brew redis" ;; esac
+	case $missing in *pgbouncer*) apt="$apt pgbouncer" brew="$brew pgbouncer" ;; esac
 	install "${apt# }" "${brew# }"
 	missing=$(go run ./internal/testenv/missing "$@")
 	[ -z "$missing" ] || fail "installed, and still not to be had:" $missing

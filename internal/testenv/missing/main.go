@@ -1,4 +1,4 @@
-// Missing prints, one word per line, which of "postgres" and "redis" can neither be reached nor
+// Missing prints, one word per line, which of "postgres", "redis" and, with -own, "pgbouncer" can neither be reached nor
 // started here, and on stderr what was tried. It starts nothing and exits with status 0 whatever it finds.
 //
 //	go run ./internal/testenv/missing [-own]
