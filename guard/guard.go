@@ -1,0 +1,103 @@
+// Package guard joins both halves of fencedb for the common case: acquire a lease, write behind its fence, give it back.
+//
+//	err := guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, tx pgx.Tx) error {
+//		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
+//		return err
+//	})
+//
+// It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Its clock then
+// keeps tokens rising; but if that is behind as well, Redis hands out tokens that Postgres refuses although nobody
+// else holds the resource. Then the counter is raised above the token that Postgres has stored, the lease gets a fresh one,
+// and the work runs once more. A holder that was really overtaken is not healed: its lease does not stand any more.
+package guard
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Tx acquires resource from issuer, waiting if it must, runs fn in a transaction behind the fence, and gives the lease back.
+//
+// The context that fn gets ends with ctx or with the lease. fn can run a second time, after its first run was rolled
+// back, when Redis had gone backwards. The errors are those of acquiring, where nothing was written, and of
+// fencedb.Tx. A release that fails is not an error: the lease runs out by itself.
+func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
+	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
+	return TxAll(ctx, issuer, db, []string{resource}, fn, opts...)
+}
+
+// TxAll is Tx for several resources: all of them are acquired, and entered, or none.
+func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string,
+	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
+	leases, err := acquire(ctx, issuer, resources)
+	if err != nil {
+		return err
+	}
+	defer func() { release(ctx, leases) }() // those that are held by then
+
+	err = write(ctx, db, leases, fn, opts)
+	if healed := heal(ctx, issuer, leases, err); healed != nil {
+		leases = healed
+		err = write(ctx, db, leases, fn, opts)
+	}
+	return err
+}
+
+// acquire raises the counter and tries once more if sealing the new lease has found it too low.
+func acquire(ctx context.Context, issuer *lease.Issuer, resources []string) (lease.Leases, error) {
+	leases, err := issuer.AcquireAll(ctx, resources)
+	var stale *fencedb.StaleError
+	if !errors.As(err, &stale) {
+		return leases, err
+	}
+	if _, raiseErr := issuer.Raise(ctx, stale.Resource, stale.Stored); raiseErr != nil {
+		return nil, errors.Join(err, raiseErr)
+	}
+	return issuer.AcquireAll(ctx, resources)
+}
+
+func write(ctx context.Context, db fencedb.DB, leases lease.Leases, fn func(context.Context, pgx.Tx) error, opts []fencedb.Option) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	for _, l := range leases {
+		stop := context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })
+		defer stop()
+	}
+	return fencedb.Tx(ctx, db, fencedb.All(leases...), func(tx pgx.Tx) error { return fn(ctx, tx) }, opts...)
+}
+
+// heal exchanges the lease whose token Postgres refused with err for one with a token above the stored one. It returns nil
+// if err is something else, or if that lease does not stand: then Postgres was right.
+func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err error) lease.Leases {
+	var stale *fencedb.StaleError
+	if !errors.As(err, &stale) {
+		return nil
+	}
+	i := slices.IndexFunc(leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource })
+	if i < 0 {
+		return nil
+	}
+	fresh, healErr := issuer.Heal(ctx, leases[i], stale.Stored)
+	if healErr != nil {
+		return nil
+	}
+	healed := slices.Clone(leases)
+	healed[i] = fresh
+	return healed
+}
+
+// releaseTime bounds the release, which goes on when ctx is done. What it does not reach in that time runs out.
+const releaseTime = 5 * time.Second
+
+func release(ctx context.Context, leases lease.Leases) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
+	defer cancel()
+	_ = leases.Release(ctx)
+}

@@ -1,0 +1,175 @@
+package guard_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+type world struct {
+	*testing.T
+	pool   *pgxpool.Pool
+	redis  *redis.Client
+	issuer *lease.Issuer
+}
+
+func newWorld(t *testing.T, seal bool) *world {
+	w := &world{T: t, pool: testenv.Postgres(t), redis: testenv.Redis(t)}
+	config := lease.Config{TTL: 10 * time.Second, Namespace: testenv.Namespace(t)}
+	if seal {
+		config.Seal = func(ctx context.Context, l *lease.Lease) error { return fencedb.Seal(ctx, w.pool, l) }
+	}
+	var err error
+	w.issuer, err = lease.New(w.redis, config)
+	require.NoError(t, err)
+	_, err = w.pool.Exec(t.Context(), `CREATE TABLE bookings (table_id int, guest text)`)
+	require.NoError(t, err)
+	_, err = w.pool.Exec(t.Context(), `SELECT fencedb.protect('bookings', $$ 'table:' || table_id $$)`)
+	require.NoError(t, err)
+	return w
+}
+
+func (w *world) book(table int) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO bookings VALUES ($1, 'ann')`, table)
+		return err
+	}
+}
+
+func (w *world) bookings() (n int) {
+	require.NoError(w, w.pool.QueryRow(w.Context(), `SELECT count(*) FROM bookings`).Scan(&n))
+	return n
+}
+
+// ahead makes Redis look as if it had gone backwards: Postgres has seen a token of the future.
+func (w *world) ahead(resource string) int64 {
+	future := time.Now().Add(time.Hour).UnixMicro()
+	require.NoError(w, fencedb.Seal(w.Context(), w.pool, fencedb.NewGrant(resource, future, uuid.New(), time.Time{})))
+	return future
+}
+
+func (w *world) free(resource string) {
+	w.Helper()
+	l, err := w.issuer.TryAcquire(w.Context(), resource)
+	require.NoError(w, err, "the lease must have been given back")
+	require.NoError(w, l.Release(w.Context()))
+}
+
+func TestTxWritesAndGivesTheLeaseBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+
+	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
+	require.NoError(t, guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, w.book(13)))
+
+	require.Equal(t, 2, w.bookings())
+	w.free("table:12")
+	w.free("table:13")
+}
+
+func TestTheLeaseIsGivenBackOnErrorAndPanic(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	mine := errors.New("mine")
+
+	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, pgx.Tx) error { return mine })
+	require.ErrorIs(t, err, mine)
+	w.free("table:12")
+
+	require.Panics(t, func() {
+		_ = guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, pgx.Tx) error { panic("boom") })
+	})
+	w.free("table:12")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	err = guard.Tx(ctx, w.issuer, w.pool, "table:12", func(context.Context, pgx.Tx) error { cancel(); return nil })
+	require.ErrorIs(t, err, context.Canceled)
+	w.free("table:12")
+	require.Zero(t, w.bookings())
+}
+
+func TestTxHealsWhenRedisHasGoneBackwards(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	future := w.ahead("table:12")
+	runs := 0
+
+	err := guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:11", "table:12"}, func(ctx context.Context, tx pgx.Tx) error {
+		runs++
+		return w.book(12)(ctx, tx)
+	})
+
+	require.NoError(t, err)
+	require.Equal(t, 2, runs)
+	require.Equal(t, 1, w.bookings())
+	var stored int64
+	require.NoError(t, w.pool.QueryRow(t.Context(), `SELECT fencedb.last_token('table:12')`).Scan(&stored))
+	require.Greater(t, stored, future)
+	w.free("table:12")
+	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)), "healed for everybody")
+}
+
+func TestSealedAcquisitionsHealToo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, true)
+	w.ahead("table:12")
+
+	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
+	require.Equal(t, 1, w.bookings())
+	w.free("table:12")
+}
+
+// Postgres was right: the lease is gone, and somebody else has entered. Healing must not bring it back.
+func TestAHolderThatWasOvertakenIsNotHealed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+
+	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, tx pgx.Tx) error {
+		revoked, err := w.issuer.Revoke(t.Context(), "table:12")
+		require.NoError(t, err)
+		require.NoError(t, fencedb.Seal(t.Context(), w.pool, revoked))
+		return w.book(12)(t.Context(), tx)
+	})
+
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.Zero(t, w.bookings())
+}
+
+func TestTheWorkEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+
+	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, tx pgx.Tx) error {
+		_, err := w.issuer.Revoke(t.Context(), "table:12")
+		require.NoError(t, err)
+		<-ctx.Done()
+		require.ErrorIs(t, context.Cause(ctx), lease.ErrRevoked)
+		return w.book(12)(ctx, tx)
+	})
+
+	require.ErrorIs(t, err, lease.ErrRevoked)
+	require.Zero(t, w.bookings())
+}
+
+func TestAnUnreachableRedisGivesNoLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	require.NoError(t, w.redis.Close())
+
+	require.Error(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
+	require.Zero(t, w.bookings())
+}
