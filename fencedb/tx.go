@@ -122,11 +122,12 @@ func (tx *fencedTx) commit() error {
 	return tx.entry.settle(tx.ctx, tx.db, err)
 }
 
-// refused reports whether the server itself answered that it did not commit. After a FATAL answer, as when it is
-// being shut down, the transaction may have committed all the same.
+// refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as when it is being shut
+// down, the transaction may have committed all the same. So may it after an answer of a connection pooler, which lost its
+// own connection to Postgres: what poolers write has no severity in the field that Postgres always fills.
 func refused(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized != "FATAL" && pgErr.SeverityUnlocalized != "PANIC"
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
 }
 
 // acquire takes a connection from a pool; other kinds of DB are used as they are.
