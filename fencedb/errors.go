@@ -32,7 +32,8 @@ var (
 	// willing to wait. Nothing was written.
 	ErrBusy = errors.New("fencedb: the fence is held by an open transaction")
 
-	// ErrInvalidGrant: the grant cannot have been issued: nil, no token, no lease id, no resource. Nothing was sent.
+	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource), or the transaction has
+	// entered the resource with another one. Nothing was written.
 	ErrInvalidGrant = errors.New("fencedb: invalid grant")
 
 	// ErrKeyReused: the idempotency key of Once was used before, for another request. Nothing was written. SQLSTATE FN005.
@@ -149,9 +150,13 @@ const (
 	codeIdleInTransaction    = "25P03"
 	codeTransactionTimeout   = "25P04"
 
+	codeInvalidParameter      = "22023"
 	codeInvalidSchema         = "3F000"
 	codeUndefinedFunction     = "42883"
 	codeInsufficientPrivilege = "42501"
+
+	codePreparedTwice = "42P05"
+	codeNotPrepared   = "26000"
 )
 
 // Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale, ErrNoToken, ErrWrongResource,

@@ -22,6 +22,8 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 	switch {
 	case e.overtime(code, lost):
 		return &rejection{ErrLeaseOver, err}
+	case code == codePreparedTwice, code == codeNotPrepared:
+		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
 	case e.xid == 0:
 		return e.explainEntering(ctx, conn, code, err)
 	case code == codeSerializationFailure:
@@ -39,6 +41,8 @@ func (e *entry) explainEntering(ctx context.Context, conn *pgx.Conn, code string
 		return e.staleOr(ctx, conn, err)
 	case codeInvalidSchema, codeUndefinedFunction:
 		return fmt.Errorf("fencedb: the database has no fences yet; run migrations.Up: %w", err)
+	case codeInvalidParameter:
+		return &rejection{ErrInvalidGrant, err}
 	case codeInsufficientPrivilege:
 		return fmt.Errorf("fencedb: the role may not enter fences; their owner must run SELECT fencedb.allow('role'): %w", err)
 	}

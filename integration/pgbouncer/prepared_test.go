@@ -34,6 +34,7 @@ func TestPgxsDefaultModeNeedsANewerPgBouncer(t *testing.T) {
 	var pgErr *pgconn.PgError
 	require.ErrorAs(t, err, &pgErr)
 	require.Equal(t, duplicatePreparedStatement, pgErr.Code)
+	require.ErrorContains(t, err, "use pgx.QueryExecModeExec", "the error says what to do")
 	require.Equal(t, []string{"ann"}, w.guests())
 	require.EqualValues(t, 41, w.fence("table:12"))
 }
