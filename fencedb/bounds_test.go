@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -39,6 +40,37 @@ func TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease(t *testing.T) {
 	close(resume)
 	require.ErrorIs(t, received(t, zombie), fencedb.ErrLeaseOver)
 	require.Equal(t, []string{"ben"}, w.guests())
+}
+
+// Transactions of one lease share the fence, and a new one need not wait behind a newcomer who wants it alone. So they could
+// keep it out for as long as they come; but they come for no longer than the lease is valid.
+func TestAStreamOfTransactionsDelaysTheNextByNoMoreThanTheirLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const validity = time.Second
+	old := grantFor("table:12", 41, validity)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, old))
+	start := time.Now()
+	ended := make(chan error)
+	for range 3 {
+		go func() {
+			for {
+				err := fencedb.Tx(t.Context(), w.pool, old, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") })
+				if err != nil {
+					ended <- err
+					return
+				}
+			}
+		}()
+	}
+
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 42, 10*time.Second)))
+
+	require.Less(t, time.Since(start), validity+time.Second)
+	for range 3 {
+		err := received(t, ended)
+		require.True(t, errors.Is(err, fencedb.ErrStale) || errors.Is(err, fencedb.ErrLeaseOver), "%v", err)
+	}
 }
 
 func TestAStatementEndsWithTheLease(t *testing.T) {

@@ -130,6 +130,15 @@ func TestEnterJoinsAnOpenTransaction(t *testing.T) {
 	require.ErrorIs(t, enter(grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
 
 	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+		if err := fencedb.Enter(ctx, tx, grant("table:12", 43)); err != nil {
+			return err
+		}
+		return fencedb.Enter(ctx, tx, grant("table:12", 44))
+	})
+	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+	require.ErrorContains(t, err, "another grant for resource")
+
+	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
 		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return fencedb.Enter(ctx, savepoint, grant("table:12", 43)) })
 	})
 	require.ErrorContains(t, err, "before any savepoint")

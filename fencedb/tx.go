@@ -39,7 +39,8 @@ var (
 //   - ErrCommitUnknown: the connection was lost during COMMIT and the server did not answer when asked. This is the only case
 //     that leaves a doubt.
 //
-// A panic in fn rolls back and goes on. tx must not be used after fn has returned; its Commit and Rollback are for
+// Do not call Tx for the same resource within fn: it would wait for itself, until the lease is over. A panic in fn rolls
+// back and goes on. tx must not be used after fn has returned; its Commit and Rollback are for
 // Tx alone to call, and its Begin gives savepoints. Cancelling ctx before COMMIT has been sent rolls back; after that Tx
 // still finds out, for a few seconds, whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
