@@ -26,7 +26,7 @@ func Migrate(ctx context.Context, db *sql.DB) error {
 	if err != nil {
 		return err
 	}
-	inTurn, err := lock.NewPostgresSessionLocker()
+	inTurn, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60)) // asks every second, for a minute
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,8 @@ func (s *stage) migrate(ctx context.Context) error {
 		return err
 	}
 	if s.Unprotected {
-		_, err := s.db.Exec(ctx, `SELECT fencedb.unprotect('bookings', keep_column => true)`)
+		const keepTokens = true // the column, which observe reads
+		_, err := s.db.Exec(ctx, `SELECT fencedb.unprotect('bookings', $1)`, keepTokens)
 		return err
 	}
 	return nil
