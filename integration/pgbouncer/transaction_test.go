@@ -117,7 +117,7 @@ func TestNothingIsLeftForTheNextClient(t *testing.T) {
 // state is what a transaction could leave on a server connection, and the connection's own id.
 func (w *world) state(pool *pgxpool.Pool) (state [5]string) {
 	w.Helper()
-	row := pool.QueryRow(w.Context(), `SELECT pg_backend_pid()::text, coalesce(current_setting('fencedb.entered', true), ''),
+	row := pool.QueryRow(w.Context(), `SELECT pg_backend_pid()::text, coalesce(current_setting('fencedb.granted', true), ''),
 		current_setting('lock_timeout'), current_setting('statement_timeout'), current_setting('idle_in_transaction_session_timeout')`)
 	require.NoError(w, row.Scan(&state[0], &state[1], &state[2], &state[3], &state[4]))
 	return state

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"context"
+	"path/filepath"
 	"syscall"
 	"testing"
 
@@ -39,6 +40,15 @@ func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 // URL returns the URL of the server's one database, which is empty at first. A restarted server has
 // the same.
 func (s *PostgresServer) URL() string { return s.cluster.url("postgres") }
+
+// Run runs one of the client programs that belong to the server, such as pg_dump or psql, and returns
+// what it prints. It must succeed.
+func (s *PostgresServer) Run(program string, args ...string) string {
+	s.t.Helper()
+	out, err := output(s.t.Context(), filepath.Join(s.cluster.bin, program), args...)
+	s.must("run a client of", err)
+	return out
+}
 
 // Pool migrates the database if need be and returns a new pool on it, closed at the end of the test.
 func (s *PostgresServer) Pool() *pgxpool.Pool {
