@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -21,22 +22,25 @@ func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id 
 // Barge lets [Issuer.TryAcquire] go ahead of those who wait. Without it a free resource that others wait for is held for them.
 func Barge() Option { return func(a *acquisition) { a.barge = true } }
 
-// acquisition is one call of TryAcquire or Acquire.
+// acquisition is one call of TryAcquire, Acquire, or one of those for several resources.
 type acquisition struct {
-	issuer   *Issuer
-	resource string
-	keys     keys
-	id       uuid.UUID
-	barge    bool
-	patience *time.Duration // nil: as long as the context allows
-	asked    bool           // a request may have reached Redis
+	issuer    *Issuer
+	resources []string
+	keys      []keys // of the resources, in their order
+	id        uuid.UUID
+	barge     bool
+	patience  *time.Duration // nil: as long as the context allows
+	asked     bool           // a request may have reached Redis
 }
 
-func (i *Issuer) acquisition(resource string, opts []Option) (*acquisition, error) {
-	if err := checkResource(resource); err != nil {
-		return nil, err
+func (i *Issuer) acquisition(resources []string, opts []Option) (*acquisition, error) {
+	a := &acquisition{issuer: i, resources: resources, id: uuid.New()}
+	for _, resource := range resources {
+		if err := checkResource(resource); err != nil {
+			return nil, err
+		}
+		a.keys = append(a.keys, i.keys(resource))
 	}
-	a := &acquisition{issuer: i, resource: resource, id: uuid.New(), keys: newKeys(i.cfg.Namespace, resource, i.cfg.HashResources)}
 	for _, opt := range opts {
 		opt(a)
 	}
@@ -46,6 +50,21 @@ func (i *Issuer) acquisition(resource string, opts []Option) (*acquisition, erro
 	return a, nil
 }
 
+// part is the acquisition of the nth resource alone, as a step of the whole.
+func (a *acquisition) part(n int) *acquisition {
+	step := *a
+	step.resources, step.keys, step.patience = a.resources[n:n+1], a.keys[n:n+1], nil
+	return &step
+}
+
+// name is what errors call the resources.
+func (a *acquisition) name() string {
+	if len(a.resources) == 1 {
+		return strconv.Quote(a.resources[0])
+	}
+	return fmt.Sprintf("%d resources from %q", len(a.resources), a.resources[0])
+}
+
 // TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if another holds the resource.
 //
 // A request that goes unanswered is sent again, twice at most, with the same lease id; so an answer that was lost does no
@@ -53,23 +72,32 @@ func (i *Issuer) acquisition(resource string, opts []Option) (*acquisition, erro
 // on the lease. Every error means that this call holds nothing, except that after [ErrUnreachable] the resource
 // may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition(resource, opts)
+	a, err := i.acquisition([]string{resource}, opts)
 	if err != nil {
 		return nil, err
 	}
+	leases, err := a.try(ctx)
+	if err != nil {
+		return nil, a.failed(err)
+	}
+	return a.seal(ctx, leases[0])
+}
+
+// try asks without waiting.
+func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	m := try
 	if a.barge {
 		m = barge
 	}
-	l, held, err := a.attempt(ctx, m)
+	leases, refused, err := a.attempt(ctx, m)
 	if err != nil {
 		a.withdraw(ctx)
-		return nil, a.failed(err)
+		return nil, err
 	}
-	if l == nil {
-		return nil, &HeldError{Resource: resource, RetryAfter: held}
+	if refused != nil {
+		return nil, refused
 	}
-	return a.seal(ctx, l)
+	return leases, nil
 }
 
 // Acquire waits until it is its turn: first come, first served. Waiters of one process stand in a line there, and the first of
@@ -80,11 +108,13 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 // ended, if the last that was heard is that another holds the resource; the waiter has left the queue. Otherwise Acquire
 // is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition(resource, opts)
+	a, err := i.acquisition([]string{resource}, opts)
 	if err != nil {
 		return nil, err
 	}
-	l, err := a.wait(ctx)
+	waiting, cancel := a.limit(ctx)
+	defer cancel()
+	l, err := a.wait(waiting)
 	if err != nil {
 		return nil, a.failed(err)
 	}
@@ -97,16 +127,19 @@ func WaitAtMost(d time.Duration) Option {
 	return func(a *acquisition) { a.patience = &d }
 }
 
-// wait stands in this process's line and then in Redis's queue.
-func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
-	if a.patience != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, *a.patience, fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded))
-		defer cancel()
+// limit bounds the waiting as [WaitAtMost] says.
+func (a *acquisition) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.patience == nil {
+		return ctx, func() {}
 	}
-	t, err := a.issuer.lines.join(ctx, a.keys.channel)
+	return context.WithTimeoutCause(ctx, *a.patience, fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded))
+}
+
+// wait stands in this process's line and then in Redis's queue. It is for one resource.
+func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
+	t, err := a.issuer.lines.join(ctx, a.keys[0].channel)
 	if err != nil {
-		return nil, &HeldError{Resource: a.resource, Cause: err}
+		return nil, &HeldError{Resource: a.resources[0], Cause: err}
 	}
 	defer t.leave()
 	l, err := a.queue(ctx, t)
@@ -118,21 +151,21 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 
 // queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
 func (a *acquisition) queue(ctx context.Context, t *turn) (*Lease, error) {
-	refused := &HeldError{Resource: a.resource}
+	var last *HeldError
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
 		t.listenFor(a.id.String())
-		l, held, err := a.attempt(ctx, wait)
-		if l != nil {
-			return l, nil
-		}
-		if err == nil {
-			refused.RetryAfter = held
-			a.sleep(ctx, t, held, backoff)
+		leases, refused, err := a.attempt(ctx, wait)
+		switch {
+		case leases != nil:
+			return leases[0], nil
+		case refused != nil:
+			last = refused
+			a.sleep(ctx, t, refused.RetryAfter, backoff)
 		}
 		switch {
-		case ctx.Err() != nil && refused.RetryAfter > 0:
-			refused.Cause = context.Cause(ctx)
-			return nil, refused
+		case ctx.Err() != nil && last != nil:
+			last.Cause = context.Cause(ctx)
+			return nil, last
 		case err != nil:
 			return nil, err
 		}
@@ -160,30 +193,36 @@ const (
 	pollLast  = time.Second
 )
 
-// attempt asks until there is an answer: a lease, or how long to wait.
-func (a *acquisition) attempt(ctx context.Context, m mode) (l *Lease, held time.Duration, err error) {
+// attempt asks until there is an answer: all leases or a refusal.
+func (a *acquisition) attempt(ctx context.Context, m mode) (leases Leases, refused *HeldError, err error) {
 	err = persist(ctx, func() error {
-		l, held, err = a.once(ctx, m)
+		leases, refused, err = a.once(ctx, m)
 		return err
 	})
-	return l, held, err
+	return leases, refused, err
 }
 
 // once asks one time. An answer that comes when its trust window is over already is as good as none.
-func (a *acquisition) once(ctx context.Context, m mode) (*Lease, time.Duration, error) {
+func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
 	i := a.issuer
 	ctx, cancel := context.WithTimeoutCause(ctx, i.cfg.TTL, errTooLate)
 	defer cancel()
 	a.asked = a.asked || ctx.Err() == nil
 	sent := time.Now()
 	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, m, i.cfg.TTL, i.cfg.FenceRetention})
-	if err != nil || answer.token == 0 {
-		return nil, answer.wait, err
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case answer.tokens == nil:
+		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait}, nil
+	case !time.Now().Before(i.trustedUntil(sent, i.cfg.TTL)):
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnreachable, errTooLate)
 	}
-	if !time.Now().Before(i.trustedUntil(sent, i.cfg.TTL)) {
-		return nil, 0, fmt.Errorf("%w: %w", ErrUnreachable, errTooLate)
+	leases := make(Leases, len(a.keys))
+	for n, k := range a.keys {
+		leases[n] = newLease(ctx, i, a.resources[n], term{k, a.id, answer.tokens[n]}, sent, sent)
 	}
-	return newLease(ctx, i, a.resource, term{a.keys, a.id, answer.token}, sent), 0, nil
+	return leases, nil, nil
 }
 
 var errTooLate = errors.New("the answer took longer than the lease lasts")
@@ -197,14 +236,18 @@ func (a *acquisition) withdraw(ctx context.Context) {
 	}
 	ctx, cancel := detached(ctx, withdrawTime)
 	defer cancel()
-	_ = persist(ctx, func() error { return a.issuer.store.withdraw(ctx, a.keys, a.id) })
+	for _, k := range a.keys {
+		if err := persist(ctx, func() error { return a.issuer.store.withdraw(ctx, k, a.id) }); err != nil {
+			return
+		}
+	}
 }
 
 func (a *acquisition) failed(err error) error {
 	if errors.Is(err, ErrHeld) {
 		return err
 	}
-	return fmt.Errorf("lease: acquire %q: %w", a.resource, err)
+	return fmt.Errorf("lease: acquire %s: %w", a.name(), err)
 }
 
 // seal runs Config.Seal, before the holder learns that it holds.
@@ -218,7 +261,7 @@ func (a *acquisition) seal(ctx context.Context, l *Lease) (*Lease, error) {
 	}
 	if err != nil {
 		_ = l.Release(ctx)
-		return nil, fmt.Errorf("lease: seal %q: %w", a.resource, err)
+		return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
 	}
 	return l, nil
 }

@@ -58,6 +58,10 @@ func TestWaitingSurvivesAMovedSlot(t *testing.T) {
 	wait(context.Background(), i, 0, grants)
 	require.Eventually(t, func() bool { return w.snapshot(t, "a").waiters == 1 }, 5*time.Second, ms)
 	cluster.MoveSlot(slot)
+	require.Eventually(t, func() bool {
+		n, err := cluster.Owner(slot).Client().PubSubShardNumSub(t.Context(), w.key("a", "wake")).Result()
+		return err == nil && n[w.key("a", "wake")] == 1
+	}, 15*time.Second, 10*ms, "the subscription follows")
 	require.NoError(t, holder.Extend(t.Context()))
 	require.NoError(t, holder.Release(t.Context()))
 	g := <-grants

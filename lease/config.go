@@ -29,6 +29,10 @@ type Config struct {
 	// speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
 	Margin time.Duration
 
+	// WarnBefore is how long before the end of its trust window a lease warns, on [Lease.Expiring], that it was not renewed.
+	// Less than TTL - Margin. Defaults to a third of that.
+	WarnBefore time.Duration
+
 	// MaxHold bounds the time from acquisition to the end of the last renewal, so that a holder that is stuck, or has
 	// forgotten its lease, cannot keep the resource for ever. [Unlimited] turns it off. Defaults to one hour, or TTL if
 	// that is longer.
@@ -64,6 +68,9 @@ func (c Config) withDefaults() Config {
 	if c.Margin == 0 {
 		c.Margin = min(c.TTL/100+time.Millisecond, c.TTL/4)
 	}
+	if c.WarnBefore == 0 {
+		c.WarnBefore = (c.TTL - c.Margin) / 3
+	}
 	if c.MaxHold == 0 {
 		c.MaxHold = max(time.Hour, c.TTL)
 	}
@@ -79,6 +86,9 @@ func (c Config) check() error {
 	}
 	if c.Margin < 0 || c.Margin >= c.TTL {
 		return invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
+	}
+	if c.WarnBefore < 0 || c.WarnBefore >= c.TTL-c.Margin {
+		return invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, c.TTL-c.Margin)
 	}
 	if c.MaxHold != Unlimited && c.MaxHold < c.TTL {
 		return invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)

@@ -27,6 +27,8 @@ func TestNewRefuses(t *testing.T) {
 		"TTL 999.999µs":                  {TTL: ms - 1},
 		"Margin negative":                {TTL: time.Second, Margin: -1},
 		"Margin all of TTL":              {TTL: time.Second, Margin: time.Second, RenewEvery: lease.Never},
+		"WarnBefore negative":            {TTL: time.Second, WarnBefore: -1},
+		"WarnBefore all of it":           {TTL: time.Second, Margin: 10 * ms, WarnBefore: 990 * ms},
 		"MaxHold less than TTL":          {TTL: time.Second, MaxHold: 999 * ms},
 		"MaxHold negative":               {TTL: time.Second, MaxHold: -2},
 		"FenceRetention less than TTL":   {TTL: time.Second, FenceRetention: 999 * ms},

@@ -61,3 +61,9 @@ func TestContractOnCluster(t *testing.T) {
 	client := testenv.Cluster(t).Client()
 	leasetest.Run(t, (&world{client: client, namespace: "contract"}).forSubtests())
 }
+
+func TestContractOnSentinel(t *testing.T) {
+	t.Parallel()
+	client := testenv.Sentinel(t).Client()
+	leasetest.Run(t, (&world{client: client, namespace: "contract"}).forSubtests())
+}

@@ -50,6 +50,10 @@ func newKeys(namespace, resource string, hashed bool) keys {
 	}
 }
 
+func (i *Issuer) keys(resource string) keys {
+	return newKeys(i.cfg.Namespace, resource, i.cfg.HashResources)
+}
+
 // Resource builds an id of the form type:id, such as "table:12".
 func Resource(kind string, id any) string {
 	return kind + ":" + fmt.Sprint(id)

@@ -15,7 +15,9 @@ type Lease struct {
 	issuer   *Issuer
 	resource string
 	term     term
+	since    time.Time // when the resource was first asked for
 	holdEnd  time.Time // no renewal reaches beyond; zero is never
+	expiring chan time.Time
 
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -23,7 +25,7 @@ type Lease struct {
 
 	mu         sync.Mutex
 	validUntil time.Time   // guarded by mu; only grows
-	expiry     *time.Timer // calls expire at validUntil; guarded by mu
+	expiry     *time.Timer // calls tick when to warn, then at validUntil; guarded by mu
 	ended      error       // why it is over, nil while it is not; guarded by mu, set once
 	lastFail   error       // of the latest renewal, nil if it succeeded; guarded by mu
 
@@ -33,17 +35,18 @@ type Lease struct {
 	backErr  error      // with what; guarded by giveBack
 }
 
-// newLease starts the life of a lease that was granted to a request sent at the time given: trust counts from there.
-func newLease(ctx context.Context, i *Issuer, resource string, t term, sent time.Time) *Lease {
-	l := &Lease{issuer: i, resource: resource, term: t}
+// newLease starts the life of a lease that was granted to a request sent at the time given: trust counts from there. MaxHold
+// counts from when the resource has been held.
+func newLease(ctx context.Context, i *Issuer, resource string, t term, sent, since time.Time) *Lease {
+	l := &Lease{issuer: i, resource: resource, term: t, since: since, expiring: make(chan time.Time, 1)}
 	if i.cfg.MaxHold != Unlimited {
-		l.holdEnd = sent.Add(i.cfg.MaxHold)
+		l.holdEnd = since.Add(i.cfg.MaxHold)
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	l.validUntil = i.trustedUntil(sent, i.cfg.TTL)
 	l.mu.Lock() // the timer may fire before it is stored
 	defer l.mu.Unlock()
-	l.expiry = time.AfterFunc(time.Until(l.validUntil), l.expire)
+	l.expiry = time.AfterFunc(time.Until(l.warnAt()), l.tick)
 	i.watchdog.watch(l, sent)
 	return l
 }
@@ -109,9 +112,28 @@ func (l *Lease) end(cause error) {
 	l.issuer.watchdog.forget(l)
 }
 
-// expire is the timer's call. A renewal may have moved the end on since the timer fired; then it was reset as well.
-func (l *Lease) expire() {
-	_ = l.Err()
+// Expiring receives ValidUntil when a lease comes within [Config.WarnBefore] of its end: renewal is off, or keeps failing. That is
+// the time to stop starting things. A renewal that succeeds later makes the warning void, and another may follow; a warning
+// that nobody has received by then is replaced. The channel is never closed.
+func (l *Lease) Expiring() <-chan time.Time { return l.expiring }
+
+// warnAt is when to warn. The caller holds mu.
+func (l *Lease) warnAt() time.Time { return l.validUntil.Add(-l.issuer.cfg.WarnBefore) }
+
+// tick is the timer's call. A renewal may have moved both times on since the timer fired; then it was reset as well.
+func (l *Lease) tick() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	if l.check(now) != nil || now.Before(l.warnAt()) {
+		return
+	}
+	select {
+	case <-l.expiring:
+	default:
+	}
+	l.expiring <- l.validUntil // cannot block: only sent with mu held, into a buffer of one
+	l.expiry.Reset(time.Until(l.validUntil))
 }
 
 // Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. The watchdog does this by itself; call it when
@@ -130,7 +152,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer stop(nil)
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
-	var answer extended
+	var answer answered
 	_ = persist(ctx, func() error {
 		answer = l.issuer.store.extend(ctx, []extension{e.extension})[0]
 		return answer.err
@@ -164,7 +186,7 @@ func (l *Lease) beginRenewal(now time.Time) (*renewal, error) {
 }
 
 // endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must not stretch the lease.
-func (l *Lease) endRenewal(r renewal, answer extended) error {
+func (l *Lease) endRenewal(r renewal, answer answered) error {
 	defer l.renewals.Done()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -186,7 +208,7 @@ func (l *Lease) endRenewal(r renewal, answer extended) error {
 	l.issuer.watchdog.watch(l, r.sent)
 	if until := l.issuer.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
 		l.validUntil = until
-		l.expiry.Reset(time.Until(until))
+		l.expiry.Reset(time.Until(l.warnAt()))
 	}
 	return nil
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -56,20 +58,31 @@ func unanswered(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrUnreachable, err)
 }
 
-// acquired is the answer of acquire.lua: a token, or how long to wait.
+// acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for which of them.
 type acquired struct {
-	token int64 // 0 when refused
-	wait  time.Duration
+	tokens []int64 // nil when refused
+	wait   time.Duration
+	index  int
 }
 
-func decodeAcquire(r reply) (acquired, error) {
+func decodeAcquire(r reply, resources int) (acquired, error) {
 	switch {
-	case r.is("granted", 1):
-		token, err := r.number(0)
-		return acquired{token: token}, err
-	case r.is("held", 1):
+	case r.is("granted", resources):
+		tokens := make([]int64, resources)
+		for i := range tokens {
+			var err error
+			if tokens[i], err = r.number(i); err != nil {
+				return acquired{}, err
+			}
+		}
+		return acquired{tokens: tokens}, nil
+	case r.is("held", 2):
 		wait, err := r.number(0)
-		return acquired{wait: time.Duration(wait) * time.Millisecond}, err
+		n, err2 := r.number(1)
+		if err != nil || err2 != nil || n > int64(resources) {
+			return acquired{}, r.unknown()
+		}
+		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1}, nil
 	case r.is("exhausted", 0):
 		return acquired{}, ErrExhausted
 	}
@@ -77,9 +90,11 @@ func decodeAcquire(r reply) (acquired, error) {
 }
 
 // number reads a positive whole number below 2^53, sent as a decimal string.
-func (r reply) number(i int) (int64, error) {
+func (r reply) number(i int) (int64, error) { return r.numberFrom(1, i) }
+
+func (r reply) numberFrom(least int64, i int) (int64, error) {
 	n, err := strconv.ParseInt(r.args[i], 10, 64)
-	if err != nil || n < 1 || n > maxToken {
+	if err != nil || n < least || n > maxToken {
 		return 0, r.unknown()
 	}
 	return n, nil
@@ -126,11 +141,83 @@ func (o outcome) loss() error {
 	}
 }
 
-func decodeWithdraw(r reply) error {
+func decodeWithdraw(r reply) (struct{}, error) {
 	if !r.is("withdrawn", 0) {
-		return r.unknown()
+		return struct{}{}, r.unknown()
 	}
-	return nil
+	return struct{}{}, nil
+}
+
+func decodeRevoke(r reply) (Revocation, error) {
+	switch {
+	case r.is("revoked", 3):
+		token, err := r.number(0)
+		holder, err2 := uuid.Parse(r.args[1])
+		held, err3 := r.numberFrom(0, 2)
+		if err != nil || err2 != nil || err3 != nil {
+			return Revocation{}, r.unknown()
+		}
+		return Revocation{token: token, holder: holder, holderToken: held}, nil
+	case r.is("passed", 1):
+		last, err := r.numberFrom(0, 0)
+		if err != nil {
+			return Revocation{}, err
+		}
+		return Revocation{}, fmt.Errorf("%w: the last token is %d", ErrStale, last)
+	case r.is("exhausted", 0):
+		return Revocation{}, ErrExhausted
+	}
+	return Revocation{}, r.unknown()
+}
+
+func decodeRaise(r reply) (int64, error) {
+	if !r.is("raised", 1) {
+		return 0, r.unknown()
+	}
+	return r.number(0)
+}
+
+func decodeRegrant(r reply) (int64, error) {
+	switch {
+	case r.is("granted", 1):
+		return r.number(0)
+	case r.is("gone", 0), r.is("taken", 0):
+		return 0, outcome(r.word).loss()
+	case r.is("exhausted", 0):
+		return 0, ErrExhausted
+	}
+	return 0, r.unknown()
+}
+
+func decodeInspect(r reply) (Inspection, error) {
+	if !r.is("inspected", 7) {
+		return Inspection{}, r.unknown()
+	}
+	var n [5]int64
+	for i := range n {
+		var err error
+		if n[i], err = r.numberFrom(-2, i+1); err != nil {
+			return Inspection{}, err
+		}
+	}
+	found := Inspection{
+		Token:         n[0],
+		ExpiresIn:     time.Duration(n[1]) * time.Millisecond,
+		LastToken:     n[2],
+		RememberedFor: time.Duration(n[3]) * time.Millisecond,
+		Waiters:       int(n[4]),
+	}
+	var err error
+	if r.args[0] != "" {
+		found.Holder, err = uuid.Parse(r.args[0])
+	}
+	if revoked, _, ok := strings.Cut(r.args[6], ":"); ok && err == nil {
+		found.Revoked, err = uuid.Parse(revoked)
+	}
+	if err != nil {
+		return Inspection{}, r.unknown()
+	}
+	return found, nil
 }
 
 func decodeVerify(r reply) (Verdict, error) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 )
@@ -17,12 +18,18 @@ func words(w ...any) *redis.Cmd {
 }
 
 func TestDecodeEveryBranch(t *testing.T) {
+	id := uuid.New()
 	decoders := map[string]func(reply) (any, error){
-		"acquire":  func(r reply) (any, error) { return decodeAcquire(r) },
-		"extend":   func(r reply) (any, error) { return decodeExtend(r) },
-		"release":  func(r reply) (any, error) { return decodeRelease(r) },
-		"verify":   func(r reply) (any, error) { return decodeVerify(r) },
-		"withdraw": func(r reply) (any, error) { return nil, decodeWithdraw(r) },
+		"acquire":   func(r reply) (any, error) { return decodeAcquire(r, 1) },
+		"acquire 2": func(r reply) (any, error) { return decodeAcquire(r, 2) },
+		"extend":    func(r reply) (any, error) { return decodeExtend(r) },
+		"release":   func(r reply) (any, error) { return decodeRelease(r) },
+		"verify":    func(r reply) (any, error) { return decodeVerify(r) },
+		"withdraw":  func(r reply) (any, error) { return decodeWithdraw(r) },
+		"revoke":    func(r reply) (any, error) { return decodeRevoke(r) },
+		"raise":     func(r reply) (any, error) { return decodeRaise(r) },
+		"regrant":   func(r reply) (any, error) { return decodeRegrant(r) },
+		"inspect":   func(r reply) (any, error) { return decodeInspect(r) },
 	}
 	for _, test := range []struct {
 		script string
@@ -30,9 +37,11 @@ func TestDecodeEveryBranch(t *testing.T) {
 		want   any
 		err    error
 	}{
-		{"acquire", words("granted", "1786000000123456"), acquired{token: 1786000000123456}, nil},
-		{"acquire", words("granted", "9007199254740991"), acquired{token: 1<<53 - 1}, nil},
-		{"acquire", words("held", "1500"), acquired{wait: 1500 * time.Millisecond}, nil},
+		{"acquire", words("granted", "1786000000123456"), acquired{tokens: []int64{1786000000123456}}, nil},
+		{"acquire", words("granted", "9007199254740991"), acquired{tokens: []int64{1<<53 - 1}}, nil},
+		{"acquire", words("held", "1500", "1"), acquired{wait: 1500 * time.Millisecond}, nil},
+		{"acquire 2", words("granted", "7", "9"), acquired{tokens: []int64{7, 9}}, nil},
+		{"acquire 2", words("held", "1500", "2"), acquired{wait: 1500 * time.Millisecond, index: 1}, nil},
 		{"acquire", words("exhausted"), acquired{}, ErrExhausted},
 		{"extend", words("extended"), done, nil},
 		{"extend", words("gone"), gone, nil},
@@ -45,13 +54,44 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"verify", words("current"), Current, nil},
 		{"verify", words("lost"), LeaseLost, nil},
 		{"verify", words("stale", "42"), FenceStale, nil},
-		{"withdraw", words("withdrawn"), nil, nil},
+		{"withdraw", words("withdrawn"), struct{}{}, nil},
+		{"revoke", words("revoked", "42", id.String(), "41"), Revocation{token: 42, holder: id, holderToken: 41}, nil},
+		{"revoke", words("revoked", "42", uuid.Nil.String(), "0"), Revocation{token: 42}, nil},
+		{"revoke", words("passed", "43"), nil, ErrStale},
+		{"revoke", words("exhausted"), nil, ErrExhausted},
+		{"raise", words("raised", "42"), int64(42), nil},
+		{"regrant", words("granted", "42"), int64(42), nil},
+		{"regrant", words("gone"), nil, ErrLost},
+		{"regrant", words("taken"), nil, ErrLost},
+		{"regrant", words("exhausted"), nil, ErrExhausted},
+		{"inspect", words("inspected", "", "0", "0", "0", "-2", "0", ""), Inspection{RememberedFor: -2 * time.Millisecond}, nil},
+		{"inspect", words("inspected", id.String(), "42", "1000", "42", "5000", "3", id.String()+":41:x:42"), Inspection{
+			Holder: id, Token: 42, ExpiresIn: time.Second, LastToken: 42, RememberedFor: 5 * time.Second, Waiters: 3, Revoked: id,
+		}, nil},
+
+		{"acquire 2", words("granted", "7"), nil, ErrProtocol},
+		{"acquire 2", words("granted", "7", "x"), nil, ErrProtocol},
+		{"acquire 2", words("held", "1500", "3"), nil, ErrProtocol},
+		{"acquire", words("held", "1500", "0"), nil, ErrProtocol},
+		{"revoke", words("revoked", "0", id.String(), "41"), nil, ErrProtocol},
+		{"revoke", words("revoked", "42", "x", "41"), nil, ErrProtocol},
+		{"revoke", words("revoked", "42", id.String(), "x"), nil, ErrProtocol},
+		{"revoke", words("passed", "x"), nil, ErrProtocol},
+		{"revoke", words("granted"), nil, ErrProtocol},
+		{"raise", words("raised"), nil, ErrProtocol},
+		{"raise", words("raised", "0"), nil, ErrProtocol},
+		{"regrant", words("granted", "0"), nil, ErrProtocol},
+		{"regrant", words("lost"), nil, ErrProtocol},
+		{"inspect", words("inspected"), nil, ErrProtocol},
+		{"inspect", words("inspected", "", "0", "x", "0", "-2", "0", ""), nil, ErrProtocol},
+		{"inspect", words("inspected", "x", "0", "0", "0", "-2", "0", ""), nil, ErrProtocol},
+		{"inspect", words("inspected", "", "0", "0", "0", "-2", "0", "x:"), nil, ErrProtocol},
 
 		{"acquire", words("granted"), nil, ErrProtocol},
 		{"acquire", words("granted", "0"), nil, ErrProtocol},
 		{"acquire", words("granted", "9007199254740992"), nil, ErrProtocol},
 		{"acquire", words("granted", "1.79e+15"), nil, ErrProtocol},
-		{"acquire", words("held", ""), nil, ErrProtocol},
+		{"acquire", words("held", "", "1"), nil, ErrProtocol},
 		{"acquire", words("released"), nil, ErrProtocol},
 		{"extend", words("released"), nil, ErrProtocol},
 		{"extend", words("gone", "1"), nil, ErrProtocol},
@@ -121,8 +161,8 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if a, err := decodeAcquire(r); err == nil {
-			require.True(t, (a.token > 0) != (a.wait > 0), "a token or a wait")
+		if a, err := decodeAcquire(r, 1); err == nil {
+			require.True(t, (a.tokens != nil) != (a.wait > 0), "a token or a wait")
 		}
 	})
 }

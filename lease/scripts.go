@@ -21,6 +21,14 @@ var (
 	withdrawLua string
 	//go:embed scripts/verify.lua
 	verifyLua string
+	//go:embed scripts/revoke.lua
+	revokeLua string
+	//go:embed scripts/raise.lua
+	raiseLua string
+	//go:embed scripts/regrant.lua
+	regrantLua string
+	//go:embed scripts/inspect.lua
+	inspectLua string
 )
 
 var (
@@ -29,6 +37,10 @@ var (
 	releaseScript  = newScript("release", releaseLua)
 	withdrawScript = newScript("withdraw", withdrawLua)
 	verifyScript   = newScript("verify", verifyLua)
+	revokeScript   = newScript("revoke", revokeLua)
+	raiseScript    = newScript("raise", raiseLua)
+	regrantScript  = newScript("regrant", regrantLua)
+	inspectScript  = newScript("inspect", inspectLua)
 )
 
 // script is one Lua script, sent by its digest and in full only to a server that does not know it.

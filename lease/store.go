@@ -16,9 +16,9 @@ type term struct {
 	token int64
 }
 
-// ask is a request for a lease.
+// ask is a request for one lease on each of the resources, or none.
 type ask struct {
-	keys      keys
+	keys      []keys
 	id        uuid.UUID
 	mode      mode
 	ttl       time.Duration
@@ -41,8 +41,8 @@ type extension struct {
 	retention time.Duration
 }
 
-// extended is what became of one extension.
-type extended struct {
+// answered is what became of one extension.
+type answered struct {
 	outcome outcome
 	err     error
 }
@@ -50,10 +50,15 @@ type extended struct {
 // store keeps leases. Each call is one attempt; an error that is [ErrUnreachable] leaves open whether it was carried out.
 type store interface {
 	acquire(ctx context.Context, a ask) (acquired, error)
-	extend(ctx context.Context, batch []extension) []extended // one answer for each, in order
+	extend(ctx context.Context, batch []extension) []answered // one answer for each, in order
 	release(ctx context.Context, t term) (outcome, error)
 	withdraw(ctx context.Context, k keys, id uuid.UUID) error
 	verify(ctx context.Context, t term) (Verdict, error)
+	revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
+	raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error)
+	regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error)
+	inspect(ctx context.Context, k keys) (Inspection, error)
+	spans(k []keys) bool        // whether one ask can cover all these resources
 	listen(channel string) *ear // nil if waiters are not woken, or not now
 }
 
@@ -74,22 +79,29 @@ func newSingle(client redis.UniversalClient) *single {
 
 func (s *single) listen(channel string) *ear { return s.ears(channel) }
 
-func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
-	k := a.keys
-	r, err := run(ctx, s.client, call{acquireScript, []string{k.owner, k.fence, k.queue, k.alive},
-		[]any{a.id.String(), a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, k.channel}})
-	if err != nil {
-		return acquired{}, err
-	}
-	return decodeAcquire(r)
+// spans is false on a Cluster, where a script sees one slot only; whoever asks for several resources there goes step by step.
+func (s *single) spans(k []keys) bool {
+	_, cluster := s.client.(*redis.ClusterClient)
+	return !cluster || len(k) == 1
 }
 
-func (s *single) extend(ctx context.Context, batch []extension) []extended {
+func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
+	names := make([]string, 0, 4*len(a.keys))
+	args := []any{a.id.String(), a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish}
+	for _, k := range a.keys {
+		names = append(names, k.owner, k.fence, k.queue, k.alive)
+		args = append(args, k.channel)
+	}
+	return query(ctx, s, call{acquireScript, names, args}, func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+}
+
+func (s *single) extend(ctx context.Context, batch []extension) []answered {
 	calls := make([]call, len(batch))
 	for i, e := range batch {
-		calls[i] = extendCall(e)
+		calls[i] = call{extendScript, []string{e.keys.owner, e.keys.fence, e.keys.ended},
+			[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}}
 	}
-	answers := make([]extended, len(batch))
+	answers := make([]answered, len(batch))
 	for i, r := range runAll(ctx, s.client, calls) {
 		answers[i].err = r.err
 		if r.err == nil {
@@ -99,35 +111,45 @@ func (s *single) extend(ctx context.Context, batch []extension) []extended {
 	return answers
 }
 
-func extendCall(e extension) call {
-	return call{extendScript, []string{e.keys.owner, e.keys.fence, e.keys.ended},
-		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}}
-}
-
 func (s *single) release(ctx context.Context, t term) (outcome, error) {
 	k := t.keys
-	r, err := run(ctx, s.client, call{releaseScript, []string{k.owner, k.queue, k.alive, k.ended},
-		[]any{t.id.String(), t.token, s.publish, k.channel}})
-	if err != nil {
-		return "", err
-	}
-	return decodeRelease(r)
+	return query(ctx, s, call{releaseScript, []string{k.owner, k.queue, k.alive, k.ended},
+		[]any{t.id.String(), t.token, s.publish, k.channel}}, decodeRelease)
 }
 
 func (s *single) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
-	r, err := run(ctx, s.client, call{withdrawScript, []string{k.owner, k.queue, k.alive},
-		[]any{id.String(), s.publish, k.channel}})
-	if err != nil {
-		return err
-	}
-	return decodeWithdraw(r)
+	_, err := query(ctx, s, call{withdrawScript, []string{k.owner, k.queue, k.alive}, []any{id.String(), s.publish, k.channel}}, decodeWithdraw)
+	return err
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
-	r, err := run(ctx, s.client, call{verifyScript, []string{t.keys.owner, t.keys.fence},
-		[]any{t.id.String(), t.token}})
+	return query(ctx, s, call{verifyScript, []string{t.keys.owner, t.keys.fence}, []any{t.id.String(), t.token}}, decodeVerify)
+}
+
+func (s *single) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+	return query(ctx, s, call{revokeScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
+		[]any{id.String(), from, retention.Milliseconds(), s.publish, k.channel}}, decodeRevoke)
+}
+
+func (s *single) raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error) {
+	return query(ctx, s, call{raiseScript, []string{k.fence}, []any{floor, retention.Milliseconds()}}, decodeRaise)
+}
+
+func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error) {
+	return query(ctx, s, call{regrantScript, []string{old.keys.owner, old.keys.fence},
+		[]any{old.id.String(), old.token, id.String(), floor, old.ttl.Milliseconds(), old.retention.Milliseconds()}}, decodeRegrant)
+}
+
+func (s *single) inspect(ctx context.Context, k keys) (Inspection, error) {
+	return query(ctx, s, call{inspectScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended}, nil}, decodeInspect)
+}
+
+// query runs one script and decodes its reply.
+func query[T any](ctx context.Context, s *single, c call, decode func(reply) (T, error)) (T, error) {
+	r, err := run(ctx, s.client, c)
 	if err != nil {
-		return 0, err
+		var none T
+		return none, err
 	}
-	return decodeVerify(r)
+	return decode(r)
 }

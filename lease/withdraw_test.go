@@ -18,17 +18,19 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	defer client.Close()
 	s := newSingle(client)
 	k := newKeys("", "a", false)
-	request := func(id uuid.UUID, m mode) acquired {
+	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{k, id, m, time.Minute, time.Hour})
+		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, m, time.Minute, time.Hour})
 		require.NoError(t, err)
-		return answer
+		for _, token = range answer.tokens {
+		}
+		return token
 	}
 	holder, first, second := uuid.New(), uuid.New(), uuid.New()
 	granted := request(holder, try)
-	require.Positive(t, granted.token)
-	require.Zero(t, request(first, wait).token)
-	require.Zero(t, request(second, wait).token)
+	require.Positive(t, granted)
+	require.Zero(t, request(first, wait))
+	require.Zero(t, request(second, wait))
 
 	messages := client.Subscribe(context.Background(), k.channel)
 	defer messages.Close()
@@ -42,15 +44,15 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	}
 
 	require.NoError(t, s.withdraw(t.Context(), k, second))
-	require.Zero(t, request(second, wait).token, "it comes back, to the end")
-	result, err := s.release(t.Context(), term{k, holder, granted.token})
+	require.Zero(t, request(second, wait), "it comes back, to the end")
+	result, err := s.release(t.Context(), term{k, holder, granted})
 	require.NoError(t, err)
 	require.Equal(t, done, result)
 	require.Equal(t, "free "+first.String(), next(), "the withdrawal of a waiter while the resource is held wakes nobody")
 
 	require.NoError(t, s.withdraw(t.Context(), k, first))
 	require.Equal(t, "free "+second.String(), next())
-	require.Positive(t, request(second, wait).token)
+	require.Positive(t, request(second, wait))
 	require.NoError(t, s.withdraw(t.Context(), k, second), "a grant whose reply was lost is given back")
-	require.Positive(t, request(first, try).token)
+	require.Positive(t, request(first, try))
 }

@@ -41,6 +41,9 @@ func Run(t *testing.T, issuer NewIssuer) {
 		"AcquireWaitsForRelease":       acquireWaitsForRelease,
 		"AcquireIsBoundedByContext":    acquireIsBoundedByContext,
 		"DoReleases":                   doReleases,
+		"SeveralAreAllOrNone":          severalAreAllOrNone,
+		"RevokeEndsTheHolder":          revokeEndsTheHolder,
+		"RaiseAndHeal":                 raiseAndHeal,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -236,4 +239,54 @@ func doReleases(t *testing.T, issuer NewIssuer) {
 		}))
 	}
 	acquire(t, i, "table:12")
+}
+
+func severalAreAllOrNone(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	ls, err := i.AcquireAll(t.Context(), []string{"table:14", "table:12", "table:13"})
+	require.NoError(t, err)
+	require.Len(t, ls, 3)
+	for _, l := range ls {
+		requireVerdict(t, l, lease.Current)
+	}
+	_, err = i.TryAcquireAll(t.Context(), []string{"table:11", "table:13"})
+	require.ErrorIs(t, err, lease.ErrHeld)
+	acquire(t, i, "table:11")
+	require.NoError(t, ls.Release(t.Context()))
+	ls, err = i.TryAcquireAll(t.Context(), []string{"table:12", "table:13"})
+	require.NoError(t, err)
+	require.NoError(t, ls.Release(t.Context()))
+}
+
+func revokeEndsTheHolder(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	l := acquire(t, i, "table:12")
+	r, err := i.TakeOver(t.Context(), "table:12", l.Token())
+	require.NoError(t, err)
+	require.Greater(t, r.Token(), l.Token())
+	_, err = i.TakeOver(t.Context(), "table:12", l.Token())
+	require.ErrorIs(t, err, lease.ErrStale, "only one can")
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+	<-l.Context().Done()
+	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrRevoked)
+	require.Greater(t, acquire(t, i, "table:12").Token(), r.Token())
+}
+
+func raiseAndHeal(t *testing.T, issuer NewIssuer) {
+	i := issuer(t, lease.Config{TTL: ttl})
+	l := acquire(t, i, "table:12")
+	stored := l.Token() + int64(time.Hour/time.Microsecond)
+	last, err := i.Raise(t.Context(), "table:12", stored)
+	require.NoError(t, err)
+	require.Equal(t, stored, last)
+	requireVerdict(t, l, lease.FenceStale)
+
+	healed, err := i.Heal(t.Context(), l, stored+10)
+	require.NoError(t, err)
+	require.Greater(t, healed.Token(), stored+10)
+	require.ErrorIs(t, l.Err(), lease.ErrStale)
+	requireVerdict(t, healed, lease.Current)
+	requireVerdict(t, l, lease.LeaseLost)
+	require.NoError(t, healed.Release(t.Context()))
+	require.Greater(t, acquire(t, i, "table:12").Token(), healed.Token())
 }

@@ -1,58 +1,70 @@
--- acquire.lua: grants the lease if the resource is free and it is this waiter's turn.
+-- acquire.lua: grants the lease on one or more resources: all of them, if each is free and it is this waiter's turn, or none.
 --
--- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
+-- KEYS, four for each resource: owner, fence, queue, alive
 -- ARGV[1] lease id, new for each acquisition; also the waiter's name in the queue
 -- ARGV[2] ttl, milliseconds, > 0
 -- ARGV[3] fence retention, milliseconds, > 0
--- ARGV[4] 'try': leave no trace when refused; 'wait': queue up when refused; 'barge': 'try', past those who wait
--- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
+-- ARGV[4] 'try': leave no trace when refused; 'wait': queue up for what is not free; 'barge': 'try', past those who wait
+-- ARGV[5] PUBLISH or SPUBLISH
+-- ARGV[6...] channel, one for each resource
 --
--- Returns {'granted', token}      held by this lease id for ttl from now. Asking again with the same lease id gives the same
---                                 token and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds}  another holds it, or waits with right of way; worth asking again after that time. No token
---                                 was used and no expiry moved; with 'wait' the lease id is now in the queue.
+-- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
+--                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
+--         {'held', milliseconds, n}  the nth resource is held by another, or another waits for it with right of way; worth
+--                                 asking again after that time. No token was used and no lease's expiry moved.
 --         {'exhausted'}           tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
-local owner, fence, queue, alive = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, mode, publish, channel = ARGV[1], ARGV[4], ARGV[5], ARGV[6]
+local id, mode, publish = ARGV[1], ARGV[4], ARGV[5]
 local ttl = whole(ARGV[2], 1, 'ttl')
 local retention = whole(ARGV[3], 1, 'fence retention')
+local now = clock()
 
-local held, fault = read_owner(owner)
-if fault then return corrupt(fault) end
-local last
-last, fault = read_fence(fence)
-if fault then return corrupt(fault) end
-fault = queue_fault(queue, alive)
-if fault then return corrupt(fault) end
-
-if held and held.id == id then
-  redis.call('PEXPIRE', fence, digits(retention))
-  redis.call('PEXPIRE', owner, digits(ttl))
-  return {'granted', held.token}
+-- First look at everything, then write.
+local resources = {}
+for i = 1, #KEYS / 4 do
+  local r = {owner = KEYS[4 * i - 3], fence = KEYS[4 * i - 2], queue = KEYS[4 * i - 1], alive = KEYS[4 * i], channel = ARGV[5 + i]}
+  local fault
+  r.held, fault = read_owner(r.owner)
+  if fault then return corrupt(fault) end
+  r.last, fault = read_fence(r.fence)
+  if fault then return corrupt(fault) end
+  fault = queue_fault(r.queue, r.alive)
+  if fault then return corrupt(fault) end
+  r.token = next_token(r.last, now)
+  if r.token > MAX_TOKEN then return {'exhausted'} end
+  resources[i] = r
 end
 
-local now = clock()
-local wait
-if held then
-  wait = held.left
-elseif mode ~= 'barge' then
-  local head = first(queue, alive, now)
-  if head and head ~= id then
-    local _, living = wake(queue, alive, now, publish, channel) -- its message may have been lost
-    wait = living - math.floor(now / 1000)
+-- Milliseconds after which asking again is worthwhile; nil if nothing is in the way.
+local function obstacle(r)
+  if r.held and r.held.id ~= id then return r.held.left end
+  if r.held or mode == 'barge' then return nil end
+  local head = first(r.queue, r.alive, now)
+  if not head or head == id then return nil end
+  local _, living = wake(r.queue, r.alive, now, publish, r.channel) -- its message may have been lost
+  return living - math.floor(now / 1000)
+end
+
+for n, r in ipairs(resources) do
+  local wait = obstacle(r)
+  if wait then
+    wait = math.min(math.max(wait, 1), PATIENCE)
+    if mode == 'wait' then enqueue(r.queue, r.alive, id, now, wait) end
+    return {'held', digits(wait), digits(n)}
   end
 end
 
-if wait then
-  wait = math.min(math.max(wait, 1), PATIENCE)
-  if mode == 'wait' then enqueue(queue, alive, id, now, wait) end
-  return {'held', digits(wait)}
+local reply = {'granted'}
+for n, r in ipairs(resources) do
+  if r.held then
+    redis.call('PEXPIRE', r.fence, digits(retention))
+    redis.call('PEXPIRE', r.owner, digits(ttl))
+    reply[n + 1] = r.held.token
+  else
+    grant(r.owner, r.fence, id, r.token, ttl, retention)
+    leave(r.queue, r.alive, id)
+    reply[n + 1] = digits(r.token)
+  end
 end
-
-local token = next_token(last, now)
-if token > MAX_TOKEN then return {'exhausted'} end
-grant(owner, fence, id, token, ttl, retention)
-leave(queue, alive, id)
-return {'granted', digits(token)}
+return reply

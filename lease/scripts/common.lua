@@ -87,6 +87,12 @@ local function grant(owner, fence, id, token, ttl, retention)
   redis.call('SET', owner, id .. ':' .. digits(token), 'PX', digits(ttl))
 end
 
+-- The latest revocation, "<lease id>:<token>:<revocation id>:<new token>", is left for the holder to find.
+local function was_revoked(ended, id, token)
+  local me = id .. ':' .. token .. ':'
+  return string.sub(redis.call('GET', ended) or '', 1, #me) == me
+end
+
 -- The queue: one sorted set of waiters by arrival (microseconds), one of the same waiters by the time until which they
 -- are believed alive (milliseconds).
 

@@ -26,6 +26,6 @@ if held and held.id == id and held.token == token then
   redis.call('PEXPIRE', owner, digits(ttl))
   return {'extended'}
 end
-if redis.call('GET', ended) == id .. ':' .. token then return {'revoked'} end
+if was_revoked(ended, id, token) then return {'revoked'} end
 if held then return {'taken'} end
 return {'gone'}

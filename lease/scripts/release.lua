@@ -23,6 +23,6 @@ if held and held.id == id and held.token == token then
   wake(queue, alive, clock(), publish, channel)
   return {'released'}
 end
-if redis.call('GET', ended) == id .. ':' .. token then return {'revoked'} end
+if was_revoked(ended, id, token) then return {'revoked'} end
 if held then return {'taken'} end
 return {'gone'}

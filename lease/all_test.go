@@ -1,0 +1,243 @@
+package lease_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func names(ls lease.Leases) (names []string) {
+	for _, l := range ls {
+		names = append(names, l.Resource())
+	}
+	return names
+}
+
+func TestAcquireAll(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		n := w.requests()
+		w.faults.Next(1, faulty.LoseReply)
+		ls, err := i.AcquireAll(t.Context(), []string{"c", "a", "b", "a"})
+		require.NoError(t, err)
+		require.Equal(t, []string{"a", "b", "c"}, names(ls), "in order, once each")
+		require.Zero(t, n.Load())
+		for _, l := range ls {
+			require.Equal(t, ls[0].LeaseID(), l.LeaseID())
+			verdict, err := l.Verify(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, lease.Current, verdict)
+		}
+		time.Sleep(time.Minute) // renewed
+		require.NoError(t, ls.Release(t.Context()))
+		for _, l := range ls {
+			try(t, i, l.Resource())
+		}
+	})
+}
+
+func TestTryAcquireAllIsAllOrNone(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		holder := try(t, i, "b")
+		_, err := i.TryAcquireAll(t.Context(), []string{"a", "b", "c"})
+		var held *lease.HeldError
+		require.ErrorAs(t, err, &held)
+		require.Equal(t, "b", held.Resource)
+		require.Zero(t, w.client.Exists(t.Context(), w.key("a", "owner"), w.key("a", "fence"), w.key("c", "owner"), w.key("c", "fence")).Val())
+		require.NoError(t, holder.Release(t.Context()))
+
+		require.NoError(t, w.client.Set(t.Context(), w.key("c", "owner"), "x", 0).Err())
+		_, err = i.TryAcquireAll(t.Context(), []string{"a", "b", "c"})
+		require.ErrorIs(t, err, lease.ErrCorrupt)
+		require.Zero(t, w.client.Exists(t.Context(), w.key("a", "owner"), w.key("a", "fence")).Val())
+	})
+}
+
+func TestAcquireAllWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		b := try(t, i, "b")
+		got := make(chan lease.Leases)
+		go func() {
+			ls, err := i.AcquireAll(t.Context(), []string{"a", "b", "c"})
+			if err != nil {
+				t.Error(err)
+			}
+			got <- ls
+		}()
+		time.Sleep(20 * time.Second)
+		_, err := i.TryAcquire(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrHeld, "it holds what comes before")
+		require.NoError(t, b.Release(t.Context()))
+		require.NoError(t, (<-got).Release(t.Context()))
+
+		// In vain: nothing is left behind.
+		b = try(t, i, "b")
+		_, err = i.AcquireAll(t.Context(), []string{"a", "b", "c"}, lease.WaitAtMost(30*time.Second))
+		require.ErrorIs(t, err, lease.ErrHeld)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		for _, resource := range []string{"a", "c"} {
+			require.Empty(t, w.snapshot(t, resource).owner)
+		}
+		require.Zero(t, w.snapshot(t, "b").waiters)
+		require.NoError(t, b.Release(t.Context()))
+	})
+}
+
+func TestAcquireAllLosesOneWhileWaiting(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		b := try(t, i, "b")
+		failed := make(chan error)
+		go func() {
+			_, err := i.AcquireAll(t.Context(), []string{"a", "b"})
+			failed <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, w.client.Del(t.Context(), w.key("a", "owner")).Err())
+		time.Sleep(5 * time.Second)
+		require.NoError(t, b.Release(t.Context()))
+		require.ErrorIs(t, <-failed, lease.ErrLost)
+		require.Empty(t, w.snapshot(t, "b").owner)
+	})
+}
+
+func TestAcquireAllSeals(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		sealed := 0
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(_ context.Context, l *lease.Lease) error {
+			if sealed++; l.Resource() == "b" {
+				return errWork
+			}
+			return nil
+		}})
+		_, err := i.AcquireAll(t.Context(), []string{"a", "b", "c"})
+		require.ErrorIs(t, err, errWork)
+		require.Equal(t, 2, sealed)
+		for _, resource := range []string{"a", "b", "c"} {
+			require.Empty(t, w.snapshot(t, resource).owner)
+		}
+	})
+}
+
+func TestDoAll(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		resources := []string{"a", "b"}
+		require.NoError(t, i.DoAll(t.Context(), resources, func(ctx context.Context, ls lease.Leases) error {
+			require.Equal(t, resources, names(ls))
+			return ctx.Err()
+		}))
+		err := i.DoAll(t.Context(), resources, func(ctx context.Context, _ lease.Leases) error {
+			w.client.Del(t.Context(), w.key("b", "owner"))
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), lease.ErrLost, "one is enough")
+			return errWork
+		})
+		require.ErrorIs(t, err, errWork)
+		require.ErrorIs(t, err, lease.ErrLost)
+		try(t, i, "a")
+		require.ErrorIs(t, i.DoAll(t.Context(), nil, nil), lease.ErrInvalid)
+	})
+}
+
+func TestAcquireAllRefuses(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		for _, resources := range [][]string{nil, {}, {"a", ""}, {"a", "\x00"}, many(1001)} {
+			_, err := i.TryAcquireAll(t.Context(), resources)
+			require.ErrorIs(t, err, lease.ErrInvalid)
+			_, err = i.AcquireAll(t.Context(), resources)
+			require.ErrorIs(t, err, lease.ErrInvalid)
+		}
+		_, err := i.AcquireAll(t.Context(), []string{"a"}, lease.WithLeaseID(uuid.Nil))
+		require.ErrorIs(t, err, lease.ErrInvalid)
+
+		w.faults.Always(faulty.LoseRequest)
+		_, err = i.AcquireAll(t.Context(), []string{"a", "b"})
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		w.faults.Always(faulty.None)
+	})
+}
+
+func many(n int) []string {
+	resources := make([]string, n)
+	for i := range resources {
+		resources[i] = fmt.Sprint("r", i)
+	}
+	return resources
+}
+
+func TestAThousandAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	ls, err := i.AcquireAll(t.Context(), many(1000))
+	require.NoError(t, err)
+	require.Len(t, ls, 1000)
+	_, err = i.TryAcquireAll(t.Context(), []string{"r999", "another"})
+	require.ErrorIs(t, err, lease.ErrHeld)
+	require.NoError(t, ls.Release(t.Context()))
+	ls, err = i.TryAcquireAll(t.Context(), many(1000))
+	require.NoError(t, err)
+	require.NoError(t, ls.Release(t.Context()))
+}
+
+// Everyone wants two of five, in any order: nobody waits for ever, nobody meets.
+func TestAcquireAllDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	requireNoDeadlock(t, func() *lease.Issuer { return w.issuer(t, lease.Config{TTL: time.Minute}) })
+}
+
+func TestAcquireAllOnACluster(t *testing.T) {
+	t.Parallel()
+	w := &world{client: testenv.Cluster(t).Client(), namespace: "cluster"}
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	ls, err := i.AcquireAll(t.Context(), many(20))
+	require.NoError(t, err)
+	_, err = i.TryAcquireAll(t.Context(), []string{"another", "r7"})
+	require.ErrorIs(t, err, lease.ErrHeld)
+	require.Empty(t, w.snapshot(t, "another").owner, "undone")
+	require.NoError(t, ls.Release(t.Context()))
+	requireNoDeadlock(t, func() *lease.Issuer { return w.issuer(t, lease.Config{TTL: time.Minute}) })
+}
+
+func requireNoDeadlock(t *testing.T, issuer func() *lease.Issuer) {
+	t.Helper()
+	var held [5]sync.Mutex
+	var all sync.WaitGroup
+	for n := range 10 {
+		i := issuer()
+		all.Go(func() {
+			for k := range 10 {
+				a, b := (n+k)%5, (n+k+1+n%4)%5
+				err := i.DoAll(t.Context(), []string{fmt.Sprint("x", a), fmt.Sprint("x", b)}, func(context.Context, lease.Leases) error {
+					for _, x := range []int{a, b} {
+						if !held[x].TryLock() {
+							t.Errorf("two holders of %d", x)
+						}
+					}
+					held[a].Unlock()
+					held[b].Unlock()
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+}

@@ -1,0 +1,170 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Revocation is the new fence of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
+// keeps the former holder from writing.
+type Revocation struct {
+	resource    string
+	id          uuid.UUID
+	token       int64
+	holder      uuid.UUID
+	holderToken int64
+}
+
+// Resource is what was revoked.
+func (r *Revocation) Resource() string { return r.resource }
+
+// Token is the new last token: greater than the former holder's, smaller than the next holder's.
+func (r *Revocation) Token() int64 { return r.token }
+
+// LeaseID identifies this revocation, as a lease id does a lease.
+func (r *Revocation) LeaseID() uuid.UUID { return r.id }
+
+// Holder is the lease that was ended and its token. It answers false if nobody held the resource.
+func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
+	return r.holder, r.holderToken, r.holderToken > 0
+}
+
+// Revoke ends whoever holds the resource and moves its fence on. The former holder's context ends with [ErrRevoked] at its next
+// renewal; seal the revocation where the data lives to stop it at once. The first of those who wait is woken.
+//
+// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have taken effect.
+func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, error) {
+	return i.revoke(ctx, resource, 0)
+}
+
+// TakeOver is [Issuer.Revoke] on condition that the given token is still the resource's last: for supervisors that have found its
+// holder dead. Of two that take over from the same token one succeeds; the other gets [ErrStale] and has changed nothing.
+func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
+	if token < 1 || token > maxToken {
+		return nil, invalid("token %d is none", token)
+	}
+	return i.revoke(ctx, resource, token)
+}
+
+func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revocation, error) {
+	if err := checkResource(resource); err != nil {
+		return nil, err
+	}
+	var r Revocation
+	id := uuid.New()
+	err := persist(ctx, func() (err error) {
+		r, err = i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("lease: revoke %q: %w", resource, err)
+	}
+	r.resource, r.id = resource, id
+	return &r, nil
+}
+
+// Raise lifts the fence of a resource to at least floor, and returns where it stands; the next token is greater. Call it when the
+// store of the data has seen higher tokens than Redis remembers. A holder keeps its lease, with a stale token: see
+// [Issuer.Heal].
+func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
+	if err := checkResource(resource); err != nil {
+		return 0, err
+	}
+	if floor < 1 || floor > maxToken {
+		return 0, invalid("floor %d is no token", floor)
+	}
+	var last int64
+	err := persist(ctx, func() (err error) {
+		last, err = i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("lease: raise %q: %w", resource, err)
+	}
+	return last, nil
+}
+
+// Heal exchanges a lease whose token the store of the data refused as too old, although the lease stands, for one with a token above
+// floor, the token that the store has seen. That happens when Redis has lost its counter and its clock is behind. Nobody can get in
+// between. The old lease is over, with [ErrStale], whatever the outcome; [Config.MaxHold] goes on counting from its beginning.
+//
+// If the old lease does not stand any more the error is [ErrLost] or what had ended it: the store was right, someone else has the
+// resource. Every error means that this call holds nothing.
+func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
+	if floor < 1 || floor >= maxToken {
+		return nil, invalid("floor %d is no token that another can follow", floor)
+	}
+	if err := old.supersede(); err != nil {
+		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
+	}
+	a := &acquisition{issuer: i, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), asked: true}
+	l, err := a.exchange(ctx, old, floor)
+	if err != nil {
+		a.withdraw(ctx)
+		_ = old.Release(ctx)
+		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
+	}
+	return a.seal(ctx, l)
+}
+
+// supersede ends a lease that is to be exchanged.
+func (l *Lease) supersede() error {
+	l.mu.Lock()
+	if err := l.check(time.Now()); err != nil {
+		l.mu.Unlock()
+		return err
+	}
+	l.end(fmt.Errorf("%w: exchanged for one that is not", ErrStale))
+	l.mu.Unlock()
+	l.renewals.Wait()
+	return nil
+}
+
+func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l *Lease, err error) {
+	cfg := a.issuer.cfg
+	err = persist(ctx, func() error {
+		sent := time.Now()
+		token, err := a.issuer.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, floor)
+		if err != nil {
+			return err
+		}
+		if !time.Now().Before(a.issuer.trustedUntil(sent, cfg.TTL)) {
+			return fmt.Errorf("%w: %w", ErrUnreachable, errTooLate)
+		}
+		l = newLease(ctx, a.issuer, old.resource, term{old.term.keys, a.id, token}, sent, old.since)
+		return nil
+	})
+	return l, err
+}
+
+// Inspection is what Redis knows about a resource, for people to read. It is out of date when it arrives.
+type Inspection struct {
+	Resource      string
+	Holder        uuid.UUID     // zero: nobody
+	Token         int64         // of the holder; 0: nobody
+	ExpiresIn     time.Duration // of the holder's lease, without renewal
+	LastToken     int64         // the fence; 0: not known
+	RememberedFor time.Duration // the fence; negative: it never expires, or is not known
+	Waiters       int           // processes that wait
+	Revoked       uuid.UUID     // the lease that was revoked lately; zero: none
+}
+
+// Inspect asks Redis about a resource. It changes nothing.
+func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, error) {
+	if err := checkResource(resource); err != nil {
+		return Inspection{}, err
+	}
+	var found Inspection
+	err := persist(ctx, func() (err error) {
+		found, err = i.store.inspect(ctx, i.keys(resource))
+		return err
+	})
+	if err != nil {
+		return Inspection{}, fmt.Errorf("lease: inspect %q: %w", resource, err)
+	}
+	found.Resource = resource
+	return found, nil
+}

@@ -1,0 +1,304 @@
+package lease_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestRevoke(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		l := try(t, i, "a")
+		grants := make(chan grant)
+		wait(t.Context(), w.issuer(t, lease.Config{TTL: 9 * time.Second}), 0, grants)
+		synctest.Wait()
+
+		start := time.Now()
+		r, err := i.Revoke(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, "a", r.Resource())
+		require.NotEqual(t, uuid.Nil, r.LeaseID())
+		require.Greater(t, r.Token(), l.Token())
+		id, token, held := r.Holder()
+		require.True(t, held)
+		require.Equal(t, l.LeaseID(), id)
+		require.Equal(t, l.Token(), token)
+
+		next := <-grants
+		require.Equal(t, start, next.at, "whoever waits is woken")
+		require.Greater(t, next.lease.Token(), r.Token())
+
+		<-l.Context().Done()
+		require.ErrorIs(t, context.Cause(l.Context()), lease.ErrRevoked)
+		require.LessOrEqual(t, time.Since(start), 3*time.Second, "within one renewal")
+		require.ErrorIs(t, l.Release(t.Context()), lease.ErrRevoked)
+		require.NoError(t, next.lease.Release(t.Context()))
+	})
+}
+
+func TestARevokedHolderLearnsItAtRelease(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		err := i.Do(t.Context(), "a", func(context.Context, *lease.Lease) error {
+			_, err := i.Revoke(t.Context(), "a")
+			return err
+		})
+		require.ErrorIs(t, err, lease.ErrRevoked)
+	})
+}
+
+func TestRevokeMovesTheFenceOnWhenNobodyHolds(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		l := try(t, i, "a")
+		require.NoError(t, l.Release(t.Context()))
+		r, err := i.Revoke(t.Context(), "a")
+		require.NoError(t, err)
+		require.Greater(t, r.Token(), l.Token())
+		_, _, held := r.Holder()
+		require.False(t, held)
+		require.Greater(t, try(t, i, "a").Token(), r.Token())
+	})
+}
+
+func TestARevocationWhoseReplyIsLostHappensOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		l := try(t, i, "a")
+		w.faults.Next(2, faulty.LoseReply)
+		r, err := i.TakeOver(t.Context(), "a", l.Token())
+		require.NoError(t, err)
+		require.Equal(t, itoa(r.Token()), w.snapshot(t, "a").fence)
+		id, _, _ := r.Holder()
+		require.Equal(t, l.LeaseID(), id)
+	})
+}
+
+func TestTwoSupervisorsOneTakesOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	dead := try(t, i, "a")
+	var won, stale atomic.Int64
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			switch _, err := i.TakeOver(t.Context(), "a", dead.Token()); {
+			case err == nil:
+				won.Add(1)
+			default:
+				require.ErrorIs(t, err, lease.ErrStale)
+				stale.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	require.EqualValues(t, 1, won.Load())
+	require.EqualValues(t, 19, stale.Load())
+}
+
+func TestTakeOverFromALeaseThatRanOut(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Second, RenewEvery: lease.Never})
+		dead := try(t, i, "a")
+		<-dead.Context().Done()
+		time.Sleep(time.Second)
+		_, err := i.TakeOver(t.Context(), "a", dead.Token())
+		require.NoError(t, err)
+
+		// The same with a fence that was lost: the token given counts.
+		dead = try(t, i, "b")
+		require.NoError(t, w.client.FlushAll(t.Context()).Err())
+		future := dead.Token() + int64(time.Hour/time.Microsecond)
+		r, err := i.TakeOver(t.Context(), "b", future)
+		require.NoError(t, err)
+		require.Greater(t, r.Token(), future)
+
+		// And with a fence that was lost under a newer holder.
+		newer := try(t, i, "c")
+		require.NoError(t, w.client.Del(t.Context(), w.key("c", "fence")).Err())
+		before := w.snapshot(t, "c")
+		_, err = i.TakeOver(t.Context(), "c", newer.Token()-1)
+		require.ErrorIs(t, err, lease.ErrStale)
+		require.Equal(t, before, w.snapshot(t, "c"))
+	})
+}
+
+func TestRaise(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	l := try(t, i, "a")
+	last, err := i.Raise(t.Context(), "a", l.Token()-1)
+	require.NoError(t, err)
+	require.Equal(t, l.Token(), last, "never down")
+
+	floor := l.Token() + int64(time.Hour/time.Microsecond)
+	last, err = i.Raise(t.Context(), "a", floor)
+	require.NoError(t, err)
+	require.Equal(t, floor, last)
+	verdict, err := l.Verify(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, lease.FenceStale, verdict)
+	require.NoError(t, l.Release(t.Context()))
+	require.Equal(t, floor+1, try(t, i, "a").Token())
+}
+
+func TestHeal(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, MaxHold: time.Minute})
+		start := time.Now()
+		old := try(t, i, "a")
+		time.Sleep(10 * time.Second)
+		stored := old.Token() + int64(time.Hour/time.Microsecond)
+		w.faults.Next(1, faulty.LoseReply)
+		l, err := i.Heal(t.Context(), old, stored)
+		require.NoError(t, err)
+		require.Equal(t, stored+1, l.Token())
+		require.NotEqual(t, old.LeaseID(), l.LeaseID())
+		require.ErrorIs(t, context.Cause(old.Context()), lease.ErrStale)
+		require.ErrorIs(t, old.Release(t.Context()), lease.ErrStale)
+
+		// MaxHold goes on counting; the new lease is renewed like any other.
+		<-l.Context().Done()
+		require.WithinRange(t, time.Now(), start.Add(59*time.Second), start.Add(time.Minute))
+	})
+}
+
+func TestHealOfALeaseThatDoesNotStand(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		gone := try(t, i, "gone")
+		require.NoError(t, w.client.Del(t.Context(), w.key("gone", "owner")).Err())
+		_, err := i.Heal(t.Context(), gone, gone.Token())
+		require.ErrorIs(t, err, lease.ErrLost)
+		require.Empty(t, w.snapshot(t, "gone").owner, "not created")
+
+		taken := try(t, i, "taken")
+		require.NoError(t, w.client.Del(t.Context(), w.key("taken", "owner")).Err())
+		other := try(t, i, "taken")
+		before := w.snapshot(t, "taken")
+		_, err = i.Heal(t.Context(), taken, taken.Token())
+		require.ErrorIs(t, err, lease.ErrLost)
+		require.Equal(t, before, w.snapshot(t, "taken"))
+		require.NoError(t, other.Err())
+
+		released := try(t, i, "released")
+		require.NoError(t, released.Release(t.Context()))
+		_, err = i.Heal(t.Context(), released, 1)
+		require.ErrorIs(t, err, lease.ErrReleased)
+
+		silent := try(t, i, "silent")
+		w.faults.Next(3, faulty.LoseReply)
+		_, err = i.Heal(t.Context(), silent, silent.Token())
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.Empty(t, w.snapshot(t, "silent").owner, "given back, the new as well as the old")
+	})
+}
+
+func TestAuthorityRefusesNonsense(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		l := try(t, i, "a")
+		for _, token := range []int64{0, -1, 1 << 53} {
+			_, err := i.TakeOver(t.Context(), "a", token)
+			require.ErrorIs(t, err, lease.ErrInvalid)
+			_, err = i.Raise(t.Context(), "a", token)
+			require.ErrorIs(t, err, lease.ErrInvalid)
+			_, err = i.Heal(t.Context(), l, token)
+			require.ErrorIs(t, err, lease.ErrInvalid)
+		}
+		_, err := i.Revoke(t.Context(), "")
+		require.ErrorIs(t, err, lease.ErrInvalid)
+		_, err = i.Raise(t.Context(), "", 1)
+		require.ErrorIs(t, err, lease.ErrInvalid)
+		_, err = i.Inspect(t.Context(), "")
+		require.ErrorIs(t, err, lease.ErrInvalid)
+		require.NoError(t, l.Err())
+
+		_, err = i.Raise(t.Context(), "b", 1<<53-1)
+		require.NoError(t, err)
+		_, err = i.Revoke(t.Context(), "b")
+		require.ErrorIs(t, err, lease.ErrExhausted)
+	})
+}
+
+func TestAuthorityAndCorruptKeys(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+	for _, name := range []string{"owner", "fence", "queue", "alive", "ended"} {
+		require.NoError(t, w.client.HSet(t.Context(), w.key(name, name), "x", "y").Err())
+		before := w.dump(t, name)
+		_, err := i.Revoke(t.Context(), name)
+		require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		_, err = i.Inspect(t.Context(), name)
+		require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		if name == "fence" {
+			_, err = i.Raise(t.Context(), name, 1)
+			require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		}
+		require.Equal(t, before, w.dump(t, name), name)
+	}
+	for _, name := range []string{"owner", "fence"} {
+		l := try(t, i, "heal-"+name)
+		require.NoError(t, w.client.Del(t.Context(), w.key(l.Resource(), name)).Err())
+		require.NoError(t, w.client.HSet(t.Context(), w.key(l.Resource(), name), "x", "y").Err())
+		_, err := i.Heal(t.Context(), l, l.Token())
+		require.ErrorIs(t, err, lease.ErrCorrupt, name)
+	}
+}
+
+func TestInspect(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, FenceRetention: time.Hour})
+		found, err := i.Inspect(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, lease.Inspection{Resource: "a", RememberedFor: -2 * ms}, found)
+
+		l := try(t, i, "a")
+		grants := make(chan grant)
+		wait(t.Context(), w.issuer(t, lease.Config{TTL: 9 * time.Second}), 0, grants)
+		time.Sleep(time.Second)
+		found, err = i.Inspect(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, lease.Inspection{
+			Resource: "a", Holder: l.LeaseID(), Token: l.Token(), ExpiresIn: 8 * time.Second,
+			LastToken: l.Token(), RememberedFor: time.Hour - time.Second, Waiters: 1,
+		}, found)
+
+		r, err := i.Revoke(t.Context(), "a")
+		require.NoError(t, err)
+		next := <-grants
+		require.NoError(t, next.lease.Release(t.Context()))
+		found, err = i.Inspect(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, l.LeaseID(), found.Revoked)
+		require.Zero(t, found.Holder)
+		require.Greater(t, found.LastToken, r.Token())
+	})
+}
+
+func TestAuthorityWithoutRedis(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		w.faults.Always(faulty.LoseRequest)
+		_, err := i.Revoke(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		_, err = i.Raise(t.Context(), "a", 1)
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		_, err = i.Inspect(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		w.faults.Always(faulty.None)
+	})
+}

@@ -1,0 +1,106 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+func newLines() *lines {
+	return &lines{open: func(string) *ear { return nil }, byChannel: make(map[string]*line)}
+}
+
+// A place can come to the front at the moment its owner gives up. Then the turn must pass on, or the line stands still for ever.
+func TestATurnThatComesTooLatePassesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 100 {
+			ls := newLines()
+			first, err := ls.join(t.Context(), "a")
+			require.NoError(t, err)
+			ctx, cancel := context.WithCancel(t.Context())
+			second := make(chan error)
+			go func() {
+				turn, err := ls.join(ctx, "a")
+				if err == nil {
+					turn.leave()
+				}
+				second <- err
+			}()
+			synctest.Wait()
+			cancel()
+			first.leave()
+			if err := <-second; err != nil {
+				require.ErrorIs(t, err, context.Canceled)
+			}
+			third, err := ls.join(t.Context(), "a")
+			require.NoError(t, err)
+			third.leave()
+			require.Empty(t, ls.byChannel)
+		}
+	})
+}
+
+func TestJoinReportsTheCause(t *testing.T) {
+	ls := newLines()
+	front, err := ls.join(t.Context(), "a")
+	require.NoError(t, err)
+	cause := errors.New("the guest left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(cause)
+	_, err = ls.join(ctx, "a")
+	require.ErrorIs(t, err, cause)
+	front.leave()
+	require.Empty(t, ls.byChannel)
+}
+
+// An ear that is opened on a channel which is still subscribed gets no confirmation from Redis; it must ring all the same.
+func TestANewEarRings(t *testing.T) {
+	server := miniredis.RunT(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	l := listenOn(client)
+	for range 50 {
+		e := l.open("a")
+		select {
+		case <-e.rings:
+		case <-time.After(10 * time.Second):
+			t.Fatal("it never rang")
+		}
+		e.close()
+	}
+	old := l.open("a")
+	current := l.open("a") // as after a slot has moved back and forth
+	old.close()
+	require.Same(t, current, l.ear("a"), "an old ear does not close its successor")
+	current.close()
+	require.Nil(t, l.ear("a"))
+}
+
+func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		turn, err := newLines().join(t.Context(), "a")
+		require.NoError(t, err)
+		turn.listenFor("me")
+		require.Nil(t, turn.woken("me"))
+		a := new(acquisition)
+		start := time.Now()
+		a.sleep(t.Context(), turn, time.Minute, time.Second)
+		require.WithinRange(t, time.Now(), start.Add(time.Second), start.Add(1100*time.Millisecond))
+		turn.leave()
+	})
+}
+
+func TestErrorsNameWhatTheyAreAbout(t *testing.T) {
+	held := &HeldError{Resource: "table:12", RetryAfter: time.Second}
+	require.ErrorContains(t, held, "table:12")
+	require.ErrorContains(t, held, "1s")
+	held.Cause = context.DeadlineExceeded
+	require.ErrorContains(t, held, "table:12")
+	require.ErrorContains(t, held, "deadline")
+}

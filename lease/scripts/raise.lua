@@ -1,0 +1,17 @@
+-- raise.lua: lifts the fence to at least a floor, after the store of the data was found to be ahead. Holders keep their leases.
+--
+-- KEYS[1] fence
+-- ARGV[1] floor, a token   ARGV[2] fence retention, milliseconds, > 0
+--
+-- Returns {'raised', last}  the fence, at or above the floor; the next token is greater
+--         {'corrupt', key, problem}
+
+local fence = KEYS[1]
+local floor = whole(ARGV[1], 1, 'floor')
+local retention = whole(ARGV[2], 1, 'fence retention')
+
+local last, fault = read_fence(fence)
+if fault then return corrupt(fault) end
+last = math.max(last, floor)
+redis.call('SET', fence, digits(last), 'PX', digits(retention))
+return {'raised', digits(last)}

@@ -1,0 +1,38 @@
+-- regrant.lua: gives the holder of a lease a new one with a token above a floor, and nobody a chance in between. For a lease that stands
+-- in Redis but is refused by the store of the data, because Redis had lost its counter and its clock is behind.
+--
+-- KEYS[1] owner   KEYS[2] fence
+-- ARGV[1] lease id   ARGV[2] token: the lease to be replaced
+-- ARGV[3] new lease id   ARGV[4] floor, a token
+-- ARGV[5] ttl, milliseconds, > 0   ARGV[6] fence retention, milliseconds, > 0
+--
+-- Returns {'granted', token}  held by the new lease id for ttl from now; the old lease is gone. Asking again with the same new lease id
+--                             gives the same token and a full ttl.
+--         {'gone'}            nobody holds the resource. Nothing was changed.
+--         {'taken'}           another lease holds the resource. Nothing was changed.
+--         {'exhausted'}       tokens have reached 2^53; nothing was changed
+--         {'corrupt', key, problem}
+
+local owner, fence = KEYS[1], KEYS[2]
+local id, token, new_id = ARGV[1], ARGV[2], ARGV[3]
+local floor = whole(ARGV[4], 1, 'floor')
+local ttl = whole(ARGV[5], 1, 'ttl')
+local retention = whole(ARGV[6], 1, 'fence retention')
+
+local held, fault = read_owner(owner)
+if fault then return corrupt(fault) end
+local last
+last, fault = read_fence(fence)
+if fault then return corrupt(fault) end
+
+if not held then return {'gone'} end
+if held.id == new_id then
+  redis.call('PEXPIRE', owner, digits(ttl))
+  return {'granted', held.token}
+end
+if held.id ~= id or held.token ~= token then return {'taken'} end
+
+local new = next_token(math.max(last, floor), clock())
+if new > MAX_TOKEN then return {'exhausted'} end
+grant(owner, fence, new_id, new, ttl, retention)
+return {'granted', digits(new)}
