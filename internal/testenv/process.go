@@ -63,7 +63,7 @@ type process struct {
 	status *int           // how the server ended; nil while that is not known
 }
 
-// supervise starts a command under a supervisor. On error nothing runs, and dir still exists.
+// supervise starts a command under a supervisor. On error nothing runs; the directory may be there still.
 func supervise(c command) (*process, error) {
 	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", c.dir, c.stop}, c.argv...)...)
 	shell.Dir = c.dir

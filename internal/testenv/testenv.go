@@ -109,13 +109,14 @@ func (s *redisServer) client(t testing.TB) *redis.Client {
 
 // Namespace returns a namespace for keys on the shared Redis that nobody else uses: lower-case
 // letters, digits and underscores. Every key that contains it is deleted when the test passes; when
-// it fails, the keys stay and the log names them.
+// it fails, the keys stay and the log names them, or the first hundred.
 func Namespace(t testing.TB) string {
 	t.Helper()
 	server, err := sharedRedis()
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
 	}
+	const maxNamed = 100 // of the keys in the log of a failed test
 	namespace := unique(t)
 	client := server.client(t)
 	t.Cleanup(func() {
@@ -125,10 +126,14 @@ func Namespace(t testing.TB) string {
 		switch {
 		case err != nil:
 			t.Errorf("testenv: look for the keys of %s: %v", namespace, err)
-		case t.Failed() && len(keys) > 0:
-			t.Logf("testenv: keys kept on %s: %q%s", server.url, keys, keptUntil(server.private, redisURLVar))
-		case len(keys) > 0:
-			client.Unlink(ctx, keys...)
+		case len(keys) == 0:
+		case t.Failed():
+			t.Logf("testenv: %d keys kept on %s: %q%s", len(keys), server.url, keys[:min(maxNamed, len(keys))],
+				keptUntil(server.private, redisURLVar))
+		default:
+			if err := client.Unlink(ctx, keys...).Err(); err != nil {
+				t.Errorf("testenv: delete the keys of %s: %v", namespace, err)
+			}
 		}
 	})
 	return namespace
