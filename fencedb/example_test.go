@@ -18,14 +18,11 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// servers live until the test binary ends.
-var servers *testenv.Env
-
 // database is the Postgres of the examples, migrated, with the tables that they write to.
 var database = sync.OnceValue(func() *pgxpool.Pool {
 	ctx := context.Background()
-	var err error
-	if servers, err = testenv.Start(ctx, testenv.Options{}); err != nil {
+	servers, err := testenv.Start(ctx, testenv.Options{}) // ends with the test binary
+	if err != nil {
 		log.Fatal(err)
 	}
 	pool, err := pgxpool.New(ctx, servers.PostgresURL)

@@ -42,6 +42,21 @@ func TestOnceRunsTheFirstTimeAndReplaysAfterwards(t *testing.T) {
 	require.Len(t, collect[int](w, `SELECT n FROM effects`), 1)
 }
 
+func TestAStoredResultCannotBeReplaced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	answer := func(pgx.Tx) ([]byte, error) { return []byte("first"), nil }
+	_, _, err := w.once("order:1", nil, answer)
+	require.NoError(t, err)
+
+	w.exec(`SELECT fencedb.once_end('order:1', 'second')`)
+
+	result, replayed, err := w.once("order:1", nil, answer)
+	require.NoError(t, err)
+	require.True(t, replayed)
+	require.Equal(t, "first", string(result))
+}
+
 func TestOnceRefusesTheKeyOfAnotherRequest(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -45,6 +45,9 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	if err := env.startRedis(ctx, h); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
+	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the supervisors from being
+	// garbage collected, which would end the servers of a program that only remembered their addresses.
+	atEnd(env.Close)
 	return env, nil
 }
 
