@@ -1,0 +1,38 @@
+package main
+
+import (
+	"context"
+	"log"
+	"os"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func main() {
+	ctx := context.Background()
+	pool, err := pgxpool.New(ctx, os.Getenv("FENCEDB_POSTGRES_URL"))
+	check(err)
+	options, err := redis.ParseURL(os.Getenv("FENCEDB_REDIS_URL"))
+	check(err)
+	issuer, err := lease.New(redis.NewClient(options), lease.Config{TTL: 10 * time.Second})
+	check(err)
+	check(setUp(ctx, pool))
+	check(issuer.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+		return fencedb.Tx(ctx, pool, l, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'Ann')`)
+			return err
+		})
+	}))
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}

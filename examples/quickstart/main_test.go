@@ -1,0 +1,92 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+// asProgram makes the test binary be the program under test.
+const asProgram = "QUICKSTART_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		return
+	}
+	testenv.Main(m)
+}
+
+func TestTheProgramBooksOnAnEmptyDatabaseAndAgain(t *testing.T) {
+	t.Parallel()
+	database, client := testenv.PostgresURL(t), testenv.Redis(t)
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for range 2 {
+		program := exec.CommandContext(t.Context(), self)
+		program.Env = append(os.Environ(), asProgram+"=1",
+			"FENCEDB_POSTGRES_URL="+database,
+			"FENCEDB_REDIS_URL=redis://"+client.Options().Addr+"/0")
+		said, err := program.CombinedOutput()
+		require.NoError(t, err, string(said))
+		require.Empty(t, string(said))
+	}
+
+	require.NoError(t, client.Del(t.Context(), "lease:v1:{table:12}:fence").Err()) // it has no namespace to be found by
+
+	conn, err := pgx.Connect(t.Context(), database)
+	require.NoError(t, err)
+	rows, _ := conn.Query(t.Context(), `SELECT guest FROM bookings WHERE last_fencing_token > 0`)
+	guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Equal(t, []string{"Ann", "Ann"}, guests)
+	require.NoError(t, conn.Close(t.Context()))
+}
+
+func TestTheREADMEShowsThisProgram(t *testing.T) {
+	t.Parallel()
+	readme := read(t, "../../README.md")
+
+	program := read(t, "main.go")
+	require.Less(t, strings.Count(program, "\n"), 40)
+	require.Contains(t, readme, "```go\n"+program+"```\n")
+
+	_, setUp, found := strings.Cut(read(t, "setup.go"), "\nfunc setUp")
+	require.True(t, found)
+	require.Contains(t, readme, "\nfunc setUp"+setUp+"```\n")
+}
+
+func TestTheREADMENamesTestsThatExist(t *testing.T) {
+	t.Parallel()
+	declared := map[string]bool{}
+	err := fs.WalkDir(os.DirFS("../.."), ".", func(path string, _ fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, "_test.go") {
+			for _, match := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(read(t, "../../"+path), -1) {
+				declared[match[1]] = true
+			}
+		}
+		return err
+	})
+	require.NoError(t, err)
+
+	named := regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(read(t, "../../README.md"), -1)
+	require.NotEmpty(t, named)
+	for _, match := range named {
+		require.True(t, declared[match[1]], match[1])
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	require.NoError(t, err)
+	return string(text)
+}
