@@ -96,8 +96,7 @@ func (s *stage) hire(ctx context.Context, name string) (*actor, error) {
 func applicationName(worker string) string { return "booking-" + worker }
 
 func (s *stage) replaceWorkers(ctx context.Context) (err error) {
-	s.a.Kill()
-	s.b.Kill()
+	s.dismiss()
 	if s.a, err = s.hire(ctx, "A"); err != nil {
 		return err
 	}
@@ -105,13 +104,18 @@ func (s *stage) replaceWorkers(ctx context.Context) (err error) {
 	return err
 }
 
-// clear leaves nothing behind: no process, and no key on a Redis that is not ours alone.
-func (s *stage) clear() {
+// dismiss ends the workers there are.
+func (s *stage) dismiss() {
 	for _, w := range []*actor{s.a, s.b} {
 		if w != nil {
 			w.Kill()
 		}
 	}
+}
+
+// clear leaves nothing behind: no process, and no key on a Redis that is not ours alone.
+func (s *stage) clear() {
+	s.dismiss()
 	if s.db != nil {
 		s.db.Close()
 	}
