@@ -1,0 +1,117 @@
+package once
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/internal/script"
+)
+
+// call is one call of Do.
+type call struct {
+	once        *Once
+	key         string
+	names       names
+	fingerprint string // SHA-256 of the request, "" if there is none
+	fn          Func
+	noWait      bool
+
+	learned *State // the recorded result, once this call has seen or recorded it
+}
+
+// attempt replays the result, or claims the key and runs.
+func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err error) {
+	seen, err := c.once.look(ctx, c.names)
+	switch {
+	case err != nil:
+		return nil, false, c.failed(err)
+	case seen.Phase == Done:
+		return c.replay(seen)
+	case seen.Phase == InFlight && c.noWait:
+		return nil, false, &InFlightError{Key: c.key, RetryAfter: seen.ExpiresIn}
+	}
+	claim, err := c.claim(ctx)
+	if err != nil {
+		if seen.Phase == InFlight && ctx.Err() != nil { // wherever the end of the context has met the waiting
+			err = &InFlightError{Key: c.key, Cause: context.Cause(ctx)}
+		}
+		return nil, false, err
+	}
+	// The claim runs out by itself if this fails.
+	defer func() { _ = claim.Release(ctx) }()
+
+	// Another run may have ended between the look and the claim. Under the claim nobody else can end one.
+	if seen, err = c.once.look(ctx, c.names); err != nil {
+		return nil, false, c.failed(err)
+	}
+	if seen.Phase == Done {
+		return c.replay(seen)
+	}
+	result, err = c.run(ctx, claim)
+	return result, false, err
+}
+
+// replay gives the recorded result to whoever asks with the same request.
+func (c *call) replay(seen State) ([]byte, bool, error) {
+	c.learned = &seen
+	if seen.fingerprint != "" && c.fingerprint != "" && seen.fingerprint != c.fingerprint {
+		return nil, false, fmt.Errorf("%w: %q", ErrKeyReused, c.key)
+	}
+	return slices.Clone(seen.Result), true, nil
+}
+
+func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
+	acquire := c.once.claims.Acquire
+	if c.noWait {
+		acquire = c.once.claims.TryAcquire
+	}
+	claim, err := acquire(ctx, resource(c.key))
+	var held *lease.HeldError
+	if errors.As(err, &held) {
+		return nil, &InFlightError{Key: c.key, RetryAfter: held.RetryAfter, Cause: held.Cause} // claimed since the look
+	}
+	if err != nil {
+		return nil, c.failed(err)
+	}
+	return claim, nil
+}
+
+func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+	work, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(claim.Context(), func() { cancel(context.Cause(claim.Context())) })()
+
+	result, err := c.fn(work, claim)
+	if lost := claim.Err(); err != nil && lost != nil {
+		err = errors.Join(err, lost)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return result, c.record(ctx, claim, result)
+}
+
+// recordTime bounds the recording of a result, whatever has become of the caller's context: the work is done.
+const recordTime = 5 * time.Second
+
+// record leaves it to Redis whether the claim still stands. Whoever has lost it without knowing is refused; whoever
+// thinks it lost, by a margin or a slow clock, while nobody else has come, is not.
+func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) error {
+	if len(result) > MaxResult {
+		return fmt.Errorf("%w: %w", ErrNotRecorded,
+			script.Invalid("the result of %q has %d bytes, more than %d; store it elsewhere and return where", c.key, len(result), MaxResult))
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
+	defer cancel()
+	if err := c.once.record(ctx, c, claim, result); err != nil {
+		return fmt.Errorf("%w: %q: %w", ErrNotRecorded, c.key, err)
+	}
+	c.learned = &State{Phase: Done, Result: slices.Clone(result), fingerprint: c.fingerprint}
+	return nil
+}
+
+func (c *call) failed(err error) error { return fmt.Errorf("once: %q: %w", c.key, err) }

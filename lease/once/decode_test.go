@@ -1,0 +1,58 @@
+package once
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/internal/script"
+)
+
+func answer(word string, args ...string) script.Reply {
+	return script.Reply{Script: "test", Word: word, Args: args}
+}
+
+func TestDecodeLook(t *testing.T) {
+	id := uuid.New()
+	for _, test := range []struct {
+		reply script.Reply
+		want  State
+		err   error
+	}{
+		{answer("absent"), State{}, nil},
+		{answer("running", id.String(), "1786000000123456", "250"),
+			State{Phase: InFlight, Claim: id, Token: 1786000000123456, ExpiresIn: 250 * time.Millisecond}, nil},
+		{answer("running", id.String(), "1", "0"), State{Phase: InFlight, Claim: id, Token: 1}, nil},
+		{answer("done", "sum", "paid", "1000"), State{Phase: Done, Result: []byte("paid"), ExpiresIn: time.Second, fingerprint: "sum"}, nil},
+		{answer("done", "", "", "-1"), State{Phase: Done, Result: []byte{}, ExpiresIn: -time.Millisecond}, nil},
+
+		{answer("absent", "x"), State{}, lease.ErrProtocol},
+		{answer("running", "x", "1", "0"), State{}, lease.ErrProtocol},
+		{answer("running", id.String(), "0", "0"), State{}, lease.ErrProtocol},
+		{answer("running", id.String(), "1", "-1"), State{}, lease.ErrProtocol},
+		{answer("done", "", "", "-2"), State{}, lease.ErrProtocol},
+		{answer("done", "", ""), State{}, lease.ErrProtocol},
+		{answer("granted"), State{}, lease.ErrProtocol},
+	} {
+		got, err := decodeLook(test.reply)
+		require.ErrorIs(t, err, test.err, test.reply)
+		require.Equal(t, test.want, got, test.reply)
+	}
+}
+
+func TestDecodeRecordAndForget(t *testing.T) {
+	require.NoError(t, decodeRecord(answer("recorded")))
+	require.ErrorIs(t, decodeRecord(answer("lost")), lease.ErrLost)
+	require.ErrorIs(t, decodeRecord(answer("recorded", "x")), lease.ErrProtocol)
+	require.ErrorIs(t, decodeRecord(answer("forgotten")), lease.ErrProtocol)
+	require.NoError(t, decodeForget(answer("forgotten")))
+	require.ErrorIs(t, decodeForget(answer("recorded")), lease.ErrProtocol)
+}
+
+func TestPhasesHaveNames(t *testing.T) {
+	require.Equal(t, []string{"absent", "in flight", "done", "Phase(3)"},
+		[]string{Absent.String(), InFlight.String(), Done.String(), Phase(3).String()})
+}

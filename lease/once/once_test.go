@@ -1,0 +1,444 @@
+package once_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
+)
+
+func TestAThousandDuplicatesOneRun(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var runs, asked atomic.Int64
+	w.faults.Set(func(redis.Cmder) faulty.Fault { asked.Add(1); return faulty.None })
+	o := w.once(t, once.Config{})
+	h := newHeld()
+	var all sync.WaitGroup
+	for range 1000 {
+		all.Go(func() {
+			got := do(t.Context(), o, "order:7", func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+				runs.Add(1)
+				return h.thatAnswers("paid")(ctx, claim)
+			})
+			if got.err != nil || got.result != "paid" {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+	<-h.claim
+	close(h.goOn)
+	all.Wait()
+	require.EqualValues(t, 1, runs.Load())
+	require.Less(t, asked.Load(), int64(1000), "duplicates of one process share their requests")
+}
+
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, cfg := range map[string]once.Config{
+		"no claim":           {InFlight: 999 * time.Microsecond},
+		"negative claim":     {InFlight: -time.Second},
+		"no replay":          {Done: 999 * time.Microsecond},
+		"run below claim":    {InFlight: time.Minute, MaxRun: time.Second},
+		"namespace too long": {Namespace: strings.Repeat("x", 129)},
+	} {
+		_, err := once.New(w.client, cfg)
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+	}
+	_, err := once.New(nil, once.Config{})
+	require.ErrorIs(t, err, lease.ErrInvalid)
+
+	o := w.once(t, once.Config{})
+	for name, key := range map[string]string{
+		"empty": "", "too long": strings.Repeat("x", once.MaxKey+1), "no text": "\xff", "NUL": "a\x00b",
+	} {
+		require.ErrorIs(t, do(t.Context(), o, key, forbidden(t)).err, lease.ErrInvalid, name)
+		_, err := o.State(t.Context(), key)
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+		require.ErrorIs(t, o.Forget(t.Context(), key), lease.ErrInvalid, name)
+	}
+}
+
+func TestAResultThatIsTooLargeIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	o := newWorld(t).once(t, once.Config{})
+	got := do(t.Context(), o, "report", answers(strings.Repeat("x", once.MaxResult+1)))
+	require.ErrorIs(t, got.err, once.ErrNotRecorded)
+	require.ErrorIs(t, got.err, lease.ErrInvalid)
+	require.Len(t, got.result, once.MaxResult+1, "the caller has it all the same")
+	require.Equal(t, outcome{"ok", false, nil}, do(t.Context(), o, "report", answers("ok"), once.NoWait()), "the key is free")
+}
+
+func TestForeignValuesAreRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	o := w.once(t, once.Config{})
+	tag := "{" + w.namespace + "/once:a}"
+	owner, record := "lease:v1:"+tag+":owner", "once:v1:"+tag+":record"
+	for name, spoil := range map[string]func() error{
+		"record":       func() error { return w.client.Set(t.Context(), record, "x", 0).Err() },
+		"record field": func() error { return w.client.HSet(t.Context(), record, "by", "x").Err() },
+		"owner":        func() error { return w.client.Set(t.Context(), owner, "x", 0).Err() },
+		"owner type":   func() error { return w.client.RPush(t.Context(), owner, "x").Err() },
+	} {
+		require.NoError(t, spoil())
+		require.ErrorIs(t, do(t.Context(), o, "a", forbidden(t)).err, lease.ErrCorrupt, name)
+		_, err := o.State(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		require.NoError(t, w.client.Del(t.Context(), owner, record).Err())
+	}
+	require.NoError(t, w.client.Set(t.Context(), record, "x", 0).Err())
+	require.ErrorIs(t, o.Forget(t.Context(), "a"), lease.ErrCorrupt)
+}
+
+// A foreign value that turns up while the work runs is found by the script that records.
+func TestForeignValuesAreNotOverwritten(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	o := w.once(t, once.Config{})
+	tag := "{" + w.namespace + "/once:a}"
+	for _, key := range []string{"lease:v1:" + tag + ":owner", "once:v1:" + tag + ":record"} {
+		got := do(t.Context(), o, "a", func(context.Context, *lease.Lease) ([]byte, error) {
+			require.NoError(t, w.client.Del(t.Context(), key).Err())
+			return nil, w.client.RPush(t.Context(), key, "x").Err()
+		})
+		require.ErrorIs(t, got.err, once.ErrNotRecorded)
+		require.ErrorIs(t, got.err, lease.ErrCorrupt)
+		require.NoError(t, w.client.Del(t.Context(), key).Err())
+	}
+}
+
+func TestWithoutRedisNobodyRuns(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		w.faults.Always(faulty.LoseRequest)
+		for _, opts := range [][]once.Option{nil, {once.NoWait()}} {
+			require.ErrorIs(t, do(t.Context(), o, "a", forbidden(t), opts...).err, lease.ErrUnreachable)
+		}
+		_, err := o.State(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.ErrorIs(t, o.Forget(t.Context(), "a"), lease.ErrUnreachable)
+	})
+}
+
+func TestADeadContextAsksNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("asked"); return faulty.None })
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, do(ctx, w.once(t, once.Config{}), "a", forbidden(t)).err, context.Canceled)
+	})
+}
+
+func TestARequestThatHangsEndsWithItsContext(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.faults.Always(faulty.Hang)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		got := do(ctx, w.once(t, once.Config{}), "a", forbidden(t))
+		require.ErrorIs(t, got.err, lease.ErrUnreachable)
+		require.ErrorIs(t, got.err, context.DeadlineExceeded)
+	})
+}
+
+func TestWaitingCutShortInsideARequestIsStillInFlight(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		h := newHeld()
+		first := begin(t.Context(), w.once(t, once.Config{}), "a", h.thatAnswers("paid"))
+		<-h.claim
+		var asked atomic.Int64
+		w.faults.Set(func(redis.Cmder) faulty.Fault {
+			if asked.Add(1) > 1 { // the look passes
+				return faulty.Hang
+			}
+			return faulty.None
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		got := do(ctx, w.once(t, once.Config{}), "a", forbidden(t))
+		require.ErrorIs(t, got.err, once.ErrInFlight)
+		require.ErrorIs(t, got.err, context.DeadlineExceeded)
+		require.ErrorContains(t, got.err, "still in flight")
+		w.faults.Always(faulty.None)
+		close(h.goOn)
+		require.NoError(t, (<-first).err)
+	})
+}
+
+// The look found nothing, and another caller was faster.
+func TestAClaimThatIsTakenSinceTheLook(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		h := newHeld()
+		var first <-chan outcome
+		elsewhere := w.once(t, once.Config{})
+		var asked atomic.Int64
+		w.faults.Set(func(redis.Cmder) faulty.Fault {
+			if asked.Add(1) == 2 { // the claim, after the look
+				w.faults.Always(faulty.None)
+				first = begin(t.Context(), elsewhere, "a", h.thatAnswers("paid"))
+				<-h.claim
+			}
+			return faulty.None
+		})
+		got := do(t.Context(), w.once(t, once.Config{}), "a", forbidden(t), once.NoWait())
+		require.ErrorIs(t, got.err, once.ErrInFlight)
+		require.ErrorContains(t, got.err, "worth asking again")
+		close(h.goOn)
+		require.NoError(t, (<-first).err)
+	})
+}
+
+// The other caller was faster still: it has ended already.
+func TestAResultThatIsRecordedBetweenLookAndClaim(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		elsewhere := w.once(t, once.Config{})
+		var asked atomic.Int64
+		w.faults.Set(func(redis.Cmder) faulty.Fault {
+			if asked.Add(1) == 2 {
+				w.faults.Always(faulty.None)
+				require.NoError(t, do(t.Context(), elsewhere, "a", answers("paid")).err)
+			}
+			return faulty.None
+		})
+		require.Equal(t, outcome{"paid", true, nil}, do(t.Context(), w.once(t, once.Config{}), "a", forbidden(t)))
+	})
+}
+
+func TestALongRunKeepsItsClaim(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		got := do(t.Context(), w.once(t, once.Config{InFlight: 9 * time.Second}), "a", func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
+			time.Sleep(5 * time.Minute)
+			return []byte("ok"), ctx.Err()
+		})
+		require.Equal(t, outcome{"ok", false, nil}, got)
+	})
+}
+
+func TestTheContextOfTheWorkEndsWithTheClaim(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		got := do(t.Context(), w.once(t, once.Config{}), "a", func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
+			require.NoError(t, w.client.FlushAll(t.Context()).Err())
+			<-ctx.Done()
+			require.ErrorIs(t, context.Cause(ctx), lease.ErrLost)
+			return nil, errDeclined
+		})
+		require.ErrorIs(t, got.err, errDeclined)
+		require.ErrorIs(t, got.err, lease.ErrLost)
+	})
+}
+
+func TestMaxRunEndsARunThatIsStuck(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		start := time.Now()
+		o := w.once(t, once.Config{InFlight: 9 * time.Second, MaxRun: time.Minute})
+		got := do(t.Context(), o, "a", func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		})
+		require.ErrorIs(t, got.err, lease.ErrExpired)
+		require.InDelta(t, time.Minute, time.Since(start), float64(time.Second))
+	})
+}
+
+func TestWhenRedisGoesAwayBeforeTheResultIsRecorded(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		start := time.Now()
+		got := do(t.Context(), o, "a", func(context.Context, *lease.Lease) ([]byte, error) {
+			w.faults.Always(faulty.Hang)
+			return []byte("paid"), nil
+		})
+		require.ErrorIs(t, got.err, once.ErrNotRecorded)
+		require.ErrorIs(t, got.err, lease.ErrUnreachable)
+		require.Equal(t, "paid", got.result)
+		require.LessOrEqual(t, time.Since(start), 10*time.Second, "bounded: to record, and to release")
+		w.faults.Always(faulty.None)
+		require.Equal(t, outcome{"again", false, nil}, do(t.Context(), o, "a", answers("again")))
+	})
+}
+
+func TestFollowersSurviveTheirLeader(t *testing.T) {
+	for name, end := range map[string]func(){"fails": func() {}, "panics": func() { panic("at the disco") }} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				o := w.once(t, once.Config{})
+				h := newHeld()
+				go func() {
+					defer func() { _ = recover() }()
+					_ = do(t.Context(), o, "a", func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+						_, _ = h.thatAnswers("")(ctx, claim)
+						end()
+						return nil, errDeclined
+					})
+				}()
+				<-h.claim
+				var runs atomic.Int64
+				followers := make([]<-chan outcome, 10)
+				for n := range followers {
+					followers[n] = begin(t.Context(), o, "a", func(context.Context, *lease.Lease) ([]byte, error) {
+						runs.Add(1)
+						return []byte("paid"), nil
+					})
+				}
+				synctest.Wait()
+				close(h.goOn)
+				for _, follower := range followers {
+					require.Equal(t, "paid", (<-follower).result)
+				}
+				require.EqualValues(t, 1, runs.Load())
+			})
+		})
+	}
+}
+
+func TestALeaderThatIsCancelledDoesNotTakeItsFollowersAlong(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		elsewhere := newHeld()
+		run := begin(t.Context(), w.once(t, once.Config{}), "a", elsewhere.thatAnswers("paid"))
+		<-elsewhere.claim
+		o := w.once(t, once.Config{})
+		ctx, cancel := context.WithCancel(t.Context())
+		leader := begin(ctx, o, "a", forbidden(t))
+		synctest.Wait()
+		follower := begin(t.Context(), o, "a", forbidden(t))
+		synctest.Wait()
+		cancel()
+		require.ErrorIs(t, (<-leader).err, once.ErrInFlight)
+		synctest.Wait()
+		close(elsewhere.goOn)
+		require.Equal(t, outcome{"paid", true, nil}, <-follower)
+		require.NoError(t, (<-run).err)
+	})
+}
+
+func TestAFollowerWithAnotherRequestIsRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		h := newHeld()
+		go func() { _, _, _ = o.Do(t.Context(), "a", []byte("12 EUR"), h.thatAnswers("paid")) }()
+		<-h.claim
+		refused := make(chan error, 1)
+		go func() {
+			_, _, err := o.Do(t.Context(), "a", []byte("13 EUR"), forbidden(t))
+			refused <- err
+		}()
+		synctest.Wait()
+		close(h.goOn)
+		require.ErrorIs(t, <-refused, once.ErrKeyReused)
+	})
+}
+
+func TestResultsBelongToTheirCallers(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		h := newHeld()
+		first := begin(t.Context(), o, "a", h.thatAnswers("paid"))
+		<-h.claim
+		results := make(chan []byte, 2)
+		for range cap(results) {
+			go func() {
+				result, _, _ := o.Do(t.Context(), "a", nil, forbidden(t))
+				results <- result
+			}()
+		}
+		synctest.Wait()
+		close(h.goOn)
+		(<-results)[0] = 'l'
+		require.Equal(t, "paid", string(<-results))
+		require.Equal(t, "paid", (<-first).result)
+	})
+}
+
+// What was seen before the result was forgotten is of no use to whoever asks afterwards.
+func TestNobodyJoinsAFlightFromBeforeAForget(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		h := newHeld()
+		first := begin(t.Context(), o, "a", h.thatAnswers("old"))
+		<-h.claim
+		require.NoError(t, o.Forget(t.Context(), "a"))
+		second := begin(t.Context(), o, "a", forbidden(t))
+		synctest.Wait()
+		close(h.goOn)
+		require.Equal(t, outcome{"old", false, nil}, <-first)
+		require.Equal(t, outcome{"old", true, nil}, <-second, "it asked Redis: that run has ended after the Forget")
+	})
+}
+
+// Both together: Redis spares Postgres the duplicates, and when Redis forgets, Postgres does not.
+func TestInFrontOfTheDurableKey(t *testing.T) {
+	t.Parallel()
+	w, pool := newWorld(t), testenv.Postgres(t)
+	_, err := pool.Exec(t.Context(), `CREATE TABLE charges (amount int)`)
+	require.NoError(t, err)
+	o := w.once(t, once.Config{})
+	charge := func() (string, bool) {
+		result, replayed, err := o.Do(t.Context(), "order:7", []byte("12"), func(ctx context.Context, claim *lease.Lease) (answer []byte, err error) {
+			err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
+				answer, _, err = fencedb.Once(ctx, tx, "order:7", []byte("12"), func() ([]byte, error) {
+					_, err := tx.Exec(ctx, `INSERT INTO charges VALUES (12)`)
+					return []byte("charged"), err
+				})
+				return err
+			})
+			return answer, err
+		})
+		require.NoError(t, err)
+		return string(result), replayed
+	}
+	for n, wantReplayed := range []bool{false, true, false} {
+		if n == 2 {
+			require.NoError(t, o.Forget(t.Context(), "order:7"))
+		}
+		result, replayed := charge()
+		require.Equal(t, "charged", result)
+		require.Equal(t, wantReplayed, replayed)
+	}
+	var charges int
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM charges`).Scan(&charges))
+	require.Equal(t, 1, charges)
+}
+
+type receipt struct {
+	Number int `json:"number"`
+}
+
+func TestDoJSON(t *testing.T) {
+	t.Parallel()
+	o := newWorld(t).once(t, once.Config{})
+	issue := func(context.Context, *lease.Lease) (receipt, error) { return receipt{7}, nil }
+	for n := range 3 {
+		got, replayed, err := once.DoJSON(t.Context(), o, "order:7", receipt{1}, issue)
+		require.NoError(t, err)
+		require.Equal(t, receipt{7}, got)
+		require.Equal(t, n > 0, replayed)
+	}
+	_, _, err := once.DoJSON(t.Context(), o, "order:7", receipt{2}, issue)
+	require.ErrorIs(t, err, once.ErrKeyReused)
+	_, replayed, err := once.DoJSON(t.Context(), o, "order:7", nil, issue)
+	require.NoError(t, err)
+	require.True(t, replayed)
+
+	_, _, err = once.DoJSON(t.Context(), o, "order:7", nil, func(context.Context, *lease.Lease) (string, error) { return "", nil })
+	require.ErrorContains(t, err, "is no string")
+	_, _, err = once.DoJSON(t.Context(), o, "other", func() {}, issue)
+	require.ErrorContains(t, err, "the request of")
+	_, _, err = once.DoJSON(t.Context(), o, "other", nil, func(context.Context, *lease.Lease) (receipt, error) { return receipt{}, errDeclined })
+	require.ErrorIs(t, err, errDeclined)
+	_, _, err = once.DoJSON(t.Context(), o, "other", nil, func(context.Context, *lease.Lease) (func(), error) { return nil, nil })
+	require.Error(t, err, "a function is no JSON")
+}

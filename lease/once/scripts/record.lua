@@ -1,0 +1,26 @@
+-- record.lua: records the result of the run that holds the claim. A late run, whose claim is another's or nobody's by now, records nothing.
+--
+-- KEYS[1] owner, of the lease on the key   KEYS[2] record
+-- ARGV[1] lease id   ARGV[2] token
+-- ARGV[3] how long to replay the result, milliseconds, > 0
+-- ARGV[4] fingerprint of the request, '' if there is none   ARGV[5] result, any bytes
+--
+-- Returns {'recorded'}  the result is this run's; also when this very run had recorded it before, so a lost reply costs nothing
+--         {'lost'}      this run does not hold the claim; nothing was changed
+--         {'corrupt', key, problem}
+
+local owner, record = KEYS[1], KEYS[2]
+local me = ARGV[1] .. ':' .. ARGV[2]
+local keep = whole(ARGV[3], 1, 'time to replay')
+
+local problem = mistyped(record, 'hash')
+if problem then return corrupt(record, problem) end
+problem = mistyped(owner, 'string')
+if problem then return corrupt(owner, problem) end
+
+if redis.call('HGET', record, 'by') == me then return {'recorded'} end
+if redis.call('GET', owner) ~= me then return {'lost'} end
+redis.call('DEL', record)
+redis.call('HSET', record, 'by', me, 'fingerprint', ARGV[4], 'result', ARGV[5])
+redis.call('PEXPIRE', record, digits(keep))
+return {'recorded'}

@@ -1,0 +1,153 @@
+package once
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/internal/script"
+)
+
+// The scripts are the protocol.
+var (
+	//go:embed scripts/look.lua
+	lookLua string
+	//go:embed scripts/record.lua
+	recordLua string
+	//go:embed scripts/forget.lua
+	forgetLua string
+
+	lookScript   = script.New("once/look", lookLua)
+	recordScript = script.New("once/record", recordLua)
+	forgetScript = script.New("once/forget", forgetLua)
+)
+
+// Phase is where a key is between its first request and the end of its result.
+type Phase int
+
+const (
+	Absent Phase = iota
+	InFlight
+	Done
+)
+
+func (p Phase) String() string {
+	switch p {
+	case Absent:
+		return "absent"
+	case InFlight:
+		return "in flight"
+	case Done:
+		return "done"
+	}
+	return fmt.Sprintf("Phase(%d)", int(p))
+}
+
+// State is what Redis knows about a key. It is about the past by the time it arrives.
+type State struct {
+	Phase     Phase
+	Claim     uuid.UUID     // in flight: the lease id of the claim
+	Token     int64         // in flight: its fencing token
+	ExpiresIn time.Duration // in flight: until the claim ends if it is not renewed; done: until the result is forgotten, negative for never
+	Result    []byte        // done
+
+	fingerprint string
+}
+
+// State tells where a key is. Errors are those of package lease; nothing is changed in any case.
+func (o *Once) State(ctx context.Context, key string) (State, error) {
+	if err := checkKey(key); err != nil {
+		return State{}, err
+	}
+	s, err := o.look(ctx, o.cfg.names(key))
+	if err != nil {
+		return State{}, fmt.Errorf("once: state of %q: %w", key, err)
+	}
+	return s, nil
+}
+
+// Forget removes the recorded result of a key, so that the next caller runs. A run in flight goes on, and records its result.
+// After [lease.ErrUnreachable] the result may or may not be there; forgetting it again does no harm.
+func (o *Once) Forget(ctx context.Context, key string) error {
+	if err := checkKey(key); err != nil {
+		return err
+	}
+	err := script.Persist(ctx, func() error {
+		r, err := forgetScript.Run(ctx, o.client, []string{o.cfg.names(key).record})
+		if err != nil {
+			return err
+		}
+		return decodeForget(r)
+	})
+	o.flights.turnAway(key)
+	if err != nil {
+		return fmt.Errorf("once: forget %q: %w", key, err)
+	}
+	return nil
+}
+
+func (o *Once) look(ctx context.Context, n names) (s State, err error) {
+	err = script.Persist(ctx, func() error {
+		r, err := lookScript.Run(ctx, o.client, []string{n.owner, n.record})
+		if err != nil {
+			return err
+		}
+		s, err = decodeLook(r)
+		return err
+	})
+	return s, err
+}
+
+func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte) error {
+	return script.Persist(ctx, func() error {
+		r, err := recordScript.Run(ctx, o.client, []string{c.names.owner, c.names.record},
+			claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result)
+		if err != nil {
+			return err
+		}
+		return decodeRecord(r)
+	})
+}
+
+func decodeLook(r script.Reply) (State, error) {
+	switch {
+	case r.Is("absent", 0):
+		return State{}, nil
+	case r.Is("running", 3):
+		id, err := uuid.Parse(r.Args[0])
+		token, err2 := r.Number(1, 1)
+		left, err3 := r.Number(2, 0)
+		if err != nil || err2 != nil || err3 != nil {
+			return State{}, r.Unknown()
+		}
+		return State{Phase: InFlight, Claim: id, Token: token, ExpiresIn: time.Duration(left) * time.Millisecond}, nil
+	case r.Is("done", 3):
+		left, err := r.Number(2, -1)
+		if err != nil {
+			return State{}, err
+		}
+		return State{Phase: Done, Result: []byte(r.Args[1]), ExpiresIn: time.Duration(left) * time.Millisecond, fingerprint: r.Args[0]}, nil
+	}
+	return State{}, r.Unknown()
+}
+
+func decodeRecord(r script.Reply) error {
+	switch {
+	case r.Is("recorded", 0):
+		return nil
+	case r.Is("lost", 0):
+		return lease.ErrLost
+	}
+	return r.Unknown()
+}
+
+func decodeForget(r script.Reply) error {
+	if !r.Is("forgotten", 0) {
+		return r.Unknown()
+	}
+	return nil
+}
