@@ -29,11 +29,16 @@ func TestPropertiesS1ToS5(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`CREATE TABLE notes (resource text, n int, token bigint, PRIMARY KEY (resource, n))`)
 	w.exec(`SELECT fencedb.protect('notes', resource => 'resource')`)
+	config := w.pool.Config()
+	config.MaxConns = 16 // the default depends on the machine, and can be fewer than the transactions that the model opens
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
 	histories, steps := 0, 0
 
 	rapid.Check(t, func(r *rapid.T) {
 		histories++
-		m := newModel(w.pool, fmt.Sprintf("h%d", histories))
+		m := newModel(pool, fmt.Sprintf("h%d", histories))
 		defer m.close()
 		r.Repeat(map[string]func(*rapid.T){
 			"acquire":    m.acquire,
