@@ -1,0 +1,308 @@
+package admission_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/admission"
+)
+
+const ms = time.Millisecond
+
+// admitted is one admission as its caller saw it: the judgement fell between the two times.
+type admitted struct {
+	sent, answered time.Time
+	count          int
+}
+
+// crowd lets 64 callers ask as soon as it can be of use, until enough says so, and returns all admissions.
+func crowd(t *testing.T, l *admission.Limiter, enough func(admitted) bool) (all []admitted) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var mu sync.Mutex
+	var callers sync.WaitGroup
+	for range 64 {
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				a := admitted{sent: time.Now()}
+				d, err := l.Allow(t.Context(), "tenant:7")
+				if err != nil || d.Unjudged != nil {
+					t.Errorf("%v, %v", err, d.Unjudged)
+					return
+				}
+				if !d.Allowed {
+					select {
+					case <-time.After(d.RetryAfter):
+					case <-ctx.Done():
+					}
+					continue
+				}
+				a.answered, a.count = time.Now(), d.Count
+				mu.Lock()
+				all = append(all, a)
+				if enough(a) {
+					stop()
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	callers.Wait()
+	return all
+}
+
+// requireAtMost checks by the callers' clocks that no span of that length saw more than limit admissions. The nth
+// judgement came no sooner than the nth request and no later than the nth answer.
+func requireAtMost(t *testing.T, limit int, span time.Duration, all []admitted) {
+	t.Helper()
+	var sent, answered []time.Time
+	for _, a := range all {
+		sent, answered = append(sent, a.sent), append(answered, a.answered)
+	}
+	slices.SortFunc(sent, time.Time.Compare)
+	slices.SortFunc(answered, time.Time.Compare)
+	for n := range len(all) - limit {
+		require.GreaterOrEqual(t, answered[n+limit].Sub(sent[n])+ms, span, "admissions %d to %d", n, n+limit)
+	}
+}
+
+func TestThirtyFixedWindowsAreFullAndNotMore(t *testing.T) {
+	t.Parallel()
+	const limit, window, windows = 20, 60 * ms, 30
+	l := newWorld(t).limiter(t, admission.Config{Limit: limit, Window: window})
+	begun := 0
+	all := crowd(t, l, func(a admitted) bool {
+		if a.count == 1 {
+			begun++
+		}
+		return begun > windows
+	})
+
+	times := make(map[int]int) // how often each count was given out: once in each window
+	for _, a := range all {
+		times[a.count]++
+	}
+	require.Equal(t, windows+1, times[1], "the last one has only begun")
+	for count := 2; count <= limit; count++ {
+		require.Contains(t, []int{windows, windows + 1}, times[count], "count %d", count)
+	}
+	require.Len(t, times, limit, "never above the limit")
+	requireAtMost(t, 2*limit, window, all)
+	elapsed := all[len(all)-1].answered.Sub(all[0].sent)
+	require.LessOrEqual(t, len(all), limit*(int(elapsed/window)+1))
+}
+
+func TestASlidingWindowHoldsWhereverItIsLaid(t *testing.T) {
+	t.Parallel()
+	const limit, window, windows = 20, 60 * ms, 30
+	l := newWorld(t).limiter(t, admission.Config{Limit: limit, Window: window, Sliding: true})
+	n := 0
+	all := crowd(t, l, func(admitted) bool { n++; return n >= limit*windows })
+	requireAtMost(t, limit, window, all)
+}
+
+func TestRetryAfterIsExact(t *testing.T) {
+	for name, sliding := range map[string]bool{"fixed": false, "sliding": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, Sliding: sliding})
+				requireAdmitted(t, l, "a")
+				time.Sleep(300 * ms)
+				requireAdmitted(t, l, "a")
+				time.Sleep(300 * ms)
+				d := requireRefused(t, l, "a")
+				require.InDelta(t, 400*ms, d.RetryAfter, float64(ms))
+				require.InDelta(t, map[bool]time.Duration{false: 400 * ms, true: 700 * ms}[sliding], d.ResetAfter, float64(ms))
+				time.Sleep(d.RetryAfter - 2*ms)
+				requireRefused(t, l, "a")
+				time.Sleep(2 * ms)
+				requireAdmitted(t, l, "a")
+				if sliding {
+					d := requireRefused(t, l, "a")
+					require.Equal(t, 300*ms, d.RetryAfter, "the second leaves")
+				}
+			})
+		})
+	}
+}
+
+func TestALimitThatWasCutWaitsForMoreThanTheOldest(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		three := w.limiter(t, admission.Config{Limit: 3, Window: time.Second, Sliding: true})
+		for range 3 {
+			requireAdmitted(t, three, "a")
+			time.Sleep(100 * ms)
+		}
+		one := w.limiter(t, admission.Config{Limit: 1, Window: time.Second, Sliding: true})
+		require.Equal(t, 900*ms, requireRefused(t, one, "a").RetryAfter)
+	})
+}
+
+func TestAnExpiryThatWentMissingHeals(t *testing.T) {
+	t.Parallel()
+	for kind, sliding := range map[string]bool{"fixed": false, "sliding": true} {
+		w := newWorld(t)
+		l := w.limiter(t, admission.Config{Limit: 1, Window: time.Minute, Sliding: sliding})
+		requireAdmitted(t, l, "a")
+		key := "admission:v1:{" + w.namespace + "/a}:" + kind
+		require.True(t, w.client.Persist(t.Context(), key).Val())
+		d := requireRefused(t, l, "a")
+		require.LessOrEqual(t, d.RetryAfter, time.Minute+ms)
+		require.Positive(t, w.client.PTTL(t.Context(), key).Val())
+	}
+}
+
+func TestEveryAdmissionLeavesAnExpiry(t *testing.T) {
+	t.Parallel()
+	for kind, sliding := range map[string]bool{"fixed": false, "sliding": true} {
+		w := newWorld(t)
+		requireAdmitted(t, w.limiter(t, admission.Config{Limit: 5, Window: time.Minute, Sliding: sliding}), "a")
+		left := w.client.PTTL(t.Context(), "admission:v1:{"+w.namespace+"/a}:"+kind).Val()
+		require.Positive(t, left)
+		require.LessOrEqual(t, left, time.Minute)
+	}
+}
+
+func TestEntriesFromTheFutureDoNotBlockForLong(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.limiter(t, admission.Config{Limit: 2, Window: time.Minute, Sliding: true})
+	requireAdmitted(t, l, "a")
+	key := "admission:v1:{" + w.namespace + "/a}:sliding"
+	later := float64(time.Now().Add(time.Hour).UnixMicro())
+	require.NoError(t, w.client.ZAdd(t.Context(), key, redis.Z{Score: later, Member: "x"}).Err())
+	d := requireRefused(t, l, "a")
+	require.LessOrEqual(t, d.ResetAfter, time.Minute)
+}
+
+func TestUnjudged(t *testing.T) {
+	for name, policy := range map[string]admission.Policy{"open": admission.FailOpen, "closed": admission.FailClosed} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, WhenUnjudged: policy, Timeout: 300 * ms})
+				for _, fault := range []faulty.Fault{faulty.LoseRequest, faulty.Hang} {
+					w.faults.Always(fault)
+					start := time.Now()
+					d, err := l.Allow(t.Context(), "a")
+					require.NoError(t, err)
+					require.LessOrEqual(t, time.Since(start), 300*ms)
+					require.ErrorIs(t, d.Unjudged, lease.ErrUnreachable)
+					require.Equal(t, policy == admission.FailOpen, d.Allowed)
+					require.Equal(t, 2, d.Limit)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatRedisRefusesIsUnjudged(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for kind, sliding := range map[string]bool{"fixed": false, "sliding": true} {
+		l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, Sliding: sliding})
+		key := "admission:v1:{" + w.namespace + "/a}:" + kind
+		require.NoError(t, w.client.RPush(t.Context(), key, "x").Err())
+		d, err := l.Allow(t.Context(), "a")
+		require.NoError(t, err)
+		require.ErrorIs(t, d.Unjudged, lease.ErrCorrupt)
+		require.False(t, d.Allowed)
+		require.NoError(t, w.client.Del(t.Context(), key).Err())
+	}
+	l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second})
+	for _, value := range []string{"x", "-1", "1.5", "1000000000000000"} {
+		require.NoError(t, w.client.Set(t.Context(), "admission:v1:{"+w.namespace+"/a}:fixed", value, time.Minute).Err())
+		d, err := l.Allow(t.Context(), "a")
+		require.NoError(t, err)
+		require.ErrorIs(t, d.Unjudged, lease.ErrCorrupt, value)
+	}
+}
+
+func TestTheCallersContext(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, WhenUnjudged: admission.FailOpen})
+		gone := errors.New("the client has gone")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(ms, func() { cancel(gone) })
+		w.faults.Always(faulty.Hang)
+		d, err := l.Allow(ctx, "a")
+		require.NoError(t, err)
+		require.ErrorIs(t, d.Unjudged, gone)
+
+		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("asked"); return faulty.None })
+		d, err = l.Allow(ctx, "a")
+		require.ErrorIs(t, err, gone)
+		require.False(t, d.Allowed, "nobody is there any more")
+	})
+}
+
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	good := admission.Config{Limit: 1, Window: time.Second, WhenUnjudged: admission.FailOpen}
+	for name, change := range map[string]func(*admission.Config){
+		"no limit":             func(c *admission.Config) { c.Limit = 0 },
+		"negative limit":       func(c *admission.Config) { c.Limit = -1 },
+		"limit too great":      func(c *admission.Config) { c.Limit = admission.MaxLimit + 1 },
+		"log too long":         func(c *admission.Config) { c.Limit, c.Sliding = admission.MaxSlidingLimit+1, true },
+		"no window":            func(c *admission.Config) { c.Window = 0 },
+		"window below 1ms":     func(c *admission.Config) { c.Window = ms - 1 },
+		"window above a year":  func(c *admission.Config) { c.Window = admission.MaxWindow + ms },
+		"no policy":            func(c *admission.Config) { c.WhenUnjudged = 0 },
+		"unknown policy":       func(c *admission.Config) { c.WhenUnjudged = 3 },
+		"negative timeout":     func(c *admission.Config) { c.Timeout = -1 },
+		"namespace too long":   func(c *admission.Config) { c.Namespace = strings.Repeat("x", 129) },
+		"namespace no text":    func(c *admission.Config) { c.Namespace = "\xff" },
+		"namespace with a NUL": func(c *admission.Config) { c.Namespace = "a\x00" },
+	} {
+		cfg := good
+		change(&cfg)
+		_, err := admission.New(w.client, cfg)
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+	}
+	_, err := admission.New(nil, good)
+	require.ErrorIs(t, err, lease.ErrInvalid)
+	for name, key := range map[string]string{
+		"empty": "", "too long": strings.Repeat("x", admission.MaxKey+1), "no text": "\xff", "NUL": "a\x00b",
+	} {
+		d, err := w.limiter(t, good).Allow(t.Context(), key)
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+		require.False(t, d.Allowed, name)
+	}
+}
+
+// BenchmarkAllow compares a judgement with the cheapest round trip there is, asked in turns.
+func BenchmarkAllow(b *testing.B) {
+	client, namespace := benchClient(b)
+	l, err := admission.New(client, admission.Config{
+		Limit: admission.MaxLimit, Window: time.Hour, WhenUnjudged: admission.FailClosed, Namespace: namespace, Timeout: time.Minute,
+	})
+	require.NoError(b, err)
+	var incr, allow []time.Duration
+	for b.Loop() {
+		start := time.Now()
+		require.NoError(b, client.Incr(b.Context(), namespace+":incr").Err())
+		between := time.Now()
+		d, err := l.Allow(b.Context(), "a")
+		allow = append(allow, time.Since(between))
+		incr = append(incr, between.Sub(start))
+		if err != nil || !d.Allowed {
+			b.Fatalf("%v, %+v", err, d)
+		}
+	}
+	slices.Sort(incr)
+	slices.Sort(allow)
+	p50, bare := allow[len(allow)/2], incr[len(incr)/2]
+	b.ReportMetric(float64(bare.Microseconds()), "µs-INCR-p50")
+	b.ReportMetric(float64(p50.Microseconds()), "µs-Allow-p50")
+	b.ReportMetric(float64(p50)/float64(bare), "ratio-p50")
+}

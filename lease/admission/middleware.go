@@ -1,0 +1,120 @@
+package admission
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/internal/script"
+)
+
+// HTTP is how a [Middleware] behaves.
+type HTTP struct {
+	// Key names who is limited, by anything in the request: an API key, a tenant, a route. The empty string lets the
+	// request pass unjudged. Required.
+	Key func(*http.Request) string
+
+	// Policy is the name under which the limit is announced, for clients that meet several. Letters, digits, '_', '-' and '.'.
+	// Defaults to "default".
+	Policy string
+
+	// Refuse writes the answer to a request that was refused. The header fields are set before; it chooses the status,
+	// 429 for a decision and 503 for a request that is refused because it is unjudged. Defaults to that status and its text.
+	Refuse func(http.ResponseWriter, *http.Request, Decision)
+}
+
+// Middleware judges each request before the handler sees it. A refused one gets 429 Too Many Requests with Retry-After in whole
+// seconds, rounded up; one that is refused for want of a judgement gets 503 Service Unavailable. All judged ones get
+// the fields RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers:
+//
+//	RateLimit-Policy: "default";q=100;w=60
+//	RateLimit: "default";r=42;t=17
+//
+// A request whose key cannot be one is answered with 400. Middleware fails with [lease.ErrInvalid] if h cannot work.
+func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
+	if l == nil {
+		return nil, script.Invalid("limiter is nil")
+	}
+	if err := h.check(); err != nil {
+		return nil, err
+	}
+	h = h.withDefaults()
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if l.admit(w, r, h) {
+				next.ServeHTTP(w, r)
+			}
+		})
+	}, nil
+}
+
+// admit answers the request unless it is admitted.
+func (l *Limiter) admit(w http.ResponseWriter, r *http.Request, h HTTP) bool {
+	key := h.Key(r)
+	if key == "" {
+		return true
+	}
+	d, err := l.Allow(r.Context(), key)
+	switch {
+	case errors.Is(err, lease.ErrInvalid):
+		http.Error(w, http.StatusText(http.StatusBadRequest), http.StatusBadRequest)
+		return false
+	case err != nil:
+		return false // the client has gone
+	}
+	l.announce(w.Header(), h.Policy, d)
+	if !d.Allowed {
+		h.Refuse(w, r, d)
+	}
+	return d.Allowed
+}
+
+func (l *Limiter) announce(header http.Header, policy string, d Decision) {
+	if d.Unjudged != nil {
+		return
+	}
+	header.Set("RateLimit-Policy", fmt.Sprintf("%q;q=%d;w=%d", policy, l.cfg.Limit, seconds(l.cfg.Window)))
+	header.Set("RateLimit", fmt.Sprintf("%q;r=%d;t=%d", policy, d.Remaining, seconds(d.ResetAfter)))
+	if !d.Allowed {
+		header.Set("Retry-After", strconv.FormatInt(seconds(d.RetryAfter), 10))
+	}
+}
+
+// seconds rounds up, so that whoever waits that long has waited long enough.
+func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
+
+func (h HTTP) withDefaults() HTTP {
+	if h.Policy == "" {
+		h.Policy = "default"
+	}
+	if h.Refuse == nil {
+		h.Refuse = refuse
+	}
+	return h
+}
+
+func refuse(w http.ResponseWriter, _ *http.Request, d Decision) {
+	status := http.StatusTooManyRequests
+	if d.Unjudged != nil {
+		status = http.StatusServiceUnavailable
+	}
+	http.Error(w, http.StatusText(status), status)
+}
+
+func (h HTTP) check() error {
+	if h.Key == nil {
+		return script.Invalid("Key is nil; say who is limited, such as by an API key in the request")
+	}
+	for _, c := range h.Policy {
+		if !strings.ContainsRune(policyLetters, c) {
+			return script.Invalid("Policy %q contains %q; use letters, digits, '_', '-' and '.'", h.Policy, c)
+		}
+	}
+	return nil
+}
+
+const policyLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
