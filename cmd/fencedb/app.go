@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"github.com/urfave/cli/v3"
+)
+
+// app is the command with the outside world it works in.
+type app struct {
+	in          io.Reader
+	out, errOut io.Writer
+	screen      screen
+}
+
+// Names of the flags that every command has.
+const (
+	flagPostgres  = "postgres"
+	flagRedis     = "redis"
+	flagCluster   = "redis-cluster"
+	flagNamespace = "namespace"
+	flagHashed    = "hash-resources"
+	flagJSON      = "json"
+	flagTimeout   = "timeout"
+)
+
+const description = `Leases live in Redis, fences in Postgres. Where the two are comes from flags or from the environment:
+
+   export FENCEDB_POSTGRES_URL=postgres://operator@db/app FENCEDB_REDIS_URL=redis://cache:6379/0
+
+Never delete keys in Redis or rows of fencedb.fences by hand instead: a deleted fence lets a stale holder write.
+
+Exit codes: 0 done; 1 failed; 2 wrong call, nothing was touched; 3 not confirmed, nothing was changed.`
+
+func (a *app) root() *cli.Command {
+	return &cli.Command{
+		Name:                  "fencedb",
+		Usage:                 "operate leases and fences",
+		Description:           description,
+		Flags:                 globalFlags(),
+		Commands:              a.commands(),
+		EnableShellCompletion: true,
+		ConfigureShellCompletionCommand: func(c *cli.Command) {
+			c.Hidden = false
+			c.Usage = "print a completion script: source <(fencedb completion bash)"
+		},
+		Suggest:        true,
+		Reader:         a.in,
+		Writer:         a.out,
+		ErrWriter:      a.errOut,
+		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run has the only way out
+		OnUsageError:   wrongFlag,
+		Action:         unknownCommand,
+	}
+}
+
+func (a *app) commands() []*cli.Command {
+	all := []*cli.Command{a.migrate()}
+	for _, c := range all {
+		c.OnUsageError = wrongFlag
+		for _, sub := range c.Commands {
+			sub.OnUsageError = wrongFlag
+		}
+	}
+	return all
+}
+
+func globalFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: flagPostgres, Usage: "`URL` of the database that has the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
+		&cli.StringFlag{Name: flagRedis, Usage: "`URL` of the Redis that grants the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
+		&cli.BoolFlag{Name: flagCluster, Usage: "the Redis is a Cluster; name more of its nodes with ?addr=host:port", Sources: cli.EnvVars("FENCEDB_REDIS_CLUSTER")},
+		&cli.StringFlag{Name: flagNamespace, Usage: "`NAME` that the programs set as lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
+		&cli.BoolFlag{Name: flagHashed, Usage: "the programs set lease.Config.HashResources", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
+		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON for programs (schema.json describes it)", Sources: cli.EnvVars("FENCEDB_JSON")},
+		&cli.DurationFlag{Name: flagTimeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
+	}
+}
+
+func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
+	return usage("%w; see %s --help", err, cmd.FullName())
+}
+
+// unknownCommand is what a command with subcommands does when none of them was named.
+func unknownCommand(_ context.Context, cmd *cli.Command) error {
+	if name := cmd.Args().First(); name != "" {
+		return usage("there is no command %q; see %s --help", name, cmd.FullName())
+	}
+	return cli.ShowSubcommandHelp(cmd)
+}
+
+// noArguments refuses what would otherwise be ignored.
+func noArguments(cmd *cli.Command) error {
+	if cmd.Args().Present() {
+		return usage("%s takes no argument, got %q", cmd.FullName(), cmd.Args().Slice())
+	}
+	return nil
+}
+
+// bounded is for one exchange with the servers. A person's time to answer a question does not count.
+func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc, error) {
+	limit := cmd.Duration(flagTimeout)
+	if limit <= 0 {
+		return nil, nil, usage("--%s must be positive, got %v", flagTimeout, limit)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	return ctx, cancel, nil
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	const nowhere = "postgres://nobody@127.0.0.1:1/none"
+	for name, test := range map[string]struct {
+		args []string
+		says string
+	}{
+		"command":         {[]string{"mirgate"}, `"mirgate"`},
+		"subcommand":      {[]string{"migrate", "sideways"}, `"sideways"`},
+		"flag":            {[]string{"migrate", "up", "--fast"}, "-fast"},
+		"no postgres":     {[]string{"migrate", "up"}, "FENCEDB_POSTGRES_URL"},
+		"postgres":        {[]string{"--postgres", "postgres://u:hunter2@[", "migrate", "up"}, "--postgres"},
+		"timeout":         {[]string{"--postgres", nowhere, "--timeout", "0s", "migrate", "up"}, "--timeout"},
+		"timeout no time": {[]string{"--timeout", "soon", "migrate", "up"}, "soon"},
+		"argument":        {[]string{"migrate", "up", "3"}, `"3"`},
+		"print argument":  {[]string{"migrate", "print", "3"}, `"3"`},
+	} {
+		got := newConsole(t).run(test.args...)
+
+		require.Equal(t, exitUsage, got.code, name)
+		require.Contains(t, got.errOut, test.says, name)
+		require.NotContains(t, got.errOut, "hunter2", name)
+		require.Empty(t, got.out, name)
+	}
+}
+
+func TestAServerThatIsAwayIsAFailure(t *testing.T) {
+	t.Parallel()
+	got := newConsole(t, "--postgres", "postgres://nobody:hunter2@127.0.0.1:1/none").run("migrate", "up")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "postgres:")
+	require.NotContains(t, got.errOut, "hunter2")
+}
+
+func TestTheEnvironmentConfigures(t *testing.T) {
+	t.Setenv("FENCEDB_POSTGRES_URL", testenv.PostgresURL(t))
+	t.Setenv("FENCEDB_JSON", "true")
+	var got schemaReport
+
+	newConsole(t).json("migrate", &got, "migrate", "up")
+
+	require.NotEmpty(t, got.Changed)
+}
+
+func TestHelpIsHelp(t *testing.T) {
+	t.Parallel()
+	c := newConsole(t)
+
+	require.Contains(t, c.ok(), "Exit codes:")
+	require.Contains(t, c.ok("migrate"), "status")
+	require.Contains(t, c.ok("completion", "bash"), "complete")
+}

@@ -1,0 +1,27 @@
+// Command fencedb is for whoever operates a system that uses fencedb. fencedb --help says how.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv)}
+	code := a.run(ctx, os.Args)
+	stop()
+	os.Exit(code)
+}
+
+// run carries one command out and returns the exit code.
+func (a *app) run(ctx context.Context, args []string) int {
+	err := a.root().Run(ctx, args)
+	if err != nil {
+		fmt.Fprintln(a.errOut, "fencedb:", err)
+	}
+	return exitCode(err)
+}

@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/migrations"
+)
+
+func (a *app) migrate() *cli.Command {
+	return &cli.Command{
+		Name:  "migrate",
+		Usage: "bring the schema fencedb into the database, show it, or remove it",
+		Commands: []*cli.Command{
+			{Name: "up", Usage: "apply what the database lacks; safe to repeat, and from several places at once", Action: a.migrateUp},
+			{Name: "down", Usage: "remove the schema with all fences; asks first", Flags: []cli.Flag{yesFlag()}, Action: a.migrateDown},
+			{Name: "status", Usage: "list the migrations and whether the database has them; only reads", Action: a.migrateStatus},
+			{Name: "print", Usage: "write the SQL that up would run on an empty database, for review; needs no server", Action: a.migratePrint},
+		},
+		Action: unknownCommand,
+	}
+}
+
+type migration struct {
+	Version int64  `json:"version"`
+	Name    string `json:"name"`
+	Applied bool   `json:"applied"`
+}
+
+// schemaReport is what migrate up, down and status answer.
+type schemaReport struct {
+	Migrations []migration `json:"migrations"`
+	Changed    []string    `json:"changed"` // names of what this command applied or removed
+	down       bool
+}
+
+func (r schemaReport) print(p page) {
+	rows := make([][]string, len(r.Migrations))
+	for i, m := range r.Migrations {
+		state := "pending"
+		if m.Applied {
+			state = "applied"
+		}
+		rows[i] = []string{strconv.FormatInt(m.Version, 10), m.Name, state}
+	}
+	p.table([]string{"VERSION", "NAME", "STATE"}, rows)
+	if len(r.Changed) > 0 {
+		verb := "applied"
+		if r.down {
+			verb = "removed"
+		}
+		fmt.Fprintf(p.out, "\n%s now: %s\n", verb, strings.Join(r.Changed, ", "))
+	}
+}
+
+func (a *app) migrateUp(ctx context.Context, cmd *cli.Command) error {
+	return a.changeSchema(ctx, cmd, false)
+}
+
+func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
+	if cmd.String(flagPostgres) != "" { // otherwise there is something better to say than a question
+		err := a.confirm(cmd, "This forgets every fence and the audit: stale holders can write again. Remove the schema fencedb?")
+		if err != nil {
+			return err
+		}
+	}
+	return a.changeSchema(ctx, cmd, true)
+}
+
+func (a *app) changeSchema(ctx context.Context, cmd *cli.Command, down bool) error {
+	change := migrations.Up
+	if down {
+		change = migrations.Down
+	}
+	return a.onSchema(ctx, cmd, func(ctx context.Context, db *sql.DB) error {
+		before, err := migrations.Status(ctx, db)
+		if err != nil {
+			return err
+		}
+		if err := change(ctx, db); err != nil {
+			return err
+		}
+		after, err := migrations.Status(ctx, db)
+		if err != nil {
+			return err
+		}
+		return a.show(cmd, newSchemaReport(before, after, down))
+	})
+}
+
+func (a *app) migrateStatus(ctx context.Context, cmd *cli.Command) error {
+	return a.onSchema(ctx, cmd, func(ctx context.Context, db *sql.DB) error {
+		now, err := migrations.Status(ctx, db)
+		if err != nil {
+			return err
+		}
+		return a.show(cmd, newSchemaReport(now, now, false))
+	})
+}
+
+func (a *app) onSchema(ctx context.Context, cmd *cli.Command, fn func(context.Context, *sql.DB) error) error {
+	if err := noArguments(cmd); err != nil {
+		return err
+	}
+	ctx, cancel, err := bounded(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	db, closeDB, err := database(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	defer closeDB()
+	return fn(ctx, db)
+}
+
+func newSchemaReport(before, after []migrations.Migration, down bool) schemaReport {
+	r := schemaReport{Migrations: []migration{}, Changed: []string{}, down: down}
+	for i, m := range after {
+		r.Migrations = append(r.Migrations, migration(m))
+		if m.Applied != before[i].Applied {
+			r.Changed = append(r.Changed, m.Name)
+		}
+	}
+	return r
+}
+
+func (a *app) migratePrint(_ context.Context, cmd *cli.Command) error {
+	if err := noArguments(cmd); err != nil {
+		return err
+	}
+	names, err := fs.Glob(migrations.Files(), "*.sql")
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(a.out, "-- What fencedb migrate up runs on an empty database. Run by hand, fencedb migrate would not know of it.")
+	fmt.Fprint(a.out, "CREATE SCHEMA IF NOT EXISTS fencedb;\n\n")
+	for _, name := range names {
+		text, err := fs.ReadFile(migrations.Files(), name)
+		if err != nil {
+			return err
+		}
+		up, _, _ := strings.Cut(string(text), "-- +goose Down")
+		fmt.Fprintf(a.out, "-- %s\nBEGIN;\n%s\nCOMMIT;\n\n", name, strings.TrimSpace(up))
+	}
+	return nil
+}

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// page lays text out for a person.
+type page struct {
+	out io.Writer
+	screen
+}
+
+const (
+	gap       = "  " // between columns
+	leastCell = 8    // columns are not made narrower than this
+	bold      = "\x1b[1m"
+	red       = "\x1b[31m"
+	yellow    = "\x1b[33m"
+	plain     = "\x1b[0m"
+)
+
+// table prints rows under a header. What does not fit the screen is taken from the middle of the widest cells, because ids
+// differ at their ends.
+func (p page) table(header []string, rows [][]string) {
+	widths := make([]int, len(header))
+	for _, row := range append([][]string{header}, rows...) {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	p.fit(widths)
+	p.line(header, widths, bold)
+	for _, row := range rows {
+		p.line(row, widths, "")
+	}
+}
+
+func (p page) fit(widths []int) {
+	if p.width <= 0 {
+		return
+	}
+	for {
+		total, widest := -len(gap), 0
+		for i, w := range widths {
+			total += w + len(gap)
+			if w > widths[widest] {
+				widest = i
+			}
+		}
+		if total <= p.width || widths[widest] <= leastCell {
+			return
+		}
+		widths[widest]--
+	}
+}
+
+func (p page) line(cells []string, widths []int, style string) {
+	var b strings.Builder
+	for i, cell := range cells {
+		cell = shorten(cell, widths[i])
+		b.WriteString(cell)
+		if i < len(cells)-1 {
+			b.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)) + gap)
+		}
+	}
+	fmt.Fprintln(p.out, p.styled(strings.TrimRight(b.String(), " "), style))
+}
+
+func (p page) styled(text, style string) string {
+	if !p.color || style == "" {
+		return text
+	}
+	return style + text + plain
+}
+
+// paragraph prints text broken at spaces to the width of the screen, with the later lines indented.
+func (p page) paragraph(text, indent string) {
+	room := p.width
+	if room <= 0 {
+		room = 100
+	}
+	line, used := "", 0
+	for word := range strings.FieldsSeq(text) {
+		n := utf8.RuneCountInString(word)
+		if used > 0 && used+1+n > room {
+			fmt.Fprintln(p.out, line)
+			line, used = indent, utf8.RuneCountInString(indent)
+		} else if used > 0 {
+			line, used = line+" ", used+1
+		}
+		line, used = line+word, used+n
+	}
+	fmt.Fprintln(p.out, line)
+}
+
+func shorten(text string, width int) string {
+	runes := []rune(text)
+	if len(runes) <= width {
+		return text
+	}
+	tail := (width - 1) / 2
+	return string(runes[:width-1-tail]) + "…" + string(runes[len(runes)-tail:])
+}
+
+// visible makes names from outside harmless on a terminal: what cannot be printed is quoted.
+func visible(text string) string {
+	for _, r := range text {
+		if !unicode.IsPrint(r) || r == utf8.RuneError {
+			return strconv.Quote(text)
+		}
+	}
+	return text
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+)
+
+func onScreen(s screen, draw func(page)) string {
+	var out bytes.Buffer
+	draw(page{&out, s})
+	return out.String()
+}
+
+func longTable(p page) {
+	p.table([]string{"RESOURCE", "TOKEN"}, [][]string{
+		{"table:" + strings.Repeat("x", 120) + ":end", "1763600000000000"},
+		{"table:12", "1763600000000001"},
+	})
+}
+
+func TestATableFitsTheScreen(t *testing.T) {
+	t.Parallel()
+	for _, width := range []int{40, 80, 120} {
+		shown := onScreen(screen{width: width}, longTable)
+		for line := range strings.Lines(shown) {
+			require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), width)
+		}
+		require.Contains(t, shown, ":end ", "ids differ at their ends")
+		require.Contains(t, shown, "1763600000000001")
+	}
+	for _, width := range []int{0, 200} {
+		require.NotContains(t, onScreen(screen{width: width}, longTable), "…")
+	}
+}
+
+func TestAParagraphFitsTheScreen(t *testing.T) {
+	t.Parallel()
+	shown := onScreen(screen{width: 40}, func(p page) { p.paragraph("* "+strings.Repeat("words and ", 30), "  ") })
+
+	for line := range strings.Lines(shown) {
+		require.LessOrEqual(t, utf8.RuneCountInString(line), 41)
+		require.NotContains(t, line, "wordsand")
+	}
+	require.Equal(t, 60, strings.Count(shown, "words")+strings.Count(shown, "and"))
+}
+
+func TestColorIsForTerminalsOnly(t *testing.T) {
+	t.Parallel()
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = file.Close() })
+
+	s := screenOf(file, func(name string) (string, bool) { return map[string]string{"COLUMNS": "80"}[name], true })
+
+	require.Equal(t, screen{width: 80}, s)
+	require.NotContains(t, onScreen(s, longTable), "\x1b")
+	require.Contains(t, onScreen(screen{color: true}, longTable), bold)
+}
+
+func TestNamesCannotDriveTheTerminal(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "tisch:zwölf", visible("tisch:zwölf"))
+	require.Equal(t, `"a\x1b[2Jb\n"`, visible("a\x1b[2Jb\n"))
+	require.Equal(t, `"\xff"`, visible("\xff"))
+}
