@@ -105,8 +105,8 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 // head of the queue, costs at most the holder's remaining time, and never more than a few seconds.
 //
 // The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why it
-// ended, if the last that was heard is that another holds the resource; the waiter has left the queue. Otherwise Acquire
-// is like [Issuer.TryAcquire].
+// ended, if the last that was heard is that another holds the resource; the waiter has left the queue. An outage of Redis, such
+// as a fail-over, is sat out for up to one TTL. Otherwise Acquire is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition([]string{resource}, opts)
 	if err != nil {
@@ -152,6 +152,7 @@ func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
 // queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
 func (a *acquisition) queue(ctx context.Context, t *turn) (*Lease, error) {
 	var last *HeldError
+	answered := time.Now()
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
 		t.listenFor(a.id.String())
 		leases, refused, err := a.attempt(ctx, wait)
@@ -159,8 +160,13 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (*Lease, error) {
 		case leases != nil:
 			return leases[0], nil
 		case refused != nil:
-			last = refused
+			last, answered = refused, time.Now()
 			a.sleep(ctx, t, refused.RetryAfter, backoff)
+		case transient(err) && time.Since(answered) < a.issuer.cfg.TTL:
+			sleep(ctx, jitter(backoff))
+			if ctx.Err() == nil {
+				continue
+			}
 		}
 		switch {
 		case ctx.Err() != nil && last != nil:
@@ -176,7 +182,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (*Lease, error) {
 func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Duration) {
 	woken := t.woken(a.id.String())
 	if woken == nil {
-		held = min(held, backoff)
+		held = min(held, backoff/2+rand.N(backoff)) // far apart, or rivals for a majority split it again and again
 	}
 	timer := time.NewTimer(held + rand.N(held/20+time.Millisecond)) // not all at once
 	defer timer.Stop()

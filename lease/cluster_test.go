@@ -62,7 +62,6 @@ func TestWaitingSurvivesAMovedSlot(t *testing.T) {
 		n, err := cluster.Owner(slot).Client().PubSubShardNumSub(t.Context(), w.key("a", "wake")).Result()
 		return err == nil && n[w.key("a", "wake")] == 1
 	}, 15*time.Second, 10*ms, "the subscription follows")
-	require.NoError(t, holder.Extend(t.Context()))
 	require.NoError(t, holder.Release(t.Context()))
 	g := <-grants
 	require.NoError(t, g.err)

@@ -50,6 +50,15 @@ type Config struct {
 	// is forgotten, Redis's clock alone keeps tokens rising. At least TTL. Defaults to 24 hours, or TTL if that is longer.
 	FenceRetention time.Duration
 
+	// Replicas is how many replicas must have a new lease before it counts, within ReplicaTimeout (Redis's WAIT). A lease that too
+	// few have is undone, with [ErrTooFewReplicas]. That makes it unlikely, not impossible, that a fail-over forgets a lease; only
+	// fencing makes it harmless. Defaults to none.
+	Replicas int
+
+	// ReplicaTimeout is less than TTL - Margin, and than the client's read timeout. Whole milliseconds. Defaults to TTL/6, at
+	// most one second.
+	ReplicaTimeout time.Duration
+
 	// Seal is called with each new lease before its holder gets it, with the context of the acquisition. If it fails the
 	// lease is given back and the acquisition fails with its error. Seal the grant where the data lives, and no earlier
 	// holder can write any more once the new one knows that it holds. Defaults to none.
@@ -70,6 +79,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.WarnBefore == 0 {
 		c.WarnBefore = (c.TTL - c.Margin) / 3
+	}
+	if c.ReplicaTimeout == 0 {
+		c.ReplicaTimeout = max(min(c.TTL/6, time.Second), time.Millisecond)
 	}
 	if c.MaxHold == 0 {
 		c.MaxHold = max(time.Hour, c.TTL)
@@ -99,6 +111,9 @@ func (c Config) check() error {
 	if err := c.checkRenewal(); err != nil {
 		return err
 	}
+	if err := c.checkReplicas(); err != nil {
+		return err
+	}
 	return checkName("namespace", c.Namespace, maxNamespace)
 }
 
@@ -113,6 +128,19 @@ func (c Config) checkRenewal() error {
 	case c.RenewEvery+c.RenewTimeout >= c.TTL-c.Margin:
 		return invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
 			c.RenewEvery, c.RenewTimeout, c.TTL-c.Margin)
+	}
+	return nil
+}
+
+func (c Config) checkReplicas() error {
+	switch {
+	case c.Replicas < 0:
+		return invalid("Replicas is %d; it cannot be negative", c.Replicas)
+	case c.Replicas == 0:
+		return nil
+	case c.ReplicaTimeout < time.Millisecond || c.ReplicaTimeout >= c.TTL-c.Margin:
+		// Redis takes a timeout of zero as waiting for ever.
+		return invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, c.TTL-c.Margin)
 	}
 	return nil
 }

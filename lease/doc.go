@@ -61,12 +61,35 @@
 // time so short that another can follow before the lease ends. Renewal stops before a release is sent, and at the latest when
 // [Config.MaxHold] is reached, so that a holder that is stuck does not hold for ever.
 //
+// # Waiting
+//
+// [Issuer.Acquire] waits in a queue in Redis, first come, first served, and a release wakes the first in it. Goroutines of one process
+// stand in a line of their own, and only its front stands in the queue: many waiters cost Redis one each process, and a
+// hand-over costs one release and one acquisition however many wait. A wake-up may be lost; so a waiter asks again by itself when
+// the holder's time is over, every five seconds at the latest. A waiter that died loses its place within six seconds, and half a
+// second after its turn has come.
+//
+// # Authority
+//
+// [Issuer.Revoke] ends a holder; [Issuer.TakeOver] does so on condition that nobody was faster. Both move the fence on, and
+// the result is a grant to be sealed where the data lives, since the former holder learns of it only with its next renewal.
+// [Issuer.Raise] and [Issuer.Heal] repair a counter that is behind the store of the data.
+//
 // # When Redis does not answer
 //
 // A request without an answer may have been carried out. So it is sent again, a few times, and all requests are made so that this
 // does no harm: an acquisition carries its lease id and gets the same lease again, a renewal and a release name lease
 // and token. Should no answer come, the caller gets [ErrUnreachable] and holds nothing; Redis gives the resource
 // free after the TTL at the latest. Without Redis there are no leases: this package fails closed.
+//
+// An answer that refuses changes nothing and has one error each: [ErrOutOfMemory], [ErrReadOnly], [ErrLoading],
+// [ErrClusterDown], [ErrTooFewReplicas]. What a fail-over brings along passes, and is tried again: shortly by every call,
+// for up to one TTL by an Acquire. [Issuer.Check] says beforehand what would go wrong.
+//
+// # Where it runs
+//
+// On one Redis, on Sentinel and on Cluster, version 7 or later. All keys of a resource share a hash tag. A fail-over may
+// forget a lease that no replica has; [Config.Replicas] makes that unlikely. [NewQuorum] spans independent servers.
 //
 // # Contexts
 //

@@ -24,6 +24,28 @@ var (
 	// Redis's clock gets there in the year 2255.
 	ErrExhausted = errors.New("lease: tokens exhausted")
 
+	// ErrOutOfMemory: Redis is at its memory limit and refuses writes, new leases among them. Nothing was changed. Leases that are
+	// held can still be released, and run out.
+	ErrOutOfMemory = errors.New("lease: redis is out of memory")
+
+	// ErrReadOnly: the server is a replica; a fail-over is under way, or the client is connected to the wrong one. Nothing was
+	// changed. Worth trying again.
+	ErrReadOnly = errors.New("lease: redis is a replica")
+
+	// ErrLoading: the server has just started and reads its data. Nothing was changed. Worth trying again.
+	ErrLoading = errors.New("lease: redis is loading its data")
+
+	// ErrClusterDown: the part of the Cluster that has the resource does not serve it now, because it failed or because its slot
+	// is being moved. Nothing was changed. Worth trying again.
+	ErrClusterDown = errors.New("lease: redis cluster does not serve the resource")
+
+	// ErrTooFewReplicas: fewer replicas than [Config.Replicas], or than the server's own min-replicas-to-write, took note of the
+	// grant; it was undone. Where Redis did not answer the undoing, the resource stays blocked for up to one TTL.
+	ErrTooFewReplicas = errors.New("lease: too few redis replicas")
+
+	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only [Issuer.Check] says so.
+	ErrUnfit = errors.New("lease: redis is not fit for leases")
+
 	// ErrProtocol: a script answered what no version of it answers; something between us and Redis rewrites replies.
 	ErrProtocol = errors.New("lease: unknown reply")
 )

@@ -25,7 +25,7 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if client == nil {
 		return nil, invalid("client is nil")
 	}
-	return newIssuer(newSingle(client), cfg)
+	return newIssuer(newSingle(client, cfg.withDefaults()), cfg)
 }
 
 func newIssuer(s store, cfg Config) (*Issuer, error) {
@@ -106,14 +106,14 @@ const (
 	withdrawTime = time.Second           // for a withdrawal: the caller has given up and wants to go
 )
 
-// persist makes one attempt after the other until one is answered, the attempts are used up, or ctx ends.
+// persist makes one attempt after the other until one has an answer that counts, the attempts are used up, or ctx ends.
 func persist(ctx context.Context, attempt func() error) error {
 	var err error
 	for n := range attempts {
 		if n > 0 && !sleep(ctx, jitter(pause<<(n-1))) {
 			return err
 		}
-		if err = attempt(); !errors.Is(err, ErrUnreachable) {
+		if err = attempt(); !transient(err) {
 			return err
 		}
 	}

@@ -3,7 +3,9 @@ package lease_test
 import (
 	"context"
 	"net"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -63,8 +65,14 @@ func inMemory(t *testing.T) *world {
 	server := miniredis.NewMiniRedis()
 	server.ClockTTL(true)
 	client := redis.NewClient(&redis.Options{
-		Addr:   "127.0.0.1:6379", // never dialled
-		Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
+		Addr: "127.0.0.1:6379", // never dialled
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			conn, err := server.Dial()
+			if err != nil {
+				return nil, err
+			}
+			return newBuffered(conn), nil
+		},
 	})
 	t.Cleanup(func() {
 		time.Sleep(5 * time.Second) // the subscription lingers, and its health check wakes up
@@ -74,6 +82,45 @@ func inMemory(t *testing.T) *world {
 	w := &world{client: client, namespace: "test", faults: new(faulty.Redis), memory: server}
 	client.AddHook(w.faults)
 	return w
+}
+
+// buffered takes what is written without waiting for the other side to read it, as a socket does and a net.Pipe does not.
+type buffered struct {
+	net.Conn
+	written chan []byte
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func newBuffered(conn net.Conn) *buffered {
+	b := &buffered{Conn: conn, written: make(chan []byte, 1024), closed: make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case data := <-b.written:
+				if _, err := conn.Write(data); err != nil {
+					return
+				}
+			case <-b.closed:
+				return
+			}
+		}
+	}()
+	return b
+}
+
+func (b *buffered) Write(data []byte) (int, error) {
+	select {
+	case b.written <- slices.Clone(data):
+		return len(data), nil
+	case <-b.closed:
+		return 0, net.ErrClosed
+	}
+}
+
+func (b *buffered) Close() error {
+	b.once.Do(func() { close(b.closed) })
+	return b.Conn.Close()
 }
 
 // try makes one attempt and fails the test if it is refused. The lease is given back at the end of the test.

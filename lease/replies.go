@@ -44,10 +44,49 @@ func (r reply) unknown() error {
 // failed sorts what went wrong: the caller's context, no answer, or an error that Redis answered.
 func failed(ctx context.Context, script string, err error) error {
 	var answered redis.Error
-	if errors.As(err, &answered) {
-		return fmt.Errorf("lease: redis refused %s: %w", script, err)
+	if !errors.As(err, &answered) {
+		return unanswered(ctx, err)
 	}
-	return unanswered(ctx, err)
+	for _, refusal := range refusals {
+		if refusal.is(err) {
+			return fmt.Errorf("%w: %w", refusal.as, err)
+		}
+	}
+	return fmt.Errorf("lease: redis refused %s: %w", script, err)
+}
+
+// refusals are answers of a Redis that works, but not for us now. A script is refused with them at its first write or before, so
+// nothing was changed.
+var refusals = []struct {
+	is        func(error) bool
+	as        error
+	transient bool // soon over, as a rule
+}{
+	{redis.IsOOMError, ErrOutOfMemory, false},
+	{redis.IsNoReplicasError, ErrTooFewReplicas, false},
+	{redis.IsReadOnlyError, ErrReadOnly, true},
+	{redis.IsMasterDownError, ErrReadOnly, true},
+	{redis.IsLoadingError, ErrLoading, true},
+	{redis.IsClusterDownError, ErrClusterDown, true},
+	{redis.IsTryAgainError, ErrClusterDown, true},
+	{moved, ErrClusterDown, true},
+}
+
+// moved: the slot is, or soon will be, served elsewhere. A Cluster client follows by itself, except where it was told the server.
+func moved(err error) bool {
+	_, moved := redis.IsMovedError(err)
+	_, moving := redis.IsAskError(err)
+	return moved || moving
+}
+
+// transient: the same request is worth sending again soon, and safe to.
+func transient(err error) bool {
+	for _, refusal := range refusals {
+		if refusal.transient && errors.Is(err, refusal.as) {
+			return true
+		}
+	}
+	return errors.Is(err, ErrUnreachable)
 }
 
 // unanswered is the error of a request that may or may not have been carried out.
@@ -114,6 +153,7 @@ const (
 )
 
 func decodeExtend(r reply) (outcome, error)  { return decodeOutcome(r, "extended") }
+func decodeConfirm(r reply) (outcome, error) { return decodeOutcome(r, "confirmed") }
 func decodeRelease(r reply) (outcome, error) { return decodeOutcome(r, "released") }
 
 func decodeOutcome(r reply, success string) (outcome, error) {

@@ -22,6 +22,7 @@ func TestDecodeEveryBranch(t *testing.T) {
 	decoders := map[string]func(reply) (any, error){
 		"acquire":   func(r reply) (any, error) { return decodeAcquire(r, 1) },
 		"acquire 2": func(r reply) (any, error) { return decodeAcquire(r, 2) },
+		"confirm":   func(r reply) (any, error) { return decodeConfirm(r) },
 		"extend":    func(r reply) (any, error) { return decodeExtend(r) },
 		"release":   func(r reply) (any, error) { return decodeRelease(r) },
 		"verify":    func(r reply) (any, error) { return decodeVerify(r) },
@@ -43,6 +44,8 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"acquire 2", words("granted", "7", "9"), acquired{tokens: []int64{7, 9}}, nil},
 		{"acquire 2", words("held", "1500", "2"), acquired{wait: 1500 * time.Millisecond, index: 1}, nil},
 		{"acquire", words("exhausted"), acquired{}, ErrExhausted},
+		{"confirm", words("confirmed"), done, nil},
+		{"confirm", words("taken"), taken, nil},
 		{"extend", words("extended"), done, nil},
 		{"extend", words("gone"), gone, nil},
 		{"extend", words("taken"), taken, nil},

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	_ "embed"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -27,6 +28,8 @@ var (
 	raiseLua string
 	//go:embed scripts/regrant.lua
 	regrantLua string
+	//go:embed scripts/confirm.lua
+	confirmLua string
 	//go:embed scripts/inspect.lua
 	inspectLua string
 )
@@ -40,6 +43,7 @@ var (
 	revokeScript   = newScript("revoke", revokeLua)
 	raiseScript    = newScript("raise", raiseLua)
 	regrantScript  = newScript("regrant", regrantLua)
+	confirmScript  = newScript("confirm", confirmLua)
 	inspectScript  = newScript("inspect", inspectLua)
 )
 
@@ -96,39 +100,63 @@ func run(ctx context.Context, client redis.UniversalClient, c call) (reply, erro
 	return r.reply, r.err
 }
 
-// runAll sends calls in one round trip (on a Cluster, one per node). It returns when the answers are there or ctx ends,
-// whichever is first; in the second case the server may still act on them. (The client library honours a context only when
-// told to, and is not ours to configure.)
+// runAll sends calls in one round trip (on a Cluster, one per node).
 func runAll(ctx context.Context, client redis.UniversalClient, calls []call) []result {
-	if ctx.Err() != nil {
-		return all(calls, context.Cause(ctx)) // never sent
-	}
-	answers := make(chan []result, 1)
-	go func() { answers <- send(ctx, client, calls) }()
-	select {
-	case results := <-answers:
-		return results
-	case <-ctx.Done():
-		return all(calls, unanswered(ctx, ctx.Err()))
-	}
-}
-
-func all(calls []call, err error) []result {
-	results := make([]result, len(calls))
-	for i := range results {
-		results[i].err = err
+	results, err := bounded(ctx, func() []result { return send(ctx, client, calls) })
+	if err != nil {
+		results = make([]result, len(calls))
+		for i := range results {
+			results[i].err = err
+		}
 	}
 	return results
 }
 
+// runAndWait sends one call and, on the same connection, WAIT, which counts the replicas that have its writes.
+func runAndWait(ctx context.Context, client redis.UniversalClient, c call, replicas int, within time.Duration) (reply, int64, error) {
+	type confirmed struct {
+		result
+		replicas int64
+	}
+	got, err := bounded(ctx, func() confirmed {
+		wait := redis.NewIntCmd(ctx, "wait", replicas, within.Milliseconds())
+		results := send(ctx, client, []call{c}, wait)
+		if err := wait.Err(); err != nil && results[0].err == nil {
+			results[0].err = failed(ctx, "wait", err)
+		}
+		return confirmed{results[0], wait.Val()}
+	})
+	if err != nil {
+		return reply{}, 0, err
+	}
+	return got.reply, got.replicas, got.err
+}
+
+// bounded returns when f does or ctx ends, whichever is first; in the second case the server may still act on what f has sent. (The
+// client library honours a context only when told to, and is not ours to configure.)
+func bounded[T any](ctx context.Context, f func() T) (T, error) {
+	var none T
+	if ctx.Err() != nil {
+		return none, context.Cause(ctx) // never sent
+	}
+	answers := make(chan T, 1)
+	go func() { answers <- f() }()
+	select {
+	case answer := <-answers:
+		return answer, nil
+	case <-ctx.Done():
+		return none, unanswered(ctx, ctx.Err())
+	}
+}
+
 // send sends scripts by digest, and once more in full those that the server does not know: it was restarted, replaced, or
-// told to forget them. They were not run the first time, so this is no repetition.
-func send(ctx context.Context, client redis.UniversalClient, calls []call) []result {
+// told to forget them. They were not run the first time, so this is no repetition. Commands to follow are sent behind either.
+func send(ctx context.Context, client redis.UniversalClient, calls []call, follow ...redis.Cmder) []result {
 	commands := make([]*once, len(calls))
 	for i, c := range calls {
 		commands[i] = c.bySHA(ctx)
 	}
-	process(ctx, client, commands)
+	process(ctx, client, commands, follow)
 	var unknown []*once
 	for i, c := range calls {
 		if redis.HasErrorPrefix(commands[i].Err(), "NOSCRIPT") {
@@ -136,8 +164,9 @@ func send(ctx context.Context, client redis.UniversalClient, calls []call) []res
 			unknown = append(unknown, commands[i])
 		}
 	}
-	process(ctx, client, unknown)
-
+	if len(unknown) > 0 {
+		process(ctx, client, unknown, follow)
+	}
 	results := make([]result, len(calls))
 	for i, c := range calls {
 		results[i].reply, results[i].err = decode(ctx, c.script.name, commands[i].Cmd)
@@ -146,16 +175,17 @@ func send(ctx context.Context, client redis.UniversalClient, calls []call) []res
 }
 
 // process leaves each command's outcome in the command.
-func process(ctx context.Context, client redis.UniversalClient, commands []*once) {
-	switch len(commands) {
-	case 0:
-	case 1:
+func process(ctx context.Context, client redis.UniversalClient, commands []*once, follow []redis.Cmder) {
+	if len(commands)+len(follow) == 1 {
 		_ = client.Process(ctx, commands[0])
-	default:
-		pipe := client.Pipeline()
-		for _, cmd := range commands {
-			_ = pipe.Process(ctx, cmd)
-		}
-		_, _ = pipe.Exec(ctx)
+		return
 	}
+	pipe := client.Pipeline()
+	for _, cmd := range commands {
+		_ = pipe.Process(ctx, cmd)
+	}
+	for _, cmd := range follow {
+		_ = pipe.Process(ctx, cmd)
+	}
+	_, _ = pipe.Exec(ctx)
 }

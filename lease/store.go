@@ -2,6 +2,9 @@ package lease
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -58,31 +61,64 @@ type store interface {
 	raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error)
 	regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error)
 	inspect(ctx context.Context, k keys) (Inspection, error)
-	spans(k []keys) bool        // whether one ask can cover all these resources
-	listen(channel string) *ear // nil if waiters are not woken, or not now
+	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
+	spans(k []keys) bool                                                     // whether one ask can cover all these resources
+	listen(channel string) *ear                                              // nil if waiters are not woken, or not now
 }
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
 type single struct {
-	client  redis.UniversalClient
-	publish string // the command that wakes waiters
-	ears    func(channel string) *ear
+	client   redis.UniversalClient
+	cluster  *redis.ClusterClient // the same, if it is one
+	publish  string               // the command that wakes waiters
+	ears     func(channel string) *ear
+	replicas int           // that have to confirm a grant
+	within   time.Duration // that time
 }
 
-func newSingle(client redis.UniversalClient) *single {
+func newSingle(client redis.UniversalClient, cfg Config) *single {
+	s := &single{client: client, replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		s := &shards{cluster: cluster, byAddr: make(map[string]*listener)}
-		return &single{client: client, publish: "SPUBLISH", ears: s.open}
+		masters := &shards{cluster: cluster, byAddr: make(map[string]*listener)}
+		s.cluster, s.publish, s.ears = cluster, "SPUBLISH", masters.open
+	} else {
+		s.publish, s.ears = "PUBLISH", listenOn(client).open
 	}
-	return &single{client: client, publish: "PUBLISH", ears: listenOn(client).open}
+	return s
 }
 
 func (s *single) listen(channel string) *ear { return s.ears(channel) }
 
+func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
+	switch client := s.client.(type) {
+	case *redis.Client:
+		return []*redis.Client{client}, 0, nil
+	case *redis.ClusterClient:
+		all, err = masters(ctx, client)
+		return all, 0, err
+	default:
+		return nil, 0, fmt.Errorf("%w: check of a %T", errors.ErrUnsupported, client)
+	}
+}
+
+func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client, error) {
+	var mu sync.Mutex
+	var all []*redis.Client
+	err := cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, master)
+		return nil
+	})
+	if err != nil {
+		return nil, failed(ctx, "cluster slots", err)
+	}
+	return all, nil
+}
+
 // spans is false on a Cluster, where a script sees one slot only; whoever asks for several resources there goes step by step.
 func (s *single) spans(k []keys) bool {
-	_, cluster := s.client.(*redis.ClusterClient)
-	return !cluster || len(k) == 1
+	return s.cluster == nil || len(k) == 1
 }
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
@@ -92,7 +128,7 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 		names = append(names, k.owner, k.fence, k.queue, k.alive)
 		args = append(args, k.channel)
 	}
-	return query(ctx, s, call{acquireScript, names, args}, func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+	return grants(ctx, s, call{acquireScript, names, args}, func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
 func (s *single) extend(ctx context.Context, batch []extension) []answered {
@@ -136,8 +172,13 @@ func (s *single) raise(ctx context.Context, k keys, floor int64, retention time.
 }
 
 func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error) {
-	return query(ctx, s, call{regrantScript, []string{old.keys.owner, old.keys.fence},
+	return grants(ctx, s, call{regrantScript, []string{old.keys.owner, old.keys.fence},
 		[]any{old.id.String(), old.token, id.String(), floor, old.ttl.Milliseconds(), old.retention.Milliseconds()}}, decodeRegrant)
+}
+
+func (s *single) confirm(ctx context.Context, e extension) (outcome, error) {
+	return query(ctx, s, call{confirmScript, []string{e.keys.owner, e.keys.fence},
+		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}}, decodeConfirm)
 }
 
 func (s *single) inspect(ctx context.Context, k keys) (Inspection, error) {
@@ -150,6 +191,35 @@ func query[T any](ctx context.Context, s *single, c call, decode func(reply) (T,
 	if err != nil {
 		var none T
 		return none, err
+	}
+	return decode(r)
+}
+
+// grants is query for scripts that grant, which replicas have to confirm if the configuration says so. On an error the grant may
+// stand; the acquisition that fails withdraws it.
+func grants[T any](ctx context.Context, s *single, c call, decode func(reply) (T, error)) (T, error) {
+	var none T
+	if s.replicas == 0 {
+		return query(ctx, s, c, decode)
+	}
+	client := s.client
+	if s.cluster != nil {
+		// WAIT carries no key, and must go where the script went.
+		master, err := s.cluster.MasterForKey(ctx, c.keys[0])
+		if err != nil {
+			return none, failed(ctx, c.script.name, err)
+		}
+		client = master
+	}
+	r, confirmed, err := runAndWait(ctx, client, c, s.replicas, s.within)
+	if moved(err) {
+		s.cluster.ReloadState(ctx)
+	}
+	if err != nil {
+		return none, err
+	}
+	if r.word == "granted" && confirmed < int64(s.replicas) {
+		return none, fmt.Errorf("%w: %d of %d have the lease after %v", ErrTooFewReplicas, confirmed, s.replicas, s.within)
 	}
 	return decode(r)
 }

@@ -16,7 +16,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	s := newSingle(client)
+	s := newSingle(client, Config{})
 	k := newKeys("", "a", false)
 	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()

@@ -50,6 +50,13 @@ func TestContractOnRedis(t *testing.T) {
 	runContract(t, newWorld(t).forSubtests())
 }
 
+func TestContractOnRedisWithAClientThatHonoursContexts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.client = directClient(t, testenv.Redis(t))
+	runContract(t, w.forSubtests())
+}
+
 func TestContractOnRedisWithHashedKeys(t *testing.T) {
 	t.Parallel()
 	plain := newWorld(t).forSubtests()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/admission"
 )
@@ -205,6 +206,27 @@ func TestUnjudged(t *testing.T) {
 	}
 }
 
+// Not by a fault in the client, but by a server that accepts requests and does not answer.
+func TestAServerThatIsStoppedTakesNoLongerThanTimeout(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	var limiters []*admission.Limiter
+	for _, client := range []*redis.Client{server.Client(), directClient(t, server.Client())} {
+		l := (&world{client: client, namespace: "test"}).limiter(t, admission.Config{Limit: 10, Window: time.Minute, Timeout: 300 * ms})
+		require.Eventually(t, func() bool { return allow(t, l, "a").Allowed }, 5*time.Second, ms) // connected
+		limiters = append(limiters, l)
+	}
+	server.Pause()
+	for _, l := range limiters {
+		start := time.Now()
+		d, err := l.Allow(t.Context(), "a")
+		require.NoError(t, err)
+		require.ErrorIs(t, d.Unjudged, lease.ErrUnreachable)
+		require.Less(t, time.Since(start), 2*time.Second, "the client's own bound is longer, and it would try again")
+	}
+	server.Resume()
+}
+
 func TestWhatRedisRefusesIsUnjudged(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -282,7 +304,7 @@ func TestBadInput(t *testing.T) {
 
 // BenchmarkAllow compares a judgement with the cheapest round trip there is, asked in turns.
 func BenchmarkAllow(b *testing.B) {
-	client, namespace := benchClient(b)
+	client, namespace := directClient(b, testenv.Redis(b)), testenv.Namespace(b)
 	l, err := admission.New(client, admission.Config{
 		Limit: admission.MaxLimit, Window: time.Hour, WhenUnjudged: admission.FailClosed, Namespace: namespace, Timeout: time.Minute,
 	})

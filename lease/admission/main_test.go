@@ -106,7 +106,11 @@ func requireRefused(t *testing.T, l *admission.Limiter, key string) admission.De
 	return d
 }
 
-// benchClient is without hooks.
-func benchClient(b *testing.B) (client *redis.Client, namespace string) {
-	return testenv.Redis(b), testenv.Namespace(b)
+// directClient is without hooks, and honours contexts.
+func directClient(t testing.TB, base *redis.Client) *redis.Client {
+	options := *base.Options()
+	options.ContextTimeoutEnabled = true
+	client := redis.NewClient(&options)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }

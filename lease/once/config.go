@@ -40,13 +40,16 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// check leaves to package lease what concerns the claim.
+// check leaves to package lease what has the same name there.
 func (c Config) check() error {
 	if c.InFlight < time.Millisecond {
 		return script.Invalid("InFlight must be at least 1ms; it is %v", c.InFlight)
 	}
 	if c.Done < time.Millisecond {
 		return script.Invalid("Done must be at least 1ms; it is %v", c.Done)
+	}
+	if c.MaxRun != 0 && c.MaxRun != lease.Unlimited && c.MaxRun < c.InFlight {
+		return script.Invalid("MaxRun (%v) must be at least InFlight (%v), or lease.Unlimited", c.MaxRun, c.InFlight)
 	}
 	return nil
 }

@@ -49,15 +49,19 @@ func TestAThousandDuplicatesOneRun(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for name, cfg := range map[string]once.Config{
-		"no claim":           {InFlight: 999 * time.Microsecond},
-		"negative claim":     {InFlight: -time.Second},
-		"no replay":          {Done: 999 * time.Microsecond},
-		"run below claim":    {InFlight: time.Minute, MaxRun: time.Second},
-		"namespace too long": {Namespace: strings.Repeat("x", 129)},
+	for _, test := range []struct {
+		cfg   once.Config
+		names string // the error
+	}{
+		{once.Config{InFlight: 999 * time.Microsecond}, "InFlight"},
+		{once.Config{InFlight: -time.Second}, "InFlight"},
+		{once.Config{Done: 999 * time.Microsecond}, "Done"},
+		{once.Config{InFlight: time.Minute, MaxRun: time.Second}, "MaxRun"},
+		{once.Config{Namespace: strings.Repeat("x", 129)}, "namespace"},
 	} {
-		_, err := once.New(w.client, cfg)
-		require.ErrorIs(t, err, lease.ErrInvalid, name)
+		_, err := once.New(w.client, test.cfg)
+		require.ErrorIs(t, err, lease.ErrInvalid)
+		require.ErrorContains(t, err, "invalid: "+test.names)
 	}
 	_, err := once.New(nil, once.Config{})
 	require.ErrorIs(t, err, lease.ErrInvalid)
@@ -363,19 +367,53 @@ func TestResultsBelongToTheirCallers(t *testing.T) {
 	})
 }
 
-// What was seen before the result was forgotten is of no use to whoever asks afterwards.
+// What was seen before the result was forgotten is of no use to whoever asks afterwards. They ask Redis, once for all of them.
 func TestNobodyJoinsAFlightFromBeforeAForget(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		o := w.once(t, once.Config{})
-		h := newHeld()
-		first := begin(t.Context(), o, "a", h.thatAnswers("old"))
-		<-h.claim
+		before, after := newHeld(), newHeld()
+		first := begin(t.Context(), o, "a", func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+			_, _ = before.thatAnswers("")(ctx, claim)
+			return nil, errDeclined
+		})
+		<-before.claim
 		require.NoError(t, o.Forget(t.Context(), "a"))
-		second := begin(t.Context(), o, "a", forbidden(t))
+
+		var asked atomic.Int64
+		w.faults.Set(func(redis.Cmder) faulty.Fault { asked.Add(1); return faulty.None })
+		second := begin(t.Context(), o, "a", after.thatAnswers("paid"))
 		synctest.Wait()
-		close(h.goOn)
-		require.Equal(t, outcome{"old", false, nil}, <-first)
-		require.Equal(t, outcome{"old", true, nil}, <-second, "it asked Redis: that run has ended after the Forget")
+		require.Positive(t, asked.Load())
+		close(before.goOn)
+		require.ErrorIs(t, (<-first).err, errDeclined)
+		<-after.claim
+		asked.Store(0)
+		third := begin(t.Context(), o, "a", forbidden(t))
+		synctest.Wait()
+		require.Zero(t, asked.Load(), "it follows the second, though the first has landed since")
+		close(after.goOn)
+		require.Equal(t, outcome{"paid", false, nil}, <-second)
+		require.Equal(t, outcome{"paid", true, nil}, <-third)
+	})
+}
+
+// The reply to the first request is lost, and so is the claim before the second: the result counts all the same.
+func TestALostReplyDoesNotLoseTheResult(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		got := do(t.Context(), w.once(t, once.Config{}), "a", func(context.Context, *lease.Lease) ([]byte, error) {
+			// The script is new to the server: once in vain, once in full, and the third time again.
+			var sent atomic.Int64
+			w.faults.Set(func(redis.Cmder) faulty.Fault {
+				if sent.Add(1) == 1 {
+					return faulty.LoseReply
+				}
+				w.faults.Always(faulty.None)
+				require.NoError(t, w.client.Del(t.Context(), "lease:v1:{test/once:a}:owner").Err())
+				return faulty.None
+			})
+			return []byte("paid"), nil
+		})
+		require.Equal(t, outcome{"paid", false, nil}, got)
 	})
 }
 

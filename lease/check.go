@@ -1,0 +1,159 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Health is what [Issuer.Check] found.
+type Health struct {
+	Servers []ServerHealth
+}
+
+// ServerHealth is the state of one server that grants leases: the primary, each master of a Cluster, each member of a quorum.
+type ServerHealth struct {
+	Addr      string        // empty if the client does not tell
+	Version   string        // "7.2.4"
+	Role      string        // "master" or "slave"
+	Eviction  string        // maxmemory-policy
+	Limited   bool          // whether there is a maxmemory
+	AOF       bool          // whether every write is logged
+	Replicas  int           // connected
+	Clock     time.Duration // how far the server's clock is ahead of this process's, give or take half of RoundTrip
+	RoundTrip time.Duration
+
+	// Warnings are what a person should look at: leases are granted, but are less safe or less useful than they could be.
+	Warnings []string
+}
+
+// Warnings are those of all servers, each with its server's address.
+func (h Health) Warnings() []string {
+	var all []string
+	for _, s := range h.Servers {
+		for _, w := range s.Warnings {
+			all = append(all, strings.TrimPrefix(s.Addr+": "+w, ": "))
+		}
+	}
+	return all
+}
+
+// Check finds out whether leases can be had and kept, for readiness probes: nil means yes. The error is [ErrUnreachable], another of
+// those that an acquisition would return, or [ErrUnfit] with the reason, such as a policy by which Redis may throw leases
+// away. What was found is returned with an error as well. Where the server does not tell, because an ACL or a provider
+// forbids INFO, that is a warning.
+//
+// Of a quorum, a minority may fail with no more than a warning. Check grants nothing, takes a few round trips, and costs little enough for a probe every few seconds.
+func (i *Issuer) Check(ctx context.Context) (Health, error) {
+	var h Health
+	servers, spare, err := i.store.servers(ctx)
+	for _, server := range servers {
+		found, problem := checkServer(ctx, server)
+		if problem != nil {
+			if spare--; spare >= 0 {
+				found.warn("%v", problem)
+			} else if err == nil {
+				err = fmt.Errorf("lease: check %s: %w", found.Addr, problem)
+			}
+		}
+		h.Servers = append(h.Servers, found)
+	}
+	return h, err
+}
+
+// minVersion is the first that the protocol is tested with.
+const minVersion = 7
+
+// maxClockDifference is what a warning is worth. Tokens only need Redis's clock not to go back; but who compares times in tokens,
+// logs and rows should not be misled.
+const maxClockDifference = time.Second
+
+func checkServer(ctx context.Context, client *redis.Client) (ServerHealth, error) {
+	s := ServerHealth{Addr: client.Options().Addr}
+	if err := s.askClock(ctx, client); err != nil {
+		return s, err
+	}
+	info, err := bounded(ctx, func() *redis.StringCmd {
+		// All sections in one reply: naming several at once is not understood by every version.
+		return client.Info(ctx)
+	})
+	if err == nil {
+		err = info.Err()
+	}
+	switch {
+	case err != nil && redis.IsPermissionError(err):
+		s.warn("INFO is forbidden: role, eviction policy and persistence were not checked")
+		return s, nil
+	case err != nil:
+		return s, failed(ctx, "info", err)
+	}
+	return s, s.judge(fields(info.Val()))
+}
+
+// askClock compares the server's clock with this process's at the middle of the round trip.
+func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error {
+	sent := time.Now()
+	cmd, err := bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
+	if err == nil {
+		err = cmd.Err()
+	}
+	if err != nil {
+		return failed(ctx, "time", err)
+	}
+	s.RoundTrip = time.Since(sent)
+	s.Clock = cmd.Val().Sub(sent.Add(s.RoundTrip / 2))
+	if s.Clock.Abs() > maxClockDifference+s.RoundTrip/2 {
+		s.warn("its clock differs from this process's by %v", s.Clock.Round(time.Millisecond))
+	}
+	return nil
+}
+
+func (s *ServerHealth) warn(format string, args ...any) {
+	s.Warnings = append(s.Warnings, fmt.Sprintf(format, args...))
+}
+
+// judge reads INFO. The error is what makes the server unfit.
+func (s *ServerHealth) judge(info map[string]string) error {
+	s.Version = info["redis_version"]
+	s.Role = info["role"]
+	s.Eviction = info["maxmemory_policy"]
+	s.Limited = info["maxmemory"] != "" && info["maxmemory"] != "0"
+	s.AOF = info["aof_enabled"] == "1"
+	s.Replicas, _ = strconv.Atoi(info["connected_slaves"])
+
+	major, _, _ := strings.Cut(s.Version, ".")
+	if n, err := strconv.Atoi(major); err == nil && n < minVersion {
+		s.warn("version %s is older than %d, with which this package is tested", s.Version, minVersion)
+	}
+	if !s.AOF {
+		s.warn("appendonly is off: after a crash it forgets leases that are held")
+	}
+	if good, known := info["min_slaves_good_slaves"]; s.Replicas > 0 && (!known || good == "") {
+		s.warn("it has replicas but no min-replicas-to-write: cut off from them it goes on granting leases that a fail-over forgets")
+	}
+	evicts := s.Eviction != "" && s.Eviction != "noeviction"
+	switch {
+	case s.Role != "" && s.Role != "master":
+		return fmt.Errorf("%w: %w", ErrUnfit, ErrReadOnly)
+	case evicts && s.Limited:
+		return fmt.Errorf("%w: maxmemory-policy is %s, so leases that are held may be evicted; set it to noeviction", ErrUnfit, s.Eviction)
+	case evicts:
+		s.warn("maxmemory-policy is %s: once there is a maxmemory, leases that are held may be evicted", s.Eviction)
+	}
+	return nil
+}
+
+// fields reads the lines "name:value" of INFO.
+func fields(info string) map[string]string {
+	all := make(map[string]string)
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			all[name] = value
+		}
+	}
+	return all
+}

@@ -1,0 +1,187 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestRefusalsHaveOneErrorEach(t *testing.T) {
+	for answer, want := range map[string]error{
+		"OOM command not allowed when used memory > 'maxmemory'.": lease.ErrOutOfMemory,
+		"NOREPLICAS Not enough good replicas to write.":           lease.ErrTooFewReplicas,
+		"READONLY You can't write against a read only replica.":   lease.ErrReadOnly,
+		"MASTERDOWN Link with MASTER is down.":                    lease.ErrReadOnly,
+		"LOADING Redis is loading the dataset in memory":          lease.ErrLoading,
+		"CLUSTERDOWN The cluster is down":                         lease.ErrClusterDown,
+		"TRYAGAIN Multiple keys request during rehashing of slot": lease.ErrClusterDown,
+		"MOVED 3999 127.0.0.1:6381":                               lease.ErrClusterDown,
+		"ASK 3999 127.0.0.1:6381":                                 lease.ErrClusterDown,
+	} {
+		t.Run(answer[:6], func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+				l := try(t, i, "a")
+				time.Sleep(time.Second)
+				w.memory.SetError(answer)
+				_, err := i.TryAcquire(t.Context(), "b")
+				require.ErrorIs(t, err, want)
+				require.NotErrorIs(t, err, lease.ErrUnreachable)
+				require.ErrorIs(t, l.Extend(t.Context()), want)
+				require.NoError(t, l.Err(), "no news of the lease")
+				w.memory.SetError("")
+				require.NoError(t, l.Release(t.Context()))
+			})
+		})
+	}
+}
+
+func TestAnOutageIsSatOutForOneTTL(t *testing.T) {
+	for name, outage := range map[string]struct{ begin, end func(w *world) }{
+		"silence":   {func(w *world) { w.faults.Always(faulty.LoseRequest) }, func(w *world) { w.faults.Always(faulty.None) }},
+		"fail-over": {func(w *world) { w.memory.SetError("READONLY You can't write against a read only replica.") }, func(w *world) { w.memory.SetError("") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+				outage.begin(w)
+				time.AfterFunc(8*time.Second, func() { outage.end(w) })
+				l, err := i.Acquire(t.Context(), "a")
+				require.NoError(t, err)
+				require.NoError(t, l.Release(t.Context()))
+
+				outage.begin(w)
+				start := time.Now()
+				_, err = i.Acquire(t.Context(), "a")
+				require.Error(t, err)
+				require.NotErrorIs(t, err, lease.ErrHeld)
+				require.WithinRange(t, time.Now(), start.Add(9*time.Second), start.Add(12*time.Second))
+				outage.end(w)
+			})
+		})
+	}
+}
+
+func TestOutOfMemory(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, testenv.OwnRedis(t).Client())
+	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+	l := try(t, i, "a")
+	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	_, err := i.TryAcquire(t.Context(), "b")
+	require.ErrorIs(t, err, lease.ErrOutOfMemory)
+	require.Zero(t, w.client.Exists(t.Context(), w.key("b", "owner"), w.key("b", "fence")).Val())
+	require.NoError(t, l.Extend(t.Context()), "what is held goes on")
+	require.NoError(t, l.Release(t.Context()), "and can be given back")
+}
+
+func TestAReplicaGrantsNothing(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, testenv.OwnRedis(t).Client())
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	require.NoError(t, w.client.Do(t.Context(), "REPLICAOF", "127.0.0.1", "1").Err())
+	_, err := i.TryAcquire(t.Context(), "a")
+	require.ErrorIs(t, err, lease.ErrReadOnly)
+	grants := make(chan grant)
+	wait(t.Context(), i, 0, grants)
+	require.NoError(t, w.client.Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
+	g := <-grants
+	require.NoError(t, g.err)
+	require.NoError(t, g.lease.Release(t.Context()))
+}
+
+func TestReplicasHaveToConfirm(t *testing.T) {
+	t.Parallel()
+	lonely := worldOn(t, testenv.OwnRedis(t).Client())
+	strict := lonely.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms})
+	for _, acquire := range []func() (*lease.Lease, error){
+		func() (*lease.Lease, error) { return strict.TryAcquire(t.Context(), "a") },
+		func() (*lease.Lease, error) { return strict.Acquire(t.Context(), "a") },
+	} {
+		_, err := acquire()
+		require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+		require.Empty(t, lonely.snapshot(t, "a").owner, "undone")
+	}
+	l := try(t, lonely.issuer(t, lease.Config{TTL: time.Minute}), "a")
+	_, err := strict.TryAcquire(t.Context(), "a")
+	require.ErrorIs(t, err, lease.ErrHeld, "a refusal needs no witnesses")
+	_, err = strict.Heal(t.Context(), l, l.Token())
+	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+	require.Empty(t, lonely.snapshot(t, "a").owner, "undone")
+
+	require.NoError(t, lonely.client.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err())
+	_, err = lonely.issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a")
+	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+
+	sharded := &world{client: testenv.Cluster(t).Client(), namespace: "cluster"}
+	_, err = sharded.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}).TryAcquire(t.Context(), "a")
+	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+}
+
+// A grant that no replica has can be forgotten; with Replicas it is not given.
+func TestFailOver(t *testing.T) {
+	t.Parallel()
+	sentinel := testenv.Sentinel(t)
+	w := &world{client: sentinel.Client(), namespace: "sentinel"}
+	strict := w.issuer(t, lease.Config{TTL: time.Minute, Replicas: 1})
+	plain := w.issuer(t, lease.Config{TTL: time.Minute})
+	confirmed := try(t, strict, "confirmed")
+
+	replicas := sentinel.Replicas()
+	sentinel.CutOff()
+	_, err := strict.TryAcquire(t.Context(), "forgotten")
+	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
+	forgotten := try(t, plain, "forgotten")
+
+	old := sentinel.Primary()
+	old.Kill()
+	for _, replica := range replicas {
+		replica.Resume()
+	}
+	again, err := plain.Acquire(t.Context(), "forgotten")
+	require.NoError(t, err, "it waits for the new primary")
+	sentinel.AwaitPromotion(old)
+	require.Greater(t, again.Token(), forgotten.Token(), "the new primary never heard of that token")
+	require.ErrorIs(t, forgotten.Extend(t.Context()), lease.ErrLost)
+	require.NoError(t, confirmed.Extend(t.Context()), "this one it knows")
+	require.NoError(t, again.Release(t.Context()))
+}
+
+func TestASlotOnItsWay(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	w := &world{client: cluster.Client(), namespace: "cluster"}
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	slot := cluster.Slot(w.key("a", "owner"))
+	require.NoError(t, try(t, i, "a").Release(t.Context()))
+	cluster.BeginMove(slot)
+	moved := make(chan grant, 1)
+	wait(context.Background(), i, 0, moved)
+	cluster.FinishMove(slot)
+	g := <-moved
+	require.NoError(t, g.err)
+	cluster.MoveSlot(slot)
+	// The nodes may contradict each other for a moment.
+	settled := func(what error) bool { return !errors.Is(what, lease.ErrClusterDown) }
+	require.Eventually(t, func() bool { return settled(g.lease.Extend(t.Context())) }, 10*time.Second, 50*ms)
+	require.Eventually(t, func() bool { return settled(g.lease.Release(t.Context())) }, 10*time.Second, 50*ms)
+	require.ErrorIs(t, g.lease.Err(), lease.ErrReleased)
+
+	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}), lease.ErrTooFewReplicas)
+	cluster.MoveSlot(slot)
+	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}), lease.ErrTooFewReplicas,
+		"the right server is found again")
+}
+
+func acquireOn(t *testing.T, w *world, cfg lease.Config) error {
+	t.Helper()
+	_, err := w.issuer(t, cfg).Acquire(t.Context(), "a")
+	return err
+}

@@ -1,0 +1,321 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+)
+
+// NewQuorum makes an issuer over several independent Redis servers, an odd number of at least three; a lease is what a majority grants
+// (the algorithm called Redlock). Its tokens rise as those of one Redis do: the greatest that any member issued is made known to
+// a majority before the lease is returned, and every later majority shares a member with that one.
+//
+// It adds availability: leases go on while a minority of the members is down. It does not add safety where the store of the data
+// checks tokens, and without such a store it is no safer than what its clocks and pauses allow. A member that has lost its data
+// must stay away for as long as a lease lasts, or two may hold the resource; tokens keep rising then by the members' clocks.
+//
+// In contrast to one Redis: waiters poll and there is no order among them, an attempt that fails to win a majority uses up tokens,
+// and [Config.Replicas] has no place.
+func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
+	if len(clients) < 3 || len(clients)%2 == 0 {
+		return nil, invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
+	}
+	if cfg.Replicas != 0 {
+		return nil, invalid("Replicas (%d) does not go with a quorum, whose members are independent", cfg.Replicas)
+	}
+	q := &quorum{need: len(clients)/2 + 1, patience: cfg.withDefaults().RenewTimeout / 2}
+	for n, client := range clients {
+		if client == nil {
+			return nil, invalid("client %d is nil", n)
+		}
+		q.members = append(q.members, newSingle(client, cfg.withDefaults()))
+	}
+	return newIssuer(q, cfg)
+}
+
+// quorum is the store on the majority of its members.
+type quorum struct {
+	members  []*single
+	need     int           // a majority
+	patience time.Duration // for one member's answer
+}
+
+// straggle is how long the slower members are waited for once a majority has answered.
+const straggle = 50 * time.Millisecond
+
+// vote is what one member answered.
+type vote[T any] struct {
+	answer T
+	err    error
+}
+
+// poll asks all members at once and returns the votes in the members' order. It returns when all have answered, when a majority has and
+// the others straggle, or when the members' time is over; a vote that is missing by then is [ErrUnreachable].
+func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *single) (T, error)) []vote[T] {
+	type numbered struct {
+		member int
+		vote[T]
+	}
+	answers := make(chan numbered, len(q.members))
+	for n, m := range q.members {
+		go func() {
+			ctx, cancel := context.WithTimeoutCause(ctx, q.patience, errNoVote)
+			defer cancel()
+			answer, err := ask(ctx, m)
+			answers <- numbered{n, vote[T]{answer, err}}
+		}()
+	}
+	votes := make([]vote[T], len(q.members))
+	for n := range votes {
+		votes[n].err = fmt.Errorf("%w: %w", ErrUnreachable, errNoVote)
+	}
+	var late <-chan time.Time
+	for got, good := 0, 0; got < len(votes); got++ {
+		select {
+		case a := <-answers:
+			votes[a.member] = a.vote
+			if a.err == nil {
+				good++
+			}
+		case <-late:
+			return votes
+		}
+		if good == q.need {
+			late = time.After(straggle)
+		}
+	}
+	return votes
+}
+
+var errNoVote = errors.New("a member of the quorum did not answer in time")
+
+// failure is the error when fewer than a majority could answer at all; nil otherwise.
+func failure[T any](q *quorum, votes []vote[T]) error {
+	good := 0
+	var errs []error
+	for _, v := range votes {
+		if v.err == nil {
+			good++
+		} else {
+			errs = append(errs, v.err)
+		}
+	}
+	if good >= q.need {
+		return nil
+	}
+	return fmt.Errorf("only %d of %d members of the quorum answered: %w", good, len(votes), errors.Join(errs...))
+}
+
+// decide makes one outcome of many. It is done if a majority did it, and lost once no majority can have.
+func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
+	count := make(map[outcome]int)
+	silent := 0
+	for _, v := range votes {
+		if v.err != nil {
+			silent++
+		} else {
+			count[v.answer]++
+		}
+	}
+	switch {
+	case count[done] >= q.need:
+		return done, nil
+	case count[done]+silent >= q.need:
+		return "", failure(q, votes)
+	case count[revoked] > 0:
+		return revoked, nil
+	case count[taken] > 0:
+		return taken, nil
+	}
+	return gone, nil
+}
+
+func (q *quorum) acquire(ctx context.Context, a ask) (acquired, error) {
+	if a.mode == wait {
+		a.mode = try // there is no common queue
+	}
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (acquired, error) { return m.acquire(ctx, a) })
+	tokens := make([]int64, len(a.keys))
+	won := 0
+	refused := acquired{wait: time.Millisecond}
+	for _, v := range votes {
+		switch {
+		case v.err != nil:
+		case v.answer.tokens == nil:
+			refused.wait, refused.index = max(refused.wait, v.answer.wait), v.answer.index
+		default:
+			won++
+			for n, token := range v.answer.tokens {
+				tokens[n] = max(tokens[n], token)
+			}
+		}
+	}
+	if won < q.need {
+		q.undo(ctx, a.keys, a.id)
+		return refused, failure(q, votes)
+	}
+	for n, k := range a.keys {
+		result, err := q.confirm(ctx, extension{term{k, a.id, tokens[n]}, a.ttl, a.retention})
+		if err != nil {
+			return acquired{}, err
+		}
+		if result != done { // lost again before it was won
+			q.undo(ctx, a.keys, a.id)
+			return acquired{wait: time.Millisecond, index: n}, nil
+		}
+	}
+	return acquired{tokens: tokens}, nil
+}
+
+func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
+	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, e) }))
+}
+
+// undo gives back what a minority granted, so that the next attempt of a rival does not fail for it.
+func (q *quorum) undo(ctx context.Context, all []keys, id uuid.UUID) {
+	ctx, cancel := detached(ctx, q.patience)
+	defer cancel()
+	for _, k := range all {
+		_ = q.withdraw(ctx, k, id)
+	}
+}
+
+func (q *quorum) extend(ctx context.Context, batch []extension) []answered {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) ([]answered, error) { return m.extend(ctx, batch), nil })
+	answers := make([]answered, len(batch))
+	for n := range batch {
+		each := make([]vote[outcome], len(votes))
+		for m, v := range votes {
+			each[m].err = v.err
+			if v.err == nil {
+				each[m] = vote[outcome]{v.answer[n].outcome, v.answer[n].err}
+			}
+		}
+		answers[n].outcome, answers[n].err = decide(q, each)
+	}
+	return answers
+}
+
+func (q *quorum) release(ctx context.Context, t term) (outcome, error) {
+	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) {
+		result, err := m.release(ctx, t)
+		if err == nil && result == taken {
+			// Perhaps by this very lease, if the member granted too late to be asked to confirm.
+			err = m.withdraw(ctx, t.keys, t.id)
+		}
+		return result, err
+	}))
+}
+
+func (q *quorum) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
+	return failure(q, poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) {
+		return struct{}{}, m.withdraw(ctx, k, id)
+	}))
+}
+
+func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (Verdict, error) { return m.verify(ctx, t) })
+	count := make(map[Verdict]int)
+	for _, v := range votes {
+		count[v.answer]++ // 0 for those that did not answer
+	}
+	switch {
+	case count[Current] >= q.need:
+		return Current, nil
+	case count[Current]+count[FenceStale] >= q.need:
+		return FenceStale, nil
+	case count[LeaseLost] > len(q.members)-q.need:
+		return LeaseLost, nil
+	}
+	return 0, failure(q, votes)
+}
+
+func (q *quorum) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (Revocation, error) {
+		return m.revoke(ctx, k, id, from, retention)
+	})
+	var r Revocation
+	var passed error
+	won := 0
+	for _, v := range votes {
+		switch {
+		case errors.Is(v.err, ErrStale):
+			passed = v.err
+		case v.err == nil:
+			won++
+			if v.answer.holderToken >= r.holderToken {
+				r.holder, r.holderToken = v.answer.holder, v.answer.holderToken
+			}
+			r.token = max(r.token, v.answer.token)
+		}
+	}
+	if won < q.need {
+		if passed != nil {
+			return Revocation{}, passed
+		}
+		return Revocation{}, failure(q, votes)
+	}
+	_, err := q.raise(ctx, k, r.token, retention)
+	return r, err
+}
+
+func (q *quorum) raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error) {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.raise(ctx, k, floor, retention) })
+	last := floor
+	for _, v := range votes {
+		last = max(last, v.answer)
+	}
+	return last, failure(q, votes)
+}
+
+func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error) {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, floor) })
+	var token int64
+	for _, v := range votes {
+		token = max(token, v.answer)
+	}
+	if err := failure(q, votes); err != nil {
+		return 0, err
+	}
+	result, err := q.confirm(ctx, extension{term{old.keys, id, token}, old.ttl, old.retention})
+	if err == nil && result != done {
+		err = result.loss()
+	}
+	return token, err
+}
+
+// inspect reports the holder that a majority names, and the greatest token that any member remembers.
+func (q *quorum) inspect(ctx context.Context, k keys) (Inspection, error) {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (Inspection, error) { return m.inspect(ctx, k) })
+	count := make(map[uuid.UUID]int)
+	var found, last Inspection
+	for _, v := range votes {
+		if v.err != nil {
+			continue
+		}
+		if count[v.answer.Holder]++; count[v.answer.Holder] == q.need {
+			found = v.answer
+		}
+		if v.answer.LastToken >= last.LastToken {
+			last = v.answer
+		}
+	}
+	found.LastToken, found.RememberedFor = last.LastToken, last.RememberedFor
+	return found, failure(q, votes)
+}
+
+func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
+	for _, m := range q.members {
+		some, _, memberErr := m.servers(ctx)
+		all, err = append(all, some...), errors.Join(err, memberErr)
+	}
+	return all, len(q.members) - q.need, err
+}
+
+func (q *quorum) spans([]keys) bool { return true }
+
+func (q *quorum) listen(string) *ear { return nil }
