@@ -15,9 +15,8 @@ local key = KEYS[1]
 local limit = whole(ARGV[1], 1, 'limit')
 local window = whole(ARGV[2], 1, 'window')
 
-local problem = mistyped(key, 'string')
-if problem then return corrupt(key, problem) end
-local value = redis.call('GET', key)
+local value = redis.pcall('GET', key) -- spares the question for the type
+if type(value) == 'table' then return corrupt(key, 'is not a string') end
 if not value then
   redis.call('SET', key, '1', 'PX', digits(window))
   return {'admitted', '1', digits(window + 1)}
