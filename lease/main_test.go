@@ -2,7 +2,9 @@ package lease_test
 
 import (
 	"context"
+	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +20,16 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if addr, namespace, child := strings.Cut(os.Getenv(childVar), " "); child {
+		if err := hold(addr, namespace); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	testenv.Main(m)
+}
 
 // world is one test's view of the shared Redis: issuers made in it share resources with each other and with no other test.
 type world struct {

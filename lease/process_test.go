@@ -1,0 +1,146 @@
+package lease_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// childVar makes this test binary a holder in a process of its own: address and namespace.
+const childVar = "FENCEDB_TEST_HOLDER"
+
+// hold is the other process. It acquires, says so, and when a line arrives tries everything that a holder can do.
+func hold(addr, namespace string) error {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	i, err := lease.New(client, lease.Config{TTL: time.Second, Namespace: namespace})
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	l, err := i.TryAcquire(ctx, "a")
+	if err != nil {
+		return err
+	}
+	fmt.Println("holding", l.Token())
+	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+		return err
+	}
+	extend, release := l.Extend(ctx), l.Release(ctx)
+	fmt.Println(errors.Is(extend, lease.ErrExpired), errors.Is(release, lease.ErrExpired),
+		errors.Is(context.Cause(l.Context()), lease.ErrExpired))
+	return nil
+}
+
+func TestAHolderThatWasStopped(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), childVar+"="+testenv.Redis(t).Options().Addr+" "+w.namespace)
+	child.Stderr = os.Stderr
+	stdin, err := child.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := child.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, child.Start())
+	t.Cleanup(func() { _ = child.Process.Kill() })
+	says := bufio.NewScanner(stdout)
+	hear := func() string {
+		t.Helper()
+		require.True(t, says.Scan())
+		return says.Text()
+	}
+	require.True(t, strings.HasPrefix(hear(), "holding "))
+
+	require.NoError(t, child.Process.Signal(syscall.SIGSTOP))
+	next, err := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never}).Acquire(t.Context(), "a")
+	require.NoError(t, err)
+	before := w.dump(t, "a")
+	_, err = fmt.Fprintln(stdin)
+	require.NoError(t, err)
+	require.NoError(t, child.Process.Signal(syscall.SIGCONT))
+	require.Equal(t, "true true true", hear(), "extend, release and context all say that it expired")
+	require.NoError(t, child.Wait())
+	require.Equal(t, before, w.dump(t, "a"), "nothing of the next holder's was touched")
+	require.NoError(t, next.Release(t.Context()))
+}
+
+// Resources that are leased once and never again leave nothing behind.
+func TestNothingIsLeftAfterTheRetention(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	w := worldOn(t, server.Client())
+	i := w.issuer(t, lease.Config{TTL: time.Second, RenewEvery: lease.Never, FenceRetention: time.Second})
+	for n := range 20 {
+		ls, err := i.TryAcquireAll(t.Context(), prefixed(fmt.Sprint(n, "-"), many(500)))
+		require.NoError(t, err)
+		if n%2 == 0 {
+			require.NoError(t, ls.Release(t.Context()))
+		}
+	}
+	require.Eventually(t, func() bool { return w.client.DBSize(t.Context()).Val() == 0 }, 10*time.Second, 10*ms)
+}
+
+func prefixed(prefix string, names []string) []string {
+	for n := range names {
+		names[n] = prefix + names[n]
+	}
+	return names
+}
+
+// What ten thousand leases cost that are held and renewed: processor time of this process, as a share of one core, and bytes in
+// Redis for each.
+func BenchmarkTenThousandLeasesHeld(b *testing.B) {
+	client := testenv.Redis(b)
+	namespace := testenv.Namespace(b)
+	i, err := lease.New(client, lease.Config{TTL: 30 * time.Second, Namespace: namespace})
+	require.NoError(b, err)
+	var all lease.Leases
+	for n := range 10 {
+		ls, err := i.TryAcquireAll(b.Context(), prefixed(fmt.Sprint(n, "-"), many(1000)))
+		require.NoError(b, err)
+		all = append(all, ls...)
+	}
+	bytes := client.MemoryUsage(b.Context(), "lease:v1:{"+namespace+"/0-r1}:owner").Val() +
+		client.MemoryUsage(b.Context(), "lease:v1:{"+namespace+"/0-r1}:fence").Val()
+	started, used := time.Now(), processorTime(b)
+	for b.Loop() {
+		<-time.After(10 * time.Second) // one interval of renewals
+	}
+	b.ReportMetric(float64(processorTime(b)-used)/float64(time.Since(started)), "cores")
+	b.ReportMetric(float64(bytes), "redis-B/lease")
+	for _, l := range all {
+		require.NoError(b, l.Err())
+	}
+	require.NoError(b, all.Release(b.Context()))
+}
+
+func processorTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// One uncontended lease, acquired and released: two round trips.
+func BenchmarkAcquireRelease(b *testing.B) {
+	i, err := lease.New(testenv.Redis(b), lease.Config{TTL: 30 * time.Second, Namespace: testenv.Namespace(b)})
+	require.NoError(b, err)
+	b.ReportAllocs()
+	for b.Loop() {
+		l, err := i.TryAcquire(b.Context(), "a")
+		require.NoError(b, err)
+		require.NoError(b, l.Release(b.Context()))
+	}
+}
