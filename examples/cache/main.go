@@ -1,0 +1,108 @@
+// Command cache lets a thousand readers miss one hot key at the same moment, and counts how often it is built.
+//
+//	go run ./examples/cache     # exits with 0 if it was built once
+//
+// It finds or starts a Redis, and leaves nothing behind but a key that expires.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease/once"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := demo(ctx, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "cache:", err)
+		os.Exit(1)
+	}
+}
+
+func demo(ctx context.Context, out io.Writer) (err error) {
+	env, err := testenv.Start(ctx, testenv.Options{AllowMiniredis: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, env.Close()) }()
+	options, err := redis.ParseURL(env.RedisURL)
+	if err != nil {
+		return err
+	}
+	builds, slowest, err := stampede(ctx, options, "demo_"+strconv.FormatUint(rand.Uint64()>>16, 36))
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%d readers in %d processes, all at once: built %d times, the slowest waited %v for a build of %v\n",
+		processes*readers, processes, builds, slowest.Round(time.Millisecond), buildTime)
+	if builds != 1 {
+		return fmt.Errorf("built %d times", builds)
+	}
+	return nil
+}
+
+const (
+	processes = 4 // connections and caches of their own: to Redis they look like processes
+	readers   = 250
+	buildTime = 300 * time.Millisecond
+)
+
+type menu struct {
+	Dishes []string `json:"dishes"`
+}
+
+// stampede lets everybody read the same key, and returns how often it was built and how long the slowest reader took.
+func stampede(ctx context.Context, options *redis.Options, namespace string) (builds int64, slowest time.Duration, err error) {
+	var built, longest atomic.Int64
+	build := func(ctx context.Context, _ string) (menu, error) {
+		built.Add(1)
+		select {
+		case <-time.After(buildTime): // a slow query
+			return menu{[]string{"soup", "fish"}}, nil
+		case <-ctx.Done():
+			return menu{}, context.Cause(ctx)
+		}
+	}
+	var all errgroup.Group
+	for range processes {
+		own := *options
+		client := redis.NewClient(&own)
+		defer client.Close()
+		cache, err := NewCache(client, once.Config{InFlight: 5 * time.Second, Done: time.Minute, Namespace: namespace}, build)
+		if err != nil {
+			return 0, 0, err
+		}
+		for range readers {
+			all.Go(func() error {
+				start := time.Now()
+				got, err := cache.Get(ctx, "menu:today")
+				if err == nil && len(got.Dishes) != 2 {
+					err = fmt.Errorf("read %v", got)
+				}
+				for took := int64(time.Since(start)); ; {
+					if most := longest.Load(); took <= most || longest.CompareAndSwap(most, took) {
+						return err
+					}
+				}
+			})
+		}
+	}
+	err = all.Wait()
+	return built.Load(), time.Duration(longest.Load()), err
+}
