@@ -95,7 +95,7 @@ func TestMiddlewareDoesNotServeWhoHasGone(t *testing.T) {
 		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, WhenUnjudged: admission.FailOpen}), admission.HTTP{Key: apiKey})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		s.getWith(ctx, "ann")
+		require.Empty(t, s.getWith(ctx, "ann").Header(), "nothing is said to nobody")
 		require.Zero(t, s.served)
 	})
 }

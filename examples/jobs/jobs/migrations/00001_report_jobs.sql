@@ -1,0 +1,25 @@
+-- +goose Up
+CREATE TABLE report_jobs (
+    id         uuid        PRIMARY KEY,
+    report     text        NOT NULL CHECK (report <> ''),
+    state      text        NOT NULL DEFAULT 'QUEUED' CHECK (state IN ('QUEUED', 'RUNNING', 'DONE')),
+    attempts   int         NOT NULL DEFAULT 0,
+    progress   int         NOT NULL DEFAULT 0 CHECK (progress BETWEEN 0 AND 100),
+    result     text,
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CHECK ((state = 'DONE') = (result IS NOT NULL))
+);
+
+CREATE INDEX report_jobs_open ON report_jobs (created_at) WHERE state <> 'DONE';
+
+COMMENT ON TABLE  report_jobs          IS 'One row for each job, for good. Written only with the fencing token of the job.';
+COMMENT ON COLUMN report_jobs.attempts IS 'How many owners have begun it.';
+COMMENT ON COLUMN report_jobs.progress IS 'Percent, as its owner last said.';
+
+-- Each job is a resource, and its row the ledger of it: an owner writes RUNNING and then DONE with one token, and an owner
+-- that was replaced writes nothing any more.
+SELECT fencedb.protect_row('report_jobs', resource => $$ 'job:' || id $$);
+
+-- +goose Down
+SELECT fencedb.unprotect('report_jobs');
+DROP TABLE report_jobs;

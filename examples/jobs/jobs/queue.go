@@ -1,0 +1,142 @@
+// Package jobs is a queue of long-running jobs in Postgres, owned by whoever holds the lease on the job.
+//
+//	QUEUED ──▶ RUNNING ──▶ DONE          RUNNING and DONE are written under one lease, with one token.
+//	              │  ▲
+//	              └──┘  the owner died or was stopped: another one takes over, with a higher token
+//
+// The lease decides who works; its renewals are the heartbeat. The row decides whose word counts: it keeps the highest token
+// that has written it and refuses every lower one, so an owner that comes back late cannot complete the job a second time.
+package jobs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Queue is one worker's view of the jobs. It is safe for concurrent use.
+type Queue struct {
+	db     *pgxpool.Pool
+	leases *lease.Issuer
+}
+
+// New returns a queue. The database must have been brought up with [Migrate]; both stay the caller's.
+func New(db *pgxpool.Pool, leases *lease.Issuer) *Queue { return &Queue{db, leases} }
+
+func resource(id uuid.UUID) string { return "job:" + id.String() }
+
+// Enqueue adds a job. Its row is born under a lease, like everything that is written to it later.
+func (q *Queue) Enqueue(ctx context.Context, report string) (uuid.UUID, error) {
+	id := uuid.New()
+	err := q.leases.Do(ctx, resource(id), func(ctx context.Context, l *lease.Lease) error {
+		_, err := fencedb.Exec(ctx, q.db, fencedb.Carry(l), `INSERT INTO report_jobs (id, report) VALUES ($1, $2)`, id, report)
+		return err
+	})
+	return id, err
+}
+
+// Run is one owner's turn at a job.
+type Run struct {
+	ID      uuid.UUID
+	Report  string
+	Attempt int // 1 for the first owner
+	Token   int64
+
+	queue *Queue
+	grant fencedb.Grant
+}
+
+// Work does a job and returns its result, under a context that ends with the lease.
+type Work func(ctx context.Context, run *Run) (result string, err error)
+
+// RunOne finds a job that nobody works on, runs it, and reports whether there was one.
+//
+// Nil means that the job is done. [fencedb.ErrStale] means that another owner has taken the job over in the meantime, and that nothing of
+// this run's result was written. If work fails, the job is free for the next one at once.
+func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
+	open, err := q.open(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, id := range open {
+		l, err := q.leases.TryAcquire(ctx, resource(id))
+		if errors.Is(err, lease.ErrHeld) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		ran, err := q.run(ctx, l, id, work)
+		if ran || err != nil {
+			return ran, err
+		}
+	}
+	return false, nil
+}
+
+// open lists what is not done. Whether anybody works on it only its lease knows.
+func (q *Queue) open(ctx context.Context) ([]uuid.UUID, error) {
+	rows, err := q.db.Query(ctx, `SELECT id FROM report_jobs WHERE state <> 'DONE' ORDER BY created_at LIMIT 100`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+}
+
+func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work) (ran bool, err error) {
+	// An owner that was replaced holds nothing that could be given back; whether its work counts, the row has said.
+	defer func() { _ = l.Release(ctx) }()
+	run, err := q.begin(ctx, l, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil // done since it was listed
+	}
+	if err != nil {
+		return false, err
+	}
+	result, err := run.under(ctx, l, work)
+	if err != nil {
+		return true, fmt.Errorf("job %s: %w", id, err)
+	}
+	return true, run.write(ctx, `UPDATE report_jobs SET state = 'DONE', progress = 100, result = $2 WHERE id = $1`, result)
+}
+
+// begin writes RUNNING. From then on the row refuses every earlier owner.
+func (q *Queue) begin(ctx context.Context, l *lease.Lease, id uuid.UUID) (*Run, error) {
+	// Not bounded by the lease's time: a result that comes late, while nobody else has come, is as good as one in time, and who has
+	// come is for the row to say.
+	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
+	run := &Run{ID: id, Token: l.Token(), queue: q, grant: fencedb.Carry(grant)}
+	err := fencedb.Tx(ctx, q.db, run.grant, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `
+			UPDATE report_jobs SET state = 'RUNNING', attempts = attempts + 1, progress = 0
+			WHERE id = $1 AND state <> 'DONE'
+			RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt)
+	})
+	return run, err
+}
+
+// under lets work know when it is of no use any more.
+func (r *Run) under(ctx context.Context, l *lease.Lease, work Work) (string, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })()
+	return work(ctx, r)
+}
+
+// Progress tells everybody how far the job is, in percent, and the owner whether it still is the owner: [fencedb.ErrStale] if not.
+func (r *Run) Progress(ctx context.Context, percent int) error {
+	return r.write(ctx, `UPDATE report_jobs SET progress = $2 WHERE id = $1`, percent)
+}
+
+func (r *Run) write(ctx context.Context, sql string, value any) error {
+	_, err := fencedb.Exec(ctx, r.queue.db, r.grant, sql, r.ID, value)
+	return err
+}

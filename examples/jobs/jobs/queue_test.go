@@ -1,0 +1,209 @@
+package jobs_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/examples/jobs/jobs"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+type world struct {
+	*testing.T
+	db        *pgxpool.Pool
+	namespace string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{t, testenv.Postgres(t), testenv.Namespace(t)}
+	db := stdlib.OpenDBFromPool(w.db)
+	require.NoError(t, jobs.Migrate(t.Context(), db))
+	require.NoError(t, jobs.Migrate(t.Context(), db), "again")
+	require.NoError(t, db.Close())
+	return w
+}
+
+func (w *world) queue(ttl time.Duration) *jobs.Queue {
+	w.Helper()
+	leases, err := lease.New(testenv.Redis(w), lease.Config{TTL: ttl, MaxHold: ttl, Namespace: w.namespace})
+	require.NoError(w, err)
+	return jobs.New(w.db, leases)
+}
+
+// row is what is stored of the only job.
+type row struct {
+	state    string
+	attempts int
+	progress int
+	result   *string
+}
+
+func (w *world) row() (r row) {
+	w.Helper()
+	err := w.db.QueryRow(w.Context(), `SELECT state, attempts, progress, result FROM report_jobs`).Scan(&r.state, &r.attempts, &r.progress, &r.result)
+	require.NoError(w, err)
+	return r
+}
+
+func (w *world) enqueue(q *jobs.Queue, report string) uuid.UUID {
+	w.Helper()
+	id, err := q.Enqueue(w.Context(), report)
+	require.NoError(w, err)
+	return id
+}
+
+func result(s string) jobs.Work {
+	return func(context.Context, *jobs.Run) (string, error) { return s, nil }
+}
+
+func TestAJobRunsFromQueuedToDoneUnderOneLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	id := w.enqueue(q, "sales")
+	require.Equal(t, row{state: "QUEUED"}, w.row())
+
+	ran, err := q.RunOne(t.Context(), func(ctx context.Context, run *jobs.Run) (string, error) {
+		require.Equal(t, id, run.ID)
+		require.Equal(t, "sales", run.Report)
+		require.Equal(t, 1, run.Attempt)
+		require.NoError(t, run.Progress(ctx, 40))
+		require.Equal(t, row{"RUNNING", 1, 40, nil}, w.row())
+		return "42", nil
+	})
+	require.NoError(t, err)
+	require.True(t, ran)
+	done := w.row()
+	require.Equal(t, "42", *done.result)
+	require.Equal(t, row{"DONE", 1, 100, done.result}, done)
+
+	ran, err = q.RunOne(t.Context(), result("again"))
+	require.NoError(t, err)
+	require.False(t, ran, "nothing is left")
+}
+
+func TestNobodyElseRunsWhatIsRunning(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	w.enqueue(q, "sales")
+	_, err := q.RunOne(t.Context(), func(context.Context, *jobs.Run) (string, error) {
+		ran, err := w.queue(time.Minute).RunOne(t.Context(), result("stolen"))
+		require.False(t, ran)
+		return "42", err
+	})
+	require.NoError(t, err)
+}
+
+func TestAFailedJobIsFreeAtOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	w.enqueue(q, "sales")
+	broken := errors.New("no paper")
+	ran, err := q.RunOne(t.Context(), func(context.Context, *jobs.Run) (string, error) { return "", broken })
+	require.True(t, ran)
+	require.ErrorIs(t, err, broken)
+	ran, err = q.RunOne(t.Context(), result("42"))
+	require.NoError(t, err)
+	require.True(t, ran)
+	require.Equal(t, 2, w.row().attempts)
+}
+
+// One whose lease is over for good, as that of a process that was stopped.
+func TestALateOwner(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		takenOver bool
+		want      error
+		result    string
+	}{
+		"nobody has come":   {false, nil, "late"},
+		"another has begun": {true, fencedb.ErrStale, "in time"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.enqueue(w.queue(time.Minute), "sales")
+			_, err := w.queue(200*time.Millisecond).RunOne(t.Context(), func(ctx context.Context, run *jobs.Run) (string, error) {
+				<-ctx.Done()
+				require.ErrorIs(t, context.Cause(ctx), lease.ErrExpired)
+				if test.takenOver {
+					require.Eventually(t, func() bool {
+						ran, err := w.queue(time.Minute).RunOne(t.Context(), result("in time"))
+						require.NoError(t, err)
+						return ran
+					}, 10*time.Second, 10*time.Millisecond)
+					require.ErrorIs(t, run.Progress(t.Context(), 50), fencedb.ErrStale)
+				}
+				return "late", nil
+			})
+			require.ErrorIs(t, err, test.want)
+			require.Equal(t, test.result, *w.row().result)
+		})
+	}
+}
+
+func TestManyWorkersDoEveryJobOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	const n = 20
+	for range n {
+		w.enqueue(q, "sales")
+	}
+	var mu sync.Mutex
+	runs := make(map[uuid.UUID]int)
+	var workers sync.WaitGroup
+	for range 4 {
+		mine := w.queue(time.Minute)
+		workers.Go(func() {
+			for ran := true; ran; {
+				var err error
+				ran, err = mine.RunOne(t.Context(), func(_ context.Context, run *jobs.Run) (string, error) {
+					mu.Lock()
+					defer mu.Unlock()
+					runs[run.ID]++
+					return "42", nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	workers.Wait()
+	require.Len(t, runs, n)
+	for id, times := range runs {
+		require.Equal(t, 1, times, id)
+	}
+}
+
+func TestNobodyWritesWithoutAToken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.enqueue(w.queue(time.Minute), "sales")
+	for statement, code := range map[string]string{
+		`UPDATE report_jobs SET state = 'DONE', result = 'forged'`: "FN002",
+		`DELETE FROM report_jobs`:                                  "FN002",
+	} {
+		_, err := w.db.Exec(t.Context(), statement)
+		var refused *pgconn.PgError
+		require.ErrorAs(t, err, &refused, statement)
+		require.Equal(t, code, refused.Code, statement)
+	}
+}
