@@ -1,0 +1,80 @@
+// Package reminders sends reminders that are due, from however many schedulers, as if there were one.
+//
+// The lease on [Resource] keeps the schedulers from doing the same work at the same time. It is not what keeps a reminder from
+// being sent twice: a scheduler that was stopped can wake while another one works. So each reminder is a durable
+// transition of its own, from due to sent, that can be made once, in a transaction behind the fence: the one that was
+// stopped is refused, and had it not been, it would have found nothing due.
+package reminders
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Resource is what a scheduler holds while it works.
+const Resource = "cron:reminders"
+
+// Scheduler sends reminders. It is safe for concurrent use.
+type Scheduler struct {
+	Name   string // of this one, for the record
+	DB     *pgxpool.Pool
+	Leases *lease.Issuer
+
+	// Deliver hands a reminder over in the same transaction, as to an outbox table that a mailer reads. Its error stops the run.
+	Deliver func(ctx context.Context, tx pgx.Tx, guest string) error
+}
+
+// Tick is one run: it sends what is due and returns how much that was. While another scheduler is at it, that is nothing, and no
+// error.
+//
+// On error the reminders sent until then are sent, and the others are still due: the next tick goes on. With
+// [fencedb.ErrStale] another scheduler has taken over.
+func (s *Scheduler) Tick(ctx context.Context) (sent int, err error) {
+	l, err := s.Leases.TryAcquire(ctx, Resource)
+	if errors.Is(err, lease.ErrHeld) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	// Work that was done is done; that the lease was over by then changes nothing about it.
+	defer func() { _ = l.Release(ctx) }()
+	for {
+		found, err := s.sendNext(ctx, l)
+		if err != nil {
+			return sent, fmt.Errorf("reminders: after %d: %w", sent, err)
+		}
+		if !found {
+			return sent, nil
+		}
+		sent++
+	}
+}
+
+// sendNext is one transition, in a transaction of its own: a crash loses no more than one, and that one rolls back.
+func (s *Scheduler) sendNext(ctx context.Context, grant fencedb.Grant) (found bool, err error) {
+	err = fencedb.Tx(ctx, s.DB, grant, func(tx pgx.Tx) error {
+		var guest string
+		err := tx.QueryRow(ctx, `
+			UPDATE reminders SET sent_at = now(), sent_by = $1
+			WHERE id = (SELECT id FROM reminders WHERE sent_at IS NULL AND due_at <= now() ORDER BY due_at, id LIMIT 1)
+			  AND sent_at IS NULL
+			RETURNING guest`, s.Name).Scan(&guest)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		found = true
+		return s.Deliver(ctx, tx, guest)
+	})
+	return found && err == nil, err
+}
