@@ -103,8 +103,7 @@ func TestAContextThatEndsWithTheLeaseSaysSo(t *testing.T) {
 		return err
 	})
 
-	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "whether the context or the server ended it")
 }
 
 func TestHoldReplacesTheRemainingValidity(t *testing.T) {
@@ -120,7 +119,7 @@ func TestHoldReplacesTheRemainingValidity(t *testing.T) {
 
 	require.Regexp(t, `^(59\d\d\dms|1min)$`, timeout())
 	w.exec(`DELETE FROM fencedb.fences`)
-	require.Equal(t, "1h", timeout(fencedb.Hold(time.Hour)))
+	require.Regexp(t, `^(359\d\d\d\dms|1h)$`, timeout(fencedb.Hold(time.Hour)))
 }
 
 // The settings go back with the transaction: a pooled connection must not carry them to its next user.

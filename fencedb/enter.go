@@ -80,7 +80,7 @@ func (e *entry) query() (sql string, args []any, err error) {
 }
 
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server starts to count
-// later than we do, so it ends the transaction a network delay after until; the fence does not depend on it.
+// later than we do, so it ends the transaction a network delay after until and never before; the fence does not depend on it.
 func (e *entry) remaining() (*int64, error) {
 	e.asked = time.Now()
 	e.until = validUntil(e.grants)
@@ -94,6 +94,7 @@ func (e *entry) remaining() (*int64, error) {
 		return nil, nil
 	}
 	ms := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
+	e.until = e.asked.Add(time.Duration(ms) * time.Millisecond)
 	return &ms, nil
 }
 

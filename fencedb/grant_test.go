@@ -170,5 +170,5 @@ func TestAContextCancelledBeforeCommitRollsBackAndSaysWhy(t *testing.T) {
 
 	require.ErrorIs(t, err, lost, "the cause of the context is in the error")
 	require.Empty(t, w.guests())
-	require.Zero(t, w.pool.Stat().AcquiredConns())
+	w.awaitIdle(w.pool)
 }

@@ -36,6 +36,11 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pg
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if tx.inner == nil { // an argument's encoder has panicked
+			release()
+		}
+	}()
 	b := &pgx.Batch{}
 	b.BeginTx(tx.entry.txOptions)
 	b.Queue(sql, args...)
@@ -68,10 +73,11 @@ func (tx *fencedTx) open(ctx context.Context) error {
 func (tx *fencedTx) begun() bool { return tx.inner != nil || tx.err != nil }
 
 // rides reports whether a statement can travel behind enter. Those that pgx sends in other ways cannot: with an option
-// before the arguments, or several statements in one string.
+// before the arguments, or none or several statements in one string.
 func rides(sql string, args []any) bool {
 	if len(args) == 0 {
-		return !strings.Contains(strings.TrimRight(sql, "; \t\r\n"), ";")
+		sql = strings.Trim(sql, "; \t\r\n")
+		return sql != "" && !strings.Contains(sql, ";")
 	}
 	switch args[0].(type) {
 	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:

@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"testing"
@@ -26,6 +27,13 @@ var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) error{
 	},
 	"Exec of several statements": func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `SET LOCAL application_name = 'x'; INSERT INTO bookings (id, table_id, guest) VALUES (1, 12, 'ann')`)
+		return err
+	},
+	"Exec of nothing, then something": func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "")
+		if err == nil {
+			_, err = tx.Exec(ctx, insertAnn, 1)
+		}
 		return err
 	},
 	"Exec with a query mode": func(ctx context.Context, tx pgx.Tx) error {
@@ -131,30 +139,38 @@ func TestEveryFirstUseIsBehindTheFence(t *testing.T) {
 
 			require.ErrorIs(t, write(stale), fencedb.ErrStale)
 			require.Equal(t, []string{"ann"}, w.guests())
-			require.Zero(t, w.pool.Stat().AcquiredConns(), "the connection goes back")
+			w.awaitIdle(w.pool)
 		})
 	}
 }
 
+var queryModes = []pgx.QueryExecMode{
+	pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+	pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+}
+
+func (w *world) poolIn(mode pgx.QueryExecMode) *pgxpool.Pool {
+	w.Helper()
+	config := w.pool.Config()
+	config.ConnConfig.DefaultQueryExecMode = mode
+	pool, err := pgxpool.NewWithConfig(w.Context(), config)
+	require.NoError(w, err)
+	w.Cleanup(pool.Close)
+	return pool
+}
+
 func TestEveryQueryMode(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
+	for _, mode := range queryModes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			config := w.pool.Config()
-			config.ConnConfig.DefaultQueryExecMode = mode
-			pool, err := pgxpool.NewWithConfig(t.Context(), config)
-			require.NoError(t, err)
-			t.Cleanup(pool.Close)
+			pool := w.poolIn(mode)
 			ctx, one, two := t.Context(), grant("table:12", 42), fencedb.All(grant("table:12", 43), grant("table:13", 43))
 
 			for _, g := range []fencedb.Grant{one, two} {
 				require.NoError(t, fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return book(ctx, tx, 12, "ann") }))
-				_, err = fencedb.Exec(ctx, pool, g, `UPDATE bookings SET guest = $1`, "ben")
+				_, err := fencedb.Exec(ctx, pool, g, `UPDATE bookings SET guest = $1`, "ben")
 				require.NoError(t, err)
 			}
 			require.ErrorIs(t, fencedb.Seal(ctx, pool, one), fencedb.ErrStale)
@@ -220,6 +236,59 @@ func TestTheFunctionDoesNotCommitOrRollBackByItself(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
+// Statements that end the transaction, and rows that keep it from ending.
+func TestAFunctionThatMeddlesWithTheTransactionGetsAnError(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	for _, statement := range []string{`ROLLBACK`, `COMMIT`} {
+		err := fencedb.Tx(ctx, w.pool, grant("table:12", w.fence("table:12")+1), func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `SELECT 1`)
+			if err == nil {
+				_, err = tx.Exec(ctx, statement)
+			}
+			return err
+		})
+		require.ErrorContains(t, err, "ended the transaction itself", statement)
+	}
+	err := fencedb.Tx(ctx, w.pool, grant("table:12", 99), func(tx pgx.Tx) error {
+		require.NoError(t, book(ctx, tx, 12, "ann"))
+		_, err := tx.Query(ctx, `SELECT generate_series(1, 1000)`)
+		return err
+	})
+	require.ErrorContains(t, err, "left rows or batch results open")
+	require.Empty(t, w.guests())
+	w.awaitIdle(w.pool)
+}
+
+// angry is an argument whose encoder panics.
+type angry struct{}
+
+func (angry) Value() (driver.Value, error) { panic("angry") }
+
+func TestAPanicInAnArgumentOrACallbackGivesTheConnectionBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := &pgx.Batch{}
+	b.Queue(`SELECT 1`).QueryRow(func(pgx.Row) error { panic("angry") })
+	for name, call := range map[string]func(g fencedb.Grant) error{
+		"first statement": func(g fencedb.Grant) error {
+			return fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), insertAnn, angry{})
+				return err
+			})
+		},
+		"one-shot": func(g fencedb.Grant) error {
+			_, err := fencedb.Exec(t.Context(), w.pool, g, insertAnn, angry{})
+			return err
+		},
+		"callback": func(g fencedb.Grant) error { return fencedb.SendBatch(t.Context(), w.pool, g, b) },
+	} {
+		require.PanicsWithValue(t, "angry", func() { _ = call(grant("table:12", w.fence("table:12")+1)) }, name)
+		w.awaitIdle(w.pool)
+	}
+}
+
 func TestAPanicRollsBackAndGoesOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -232,7 +301,7 @@ func TestAPanicRollsBackAndGoesOn(t *testing.T) {
 	})
 
 	require.Empty(t, w.guests())
-	require.Zero(t, w.pool.Stat().AcquiredConns())
+	w.awaitIdle(w.pool)
 }
 
 func TestATransactionOutlivesNothing(t *testing.T) {
@@ -245,6 +314,12 @@ func TestATransactionOutlivesNothing(t *testing.T) {
 		return nil
 	}))
 
+	require.ErrorIs(t, book(t.Context(), kept, 12, "late"), pgx.ErrTxClosed)
+
+	require.Error(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", 42), func(tx pgx.Tx) error {
+		kept = tx
+		return errors.New("before the first statement")
+	}))
 	require.ErrorIs(t, book(t.Context(), kept, 12, "late"), pgx.ErrTxClosed)
 	require.Nil(t, kept.Conn())
 	objects := kept.LargeObjects()
@@ -263,7 +338,7 @@ func TestABatchThatBeginsATransactionIsRefused(t *testing.T) {
 		return tx.SendBatch(t.Context(), b).Close()
 	})
 	require.ErrorContains(t, err, "cannot be used within a transaction")
-	require.ErrorContains(t, fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b), "has its own transaction")
+	require.ErrorContains(t, fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b), "SendBatch begins the transaction")
 }
 
 func TestAnArgumentThatCannotBeEncodedIsAnError(t *testing.T) {
@@ -277,6 +352,6 @@ func TestAnArgumentThatCannotBeEncodedIsAnError(t *testing.T) {
 	})
 
 	require.Error(t, err, "what could not be opened cannot be committed")
-	require.Zero(t, w.pool.Stat().AcquiredConns())
+	w.awaitIdle(w.pool)
 	require.Empty(t, w.guests())
 }

@@ -75,6 +75,13 @@ func (w *world) awaitBlocked(pid uint32) {
 	}, 10*time.Second, 2*time.Millisecond, "backend %d does not wait for anybody", pid)
 }
 
+// awaitIdle waits until every connection is back: pgxpool destroys a broken one in the background.
+func (w *world) awaitIdle(pool *pgxpool.Pool) {
+	w.Helper()
+	require.Eventually(w, func() bool { return pool.Stat().AcquiredConns() == 0 }, 10*time.Second, time.Millisecond,
+		"a connection was not given back")
+}
+
 // grant is the grant of a new lease, unbounded in time.
 func grant(resource string, token int64) fencedb.Grant {
 	return fencedb.NewGrant(resource, token, uuid.New(), time.Time{})

@@ -48,7 +48,7 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	if err != nil {
 		return failed(err).Query()
 	}
-	if err := s.results.QueryRow().Scan(&s.entry.xid); err != nil {
+	if err := s.enter(); err != nil {
 		return failed(s.end()).Query()
 	}
 	rows, _ := s.results.Query()
@@ -56,18 +56,19 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 }
 
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round trip. Read their results with
-// the callbacks of pgx.QueuedQuery. All statements commit, or none; the errors are those of Tx.
+// the callbacks of pgx.QueuedQuery. All statements commit, or none; the errors are those of Tx. The statements must not end
+// the transaction themselves.
 //
 // Callbacks run after the statements, so an error of one cannot undo them: if they have committed, it comes back
 // together with ErrCommitted, and the callbacks after it are not called.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
+	if begins(b) {
+		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
+	}
 	var callbackErr error
 	own := &pgx.Batch{}
 	for _, query := range b.QueuedQueries {
 		own.QueuedQueries = append(own.QueuedQueries, apart(query, &callbackErr))
-	}
-	if begins(b) {
-		return errOwnTransaction
 	}
 	s, err := send(ctx, db, grant, own, opts)
 	if err != nil {
@@ -86,7 +87,8 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 // from now on every earlier token is stale. Done while the lease is being acquired, before its holder learns of it, it
 // makes the order of tokens independent of Redis: see lease.Config.Seal. A stale grant is refused with ErrStale.
 func Seal(ctx context.Context, db DB, grant Grant) error {
-	return SendBatch(ctx, db, grant, &pgx.Batch{})
+	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
+	return SendBatch(ctx, db, All(plain...), &pgx.Batch{})
 }
 
 // apart returns query with its callback's error kept apart from those of the server, which decide what was written.
@@ -104,65 +106,4 @@ func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
 		return err
 	}
 	return own
-}
-
-var errOwnTransaction = errors.New("fencedb: a single round trip has its own transaction; for other transaction options use Tx")
-
-// sent is a batch on its way: enter, then queries, in one implicit transaction, which the server commits by itself.
-type sent struct {
-	ctx     context.Context
-	db      DB
-	conn    DB // of db, until end
-	release func()
-	entry   *entry
-	results pgx.BatchResults // of enter first
-}
-
-// send checks the grant and sends enter and the queries of b behind it. The caller must end what it returns.
-func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) (*sent, error) {
-	e, err := newEntry(grant, opts)
-	if err != nil {
-		return nil, err
-	}
-	if e.txOptions != (pgx.TxOptions{}) {
-		return nil, errOwnTransaction
-	}
-	sql, args, err := e.query()
-	if err != nil {
-		return nil, err
-	}
-	conn, release, err := acquire(ctx, db)
-	if err != nil {
-		return nil, err
-	}
-	own := &pgx.Batch{}
-	own.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&e.xid) })
-	own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
-	return &sent{ctx, db, conn, release, e, conn.SendBatch(ctx, own)}, nil
-}
-
-// end reads what is left of the results, gives the connection back and tells what became of the transaction.
-func (s *sent) end() error {
-	err := s.results.Close()
-	pg := pgxConn(s.conn)
-	if err == nil || refused(err) || pg != nil && !pg.IsClosed() {
-		// Unless the server has answered, nothing was sent: the connection would not have stayed usable.
-		defer s.release()
-		return s.entry.explain(s.ctx, pg, false, err)
-	}
-	s.release() // first, or asking on another connection could wait for this one
-	if s.entry.xid == 0 {
-		return &CommitUnknownError{cause: err}
-	}
-	return s.entry.settle(s.ctx, s.db, err)
-}
-
-func pgxConn(db DB) *pgx.Conn {
-	switch db := db.(type) {
-	case *pgx.Conn:
-		return db
-	case interface{ Conn() *pgx.Conn }:
-		return db.Conn()
-	}
-	return nil
 }

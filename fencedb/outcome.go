@@ -13,16 +13,21 @@ import (
 // askTime is how long we ask for the fate of a commit beyond the time at which the server has ended the transaction.
 const askTime = 5 * time.Second
 
-// settle returns the true result of a transaction whose connection was lost, with err, when its COMMIT may have been sent.
-func (e *entry) settle(ctx context.Context, db DB, err error) error {
+// settle asks for the true result of a transaction whose COMMIT may have been carried out, although err came instead of the
+// answer: with the loss of the connection, or because a result before it could not be read.
+func (e *entry) settle(ctx context.Context, db DB, err error, lost bool) error {
 	committed, askErr := e.ask(ctx, db)
 	switch {
 	case askErr != nil:
 		return &CommitUnknownError{XID: e.xid, cause: errors.Join(err, askErr)}
-	case committed:
+	case committed && lost:
 		return nil
+	case committed:
+		return fmt.Errorf("%w: %w", ErrCommitted, err)
+	case lost:
+		err = fmt.Errorf("fencedb: rolled back: the connection was lost: %w", err)
 	}
-	return e.explain(ctx, nil, true, fmt.Errorf("fencedb: rolled back: the connection was lost: %w", err))
+	return e.explain(ctx, nil, lost, err)
 }
 
 // ask finds out whether the transaction committed. A transaction still in

@@ -25,7 +25,8 @@ func uncarry(grants []Grant) (plain []Grant, allCarried bool) {
 	for _, g := range grants {
 		c, carried := g.(carriedGrant)
 		if carried {
-			plain = append(plain, flatten(c.Grant)...)
+			inner, _ := uncarry(flatten(c.Grant))
+			plain = append(plain, inner...)
 		} else {
 			plain = append(plain, g)
 			allCarried = false

@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -50,8 +51,14 @@ func TestACarriedGrantAmongEnteredOnesIsEntered(t *testing.T) {
 
 	require.NoError(t, fencedb.Seal(t.Context(), w.pool, fencedb.All(fencedb.Carry(grant("a", 1)), grant("b", 1))))
 	require.EqualValues(t, 1, w.fence("a"))
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, fencedb.Carry(fencedb.All(grant("c", 1), grant("d", 1)))))
+	_, err := fencedb.Exec(t.Context(), w.pool, fencedb.Carry(fencedb.All(grant("c", 1), grant("d", 1))), `SELECT 1`)
+	require.NoError(t, err)
 	require.Zero(t, w.fence("c"))
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, fencedb.Carry(grant("c", 1))))
+	require.EqualValues(t, 1, w.fence("c"), "to seal is to raise")
+	expired := fencedb.Carry(fencedb.All(fencedb.Carry(grantFor("e", 1, -time.Second))))
+	_, err = fencedb.Exec(t.Context(), w.pool, expired, `SELECT 1`)
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
 }
 
 func TestAConditionalUpdateThatMatchesNothingIsExplained(t *testing.T) {

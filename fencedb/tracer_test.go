@@ -51,5 +51,5 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	trace.seen = nil
 	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 42), insertAnn, 2)
 	require.NoError(t, err)
-	require.Equal(t, []string{enter, insertAnn}, trace.seen)
+	require.Equal(t, []string{"begin", enter, insertAnn, "commit"}, trace.seen)
 }

@@ -71,6 +71,7 @@ const cleanUpTime = 5 * time.Second
 // end rolls back what is still open and gives the connection back. There is nothing to do after the first time.
 func (tx *fencedTx) end() {
 	if tx.inner == nil {
+		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it
 		return
 	}
 	ctx, cancel := detached(tx.ctx, cleanUpTime)
@@ -107,8 +108,14 @@ func (tx *fencedTx) commit() error {
 	if tx.ctx.Err() != nil {
 		return tx.abort(context.Cause(tx.ctx))
 	}
+	if tx.inner.Conn().PgConn().IsBusy() {
+		return tx.abort(errors.New("fencedb: rolled back: the function left rows or batch results open; close them before it returns"))
+	}
+	ended := tx.inner.Conn().PgConn().TxStatus() == 'I' // COMMIT would only warn
 	err := tx.inner.Commit(tx.ctx)
 	switch {
+	case err == nil && ended:
+		return tx.abort(errors.New("fencedb: the function ended the transaction itself, by a statement: what it wrote before is as that statement said"))
 	case err == nil:
 		tx.end()
 		return nil
@@ -120,7 +127,7 @@ func (tx *fencedTx) commit() error {
 		return tx.abort(err)
 	}
 	tx.end()
-	return tx.entry.settle(tx.ctx, tx.db, err)
+	return tx.entry.settle(tx.ctx, tx.db, err, true)
 }
 
 // refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as when it is being shut

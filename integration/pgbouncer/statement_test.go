@@ -28,16 +28,16 @@ func TestStatementPoolingRefusesTransactions(t *testing.T) {
 	require.Zero(t, w.fence("table:12"))
 }
 
-// What travels in one round trip is one statement to PgBouncer and one transaction to Postgres.
-func TestStatementPoolingLetsSingleRoundTripsPass(t *testing.T) {
+// A single round trip is a transaction as well. PgBouncer ends the client in the middle of the answers, so that nobody
+// can tell whether Postgres got as far as COMMIT; the error says so, and carries what PgBouncer said.
+func TestStatementPoolingRefusesSingleRoundTrips(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	bouncer := testenv.PgBouncer(t, w.url(), "statement", "default_pool_size=2")
 	pool := w.pool(bouncer, pgx.QueryExecModeExec)
 	for i, name := range []string{"Exec", "QueryRow", "SendBatch"} {
-		require.NoError(t, everyWay[name](w, pool, grant("table:12", int64(41+2*i))), name)
-		require.ErrorIs(t, everyWay[name](w, pool, grant("table:12", int64(40+2*i))), fencedb.ErrStale, name)
-		require.ErrorIs(t, everyWay[name](w, pool, grant("table:13", int64(41+2*i))), fencedb.ErrWrongResource, name)
+		err := everyWay[name](w, pool, grant("table:12", int64(41+i)))
+		require.ErrorAs(t, err, new(*pgconn.PgError), name)
+		require.ErrorContains(t, err, "statement pooling", name)
 	}
-	require.Equal(t, []string{"ann", "ann", "ann"}, w.guests())
 }

@@ -1,0 +1,136 @@
+package fencedb
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// sent is a transaction on its way in one round trip: BEGIN, enter, queries, COMMIT. An explicit transaction, not the
+// implicit one that every batch is: a statement cannot commit half of it, and the state of the connection afterwards says whether
+// it has ended. If any statement fails, the server skips the rest, COMMIT too, and the transaction stays open.
+type sent struct {
+	ctx     context.Context
+	db      DB
+	conn    DB // of db, until end
+	release func()
+	entry   *entry
+	results pgx.BatchResults // nil until sent; first those of BEGIN and enter
+}
+
+// send checks the grant and sends everything. The caller must end what it returns.
+func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) (*sent, error) {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return nil, err
+	}
+	sql, args, err := e.query()
+	if err != nil {
+		return nil, err
+	}
+	conn, release, err := acquire(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	s := &sent{ctx: ctx, db: db, conn: conn, release: release, entry: e}
+	defer s.afterPanic()
+
+	own := &pgx.Batch{}
+	own.BeginTx(e.txOptions)
+	own.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&e.xid) })
+	own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
+	own.Queue("commit")
+	s.results = conn.SendBatch(ctx, own)
+	return s, nil
+}
+
+// afterPanic gives the connection back if an argument's encoder has panicked.
+func (s *sent) afterPanic() {
+	if s.results == nil {
+		s.release()
+	}
+}
+
+// enter reads the results of BEGIN and enter, for who then reads the others one by one.
+func (s *sent) enter() error {
+	if _, err := s.results.Exec(); err != nil {
+		return err
+	}
+	return s.results.QueryRow().Scan(&s.entry.xid)
+}
+
+// end reads what is left of the results, gives the connection back and tells what became of the transaction.
+func (s *sent) end() error {
+	err := s.close()
+	pg := pgxConn(s.conn)
+	switch lost := pg == nil || pg.IsClosed(); {
+	case !lost && pg.PgConn().TxStatus() != 'I':
+		defer s.release()
+		return s.entry.explain(s.ctx, s.rollback(pg), false, s.hidden(err))
+	case err == nil, refused(err), s.nothingHappened(err, lost):
+		defer s.release()
+		return s.entry.explain(s.ctx, pg, lost, err)
+	case lost && s.entry.xid == 0:
+		s.release()
+		return &CommitUnknownError{cause: err}
+	default:
+		s.release() // first, or asking on another connection could wait for this one
+		return s.entry.settle(s.ctx, s.db, err, lost)
+	}
+}
+
+// close runs the callbacks. One that panics leaves results unread, and so a connection that nobody can use.
+func (s *sent) close() error {
+	panicked := true
+	defer func() {
+		if pg := pgxConn(s.conn); panicked && pg != nil {
+			ctx, cancel := detached(s.ctx, cleanUpTime)
+			defer cancel()
+			_ = pg.Close(ctx)
+		}
+		if panicked {
+			s.release()
+		}
+	}()
+	err := s.results.Close()
+	panicked = false
+	return err
+}
+
+// rollback ends a transaction whose COMMIT the server has skipped, and returns the connection.
+func (s *sent) rollback(pg *pgx.Conn) *pgx.Conn {
+	ctx, cancel := detached(s.ctx, cleanUpTime)
+	defer cancel()
+	_ = s.results.Tx().Rollback(ctx)
+	return pg
+}
+
+// hidden finds the error of a statement whose callback did not pass it on: pgx keeps it for the next call.
+func (s *sent) hidden(err error) error {
+	if err != nil {
+		return err
+	}
+	return errors.Join(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
+}
+
+// nothingHappened reports whether err came before anything could be written: pgx could not prepare the batch; or it was not
+// sent, or else the connection would not have stayed usable; or Postgres ended the session while it was entering. For
+// answers come in order, and that one came in the place of the first. What a connection pooler says of a session that
+// it lost is no such answer.
+func (s *sent) nothingHappened(err error, lost bool) bool {
+	var notSent pgx.ErrPreprocessingBatch
+	var pgErr *pgconn.PgError
+	return errors.As(err, &notSent) || s.entry.xid == 0 && (!lost || errors.As(err, &pgErr) && pgErr.SeverityUnlocalized != "")
+}
+
+func pgxConn(db DB) *pgx.Conn {
+	switch db := db.(type) {
+	case *pgx.Conn:
+		return db
+	case interface{ Conn() *pgx.Conn }:
+		return db.Conn()
+	}
+	return nil
+}
