@@ -3,12 +3,15 @@
 # Statement coverage, in percent, below which make test fails.
 COVERAGE_BAR = 85
 
+# Major versions of Postgres for make test-versions, of those that internal/tools/postgres pins.
+POSTGRES_VERSIONS = 15 16 17 18
+
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
 
 .PHONY: help
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Watch a stale writer being refused, on real servers (under 20 seconds)
@@ -22,6 +25,11 @@ test: ## Run every test on real servers with the race detector, and check covera
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
 	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
 	CGO_ENABLED=1 go -C cmd/fencedb test -race -count=1 ./...
+
+.PHONY: test-versions
+test-versions: ## Run the tests of the write layer on each major version of Postgres
+	@internal/tools/ensure.sh go programs npm
+	@internal/tools/versions.sh $(POSTGRES_VERSIONS)
 
 .PHONY: lint
 lint: ## Check format, go vet, staticcheck, shell syntax and go.mod

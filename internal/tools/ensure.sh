@@ -8,6 +8,7 @@
 #          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs, Docker
 #          programs   the programs of the servers and PgBouncer, for tests that start, kill and restart their own,
 #                     and ps
+#          npm        npm, which brings other versions of Postgres
 #
 # Says what it installs before it does, installs only packages of the distribution (apt on Debian and
 # Ubuntu, Homebrew on macOS), and uses sudo only to install as an ordinary user. Services of the new
@@ -113,6 +114,7 @@ for need in "$@"; do
 		ensure_servers -own
 		command -v ps >/dev/null || install procps "" # by which the tests look for what is left behind
 		;;
+	npm) command -v npm >/dev/null || install npm node ;;
 	*) fail "unknown need: $need" ;;
 	esac
 done

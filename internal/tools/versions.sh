@@ -1,0 +1,44 @@
+#!/bin/sh
+# Runs what depends on Postgres on several major versions of it.
+#
+#     internal/tools/versions.sh VERSION...
+#
+# VERSION  a major version that internal/tools/postgres/package.json pins
+#
+# The servers come as npm packages, for Linux on x64; npm checks them against the hashes of package-lock.json. They are
+# kept in .bin/postgres until those change. Elsewhere, set FENCEDB_POSTGRES_BIN to another version's binaries and run go test.
+set -eu
+cd "$(dirname "$0")/../.."
+
+fail() {
+	echo "versions: $*" >&2
+	exit 1
+}
+
+[ "$(uname -sm)" = "Linux x86_64" ] ||
+	fail "the packages hold servers for Linux on x64 only; here, set FENCEDB_POSTGRES_BIN to the binaries of a version and run: go test ./migrations ./fencedb"
+
+pins=internal/tools/postgres
+kept=.bin/postgres
+
+# The lock file is copied last, and says that the rest is complete. Nothing of the packages is run but what puts back the
+# links between libraries, which the npm format cannot hold.
+if ! cmp -s $pins/package-lock.json $kept/installed; then
+	echo "versions: installing into $kept"
+	rm -rf $kept
+	mkdir -p $kept
+	cp $pins/package.json $pins/package-lock.json $pins/.npmrc $kept/
+	(cd $kept && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error)
+	for package in "$kept"/node_modules/postgres-*; do
+		(cd "$package" && node scripts/hydrate-symlinks.js)
+	done
+	cp $pins/package-lock.json $kept/installed
+fi
+
+for version in "$@"; do
+	bin=$PWD/$kept/node_modules/postgres-$version/native/bin
+	[ -x "$bin/postgres" ] || fail "no Postgres $version; package.json in $pins pins the versions there are"
+	echo "versions: $("$bin/postgres" --version)"
+	env -u FENCEDB_POSTGRES_URL FENCEDB_POSTGRES_BIN="$bin" \
+		go test -count=1 ./migrations ./fencedb ./integration/pgbouncer
+done
