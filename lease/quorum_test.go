@@ -100,6 +100,20 @@ func TestTokensOfAQuorumRiseWhateverMajorityGrants(t *testing.T) {
 	require.Greater(t, last, ahead)
 }
 
+// The member with the greatest token of a revocation may be gone when the next holder comes.
+func TestARevocationIsKnownToAMajority(t *testing.T) {
+	t.Parallel()
+	q := newQuorum(t)
+	i := q.issuer(t, lease.Config{TTL: 10 * time.Second, Namespace: "q"})
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	require.NoError(t, q.clients[0].Set(t.Context(), "lease:v1:{q/a}:fence", ahead, 0).Err())
+	r, err := i.Revoke(t.Context(), "a")
+	require.NoError(t, err)
+	require.Greater(t, r.Token(), ahead)
+	q.servers[0].Kill()
+	require.Greater(t, try(t, i, "a").Token(), r.Token())
+}
+
 func TestAQuorumWithoutAMajority(t *testing.T) {
 	t.Parallel()
 	q := newQuorum(t)
