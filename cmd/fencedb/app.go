@@ -30,6 +30,9 @@ const description = `Leases live in Redis, fences in Postgres. Where the two are
 
    export FENCEDB_POSTGRES_URL=postgres://operator@db/app FENCEDB_REDIS_URL=redis://cache:6379/0
 
+Somebody asks who has table 12, and since when:     fencedb inspect table:12
+Somebody asks what is held at all:                  fencedb leases table:
+
 Never delete keys in Redis or rows of fencedb.fences by hand instead: a deleted fence lets a stale holder write.
 
 Exit codes: 0 done; 1 failed; 2 wrong call, nothing was touched; 3 not confirmed, nothing was changed.`
@@ -57,7 +60,7 @@ func (a *app) root() *cli.Command {
 }
 
 func (a *app) commands() []*cli.Command {
-	all := []*cli.Command{a.migrate()}
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases()}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

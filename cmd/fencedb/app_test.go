@@ -23,6 +23,12 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"timeout":         {[]string{"--postgres", nowhere, "--timeout", "0s", "migrate", "up"}, "--timeout"},
 		"timeout no time": {[]string{"--timeout", "soon", "migrate", "up"}, "soon"},
 		"argument":        {[]string{"migrate", "up", "3"}, `"3"`},
+		"no redis":        {[]string{"leases"}, "FENCEDB_REDIS_URL"},
+		"redis":           {[]string{"--redis", "redis://u:hunter2@[", "leases"}, "--redis"},
+		"two prefixes":    {[]string{"leases", "a", "b"}, `"b"`},
+		"limit":           {[]string{"leases", "--limit", "0"}, "--limit"},
+		"no resource":     {[]string{"inspect"}, "table:12"},
+		"two resources":   {[]string{"inspect", "a", "b"}, `"b"`},
 		"print argument":  {[]string{"migrate", "print", "3"}, `"3"`},
 	} {
 		got := newConsole(t).run(test.args...)

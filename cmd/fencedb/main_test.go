@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"net/url"
 	"strings"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/stretchr/testify/require"
 
@@ -62,4 +64,13 @@ func (c *console) decode(definition string, value any, out string) {
 	require.NoError(c, err, out)
 	require.NoError(c, schema.Validate(document), out)
 	require.NoError(c, json.Unmarshal([]byte(out), value))
+}
+
+func redisURL(client *redis.Client) string {
+	o := client.Options()
+	address := url.URL{Scheme: "redis", Host: o.Addr}
+	if o.Password != "" {
+		address.User = url.UserPassword(o.Username, o.Password)
+	}
+	return address.String()
 }

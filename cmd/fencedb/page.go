@@ -78,6 +78,19 @@ func (p page) styled(text, style string) string {
 	return style + text + plain
 }
 
+// facts prints names and values, of one line or several, below each other. Values are not cut: they are what was asked for.
+func (p page) facts(pairs ...[2]string) {
+	widest := 0
+	for _, pair := range pairs {
+		widest = max(widest, utf8.RuneCountInString(pair[0]))
+	}
+	for _, pair := range pairs {
+		pad := strings.Repeat(" ", widest-utf8.RuneCountInString(pair[0]))
+		value := strings.ReplaceAll(pair[1], "\n", "\n"+strings.Repeat(" ", widest)+gap)
+		fmt.Fprintln(p.out, p.styled(pair[0], bold)+pad+gap+value)
+	}
+}
+
 // paragraph prints text broken at spaces to the width of the screen, with the later lines indented.
 func (p page) paragraph(text, indent string) {
 	room := p.width

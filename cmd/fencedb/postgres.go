@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/urfave/cli/v3"
@@ -45,4 +47,20 @@ func database(ctx context.Context, cmd *cli.Command) (*sql.DB, func(), error) {
 		_ = db.Close()
 		pool.Close()
 	}, nil
+}
+
+// explained adds what to do to errors that a set-up causes.
+func explained(err error) error {
+	const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction = "42501", "42P01", "3F000", "42883"
+	refused := new(pgconn.PgError)
+	if !errors.As(err, &refused) {
+		return err
+	}
+	switch refused.Code {
+	case insufficientPrivilege:
+		return fmt.Errorf("postgres: the role may not do this; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role'): %w", err)
+	case undefinedTable, undefinedSchema, undefinedFunction:
+		return fmt.Errorf("postgres: the schema fencedb is missing or older than this command; run fencedb migrate up: %w", err)
+	}
+	return err
 }

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	found := w.inspected("seat:1")
+	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}, Notes: []note{}}, found)
+
+	l := w.acquire("seat:1")
+	found = w.inspected("seat:1")
+	require.Equal(t, l.LeaseID(), found.Holder.LeaseID)
+	require.Equal(t, l.Token(), found.Holder.Token)
+	require.Equal(t, l.Token(), *found.LastToken)
+	require.WithinDuration(t, time.Now(), *found.Holder.IssuedAt, time.Minute)
+	require.Positive(t, found.Holder.ExpiresInMS)
+	require.Positive(t, *found.RememberedForMS)
+	require.Equal(t, []string{"not_entered"}, codes(found.Notes))
+
+	require.NoError(t, w.book(l))
+	found = w.inspected("seat:1")
+	require.Equal(t, l.Token(), found.Fence.Token)
+	require.Equal(t, l.LeaseID(), found.Fence.LeaseID)
+	require.Equal(t, []string{"current"}, codes(found.Notes))
+
+	require.NoError(t, l.Release(t.Context()))
+	found = w.inspected("seat:1")
+	require.Nil(t, found.Holder)
+	require.Equal(t, []string{"old_holder_may_write"}, codes(found.Notes))
+
+	w.acquire("seat:1")
+	require.Equal(t, []string{"not_entered"}, codes(w.inspected("seat:1").Notes))
+}
+
+func TestInspectNamesStaleHoldersAndARedisThatForgot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", l.Token(), uuid.New(), time.Time{})))
+
+	require.Equal(t, []string{"stale_holder"}, codes(w.inspected("seat:1").Notes), "another lease with its token")
+
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", l.Token()+1, uuid.New(), time.Time{})))
+	require.Equal(t, []string{"stale_holder", "redis_behind"}, codes(w.inspected("seat:1").Notes))
+
+	_, err := w.issuer.Revoke(t.Context(), "seat:1")
+	require.NoError(t, err)
+	require.Equal(t, l.LeaseID(), *w.inspected("seat:1").Revoked)
+}
+
+func TestInspectNamesTheTransactionsThatHoldTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	holding, err := pgx.Connect(t.Context(), w.pool.Config().ConnString()+"&application_name=worker-7")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = holding.Close(context.Background()) })
+	tx, err := holding.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, fencedb.Enter(t.Context(), tx, l))
+
+	found := w.inspected("seat:1")
+	require.Len(t, found.Transactions, 1)
+	require.Equal(t, int(holding.PgConn().PID()), found.Transactions[0].PID)
+	require.Equal(t, "worker-7", found.Transactions[0].Application)
+	require.Equal(t, "idle in transaction", found.Transactions[0].State)
+
+	w.screen.width = 80
+	shown := w.ok("inspect", "seat:1")
+	require.Contains(t, shown, l.LeaseID().String())
+	require.Contains(t, shown, "worker-7")
+	require.Contains(t, shown, "* The holder is current")
+}
+
+func TestInspectWithoutTheSchemaSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`SELECT fencedb.unprotect('seats')`)
+	w.ok("migrate", "down", "--yes")
+
+	got := w.run("inspect", "seat:1")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "fencedb migrate up")
+}

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// fence is what the ledger in Postgres knows about a resource.
+type fence struct {
+	Token     int64     `json:"token"`
+	LeaseID   uuid.UUID `json:"lease_id"`
+	EnteredAt time.Time `json:"entered_at"`
+}
+
+// readFence returns nil where no token has entered yet.
+func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
+	var f fence
+	err := pool.QueryRow(ctx, `SELECT last_fencing_token, lease_id::text, advanced_at FROM fencedb.fences WHERE resource = $1`, resource).
+		Scan(&f.Token, &f.LeaseID, &f.EnteredAt)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, explained(err)
+	}
+	f.EnteredAt = f.EnteredAt.UTC()
+	return &f, nil
+}
+
+// transaction is an open one that holds a fence.
+type transaction struct {
+	PID         int    `json:"pid"`
+	Application string `json:"application"`
+	State       string `json:"state"`
+	OpenMS      int64  `json:"open_ms"`
+}
+
+func (t transaction) open() time.Duration { return time.Duration(t.OpenMS) * time.Millisecond }
+
+func readTransactions(ctx context.Context, pool *pgxpool.Pool, resource string) ([]transaction, error) {
+	rows, _ := pool.Query(ctx, `SELECT pid, coalesce(application, '') AS application, coalesce(state, '') AS state, coalesce(open_ms, 0) AS open_ms
+		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC`, resource)
+	open, err := pgx.CollectRows(rows, pgx.RowToStructByPos[transaction])
+	if err != nil {
+		return nil, explained(err)
+	}
+	return append([]transaction{}, open...), nil
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+func redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
+	address := cmd.String(flagRedis)
+	if address == "" {
+		return nil, usage("no Redis: set --%s or FENCEDB_REDIS_URL", flagRedis)
+	}
+	client, err := newClient(address, cmd.Bool(flagCluster))
+	if err != nil {
+		return nil, usage("--%s is not a URL such as redis://user:password@host:6379/0: %w", flagRedis, withoutURL(err))
+	}
+	if err := client.Ping(ctx).Err(); err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	return client, nil
+}
+
+func newClient(address string, cluster bool) (redis.UniversalClient, error) {
+	if cluster {
+		options, err := redis.ParseClusterURL(address)
+		if err != nil {
+			return nil, err
+		}
+		return redis.NewClusterClient(options), nil
+	}
+	options, err := redis.ParseURL(address)
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewClient(options), nil
+}
+
+// withoutURL keeps the password out of the message.
+func withoutURL(err error) error {
+	if broken := new(url.Error); errors.As(err, &broken) {
+		return broken.Err
+	}
+	return err
+}
+
+// issuer never acquires; its TTL is only required.
+func issuer(client redis.UniversalClient, cmd *cli.Command) (*lease.Issuer, error) {
+	return lease.New(client, lease.Config{
+		TTL:           time.Minute,
+		Namespace:     cmd.String(flagNamespace),
+		HashResources: cmd.Bool(flagHashed),
+	})
+}
+
+// issuedAt reads the time out of a token: tokens are Redis's clock in microseconds, unless the last one was ahead of the clock.
+func issuedAt(token int64) *time.Time {
+	at := time.UnixMicro(token).UTC()
+	if at.Year() < 2020 || at.After(time.Now().Add(time.Hour)) {
+		return nil // counted on from a number that somebody chose
+	}
+	return &at
+}
