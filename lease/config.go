@@ -3,6 +3,8 @@ package lease
 import (
 	"context"
 	"time"
+
+	"github.com/fencedb/fencedb/lease/internal/kind"
 )
 
 // Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives.
@@ -63,6 +65,8 @@ type Config struct {
 	// lease is given back and the acquisition fails with its error. Seal the grant where the data lives, and no earlier
 	// holder can write any more once the new one knows that it holds. Defaults to none.
 	Seal func(context.Context, *Lease) error
+
+	kind *kind.Kind // nil for leases; see NewKind
 }
 
 // withDefaults fills in what was left zero. It does not judge: check does.

@@ -31,6 +31,10 @@ type keys struct {
 var escaper = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D", "/", "%2F")
 
 func newKeys(namespace, resource string, hashed bool) keys {
+	return newKeysOf("lease", namespace, resource, hashed)
+}
+
+func newKeysOf(kind, namespace, resource string, hashed bool) keys {
 	id := escaper.Replace(resource)
 	if hashed {
 		sum := sha256.Sum256([]byte(resource))
@@ -39,7 +43,7 @@ func newKeys(namespace, resource string, hashed bool) keys {
 	if namespace != "" {
 		id = escaper.Replace(namespace) + "/" + id
 	}
-	prefix := "lease:v1:{" + id + "}:"
+	prefix := kind + ":v1:{" + id + "}:"
 	return keys{
 		owner:   prefix + "owner",
 		fence:   prefix + "fence",
@@ -51,6 +55,9 @@ func newKeys(namespace, resource string, hashed bool) keys {
 }
 
 func (i *Issuer) keys(resource string) keys {
+	if i.cfg.kind != nil {
+		return newKeysOf(i.cfg.kind.Name, i.cfg.Namespace, resource, i.cfg.HashResources)
+	}
 	return newKeys(i.cfg.Namespace, resource, i.cfg.HashResources)
 }
 

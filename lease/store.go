@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/kind"
 )
 
 // term names one lease exactly. Every operation after the acquisition compares all of it, so that a late request of an old
@@ -70,6 +72,8 @@ type store interface {
 type single struct {
 	client   redis.UniversalClient
 	cluster  *redis.ClusterClient // the same, if it is one
+	kind     *kind.Kind           // nil for leases
+	scripts  scripts              // of that kind
 	publish  string               // the command that wakes waiters
 	ears     func(channel string) *ear
 	replicas int           // that have to confirm a grant
@@ -77,7 +81,7 @@ type single struct {
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
-	s := &single{client: client, replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
+	s := &single{client: client, kind: cfg.kind, scripts: scriptsOf(cfg.kind), replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
 		masters := &shards{cluster: cluster, byAddr: make(map[string]*listener)}
 		s.cluster, s.publish, s.ears = cluster, "SPUBLISH", masters.open
@@ -116,9 +120,10 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 	return all, nil
 }
 
-// spans is false on a Cluster, where a script sees one slot only; whoever asks for several resources there goes step by step.
+// spans is false on a Cluster, where a script sees one slot only, and for kinds; whoever asks for several resources there goes
+// step by step.
 func (s *single) spans(k []keys) bool {
-	return s.cluster == nil || len(k) == 1
+	return s.cluster == nil && s.kind == nil || len(k) == 1
 }
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
@@ -128,13 +133,16 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 		names = append(names, k.owner, k.fence, k.queue, k.alive)
 		args = append(args, k.channel)
 	}
-	return grants(ctx, s, call{acquireScript, names, args}, func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+	if s.kind != nil {
+		names, args = s.kind.Ask(names, args)
+	}
+	return grants(ctx, s, call{s.scripts.acquire, names, args}, func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
 func (s *single) extend(ctx context.Context, batch []extension) []answered {
 	calls := make([]call, len(batch))
 	for i, e := range batch {
-		calls[i] = call{extendScript, []string{e.keys.owner, e.keys.fence, e.keys.ended},
+		calls[i] = call{s.scripts.extend, []string{e.keys.owner, e.keys.fence, e.keys.ended},
 			[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}}
 	}
 	answers := make([]answered, len(batch))
@@ -149,17 +157,17 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 
 func (s *single) release(ctx context.Context, t term) (outcome, error) {
 	k := t.keys
-	return query(ctx, s, call{releaseScript, []string{k.owner, k.queue, k.alive, k.ended},
+	return query(ctx, s, call{s.scripts.release, []string{k.owner, k.queue, k.alive, k.ended},
 		[]any{t.id.String(), t.token, s.publish, k.channel}}, decodeRelease)
 }
 
 func (s *single) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
-	_, err := query(ctx, s, call{withdrawScript, []string{k.owner, k.queue, k.alive}, []any{id.String(), s.publish, k.channel}}, decodeWithdraw)
+	_, err := query(ctx, s, call{s.scripts.withdraw, []string{k.owner, k.queue, k.alive}, []any{id.String(), s.publish, k.channel}}, decodeWithdraw)
 	return err
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
-	return query(ctx, s, call{verifyScript, []string{t.keys.owner, t.keys.fence}, []any{t.id.String(), t.token}}, decodeVerify)
+	return query(ctx, s, call{s.scripts.verify, []string{t.keys.owner, t.keys.fence}, []any{t.id.String(), t.token}}, decodeVerify)
 }
 
 func (s *single) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {

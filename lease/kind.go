@@ -1,0 +1,35 @@
+package lease
+
+import (
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/kind"
+)
+
+// scripts are those of the life of a holder.
+type scripts struct {
+	acquire, extend, release, withdraw, verify script
+}
+
+var ownScripts = scripts{acquireScript, extendScript, releaseScript, withdrawScript, verifyScript}
+
+func scriptsOf(k *kind.Kind) scripts {
+	if k == nil {
+		return ownScripts
+	}
+	name := k.Name + "/"
+	return scripts{
+		acquire:  newScript(name+"acquire", k.Acquire),
+		extend:   newScript(name+"extend", k.Extend),
+		release:  newScript(name+"release", k.Release),
+		withdraw: newScript(name+"withdraw", k.Withdraw),
+		verify:   newScript(name+"verify", k.Verify),
+	}
+}
+
+// NewKind is [New] for the packages beside this one, whose resources are held otherwise than by one holder at a time; a kind cannot
+// be made outside of this module. What concerns a resource as a whole (revocation, healing, inspection) is that package's own.
+func NewKind(client redis.UniversalClient, cfg Config, k *kind.Kind) (*Issuer, error) {
+	cfg.kind = k
+	return New(client, cfg)
+}
