@@ -1,0 +1,311 @@
+package semaphore_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/semaphore"
+)
+
+// newSemaphore makes a semaphore of one test's own: two made in one test share resources, as two processes do.
+type newSemaphore func(t *testing.T, limit int, cfg lease.Config) *semaphore.Semaphore
+
+// contract is what holds on every deployment of Redis.
+var contract = map[string]func(*testing.T, newSemaphore){
+	"GivesOutAllPlaces":           givesOutAllPlaces,
+	"KeepsResourcesApart":         keepsResourcesApart,
+	"ReleaseIsIdempotent":         releaseIsIdempotent,
+	"ADeadHoldersPlaceComesFree":  aDeadHoldersPlaceComesFree,
+	"TheWatchdogKeepsAPlace":      theWatchdogKeepsAPlace,
+	"AskingAgainGivesTheSame":     askingAgainGivesTheSame,
+	"WaitersComeInOrder":          waitersComeInOrder,
+	"WaitingIsBoundedByContext":   waitingIsBoundedByContext,
+	"AHundredContenders":          aHundredContenders,
+	"ALowerLimitDrains":           aLowerLimitDrains,
+	"AHigherLimitLetsWaitersIn":   aHigherLimitLetsWaitersIn,
+	"InspectListsHolders":         inspectListsHolders,
+	"SeveralPlacesManyProcesses":  severalPlacesManyProcesses,
+	"BargingGoesPastThoseWhoWait": bargingGoesPastThoseWhoWait,
+}
+
+func runContract(t *testing.T, make newSemaphore) {
+	for name, test := range contract {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, make)
+		})
+	}
+}
+
+func TestContractOnRedis(t *testing.T) {
+	t.Parallel()
+	runContract(t, newWorld(t).forSubtests())
+}
+
+func TestContractOnRedisWithHashedResources(t *testing.T) {
+	t.Parallel()
+	plain := newWorld(t).forSubtests()
+	runContract(t, func(t *testing.T, limit int, cfg lease.Config) *semaphore.Semaphore {
+		cfg.HashResources = true
+		return plain(t, limit, cfg)
+	})
+}
+
+func TestContractOnCluster(t *testing.T) {
+	t.Parallel()
+	client := testenv.Cluster(t).Client()
+	runContract(t, (&world{client: client, namespace: "contract"}).forSubtests())
+}
+
+func TestContractOnMiniredis(t *testing.T) {
+	t.Parallel()
+	server := miniredis.RunT(t)
+	server.ClockTTL(true)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	t.Cleanup(func() { _ = client.Close() })
+	runContract(t, (&world{client: client, namespace: "contract"}).forSubtests())
+}
+
+func TestContractWithLostReplies(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.faults.First(faulty.LoseReply)
+	runContract(t, w.forSubtests())
+}
+
+func TestContractWithLostRequests(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.faults.First(faulty.LoseRequest)
+	runContract(t, w.forSubtests())
+}
+
+func givesOutAllPlaces(t *testing.T, make newSemaphore) {
+	s := make(t, 3, lease.Config{})
+	var last int64
+	for range 3 {
+		l := try(t, s, "tenant:7")
+		require.Equal(t, "tenant:7", l.Resource())
+		require.Greater(t, l.Token(), last)
+		last = l.Token()
+		requireVerdict(t, l, lease.Current)
+	}
+	held := requireFull(t, s, "tenant:7")
+	require.Equal(t, "tenant:7", held.Resource)
+	requireFull(t, make(t, 3, lease.Config{}), "tenant:7")
+}
+
+func keepsResourcesApart(t *testing.T, make newSemaphore) {
+	s := make(t, 1, lease.Config{})
+	for _, resource := range []string{"a", "a b", "{", "}", "{}", "}{", "a{b}c", "%7B", "a/b", "/", "%", "\n", "läßt", strings.Repeat("x", 512)} {
+		try(t, s, resource)
+		requireFull(t, s, resource)
+		found, err := s.Inspect(t.Context(), resource)
+		require.NoError(t, err)
+		require.Len(t, found.Holders, 1, "%q: Inspect looks at the same keys", resource)
+	}
+}
+
+func releaseIsIdempotent(t *testing.T, make newSemaphore) {
+	s := make(t, 2, lease.Config{})
+	first, second := try(t, s, "a"), try(t, s, "a")
+	require.NoError(t, first.Release(t.Context()))
+	require.NoError(t, first.Release(t.Context()))
+	requireVerdict(t, first, lease.LeaseLost)
+	requireVerdict(t, second, lease.Current)
+	try(t, s, "a")
+	requireFull(t, s, "a")
+}
+
+func aDeadHoldersPlaceComesFree(t *testing.T, make newSemaphore) {
+	short, s := make(t, 2, lease.Config{TTL: 300 * ms, RenewEvery: lease.Never}), make(t, 2, lease.Config{})
+	alive := try(t, s, "a")
+	dead := try(t, short, "a")
+	l, err := s.Acquire(t.Context(), "a")
+	require.NoError(t, err)
+	<-dead.Context().Done()
+	require.ErrorIs(t, context.Cause(dead.Context()), lease.ErrExpired)
+	require.ErrorIs(t, dead.Release(t.Context()), lease.ErrExpired)
+	requireVerdict(t, dead, lease.LeaseLost)
+	requireVerdict(t, alive, lease.Current)
+	requireVerdict(t, l, lease.Current)
+	require.NoError(t, l.Release(t.Context()))
+}
+
+func theWatchdogKeepsAPlace(t *testing.T, make newSemaphore) {
+	const ttl = 1500 * ms
+	s := make(t, 1, lease.Config{TTL: ttl})
+	l := try(t, s, "a")
+	select {
+	case <-l.Context().Done():
+		require.NoError(t, context.Cause(l.Context()))
+	case <-time.After(ttl * 4 / 3):
+	}
+	requireVerdict(t, l, lease.Current)
+	requireFull(t, s, "a")
+}
+
+func askingAgainGivesTheSame(t *testing.T, make newSemaphore) {
+	s := make(t, 1, lease.Config{})
+	id := uuid.New()
+	first, again := try(t, s, "a", lease.WithLeaseID(id)), try(t, s, "a", lease.WithLeaseID(id))
+	require.Equal(t, first.Token(), again.Token())
+}
+
+func waitersComeInOrder(t *testing.T, make newSemaphore) {
+	s := make(t, 1, lease.Config{})
+	holder := try(t, s, "a")
+	var queue []<-chan *lease.Lease
+	for n := range 3 {
+		queue = append(queue, waiting(t, make(t, 1, lease.Config{}), "a"))
+		awaitWaiters(t, s, "a", n+1)
+	}
+	for _, next := range queue {
+		require.NoError(t, holder.Release(t.Context()))
+		holder = <-next
+		require.NotNil(t, holder)
+	}
+	require.NoError(t, holder.Release(t.Context()))
+}
+
+func waitingIsBoundedByContext(t *testing.T, make newSemaphore) {
+	s := make(t, 1, lease.Config{})
+	l := try(t, s, "a")
+	ctx, cancel := context.WithTimeout(t.Context(), 300*ms)
+	defer cancel()
+	_, err := s.Acquire(ctx, "a")
+	require.ErrorIs(t, err, lease.ErrHeld)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, l.Release(t.Context()))
+	try(t, s, "a") // nobody has right of way
+}
+
+func aHundredContenders(t *testing.T, make newSemaphore) {
+	const limit = 7
+	s := make(t, limit, lease.Config{})
+	var got atomic.Int64
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() {
+			switch _, err := s.TryAcquire(t.Context(), "a"); {
+			case err == nil:
+				got.Add(1)
+			default:
+				require.ErrorIs(t, err, lease.ErrHeld)
+			}
+		})
+	}
+	all.Wait()
+	require.EqualValues(t, limit, got.Load())
+}
+
+func severalPlacesManyProcesses(t *testing.T, make newSemaphore) {
+	const limit, processes, turns = 3, 5, 4
+	var holding, most, done atomic.Int64
+	var all sync.WaitGroup
+	for range processes {
+		s := make(t, limit, lease.Config{})
+		for range turns {
+			all.Go(func() {
+				err := s.Do(t.Context(), "a", func(context.Context, *lease.Lease) error {
+					now := holding.Add(1)
+					defer holding.Add(-1)
+					for seen := most.Load(); now > seen && !most.CompareAndSwap(seen, now); seen = most.Load() {
+					}
+					done.Add(1)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	all.Wait()
+	require.EqualValues(t, processes*turns, done.Load())
+	require.LessOrEqual(t, most.Load(), int64(limit))
+}
+
+func aLowerLimitDrains(t *testing.T, make newSemaphore) {
+	s := make(t, 3, lease.Config{})
+	holders := []*lease.Lease{try(t, s, "a"), try(t, s, "a"), try(t, s, "a")}
+	require.NoError(t, s.SetLimit(t.Context(), "a", 1))
+	for _, l := range holders {
+		require.NoError(t, l.Extend(t.Context()), "nobody is killed")
+	}
+	for _, l := range holders {
+		requireFull(t, make(t, 3, lease.Config{}), "a")
+		require.NoError(t, l.Release(t.Context()))
+	}
+	try(t, s, "a")
+	requireFull(t, s, "a")
+	require.NoError(t, s.ResetLimit(t.Context(), "a"))
+	try(t, s, "a")
+}
+
+func aHigherLimitLetsWaitersIn(t *testing.T, make newSemaphore) {
+	s := make(t, 1, lease.Config{})
+	try(t, s, "a")
+	first := waiting(t, make(t, 1, lease.Config{}), "a")
+	awaitWaiters(t, s, "a", 1)
+	second := waiting(t, make(t, 1, lease.Config{}), "a")
+	awaitWaiters(t, s, "a", 2)
+	start := time.Now()
+	require.NoError(t, s.SetLimit(t.Context(), "a", 3))
+	for _, l := range []*lease.Lease{<-first, <-second} {
+		require.NotNil(t, l)
+		defer func() { _ = l.Release(context.Background()) }()
+	}
+	require.Less(t, time.Since(start), 4*time.Second, "woken, not by asking again")
+	requireFull(t, s, "a")
+}
+
+func inspectListsHolders(t *testing.T, make newSemaphore) {
+	s := make(t, 2, lease.Config{TTL: time.Minute})
+	found, err := s.Inspect(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, semaphore.Inspection{Limit: 2}, found)
+
+	first, second := try(t, s, "a"), try(t, s, "a")
+	require.NoError(t, s.SetLimit(t.Context(), "a", 5))
+	found, err = s.Inspect(t.Context(), "a")
+	require.NoError(t, err)
+	require.Equal(t, 5, found.Limit)
+	require.Len(t, found.Holders, 2)
+	for n, l := range []*lease.Lease{first, second} {
+		h := found.Holders[n]
+		require.Equal(t, l.LeaseID(), h.LeaseID)
+		require.Equal(t, l.Token(), h.Token)
+		require.InDelta(t, time.Minute, h.ExpiresIn, float64(20*time.Second))
+	}
+}
+
+func bargingGoesPastThoseWhoWait(t *testing.T, make newSemaphore) {
+	s := make(t, 2, lease.Config{})
+	try(t, s, "a")
+	last := try(t, s, "a")
+	waiter := waiting(t, make(t, 2, lease.Config{}), "a")
+	awaitWaiters(t, s, "a", 1)
+	_, err := s.TryAcquire(t.Context(), "a", lease.Barge())
+	require.ErrorIs(t, err, lease.ErrHeld, "not past the limit")
+	require.NoError(t, last.Release(t.Context()))
+	barger, err := s.TryAcquire(t.Context(), "a", lease.Barge())
+	if err == nil { // the waiter, which was woken, may have been faster
+		require.NoError(t, barger.Release(t.Context()))
+	}
+	l := <-waiter
+	require.NotNil(t, l)
+	require.NoError(t, l.Release(t.Context()))
+}

@@ -1,0 +1,160 @@
+package semaphore_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/semaphore"
+)
+
+// Variables that make the test binary be a holder: a process that holds a place on "a" until its stdin ends.
+const (
+	holderAddr      = "SEMAPHORE_TEST_HOLDER_ADDR"
+	holderNamespace = "SEMAPHORE_TEST_HOLDER_NAMESPACE"
+)
+
+const (
+	places    = 5
+	holderTTL = 500 * ms
+)
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(holderAddr); addr != "" {
+		beHolder(addr)
+		return
+	}
+	testenv.Main(m)
+}
+
+func beHolder(addr string) {
+	s, err := semaphore.New(redis.NewClient(&redis.Options{Addr: addr}), semaphore.Config{
+		Limit: places, Lease: lease.Config{TTL: holderTTL, Namespace: os.Getenv(holderNamespace)},
+	})
+	if err == nil {
+		err = s.Do(context.Background(), "a", func(context.Context, *lease.Lease) error {
+			fmt.Println("holding")
+			_, err := io.Copy(io.Discard, os.Stdin)
+			return err
+		})
+	}
+	fmt.Println("lost:", err != nil)
+}
+
+type holder struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+	said  *bufio.Reader
+}
+
+func startHolder(t *testing.T, w *world) *holder {
+	t.Helper()
+	self, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), holderAddr+"="+w.client.(*redis.Client).Options().Addr, holderNamespace+"="+w.namespace)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	h := &holder{cmd, stdin, bufio.NewReader(stdout)}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill() // fails if it has ended
+		_ = cmd.Wait()
+	})
+	require.Equal(t, "holding\n", h.line(t))
+	return h
+}
+
+func (h *holder) line(t *testing.T) string {
+	t.Helper()
+	line, err := h.said.ReadString('\n')
+	require.NoError(t, err)
+	return line
+}
+
+// Two of five places are held by processes that are stopped. A hundred contenders get the three others at first, and all five
+// when the stopped ones have been given up; never more, by Redis's own account.
+func TestAHundredContendersUnderStoppedHolders(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	stopped := []*holder{startHolder(t, w), startHolder(t, w)}
+	for _, h := range stopped {
+		require.NoError(t, h.cmd.Process.Signal(syscall.SIGSTOP))
+	}
+
+	var most, done atomic.Int64
+	var all sync.WaitGroup
+	inspector := w.semaphore(t, places, lease.Config{})
+	for range 4 {
+		s := w.semaphore(t, places, lease.Config{})
+		for range 25 {
+			all.Go(func() {
+				err := s.Do(t.Context(), "a", func(ctx context.Context, _ *lease.Lease) error {
+					found, err := inspector.Inspect(ctx, "a")
+					for seen := most.Load(); int64(len(found.Holders)) > seen && !most.CompareAndSwap(seen, int64(len(found.Holders))); {
+						seen = most.Load()
+					}
+					done.Add(1)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	all.Wait()
+	require.EqualValues(t, 100, done.Load())
+	require.LessOrEqual(t, most.Load(), int64(places))
+
+	// They are given up: all places can be had.
+	var got []*lease.Lease
+	for range places {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		l, err := inspector.Acquire(ctx, "a")
+		cancel()
+		require.NoError(t, err)
+		got = append(got, l)
+	}
+	requireFull(t, inspector, "a")
+	for _, h := range stopped {
+		require.NoError(t, h.stdin.Close())
+		require.NoError(t, h.cmd.Process.Signal(syscall.SIGCONT))
+		require.Equal(t, "lost: true\n", h.line(t))
+	}
+	for _, l := range got {
+		requireVerdict(t, l, lease.Current)
+		require.NoError(t, l.Release(t.Context()))
+	}
+}
+
+func TestAHolderThatIsKilledBlocksItsPlaceForOneTTL(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.semaphore(t, places, lease.Config{})
+	dead := startHolder(t, w)
+	for range places - 1 {
+		try(t, s, "a")
+	}
+	requireFull(t, s, "a")
+	require.NoError(t, dead.cmd.Process.Kill())
+	l, err := s.Acquire(t.Context(), "a")
+	require.NoError(t, err)
+	require.NoError(t, l.Release(t.Context()))
+}

@@ -1,0 +1,28 @@
+-- holders.lua: what the scripts of semaphores share. It is put in front of each of them, behind the lease's common.lua, whose
+-- functions and rules are used here.
+--
+-- The key owner is a sorted set of holders, "<lease id>:<token>" by the end of their time in microseconds of Redis's clock.
+-- Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that counts.
+
+local function drop_dead(owner, now)
+  redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now))
+end
+
+-- The holder with that lease id as it stands in the set, and its token; nil if there is none.
+local function find(owner, id)
+  for _, holder in ipairs(redis.call('ZRANGE', owner, 0, -1)) do
+    local token = string.match(holder, '^' .. string.gsub(id, '%-', '%%-') .. ':(%d+)$')
+    if token then return holder, token end
+  end
+end
+
+local function holds(owner, holder, now)
+  local till = redis.call('ZSCORE', owner, holder)
+  return till and tonumber(till) > now
+end
+
+-- Lets the holder hold for ttl milliseconds from now. The key lives as long as the last of its holders.
+local function hold(owner, holder, now, ttl)
+  redis.call('ZADD', owner, digits(now + ttl * 1000), holder)
+  if redis.call('PTTL', owner) < ttl then redis.call('PEXPIRE', owner, digits(ttl)) end
+end

@@ -1,0 +1,243 @@
+package semaphore_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/semaphore"
+)
+
+func TestBadInput(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	good := lease.Config{TTL: time.Second}
+	for name, cfg := range map[string]semaphore.Config{
+		"no limit":       {Lease: good},
+		"negative limit": {Limit: -1, Lease: good},
+		"limit too high": {Limit: semaphore.MaxLimit + 1, Lease: good},
+		"no TTL":         {Limit: 1},
+		"TTL below 1ms":  {Limit: 1, Lease: lease.Config{TTL: ms - 1}},
+	} {
+		_, err := semaphore.New(w.client, cfg)
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+	}
+	_, err := semaphore.New(nil, semaphore.Config{Limit: 1, Lease: good})
+	require.ErrorIs(t, err, lease.ErrInvalid)
+
+	s := w.semaphore(t, 1, lease.Config{})
+	for name, resource := range map[string]string{
+		"empty": "", "too long": strings.Repeat("x", 513), "no text": "\xff", "NUL": "a\x00b",
+	} {
+		_, err := s.TryAcquire(t.Context(), resource)
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+		_, err = s.Inspect(t.Context(), resource)
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+		require.ErrorIs(t, s.SetLimit(t.Context(), resource, 1), lease.ErrInvalid, name)
+	}
+	for _, limit := range []int{0, -1, semaphore.MaxLimit + 1} {
+		require.ErrorIs(t, s.SetLimit(t.Context(), "a", limit), lease.ErrInvalid)
+	}
+}
+
+func TestForeignValuesAreRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.semaphore(t, 1, lease.Config{RenewEvery: lease.Never})
+	for name, value := range map[string]func(ctx context.Context, key string) error{
+		"owner": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
+		"fence": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
+		"queue": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
+		"alive": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
+		"limit": func(ctx context.Context, key string) error { return w.client.RPush(ctx, key, "x").Err() },
+	} {
+		l := try(t, s, name)
+		key := w.key(name, name)
+		require.NoError(t, w.client.Del(t.Context(), key).Err())
+		require.NoError(t, value(t.Context(), key))
+		_, err := s.TryAcquire(t.Context(), name)
+		require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		if name == "owner" {
+			_, err = l.Verify(t.Context())
+			require.ErrorIs(t, err, lease.ErrCorrupt)
+			require.ErrorIs(t, l.Extend(t.Context()), lease.ErrCorrupt)
+		}
+		if name == "owner" || name == "queue" {
+			require.ErrorIs(t, l.Release(t.Context()), lease.ErrCorrupt)
+		}
+		if name == "queue" || name == "limit" {
+			require.ErrorIs(t, s.SetLimit(t.Context(), name, 2), lease.ErrCorrupt)
+		}
+		if name == "owner" || name == "alive" || name == "limit" {
+			_, err = s.Inspect(t.Context(), name)
+			require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		}
+		require.NoError(t, w.client.Del(t.Context(), key).Err())
+	}
+	for _, limit := range []string{"0", "x", "-1", "1.5"} {
+		require.NoError(t, w.client.Set(t.Context(), w.key("a", "limit"), limit, 0).Err())
+		_, err := s.TryAcquire(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrCorrupt, limit)
+	}
+}
+
+func TestTokensThatAreUsedUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, w.client.Set(t.Context(), w.key("a", "fence"), int64(1<<53-1), 0).Err())
+	_, err := w.semaphore(t, 1, lease.Config{}).TryAcquire(t.Context(), "a")
+	require.ErrorIs(t, err, lease.ErrExhausted)
+	require.Zero(t, w.client.Exists(t.Context(), w.key("a", "owner")).Val())
+}
+
+func TestARefusalChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.semaphore(t, 2, lease.Config{RenewEvery: lease.Never})
+	try(t, s, "a")
+	try(t, s, "a")
+	state := func() []any {
+		return []any{
+			w.client.ZRangeWithScores(t.Context(), w.key("a", "owner"), 0, -1).Val(),
+			w.client.Get(t.Context(), w.key("a", "fence")).Val(),
+			w.client.Exists(t.Context(), w.key("a", "queue")).Val(),
+		}
+	}
+	before := state()
+	for range 10 {
+		requireFull(t, s, "a")
+	}
+	require.Equal(t, before, state())
+}
+
+func TestNothingIsLeftInTheEnd(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		short := w.semaphore(t, 2, lease.Config{TTL: time.Second, RenewEvery: lease.Never, FenceRetention: time.Minute})
+		long := w.semaphore(t, 2, lease.Config{TTL: 10 * time.Second, RenewEvery: lease.Never, FenceRetention: time.Minute})
+		l := try(t, long, "a")
+		try(t, short, "a") // does not cut the other's time
+		require.Equal(t, 10*time.Second, w.client.PTTL(t.Context(), w.key("a", "owner")).Val())
+		time.Sleep(9 * time.Second)
+		requireVerdict(t, l, lease.Current)
+		time.Sleep(time.Minute)
+		require.Empty(t, w.client.Keys(t.Context(), "*").Val())
+	})
+}
+
+func TestTheTimeToWait(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 3, lease.Config{TTL: 4 * time.Second, RenewEvery: lease.Never})
+		for range 3 {
+			try(t, s, "a")
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, time.Second, requireFull(t, s, "a").RetryAfter, "the first leaves")
+		require.NoError(t, s.SetLimit(t.Context(), "a", 2))
+		require.Equal(t, 2*time.Second, requireFull(t, s, "a").RetryAfter, "the second, too")
+		require.NoError(t, s.ResetLimit(t.Context(), "a"))
+		time.Sleep(time.Second)
+		try(t, s, "a")
+		requireFull(t, s, "a")
+	})
+}
+
+func TestAPlaceThatRanOutIsNotExtended(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 2, lease.Config{TTL: 4 * time.Second, Margin: ms, RenewEvery: lease.Never})
+		l := try(t, s, "a")
+		try(t, w.semaphore(t, 2, lease.Config{TTL: time.Hour}), "a") // keeps the key alive
+		time.Sleep(time.Second)
+		// Redis's clock is ahead of the holder's trust; nobody has dropped the holder yet.
+		first := redis.Z{Score: 1, Member: fmt.Sprintf("%s:%d", l.LeaseID(), l.Token())}
+		require.Zero(t, w.client.ZAdd(t.Context(), w.key("a", "owner"), first).Val(), "it was there")
+		require.ErrorIs(t, l.Extend(t.Context()), lease.ErrLost)
+		requireVerdict(t, l, lease.LeaseLost)
+		require.ErrorIs(t, l.Release(t.Context()), lease.ErrLost)
+		found, err := s.Inspect(t.Context(), "a")
+		require.NoError(t, err)
+		require.Len(t, found.Holders, 1)
+	})
+}
+
+func TestAskingAgainStartsTheTTLAnew(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 1, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never})
+		id := uuid.New()
+		try(t, s, "a", lease.WithLeaseID(id))
+		time.Sleep(8 * time.Second)
+		try(t, s, "a", lease.WithLeaseID(id))
+		found, err := s.Inspect(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, []semaphore.Holder{{LeaseID: id, Token: found.Holders[0].Token, ExpiresIn: 9 * time.Second}}, found.Holders)
+	})
+}
+
+// A free place is held for those who wait, unless one asks to go past them.
+func TestRightOfWay(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 1, lease.Config{})
+		l := try(t, s, "a")
+		next := waiting(t, s, "a")
+		synctest.Wait()
+		w.faults.Always(faulty.None)
+		require.NoError(t, w.client.Del(t.Context(), w.key("a", "owner")).Err()) // free, and nobody is woken
+		requireFull(t, w.semaphore(t, 1, lease.Config{}), "a")
+		synctest.Wait() // the refusal has woken the waiter
+		second := <-next
+		require.NotNil(t, second)
+		require.ErrorIs(t, l.Release(t.Context()), lease.ErrLost)
+
+		third := waiting(t, s, "a")
+		synctest.Wait()
+		require.NoError(t, w.client.Del(t.Context(), w.key("a", "owner")).Err())
+		barger := try(t, w.semaphore(t, 1, lease.Config{}), "a", lease.Barge())
+		_ = second.Release(t.Context())
+		require.NoError(t, barger.Release(t.Context()))
+		require.NoError(t, (<-third).Release(t.Context()))
+	})
+}
+
+// The scripts see one resource. The issuer behind a semaphore knows.
+func TestSeveralResourcesAreTakenOneByOne(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		all, err := w.semaphore(t, 1, lease.Config{}).Issuer().TryAcquireAll(t.Context(), []string{"a", "b"})
+		require.NoError(t, err)
+		require.Len(t, all, 2)
+		for _, l := range all {
+			require.NoError(t, l.Release(t.Context()))
+		}
+	})
+}
+
+func TestWithoutRedis(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 1, lease.Config{})
+		w.faults.Always(faulty.LoseRequest)
+		_, err := s.TryAcquire(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		_, err = s.Inspect(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.ErrorIs(t, s.SetLimit(t.Context(), "a", 1), lease.ErrUnreachable)
+		w.faults.Always(faulty.None)
+	})
+}
+
+// The grant's reply is lost for good: its place is given back.
+func TestAnAcquireThatIsNeverAnswered(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 1, lease.Config{})
+		w.faults.Next(3, faulty.LoseReply)
+		_, err := s.TryAcquire(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		try(t, s, "a")
+	})
+}
