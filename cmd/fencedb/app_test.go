@@ -29,6 +29,8 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"limit":           {[]string{"leases", "--limit", "0"}, "--limit"},
 		"no resource":     {[]string{"inspect"}, "table:12"},
 		"two resources":   {[]string{"inspect", "a", "b"}, `"b"`},
+		"no reason":       {[]string{"revoke", "table:12"}, "--reason"},
+		"revoke nothing":  {[]string{"revoke", "--reason", "it hangs"}, "table:12"},
 		"print argument":  {[]string{"migrate", "print", "3"}, `"3"`},
 	} {
 		got := newConsole(t).run(test.args...)

@@ -28,7 +28,7 @@ func (r *inspection) conclude() []note {
 	switch {
 	case r.Holder == nil && r.Fence == nil:
 	case r.Holder == nil:
-		add("old_holder_may_write", "Nobody holds it. A former holder with token %d could still write to protected tables.", r.Fence.Token)
+		add("old_holder_may_write", "Nobody holds it. A former holder with token %d could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
 	case r.Fence == nil:
 		add("not_entered", "No transaction has entered with a token yet: an earlier holder could still write to protected tables, until this one writes or is sealed.")
 	case r.Holder.Token < r.Fence.Token:
@@ -41,7 +41,7 @@ func (r *inspection) conclude() []note {
 		add("current", "The holder is current: nobody else can write to protected tables.")
 	}
 	if r.LastToken != nil && r.Fence != nil && *r.LastToken < r.Fence.Token {
-		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens may be refused until its counter is above %d; package guard raises it by itself.", r.Fence.Token)
+		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens may be refused until its counter is above %d; package guard raises it by itself, and so does fencedb revoke.", r.Fence.Token)
 	}
 	if r.Fence == nil && len(r.Transactions) > 0 {
 		add("transactions_uncertain", "There is no fence to look at, so the transactions are all that are changing the ledger, for this resource or another.")

@@ -58,7 +58,7 @@ func explained(err error) error {
 	}
 	switch refused.Code {
 	case insufficientPrivilege:
-		return fmt.Errorf("postgres: the role may not do this; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role'): %w", err)
+		return fmt.Errorf("%w: %w", errMayNot, err)
 	case undefinedTable, undefinedSchema, undefinedFunction:
 		return fmt.Errorf("postgres: the schema fencedb is missing or older than this command; run fencedb migrate up: %w", err)
 	}

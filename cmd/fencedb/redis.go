@@ -52,12 +52,17 @@ func withoutURL(err error) error {
 	return err
 }
 
+// fenceRetention is how long a token that revoke has issued is remembered. Longer than the programs' own setting does no harm;
+// shorter would take from theirs.
+const fenceRetention = 30 * 24 * time.Hour
+
 // issuer never acquires; its TTL is only required.
 func issuer(client redis.UniversalClient, cmd *cli.Command) (*lease.Issuer, error) {
 	return lease.New(client, lease.Config{
-		TTL:           time.Minute,
-		Namespace:     cmd.String(flagNamespace),
-		HashResources: cmd.Bool(flagHashed),
+		TTL:            time.Minute,
+		Namespace:      cmd.String(flagNamespace),
+		HashResources:  cmd.Bool(flagHashed),
+		FenceRetention: fenceRetention,
 	})
 }
 

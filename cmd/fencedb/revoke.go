@@ -1,0 +1,177 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func (a *app) revoke() *cli.Command {
+	return &cli.Command{
+		Name:      "revoke",
+		Usage:     "end whoever holds a resource, and see to it that no former holder writes again",
+		ArgsUsage: "RESOURCE",
+		Description: `Shows the holder and asks. Then ends its lease in Redis, seals the resource in Postgres, and records that in
+fencedb.audit, together with the seal. The next in line gets the resource at once. If the holder has changed since it was
+shown, nobody is revoked.
+
+Sealing waits for a transaction in which the holder has the resource open, for as long as --timeout. If that is too short
+the exit code is 4: the lease is over, but what the holder has open can still be committed.
+
+   fencedb revoke table:12 --reason 'worker 7 hangs'
+   fencedb revoke table:12 --reason 'host is gone' --yes --json     in a script`,
+		Flags:  append(auditFlags(), yesFlag()),
+		Action: a.revokeResource,
+	}
+}
+
+// revocation is what revoke did.
+type revocation struct {
+	Resource string    `json:"resource"`
+	Former   *former   `json:"former"` // nil: nobody held it
+	Token    int64     `json:"token"`  // older ones are refused from now on
+	LeaseID  uuid.UUID `json:"lease_id"`
+	AuditID  int64     `json:"audit_id"`
+}
+
+// former is the holder that was ended.
+type former struct {
+	LeaseID uuid.UUID `json:"lease_id"`
+	Token   int64     `json:"token"`
+}
+
+func (r *revocation) print(p page) {
+	if r.Former == nil {
+		p.paragraph(fmt.Sprintf("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token), "")
+	} else {
+		p.paragraph(fmt.Sprintf("Revoked: lease %s with token %d held %s. Its fence is at token %d now.",
+			r.Former.LeaseID, r.Former.Token, visible(r.Resource), r.Token), "")
+	}
+	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
+	p.paragraph("* In protected tables: nothing. Whatever it had committed before stands.", "  ")
+	p.paragraph("* Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.", "  ")
+	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
+}
+
+func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
+	resource := cmd.Args().First()
+	e, err := newEvent("revoke", &resource, cmd)
+	if err != nil {
+		return err
+	}
+	return a.onResource(ctx, cmd, func(ctx context.Context, o *operation) error {
+		found, err := o.prepare(ctx, cmd)
+		if err != nil {
+			return err
+		}
+		if !cmd.Bool(flagYes) {
+			found.print(page{a.errOut, a.screen})
+		}
+		if err := a.confirm(cmd, "\n"+found.question()); err != nil {
+			return err
+		}
+		done, err := o.revoke(ctx, cmd, e, found)
+		if err != nil {
+			return err
+		}
+		return a.show(cmd, done)
+	})
+}
+
+func (r *inspection) question() string {
+	if r.Holder == nil {
+		return "Nobody holds it. Shut former holders out?"
+	}
+	return fmt.Sprintf("Revoke it from the holder with token %d?", r.Holder.Token)
+}
+
+// prepare does all that can fail and changes nothing.
+func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection, error) {
+	ctx, cancel, err := bounded(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	if err := mayRecord(ctx, o.pool); err != nil {
+		return nil, err
+	}
+	return o.look(ctx)
+}
+
+func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found *inspection) (*revocation, error) {
+	ctx, cancel, err := bounded(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	ended, err := o.endLease(ctx, found)
+	if errors.Is(err, lease.ErrStale) {
+		return nil, fmt.Errorf("the holder has changed since it was shown, nobody was revoked; look again: %w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	done := &revocation{Resource: o.resource, Token: ended.Token(), LeaseID: ended.LeaseID()}
+	if id, token, held := ended.Holder(); held {
+		done.Former = &former{id, token}
+	}
+	return done, o.seal(ctx, e, done)
+}
+
+// endLease ends the holder that was found and no other. Taking over from the highest token that either server knows lifts a
+// Redis that has forgotten tokens above the ledger, which would refuse the revocation otherwise.
+func (o *operation) endLease(ctx context.Context, found *inspection) (*lease.Revocation, error) {
+	var last int64
+	if found.LastToken != nil {
+		last = *found.LastToken
+	}
+	if found.Holder != nil {
+		last = max(last, found.Holder.Token)
+	}
+	if found.Fence != nil {
+		last = max(last, found.Fence.Token)
+	}
+	if last == 0 {
+		return o.issuer.Revoke(ctx, o.resource)
+	}
+	return o.issuer.TakeOver(ctx, o.resource, last)
+}
+
+// seal enters the fence and records the event in one transaction.
+func (o *operation) seal(ctx context.Context, e event, done *revocation) error {
+	deadline, _ := ctx.Deadline()
+	const reserve = 10 // a tenth of the time is for the answer, and for recording that it did not work
+	until := deadline.Add(-time.Until(deadline) / reserve)
+	grant := fencedb.NewGrant(done.Resource, done.Token, done.LeaseID, until)
+	err := fencedb.Tx(ctx, o.pool, grant, func(tx pgx.Tx) (err error) {
+		done.AuditID, err = e.record(ctx, tx, done.details(true))
+		return err
+	})
+	newer := new(fencedb.StaleError)
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &newer): // the next holder was faster, and shuts the former one out as well
+		done.AuditID, err = e.record(ctx, o.pool, done.details(true))
+		return err
+	}
+	_, unrecorded := e.record(ctx, o.pool, done.details(false))
+	return errors.Join(fmt.Errorf("%w: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and revoke again: %w",
+		errHalf, done.Token, err), unrecorded)
+}
+
+func (r *revocation) details(sealed bool) map[string]any {
+	details := map[string]any{"token": r.Token, "lease_id": r.LeaseID, "former_token": nil, "former_lease_id": nil, "sealed": sealed}
+	if r.Former != nil {
+		details["former_token"], details["former_lease_id"] = r.Former.Token, r.Former.LeaseID
+	}
+	return details
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func (w *world) one(sql string) (value string) {
+	w.Helper()
+	require.NoError(w, w.pool.QueryRow(w.Context(), `SELECT coalesce((`+sql+`)::text, '')`).Scan(&value))
+	return value
+}
+
+func (w *world) revoked(resource string) revocation {
+	w.Helper()
+	var done revocation
+	w.json("revoke", &done, "revoke", resource, "--reason", "it hangs", "--operator", "ann@host", "--yes")
+	return done
+}
+
+func TestAfterRevokeTheNextWriteOfTheHolderIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+
+	done := w.revoked("seat:1")
+
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+	require.Equal(t, &former{l.LeaseID(), l.Token()}, done.Former)
+	require.Greater(t, done.Token, l.Token())
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+	require.Equal(t, "revoke|seat:1|ann@host|it hangs|true|"+l.LeaseID().String(),
+		w.one(`SELECT concat_ws('|', event, resource, operator, reason, details ->> 'sealed', details ->> 'former_lease_id') FROM fencedb.audit`))
+	require.NoError(t, w.book(w.acquire("seat:1")), "the next holder is not in the way of anything")
+}
+
+func TestAnsweringNoChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+
+	for _, no := range []string{"no\n", "\n", "", "yesterday\n"} {
+		w.answer = no
+		got := w.run("revoke", "seat:1", "--reason", "it hangs")
+		require.Equal(t, exitDeclined, got.code)
+		require.Contains(t, got.errOut, l.LeaseID().String(), "who it would be is shown before it is asked")
+	}
+
+	require.NoError(t, l.Extend(t.Context()))
+	require.NoError(t, w.book(l))
+	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit`))
+
+	w.answer = "y\n"
+	require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs").out, "In protected tables: nothing.")
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+}
+
+func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.Nil(t, w.revoked("seat:1").Former, "nothing is known at all")
+
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	require.NoError(t, l.Release(t.Context()))
+	require.Nil(t, w.revoked("seat:1").Former)
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+}
+
+func TestRevokeOvertakesALedgerThatRedisIsBehind(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	ahead := fencedb.NewGrant("seat:1", l.Token()+1_000_000_000_000, uuid.New(), l.ValidUntil())
+	require.NoError(t, w.book(ahead))
+
+	done := w.revoked("seat:1")
+
+	require.Greater(t, done.Token, ahead.Token())
+	require.ErrorIs(t, w.book(ahead), fencedb.ErrStale)
+}
+
+func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	shown := w.acquire("seat:1")
+	o := &operation{"seat:1", w.issuer, w.pool}
+	found, err := o.look(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, shown.Release(t.Context()))
+	next := w.acquire("seat:1")
+
+	_, err = o.endLease(t.Context(), found)
+
+	require.ErrorIs(t, err, lease.ErrStale)
+	require.NoError(t, next.Extend(t.Context()))
+}
+
+func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, fencedb.Enter(t.Context(), tx, l))
+
+	got := w.run("--timeout", "500ms", "revoke", "seat:1", "--reason", "it hangs", "--yes")
+
+	require.Equal(t, exitHalf, got.code, got.errOut)
+	require.Contains(t, got.errOut, "idle in transaction", "what is in the way")
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+	require.Equal(t, "false", w.one(`SELECT details ->> 'sealed' FROM fencedb.audit`))
+	require.NoError(t, tx.Commit(t.Context()))
+
+	w.revoked("seat:1")
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+}
+
+func TestANextHolderThatIsFasterSealsForTheRevocation(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	done := &revocation{Resource: "seat:1", Token: 41, LeaseID: uuid.New()}
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", 42, uuid.New(), w.acquire("seat:1").ValidUntil())))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+
+	err := (&operation{"seat:1", w.issuer, w.pool}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
+
+	require.NoError(t, err)
+	require.Positive(t, done.AuditID)
+}
+
+func TestRevokeChangesNothingWhereItCouldNotRecord(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	role := `"app_` + w.one(`current_database()`) + `"`
+	w.exec(`CREATE ROLE ` + role + `; SELECT fencedb.allow('` + role + `'); GRANT SELECT ON fencedb.fences TO ` + role)
+	t.Cleanup(func() {
+		_, err := w.pool.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err)
+	})
+	w.flags = append(w.flags, "--postgres", w.pool.Config().ConnString()+"&role="+url.QueryEscape(strings.Trim(role, `"`)))
+
+	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "allow_operator")
+	require.NoError(t, l.Extend(t.Context()))
+}
