@@ -61,5 +61,5 @@
 //		return answer, err
 //	})
 //
-// The claim is the grant of that transaction, so a run whose claim was taken over cannot even commit.
+// The claim is the grant of that transaction: once the run that replaced it has entered one, an older run cannot commit.
 package once

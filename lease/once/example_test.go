@@ -7,8 +7,11 @@ import (
 	"log"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
 )
@@ -54,6 +57,24 @@ func Example() {
 	// receipt 1 (replayed: false)
 	// receipt 1 (replayed: true)
 	// another request: true
+}
+
+// Redis spares Postgres the duplicates; Postgres remembers what Redis may forget. The key is done in the transaction of its effect.
+func Example_durable() {
+	charge := func(ctx context.Context, keys *once.Once, pool *pgxpool.Pool, key string, request []byte) (receipt []byte, err error) {
+		receipt, _, err = keys.Do(ctx, key, request, func(ctx context.Context, claim *lease.Lease) (receipt []byte, err error) {
+			err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
+				receipt, _, err = fencedb.Once(ctx, tx, key, request, func() ([]byte, error) {
+					_, err := tx.Exec(ctx, `INSERT INTO charges (amount) VALUES ($1)`, 12)
+					return []byte("receipt 1"), err
+				})
+				return err
+			})
+			return receipt, err
+		})
+		return receipt, err
+	}
+	_ = charge
 }
 
 func ExampleDoJSON() {
