@@ -62,7 +62,7 @@ func (a *app) root() *cli.Command {
 }
 
 func (a *app) commands() []*cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.revoke()}
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.revoke(), a.prune()}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

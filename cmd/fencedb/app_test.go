@@ -31,6 +31,11 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"two resources":   {[]string{"inspect", "a", "b"}, `"b"`},
 		"no reason":       {[]string{"revoke", "table:12"}, "--reason"},
 		"revoke nothing":  {[]string{"revoke", "--reason", "it hangs"}, "table:12"},
+		"prune too soon":  {[]string{"prune", "--older-than", "24h"}, "--max-hold"},
+		"prune a day":     {[]string{"prune", "--older-than", "23h", "--retention", "1h"}, "24h"},
+		"prune hold":      {[]string{"prune", "--max-hold", "-1h"}, "--max-hold"},
+		"prune silently":  {[]string{"prune", "--apply"}, "--reason"},
+		"prune one":       {[]string{"prune", "table:12"}, "table:12"},
 		"print argument":  {[]string{"migrate", "print", "3"}, `"3"`},
 	} {
 		got := newConsole(t).run(test.args...)

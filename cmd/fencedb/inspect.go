@@ -49,6 +49,11 @@ type holder struct {
 
 func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
 	return a.onResource(ctx, cmd, func(ctx context.Context, o *operation) error {
+		ctx, cancel, err := bounded(ctx, cmd)
+		if err != nil {
+			return err
+		}
+		defer cancel()
 		found, err := o.look(ctx)
 		if err != nil {
 			return err
@@ -69,6 +74,12 @@ func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(context.
 	if cmd.Args().Len() != 1 || cmd.Args().First() == "" {
 		return usage("%s takes one resource, such as table:12, got %q", cmd.FullName(), cmd.Args().Slice())
 	}
+	return a.onServers(ctx, cmd, func(i *lease.Issuer, pool *pgxpool.Pool) error {
+		return fn(ctx, &operation{cmd.Args().First(), i, pool})
+	})
+}
+
+func (a *app) onServers(ctx context.Context, cmd *cli.Command, fn func(*lease.Issuer, *pgxpool.Pool) error) error {
 	connecting, cancel, err := bounded(ctx, cmd)
 	if err != nil {
 		return err
@@ -88,7 +99,7 @@ func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(context.
 	if err != nil {
 		return usage("%w", err)
 	}
-	return fn(ctx, &operation{cmd.Args().First(), i, pool})
+	return fn(i, pool)
 }
 
 // look asks Redis first: a fence read later is never older than the lease it is compared with.

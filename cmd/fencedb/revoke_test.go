@@ -91,6 +91,19 @@ func TestRevokeOvertakesALedgerThatRedisIsBehind(t *testing.T) {
 	require.ErrorIs(t, w.book(ahead), fencedb.ErrStale)
 }
 
+func TestRevokeEndsAHolderWhoseCounterRedisHasLost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	before := w.acquire("seat:1")
+	require.NoError(t, w.book(before))
+	require.NoError(t, before.Release(t.Context()))
+	l := w.acquire("seat:1")
+	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{"+w.namespace+"/seat:1}:fence").Err())
+
+	require.Equal(t, &former{l.LeaseID(), l.Token()}, w.revoked("seat:1").Former)
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+}
+
 func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

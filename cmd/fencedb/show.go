@@ -52,7 +52,6 @@ func yesFlag() cli.Flag {
 
 // span is a duration as a person reads it: two units at most.
 func span(d time.Duration) string {
-	const day = 24 * time.Hour
 	switch {
 	case d >= day:
 		return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)

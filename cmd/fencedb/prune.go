@@ -1,0 +1,176 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+const (
+	flagOlderThan = "older-than"
+	flagMaxHold   = "max-hold"
+	flagRetention = "retention"
+	flagApply     = "apply"
+
+	day       = 24 * time.Hour
+	leastAge  = day // below it fencedb.forget_fences refuses
+	batchSize = 1000
+)
+
+func (a *app) prune() *cli.Command {
+	return &cli.Command{
+		Name:  "prune",
+		Usage: "forget fences of resources that nobody has used for long; only counts them unless told to --apply",
+		Description: `A forgotten fence accepts any token again. So a fence may go only when no holder can be left that is older than it: after
+the longest time that a lease is held, and a token remembered. --older-than must be at least the sum of the two, as the
+programs have them in lease.Config, and should be longer than any process can stay paused. Resources that are held now
+are kept, however old.
+
+   fencedb prune                                       count
+   fencedb prune --apply --reason 'monthly'            count, ask, forget in batches, record`,
+		Flags: append(auditFlags(), yesFlag(),
+			&cli.DurationFlag{Name: flagOlderThan, Usage: "`TIME` since the last new token", Value: 30 * day},
+			&cli.DurationFlag{Name: flagMaxHold, Usage: "the largest lease.Config.MaxHold, as `TIME`", Value: time.Hour},
+			&cli.DurationFlag{Name: flagRetention, Usage: "the largest lease.Config.FenceRetention, as `TIME`", Value: day},
+			&cli.BoolFlag{Name: flagApply, Usage: "forget them, after asking"},
+		),
+		Action: a.pruneFences,
+	}
+}
+
+type pruning struct {
+	OlderThanMS int64 `json:"older_than_ms"`
+	Found       int64 `json:"found"` // that may go
+	Held        int64 `json:"held"`  // old enough, but held now
+	Forgotten   int64 `json:"forgotten"`
+	Applied     bool  `json:"applied"`
+}
+
+func (r *pruning) print(p page) {
+	older := span(time.Duration(r.OlderThanMS) * time.Millisecond)
+	switch {
+	case r.Applied:
+		fmt.Fprintf(p.out, "forgot %d fences older than %s, kept %d that are held\n", r.Forgotten, older, r.Held)
+	default:
+		fmt.Fprintf(p.out, "%d fences are older than %s and may go, %d more are held; nothing was changed, see --%s\n", r.Found, older, r.Held, flagApply)
+	}
+}
+
+// sweeper walks through the ledger in the order of resources.
+type sweeper struct {
+	issuer *lease.Issuer
+	pool   *pgxpool.Pool
+	older  time.Duration
+	limit  func() (context.Context, context.CancelFunc, error) // for one batch
+}
+
+func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
+	older, err := pruneAge(cmd)
+	if err != nil {
+		return err
+	}
+	var e event
+	if cmd.Bool(flagApply) {
+		if e, err = newEvent("prune", nil, cmd); err != nil {
+			return err
+		}
+	}
+	return a.onServers(ctx, cmd, func(i *lease.Issuer, pool *pgxpool.Pool) error {
+		s := &sweeper{i, pool, older, func() (context.Context, context.CancelFunc, error) { return bounded(ctx, cmd) }}
+		r := &pruning{OlderThanMS: older.Milliseconds(), Applied: cmd.Bool(flagApply)}
+		err := s.sweep(func(_ context.Context, free []string, held int) error {
+			r.Found += int64(len(free))
+			r.Held += int64(held)
+			return nil
+		})
+		if err == nil && r.Applied && r.Found > 0 {
+			err = a.applyPruning(cmd, s, e, r)
+		}
+		if err != nil {
+			return err
+		}
+		return a.show(cmd, r)
+	})
+}
+
+func (a *app) applyPruning(cmd *cli.Command, s *sweeper, e event, r *pruning) error {
+	question := fmt.Sprintf("Forget %d fences older than %s? Any token will be accepted for them again.", r.Found, span(s.older))
+	if err := a.confirm(cmd, question); err != nil {
+		return err
+	}
+	return s.sweep(func(ctx context.Context, free []string, _ int) error {
+		forgotten, err := s.forget(ctx, e, free)
+		r.Forgotten += forgotten
+		return err
+	})
+}
+
+func pruneAge(cmd *cli.Command) (time.Duration, error) {
+	older, hold, retention := cmd.Duration(flagOlderThan), cmd.Duration(flagMaxHold), cmd.Duration(flagRetention)
+	switch {
+	case hold <= 0 || retention <= 0:
+		return 0, usage("--%s and --%s must be positive, got %v and %v", flagMaxHold, flagRetention, hold, retention)
+	case older < hold+retention:
+		return 0, usage("--%s (%v) must be at least --%s + --%s (%v): younger fences may still be needed", flagOlderThan, older, flagMaxHold, flagRetention, hold+retention)
+	case older < leastAge:
+		return 0, usage("--%s must be at least %v, got %v", flagOlderThan, leastAge, older)
+	}
+	return older, noArguments(cmd)
+}
+
+// sweep calls batch with those old resources that nobody holds, and the number of those that somebody does.
+func (s *sweeper) sweep(batch func(ctx context.Context, free []string, held int) error) error {
+	for after, more := "", true; more; {
+		ctx, cancel, err := s.limit()
+		if err != nil {
+			return err
+		}
+		after, more, err = s.next(ctx, after, batch)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sweeper) next(ctx context.Context, after string, batch func(context.Context, []string, int) error) (last string, more bool, err error) {
+	rows, _ := s.pool.Query(ctx, `SELECT resource FROM fencedb.fences
+		WHERE resource > $1 AND advanced_at < clock_timestamp() - make_interval(secs => $2) ORDER BY resource LIMIT $3`,
+		after, s.older.Seconds(), batchSize)
+	old, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil || len(old) == 0 {
+		return "", false, explained(err)
+	}
+	free := make([]string, 0, len(old))
+	for _, resource := range old {
+		known, err := s.issuer.Inspect(ctx, resource)
+		if err != nil {
+			return "", false, err
+		}
+		if known.Token == 0 {
+			free = append(free, resource)
+		}
+	}
+	return old[len(old)-1], len(old) == batchSize, batch(ctx, free, len(old)-len(free))
+}
+
+// forget leaves alone what has advanced since it was found: whoever has acquired meanwhile has a younger token, and is
+// either in the ledger already, or about to be the first in it again.
+func (s *sweeper) forget(ctx context.Context, e event, free []string) (forgotten int64, err error) {
+	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, s.older.Seconds()).Scan(&forgotten)
+		if err != nil || forgotten == 0 {
+			return err
+		}
+		_, err = e.record(ctx, tx, map[string]any{"fences": forgotten, "older_than": s.older.String()})
+		return err
+	})
+	return forgotten, explained(err)
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// aged leaves fences of five resources: two old and free, one old and held, one old whose holder is back in the ledger, and a
+// young one.
+func aged(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.exec(`INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
+		SELECT r, 7, gen_random_uuid(), clock_timestamp() - interval '31 days' FROM unnest('{a:1,a:2,held:1,seat:1}'::text[]) r`)
+	w.acquire("held:1")
+	require.NoError(t, w.book(w.acquire("seat:1")))
+	return w
+}
+
+func (w *world) fences() string {
+	w.Helper()
+	return w.one(`SELECT string_agg(resource, ' ' ORDER BY resource) FROM fencedb.fences`)
+}
+
+func TestPruneCountsUnlessToldToApply(t *testing.T) {
+	t.Parallel()
+	w := aged(t)
+	before := w.fences()
+	var r pruning
+
+	w.json("prune", &r, "prune")
+	require.Equal(t, pruning{OlderThanMS: (30 * day).Milliseconds(), Found: 2, Held: 1}, r)
+	require.Contains(t, w.ok("prune"), "2 fences are older than 30d0h")
+
+	w.answer = "no\n"
+	require.Equal(t, exitDeclined, w.run("prune", "--apply", "--reason", "monthly").code)
+	require.Equal(t, before, w.fences())
+	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit`))
+}
+
+func TestPruneForgetsWhatIsOldAndFreeAndRecordsIt(t *testing.T) {
+	t.Parallel()
+	w := aged(t)
+	var r pruning
+
+	w.json("prune", &r, "prune", "--apply", "--reason", "monthly", "--yes")
+
+	require.Equal(t, pruning{OlderThanMS: (30 * day).Milliseconds(), Found: 2, Held: 1, Forgotten: 2, Applied: true}, r)
+	require.Equal(t, "held:1 seat:1", w.fences())
+	require.Equal(t, "prune|monthly|2|720h0m0s", w.one(`SELECT concat_ws('|', event, reason, details ->> 'fences', details ->> 'older_than') FROM fencedb.audit`))
+
+	w.json("prune", &r, "prune", "--apply", "--reason", "monthly") // asks nothing, there is nothing to forget
+	require.Zero(t, r.Forgotten)
+}
+
+func TestPruneGoesOnAfterABatch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
+		SELECT 'a:' || n, 7, gen_random_uuid(), clock_timestamp() - interval '31 days' FROM generate_series(1, 2500) n`)
+	var r pruning
+
+	w.json("prune", &r, "prune", "--apply", "--reason", "monthly", "--yes")
+
+	require.EqualValues(t, 2500, r.Forgotten)
+	require.Empty(t, w.fences())
+	require.Equal(t, "3", w.one(`SELECT count(*) FROM fencedb.audit`), "one for each batch")
+}
