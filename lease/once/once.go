@@ -48,7 +48,7 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // has succeeded and what it returned is returned too, but it may not be what others get.
 //
 // Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. A result that fn returns all the
-// same is recorded.
+// same is recorded. fn must not call Do with its own key: it would wait for itself.
 func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts ...Option) (result []byte, replayed bool, err error) {
 	if err := checkKey(key); err != nil {
 		return nil, false, err
