@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -272,128 +271,6 @@ func TestWhenRedisGoesAwayBeforeTheResultIsRecorded(t *testing.T) {
 		require.LessOrEqual(t, time.Since(start), 10*time.Second, "bounded: to record, and to release")
 		w.faults.Always(faulty.None)
 		require.Equal(t, outcome{"again", false, nil}, do(t.Context(), o, "a", answers("again")))
-	})
-}
-
-func TestFollowersSurviveTheirLeader(t *testing.T) {
-	for name, end := range map[string]func(){"fails": func() {}, "panics": func() { panic("at the disco") }} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, w *world) {
-				o := w.once(t, once.Config{})
-				h := newHeld()
-				go func() {
-					defer func() { _ = recover() }()
-					_ = do(t.Context(), o, "a", func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
-						_, _ = h.thatAnswers("")(ctx, claim)
-						end()
-						return nil, errDeclined
-					})
-				}()
-				<-h.claim
-				var runs atomic.Int64
-				followers := make([]<-chan outcome, 10)
-				for n := range followers {
-					followers[n] = begin(t.Context(), o, "a", func(context.Context, *lease.Lease) ([]byte, error) {
-						runs.Add(1)
-						return []byte("paid"), nil
-					})
-				}
-				synctest.Wait()
-				close(h.goOn)
-				for _, follower := range followers {
-					require.Equal(t, "paid", (<-follower).result)
-				}
-				require.EqualValues(t, 1, runs.Load())
-			})
-		})
-	}
-}
-
-func TestALeaderThatIsCancelledDoesNotTakeItsFollowersAlong(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		elsewhere := newHeld()
-		run := begin(t.Context(), w.once(t, once.Config{}), "a", elsewhere.thatAnswers("paid"))
-		<-elsewhere.claim
-		o := w.once(t, once.Config{})
-		ctx, cancel := context.WithCancel(t.Context())
-		leader := begin(ctx, o, "a", forbidden(t))
-		synctest.Wait()
-		follower := begin(t.Context(), o, "a", forbidden(t))
-		synctest.Wait()
-		cancel()
-		require.ErrorIs(t, (<-leader).err, once.ErrInFlight)
-		synctest.Wait()
-		close(elsewhere.goOn)
-		require.Equal(t, outcome{"paid", true, nil}, <-follower)
-		require.NoError(t, (<-run).err)
-	})
-}
-
-func TestAFollowerWithAnotherRequestIsRefused(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		o := w.once(t, once.Config{})
-		h := newHeld()
-		go func() { _, _, _ = o.Do(t.Context(), "a", []byte("12 EUR"), h.thatAnswers("paid")) }()
-		<-h.claim
-		refused := make(chan error, 1)
-		go func() {
-			_, _, err := o.Do(t.Context(), "a", []byte("13 EUR"), forbidden(t))
-			refused <- err
-		}()
-		synctest.Wait()
-		close(h.goOn)
-		require.ErrorIs(t, <-refused, once.ErrKeyReused)
-	})
-}
-
-func TestResultsBelongToTheirCallers(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		o := w.once(t, once.Config{})
-		h := newHeld()
-		first := begin(t.Context(), o, "a", h.thatAnswers("paid"))
-		<-h.claim
-		results := make(chan []byte, 2)
-		for range cap(results) {
-			go func() {
-				result, _, _ := o.Do(t.Context(), "a", nil, forbidden(t))
-				results <- result
-			}()
-		}
-		synctest.Wait()
-		close(h.goOn)
-		(<-results)[0] = 'l'
-		require.Equal(t, "paid", string(<-results))
-		require.Equal(t, "paid", (<-first).result)
-	})
-}
-
-// What was seen before the result was forgotten is of no use to whoever asks afterwards. They ask Redis, once for all of them.
-func TestNobodyJoinsAFlightFromBeforeAForget(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		o := w.once(t, once.Config{})
-		before, after := newHeld(), newHeld()
-		first := begin(t.Context(), o, "a", func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
-			_, _ = before.thatAnswers("")(ctx, claim)
-			return nil, errDeclined
-		})
-		<-before.claim
-		require.NoError(t, o.Forget(t.Context(), "a"))
-
-		var asked atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault { asked.Add(1); return faulty.None })
-		second := begin(t.Context(), o, "a", after.thatAnswers("paid"))
-		synctest.Wait()
-		require.Positive(t, asked.Load())
-		close(before.goOn)
-		require.ErrorIs(t, (<-first).err, errDeclined)
-		<-after.claim
-		asked.Store(0)
-		third := begin(t.Context(), o, "a", forbidden(t))
-		synctest.Wait()
-		require.Zero(t, asked.Load(), "it follows the second, though the first has landed since")
-		close(after.goOn)
-		require.Equal(t, outcome{"paid", false, nil}, <-second)
-		require.Equal(t, outcome{"paid", true, nil}, <-third)
 	})
 }
 
