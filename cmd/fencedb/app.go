@@ -31,12 +31,13 @@ const description = `Leases live in Redis, fences in Postgres. Where the two are
    export FENCEDB_POSTGRES_URL=postgres://operator@db/app FENCEDB_REDIS_URL=redis://cache:6379/0
 
 Somebody asks who has table 12, and since when:     fencedb inspect table:12
+Is the set-up sound?                                fencedb doctor
 Somebody asks what is held at all:                  fencedb leases table:
 A holder is stuck and the work must go on:          fencedb revoke table:12 --reason 'worker 7 hangs'
 
 Never delete keys in Redis or rows of fencedb.fences by hand instead: a deleted fence lets a stale holder write.
 
-Exit codes: 0 done; 1 failed; 2 wrong call, nothing was touched; 3 not confirmed, nothing was changed;
+Exit codes: 0 done; 1 failed, or doctor found an error; 2 wrong call, nothing was touched; 3 not confirmed, nothing was changed;
 4 revoked in Redis but not sealed in Postgres.`
 
 func (a *app) root() *cli.Command {
@@ -62,7 +63,7 @@ func (a *app) root() *cli.Command {
 }
 
 func (a *app) commands() []*cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.revoke(), a.prune()}
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.revoke(), a.prune(), a.doctor()}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

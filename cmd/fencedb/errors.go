@@ -8,7 +8,7 @@ import (
 // Exit codes. They are documented in the README and do not change.
 const (
 	exitDone     = 0
-	exitFailed   = 1 // it did not work
+	exitFailed   = 1 // it did not work, or doctor found an error
 	exitUsage    = 2 // the call was wrong, and nothing was asked or changed
 	exitDeclined = 3 // the question was not answered with yes, and nothing was changed
 	exitHalf     = 4 // revoked in Redis, not sealed in Postgres

@@ -1,4 +1,5 @@
-// Command fencedb is for whoever operates a system that uses fencedb. fencedb --help says how.
+// Command fencedb is for whoever operates a system that uses fencedb: who holds what, who can write, is the set-up sound, and
+// how to end a holder safely. fencedb --help and the README beside this file say how.
 package main
 
 import (
