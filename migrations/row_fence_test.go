@@ -122,7 +122,7 @@ func TestProtectRowRefusesResourcesOfSeveralRows(t *testing.T) {
 	s := newSession(t)
 	s.exec(`CREATE TABLE parts (a int, b int, c text UNIQUE, d int, PRIMARY KEY (a, b)); CREATE UNIQUE INDEX ON parts (d) WHERE a > 0`)
 
-	for _, expression := range []string{`'x'`, `'a:' || a`, `'b:' || b`, `'d:' || d`} {
+	for _, expression := range []string{`ARRAY[c]`, `'x'`, `'a:' || a`, `'b:' || b`, `'d:' || d`} {
 		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect_row('parts', $1)`, expression)
 		require.ErrorContains(t, err, "does not name a unique key", expression)
 	}

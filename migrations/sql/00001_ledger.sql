@@ -177,29 +177,37 @@ $$;
 COMMENT ON FUNCTION fencedb.take(text, bigint, uuid) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001.';
 
 -- No transaction may outlive its lease, and the server itself ends it. What the application or the role set tighter stays.
--- transaction_timeout (17 and newer) counts from now only when it is switched on anew, hence the 0 before it.
+-- transaction_timeout (17 and newer) counts from the start of the transaction, or from when it is switched on anew, hence
+-- the 0 before it. Once that is done it needs no drawing in: only admit names it.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.bound(remaining_ms bigint) RETURNS void
+CREATE FUNCTION fencedb.bound(until numeric, names text[] DEFAULT '{lock_timeout,statement_timeout,idle_in_transaction_session_timeout}') RETURNS void
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    name    text;
-    current text;
+    remaining_ms int := least(2147483647, greatest(1, ceil(until - extract(epoch FROM clock_timestamp()) * 1000)));
+    name         text;
+    current_ms   numeric;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['lock_timeout', 'statement_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout'] LOOP
-        current := current_setting(name, true);
-        IF current = '0' OR extract(epoch FROM current::interval) * 1000 > remaining_ms THEN
+    IF until IS NULL THEN
+        RETURN;
+    END IF;
+    FOREACH name IN ARRAY names LOOP
+        current_ms := extract(epoch FROM current_setting(name, true)::interval) * 1000;
+        IF name = 'transaction_timeout' AND current_ms > 0 THEN
+            current_ms := greatest(1, current_ms - extract(epoch FROM clock_timestamp() - transaction_timestamp()) * 1000);
+        END IF;
+        IF current_ms = 0 OR current_ms > remaining_ms THEN
             IF name = 'transaction_timeout' THEN
                 PERFORM set_config(name, '0', true);
             END IF;
-            PERFORM set_config(name, least(remaining_ms, 2147483647)::text, true);
+            PERFORM set_config(name, remaining_ms::text, true);
         END IF;
     END LOOP;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.bound(bigint) IS 'Inner function. Lowers the time limits of this transaction to remaining_ms milliseconds; they go back when it ends.';
+COMMENT ON FUNCTION fencedb.bound(numeric, text[]) IS 'Inner function. Lowers time limits of this transaction to what is left until a time, in milliseconds since 1970; they go back when it ends. Does nothing for NULL.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
@@ -252,8 +260,7 @@ BEGIN
         RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     ELSIF remaining_ms IS NOT NULL THEN
-        PERFORM fencedb.bound(remaining_ms);
-        until := least(until, floor(extract(epoch FROM clock_timestamp()) * 1000) + remaining_ms);
+        until := least(until, extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms);
     END IF;
 
     -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each other.
@@ -267,11 +274,18 @@ BEGIN
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
         END IF;
         IF enter AND (present ->> 'entered')::boolean IS NOT TRUE THEN
+            PERFORM fencedb.bound(until, '{lock_timeout}'); -- the other limits would end the wait without saying what for
             PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i]);
         END IF;
         grants := grants || jsonb_build_object(resources[i], jsonb_build_object(
             'token', tokens[i], 'lease', lease_ids[i], 'entered', enter OR coalesce((present ->> 'entered')::boolean, false)));
     END LOOP;
+    IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
+        RAISE EXCEPTION 'the lease is over: it ended while its fence was waited for'
+            USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
+    END IF;
+    PERFORM fencedb.bound(until);
+    PERFORM fencedb.bound(until, '{transaction_timeout}');
 
     body := jsonb_build_object('grants', grants, 'until', until)::text;
     signed := fencedb.sign(body) || body;
@@ -340,17 +354,20 @@ BEGIN
     END LOOP;
 
     RETURN QUERY
-    SELECT DISTINCT a.pid, a.application_name, a.state, (extract(epoch FROM clock_timestamp() - a.xact_start) * 1000)::bigint
+    SELECT DISTINCT a.pid, a.application_name, coalesce(a.state, ''), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, 0)::bigint
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE a.pid <> pg_backend_pid() AND l.granted
       AND (l.locktype = 'transactionid' AND l.transactionid = ANY (lockers)
            OR lockers = '{}' AND l.relation = 'fencedb.fences'::regclass AND l.mode = 'RowExclusiveLock'
-              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()));
+              AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
+    UNION ALL
+    SELECT 0, p.gid, 'prepared transaction', (extract(epoch FROM clock_timestamp() - p.prepared) * 1000)::bigint
+    FROM pg_prepared_xacts p WHERE p.transaction = ANY (lockers);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open.';
+COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. What a role may not see of other sessions is empty (see pg_read_all_stats). pid 0 is a prepared transaction, which no time limit ends.';
 
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow), not public.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
@@ -383,7 +400,7 @@ DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint);
 DROP FUNCTION fencedb.enter(text[], bigint[], uuid[], bigint);
 DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
-DROP FUNCTION fencedb.bound(bigint);
+DROP FUNCTION fencedb.bound(numeric, text[]);
 DROP FUNCTION fencedb.take(text, bigint, uuid);
 DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);

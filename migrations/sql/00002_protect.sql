@@ -109,9 +109,7 @@ BEGIN
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
     END IF;
     PERFORM fencedb.require_lease(granted);
-    IF granted ->> 'until' IS NOT NULL THEN
-        PERFORM fencedb.bound(greatest(1, (granted ->> 'until')::numeric - extract(epoch FROM clock_timestamp()) * 1000)::bigint);
-    END IF;
+    PERFORM fencedb.bound((granted ->> 'until')::numeric);
     RETURN NULL;
 END
 $$;
@@ -139,16 +137,32 @@ $$;
 
 COMMENT ON FUNCTION fencedb.members(regclass) IS 'A table with all its partitions and inheritance children.';
 
+-- Anybody can create a trigger of our name on a table of their own; a comment that is not ours must not break the list.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.guard_facts(guard oid) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN obj_description(guard, 'pg_proc')::jsonb;
+EXCEPTION WHEN invalid_text_representation THEN
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.guard_facts(oid) IS 'Inner function. What protect has noted on a guard, NULL if nothing.';
+
 CREATE VIEW fencedb.protected_tables AS
-SELECT t.tgrelid::regclass            AS table_name,
-       facts.mode                     AS mode,
-       facts.resource                 AS resource,
-       facts.columns_added            AS columns_added,
-       t.tgfoid::regprocedure         AS guard,
-       t.tgenabled <> 'D'             AS enabled
+SELECT t.tgrelid::regclass     AS table_name,
+       facts.mode              AS mode,
+       facts.resource          AS resource,
+       facts.columns_added     AS columns_added,
+       t.tgfoid::regprocedure  AS guard,
+       t.tgenabled <> 'D'      AS enabled
 FROM pg_trigger t,
-     jsonb_to_record(obj_description(t.tgfoid, 'pg_proc')::jsonb) AS facts(mode text, resource text, columns_added text[])
-WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0;
+     jsonb_to_record(fencedb.guard_facts(t.tgfoid)) AS facts(mode text, resource text, columns_added text[])
+WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger', 'row');
 
 COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off.';
 
@@ -156,7 +170,7 @@ COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with t
 -- Postgres understood it: every function and operator named with its schema, so that no search_path changes its meaning.
 -- A CHECK constraint on an empty copy of the table is the probe: it admits expressions over one row and nothing else.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, OUT expression text, OUT columns name[])
+CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, OUT expression text, OUT columns name[], OUT several boolean)
     LANGUAGE plpgsql
 AS $$
 DECLARE
@@ -182,11 +196,14 @@ BEGIN
     PERFORM set_config('search_path', path, true);
     EXECUTE format('DROP TABLE pg_temp.%I', relname);
 
+    -- Stable functions of Postgres itself are needed to make text of other types; the guard pins the settings they look at.
     SELECT string_agg(DISTINCT p.proname, ', ') INTO offender
     FROM regexp_matches(probe.tree, ':(?:funcid|opfuncid) (\d+)', 'g') AS m
-    JOIN pg_proc p ON p.oid = m[1]::oid AND p.provolatile = 'v';
-    IF offender IS NOT NULL THEN
-        RAISE EXCEPTION 'it calls volatile functions (%), so one row could have two resources', offender;
+    JOIN pg_proc p ON p.oid = m[1]::oid
+     AND (p.provolatile = 'v' OR p.provolatile = 's' AND (p.oid >= 16384 OR p.pronargs = 0 OR p.proname = 'current_setting'));
+    IF offender IS NOT NULL OR probe.tree ~ '\{SQLVALUEFUNCTION' THEN
+        RAISE EXCEPTION 'it depends on more than the row (%), so one row could have two resources; functions must be immutable',
+            coalesce(offender, 'the time or the user');
     END IF;
 
     SELECT string_agg(a.attname, ', ') INTO offender
@@ -198,6 +215,7 @@ BEGIN
 
     expression := regexp_replace(probe.source, '^\((.*) IS NOT NULL\)$', '\1');
     columns    := probe.columns;
+    several    := probe.tree ~ format(':funcid %s ', 'fencedb.resources_of(text[])'::regprocedure::oid);
 EXCEPTION WHEN OTHERS THEN
     RAISE EXCEPTION USING
         ERRCODE = 'invalid_parameter_value',
@@ -208,7 +226,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.compile_resource(regclass, text) IS 'Inner function. Checks a resource expression against a table; returns it fully qualified, and the columns it reads.';
+COMMENT ON FUNCTION fencedb.compile_resource(regclass, text) IS 'Inner function. Checks a resource expression against a table; returns it fully qualified, the columns it reads, and whether it gives several resources.';
 
 -- The guard of one table is a trigger function in the schema of that table. It reads the row as a table of the old name
 -- and declares no types, so that renaming the table or changing a column's type does not break it.
@@ -228,7 +246,13 @@ BEGIN
     IF to_regprocedure(guard || '()') IS NOT NULL THEN -- left by a table that was renamed since
         guard := format('%I.%I', schema, left(relname, 40) || '_fencedb_guard_' || target::oid);
     END IF;
-    EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %L', guard, body);
+    -- Pinned: whatever a session could set to make the same row read as another resource.
+    EXECUTE format($create$
+        CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql
+            SET search_path = pg_catalog, pg_temp
+            SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres' SET timezone = 'UTC'
+            SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET lc_numeric = 'C' SET lc_time = 'C'
+            AS %L $create$, guard, body);
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
@@ -237,16 +261,41 @@ $$;
 
 COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
 
--- Protecting again does nothing, but for members that have come since. The row trigger is named to sort after every other
--- BEFORE trigger of the table, so that it judges the row as it will be stored.
+-- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges the row as it will be
+-- stored; triggers fire in the byte order of their names.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.check_triggers(member regclass, guard text) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    later name := (SELECT min(t.tgname) FROM pg_trigger t
+                   WHERE t.tgrelid = member AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3); -- BEFORE, FOR EACH ROW
+BEGIN
+    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = member AND (t.tgname = '~fencedb_row' AND t.tgfoid <> (guard || '()')::regprocedure
+               OR t.tgname IN ('~fencedb_statement', '~fencedb_truncate') AND t.tgfoid <> 'fencedb.guard_statement'::regproc)) THEN
+        RAISE EXCEPTION 'fencedb.protect: % has a trigger with the name of a guard that is none', member
+            USING ERRCODE = 'duplicate_object', HINT = 'Somebody with the TRIGGER privilege put it there. Drop it and protect again.';
+    ELSIF later IS NOT NULL THEN
+        RAISE EXCEPTION 'fencedb.protect: the trigger "%" of % would change rows after they were judged', later, member
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Triggers fire in the byte order of their names. Rename it to begin with an ASCII letter.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.check_triggers(regclass, text) IS 'Inner function. Raises if another trigger of the table stands in the way of the guard.';
+
+-- Protecting again adds guards to members that have come since, and switches on those that were switched off.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS void
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    m record;
+    m   record;
+    own name;
 BEGIN
     FOR m IN SELECT * FROM fencedb.members(target) LOOP
+        PERFORM fencedb.check_triggers(m.member, guard);
         IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
         END IF;
@@ -254,6 +303,9 @@ BEGIN
             EXECUTE format('CREATE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()', m.member);
             EXECUTE format('CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement()', m.member);
         END IF;
+        FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled = 'D' LOOP
+            EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', m.member, own);
+        END LOOP;
     END LOOP;
 END
 $$;
@@ -283,9 +335,9 @@ BEGIN
             USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
     END IF;
 
-    SELECT format('%I is %s, it must be %s', a.attname, a.atttypid::regtype, own.type) INTO odd
+    SELECT format('%I is %s, it must be %s that a trigger can set', a.attname, a.atttypid::regtype, own.type) INTO odd
     FROM pg_attribute a JOIN (VALUES ('last_fencing_token', 'bigint'::regtype), ('last_lease_id', 'uuid')) own(name, type) ON a.attname = own.name
-    WHERE a.attrelid = target AND NOT a.attisdropped AND a.atttypid <> own.type AND (mode = 'row' OR own.name = 'last_fencing_token');
+    WHERE a.attrelid = target AND NOT a.attisdropped AND (a.atttypid <> own.type OR a.attgenerated <> '') AND (mode = 'row' OR own.name = 'last_fencing_token');
     IF odd IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
     END IF;
@@ -310,7 +362,7 @@ BEGIN
     IF guard IS NULL THEN
         compiled := fencedb.compile_resource(target, resource);
         IF mode = 'row' THEN
-            PERFORM fencedb.check_row_key(target, compiled.columns);
+            PERFORM fencedb.check_row_key(target, compiled.columns, compiled.several);
         END IF;
         added := ARRAY(SELECT own.name FROM (VALUES ('last_fencing_token', 'ledger'), ('last_lease_id', 'row')) own(name, since)
                        WHERE (mode = 'row' OR own.since = 'ledger')
@@ -362,7 +414,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources). Adds last_fencing_token, the token of the last write to the row. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition, to guard that partition against TRUNCATE by name.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources). Adds last_fencing_token, the token of the last write to the row. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all).';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
@@ -418,9 +470,11 @@ DROP FUNCTION fencedb.protect(regclass, text);
 DROP FUNCTION fencedb.guard_table(regclass, text, text, text);
 DROP FUNCTION fencedb.check_target(regclass, text, text);
 DROP FUNCTION fencedb.create_triggers(regclass, text);
+DROP FUNCTION fencedb.check_triggers(regclass, text);
 DROP FUNCTION fencedb.create_guard(regclass, jsonb, text);
 DROP FUNCTION fencedb.compile_resource(regclass, text);
 DROP VIEW fencedb.protected_tables;
+DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);
 DROP FUNCTION fencedb.guard_statement();
 DROP FUNCTION fencedb.require(regclass, text, text[], text[], bigint);

@@ -67,23 +67,23 @@ $$;
 COMMENT ON FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN004 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.check_row_key(target regclass, columns name[]) RETURNS void
+CREATE FUNCTION fencedb.check_row_key(target regclass, columns name[], several boolean) RETURNS void
     LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF NOT EXISTS (
+    IF several OR NOT EXISTS (
         SELECT FROM pg_index i
         WHERE i.indrelid = target AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
           AND (SELECT array_agg(a.attname) FROM pg_attribute a WHERE a.attrelid = target AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) <@ columns
     ) THEN
-        RAISE EXCEPTION 'fencedb.protect_row: the resource of % does not name a unique key, so several rows could be one resource', target
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Build it from all columns of the primary key or of a unique constraint, or use fencedb.protect.';
+        RAISE EXCEPTION 'fencedb.protect_row: the resource of % does not name a unique key: a row must be one resource, and a resource one row', target
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Build one text from all columns of the primary key or of a unique constraint, with separators between them, or use fencedb.protect.';
     END IF;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.check_row_key(regclass, name[]) IS 'Inner function. Raises unless columns contain a unique key of target.';
+COMMENT ON FUNCTION fencedb.check_row_key(regclass, name[], boolean) IS 'Inner function. Raises unless columns contain a unique key of target. That different keys give different texts is for the author of the expression to see to.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.protect_row(target regclass, resource text) RETURNS void
@@ -123,7 +123,7 @@ REVOKE ALL ON FUNCTION fencedb.carry(text, bigint, uuid, bigint), fencedb.carry(
 
 -- +goose Down
 DROP FUNCTION fencedb.protect_row(regclass, text);
-DROP FUNCTION fencedb.check_row_key(regclass, name[]);
+DROP FUNCTION fencedb.check_row_key(regclass, name[], boolean);
 DROP FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid);
 DROP FUNCTION fencedb.carry(text, bigint, uuid, bigint);
 DROP FUNCTION fencedb.carry(text[], bigint[], uuid[], bigint);

@@ -1,0 +1,122 @@
+package migrations_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Attacks that once got past the guard, or past the list of what is guarded.
+
+// The same row is the same resource in every session, whatever that has set.
+func TestTheSessionsSettingsDoNotChangeTheResource(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE slots (d date, at timestamptz, f float8, b bytea, i interval)`)
+	s.exec(`SELECT fencedb.protect('slots', $$ concat_ws('|', d, at, f, b, i) $$)`)
+	const row = `INSERT INTO slots VALUES (date '2026-05-01', timestamptz '2026-05-01 12:00:00Z', 0.1::float8 + 0.2::float8, '\x00ff', interval '1 day 2 hours')`
+	const resource = `2026-05-01|2026-05-01 12:00:00+00|0.30000000000000004|\x00ff|1 day 02:00:00`
+	s.exec(s.fenced(41, resource, row))
+
+	s.exec(`SET datestyle = 'German'; SET timezone = 'Asia/Tokyo'; SET extra_float_digits = -12; SET bytea_output = 'escape'; SET intervalstyle = 'iso_8601'`)
+
+	s.exec(s.fenced(41, resource, row))
+}
+
+func TestProtectRefusesExpressionsOverMoreThanTheRow(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int, room text);
+		CREATE FUNCTION tenant() RETURNS text LANGUAGE sql STABLE AS $$ SELECT 'x'::text $$;
+		CREATE FUNCTION lookup(text) RETURNS text LANGUAGE sql STABLE AS $$ SELECT $1 $$`)
+	for _, expression := range []string{
+		`current_setting('app.tenant') || id`, `now()::text`, `current_user || id`, `current_date || room`, `tenant() || id`, `lookup(room)`, `current_database() || id`,
+	} {
+		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', $1)`, expression)
+		require.ErrorContains(t, err, "depends on more than the row", expression)
+	}
+}
+
+func TestProtectRefusesTriggersThatCouldChangeAJudgedRow(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (room text); CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.room := 'blue'; RETURN NEW; END $$;
+		CREATE TRIGGER "überschreiben" BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION f()`)
+
+	s.refused("55000", `SELECT fencedb.protect('seats', $$ room $$)`)
+
+	s.exec(`DROP TRIGGER "überschreiben" ON seats; CREATE TRIGGER "überprüfen" AFTER INSERT ON seats FOR EACH ROW EXECUTE FUNCTION f()`)
+	s.exec(`SELECT fencedb.protect('seats', $$ room $$)`)
+}
+
+func TestProtectIsNotFooledByAPlantedTrigger(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (room text); CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$`)
+	for _, name := range []string{"~fencedb_row", "~fencedb_statement", "~fencedb_truncate"} {
+		s.exec(`CREATE TRIGGER "` + name + `" BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION f()`)
+		s.refused("42710", `SELECT fencedb.protect('seats', $$ room $$)`)
+		s.exec(`DROP TRIGGER "` + name + `" ON seats`)
+	}
+
+	// Nor does one on another table break the list of protected tables.
+	s.exec(`CREATE TABLE other (a int); COMMENT ON FUNCTION f() IS 'not JSON'; CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION f()`)
+	s.exec(`SELECT fencedb.protect('seats', $$ room $$)`)
+	require.Equal(t, "seats", s.one(`SELECT string_agg(table_name::text, ',') FROM fencedb.protected_tables`))
+}
+
+func TestProtectingAgainSwitchesADisabledGuardOn(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`ALTER TABLE seats DISABLE TRIGGER ALL`)
+	require.Equal(t, "false", s.one(`SELECT enabled FROM fencedb.protected_tables`))
+
+	s.exec(`SELECT fencedb.protect('seats', resource => $$ 'room:' || room $$)`)
+
+	require.Equal(t, "true", s.one(`SELECT enabled FROM fencedb.protected_tables`))
+	s.refused("FN002", `UPDATE seats SET guest = 'zoe'`)
+	s.refused("FN002", `TRUNCATE seats`)
+}
+
+func TestProtectRefusesAStampThatItCannotSet(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (room text, last_fencing_token bigint GENERATED ALWAYS AS (7) STORED)`)
+
+	s.refused("42804", `SELECT fencedb.protect('seats', $$ room $$)`)
+}
+
+// Three holders end one after the other, each in time; together they take longer than the lease.
+func TestWaitingForSeveralFencesEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(1, "a") + "; " + enter(1, "b"))
+	for resource, hold := range map[string]string{"a": "0.2", "b": "0.4"} {
+		holder := s.beside()
+		holder.exec("BEGIN; " + enter(1, resource))
+		done := make(chan error, 1)
+		go func() {
+			_, err := holder.conn.PgConn().Exec(t.Context(), "SELECT pg_sleep("+hold+"); COMMIT").ReadAll()
+			done <- err
+		}()
+		defer func() { require.NoError(t, <-done) }()
+	}
+
+	_, err := s.conn.Exec(t.Context(), `SELECT fencedb.enter('{a,b}'::text[], '{2,2}', ARRAY[gen_random_uuid(), gen_random_uuid()], 300)`)
+
+	require.Error(t, err, "the second wait gets only what the first has left")
+	require.Equal(t, "1", s.one(`fencedb.last_token('b')`))
+}
+
+func TestATighterTransactionTimeoutStays(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	if s.one(`current_setting('transaction_timeout', true)`) == "" {
+		return // Postgres 15 and 16 have none
+	}
+
+	_, err := s.conn.PgConn().Exec(t.Context(), `BEGIN; SET LOCAL transaction_timeout = '600ms'; SELECT fencedb.enter('room:red', 41, gen_random_uuid(), 700);
+		SELECT pg_sleep(0.4); UPDATE seats SET guest = 'zoe' WHERE id = 1; SELECT pg_sleep(0.25); COMMIT`).ReadAll()
+
+	require.ErrorContains(t, err, "25P04")
+}
