@@ -65,9 +65,9 @@ func (d *diagnosis) print(p page) {
 			style = red
 		}
 		fmt.Fprintln(p.out, p.styled(string(f.Severity), style)+" "+f.Code)
-		p.paragraph("  "+f.What, "  ")
-		p.paragraph("  Why: "+f.Why, "  ")
-		p.paragraph("  Do: "+f.Do, "  ")
+		p.paragraph("  ", f.What, "  ")
+		p.paragraph("  ", "Why: "+f.Why, "  ")
+		p.paragraph("  ", "Do: "+f.Do, "  ")
 	}
 }
 

@@ -60,7 +60,7 @@ func (l *leaseList) print(p page) {
 		fmt.Fprintf(p.out, "\nand more; see --%s\n", flagLimit)
 	}
 	for _, problem := range l.Problems {
-		p.paragraph("* "+problem, "  ")
+		p.paragraph("* ", problem, "  ")
 	}
 }
 

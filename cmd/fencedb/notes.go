@@ -15,7 +15,7 @@ func printNotes(p page, notes []note) {
 		fmt.Fprintln(p.out)
 	}
 	for _, n := range notes {
-		p.paragraph("* "+n.Text, "  ")
+		p.paragraph("* ", n.Text, "  ")
 	}
 }
 

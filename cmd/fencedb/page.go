@@ -91,22 +91,24 @@ func (p page) facts(pairs ...[2]string) {
 	}
 }
 
-// paragraph prints text broken at spaces to the width of the screen, with the later lines indented.
-func (p page) paragraph(text, indent string) {
+// paragraph prints text broken at spaces to the width of the screen: the first line after mark, the others after indent.
+func (p page) paragraph(mark, text, indent string) {
 	room := p.width
 	if room <= 0 {
 		room = 100
 	}
-	line, used := "", 0
+	line, fresh := mark, true
 	for word := range strings.FieldsSeq(text) {
-		n := utf8.RuneCountInString(word)
-		if used > 0 && used+1+n > room {
+		switch {
+		case fresh:
+			line += word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= room:
+			line += " " + word
+		default:
 			fmt.Fprintln(p.out, line)
-			line, used = indent, utf8.RuneCountInString(indent)
-		} else if used > 0 {
-			line, used = line+" ", used+1
+			line = indent + word
 		}
-		line, used = line+word, used+n
+		fresh = false
 	}
 	fmt.Fprintln(p.out, line)
 }

@@ -56,9 +56,9 @@ func (r *pruning) print(p page) {
 	older := span(time.Duration(r.OlderThanMS) * time.Millisecond)
 	switch {
 	case r.Applied:
-		fmt.Fprintf(p.out, "forgot %d fences older than %s, kept %d that are held\n", r.Forgotten, older, r.Held)
+		p.paragraph("", fmt.Sprintf("Forgot %d fences older than %s, kept %d that are held.", r.Forgotten, older, r.Held), "")
 	default:
-		fmt.Fprintf(p.out, "%d fences are older than %s and may go, %d more are held; nothing was changed, see --%s\n", r.Found, older, r.Held, flagApply)
+		p.paragraph("", fmt.Sprintf("%d fences are older than %s and may go, %d more are held. Nothing was changed; see --%s.", r.Found, older, r.Held, flagApply), "")
 	}
 }
 

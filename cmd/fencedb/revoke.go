@@ -50,14 +50,14 @@ type former struct {
 
 func (r *revocation) print(p page) {
 	if r.Former == nil {
-		p.paragraph(fmt.Sprintf("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token), "")
+		p.paragraph("", fmt.Sprintf("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token), "")
 	} else {
-		p.paragraph(fmt.Sprintf("Revoked: lease %s with token %d held %s. Its fence is at token %d now.",
+		p.paragraph("", fmt.Sprintf("Revoked: lease %s with token %d held %s. Its fence is at token %d now.",
 			r.Former.LeaseID, r.Former.Token, visible(r.Resource), r.Token), "")
 	}
 	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
-	p.paragraph("* In protected tables: nothing. Whatever it had committed before stands.", "  ")
-	p.paragraph("* Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.", "  ")
+	p.paragraph("* ", "In protected tables: nothing. Whatever it had committed before stands.", "  ")
+	p.paragraph("* ", "Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.", "  ")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
 }
 
