@@ -106,3 +106,10 @@ func open(t *testing.T, url string) *sql.DB {
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
+
+// empty is a database without anything, for migrators and for SQL.
+func empty(t *testing.T) (*sql.DB, *session) {
+	t.Helper()
+	url := testenv.PostgresURL(t)
+	return open(t, url), connect(t, url)
+}

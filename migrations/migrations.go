@@ -2,7 +2,24 @@
 //
 // The SQL in this package is the contract: the ledger of fences, fencedb.enter and fencedb.protect. Everything lives in a
 // schema of its own, fencedb, with a version table of its own, fencedb.goose_db_version, so an application's
-// migrations and their table are not touched. Postgres 15 or newer is needed (the oldest version the tests run on).
+// migrations and their table are not touched. Postgres 15 or newer is needed; the tests run on 15 to 18.
+//
+// # Ways to migrate
+//
+// Up is all that a Go program needs. A service that must not change schemas itself asks Pending in its readiness check
+// and leaves the rest to whoever may: a program with Up, the command fencedb migrate, or the tool that migrates the
+// application, from Scripts. All of them leave the same database, and each can go on where another stopped.
+// Files is for tools that read goose's annotations, such as the goose command; they need the schema beforehand and
+// the table name fencedb.goose_db_version.
+//
+// # Why the schema is always called fencedb
+//
+// The functions that the triggers run are SECURITY DEFINER and fix their search_path, or a caller could slip functions of his own
+// under them. So they call each other, and read the ledger, by names with the schema in them, and so do the guards that
+// protect compiles for every table. Another name would be another text of each, chosen at run time: SQL that nobody
+// has reviewed or tested, under the one function that must be right. Nor would a second copy of the ledger in one
+// database be a second set of fences: a fence works because all writers meet at the same one. Tenants that must not
+// share fences get resources of different names, or databases of their own.
 package migrations
 
 import (
@@ -11,6 +28,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/pressly/goose/v3"
 )
@@ -33,6 +51,9 @@ END $$`
 )
 
 var errNilDB = errors.New("the database is nil; with pgx pass stdlib.OpenDBFromPool(pool)")
+
+// dropAll removes what is left when every migration is undone.
+var dropAll = []string{"DROP TABLE IF EXISTS " + versionTable, "DROP SCHEMA IF EXISTS fencedb"}
 
 // Migration is one step of the schema and whether the database has it.
 type Migration struct {
@@ -71,7 +92,7 @@ func Down(ctx context.Context, db *sql.DB) error {
 	if _, err := provider.DownTo(ctx, 0); err != nil {
 		return fmt.Errorf("fencedb/migrations: down: %w", err)
 	}
-	for _, statement := range []string{"DROP TABLE IF EXISTS " + versionTable, "DROP SCHEMA IF EXISTS fencedb"} {
+	for _, statement := range dropAll {
 		if _, err := db.ExecContext(ctx, statement); err != nil {
 			return fmt.Errorf("fencedb/migrations: down: %w", err)
 		}
@@ -98,6 +119,16 @@ func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 		})
 	}
 	return steps, nil
+}
+
+// Pending reports whether the database lacks a migration that this package knows: not ready, for a readiness check. A database
+// that is ahead, as during a deployment, is ready. It only reads.
+func Pending(ctx context.Context, db *sql.DB) (bool, error) {
+	steps, err := Status(ctx, db)
+	if err != nil {
+		return true, err
+	}
+	return slices.ContainsFunc(steps, func(step Migration) bool { return !step.Applied }), nil
 }
 
 // appliedVersions does not ask goose, which creates the version table where there is none.

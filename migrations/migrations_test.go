@@ -114,6 +114,10 @@ func TestBadCallsAreRefused(t *testing.T) {
 			_, err := migrations.Status(ctx, db)
 			return err
 		},
+		"Pending": func(ctx context.Context, db *sql.DB) error {
+			_, err := migrations.Pending(ctx, db)
+			return err
+		},
 	} {
 		require.ErrorContains(t, call(t.Context(), nil), "the database is nil", name)
 

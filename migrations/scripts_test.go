@@ -1,0 +1,118 @@
+package migrations_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/pressly/goose/v3"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
+)
+
+// catalog describes everything in the schema, whoever made it: definitions, privileges, comments, rows.
+const catalog = `SELECT json_build_object(
+	'schema', (SELECT json_agg(json_build_array(nspname, nspacl::text, obj_description(oid, 'pg_namespace'))) FROM pg_namespace WHERE nspname = 'fencedb'),
+	'relations', (SELECT json_agg(json_build_array(oid::regclass, relkind, relacl::text, reloptions, obj_description(oid, 'pg_class'),
+			CASE relkind WHEN 'v' THEN pg_get_viewdef(oid) WHEN 'i' THEN pg_get_indexdef(oid) END) ORDER BY relname)
+		FROM pg_class WHERE relnamespace = 'fencedb'::regnamespace),
+	'columns', (SELECT json_agg(json_build_array(attrelid::regclass, attname, format_type(atttypid, atttypmod), attnotnull, attidentity, attcollation::regcollation,
+			pg_get_expr(adbin, adrelid), col_description(attrelid, attnum)) ORDER BY attrelid::regclass::text, attnum)
+		FROM pg_attribute JOIN pg_class c ON c.oid = attrelid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+		WHERE c.relnamespace = 'fencedb'::regnamespace AND attnum > 0),
+	'constraints', (SELECT json_agg(json_build_array(conrelid::regclass, conname, pg_get_constraintdef(oid)) ORDER BY conrelid::regclass::text, conname)
+		FROM pg_constraint WHERE connamespace = 'fencedb'::regnamespace),
+	'triggers', (SELECT json_agg(pg_get_triggerdef(t.oid) ORDER BY tgname) FROM pg_trigger t JOIN pg_class c ON c.oid = tgrelid
+		WHERE c.relnamespace = 'fencedb'::regnamespace),
+	'functions', (SELECT json_agg(json_build_array(pg_get_functiondef(oid), proacl::text, obj_description(oid, 'pg_proc')) ORDER BY oid::regprocedure::text)
+		FROM pg_proc WHERE pronamespace = 'fencedb'::regnamespace),
+	'versions', (SELECT json_agg(json_build_array(id, version_id, is_applied) ORDER BY id) FROM fencedb.goose_db_version),
+	'keys', (SELECT count(*) FROM fencedb.signing_key))`
+
+func TestScriptsLeaveWhatUpLeaves(t *testing.T) {
+	t.Parallel()
+	byUp, byHand := testenv.PostgresURL(t), testenv.PostgresURL(t)
+	require.NoError(t, migrations.Up(t.Context(), open(t, byUp)))
+	db, psql := open(t, byHand), connect(t, byHand)
+
+	scripts := migrations.Scripts()
+	for _, script := range scripts {
+		pending, err := migrations.Pending(t.Context(), db)
+		require.NoError(t, err)
+		require.True(t, pending, "before %s", script.Name)
+		psql.exec("BEGIN;\n" + script.Up + "COMMIT")
+	}
+
+	require.JSONEq(t, connect(t, byUp).one(catalog), psql.one(catalog))
+	pending, err := migrations.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.False(t, pending)
+	require.NoError(t, migrations.Up(t.Context(), db), "with nothing to do")
+
+	for _, script := range slices.Backward(scripts) {
+		psql.exec("BEGIN;\n" + script.Down + "COMMIT")
+	}
+	require.Empty(t, psql.one("to_regnamespace('fencedb')"))
+}
+
+// Either kind of migrator goes on where the other has stopped, at every version.
+func TestUpAndScriptsGoOnFromEachOther(t *testing.T) {
+	t.Parallel()
+	scripts := migrations.Scripts()
+	for done := range len(scripts) {
+		db, psql := empty(t)
+		for _, script := range scripts[:done] {
+			psql.exec(script.Up)
+		}
+		require.NoError(t, migrations.Up(t.Context(), db))
+		_, all := applied(t, db)
+		require.True(t, all)
+		for _, script := range slices.Backward(scripts[done:]) {
+			psql.exec(script.Down)
+		}
+		require.NoError(t, migrations.Down(t.Context(), db))
+		require.Empty(t, psql.one("to_regnamespace('fencedb')"))
+	}
+}
+
+// As the goose command does it, which wants the schema to be there.
+func TestFilesAreForGoose(t *testing.T) {
+	t.Parallel()
+	db, psql := empty(t)
+	psql.exec(`CREATE SCHEMA fencedb`)
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.Files(), goose.WithTableName("fencedb.goose_db_version"), goose.WithDisableGlobalRegistry(true))
+	require.NoError(t, err)
+
+	_, err = provider.Up(t.Context())
+
+	require.NoError(t, err)
+	pending, err := migrations.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.False(t, pending)
+}
+
+func TestADatabaseThatIsAheadIsReady(t *testing.T) {
+	t.Parallel()
+	db, psql := empty(t)
+	pending, err := migrations.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.True(t, pending)
+	require.Empty(t, psql.one("to_regnamespace('fencedb')"), "asking must create nothing")
+	require.NoError(t, migrations.Up(t.Context(), db))
+
+	psql.exec(`INSERT INTO fencedb.goose_db_version (version_id, is_applied) VALUES (99999, true)`)
+
+	pending, err = migrations.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.False(t, pending)
+}
+
+func TestScriptsAreNamedAndOrdered(t *testing.T) {
+	t.Parallel()
+	for i, script := range migrations.Scripts() {
+		require.EqualValues(t, i+1, script.Version)
+		require.Regexp(t, `^[a-z_]+$`, script.Name)
+		require.NotContains(t, script.Up+script.Down, "+goose")
+	}
+}
