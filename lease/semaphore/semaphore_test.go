@@ -133,6 +133,17 @@ func TestNothingIsLeftInTheEnd(t *testing.T) {
 	})
 }
 
+func TestTheLastTokenOutlivesALongHold(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 1, lease.Config{TTL: 9 * time.Second, FenceRetention: time.Minute})
+		l := try(t, s, "a")
+		time.Sleep(5 * time.Minute)
+		require.NoError(t, l.Err())
+		require.Greater(t, w.client.PTTL(t.Context(), w.key("a", "fence")).Val(), 50*time.Second)
+		require.NoError(t, l.Release(t.Context()))
+	})
+}
+
 func TestTheTimeToWait(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := w.semaphore(t, 3, lease.Config{TTL: 4 * time.Second, RenewEvery: lease.Never})
