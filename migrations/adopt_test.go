@@ -1,0 +1,87 @@
+package migrations_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What it takes to protect a table that has long been in use.
+
+// The column has a constant default, which Postgres keeps in the catalog: rows are not touched, however many they are.
+func TestProtectingRewritesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL);
+		INSERT INTO seats SELECT i, 'red' FROM generate_series(1, 1000) i`)
+	const file, row = `pg_relation_filenode('seats')`, `SELECT ctid::text || xmin FROM seats WHERE id = 1000`
+	before := []string{s.one(file), s.one(row)}
+
+	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+
+	require.Equal(t, before, []string{s.one(file), s.one(row)})
+	require.Equal(t, "1000", s.one(`SELECT count(*) FROM seats WHERE last_fencing_token = 0`))
+	s.exec(`SELECT fencedb.unprotect('seats')`)
+	s.exec(`SELECT fencedb.protect_row('seats', $$ 'seat:' || id $$)`)
+	require.Equal(t, before, []string{s.one(file), s.one(row)})
+}
+
+func TestProtectGivesUpAtTheLockTimeoutAndCanBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int)`)
+	reader := s.beside()
+	reader.exec(`BEGIN; SELECT FROM seats`)
+	const lockNotAvailable = "55P03"
+
+	s.exec(`SET lock_timeout = '10ms'`)
+	s.refused(lockNotAvailable, `SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.exec(`INSERT INTO seats VALUES (1)`) // nothing was done
+	reader.exec(`COMMIT`)
+	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+
+	s.refused("FN002", `INSERT INTO seats VALUES (2)`)
+}
+
+// Three roles: one migrated fencedb, one owns the application's tables, one is the application.
+func TestTheOwnerOfATableProtectsItWithoutRightsToTheLedger(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	owner, app := "owner_"+s.one(`current_database()`), "app_"+s.one(`current_database()`)
+	s.exec(`CREATE ROLE "` + owner + `"; CREATE ROLE "` + app + `"; CREATE SCHEMA shop AUTHORIZATION "` + owner + `"; SELECT fencedb.allow('"` + app + `"')`)
+	admin := s.beside()
+	defer func() {
+		s.exec(`ROLLBACK; RESET ROLE`)
+		admin.exec(`DROP OWNED BY "` + owner + `", "` + app + `"; DROP ROLE "` + owner + `", "` + app + `"`)
+	}()
+	const insufficientPrivilege = "42501"
+
+	s.exec(`SET ROLE "` + owner + `"`)
+	s.exec(`CREATE TABLE shop.seats (id int); SELECT fencedb.protect('shop.seats', $$ 'seat:' || id $$)`)
+	s.exec(`GRANT USAGE ON SCHEMA shop TO "` + app + `"; GRANT ALL ON shop.seats TO "` + app + `"`)
+	s.refused(insufficientPrivilege, enter(41, "seat:1"))
+	s.refused("FN002", `INSERT INTO shop.seats VALUES (1)`)
+
+	s.exec(`RESET ROLE; SET ROLE "` + app + `"`)
+	s.exec(s.fenced(41, "seat:1", `INSERT INTO shop.seats VALUES (1)`))
+	for _, past := range []string{
+		`ALTER TABLE shop.seats DISABLE TRIGGER ALL`,
+		`SELECT fencedb.unprotect('shop.seats')`,
+		`SET session_replication_role = replica`,
+		`CREATE OR REPLACE FUNCTION shop.seats_fencedb_guard() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'`,
+	} {
+		s.refused(insufficientPrivilege, past)
+	}
+	s.refused("FN002", `INSERT INTO shop.seats VALUES (2)`)
+}
+
+// The limit of every trigger: who may switch triggers off can write past them, and the list tells.
+func TestWhoMaySwitchTriggersOffGoesPastThem(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+
+	s.exec(`SET session_replication_role = replica; INSERT INTO seats VALUES (8, 'red'); RESET session_replication_role`)
+	s.exec(`ALTER TABLE seats DISABLE TRIGGER USER; INSERT INTO seats VALUES (9, 'red')`)
+
+	require.Equal(t, "false", s.one(`SELECT enabled FROM fencedb.protected_tables`))
+}
