@@ -229,6 +229,38 @@ func TestSeveralResourcesAreTakenOneByOne(t *testing.T) {
 	})
 }
 
+func TestWhoLeavesWakesTheNext(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		s := w.semaphore(t, 1, lease.Config{})
+		l := try(t, s, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		impatient := make(chan error, 1)
+		go func() {
+			_, err := w.semaphore(t, 1, lease.Config{}).Acquire(ctx, "a")
+			impatient <- err
+		}()
+		synctest.Wait()
+		next := waiting(t, w.semaphore(t, 1, lease.Config{}), "a")
+		time.Sleep(time.Second)                                                  // both listen
+		require.NoError(t, w.client.Del(t.Context(), w.key("a", "owner")).Err()) // free, and nobody is woken
+
+		start := time.Now()
+		cancel()
+		require.ErrorIs(t, <-impatient, lease.ErrHeld)
+		second := <-next
+		require.Less(t, time.Since(start), 100*ms, "woken by the one that gave up")
+		require.ErrorIs(t, l.Release(t.Context()), lease.ErrLost)
+
+		next = waiting(t, s, "a")
+		time.Sleep(time.Second)
+		start = time.Now()
+		require.NoError(t, second.Release(t.Context()))
+		third := <-next
+		require.Less(t, time.Since(start), 100*ms, "woken by the one that released")
+		require.NoError(t, third.Release(t.Context()))
+	})
+}
+
 func TestWithoutRedis(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := w.semaphore(t, 1, lease.Config{})
