@@ -4,6 +4,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
 )
 
 // What it takes to protect a table that has long been in use.
@@ -41,6 +44,31 @@ func TestProtectGivesUpAtTheLockTimeoutAndCanBeTriedAgain(t *testing.T) {
 	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
 
 	s.refused("FN002", `INSERT INTO seats VALUES (2)`)
+}
+
+// It needs the right to create a schema in this database, and no more.
+func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	admin := connect(t, url)
+	role := "migrator_" + admin.one(`current_database()`)
+	admin.exec(`CREATE ROLE "` + role + `"; GRANT CREATE ON DATABASE "` + admin.one(`current_database()`) + `" TO "` + role + `"; CREATE SCHEMA shop AUTHORIZATION "` + role + `"`)
+	defer admin.exec(`DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `"`)
+	db := open(t, url+"&role="+role)
+
+	require.NoError(t, migrations.Up(t.Context(), db))
+
+	s, sharer := connect(t, url+"&role="+role), connect(t, url+"&role="+role)
+	s.exec(`CREATE TABLE shop.seats (id int); SELECT fencedb.protect('shop.seats', $$ 'seat:' || id $$)`)
+	s.exec(enter(41, "seat:1"))
+	sharer.exec("BEGIN; " + enter(41, "seat:1"))
+	s.exec(s.fenced(41, "seat:1", `INSERT INTO shop.seats VALUES (1)`))
+	s.refused("55P03", `SET lock_timeout = '1ms'; `+enter(42, "seat:1"))
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM fencedb.blockers('{seat:1}')`))
+	sharer.exec("COMMIT")
+	s.refused("FN001", enter(40, "seat:1"))
+	s.exec(`SELECT fencedb.unprotect('shop.seats')`)
+	require.NoError(t, migrations.Down(t.Context(), db))
 }
 
 // Three roles: one migrated fencedb, one owns the application's tables, one is the application.
@@ -84,4 +112,28 @@ func TestWhoMaySwitchTriggersOffGoesPastThem(t *testing.T) {
 	s.exec(`ALTER TABLE seats DISABLE TRIGGER USER; INSERT INTO seats VALUES (9, 'red')`)
 
 	require.Equal(t, "false", s.one(`SELECT enabled FROM fencedb.protected_tables`))
+}
+
+// Partitions of a protected table are guarded as they come, its children are not.
+func TestAChildThatComesLaterIsGuardedByProtectingAgain(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE box_seats (sofa boolean) INHERITS (seats); INSERT INTO box_seats (id, room) VALUES (8, 'red')`)
+
+	s.exec(`SELECT fencedb.protect('seats', resource => $$ 'room:' || room $$)`)
+
+	s.refused("FN002", `INSERT INTO box_seats (id, room) VALUES (9, 'red')`)
+	s.exec(s.fenced(41, "room:red", `INSERT INTO box_seats (id, room) VALUES (9, 'red')`))
+}
+
+// As after a dump that got into the wrong hands.
+func TestANewSigningKeyEndsTheGrantsOfOpenTransactions(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec("BEGIN; " + enter(41, "room:red"))
+
+	s.beside().exec(`UPDATE fencedb.signing_key SET key = DEFAULT`)
+
+	s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
 }
