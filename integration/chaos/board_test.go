@@ -15,10 +15,10 @@ type board struct {
 
 // tally is what was posted about one resource.
 type tally struct {
-	commits int       // answered with nil
-	latest  time.Time // when the attempt began, before it asked for a lease, that began last of those committed
-	refused [2]int    // late writes of each kind of oversleeper after others had committed
-	written [2]int    // the same, but not refused
+	commits int        // answered with nil
+	latest  time.Time  // when the attempt began, before it asked for a lease, that began last of those committed
+	refused [kinds]int // late writes of each kind of oversleeper after others had committed
+	written [kinds]int // the same, but not refused
 }
 
 func newBoard() *board {

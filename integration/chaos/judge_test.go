@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -58,7 +59,7 @@ func (w *world) awaitHealing() {
 // awaitLateWrites makes sure that those who overslept were there to be judged, also after the fault.
 func (w *world) awaitLateWrites() {
 	w.Helper()
-	for kind := range [2]int{} {
+	for kind := range kinds {
 		w.each("late writes", patience, func(before, now tally) bool {
 			return now.refused[kind]+now.written[kind] > before.refused[kind]+before.written[kind]
 		})
@@ -97,4 +98,21 @@ func (w *world) count(sql, resource string) (n int64) {
 	w.Helper()
 	require.NoError(w, w.pool.QueryRow(w.Context(), sql, resource).Scan(&n))
 	return n
+}
+
+func TestTheJudgeSeesEachFault(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, nil)
+	w.exec(`ALTER TABLE history DISABLE TRIGGER USER`)
+	w.exec(`
+		INSERT INTO history (resource, place, value, token, lease_id)
+		SELECT resource, place, value, token, md5(holder)::uuid FROM (VALUES
+			('fine', 1, 1, 41, 'ann'), ('fine', 2, 2, 41, 'ann'), ('fine', 3, 3, 42, 'ben'),
+			('down', 1, 1, 42, 'ben'), ('down', 2, 2, 41, 'ann'),
+			('twin', 1, 1, 41, 'ann'), ('twin', 2, 2, 41, 'ben'),
+			('lost', 1, 1, 41, 'ann'), ('lost', 2, 1, 42, 'ben')
+		) AS rows (resource, place, value, token, holder)`)
+	for resource, found := range map[string][3]int64{"fine": {0, 0, 0}, "down": {1, 0, 0}, "twin": {0, 1, 0}, "lost": {0, 0, 1}} {
+		require.Equal(t, found, [3]int64{w.count(wentDown, resource), w.count(shared, resource), w.count(lost, resource)}, resource)
+	}
 }

@@ -18,6 +18,7 @@ import (
 const (
 	beforeWriting = iota // between the acquisition and the transaction
 	whileWriting         // in the transaction, between its read and its write
+	kinds
 )
 
 // nap is for how many commits of others an oversleeper lets a resource alone, so that there is work to disturb.
@@ -32,7 +33,7 @@ func (w *world) start() (stop func()) {
 			h := w.newHand(resource, w.config)
 			all.Go(func() { repeat(ctx, h.work) })
 		}
-		for kind := range [2]int{} {
+		for kind := range kinds {
 			config := w.config
 			config.RenewEvery = lease.Never // asleep
 			h := w.newHand(resource, config)
