@@ -12,7 +12,7 @@ import (
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round trip. Its errors are those
 // of Tx; without one, the statement has committed.
 //
-// The first time on a connection pgx needs one more round trip, to prepare the statement.
+// The first time on a connection pgx needs one more round trip, to prepare the statement, and a refusal needs one to roll back.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgconn.CommandTag, error) {
 	var tag pgconn.CommandTag
 	b := &pgx.Batch{}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"io/fs"
 	"strconv"
 	"strings"
 
@@ -136,19 +135,9 @@ func (a *app) migratePrint(_ context.Context, cmd *cli.Command) error {
 	if err := noArguments(cmd); err != nil {
 		return err
 	}
-	names, err := fs.Glob(migrations.Files(), "*.sql")
-	if err != nil {
-		return err
-	}
-	fmt.Fprintln(a.out, "-- What fencedb migrate up runs on an empty database. Run by hand, fencedb migrate would not know of it.")
-	fmt.Fprint(a.out, "CREATE SCHEMA IF NOT EXISTS fencedb;\n\n")
-	for _, name := range names {
-		text, err := fs.ReadFile(migrations.Files(), name)
-		if err != nil {
-			return err
-		}
-		up, _, _ := strings.Cut(string(text), "-- +goose Down")
-		fmt.Fprintf(a.out, "-- %s\nBEGIN;\n%s\nCOMMIT;\n\n", name, strings.TrimSpace(up))
+	fmt.Fprint(a.out, "-- What fencedb migrate up runs on an empty database. It leaves what that leaves, so either can go on from the other.\n\n")
+	for _, m := range migrations.Scripts() {
+		fmt.Fprintf(a.out, "-- %05d %s\nBEGIN;\n%s\nCOMMIT;\n\n", m.Version, m.Name, strings.TrimSpace(m.Up))
 	}
 	return nil
 }

@@ -5,6 +5,7 @@
 --   FN002  no token: the transaction wrote to a protected table without having entered a fence
 --   FN003  wrong resource: the transaction entered, but not the fence of this row's resource
 --   FN004  lease over: the remaining validity given to enter has passed
+--   FN005  key reused: an idempotency key was used before, for another request
 -- FN001 and FN003 carry their values as a JSON object in DETAIL.
 
 -- +goose Up
