@@ -44,7 +44,7 @@ func (h Health) Warnings() []string {
 
 // Check finds out whether leases can be had and kept, for readiness probes: nil means yes. The error is [ErrUnreachable], another of
 // those that an acquisition would return, or [ErrUnfit] with the reason, such as a policy by which Redis may throw leases
-// away. What was found is returned with an error as well. Where the server does not tell, because an ACL or a provider
+// away, or a disk that it cannot save to. What was found is returned with an error as well. Where the server does not tell, because an ACL or a provider
 // forbids INFO, that is a warning.
 //
 // Of a quorum, a minority may fail with no more than a warning. Check grants nothing, takes a few round trips, and costs little enough for a probe every few seconds.
@@ -74,9 +74,15 @@ const maxClockDifference = time.Second
 
 func checkServer(ctx context.Context, client *redis.Client) (ServerHealth, error) {
 	s := ServerHealth{Addr: client.Options().Addr}
-	if err := s.askClock(ctx, client); err != nil {
-		return s, err
+	for _, ask := range []func(context.Context, *redis.Client) error{s.askClock, s.askInfo, s.askToWrite} {
+		if err := ask(ctx, client); err != nil {
+			return s, err
+		}
 	}
+	return s, nil
+}
+
+func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error {
 	info, err := bounded(ctx, func() *redis.StringCmd {
 		// All sections in one reply: naming several at once is not understood by every version.
 		return client.Info(ctx)
@@ -87,11 +93,11 @@ func checkServer(ctx context.Context, client *redis.Client) (ServerHealth, error
 	switch {
 	case err != nil && redis.IsPermissionError(err):
 		s.warn("INFO is forbidden: role, eviction policy and persistence were not checked")
-		return s, nil
+		return nil
 	case err != nil:
-		return s, failed(ctx, "info", err)
+		return failed(ctx, "info", err)
 	}
-	return s, s.judge(fields(info.Val()))
+	return s.judge(fields(info.Val()))
 }
 
 // askClock compares the server's clock with this process's at the middle of the round trip.
