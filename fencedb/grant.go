@@ -29,6 +29,8 @@ type Grant interface {
 // database sequence. leaseID must be the same for every use of one acquisition and different for another; where the
 // issuer has no such id, derive one, for example uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
+// All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1 shuts package lease out for good.
+//
 // validUntil is when the holder must have stopped, or the zero time if the issuer sets no limit. A grant that cannot
 // be right is refused where it is used, with ErrInvalidGrant.
 func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.Time) Grant {
@@ -50,7 +52,7 @@ func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 // All returns a grant that stands for several, to write to several resources in one transaction. Their fences are taken in
 // one order everywhere, so transactions over overlapping sets cannot deadlock.
 //
-//	leases, err := issuer.AcquireAll(ctx, "sku:1", "sku:2")
+//	leases, err := issuer.AcquireAll(ctx, []string{"sku:1", "sku:2"})
 //	err = fencedb.Tx(ctx, pool, fencedb.All(leases...), func(tx pgx.Tx) error { ... })
 //
 // The functions of this package enter every one of them. On its own the result answers Resource, Token and LeaseID for

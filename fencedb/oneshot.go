@@ -85,10 +85,15 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without writing anything else:
 // from now on every earlier token is stale. Done while the lease is being acquired, before its holder learns of it, it
-// makes the order of tokens independent of Redis: see lease.Config.Seal. A stale grant is refused with ErrStale.
+// makes the order of tokens independent of Redis: see lease.Config.Seal. A stale grant is refused with ErrStale. After an error that
+// says neither yes nor no (a lost connection, ctx done) seal again: twice is as good as once.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
-	return SendBatch(ctx, db, All(plain...), &pgx.Batch{})
+	err := SendBatch(ctx, db, All(plain...), &pgx.Batch{})
+	if unknown := (*CommitUnknownError)(nil); errors.As(err, &unknown) {
+		return fmt.Errorf("fencedb: sealed or not, and nothing else was written: %w", unknown.cause)
+	}
+	return err
 }
 
 // apart returns query with its callback's error kept apart from those of the server, which decide what was written.

@@ -203,6 +203,24 @@ func TestAOneShotWriteWhoseWholeAnswerIsLostIsUnknown(t *testing.T) {
 	require.EqualValues(t, 44, w.fence("table:12"))
 }
 
+// To seal twice is as good as once, so nobody needs to find out.
+func TestASealWhoseAnswerIsLostIsNoReasonForDoubt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	g := grant("table:12", 41)
+	proxy.OnServer(once(func(msg pgproto3.BackendMessage) bool {
+		_, row := msg.(*pgproto3.DataRow)
+		return row
+	}, pgproxy.Cut))
+
+	err := fencedb.Seal(t.Context(), pool, g)
+
+	require.ErrorContains(t, err, "sealed or not")
+	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+	require.NoError(t, fencedb.Seal(t.Context(), pool, g))
+}
+
 // A thousand transactions cut at random places, some with their context cancelled as well. Nothing but the truth.
 func TestRandomCutsRoundCommit(t *testing.T) {
 	t.Parallel()

@@ -27,7 +27,7 @@ import (
 //
 // The context that fn gets ends with ctx or with the lease. fn can run a second time, after its first run was rolled
 // back, when Redis had gone backwards. The errors are those of acquiring, where nothing was written, and of
-// fencedb.Tx. A release that fails is not an error: the lease runs out by itself.
+// fencedb.Tx; when fn's context ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that fails is not an error: the lease runs out by itself.
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
 	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
 	return TxAll(ctx, issuer, db, []string{resource}, fn, opts...)
@@ -43,11 +43,12 @@ func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources [
 	defer func() { release(ctx, leases) }() // those that are held by then
 
 	err = write(ctx, db, leases, fn, opts)
-	if healed := heal(ctx, issuer, leases, err); healed != nil {
-		leases = healed
-		err = write(ctx, db, leases, fn, opts)
+	healed, healErr := heal(ctx, issuer, leases, err)
+	if healed == nil {
+		return errors.Join(err, healErr)
 	}
-	return err
+	leases = healed
+	return write(ctx, db, leases, fn, opts)
 }
 
 // acquire raises the counter and tries once more if sealing the new lease has found it too low.
@@ -74,23 +75,23 @@ func write(ctx context.Context, db fencedb.DB, leases lease.Leases, fn func(cont
 }
 
 // heal exchanges the lease whose token Postgres refused with err for one with a token above the stored one. It returns nil
-// if err is something else, or if that lease does not stand: then Postgres was right.
-func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err error) lease.Leases {
+// if err is something else, or if that lease does not stand: then Postgres was right. Its own error says why it could not.
+func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err error) (lease.Leases, error) {
 	var stale *fencedb.StaleError
 	if !errors.As(err, &stale) {
-		return nil
+		return nil, nil
 	}
 	i := slices.IndexFunc(leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource })
 	if i < 0 {
-		return nil
+		return nil, nil
 	}
 	fresh, healErr := issuer.Heal(ctx, leases[i], stale.Stored)
 	if healErr != nil {
-		return nil
+		return nil, healErr
 	}
 	healed := slices.Clone(leases)
 	healed[i] = fresh
-	return healed
+	return healed, nil
 }
 
 // releaseTime bounds the release, which goes on when ctx is done. What it does not reach in that time runs out.

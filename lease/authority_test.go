@@ -46,6 +46,23 @@ func TestRevoke(t *testing.T) {
 	})
 }
 
+// Who revokes again, because it is not sure of the first time, does not hide that one from the holder.
+func TestTheHolderLearnsOfARevocationThatWasRepeated(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		l := try(t, i, "a")
+
+		first, err := i.Revoke(t.Context(), "a")
+		require.NoError(t, err)
+		second, err := i.Revoke(t.Context(), "a")
+		require.NoError(t, err)
+
+		require.Greater(t, second.Token(), first.Token())
+		<-l.Context().Done()
+		require.ErrorIs(t, context.Cause(l.Context()), lease.ErrRevoked)
+	})
+}
+
 func TestARevokedHolderLearnsItAtRelease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})

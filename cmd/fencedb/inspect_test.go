@@ -40,8 +40,11 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	require.Nil(t, found.Holder)
 	require.Equal(t, []string{"old_holder_may_write"}, codes(found.Notes))
 
+	w.revoked("seat:1")
+	require.Contains(t, codes(w.inspected("seat:1").Notes), "revoked_and_sealed")
+
 	w.acquire("seat:1")
-	require.Equal(t, []string{"not_entered"}, codes(w.inspected("seat:1").Notes))
+	require.Equal(t, "not_entered", codes(w.inspected("seat:1").Notes)[0])
 }
 
 func TestInspectNamesStaleHoldersAndARedisThatForgot(t *testing.T) {

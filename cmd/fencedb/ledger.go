@@ -15,13 +15,19 @@ type fence struct {
 	Token     int64     `json:"token"`
 	LeaseID   uuid.UUID `json:"lease_id"`
 	EnteredAt time.Time `json:"entered_at"`
+
+	revoked bool // its lease is a revocation's, so no holder was left below it
 }
 
 // readFence returns nil where no token has entered yet.
 func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
 	var f fence
-	err := pool.QueryRow(ctx, `SELECT last_fencing_token, lease_id::text, advanced_at FROM fencedb.fences WHERE resource = $1`, resource).
-		Scan(&f.Token, &f.LeaseID, &f.EnteredAt)
+	err := pool.QueryRow(ctx, `
+		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, EXISTS (
+			SELECT FROM fencedb.audit a
+			WHERE a.resource = f.resource AND a.event = 'revoke' AND a.details ->> 'lease_id' = f.lease_id::text)
+		FROM fencedb.fences f WHERE f.resource = $1`, resource).
+		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

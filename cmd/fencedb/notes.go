@@ -27,6 +27,8 @@ func (r *inspection) conclude() []note {
 	}
 	switch {
 	case r.Holder == nil && r.Fence == nil:
+	case r.Holder == nil && r.Fence.revoked:
+		add("revoked_and_sealed", "Nobody holds it, and the last one was revoked: no former holder can write to protected tables.")
 	case r.Holder == nil:
 		add("old_holder_may_write", "Nobody holds it. A former holder with token %d could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
 	case r.Fence == nil:

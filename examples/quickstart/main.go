@@ -25,7 +25,7 @@ func main() {
 	check(setUp(ctx, pool))
 	check(issuer.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
 		return fencedb.Tx(ctx, pool, l, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'Ann')`)
+			_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'Ann') ON CONFLICT DO NOTHING`)
 			return err
 		})
 	}))

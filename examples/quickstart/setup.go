@@ -23,7 +23,7 @@ func setUp(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	_, err := pool.Exec(ctx, `
-		CREATE TABLE IF NOT EXISTS bookings (table_id int NOT NULL, guest text NOT NULL);
+		CREATE TABLE IF NOT EXISTS bookings (table_id int PRIMARY KEY, guest text NOT NULL);
 		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
 	return err
 }

@@ -7,8 +7,9 @@
 -- ARGV[3] fence retention, milliseconds, > 0
 -- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel
 --
--- Returns {'revoked', new token, lease id, token}  the fence is at the new token; the lease named has ended, or nobody held the
---                                                  resource (lease id of zeros, token 0). Asking again with the same
+-- Returns {'revoked', new token, lease id, token}  the fence is at the new token; the lease named has ended, by this revocation or
+--                                                  by the one before; or nobody held the resource lately (lease id
+--                                                  of zeros, token 0). Asking again with the same
 --                                                  revocation id gives the same answer for a minute.
 --         {'passed', last}  the token to take over from is not the newest any more: someone was faster. Nothing was changed.
 --         {'exhausted'}     tokens have reached 2^53; nothing was changed
@@ -37,7 +38,8 @@ end
 local now = clock()
 new = next_token(math.max(last, from), now)
 if new > MAX_TOKEN then return {'exhausted'} end
-held = held or {id = '00000000-0000-0000-0000-000000000000', token = '0', left = 0}
+-- With nobody holding, the holder that the revocation before this one has ended may still have to hear of it.
+held = held or {id = id or '00000000-0000-0000-0000-000000000000', token = token or '0', left = 0}
 
 redis.call('SET', fence, digits(new), 'PX', digits(retention))
 redis.call('SET', ended, held.id .. ':' .. held.token .. ':' .. revocation .. ':' .. digits(new), 'PX', digits(math.max(held.left, MINUTE)))

@@ -386,6 +386,7 @@ BEGIN
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'carry', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
+    EXECUTE format('GRANT SELECT ON fencedb.goose_db_version TO %s', writer); -- so that a service can ask whether it is migrated
 END
 $$;
 -- +goose StatementEnd
