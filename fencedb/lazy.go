@@ -163,10 +163,20 @@ func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 
 // Begin sets a savepoint.
 func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := tx.open(ctx); err != nil {
+	if tx.begun() {
+		if tx.err != nil {
+			return nil, tx.err
+		}
+		return tx.inner.Begin(ctx)
+	}
+	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: setSavepoint})
+	if err != nil {
 		return nil, err
 	}
-	return tx.inner.Begin(ctx)
+	if err := results.Close(); err != nil {
+		return nil, err
+	}
+	return &savepoint{Tx: tx.inner}, nil
 }
 
 // LargeObjects opens the transaction first. If that fails, every use of the result answers pgx.ErrTxClosed.

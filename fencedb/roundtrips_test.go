@@ -41,6 +41,12 @@ func TestRoundTrips(t *testing.T) {
 		{"Tx, one batch", 2, func() error {
 			return fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return tx.SendBatch(ctx, three()).Close() })
 		}},
+		{"pgx.BeginFunc, savepoint with one statement", 5, func() error {
+			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return pgx.BeginFunc(ctx, tx, one) })
+		}},
+		{"Tx, savepoint with one statement", 4, func() error {
+			return fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return pgx.BeginFunc(ctx, tx, one) })
+		}},
 		{"Tx, two resources", 2, func() error { return fencedb.Tx(ctx, pool, two, one) }},
 		{"Exec", 1, func() error {
 			_, err := fencedb.Exec(ctx, pool, g, `INSERT INTO plain VALUES ($1)`, 1)
