@@ -24,12 +24,18 @@ test: ## Run every test on real servers with the race detector, and check covera
 	CGO_ENABLED=1 go test -race -count=1 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
 	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
+	CGO_ENABLED=1 go -C integration/bench test -race -count=1 ./...
 	CGO_ENABLED=1 go -C cmd/fencedb test -race -count=1 ./...
 
 .PHONY: test-versions
 test-versions: ## Run the tests of the write layer on each major version of Postgres
 	@internal/tools/ensure.sh go programs npm
 	@internal/tools/versions.sh $(POSTGRES_VERSIONS)
+
+.PHONY: bench
+bench: ## Measure waiting for a lease, side by side with other libraries (four minutes, an idle machine)
+	@internal/tools/ensure.sh go programs
+	go -C integration/bench run .
 
 .PHONY: lint
 lint: ## Check format, go vet, staticcheck, shell syntax and go.mod

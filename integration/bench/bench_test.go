@@ -1,0 +1,81 @@
+package main
+
+import (
+	"fmt"
+	"log"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	serveIfWorker()
+	if os.Getenv("GORACE") == "" { // or every process lingers for a second at its end
+		if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
+			log.Fatal(err)
+		}
+	}
+	testenv.Main(m)
+}
+
+func jobOn(server *testenv.RedisServer, waiters int) job {
+	return job{Lock: ours, Addr: server.Addr(), Resource: fmt.Sprint("a", waiters), Waiters: waiters, Work: time.Millisecond}
+}
+
+// With one waiter in each process, each release leaves the resource free for a process that is not in the queue and asks at once.
+// With more, the next of the same process stands in the queue by then.
+func TestGrantsFollowTheOrderOfArrival(t *testing.T) {
+	server := testenv.OwnRedis(t)
+	for _, waiters := range []int{processes, 20} {
+		t.Run(fmt.Sprint(waiters), func(t *testing.T) {
+			o, r, err := inOrder(t.Context(), server.Client(), jobOn(server, waiters), time.Second)
+			require.NoError(t, err)
+			require.Greater(t, o.waited, 20, "or the order was hardly tried")
+			require.GreaterOrEqual(t, o.longest, processes-1, "all processes but the holder's stand in the queue")
+			require.Zero(t, o.overtaken, "grants past a waiter that stood before, by up to %d places", o.furthest)
+			require.Zero(t, r.overlaps, "two holders at once")
+		})
+	}
+}
+
+// A hand-over costs one release, one acquisition and the standing in line of one waiter, however many wait.
+func TestMoreWaitersDoNotCostMoreCommands(t *testing.T) {
+	server := testenv.OwnRedis(t)
+	cost := func(waiters int) float64 {
+		r, err := measure(t.Context(), server.Client(), jobOn(server, waiters), time.Second)
+		require.NoError(t, err)
+		require.Greater(t, r.grants, 20)
+		return r.commands()
+	}
+	few, many := cost(5), cost(100)
+	require.LessOrEqual(t, many, 1.1*few)
+}
+
+// Four lines as MONITOR prints them: b stands before c, and c is served first.
+func TestAnOvertakingIsSeen(t *testing.T) {
+	o := newOrder("a")
+	for _, line := range []string{
+		`+1.0 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "1" "b"`,
+		`+1.1 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "2" "c"`,
+		`+1.2 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "3" "b"`,
+		`+1.3 [0 lua] "SET" "lease:v1:{a}:owner" "c:7" "PX" "10000"`,
+	} {
+		o.see(parse(line))
+	}
+	require.Equal(t, []string{"b"}, o.queue)
+	require.Equal(t, 1, o.overtaken)
+	require.Equal(t, 1, o.furthest)
+}
+
+func TestTwoHoldersAtOnceAreSeen(t *testing.T) {
+	var r result
+	r.judge([]turn{{Called: 1, Granted: 2, Released: 5}, {Called: 0, Granted: 4, Released: 6}, {Called: 3}}, 0, 10)
+	require.Equal(t, 2, r.grants)
+	require.Equal(t, 1, r.overlaps)
+	require.Equal(t, 1, r.overtaken, "who called at 0 was served after who called at 1")
+	require.Equal(t, durations{7, 1, 4}, r.waits, "the one that still waits counts")
+}

@@ -1,0 +1,181 @@
+// Command bench measures what it costs to wait for a lease, side by side with other lock libraries, and whether the order is kept.
+//
+//	go run .            # about three and a half minutes
+//	go run . -d 2s -rounds 1
+//
+// It starts a redis-server of its own and four processes, which share the waiters. README.md says what the columns mean.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func main() {
+	serveIfWorker()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// bench is one run of the program.
+type bench struct {
+	client  *redis.Client
+	during  time.Duration // of one round
+	rounds  int
+	waiters int
+	out     io.Writer
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	b := bench{out: out}
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.DurationVar(&b.during, "d", 10*time.Second, "how long one round lasts")
+	flags.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
+	flags.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
+	addr := flags.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes {
+		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, and nothing else; see -help", processes)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	b.client = redis.NewClient(&redis.Options{Addr: *addr})
+	if *addr == "" {
+		client, wait, err := startRedis(ctx)
+		if err != nil {
+			stop()
+			return err
+		}
+		defer wait()
+		b.client = client
+	}
+	defer stop() // before the wait
+	return b.all(ctx)
+}
+
+func (b *bench) all(ctx context.Context) error {
+	for _, part := range []func(context.Context) error{b.order, b.growth, b.compare} {
+		if err := part(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// job is the load that all share, on a resource of its own.
+func (b *bench) job(lock string, waiters int) job {
+	return job{
+		Lock: lock, Addr: b.client.Options().Addr, Resource: fmt.Sprintf("bench:%d", time.Now().UnixNano()),
+		Waiters: waiters, Work: time.Millisecond,
+	}
+}
+
+// order compares grants with arrivals. A run of its own, because Redis is slower while somebody listens to all it does.
+func (b *bench) order(ctx context.Context) error {
+	j := b.job(ours, b.waiters)
+	o, r, err := inOrder(ctx, b.client, j, b.during)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "Order: %d waiters in %d processes, %v\n", b.waiters, processes, b.during)
+	fmt.Fprintf(b.out, "  %d grants, %d of them to a waiter in Redis's queue, which was up to %d long\n", o.grants, o.waited, o.longest)
+	fmt.Fprintf(b.out, "  %d grants past a waiter that stood before, %d waiters that lost their place, %d times two holders at once\n",
+		o.overtaken, o.dropped, r.overlaps)
+	fmt.Fprintf(b.out, "  by the time of the call, the local lines included: at most %d later callers were served first\n\n", r.overtaken)
+	return nil
+}
+
+// inOrder runs a load of ours and follows its queue, until before the waiters go home.
+func inOrder(ctx context.Context, client *redis.Client, j job, during time.Duration) (*order, result, error) {
+	o := newOrder(j.Resource)
+	following, enough := context.WithTimeout(ctx, warmUp+during)
+	defer enough()
+	stop, err := o.follow(ctx, j.Addr)
+	if err != nil {
+		return nil, result{}, err
+	}
+	heard := make(chan error)
+	go func() {
+		<-following.Done()
+		heard <- stop()
+	}()
+	r, err := measure(ctx, client, j, during)
+	return o, r, errors.Join(err, <-heard)
+}
+
+// growth shows what more waiters cost.
+func (b *bench) growth(ctx context.Context) error {
+	rows := []string{"waiters\thand-overs/s\tcommands\treads\tmedian gap\tp99 gap\tPING\tno-op script\tgap in PINGs\tin scripts\tlongest wait"}
+	for _, waiters := range []int{5, 50, 500} {
+		r, err := measure(ctx, b.client, b.job(ours, waiters), b.during)
+		if err != nil {
+			return err
+		}
+		gap, ping, script := r.gaps.at(0.5), r.trips.ping.at(0.5), r.trips.script.at(0.5)
+		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%s\t%.1f\t%.1f\t%s", waiters, r.perSecond(), r.commands(), r.reads(),
+			micro(gap), micro(r.gaps.at(0.99)), micro(ping), micro(script),
+			float64(gap)/float64(ping), float64(gap)/float64(script), milli(r.waits.at(1))))
+	}
+	fmt.Fprintf(b.out, "%s as waiters grow; commands and reads for each hand-over\n", ours)
+	err := table(b.out, rows...)
+	fmt.Fprintln(b.out)
+	return err
+}
+
+// compare runs the libraries in turns, so that what the machine does meanwhile hits all of them.
+func (b *bench) compare(ctx context.Context) error {
+	results := make([][]result, len(contenders))
+	for range b.rounds {
+		for n, c := range contenders {
+			r, err := measure(ctx, b.client, b.job(c.name, b.waiters), b.during)
+			if err != nil {
+				return err
+			}
+			results[n] = append(results[n], r)
+		}
+	}
+	rows := []string{"\thand-overs/s\tmedian gap\tp99 gap\tmedian wait\tlongest wait\tmost overtaken\tcommands\treads"}
+	for n, c := range contenders {
+		rows = append(rows, c.name+"\t"+summary(results[n]))
+	}
+	fmt.Fprintf(b.out, "%d waiters in %d processes; medians of %d rounds of %v, the longest wait of all rounds\n",
+		b.waiters, processes, b.rounds, b.during)
+	if err := table(b.out, rows...); err != nil {
+		return err
+	}
+	for _, c := range contenders {
+		if c.not != "" {
+			fmt.Fprintf(b.out, "  %s: %s\n", c.name, c.not)
+		}
+	}
+	return nil
+}
+
+func summary(rounds []result) string {
+	return fmt.Sprintf("%.0f\t%s\t%s\t%s\t%s\t%d\t%.1f\t%.2f",
+		median(rounds, (*result).perSecond),
+		micro(median(rounds, func(r *result) time.Duration { return r.gaps.at(0.5) })),
+		micro(median(rounds, func(r *result) time.Duration { return r.gaps.at(0.99) })),
+		milli(median(rounds, func(r *result) time.Duration { return r.waits.at(0.5) })),
+		milli(longest(rounds)),
+		median(rounds, func(r *result) int64 { return int64(r.overtaken) }),
+		median(rounds, (*result).commands),
+		median(rounds, (*result).reads))
+}
