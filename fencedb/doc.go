@@ -57,8 +57,9 @@
 //
 // # Outcomes
 //
-// A nil error means committed. ErrCommitUnknown means that the connection was lost during COMMIT and the server did not
-// answer when it was asked. Every other error means that nothing was written (S6).
+// A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards. ErrCommitUnknown means
+// that the connection was lost during COMMIT and the server did not answer when it was asked. Every other error means
+// that nothing was written (S6).
 //
 // # What it does not give you
 //
