@@ -20,7 +20,7 @@ import (
 // ttl is long enough for a loaded machine, ttlShort short enough to wait for its end, ttlRenewed for both.
 const (
 	ttl        = 10 * time.Second
-	ttlShort   = 300 * time.Millisecond
+	ttlShort   = time.Second
 	ttlRenewed = 1500 * time.Millisecond
 )
 
@@ -174,7 +174,11 @@ func expiredLeaseTouchesNobody(t *testing.T, issuer NewIssuer) {
 	<-first.Context().Done()
 	require.ErrorIs(t, context.Cause(first.Context()), lease.ErrExpired)
 	require.ErrorIs(t, first.Extend(t.Context()), lease.ErrExpired)
-	require.ErrorIs(t, first.Release(t.Context()), lease.ErrExpired)
+	released := first.Release(t.Context())
+	for errors.Is(released, lease.ErrUnreachable) { // so short a TTL leaves a busy machine little time to answer
+		released = first.Release(t.Context())
+	}
+	require.ErrorIs(t, released, lease.ErrExpired)
 	requireVerdict(t, first, lease.LeaseLost)
 	requireVerdict(t, second, lease.Current)
 	require.NoError(t, second.Release(t.Context()))
