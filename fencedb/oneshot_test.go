@@ -149,6 +149,21 @@ func TestAFailingCallbackDoesNotHideThatTheBatchCommitted(t *testing.T) {
 	require.NoError(t, w.pool.Ping(t.Context()))
 }
 
+// COMMIT is skipped after a refusal, so somebody has to end the transaction.
+func TestARefusalLeavesASingleConnectionReadyForMore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	conn := w.conn()
+	require.NoError(t, fencedb.Seal(t.Context(), conn, grant("table:12", 42)))
+
+	_, err := fencedb.Exec(t.Context(), conn, grant("table:12", 41), insertAnn, 1)
+
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	require.Equal(t, byte('I'), conn.PgConn().TxStatus())
+	_, err = fencedb.Exec(t.Context(), conn, grant("table:12", 43), insertAnn, 1)
+	require.NoError(t, err)
+}
+
 func TestSealKeepsEarlierTokensOut(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

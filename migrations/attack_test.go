@@ -86,12 +86,12 @@ func TestProtectRefusesAStampThatItCannotSet(t *testing.T) {
 	s.refused("42804", `SELECT fencedb.protect('seats', $$ room $$)`)
 }
 
-// Three holders end one after the other, each in time; together they take longer than the lease.
+// The first holder ends in time, the second does not: the second wait must not begin with a full time limit.
 func TestWaitingForSeveralFencesEndsWithTheLease(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(enter(1, "a") + "; " + enter(1, "b"))
-	for resource, hold := range map[string]string{"a": "0.2", "b": "0.4"} {
+	for resource, hold := range map[string]string{"a": "0.1", "b": "2"} {
 		holder := s.beside()
 		holder.exec("BEGIN; " + enter(1, resource))
 		done := make(chan error, 1)
@@ -104,8 +104,18 @@ func TestWaitingForSeveralFencesEndsWithTheLease(t *testing.T) {
 
 	_, err := s.conn.Exec(t.Context(), `SELECT fencedb.enter('{a,b}'::text[], '{2,2}', ARRAY[gen_random_uuid(), gen_random_uuid()], 300)`)
 
-	require.Error(t, err, "the second wait gets only what the first has left")
+	require.ErrorContains(t, err, "55P03", "the second wait gets only what the first has left")
 	require.Equal(t, "1", s.one(`fencedb.last_token('b')`))
+}
+
+// Nobody is in the way, but to take so many takes longer than the lease has left.
+func TestALeaseThatEndsWhileEnteringIsOver(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+
+	s.refused("FN004", `SELECT fencedb.enter(array_agg('r' || n), array_agg(n::bigint), array_agg(gen_random_uuid()), 1) FROM generate_series(1, 1000) n`)
+
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.fences`))
 }
 
 func TestATighterTransactionTimeoutStays(t *testing.T) {
