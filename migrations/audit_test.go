@@ -68,6 +68,59 @@ func TestAnApplicationDoesNotReachTheAudit(t *testing.T) {
 	}
 }
 
+// protections lists what the audit has about protection, oldest first, without the schema and the user of the test.
+func (s *session) protections() string {
+	s.Helper()
+	return s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details ->> 'mode', details ->> 'expression'), '; ' ORDER BY id)
+		FROM fencedb.audit`)
+}
+
+func TestProtectingAndUnprotectingIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	const protect = `SELECT fencedb.protect('seats', $$ 'seat:' || id $$);`
+	s.exec(`CREATE TABLE seats (id int); ` + protect + protect)
+	require.Equal(t, "protect public.seats ledger  'seat:' || id ", s.protections(), "the second call changed nothing")
+
+	s.exec(`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_statement"; ` + protect)
+	s.exec(`SELECT fencedb.unprotect('seats'); SELECT fencedb.unprotect('seats')`)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
+	s.exec(`BEGIN; SELECT fencedb.unprotect('jobs'); ROLLBACK`)
+
+	require.Equal(t, "protect public.seats ledger  'seat:' || id ; protect public.seats ledger  'seat:' || id ; "+
+		"unprotect public.seats ledger  'seat:' || id ; protect public.jobs row  'job:' || id ", s.protections())
+}
+
+func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	owner, app := s.withRole("allow_operator"), s.withRole("allow")
+	s.exec(`GRANT CREATE ON SCHEMA public TO ` + owner + `; GRANT ` + owner + ` TO ` + app + `; SET SESSION AUTHORIZATION ` + owner)
+	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	require.Equal(t, s.one(`session_user`), s.one(`SELECT role FROM fencedb.audit`))
+
+	s.exec(`RESET SESSION AUTHORIZATION; SET SESSION AUTHORIZATION ` + app)
+	login := s.one(`session_user`)
+	s.exec(`SET ROLE ` + owner + `; SELECT fencedb.unprotect('seats')`)
+	require.Equal(t, login, s.one(`SELECT role FROM fencedb.audit WHERE event = 'unprotect'`), "whatever SET ROLE said")
+	require.Contains(t, s.one(`SELECT operator FROM fencedb.audit WHERE event = 'unprotect'`), login+"@")
+}
+
+func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int); CREATE TABLE rooms (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	const noDataFound, invalidParameter = "P0002", "22023"
+	s.refused(noDataFound, `SELECT fencedb.record_protection('protect', 'rooms')`)
+	s.refused(invalidParameter, `SELECT fencedb.record_protection('revoke', 'seats')`)
+
+	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow"))
+	s.refused(insufficientPrivilege, `SELECT fencedb.record_protection('unprotect', 'seats')`)
+	s.refused(insufficientPrivilege, `SELECT fencedb.unprotect('seats')`)
+	s.exec(`RESET SESSION AUTHORIZATION`)
+	require.Equal(t, "protect public.seats ledger  'seat:' || id ", s.protections())
+}
+
 func TestAReasonIsNeeded(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -69,7 +69,7 @@ func TestDoctorNamesWhatIsWrongAndNothingElse(t *testing.T) {
 		"no persistence":   {redis: []string{"--appendonly", "no"}, want: []string{"warning redis_warning"}},
 		"trigger disabled": {sql: `ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`, code: exitFailed, want: []string{"error trigger_disabled"}},
 		"not protected":    {sql: `CREATE TABLE rooms (last_fencing_token bigint)`, want: []string{"warning unprotected_table"}},
-		"old schema":       {sql: `UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 5`, code: exitFailed, want: []string{"error schema_pending"}},
+		"old schema":       {sql: `UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, code: exitFailed, want: []string{"error schema_pending"}},
 		"ledger ahead": {sql: `INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, code: exitFailed,
 			want: []string{"error redis_behind"}},
 	} {

@@ -231,7 +231,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
 
--- admit checks and bounds, takes the fences if enter is true (fencedb.carry of 00003 takes none), and signs what the
+-- admit checks and bounds, takes the fences if enter is true (fencedb.carry of 00004 takes none), and signs what the
 -- triggers are to see. A transaction may be admitted several times, for more resources.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.admit(enter boolean, resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint) RETURNS xid8

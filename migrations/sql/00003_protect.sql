@@ -159,12 +159,38 @@ SELECT t.tgrelid::regclass     AS table_name,
        facts.resource          AS resource,
        facts.columns_added     AS columns_added,
        t.tgfoid::regprocedure  AS guard,
-       t.tgenabled <> 'D'      AS enabled
+       t.tgenabled IN ('O', 'A') AS enabled
 FROM pg_trigger t,
      jsonb_to_record(fencedb.guard_facts(t.tgfoid)) AS facts(mode text, resource text, columns_added text[])
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger', 'row');
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off, or left it to replication.';
+
+-- protect and unprotect run as whoever calls them, who may not write to the audit. What is recorded is therefore not theirs to
+-- say: it is read from the catalog, while the table is protected.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.record_protection(event text, target regclass) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    protection fencedb.protected_tables;
+BEGIN
+    SELECT * INTO STRICT protection FROM fencedb.protected_tables p WHERE p.table_name = target;
+    IF event NOT IN ('protect', 'unprotect') THEN
+        RAISE EXCEPTION 'fencedb.record_protection: % is not about protection', event USING ERRCODE = 'invalid_parameter_value';
+    ELSIF NOT pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER') THEN
+        RAISE EXCEPTION 'fencedb.%: % does not own %', event, session_user, target
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
+    END IF;
+    PERFORM fencedb.record(event, NULL,
+        format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), format('by fencedb.%s', event),
+        jsonb_build_object('table', target::text, 'mode', protection.mode, 'expression', protection.resource));
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.record_protection(text, regclass) IS 'Inner function. Adds to fencedb.audit that the owner of a protected table has protected it or is about to unprotect it.';
 
 -- Refuses what could not give a resource for every row, now instead of at the first write, and returns the expression as
 -- Postgres understood it: every function and operator named with its schema, so that no search_path changes its meaning.
@@ -285,33 +311,39 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_triggers(regclass, text) IS 'Inner function. Raises if another trigger of the table stands in the way of the guard.';
 
--- Protecting again adds guards to members that have come since, and switches on those that were switched off.
+-- Protecting again adds guards to members that have come since, and switches on those that were switched off or left to
+-- replication.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS void
+CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS boolean
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    m   record;
-    own name;
+    m       record;
+    own     name;
+    changed boolean := false;
 BEGIN
     FOR m IN SELECT * FROM fencedb.members(target) LOOP
         PERFORM fencedb.check_triggers(m.member, guard);
         IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
+            changed := true;
         END IF;
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()', m.member);
             EXECUTE format('CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement()', m.member);
+            changed := true;
         END IF;
-        FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled = 'D' LOOP
+        FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A') LOOP
             EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', m.member, own);
+            changed := true;
         END LOOP;
     END LOOP;
+    RETURN changed;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. Puts a guard before every member of a table.';
+COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. Puts a guard before every member of a table; returns whether one was missing or switched off.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_target(target regclass, resource text, mode text) RETURNS void
@@ -375,7 +407,9 @@ BEGIN
             jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added),
             format(body, compiled.expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)));
     END IF;
-    PERFORM fencedb.create_triggers(target, guard);
+    IF fencedb.create_triggers(target, guard) THEN
+        PERFORM fencedb.record_protection('protect', target);
+    END IF;
 END
 $$;
 -- +goose StatementEnd
@@ -430,6 +464,7 @@ BEGIN
         RAISE NOTICE 'fencedb.unprotect: % is not protected', target;
         RETURN;
     END IF;
+    PERFORM fencedb.record_protection('unprotect', target);
     FOR m IN SELECT * FROM fencedb.members(target) LOOP
         IF NOT m.is_partition THEN
             EXECUTE format('DROP TRIGGER IF EXISTS "~fencedb_row" ON %s', m.member);
@@ -473,6 +508,7 @@ DROP FUNCTION fencedb.create_triggers(regclass, text);
 DROP FUNCTION fencedb.check_triggers(regclass, text);
 DROP FUNCTION fencedb.create_guard(regclass, jsonb, text);
 DROP FUNCTION fencedb.compile_resource(regclass, text);
+DROP FUNCTION fencedb.record_protection(text, regclass);
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);

@@ -1,0 +1,62 @@
+-- A record of what changes who may write, for those who ask later. It comes before protect, which adds to it.
+
+-- +goose Up
+
+CREATE TABLE fencedb.audit (
+    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    role     name        NOT NULL DEFAULT session_user,
+    operator text        NOT NULL CHECK (operator <> ''),
+    event    text        NOT NULL CHECK (event <> ''),
+    resource text COLLATE "C",
+    reason   text        NOT NULL CHECK (reason <> ''),
+    details  jsonb       NOT NULL DEFAULT '{}'
+);
+
+CREATE INDEX audit_resource ON fencedb.audit (resource, at);
+
+COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows are added by the functions of this schema and cannot be changed or deleted.';
+COMMENT ON COLUMN fencedb.audit.at       IS 'By the clock of this server.';
+COMMENT ON COLUMN fencedb.audit.role     IS 'The role that logged in, whatever SET ROLE said later.';
+COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. Of protect and unprotect, as this server knows it.';
+COMMENT ON COLUMN fencedb.audit.event    IS 'protect, unprotect, revoke or prune.';
+COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
+COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token and former_lease_id of the holder (or null), sealed: whether its fence was entered. prune: fences, the number that were forgotten, and older_than. protect and unprotect: table, mode, expression.';
+
+-- The owner could drop the trigger; nobody gets past it by mistake.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.keep_audit() RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE EXCEPTION '% on fencedb.audit: what was recorded stays', TG_OP
+        USING ERRCODE = 'insufficient_privilege', HINT = 'Record a correction instead, with fencedb.record.';
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.keep_audit() IS 'Trigger of fencedb.audit.';
+
+CREATE TRIGGER keep BEFORE UPDATE OR DELETE OR TRUNCATE ON fencedb.audit FOR EACH STATEMENT EXECUTE FUNCTION fencedb.keep_audit();
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.record(event text, resource text, operator text, reason text, details jsonb DEFAULT '{}') RETURNS bigint
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO fencedb.audit (event, resource, operator, reason, details)
+    VALUES (event, resource, operator, reason, details)
+    RETURNING id
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.record(text, text, text, text, jsonb) IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits.';
+
+REVOKE ALL ON fencedb.audit FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.keep_audit(), fencedb.record(text, text, text, text, jsonb) FROM PUBLIC;
+
+-- +goose Down
+DROP FUNCTION fencedb.record(text, text, text, text, jsonb);
+DROP TABLE fencedb.audit;
+DROP FUNCTION fencedb.keep_audit();

@@ -1,0 +1,58 @@
+-- What operators do by hand, and a role for them. Nothing here is needed to hold a lease or to write behind a fence.
+
+-- +goose Up
+
+-- A fence may go when no token below it can still be in use. The limit here is a floor against slips; that no lease lasts
+-- longer, and that the resources are not held now, is for the caller to know: this server does not see leases.
+-- A fence that has advanced since the caller looked is younger, so it stays. One that is held by a transaction stays too.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.forget_fences(resources text[], older_than interval) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    forgotten bigint;
+BEGIN
+    IF older_than IS NULL OR older_than < interval '1 day' THEN
+        RAISE EXCEPTION 'fencedb.forget_fences: fences younger than a day may still be needed, got %', coalesce(older_than::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    WITH old AS (
+        SELECT f.resource FROM fencedb.fences f
+        WHERE f.resource = ANY (resources) AND f.advanced_at < clock_timestamp() - older_than
+        FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM fencedb.fences f USING old WHERE f.resource = old.resource;
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    RETURN forgotten;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fences of resources that have not advanced for older_than, at least a day; returns how many. Any token is then accepted for them again, so older_than must be longer than any holder can still believe in its lease, and no lease may be held on them. fencedb prune sees to both.';
+
+REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.allow_operator(operator regrole) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    door regprocedure;
+BEGIN
+    FOR door IN SELECT p.oid FROM pg_proc p
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'last_token', 'blockers', 'record', 'forget_fences') LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
+    END LOOP;
+    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.audit, fencedb.goose_db_version TO %s', operator);
+END
+$$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
+COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, revoke, forget old fences and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+
+-- +goose Down
+DROP FUNCTION fencedb.allow_operator(regrole);
+DROP FUNCTION fencedb.forget_fences(text[], interval);
