@@ -25,16 +25,18 @@ func Barge() Option { return func(a *acquisition) { a.barge = true } }
 // acquisition is one call of TryAcquire, Acquire, or one of those for several resources.
 type acquisition struct {
 	issuer    *Issuer
+	caller    context.Context // gives its values to the leases
 	resources []string
 	keys      []keys // of the resources, in their order
 	id        uuid.UUID
 	barge     bool
 	patience  *time.Duration // nil: as long as the context allows
 	asked     bool           // a request may have reached Redis
+	waits     *tracing       // nil until the resource was found taken
 }
 
-func (i *Issuer) acquisition(resources []string, opts []Option) (*acquisition, error) {
-	a := &acquisition{issuer: i, resources: resources, id: uuid.New()}
+func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
+	a := &acquisition{issuer: i, caller: ctx, resources: resources, id: uuid.New()}
 	for _, resource := range resources {
 		if err := checkResource(resource); err != nil {
 			return nil, err
@@ -72,15 +74,25 @@ func (a *acquisition) name() string {
 // on the lease. Every error means that this call holds nothing, except that after [ErrUnreachable] the resource
 // may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition([]string{resource}, opts)
+	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
 		return nil, err
 	}
-	leases, err := a.try(ctx)
+	leases, err := a.run(ctx, a.try)
+	return leases.first(), err
+}
+
+// run is round every acquisition: what ask gets is sealed before the holder learns that it holds.
+func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
+	t := a.issuer.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id})
+	leases, err := ask(t.ctx)
 	if err != nil {
-		return nil, a.failed(err)
+		err = a.failed(err)
+	} else {
+		leases, err = a.seal(t.ctx, leases)
 	}
-	return a.seal(ctx, leases[0])
+	t.granted(leases.first()).end(leases.first(), err)
+	return leases, err
 }
 
 // try asks without waiting.
@@ -108,17 +120,16 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 // ended, if the last that was heard is that another holds the resource; the waiter has left the queue. An outage of Redis, such
 // as a fail-over, is sat out for up to one TTL. Otherwise Acquire is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition([]string{resource}, opts)
+	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
 		return nil, err
 	}
-	waiting, cancel := a.limit(ctx)
-	defer cancel()
-	l, err := a.wait(waiting)
-	if err != nil {
-		return nil, a.failed(err)
-	}
-	return a.seal(ctx, l)
+	leases, err := a.run(ctx, func(ctx context.Context) (Leases, error) {
+		waiting, cancel := a.limit(ctx)
+		defer cancel()
+		return a.wait(waiting)
+	})
+	return leases.first(), err
 }
 
 // WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then [ErrHeld] and
@@ -136,21 +147,37 @@ func (a *acquisition) limit(ctx context.Context) (context.Context, context.Cance
 }
 
 // wait stands in this process's line and then in Redis's queue. It is for one resource.
-func (a *acquisition) wait(ctx context.Context) (*Lease, error) {
-	t, err := a.issuer.lines.join(ctx, a.keys[0].channel)
+func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
+	defer func() { a.waited(leases, err) }()
+	t, err := a.issuer.lines.join(ctx, a.keys[0].channel, a.waiting)
 	if err != nil {
 		return nil, &HeldError{Resource: a.resources[0], Cause: err}
 	}
 	defer t.leave()
-	l, err := a.queue(ctx, t)
+	leases, err = a.queue(ctx, t)
 	if err != nil {
 		a.withdraw(ctx)
 	}
-	return l, err
+	return leases, err
+}
+
+// waiting notes that the resource was found taken.
+func (a *acquisition) waiting(ctx context.Context) {
+	if a.waits == nil {
+		t := a.issuer.trace(ctx, TraceStart{Op: OpWait, Resource: a.resources[0], LeaseID: a.id})
+		a.waits = &t
+	}
+}
+
+// waited notes that the waiting is over, if there was any.
+func (a *acquisition) waited(leases Leases, err error) {
+	if a.waits != nil {
+		a.waits.granted(leases.first()).end(nil, err)
+	}
 }
 
 // queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
-func (a *acquisition) queue(ctx context.Context, t *turn) (*Lease, error) {
+func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
 	var last *HeldError
 	answered := time.Now()
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
@@ -158,8 +185,9 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (*Lease, error) {
 		leases, refused, err := a.attempt(ctx, wait)
 		switch {
 		case leases != nil:
-			return leases[0], nil
+			return leases, nil
 		case refused != nil:
+			a.waiting(ctx)
 			last, answered = refused, time.Now()
 			a.sleep(ctx, t, refused.RetryAfter, backoff)
 		case transient(err) && time.Since(answered) < a.issuer.cfg.TTL:
@@ -226,7 +254,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	}
 	leases := make(Leases, len(a.keys))
 	for n, k := range a.keys {
-		leases[n] = newLease(ctx, i, a.resources[n], term{k, a.id, answer.tokens[n]}, sent, sent)
+		leases[n] = newLease(a.caller, i, a.resources[n], term{k, a.id, answer.tokens[n]}, sent, sent)
 	}
 	return leases, nil, nil
 }
@@ -256,18 +284,23 @@ func (a *acquisition) failed(err error) error {
 	return fmt.Errorf("lease: acquire %s: %w", a.name(), err)
 }
 
-// seal runs Config.Seal, before the holder learns that it holds.
-func (a *acquisition) seal(ctx context.Context, l *Lease) (*Lease, error) {
-	if a.issuer.cfg.Seal == nil {
-		return l, nil
+// seal runs Config.Seal for all, before the holder learns that it holds. If it fails, all are given back.
+func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
+	for _, l := range leases {
+		if err := a.issuer.seal(ctx, l); err != nil {
+			_ = leases.Release(ctx)
+			return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
+		}
 	}
-	err := a.issuer.cfg.Seal(ctx, l)
-	if err == nil {
-		err = l.Err()
+	return leases, nil
+}
+
+func (i *Issuer) seal(ctx context.Context, l *Lease) error {
+	if i.cfg.Seal == nil {
+		return nil
 	}
-	if err != nil {
-		_ = l.Release(ctx)
-		return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
+	if err := i.cfg.Seal(ctx, l); err != nil {
+		return err
 	}
-	return l, nil
+	return l.Err()
 }

@@ -20,6 +20,14 @@ func (ls Leases) Release(ctx context.Context) error {
 	return ls.each(func(l *Lease) error { return l.Release(ctx) })
 }
 
+// first is nil if there is none.
+func (ls Leases) first() *Lease {
+	if len(ls) == 0 {
+		return nil
+	}
+	return ls[0]
+}
+
 // each calls f for all leases, some at a time, and joins the errors, each with its resource.
 func (ls Leases) each(f func(*Lease) error) error {
 	errs := make([]error, len(ls))
@@ -43,29 +51,22 @@ func (ls Leases) each(f func(*Lease) error) error {
 // On one Redis the answer is one script's. On a Cluster, where resources live on different shards, they are acquired one after the
 // other, always in the same order, and given back if one is refused.
 func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
-	a, err := i.several(resources, opts)
+	a, err := i.several(ctx, resources, opts)
 	if err != nil {
 		return nil, err
 	}
-	leases, err := a.tryAll(ctx)
-	return a.sealAll(ctx, leases, err)
+	return a.run(ctx, a.tryAll)
 }
 
 // AcquireAll acquires all resources, or none, waiting for those that are not free, bounded by ctx and [WaitAtMost] over the whole.
 // While it waits for one it holds those that come before it in the order of their bytes; since everyone keeps to that order,
 // two acquisitions cannot wait for each other. Otherwise it is like [Issuer.TryAcquireAll].
 func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
-	a, err := i.several(resources, opts)
+	a, err := i.several(ctx, resources, opts)
 	if err != nil {
 		return nil, err
 	}
-	waiting, cancel := a.limit(ctx)
-	defer cancel()
-	leases, err := a.tryAll(waiting)
-	if errors.Is(err, ErrHeld) {
-		leases, err = a.stepByStep(func(step *acquisition) (*Lease, error) { return step.wait(waiting) })
-	}
-	return a.sealAll(ctx, leases, err)
+	return a.run(ctx, a.waitAll)
 }
 
 // DoAll is [Issuer.Do] for several resources. The context that fn gets ends with any of the leases.
@@ -85,7 +86,7 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string, fn func(ctx cont
 }
 
 // several puts the resources in the order that everyone keeps to.
-func (i *Issuer) several(resources []string, opts []Option) (*acquisition, error) {
+func (i *Issuer) several(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
 	resources = slices.Clone(resources)
 	slices.Sort(resources)
 	resources = slices.Compact(resources)
@@ -95,7 +96,18 @@ func (i *Issuer) several(resources []string, opts []Option) (*acquisition, error
 	case len(resources) > maxResources:
 		return nil, invalid("%d resources, more than %d: lease what contains them", len(resources), maxResources)
 	}
-	return i.acquisition(resources, opts)
+	return i.acquisition(ctx, resources, opts)
+}
+
+// waitAll asks for everything, and if that is refused waits for one after the other.
+func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
+	ctx, cancel := a.limit(ctx)
+	defer cancel()
+	leases, err := a.tryAll(ctx)
+	if errors.Is(err, ErrHeld) {
+		return a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(ctx) })
+	}
+	return leases, err
 }
 
 // tryAll asks once for everything, where one script can see it, and otherwise for one after the other.
@@ -103,22 +115,16 @@ func (a *acquisition) tryAll(ctx context.Context) (Leases, error) {
 	if a.issuer.store.spans(a.keys) {
 		return a.try(ctx)
 	}
-	return a.stepByStep(func(step *acquisition) (*Lease, error) {
-		leases, err := step.try(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return leases[0], nil
-	})
+	return a.stepByStep(func(step *acquisition) (Leases, error) { return step.try(ctx) })
 }
 
 // stepByStep acquires one after the other, and gives back what it has when one cannot be had.
-func (a *acquisition) stepByStep(acquire func(step *acquisition) (*Lease, error)) (Leases, error) {
+func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)) (Leases, error) {
 	var leases Leases
 	for n := range a.resources {
 		l, err := acquire(a.part(n))
 		if err == nil {
-			leases = append(leases, l)
+			leases = append(leases, l...)
 			err = leases.lost() // waiting may have taken longer than an earlier one lasts
 		}
 		if err != nil {
@@ -137,17 +143,4 @@ func (ls Leases) lost() error {
 		}
 	}
 	return nil
-}
-
-func (a *acquisition) sealAll(ctx context.Context, leases Leases, err error) (Leases, error) {
-	if err != nil {
-		return nil, a.failed(err)
-	}
-	for _, l := range leases {
-		if _, err := a.seal(ctx, l); err != nil {
-			_ = leases.Release(ctx)
-			return nil, err
-		}
-	}
-	return leases, nil
 }

@@ -55,10 +55,14 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	}
 	var r Revocation
 	id := uuid.New()
+	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
+	ctx = t.ctx
 	err := persist(ctx, func() (err error) {
 		r, err = i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
 		return err
 	})
+	t.start.Token = r.token
+	t.end(nil, err)
 	if err != nil {
 		return nil, fmt.Errorf("lease: revoke %q: %w", resource, err)
 	}
@@ -77,10 +81,14 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 		return 0, invalid("floor %d is no token", floor)
 	}
 	var last int64
+	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
+	ctx = t.ctx
 	err := persist(ctx, func() (err error) {
 		last, err = i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
 		return err
 	})
+	t.start.Token = last
+	t.end(nil, err)
 	if err != nil {
 		return 0, fmt.Errorf("lease: raise %q: %w", resource, err)
 	}
@@ -97,17 +105,25 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 	if floor < 1 || floor >= maxToken {
 		return nil, invalid("floor %d is no token that another can follow", floor)
 	}
+	t := old.trace(ctx, OpHeal)
+	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), asked: true}
+	l, err := a.heal(t.ctx, old, floor)
+	t.granted(l).end(l, err)
+	return l, err
+}
+
+func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
 	if err := old.supersede(); err != nil {
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
-	a := &acquisition{issuer: i, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), asked: true}
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
 		a.withdraw(ctx)
 		_ = old.Release(ctx)
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
-	return a.seal(ctx, l)
+	leases, err := a.seal(ctx, Leases{l})
+	return leases.first(), err
 }
 
 // supersede ends a lease that is to be exchanged.
@@ -134,7 +150,7 @@ func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l 
 		if !time.Now().Before(a.issuer.trustedUntil(sent, cfg.TTL)) {
 			return fmt.Errorf("%w: %w", ErrUnreachable, errTooLate)
 		}
-		l = newLease(ctx, a.issuer, old.resource, term{old.term.keys, a.id, token}, sent, old.since)
+		l = newLease(a.caller, a.issuer, old.resource, term{old.term.keys, a.id, token}, sent, old.since)
 		return nil
 	})
 	return l, err

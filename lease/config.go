@@ -66,6 +66,9 @@ type Config struct {
 	// holder can write any more once the new one knows that it holds. Defaults to none.
 	Seal func(context.Context, *Lease) error
 
+	// Tracers are told what the leases go through. Defaults to none, which costs nothing.
+	Tracers []Tracer
+
 	kind *kind.Kind // nil for leases; see NewKind
 }
 

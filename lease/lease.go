@@ -42,7 +42,9 @@ func newLease(ctx context.Context, i *Issuer, resource string, t term, sent, sin
 	if i.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(i.cfg.MaxHold)
 	}
-	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	hold := i.trace(ctx, TraceStart{Op: OpHold, Resource: resource, LeaseID: t.id, Token: t.token})
+	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
+	hold.endWith(l)
 	l.validUntil = i.trustedUntil(sent, i.cfg.TTL)
 	l.mu.Lock() // the timer may fire before it is stored
 	defer l.mu.Unlock()
@@ -143,12 +145,12 @@ func (l *Lease) tick() {
 // about the lease, which stays valid until ValidUntil; any other of the causes of [Lease.Context] says that it is over.
 // Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
 func (l *Lease) Extend(ctx context.Context) error {
-	e, err := l.beginRenewal(time.Now())
+	e, err := l.beginRenewal(ctx, time.Now())
 	if err != nil || e == nil {
 		return err
 	}
 	// Nothing the answer could say matters once the lease is over.
-	ctx, stop := context.WithCancelCause(ctx)
+	ctx, stop := context.WithCancelCause(e.trace.ctx)
 	defer stop(nil)
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
@@ -163,11 +165,20 @@ func (l *Lease) Extend(ctx context.Context) error {
 // renewal is an extension that was begun.
 type renewal struct {
 	extension
-	sent time.Time
+	sent  time.Time
+	trace tracing
 }
 
 // beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal begun must be ended.
-func (l *Lease) beginRenewal(now time.Time) (*renewal, error) {
+func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
+	r, err := l.planRenewal(now)
+	if r != nil {
+		r.trace = l.trace(ctx, OpExtend)
+	}
+	return r, err
+}
+
+func (l *Lease) planRenewal(now time.Time) (*renewal, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(now); err != nil {
@@ -182,12 +193,19 @@ func (l *Lease) beginRenewal(now time.Time) (*renewal, error) {
 		return nil, nil
 	}
 	l.renewals.Add(1)
-	return &renewal{extension{l.term, ttl, cfg.FenceRetention}, now}, nil
+	return &renewal{extension: extension{l.term, ttl, cfg.FenceRetention}, sent: now}, nil
 }
 
-// endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must not stretch the lease.
+// endRenewal takes the answer in.
 func (l *Lease) endRenewal(r renewal, answer answered) error {
 	defer l.renewals.Done()
+	err := l.renewed(r, answer)
+	r.trace.end(l, err)
+	return err
+}
+
+// renewed counts trust from when the request was sent: a slow answer must not stretch the lease.
+func (l *Lease) renewed(r renewal, answer answered) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(time.Now()); err != nil {
@@ -235,6 +253,14 @@ func (l *Lease) Release(ctx context.Context) error {
 	if l.back {
 		return l.backErr
 	}
+	t := l.trace(ctx, OpRelease)
+	err := l.askRelease(t.ctx, over)
+	t.end(nil, err)
+	return err
+}
+
+// askRelease is for one caller at a time.
+func (l *Lease) askRelease(ctx context.Context, over error) error {
 	result, err := l.issuer.giveBack(ctx, l.term, &l.unsure)
 	if err != nil {
 		return fmt.Errorf("lease: release %q: %w", l.resource, err)
@@ -242,6 +268,10 @@ func (l *Lease) Release(ctx context.Context) error {
 	l.back = true
 	l.backErr = releaseError(over, result, l.unsure)
 	return l.backErr
+}
+
+func (l *Lease) trace(ctx context.Context, op Op) tracing {
+	return l.issuer.trace(ctx, TraceStart{Op: op, Resource: l.resource, LeaseID: l.term.id, Token: l.term.token})
 }
 
 // releaseError judges the answer to a release by what the holder believed before: over is nil if it still trusted the lease.

@@ -27,11 +27,11 @@ type turn struct {
 	line    *line
 }
 
-// join returns when the caller is at the front, or with the cause when ctx ends before that.
-func (ls *lines) join(ctx context.Context, channel string) (*turn, error) {
+// join returns when the caller is at the front, or with the cause when ctx ends before that. It calls busy before it waits.
+func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*turn, error) {
 	ls.mu.Lock()
-	l, busy := ls.byChannel[channel]
-	if !busy {
+	l, taken := ls.byChannel[channel]
+	if !taken {
 		l = &line{}
 		ls.byChannel[channel] = l
 		ls.mu.Unlock()
@@ -41,6 +41,7 @@ func (ls *lines) join(ctx context.Context, channel string) (*turn, error) {
 	l.behind = append(l.behind, front)
 	ls.mu.Unlock()
 
+	busy(ctx)
 	t := &turn{ls, channel, l}
 	select {
 	case <-front:

@@ -16,17 +16,19 @@ func newLines() *lines {
 	return &lines{open: func(string) *ear { return nil }, byChannel: make(map[string]*line)}
 }
 
+func unheard(context.Context) {}
+
 // A place can come to the front at the moment its owner gives up. Then the turn must pass on, or the line stands still for ever.
 func TestATurnThatComesTooLatePassesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 100 {
 			ls := newLines()
-			first, err := ls.join(t.Context(), "a")
+			first, err := ls.join(t.Context(), "a", unheard)
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			second := make(chan error)
 			go func() {
-				turn, err := ls.join(ctx, "a")
+				turn, err := ls.join(ctx, "a", unheard)
 				if err == nil {
 					turn.leave()
 				}
@@ -38,7 +40,7 @@ func TestATurnThatComesTooLatePassesOn(t *testing.T) {
 			if err := <-second; err != nil {
 				require.ErrorIs(t, err, context.Canceled)
 			}
-			third, err := ls.join(t.Context(), "a")
+			third, err := ls.join(t.Context(), "a", unheard)
 			require.NoError(t, err)
 			third.leave()
 			require.Empty(t, ls.byChannel)
@@ -48,12 +50,12 @@ func TestATurnThatComesTooLatePassesOn(t *testing.T) {
 
 func TestJoinReportsTheCause(t *testing.T) {
 	ls := newLines()
-	front, err := ls.join(t.Context(), "a")
+	front, err := ls.join(t.Context(), "a", unheard)
 	require.NoError(t, err)
 	cause := errors.New("the guest left")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	_, err = ls.join(ctx, "a")
+	_, err = ls.join(ctx, "a", unheard)
 	require.ErrorIs(t, err, cause)
 	front.leave()
 	require.Empty(t, ls.byChannel)
@@ -84,7 +86,7 @@ func TestANewEarRings(t *testing.T) {
 
 func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		turn, err := newLines().join(t.Context(), "a")
+		turn, err := newLines().join(t.Context(), "a", unheard)
 		require.NoError(t, err)
 		turn.listenFor("me")
 		require.Nil(t, turn.woken("me"))

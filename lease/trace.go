@@ -66,6 +66,6 @@ type TraceStart struct {
 type TraceEnd struct {
 	TraceStart               // with LeaseID and Token as they are now
 	Took       time.Duration // since the start
-	ValidFor   time.Duration // what OpAcquire, OpExtend and OpHeal leave of the trust window
+	ValidFor   time.Duration // what OpAcquire, OpExtend and OpHeal, if they succeed, leave of the trust window
 	Err        error         // nil: it was done
 }

@@ -124,7 +124,7 @@ func (w *watchdog) renew(leases []*Lease) {
 	var begun []renewal
 	var alive []*Lease
 	for _, l := range leases {
-		r, err := l.beginRenewal(now)
+		r, err := l.beginRenewal(l.ctx, now)
 		if err != nil || r == nil {
 			continue // over, or as long as MaxHold allows
 		}

@@ -1,0 +1,213 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// journal is a tracer that keeps what it is told, and counts what it was not told the end of.
+type journal struct {
+	mu      sync.Mutex
+	ends    []lease.TraceEnd
+	open    map[lease.Op]int
+	begun   map[lease.Op]chan lease.TraceStart // receives starts of those that are waited for
+	foreign int                                // ends without the context of their start
+}
+
+type inPair lease.Op
+
+func newJournal(awaited ...lease.Op) *journal {
+	j := &journal{open: make(map[lease.Op]int), begun: make(map[lease.Op]chan lease.TraceStart)}
+	for _, op := range awaited {
+		j.begun[op] = make(chan lease.TraceStart, 16)
+	}
+	return j
+}
+
+func (j *journal) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.open[s.Op]++
+	if begun := j.begun[s.Op]; begun != nil {
+		begun <- s
+	}
+	return context.WithValue(ctx, inPair(s.Op), s)
+}
+
+func (j *journal) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.open[e.Op]--
+	j.ends = append(j.ends, e)
+	if _, ok := ctx.Value(inPair(e.Op)).(lease.TraceStart); !ok {
+		j.foreign++
+	}
+}
+
+// of returns the ends of one kind.
+func (j *journal) of(op lease.Op) (ends []lease.TraceEnd) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, e := range j.ends {
+		if e.Op == op {
+			ends = append(ends, e)
+		}
+	}
+	return ends
+}
+
+// only returns the one end of that kind, once it has come.
+func (j *journal) only(t *testing.T, op lease.Op) lease.TraceEnd {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(j.of(op)) == 1 }, 10*time.Second, time.Millisecond, "one end of %s", op)
+	return j.of(op)[0]
+}
+
+// closed checks that every pair that was begun has ended, with its own context.
+func (j *journal) closed(t *testing.T) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		for _, n := range j.open {
+			if n != 0 {
+				return false
+			}
+		}
+		return true
+	}, 10*time.Second, time.Millisecond)
+	require.Zero(t, j.foreign)
+}
+
+func TestTracersAreToldALifeInPairs(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), newJournal()
+	issuer := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}})
+
+	l, err := issuer.TryAcquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	held := l.Context().Value(inPair(lease.OpHold))
+	require.Equal(t, lease.TraceStart{Op: lease.OpHold, Kind: "lease", Namespace: w.namespace, Resource: "table:12", Resources: 1,
+		LeaseID: l.LeaseID(), Token: l.Token()}, held, "what runs under the lease is within its life")
+	require.NoError(t, l.Extend(t.Context()))
+	require.NoError(t, l.Release(t.Context()))
+	require.NoError(t, l.Release(t.Context()), "the second sends nothing, and is not told")
+
+	acquired := j.only(t, lease.OpAcquire)
+	require.NoError(t, acquired.Err)
+	require.Equal(t, l.Token(), acquired.Token)
+	require.Equal(t, l.LeaseID(), acquired.LeaseID)
+	require.Positive(t, acquired.Took)
+	require.InDelta(t, time.Minute, acquired.ValidFor, float64(10*time.Second))
+	require.Positive(t, j.only(t, lease.OpExtend).ValidFor)
+	require.NoError(t, j.only(t, lease.OpRelease).Err)
+	require.ErrorIs(t, j.only(t, lease.OpHold).Err, lease.ErrReleased)
+	require.Empty(t, j.of(lease.OpWait), "it was free")
+	j.closed(t)
+}
+
+func TestTracersAreToldOfWaiting(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), newJournal(lease.OpWait)
+	issuer := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}})
+	holder, err := issuer.Acquire(t.Context(), "table:12")
+	require.NoError(t, err)
+
+	_, err = issuer.TryAcquire(t.Context(), "table:12")
+	require.ErrorIs(t, err, lease.ErrHeld)
+	require.ErrorIs(t, j.of(lease.OpAcquire)[1].Err, lease.ErrHeld)
+	require.Empty(t, j.of(lease.OpWait), "TryAcquire does not wait")
+
+	granted := make(chan *lease.Lease, 2)
+	for range 2 { // the second waits for the first in this process's line
+		go func() {
+			l, err := issuer.Acquire(t.Context(), "table:12")
+			if err == nil {
+				granted <- l
+			}
+		}()
+		require.Equal(t, "table:12", (<-j.begun[lease.OpWait]).Resource)
+	}
+	require.NoError(t, holder.Release(t.Context()))
+	for n := range 2 {
+		l := <-granted
+		waits := j.of(lease.OpWait)
+		require.Len(t, waits, n+1)
+		require.NoError(t, waits[n].Err)
+		require.Equal(t, l.Token(), waits[n].Token)
+		require.NoError(t, l.Release(t.Context()))
+	}
+	j.closed(t)
+}
+
+func TestTracersAreToldOfLossRevocationAndHealing(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), newJournal()
+	issuer := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}})
+
+	l, err := issuer.TryAcquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	revoked, err := issuer.Revoke(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+	require.Equal(t, revoked.Token(), j.only(t, lease.OpRevoke).Token)
+	require.ErrorIs(t, j.only(t, lease.OpExtend).Err, lease.ErrRevoked)
+	require.ErrorIs(t, j.only(t, lease.OpHold).Err, lease.ErrRevoked)
+
+	l, err = issuer.TryAcquire(t.Context(), "table:13")
+	require.NoError(t, err)
+	fresh, err := issuer.Heal(t.Context(), l, l.Token()+7)
+	require.NoError(t, err)
+	healed := j.only(t, lease.OpHeal)
+	require.NoError(t, healed.Err)
+	require.Equal(t, fresh.Token(), healed.Token)
+	_, err = issuer.Raise(t.Context(), "table:13", fresh.Token()+7)
+	require.NoError(t, err)
+	require.Equal(t, fresh.Token()+7, j.only(t, lease.OpRaise).Token)
+	require.NoError(t, fresh.Release(t.Context()))
+	j.closed(t)
+}
+
+func TestTracersAreToldOfFailure(t *testing.T) {
+	t.Parallel()
+	j := newJournal()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	dead, err := lease.New(client, lease.Config{TTL: time.Second, Tracers: []lease.Tracer{j}})
+	require.NoError(t, err)
+	_, err = dead.TryAcquire(t.Context(), "table:12")
+	require.ErrorIs(t, j.only(t, lease.OpAcquire).Err, lease.ErrUnreachable)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+
+	sealing := errors.New("the database is away")
+	failing := newWorld(t).issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}, Seal: func(context.Context, *lease.Lease) error { return sealing }})
+	_, err = failing.TryAcquire(t.Context(), "table:12")
+	require.ErrorIs(t, err, sealing)
+	require.ErrorIs(t, j.of(lease.OpAcquire)[1].Err, sealing)
+	require.ErrorIs(t, j.only(t, lease.OpHold).Err, lease.ErrReleased, "it was granted, and given back")
+	j.closed(t)
+}
+
+func TestSeveralResourcesAreOneAcquisitionAndManyLives(t *testing.T) {
+	t.Parallel()
+	w, j, second := newWorld(t), newJournal(), newJournal()
+	issuer := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j, second}})
+	leases, err := issuer.AcquireAll(t.Context(), []string{"sku:2", "sku:1"})
+	require.NoError(t, err)
+	acquired := j.only(t, lease.OpAcquire)
+	require.Equal(t, "sku:1", acquired.Resource)
+	require.Equal(t, 2, acquired.Resources)
+	require.NoError(t, leases.Release(t.Context()))
+	j.closed(t)
+	second.closed(t)
+	require.Len(t, j.of(lease.OpHold), 2)
+	require.Len(t, second.of(lease.OpHold), 2, "each tracer is told")
+}
