@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"syscall"
 
 	"github.com/alicebob/miniredis/v2"
 )
@@ -15,6 +16,10 @@ type Options struct {
 	// AllowMiniredis lets an in-memory imitation take Redis's place when there is no Redis at all.
 	// Notes then says so. Defaults to false: no Redis is an error.
 	AllowMiniredis bool
+
+	// PrivateRedis starts a Redis whatever the environment names, for demos that flush it and call [Env.RestartRedis].
+	// It takes the program; a container will not do.
+	PrivateRedis bool
 }
 
 // Env is what a demo or an example runs on. Both URLs can be handed to other processes.
@@ -23,7 +28,8 @@ type Env struct {
 	RedisURL    string   // shared with others if it came from the environment: use a namespace
 	Notes       []string // what was found or started, one sentence each, for the user to read
 
-	ends []func() error // in the order to call them
+	private *redisNode     // nil unless PrivateRedis
+	ends    []func() error // in the order to call them
 }
 
 // Start finds or starts a Postgres and a Redis. They end with Close or with this program, however it
@@ -42,7 +48,11 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	if err := env.startPostgres(ctx, h); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
-	if err := env.startRedis(ctx, h); err != nil {
+	startRedis := env.startRedis
+	if opts.PrivateRedis {
+		startRedis = env.startPrivateRedis
+	}
+	if err := startRedis(ctx, h); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
 	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the supervisors from being
@@ -55,7 +65,10 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 func locateBoth(ctx context.Context, h host, opts Options) error {
 	_, noPostgres := postgresService.locate(ctx, h)
 	_, noRedis := redisService.locate(ctx, h)
-	if opts.AllowMiniredis {
+	switch {
+	case opts.PrivateRedis:
+		_, noRedis = redisService.locateOwn(ctx, h)
+	case opts.AllowMiniredis:
 		noRedis = nil
 	}
 	return errors.Join(noPostgres, noRedis)
@@ -96,6 +109,35 @@ func (e *Env) startRedis(ctx context.Context, h host) error {
 	e.RedisURL = server.url
 	e.Notes = append(e.Notes, server.source)
 	return nil
+}
+
+func (e *Env) startPrivateRedis(ctx context.Context, h host) error {
+	bin, err := redisService.locateOwn(ctx, h)
+	if err != nil {
+		return err
+	}
+	if e.private, err = newRedisNode(ctx, bin, ""); err != nil {
+		return err
+	}
+	server := e.private.asServer()
+	e.ends = append(e.ends, server.stop)
+	e.RedisURL = server.url
+	e.Notes = append(e.Notes, server.source)
+	return nil
+}
+
+// RestartRedis ends the Redis of [Options].PrivateRedis, which keeps nothing on disk, and starts it again on its port. It returns
+// once that answers. One call at a time, and not after Close.
+func (e *Env) RestartRedis(ctx context.Context) error {
+	if e.private == nil {
+		return errors.New("testenv: restart Redis: it is not a private one; see Options.PrivateRedis")
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := e.private.end(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return e.private.start(ctx)
 }
 
 func (e *Env) startMiniredis(missing *UnavailableError) error {

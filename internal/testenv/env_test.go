@@ -20,6 +20,30 @@ func TestStartGivesServersUntilClose(t *testing.T) {
 	require.NoError(t, env.Close(), "again")
 }
 
+func TestAPrivateRedisIsNotTheOneOfTheEnvironmentAndRestartsEmpty(t *testing.T) {
+	t.Parallel()
+	h := thisHost()
+	h.getenv = env(redisURLVar, "redis://127.0.0.1:1/0")
+	env, err := start(t.Context(), h, Options{PrivateRedis: true})
+	require.NoError(t, err)
+	options, err := redis.ParseURL(env.RedisURL)
+	require.NoError(t, err)
+	client := newRedisClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	require.NoError(t, client.Set(t.Context(), "kept", "no", 0).Err())
+
+	require.NoError(t, env.RestartRedis(t.Context()))
+
+	require.Zero(t, client.Exists(t.Context(), "kept").Val())
+	require.NoError(t, env.Close())
+	require.Error(t, client.Ping(t.Context()).Err())
+}
+
+func TestARedisOfOthersIsNotRestarted(t *testing.T) {
+	t.Parallel()
+	require.Error(t, (&Env{}).RestartRedis(t.Context()))
+}
+
 func TestStartDropsItsDatabaseOnAnExternalServer(t *testing.T) {
 	t.Parallel()
 	own, h := OwnPostgres(t), thisHost()
