@@ -1,0 +1,94 @@
+package feed
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Kind says what happened.
+type Kind string
+
+const (
+	Waiting   Kind = "waiting"   // the resource was taken, and the caller waits for it
+	Granted   Kind = "granted"   // Took is how long the caller had waited, TTL what remains
+	Held      Kind = "held"      // an acquisition came to nothing because another holds; Took is how long it went on
+	Extended  Kind = "extended"  // TTL is what remains
+	Released  Kind = "released"  // the holder stopped; Took is how long it held
+	Lost      Kind = "lost"      // the lease ended otherwise, see Cause; Took is how long it was held
+	Revoked   Kind = "revoked"   // the worker ended whoever held; Token is that of the revocation
+	Healed    Kind = "healed"    // a lease that Postgres refused was exchanged; Token is the new one
+	Committed Kind = "committed" // a fenced write
+	Refused   Kind = "refused"   // a fenced write with a stale token; Stored is the newer one. Nothing was written
+	Failed    Kind = "failed"    // a fenced write otherwise, see Cause
+)
+
+// Event is something that happened to one resource. Fields that do not belong to the Kind are zero.
+type Event struct {
+	ID       string        `json:"id,omitempty"` // of the entry in the stream, "<ms>-<n>": unique, and in order
+	At       time.Time     `json:"at,omitzero"`  // Redis's clock when it was published, in milliseconds
+	Kind     Kind          `json:"kind"`
+	Worker   string        `json:"worker,omitempty"` // who says so: see the option of that name
+	Resource string        `json:"resource,omitempty"`
+	Token    int64         `json:"token,omitempty"`
+	LeaseID  string        `json:"lease_id,omitempty"` // its first 8 characters
+	Stored   int64         `json:"stored,omitempty"`   // the token that Postgres has; equal to Token if it came from another lease
+	TTL      time.Duration `json:"-"`                  // what remains of the trust window; "ttl_ms" in JSON
+	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction
+
+	// Cause, of Lost: expired, unreachable, lost, revoked, stale. Of Failed: no_token, wrong_resource, lease_over, busy,
+	// commit_unknown, invalid_grant, error. Of Refused: stale.
+	Cause string `json:"cause,omitempty"`
+}
+
+// plain is an Event without methods.
+type plain Event
+
+// wire is an Event in JSON. Milliseconds, because that is what the protocol and its readers in other languages count in.
+type wire struct {
+	plain
+	TTL  int64   `json:"ttl_ms,omitempty"`
+	Took float64 `json:"took_ms,omitempty"`
+}
+
+// MarshalJSON writes durations in milliseconds.
+func (e Event) MarshalJSON() ([]byte, error) {
+	return json.Marshal(wire{plain(e), e.TTL.Milliseconds(), float64(e.Took.Microseconds()) / 1000})
+}
+
+// UnmarshalJSON reads what [Event.MarshalJSON] writes.
+func (e *Event) UnmarshalJSON(data []byte) error {
+	var w wire
+	if err := json.Unmarshal(data, &w); err != nil {
+		return err
+	}
+	*e = Event(w.plain)
+	e.TTL = time.Duration(w.TTL) * time.Millisecond
+	e.Took = time.Duration(w.Took * float64(time.Millisecond))
+	return nil
+}
+
+// place is where an entry stands in the stream.
+type place struct{ ms, n uint64 }
+
+// parsePlace reads "<ms>-<n>", or "<ms>" as the first of that millisecond, as Redis does.
+func parsePlace(id string) (place, bool) {
+	ms, n, both := strings.Cut(id, "-")
+	if !both {
+		n = "0"
+	}
+	var p place
+	var err1, err2 error
+	p.ms, err1 = strconv.ParseUint(ms, 10, 64)
+	p.n, err2 = strconv.ParseUint(n, 10, 64)
+	return p, err1 == nil && err2 == nil
+}
+
+func (p place) String() string {
+	return strconv.FormatUint(p.ms, 10) + "-" + strconv.FormatUint(p.n, 10)
+}
+
+func (p place) before(q place) bool { return p.ms < q.ms || p.ms == q.ms && p.n < q.n }
+
+func (p place) time() time.Time { return time.UnixMilli(int64(p.ms)) }

@@ -1,0 +1,145 @@
+package feed
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrPlace: from is no place in the stream. Redis was not asked.
+var ErrPlace = errors.New("feed: not a place in the stream")
+
+const (
+	patience = 500 * time.Millisecond // for one XREAD, and so how late the end of ctx can be noticed
+	pause    = 250 * time.Millisecond // before the next attempt when Redis does not answer
+)
+
+// Follow calls fn with each event after from, in order, one at a time: the ID of an [Event], "0" for all that are kept, or "$" for what
+// happens from now on. Entries that are not events are passed over.
+//
+// It returns the cause of ctx, at most half a second after its end, or the error of fn, or that of a server which refuses for good:
+// no permission, no stream under the key. While Redis is away it keeps trying; an event can then be missed only if the stream has been
+// trimmed past it. If Redis has lost the stream, it goes on with the first event of the new one.
+func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
+	r := &reader{client: client, key: newOptions(opts).key}
+	switch at, ok := parsePlace(from); {
+	case from == "$":
+		if err := r.persist(ctx, r.toEnd); err != nil {
+			return err
+		}
+	case !ok:
+		return fmt.Errorf("%w: %q; use \"$\", \"0\" or the ID of an event", ErrPlace, from)
+	default:
+		r.after = at
+	}
+	for {
+		var entries []redis.XMessage
+		err := r.persist(ctx, func(ctx context.Context) (err error) {
+			entries, err = r.next(ctx)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if err := r.deliver(ctx, entries, fn); err != nil {
+			return err
+		}
+	}
+}
+
+type reader struct {
+	client redis.UniversalClient
+	key    string
+	after  place // of the last event that was seen
+}
+
+// persist makes one attempt after the other until one succeeds, ctx ends, or the server refuses for good.
+func (r *reader) persist(ctx context.Context, attempt func(context.Context) error) error {
+	for {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		err := attempt(ctx)
+		if err == nil || refused(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+func refused(err error) bool {
+	return redis.IsPermissionError(err) || redis.IsAuthError(err) || redis.HasErrorPrefix(err, "WRONGTYPE")
+}
+
+// toEnd fixes where "from now on" is. Asking XREAD for "$" anew each time would miss what is added in between.
+func (r *reader) toEnd(ctx context.Context) error {
+	last, err := r.last(ctx)
+	r.after = last
+	return err
+}
+
+// last is the place of the newest entry, zero if there is none.
+func (r *reader) last(ctx context.Context) (place, error) {
+	newest, err := r.client.XRevRangeN(ctx, r.key, "+", "-", 1).Result()
+	if err != nil || len(newest) == 0 {
+		return place{}, err
+	}
+	at, _ := parsePlace(newest[0].ID)
+	return at, nil
+}
+
+// next waits a while for new entries.
+func (r *reader) next(ctx context.Context) ([]redis.XMessage, error) {
+	streams, err := r.client.XRead(ctx, &redis.XReadArgs{
+		Streams: []string{r.key}, ID: r.after.String(), Count: atOnce, Block: patience,
+	}).Result()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return nil, r.rewind(ctx)
+	case err != nil:
+		return nil, err
+	}
+	return streams[0].Messages, nil
+}
+
+// rewind goes back to the start when the stream ends before the place that was reached: it is another one, and its clock is behind. A
+// new one whose clock is ahead needs no rewinding.
+func (r *reader) rewind(ctx context.Context) error {
+	last, err := r.last(ctx)
+	if err == nil && last.before(r.after) {
+		r.after = place{}
+	}
+	return err
+}
+
+func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(Event) error) error {
+	for _, entry := range entries {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if e, ok := decode(entry); ok {
+			if err := fn(e); err != nil {
+				return err
+			}
+		}
+		r.after, _ = parsePlace(entry.ID)
+	}
+	return nil
+}
+
+func decode(entry redis.XMessage) (e Event, ok bool) {
+	text, ok := entry.Values[field].(string)
+	if !ok || json.Unmarshal([]byte(text), &e) != nil || e.Kind == "" {
+		return Event{}, false
+	}
+	at, _ := parsePlace(entry.ID)
+	e.ID, e.At = entry.ID, at.time()
+	return e, true
+}

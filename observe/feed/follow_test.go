@@ -1,0 +1,181 @@
+package feed_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// following collects resources of events in the background.
+type following struct {
+	*testing.T
+	seen chan string
+	stop context.CancelCauseFunc
+	err  chan error
+}
+
+func (s *stream) follow(from string) *following {
+	ctx, stop := context.WithCancelCause(s.Context())
+	f := &following{s.T, make(chan string, 100), stop, make(chan error, 1)}
+	go func() {
+		f.err <- feed.Follow(ctx, s.client, from, func(e feed.Event) error {
+			f.seen <- e.Resource
+			return nil
+		}, feed.Namespace(s.namespace))
+	}()
+	s.Cleanup(func() { stop(nil) })
+	return f
+}
+
+func (f *following) next() string {
+	f.Helper()
+	select {
+	case resource := <-f.seen:
+		return resource
+	case err := <-f.err:
+		require.NoError(f, err)
+	case <-time.After(20 * time.Second):
+		require.Fail(f, "no event")
+	}
+	return ""
+}
+
+// add puts an event into the stream under an id, "*" for the next.
+func (s *stream) add(id, resource string) {
+	s.Helper()
+	require.NoError(s, s.client.XAdd(s.Context(), &redis.XAddArgs{
+		Stream: s.key(), ID: id, Values: []string{"event", `{"kind":"committed","resource":"` + resource + `"}`},
+	}).Err())
+}
+
+// awaitReader returns once the reader waits for what comes: it has seen the last, and XREAD is blocked.
+func (s *stream) awaitReader() {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		n, err := s.client.InfoMap(s.Context(), "clients").Result()
+		return err == nil && n["Clients"]["blocked_clients"] != "0"
+	}, 20*time.Second, time.Millisecond)
+}
+
+// awaitTick returns in another millisecond of the server's.
+func (s *stream) awaitTick() {
+	s.Helper()
+	now := func() time.Time { return s.client.Time(s.Context()).Val() }
+	from := now()
+	require.Eventually(s, func() bool { return now().Sub(from) > time.Millisecond }, 20*time.Second, time.Millisecond)
+}
+
+func TestFollowingFromNowOn(t *testing.T) {
+	t.Parallel()
+	s := &stream{t, testenv.OwnRedis(t).Client(), "ns"}
+	s.add("*", "before")
+	f := s.follow("$")
+	s.awaitReader()
+	s.add("*", "a")
+	s.add("*", "b")
+	require.Equal(t, "a", f.next())
+	require.Equal(t, "b", f.next())
+}
+
+func TestFollowingFromAPlace(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	s.add("7-1", "a")
+	s.add("7-2", "b")
+	s.add("8-0", "c")
+	require.Equal(t, "a", s.read("0", 3)[0].Resource)
+	require.Equal(t, "a", s.read("7", 3)[0].Resource)
+	require.Equal(t, "b", s.read("7-1", 2)[0].Resource)
+	require.Equal(t, "c", s.read("7-2", 1)[0].Resource)
+	require.Equal(t, feed.Event{
+		ID: "8-0", At: time.UnixMilli(8), Kind: feed.Committed, Resource: "c",
+	}, s.read("7-2", 1)[0])
+}
+
+func TestFollowingSurvivesARestartAndAFlush(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t, "--appendonly", "yes")
+	s := &stream{t, server.Client(), "ns"}
+	f := s.follow("0")
+	s.add("*", "a")
+	require.Equal(t, "a", f.next())
+	server.Kill()
+	server.Restart()
+	s.add("*", "b")
+	require.Equal(t, "b", f.next())
+	require.NoError(t, s.client.FlushAll(t.Context()).Err())
+	s.awaitTick() // or c could get the very id of b, and pass for it
+	s.add("*", "c")
+	require.Equal(t, "c", f.next())
+}
+
+// After a loss the ids of the new stream are lower where the clock of the server is behind that of the one before.
+func TestFollowingGoesBackWithTheClock(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	s.add("9999999999999-0", "a")
+	f := s.follow("0")
+	require.Equal(t, "a", f.next())
+	require.NoError(t, s.client.Del(t.Context(), s.key()).Err())
+	s.add("5-0", "b")
+	s.add("6-0", "c")
+	require.Equal(t, "b", f.next())
+	require.Equal(t, "c", f.next())
+}
+
+func TestWhatIsNoEventIsPassedOver(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	for _, values := range [][]string{{"other", "x"}, {"event", "no json"}, {"event", "{}"}, {"event", `{"kind":7}`}} {
+		require.NoError(t, s.client.XAdd(t.Context(), &redis.XAddArgs{Stream: s.key(), Values: values}).Err())
+	}
+	s.add("*", "a")
+	require.Equal(t, "a", s.read("0", 1)[0].Resource)
+}
+
+func TestFollowingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	f := newStream(t).follow("$")
+	cause := errors.New("shutting down")
+	f.stop(cause)
+	require.ErrorIs(t, <-f.err, cause)
+}
+
+func TestFollowingEndsBetweenTwoEvents(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	s.add("*", "a")
+	s.add("*", "b")
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := 0
+	err := feed.Follow(ctx, s.client, "0", func(feed.Event) error {
+		seen++
+		cancel()
+		return nil
+	}, feed.Namespace(s.namespace))
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 1, seen)
+}
+
+func TestNoPlaceIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	for _, from := range []string{"", "now", "1-", "-1", "1-2-3", "1-x"} {
+		require.ErrorIs(t, feed.Follow(t.Context(), s.client, from, nil), feed.ErrPlace, from)
+	}
+}
+
+func TestAServerThatRefusesForGoodEndsTheFollowing(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	require.NoError(t, s.client.Set(t.Context(), s.key(), "no stream", 0).Err())
+	require.True(t, redis.HasErrorPrefix(<-s.follow("0").err, "WRONGTYPE"))
+	require.True(t, redis.HasErrorPrefix(<-s.follow("$").err, "WRONGTYPE"))
+}

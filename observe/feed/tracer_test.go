@@ -1,0 +1,182 @@
+package feed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+var (
+	one = uuid.MustParse("11111111-0000-4000-8000-000000000000")
+	two = uuid.MustParse("22222222-0000-4000-8000-000000000000")
+)
+
+func start(op lease.Op, resource string, token int64, id uuid.UUID) lease.TraceStart {
+	return lease.TraceStart{Op: op, Kind: "lease", Resource: resource, Resources: 1, Token: token, LeaseID: id}
+}
+
+// told is one pair of calls with nothing in between.
+func told(f *feed.Feed, s lease.TraceStart, took, validFor time.Duration, err error) {
+	ctx := f.TraceLeaseStart(context.Background(), s)
+	f.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: s, Took: took, ValidFor: validFor, Err: err})
+}
+
+func TestALeaseThatWasWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+
+	asked := start(lease.OpAcquire, "table:12", 0, uuid.Nil)
+	acquiring := f.TraceLeaseStart(t.Context(), asked)
+	waiting := f.TraceLeaseStart(acquiring, start(lease.OpWait, "table:12", 0, one))
+	f.TraceLeaseEnd(waiting, lease.TraceEnd{TraceStart: start(lease.OpWait, "table:12", 0, one), Took: 40 * time.Millisecond})
+	held := start(lease.OpHold, "table:12", 7, one)
+	holding := f.TraceLeaseStart(acquiring, held)
+	asked.Token, asked.LeaseID = 7, one
+	f.TraceLeaseEnd(acquiring, lease.TraceEnd{TraceStart: asked, Took: 50 * time.Millisecond, ValidFor: 9 * time.Second})
+	told(f, start(lease.OpExtend, "table:12", 7, one), time.Millisecond, 8*time.Second, nil)
+	f.TraceLeaseEnd(holding, lease.TraceEnd{TraceStart: held, Took: time.Minute, Err: lease.ErrReleased})
+
+	event := feed.Event{Worker: "w", Resource: "table:12", Token: 7, LeaseID: "11111111"}
+	require.Equal(t, []feed.Event{
+		{Kind: feed.Waiting, Worker: "w", Resource: "table:12", LeaseID: "11111111"},
+		with(event, feed.Granted, 40*time.Millisecond, 9*time.Second, ""),
+		with(event, feed.Extended, time.Millisecond, 8*time.Second, ""),
+		with(event, feed.Released, time.Minute, 0, ""),
+	}, s.all(f))
+}
+
+func with(e feed.Event, kind feed.Kind, took, ttl time.Duration, cause string) feed.Event {
+	e.Kind, e.Took, e.TTL, e.Cause = kind, took, ttl, cause
+	return e
+}
+
+func TestEachLeaseOfSeveralIsGranted(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	asked := start(lease.OpAcquire, "sku:1", 0, uuid.Nil)
+	asked.Resources = 2
+	acquiring := f.TraceLeaseStart(t.Context(), asked)
+	f.TraceLeaseStart(acquiring, start(lease.OpHold, "sku:1", 7, one))
+	f.TraceLeaseStart(acquiring, start(lease.OpHold, "sku:2", 8, one))
+	f.TraceLeaseEnd(acquiring, lease.TraceEnd{TraceStart: asked, ValidFor: time.Second})
+	require.Equal(t, []feed.Event{
+		{Kind: feed.Granted, Worker: "w", Resource: "sku:1", Token: 7, LeaseID: "11111111", TTL: time.Second},
+		{Kind: feed.Granted, Worker: "w", Resource: "sku:2", Token: 8, LeaseID: "11111111", TTL: time.Second},
+	}, s.all(f))
+}
+
+// An acquisition under a lease, with the context of that lease, is one of its own.
+func TestALeaseTakenUnderAnotherIsGrantedOnce(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	outer := f.TraceLeaseStart(t.Context(), start(lease.OpAcquire, "a", 0, uuid.Nil))
+	holding := f.TraceLeaseStart(outer, start(lease.OpHold, "a", 1, one))
+	inner := f.TraceLeaseStart(holding, start(lease.OpAcquire, "b", 0, uuid.Nil))
+	f.TraceLeaseStart(inner, start(lease.OpHold, "b", 2, two))
+	f.TraceLeaseEnd(inner, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "b", 2, two)})
+	f.TraceLeaseStart(holding, start(lease.OpHold, "c", 3, two)) // healed, not acquired
+	f.TraceLeaseEnd(outer, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "a", 1, one)})
+	events := s.all(f)
+	require.Len(t, events, 2)
+	require.Equal(t, "b", events[0].Resource)
+	require.Equal(t, "a", events[1].Resource)
+}
+
+func TestHowLeasesEnd(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	var wanted []feed.Event
+	for cause, word := range map[error]string{
+		lease.ErrExpired: "expired", lease.ErrUnreachable: "unreachable", lease.ErrLost: "lost",
+		lease.ErrRevoked: "revoked", lease.ErrStale: "stale", errors.New("another"): "lost",
+	} {
+		told(f, start(lease.OpHold, word, 7, one), time.Second, 0, fmt.Errorf("wrapped: %w", cause))
+		wanted = append(wanted, feed.Event{
+			Kind: feed.Lost, Worker: "w", Resource: word, Token: 7, LeaseID: "11111111", Took: time.Second, Cause: word,
+		})
+	}
+	require.Equal(t, wanted, s.all(f))
+}
+
+func TestWhatElseHappensToLeases(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	told(f, start(lease.OpAcquire, "sku:1", 0, uuid.Nil), time.Second, 0, &lease.HeldError{Resource: "sku:2"})
+	told(f, start(lease.OpRevoke, "table:12", 9, one), time.Second, 0, nil)
+	told(f, start(lease.OpHeal, "table:12", 11, two), time.Second, 3*time.Second, nil)
+	require.Equal(t, []feed.Event{
+		{Kind: feed.Held, Worker: "w", Resource: "sku:2", Took: time.Second},
+		{Kind: feed.Revoked, Worker: "w", Resource: "table:12", Token: 9, LeaseID: "11111111", Took: time.Second},
+		{Kind: feed.Healed, Worker: "w", Resource: "table:12", Token: 11, LeaseID: "22222222", TTL: 3 * time.Second, Took: time.Second},
+	}, s.all(f))
+}
+
+func TestWhatIsNoNewsIsNotPublished(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	for _, op := range []lease.Op{lease.OpAcquire, lease.OpExtend, lease.OpRevoke, lease.OpHeal} {
+		told(f, start(op, "table:12", 0, uuid.Nil), 0, 0, lease.ErrUnreachable)
+	}
+	told(f, start(lease.OpRelease, "table:12", 1, one), 0, 0, nil) // told by the end of its OpHold
+	told(f, start(lease.OpRaise, "table:12", 1, one), 0, 0, nil)
+	semaphore := start(lease.OpWait, "table:12", 1, one)
+	semaphore.Kind = "semaphore"
+	told(f, semaphore, 0, 0, nil)
+	semaphore.Op = lease.OpHold
+	told(f, semaphore, 0, 0, lease.ErrLost)
+	require.Empty(t, s.all(f))
+}
+
+func wrote(f *feed.Feed, op fencedb.Op, err error, grants ...fencedb.Grant) {
+	s := fencedb.TraceStart{Op: op, Grants: grants}
+	ctx := f.TraceWriteStart(context.Background(), s)
+	f.TraceWriteEnd(ctx, fencedb.TraceEnd{TraceStart: s, Took: time.Second, Err: err})
+}
+
+func TestWrites(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	a := fencedb.NewGrant("sku:1", 7, one, time.Time{})
+	b := fencedb.NewGrant("sku:2", 8, two, time.Time{})
+
+	wrote(f, fencedb.OpWrite, nil, a, b)
+	wrote(f, fencedb.OpWrite, fencedb.ErrCommitted, a)
+	wrote(f, fencedb.OpCommit, nil, a)
+	wrote(f, fencedb.OpEnter, nil, a)
+	wrote(f, fencedb.OpWrite, &fencedb.StaleError{Resource: "sku:2", Token: 8, Stored: 9}, a, b)
+	wrote(f, fencedb.OpEnter, fencedb.ErrStale, a)
+	wrote(f, fencedb.OpWrite, &fencedb.BusyError{}, a)
+	wrote(f, fencedb.OpWrite, errors.New("the caller's"), b)
+	wrote(f, fencedb.OpWrite, fencedb.ErrInvalidGrant, (*lease.Lease)(nil))
+
+	first := feed.Event{Worker: "w", Resource: "sku:1", Token: 7, LeaseID: "11111111"}
+	second := feed.Event{Worker: "w", Resource: "sku:2", Token: 8, LeaseID: "22222222"}
+	refused := with(second, feed.Refused, time.Second, 0, "stale")
+	refused.Stored = 9
+	require.Equal(t, []feed.Event{
+		with(first, feed.Committed, time.Second, 0, ""),
+		with(second, feed.Committed, time.Second, 0, ""),
+		with(first, feed.Committed, time.Second, 0, ""),
+		refused,
+		with(first, feed.Refused, time.Second, 0, "stale"),
+		with(first, feed.Failed, time.Second, 0, "busy"),
+		with(second, feed.Failed, time.Second, 0, "error"),
+		with(feed.Event{Worker: "w"}, feed.Failed, time.Second, 0, "invalid_grant"),
+	}, s.all(f))
+}
