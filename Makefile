@@ -44,10 +44,11 @@ lint: ## Check format, go vet, staticcheck, shell syntax and go.mod
 
 # Without cgo, sqlc brings Postgres's parser as WebAssembly and needs no C compiler.
 .PHONY: sqlc
-sqlc: ## Generate the code in integration/compat that sqlc makes from its queries
+sqlc: ## Generate the code that sqlc makes from queries, in integration/compat and examples/booking
 	@internal/tools/ensure.sh go
 	CGO_ENABLED=0 go -C internal/tools/sqlc build -o ../../../.bin/ github.com/sqlc-dev/sqlc/cmd/sqlc
 	.bin/sqlc generate --file integration/compat/sqlc/sqlc.yaml
+	.bin/sqlc generate --file examples/booking/store/sqlc.yaml
 
 .PHONY: fmt
 fmt: ## Format the Go code

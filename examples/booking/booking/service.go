@@ -5,82 +5,130 @@ import (
 	"errors"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
-
-// Store keeps the bookings.
-type Store interface {
-	// Seal makes grant the oldest that can still save: every earlier one is refused from now on.
-	Seal(ctx context.Context, grant fencedb.Grant) error
-
-	// Find returns the booking of a table, and false if there is none.
-	Find(ctx context.Context, table int, slot time.Time) (Booking, bool, error)
-
-	// Save writes the booking over whatever is there, but only while grant is the newest for the table. Otherwise it fails with
-	// [fencedb.ErrStale] and has written nothing.
-	Save(ctx context.Context, grant fencedb.Grant, b Booking) error
-}
 
 // CardCheck asks the guest's bank whether the card is good; [ErrCardDeclined] if not. It charges nothing. It takes a
 // moment, and that moment is why there is a lease: a transaction should not stay open across a call to a bank.
 type CardCheck func(ctx context.Context, guest string) error
 
-// Service takes reservations. It is safe for concurrent use.
-type Service struct {
-	leases    *lease.Issuer
-	store     Store
-	checkCard CardCheck
+// Config is what a Service works with.
+type Config struct {
+	Lease     lease.Config  // of the leases on tables; New sets its Seal
+	Wait      time.Duration // at most so long for whoever is at the same table; 0 refuses at once
+	Store     Store
+	CheckCard CardCheck
 }
 
-// New returns a service whose leases are made by cfg and sealed in the store.
+// Service takes reservations. It is safe for concurrent use.
+//
+// The errors of its methods say what is true of the data. [lease.ErrHeld] says that somebody is at this table right now, and
+// when to ask again. After any error nothing was changed, except that fencedb.ErrCommitUnknown leaves it open; asking
+// again, with the same key, settles it. Cancelling ctx ends the waiting and the work, and gives the lease back all the same.
+type Service struct {
+	Config
+	leases *lease.Issuer
+}
+
+// New returns a service whose leases come from client and are sealed in the store.
 //
 // Sealing is what lets Reserve read before its transaction: once a holder knows that it holds, no earlier holder can write,
 // and if a later one comes, the Save of this one is refused. So what was read is still true of what is saved.
-func New(client redis.UniversalClient, cfg lease.Config, store Store, checkCard CardCheck) (*Service, error) {
-	cfg.Seal = func(ctx context.Context, l *lease.Lease) error { return store.Seal(ctx, l) }
-	leases, err := lease.New(client, cfg)
+func New(client redis.UniversalClient, cfg Config) (*Service, error) {
+	cfg.Lease.Seal = func(ctx context.Context, l *lease.Lease) error { return cfg.Store.Seal(ctx, l) }
+	leases, err := lease.New(client, cfg.Lease)
 	if err != nil {
 		return nil, err
 	}
-	return &Service{leases, store, checkCard}, nil
+	return &Service{cfg, leases}, nil
 }
 
-// Reserve books a table. The guest who has it already may change the size of the party by booking again.
-//
-// Nil means booked. [lease.ErrHeld] says that somebody is booking this table right now, and when to ask again. After any
-// other error nothing is booked either, except that [fencedb.ErrCommitUnknown] leaves it open; booking again settles it.
-func (s *Service) Reserve(ctx context.Context, b Booking) (err error) {
+// Check finds out whether leases can be had; see [lease.Issuer.Check].
+func (s *Service) Check(ctx context.Context) (lease.Health, error) { return s.leases.Check(ctx) }
+
+// Reserve books a table, and gives the booking an ID. The guest who has the table already may change the size of the party by
+// booking again. A key that was answered before gets the same answer again, however often it is sent.
+func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer Answer, err error) {
 	if err := b.validate(); err != nil {
+		return Answer{}, err
+	}
+	b.ID, b.Slot = uuid.New(), b.Slot.UTC()
+	l, err := s.acquire(ctx, b.Table)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer func() { err = giveBack(ctx, l, err) }()
+
+	if answer, found, err := s.look(ctx, key, b); found || err != nil {
+		return answer, err
+	}
+	if err := s.checkCardUnder(ctx, l, b.Guest); err != nil {
+		return Answer{}, err
+	}
+	// Under ctx, not under the lease's context: whether a late write may land is for Postgres to say, not for our clock.
+	return s.Store.Save(ctx, l, key, b)
+}
+
+// Cancel gives a table free again.
+func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
+	b, found, err := s.Store.Get(ctx, id)
+	if err != nil {
 		return err
 	}
-	l, err := s.leases.TryAcquire(ctx, Resource(b.Table))
+	if !found {
+		return ErrUnknown
+	}
+	l, err := s.acquire(ctx, b.Table) // a booking never changes its table
 	if err != nil {
 		return err
 	}
 	defer func() { err = giveBack(ctx, l, err) }()
 
-	if err := s.refuseIfTaken(ctx, b); err != nil {
-		return err
+	removed, err := s.Store.Remove(ctx, l, id)
+	if err == nil && !removed {
+		return ErrUnknown
 	}
-	if err := s.checkCardUnder(ctx, l, b.Guest); err != nil {
-		return err
-	}
-	// Under ctx, not under the lease's context: whether a late write may land is for Postgres to say, not for our clock.
-	return s.store.Save(ctx, l, b)
+	return err
 }
 
-func (s *Service) refuseIfTaken(ctx context.Context, b Booking) error {
-	there, found, err := s.store.Find(ctx, b.Table, b.Slot)
-	if err != nil {
-		return err
+// pageSize is how many bookings List returns at most.
+const pageSize = 100
+
+// List returns bookings of a table that begin at from or later. If there are more, next is the slot of the one to go on
+// with; otherwise it is zero.
+func (s *Service) List(ctx context.Context, table int, from time.Time) (page []Booking, next time.Time, err error) {
+	if err := validateTable(table); err != nil {
+		return nil, next, err
 	}
-	if found && there.Guest != b.Guest {
-		return ErrTaken
+	page, err = s.Store.List(ctx, table, from, pageSize+1)
+	if len(page) > pageSize {
+		page, next = page[:pageSize], page[pageSize].Slot
 	}
-	return nil
+	return page, next, err
+}
+
+func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) {
+	if s.Wait == 0 {
+		return s.leases.TryAcquire(ctx, Resource(table))
+	}
+	return s.leases.Acquire(ctx, Resource(table), lease.WaitAtMost(s.Wait))
+}
+
+// look finds the answer to a key that was answered before, and refuses a table that somebody else has.
+func (s *Service) look(ctx context.Context, key string, b Booking) (Answer, bool, error) {
+	if key != "" {
+		if answer, found, err := s.Store.Answered(ctx, key, b); found || err != nil {
+			return answer, found, err
+		}
+	}
+	there, found, err := s.Store.Find(ctx, b.Table, b.Slot)
+	if err == nil && found && there.Guest != b.Guest {
+		err = ErrTaken
+	}
+	return Answer{}, false, err
 }
 
 // checkCardUnder stops waiting for the bank when the lease ends: the answer would be of no use.
@@ -88,10 +136,10 @@ func (s *Service) checkCardUnder(ctx context.Context, l *lease.Lease, guest stri
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(l.Context(), func() { stop(context.Cause(l.Context())) })()
-	return s.checkCard(ctx, guest)
+	return s.CheckCard(ctx, guest)
 }
 
-// giveBack releases the lease. That it was lost is worth telling only if nothing was booked; a booking that was let in stands.
+// giveBack releases the lease. That it was lost is worth telling only if nothing was written; what was let in stands.
 func giveBack(ctx context.Context, l *lease.Lease, err error) error {
 	lost := l.Release(ctx)
 	if err == nil {

@@ -3,11 +3,13 @@ package booking_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -26,9 +28,9 @@ func TestReserveBooksAFreeTable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 
-	require.NoError(t, w.service(goodCard).Reserve(t.Context(), forGuest("ann", 4)))
+	require.NoError(t, w.reserve(t.Context(), goodCard, forGuest("ann", 4)))
 
-	require.Equal(t, forGuest("ann", 4), w.store.there)
+	require.Equal(t, forGuest("ann", 4), w.booked())
 	w.requireFree()
 }
 
@@ -36,7 +38,7 @@ func TestReserveSealsBeforeItLooks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 
-	require.NoError(t, w.service(goodCard).Reserve(t.Context(), forGuest("ann", 4)))
+	require.NoError(t, w.reserve(t.Context(), goodCard, forGuest("ann", 4)))
 
 	require.Equal(t, []string{"seal table:12", "find", "save table:12"}, w.store.calls)
 }
@@ -46,10 +48,10 @@ func TestReserveRefusesATakenTable(t *testing.T) {
 	w := newWorld(t)
 	w.store.there = forGuest("ann", 4)
 
-	err := w.service(goodCard).Reserve(t.Context(), forGuest("bob", 2))
+	err := w.reserve(t.Context(), goodCard, forGuest("bob", 2))
 
 	require.ErrorIs(t, err, booking.ErrTaken)
-	require.Equal(t, forGuest("ann", 4), w.store.there)
+	require.Equal(t, forGuest("ann", 4), w.booked())
 	w.requireFree()
 }
 
@@ -58,9 +60,9 @@ func TestReserveLetsTheGuestChangeTheParty(t *testing.T) {
 	w := newWorld(t)
 	w.store.there = forGuest("ann", 4)
 
-	require.NoError(t, w.service(goodCard).Reserve(t.Context(), forGuest("ann", 3)))
+	require.NoError(t, w.reserve(t.Context(), goodCard, forGuest("ann", 3)))
 
-	require.Equal(t, forGuest("ann", 3), w.store.there)
+	require.Equal(t, forGuest("ann", 3), w.booked())
 }
 
 func TestReserveIsRefusedWhileAnotherIsAtIt(t *testing.T) {
@@ -68,16 +70,16 @@ func TestReserveIsRefusedWhileAnotherIsAtIt(t *testing.T) {
 	w := newWorld(t)
 	var inside error
 	during := func(ctx context.Context, _ string) error {
-		inside = w.service(goodCard).Reserve(ctx, forGuest("bob", 2))
+		inside = w.reserve(ctx, goodCard, forGuest("bob", 2))
 		return nil
 	}
 
-	require.NoError(t, w.service(during).Reserve(t.Context(), forGuest("ann", 4)))
+	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 4)))
 
 	var held *lease.HeldError
 	require.ErrorAs(t, inside, &held)
 	require.Positive(t, held.RetryAfter)
-	require.Equal(t, forGuest("ann", 4), w.store.there)
+	require.Equal(t, forGuest("ann", 4), w.booked())
 }
 
 func TestReserveBooksNothingOnADeclinedCard(t *testing.T) {
@@ -85,7 +87,7 @@ func TestReserveBooksNothingOnADeclinedCard(t *testing.T) {
 	w := newWorld(t)
 	declined := func(context.Context, string) error { return booking.ErrCardDeclined }
 
-	err := w.service(declined).Reserve(t.Context(), forGuest("ann", 4))
+	err := w.reserve(t.Context(), declined, forGuest("ann", 4))
 
 	require.ErrorIs(t, err, booking.ErrCardDeclined)
 	require.Zero(t, w.store.there)
@@ -95,13 +97,13 @@ func TestReserveBooksNothingOnADeclinedCard(t *testing.T) {
 func TestReserveStopsWaitingForTheCardWhenTheLeaseEnds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.config.TTL, w.config.RenewEvery = 250*time.Millisecond, lease.Never
+	w.config.Lease.TTL, w.config.Lease.RenewEvery = 250*time.Millisecond, lease.Never
 	slow := func(ctx context.Context, _ string) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
 
-	err := w.service(slow).Reserve(t.Context(), forGuest("ann", 4))
+	err := w.reserve(t.Context(), slow, forGuest("ann", 4))
 
 	require.ErrorIs(t, err, lease.ErrExpired)
 	require.Zero(t, w.store.there)
@@ -110,15 +112,15 @@ func TestReserveStopsWaitingForTheCardWhenTheLeaseEnds(t *testing.T) {
 func TestReserveSavesWhateverItsClockSaysAboutTheLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.config.TTL, w.config.RenewEvery = 250*time.Millisecond, lease.Never
+	w.config.Lease.TTL, w.config.Lease.RenewEvery = 250*time.Millisecond, lease.Never
 	late := func(ctx context.Context, _ string) error {
 		<-ctx.Done()
 		return nil
 	}
 
-	require.NoError(t, w.service(late).Reserve(t.Context(), forGuest("ann", 4)), "the store let it in, so it stands")
+	require.NoError(t, w.reserve(t.Context(), late, forGuest("ann", 4)), "the store let it in, so it stands")
 
-	require.Equal(t, forGuest("ann", 4), w.store.there)
+	require.Equal(t, forGuest("ann", 4), w.booked())
 	require.NoError(t, w.store.saveCtx, "the store alone decides")
 }
 
@@ -127,11 +129,11 @@ func TestReserveTellsWhyTheLeaseEndedWhenNothingWasBooked(t *testing.T) {
 	w := newWorld(t)
 	w.store.refusal = fencedb.ErrStale
 	late := func(context.Context, string) error {
-		w.redis.FastForward(w.config.TTL)
+		w.redis.FastForward(w.config.Lease.TTL)
 		return nil
 	}
 
-	err := w.service(late).Reserve(t.Context(), forGuest("ann", 4))
+	err := w.reserve(t.Context(), late, forGuest("ann", 4))
 
 	require.ErrorIs(t, err, fencedb.ErrStale)
 	require.ErrorIs(t, err, lease.ErrLost)
@@ -147,7 +149,7 @@ func TestReserveGivesUpWithItsCaller(t *testing.T) {
 		return ctx.Err()
 	}
 
-	err := w.service(slow).Reserve(ctx, forGuest("ann", 4))
+	err := w.reserve(ctx, slow, forGuest("ann", 4))
 
 	require.ErrorIs(t, err, context.Canceled)
 	w.requireFree()
@@ -161,7 +163,7 @@ func TestReserveFailsWithTheStore(t *testing.T) {
 			w := newWorld(t)
 			w.store.failing = call
 
-			err := w.service(goodCard).Reserve(t.Context(), forGuest("ann", 4))
+			err := w.reserve(t.Context(), goodCard, forGuest("ann", 4))
 
 			require.ErrorIs(t, err, errStore)
 			require.Zero(t, w.store.there)
@@ -172,30 +174,171 @@ func TestReserveFailsWithTheStore(t *testing.T) {
 
 func TestReserveRefusesNonsense(t *testing.T) {
 	t.Parallel()
-	for name, spoil := range map[string]func(*booking.Booking){
-		"table": func(b *booking.Booking) { b.Table = 0 },
-		"slot":  func(b *booking.Booking) { b.Slot = time.Time{} },
-		"guest": func(b *booking.Booking) { b.Guest = "" },
-		"party": func(b *booking.Booking) { b.Party = -1 },
+	for name, tc := range map[string]struct {
+		field string
+		spoil func(*booking.Booking)
+	}{
+		"no table":       {"table", func(b *booking.Booking) { b.Table = 0 }},
+		"table too high": {"table", func(b *booking.Booking) { b.Table = booking.MaxTable + 1 }},
+		"no slot":        {"slot", func(b *booking.Booking) { b.Slot = time.Time{} }},
+		"odd slot":       {"slot", func(b *booking.Booking) { b.Slot = evening.Add(time.Minute) }},
+		"no guest":       {"guest", func(b *booking.Booking) { b.Guest = " " }},
+		"long guest":     {"guest", func(b *booking.Booking) { b.Guest = strings.Repeat("é", booking.MaxGuest+1) }},
+		"control":        {"guest", func(b *booking.Booking) { b.Guest = "ann\x00" }},
+		"nobody":         {"party", func(b *booking.Booking) { b.Party = 0 }},
+		"a crowd":        {"party", func(b *booking.Booking) { b.Party = booking.MaxParty + 1 }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			b := forGuest("ann", 4)
-			spoil(&b)
+			tc.spoil(&b)
 
-			require.ErrorIs(t, w.service(goodCard).Reserve(t.Context(), b), booking.ErrInvalid)
+			err := w.reserve(t.Context(), goodCard, b)
 
+			var invalid *booking.InvalidError
+			require.ErrorAs(t, err, &invalid)
+			require.ErrorIs(t, err, booking.ErrInvalid)
+			require.Equal(t, tc.field, invalid.Field)
 			require.Empty(t, w.store.calls)
 			require.Empty(t, w.redis.Keys())
 		})
 	}
 }
 
+func TestReserveWaitsForWhoIsAtTheTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.config.Wait = time.Minute
+	second := make(chan error, 1)
+	during := func(context.Context, string) error {
+		go func() { second <- w.reserve(t.Context(), goodCard, forGuest("bob", 2)) }()
+		require.Eventually(t, func() bool { return w.redis.Exists("lease:v1:{table:12}:queue") }, 10*time.Second, time.Millisecond)
+		return nil
+	}
+
+	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 4)))
+
+	require.ErrorIs(t, <-second, booking.ErrTaken)
+}
+
+func TestReserveWaitsNoLongerThanItMay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.config.Wait = 10 * time.Millisecond
+	var inside error
+	during := func(ctx context.Context, _ string) error {
+		inside = w.reserve(ctx, goodCard, forGuest("bob", 2))
+		return nil
+	}
+
+	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 4)))
+
+	require.ErrorIs(t, inside, lease.ErrHeld)
+	require.ErrorIs(t, inside, context.DeadlineExceeded)
+}
+
+func TestReserveAnswersAKeyAsBefore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	asked := 0
+	card := func(context.Context, string) error { asked++; return nil }
+	s := w.service(card)
+	first, err := s.Reserve(t.Context(), "0b6f", forGuest("ann", 4))
+	require.NoError(t, err)
+	require.NotEqual(t, uuid.Nil, first.ID)
+	w.store.there = forGuest("bob", 2) // ann has cancelled, and bob was quick
+
+	again, err := s.Reserve(t.Context(), "0b6f", forGuest("ann", 4))
+
+	require.NoError(t, err)
+	require.Equal(t, first, again)
+	require.Equal(t, forGuest("bob", 2), w.booked())
+	require.Equal(t, 1, asked, "the bank is asked once")
+	w.requireFree()
+}
+
+func TestCancelGivesTheTableFree(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.store.there = forGuest("ann", 4)
+	w.store.there.ID = uuid.New()
+
+	require.NoError(t, w.service(goodCard).Cancel(t.Context(), w.store.there.ID))
+
+	require.Zero(t, w.store.there)
+	require.Equal(t, []string{"get", "seal table:12", "remove table:12"}, w.store.calls)
+	w.requireFree()
+}
+
+func TestCancelKnowsWhatIsNotThere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.ErrorIs(t, w.service(goodCard).Cancel(t.Context(), uuid.New()), booking.ErrUnknown)
+	require.Empty(t, w.redis.Keys(), "nobody was kept waiting for it")
+
+	w.store.there = forGuest("ann", 4)
+	w.store.there.ID = uuid.New()
+	w.store.vanishes = true
+	require.ErrorIs(t, w.service(goodCard).Cancel(t.Context(), w.store.there.ID), booking.ErrUnknown)
+	w.requireFree()
+}
+
+func TestCancelIsRefusedWhileAnotherIsAtTheTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.store.there = forGuest("ann", 4)
+	w.store.there.ID = uuid.New()
+	var inside error
+	during := func(ctx context.Context, _ string) error {
+		inside = w.service(goodCard).Cancel(ctx, w.store.there.ID)
+		return nil
+	}
+
+	require.NoError(t, w.reserve(t.Context(), during, forGuest("ann", 3)))
+
+	require.ErrorIs(t, inside, lease.ErrHeld)
+	require.Equal(t, forGuest("ann", 3), w.booked())
+}
+
+func TestListSaysWhereToGoOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for hour := range 101 {
+		b := forGuest("ann", 4)
+		b.Slot = evening.Add(time.Duration(hour) * time.Hour)
+		w.store.list = append(w.store.list, b)
+	}
+	s := w.service(goodCard)
+
+	page, next, err := s.List(t.Context(), 12, evening)
+	require.NoError(t, err)
+	require.Equal(t, w.store.list[:100], page)
+	require.Equal(t, w.store.list[100].Slot, next)
+
+	w.store.list = w.store.list[:100]
+	page, next, err = s.List(t.Context(), 12, evening)
+	require.NoError(t, err)
+	require.Len(t, page, 100)
+	require.Zero(t, next)
+
+	_, _, err = s.List(t.Context(), 0, evening)
+	require.ErrorIs(t, err, booking.ErrInvalid)
+}
+
+func TestCheckAsksRedis(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.service(goodCard)
+	w.redis.Close()
+	_, err := s.Check(t.Context())
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+}
+
 func TestNewRefusesABadLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	_, err := booking.New(w.client, lease.Config{TTL: -time.Second}, w.store, goodCard)
+	_, err := booking.New(w.client, booking.Config{Lease: lease.Config{TTL: -time.Second}, Store: w.store})
 	require.ErrorIs(t, err, lease.ErrInvalid)
 }
 
@@ -206,13 +349,14 @@ type world struct {
 	*testing.T
 	redis  *miniredis.Miniredis
 	client *redis.Client
-	config lease.Config
+	config booking.Config
 	store  *memory
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, redis: miniredis.NewMiniRedis(), config: lease.Config{TTL: time.Minute}, store: &memory{}}
+	w := &world{T: t, redis: miniredis.NewMiniRedis(), store: &memory{answers: map[string]booking.Answer{}}}
+	w.config = booking.Config{Lease: lease.Config{TTL: time.Minute}, Store: w.store}
 	w.redis.ClockTTL(true)
 	require.NoError(t, w.redis.Start())
 	t.Cleanup(w.redis.Close)
@@ -223,9 +367,24 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) service(card booking.CardCheck) *booking.Service {
 	w.Helper()
-	s, err := booking.New(w.client, w.config, w.store, card)
+	cfg := w.config
+	cfg.CheckCard = card
+	s, err := booking.New(w.client, cfg)
 	require.NoError(w, err)
 	return s
+}
+
+// reserve asks a service of its own, without a key.
+func (w *world) reserve(ctx context.Context, card booking.CardCheck, b booking.Booking) error {
+	_, err := w.service(card).Reserve(ctx, "", b)
+	return err
+}
+
+// booked is what the store holds, but for the ID.
+func (w *world) booked() booking.Booking {
+	b := w.store.there
+	b.ID = uuid.Nil
+	return b
 }
 
 // requireFree checks that the lease was given back.
@@ -238,13 +397,18 @@ var errStore = errors.New("the store is out of order")
 
 // memory is a store of one booking.
 type memory struct {
-	mu      sync.Mutex
-	there   booking.Booking
-	calls   []string
-	failing string // this call fails
-	refusal error  // of Save
-	saveCtx error  // of the context that Save got
+	mu       sync.Mutex
+	there    booking.Booking
+	answers  map[string]booking.Answer
+	list     []booking.Booking
+	calls    []string
+	failing  string // this call fails
+	vanishes bool   // what Get has found, Remove does not
+	refusal  error  // of Save
+	saveCtx  error  // of the context that Save got
 }
+
+var _ booking.Store = (*memory)(nil)
 
 func (m *memory) called(call string) error {
 	m.calls = append(m.calls, call)
@@ -266,13 +430,41 @@ func (m *memory) Find(context.Context, int, time.Time) (booking.Booking, bool, e
 	return m.there, m.there.Guest != "", m.called("find")
 }
 
-func (m *memory) Save(ctx context.Context, g fencedb.Grant, b booking.Booking) error {
+func (m *memory) Get(_ context.Context, id uuid.UUID) (booking.Booking, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.there, m.there.ID == id, m.called("get")
+}
+
+func (m *memory) List(_ context.Context, _ int, _ time.Time, limit int) ([]booking.Booking, error) {
+	return m.list[:min(limit, len(m.list))], nil
+}
+
+func (m *memory) Answered(_ context.Context, key string, _ booking.Booking) (booking.Answer, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	answer, found := m.answers[key]
+	return answer, found, m.called("answered")
+}
+
+func (m *memory) Save(ctx context.Context, g fencedb.Grant, key string, b booking.Booking) (booking.Answer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.saveCtx = ctx.Err()
 	if err := errors.Join(m.called("save "+g.Resource()), m.refusal); err != nil {
-		return err
+		return booking.Answer{}, err
 	}
 	m.there = b
-	return nil
+	m.answers[key] = booking.Answer{Booking: b, Created: true}
+	return m.answers[key], nil
+}
+
+func (m *memory) Remove(_ context.Context, g fencedb.Grant, id uuid.UUID) (bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.called("remove " + g.Resource()); err != nil || m.vanishes || m.there.ID != id {
+		return false, err
+	}
+	m.there = booking.Booking{}
+	return true, nil
 }

@@ -22,16 +22,7 @@ func Migrate(ctx context.Context, db *sql.DB) error {
 	if err := migrations.Up(ctx, db); err != nil {
 		return err
 	}
-	dir, err := fs.Sub(files, "migrations")
-	if err != nil {
-		return err
-	}
-	inTurn, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60)) // asks every second, for a minute
-	if err != nil {
-		return err
-	}
-	own, err := goose.NewProvider(goose.DialectPostgres, db, dir,
-		goose.WithSessionLocker(inTurn), goose.WithDisableGlobalRegistry(true))
+	own, err := provider(db)
 	if err != nil {
 		return fmt.Errorf("booking migrations: %w", err)
 	}
@@ -39,4 +30,33 @@ func Migrate(ctx context.Context, db *sql.DB) error {
 		return fmt.Errorf("booking migrations: %w", err)
 	}
 	return nil
+}
+
+// Pending reports whether the database lacks a migration, of the fences or of this application: for a readiness check.
+func Pending(ctx context.Context, db *sql.DB) (bool, error) {
+	if pending, err := migrations.Pending(ctx, db); pending || err != nil {
+		return true, err
+	}
+	own, err := provider(db)
+	if err != nil {
+		return true, fmt.Errorf("booking migrations: %w", err)
+	}
+	pending, err := own.HasPending(ctx)
+	if err != nil {
+		return true, fmt.Errorf("booking migrations: %w", err)
+	}
+	return pending, nil
+}
+
+func provider(db *sql.DB) (*goose.Provider, error) {
+	dir, err := fs.Sub(files, "migrations")
+	if err != nil {
+		return nil, err
+	}
+	inTurn, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60)) // asks every second, for a minute
+	if err != nil {
+		return nil, err
+	}
+	return goose.NewProvider(goose.DialectPostgres, db, dir,
+		goose.WithSessionLocker(inTurn), goose.WithDisableGlobalRegistry(true))
 }

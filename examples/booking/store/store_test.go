@@ -22,10 +22,12 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+const noKey = ""
+
 var evening = time.Date(2030, time.June, 1, 19, 0, 0, 0, time.UTC)
 
 func forGuest(guest string, party int) booking.Booking {
-	return booking.Booking{Table: 12, Slot: evening, Guest: guest, Party: party}
+	return booking.Booking{ID: uuid.New(), Table: 12, Slot: evening, Guest: guest, Party: party}
 }
 
 // grant is one for the table of forGuest, as the service would name it.
@@ -40,26 +42,137 @@ func TestSaveAndFind(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, found)
 
-	holder := grant(41)
-	require.NoError(t, s.Save(t.Context(), holder, forGuest("ann", 4)))
-	require.NoError(t, s.Save(t.Context(), holder, forGuest("ann", 3)))
+	holder, ann := grant(41), forGuest("ann", 4)
+	answer, err := s.Save(t.Context(), holder, noKey, ann)
+	require.NoError(t, err)
+	require.Equal(t, booking.Answer{Booking: ann, Created: true}, answer)
+
+	again := forGuest("ann", 3)
+	answer, err = s.Save(t.Context(), holder, noKey, again)
+	require.NoError(t, err)
+	again.ID = ann.ID
+	require.Equal(t, booking.Answer{Booking: again}, answer, "changed, with the ID that the guest was told")
 
 	b, found, err := s.Find(t.Context(), 12, evening)
 	require.NoError(t, err)
 	require.True(t, found)
-	require.Equal(t, forGuest("ann", 3), b)
+	require.Equal(t, again, b)
+	b, found, err = s.Get(t.Context(), ann.ID)
+	require.NoError(t, err)
+	require.True(t, found)
+	require.Equal(t, again, b)
 	_, found, err = s.Find(t.Context(), 12, evening.Add(time.Hour))
 	require.NoError(t, err)
-	require.False(t, found, "another evening is another booking")
+	require.False(t, found, "another hour is another booking")
+	_, found, err = s.Get(t.Context(), uuid.New())
+	require.NoError(t, err)
+	require.False(t, found)
+}
+
+func TestListIsInOrderAndLimited(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	holder := grant(41)
+	var want []booking.Booking
+	for _, hour := range []time.Duration{2, 0, 1} {
+		b := forGuest("ann", 4)
+		b.Slot = evening.Add(hour * time.Hour)
+		_, err := s.Save(t.Context(), holder, noKey, b)
+		require.NoError(t, err)
+		want = append(want, b)
+	}
+	want = []booking.Booking{want[1], want[2], want[0]}
+
+	all, err := s.List(t.Context(), 12, time.Time{}, 10)
+	require.NoError(t, err)
+	require.Equal(t, want, all)
+	later, err := s.List(t.Context(), 12, evening.Add(time.Hour), 1)
+	require.NoError(t, err)
+	require.Equal(t, want[1:2], later)
+	another, err := s.List(t.Context(), 13, time.Time{}, 10)
+	require.NoError(t, err)
+	require.Empty(t, another)
+}
+
+func TestRemoveLeavesTheFence(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	before, holder, ann := grant(41), grant(42), forGuest("ann", 4)
+	_, err := s.Save(t.Context(), before, noKey, ann)
+	require.NoError(t, err)
+
+	removed, err := s.Remove(t.Context(), holder, ann.ID)
+	require.NoError(t, err)
+	require.True(t, removed)
+	removed, err = s.Remove(t.Context(), holder, ann.ID)
+	require.NoError(t, err)
+	require.False(t, removed, "again")
+
+	_, err = s.Save(t.Context(), before, noKey, ann)
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	_, err = s.Remove(t.Context(), before, ann.ID)
+	require.ErrorIs(t, err, fencedb.ErrStale)
+}
+
+func TestSaveAnswersAKeyOnce(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	first, second := forGuest("ann", 4), forGuest("ann", 4) // the same request, sent twice
+	_, found, err := s.Answered(t.Context(), "0b6f", first)
+	require.NoError(t, err)
+	require.False(t, found)
+	want, err := s.Save(t.Context(), grant(41), "0b6f", first)
+	require.NoError(t, err)
+	_, err = s.Remove(t.Context(), grant(42), first.ID)
+	require.NoError(t, err)
+
+	got, err := s.Save(t.Context(), grant(43), "0b6f", second)
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+	got, found, err = s.Answered(t.Context(), "0b6f", second)
+	require.NoError(t, err)
+	require.True(t, found)
+	require.Equal(t, want, got)
+
+	_, found, err = s.Find(t.Context(), 12, evening)
+	require.NoError(t, err)
+	require.False(t, found, "a second time nothing was written")
+}
+
+func TestAKeyStandsForOneRequest(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	_, err := s.Save(t.Context(), grant(41), "0b6f", forGuest("ann", 4))
+	require.NoError(t, err)
+
+	_, err = s.Save(t.Context(), grant(42), "0b6f", forGuest("ann", 3))
+	require.ErrorIs(t, err, fencedb.ErrKeyReused)
+	_, _, err = s.Answered(t.Context(), "0b6f", forGuest("ann", 3))
+	require.ErrorIs(t, err, fencedb.ErrKeyReused)
+}
+
+func TestAKeyOfARefusedWriteStaysFree(t *testing.T) {
+	t.Parallel()
+	s, _ := newStore(t)
+	before := grant(41)
+	require.NoError(t, s.Seal(t.Context(), grant(42)))
+	_, err := s.Save(t.Context(), before, "0b6f", forGuest("ann", 4))
+	require.ErrorIs(t, err, fencedb.ErrStale)
+
+	_, found, err := s.Answered(t.Context(), "0b6f", forGuest("ann", 4))
+	require.NoError(t, err)
+	require.False(t, found)
 }
 
 func TestSaveRefusesTheHolderBefore(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)
 	before := grant(41)
-	require.NoError(t, s.Save(t.Context(), grant(42), forGuest("bob", 2)))
+	_, err := s.Save(t.Context(), grant(42), noKey, forGuest("bob", 2))
+	require.NoError(t, err)
 
-	require.ErrorIs(t, s.Save(t.Context(), before, forGuest("ann", 4)), fencedb.ErrStale)
+	_, err = s.Save(t.Context(), before, noKey, forGuest("ann", 4))
+	require.ErrorIs(t, err, fencedb.ErrStale)
 
 	b, _, err := s.Find(t.Context(), 12, evening)
 	require.NoError(t, err)
@@ -70,29 +183,38 @@ func TestSealShutsTheHolderBeforeOut(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)
 	before := grant(41)
-	require.NoError(t, s.Save(t.Context(), before, forGuest("ann", 4)))
+	_, err := s.Save(t.Context(), before, noKey, forGuest("ann", 4))
+	require.NoError(t, err)
 
 	require.NoError(t, s.Seal(t.Context(), grant(42)))
 
-	require.ErrorIs(t, s.Save(t.Context(), before, forGuest("ann", 3)), fencedb.ErrStale)
+	_, err = s.Save(t.Context(), before, noKey, forGuest("ann", 3))
+	require.ErrorIs(t, err, fencedb.ErrStale)
 	require.ErrorIs(t, s.Seal(t.Context(), before), fencedb.ErrStale)
 }
 
-func TestSaveNeedsTheGrantOfTheTable(t *testing.T) {
+func TestWritesNeedTheGrantOfTheTable(t *testing.T) {
 	t.Parallel()
 	s, _ := newStore(t)
 	another := fencedb.NewGrant(booking.Resource(13), 41, uuid.New(), time.Time{})
+	ann := forGuest("ann", 4)
+	_, err := s.Save(t.Context(), another, noKey, ann)
+	require.ErrorIs(t, err, fencedb.ErrWrongResource)
 
-	require.ErrorIs(t, s.Save(t.Context(), another, forGuest("ann", 4)), fencedb.ErrWrongResource)
+	_, err = s.Save(t.Context(), grant(41), noKey, ann)
+	require.NoError(t, err)
+	_, err = s.Remove(t.Context(), another, ann.ID)
+	require.ErrorIs(t, err, fencedb.ErrWrongResource)
 }
 
 func TestNobodyWritesWithoutAToken(t *testing.T) {
 	t.Parallel()
 	s, db := newStore(t)
-	require.NoError(t, s.Save(t.Context(), grant(41), forGuest("ann", 4)))
+	_, err := s.Save(t.Context(), grant(41), noKey, forGuest("ann", 4))
+	require.NoError(t, err)
 
 	for _, statement := range []string{
-		`INSERT INTO bookings (table_id, slot, guest, party) VALUES (1, now(), 'eve', 1)`,
+		`INSERT INTO bookings (id, table_id, slot, guest, party) VALUES (gen_random_uuid(), 1, now(), 'eve', 1)`,
 		`UPDATE bookings SET guest = 'eve'`,
 		`DELETE FROM bookings`,
 		`TRUNCATE bookings`,
@@ -110,14 +232,23 @@ func TestMigrateAtOnceAndAgain(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 
+	pending, err := store.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.True(t, pending, "nothing is there")
 	require.NoError(t, migrations.Up(t.Context(), db), "first, or the replicas would not meet after it")
 
+	pending, err = store.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.True(t, pending, "the bookings are not")
 	var replicas errgroup.Group
 	for range 8 {
 		replicas.Go(func() error { return store.Migrate(t.Context(), db) })
 	}
 	require.NoError(t, replicas.Wait())
 	require.NoError(t, store.Migrate(t.Context(), db), "again")
+	pending, err = store.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.False(t, pending)
 }
 
 func newStore(t *testing.T) (*store.Store, *pgxpool.Pool) {

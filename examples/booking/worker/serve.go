@@ -74,10 +74,13 @@ func (w *worker) hold(ctx context.Context, at Hold) {
 	}
 }
 
+// noKey: a story sends each request once.
+const noKey = ""
+
 func (w *worker) reserve(ctx context.Context, r Request) {
 	service, err := w.service(ctx, r)
 	if err == nil {
-		err = service.Reserve(ctx, r.Booking)
+		_, err = service.Reserve(ctx, noKey, r.Booking)
 	}
 	done := result(err)
 	done.Redis = w.answers.last()
@@ -91,14 +94,15 @@ func (w *worker) service(ctx context.Context, r Request) (*booking.Service, erro
 	if r.NoRenew {
 		cfg.RenewEvery = lease.Never
 	}
-	return booking.New(w.redis, cfg, w.store(r), w.bank(ctx, r.Hold))
+	return booking.New(w.redis, booking.Config{Lease: cfg, Store: w.store(r), CheckCard: w.bank(ctx, r.Hold)})
 }
 
 func (w *worker) store(r Request) booking.Store {
+	fenced := store.New(w.db)
 	if r.Plain != "" {
-		return witness{plainStore{w.db, r.Plain}, w}
+		return witness{plainStore{fenced, w.db, r.Plain}, w}
 	}
-	return witness{store.New(w.db), w}
+	return witness{fenced, w}
 }
 
 // bank accepts every card. It does not look at the context it is given, as many a client library does not.

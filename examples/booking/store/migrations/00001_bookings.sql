@@ -1,5 +1,6 @@
 -- +goose Up
 CREATE TABLE bookings (
+    id       uuid        NOT NULL UNIQUE,
     table_id int         NOT NULL CHECK (table_id > 0),
     slot     timestamptz NOT NULL,
     guest    text        NOT NULL CHECK (guest <> ''),

@@ -1,0 +1,2 @@
+// Package query is what sqlc makes of the queries beside it: make sqlc. It knows nothing of fences.
+package query
