@@ -22,6 +22,9 @@
 // publication: events of one process are in order of their happening, and those of two may change places within the milliseconds
 // that publishing takes. It needs the commands XADD to publish, XREAD and XREVRANGE to follow.
 //
+// A lease that was given back before its caller got it, because it could not be sealed or another of several was taken, is released
+// without having been granted. One that is healed is lost (stale) under its old token and healed under its new one.
+//
 // Resources are published as they are called, so that a human finds them again; [HashResources] if they are personal data. Only
 // leases are published, not what else package lease/semaphore and its like make of them: their resources are others of the same names.
 package feed

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -28,10 +29,11 @@ type Feed struct {
 	wake    chan struct{} // holds one token if there may be something to do
 	done    chan struct{} // closed when the publisher has ended
 
-	mu      sync.Mutex
-	waiting []Event // guarded by mu; at most room
-	dropped int64   // guarded by mu
-	closed  bool    // guarded by mu
+	mu           sync.Mutex
+	waiting      []Event                    // guarded by mu; at most room
+	dropped      int64                      // guarded by mu
+	closed       bool                       // guarded by mu
+	acquisitions map[uuid.UUID]*acquisition // under way, by lease id; guarded by mu, as is what is in them
 }
 
 var (
@@ -46,6 +48,8 @@ func New(client redis.UniversalClient, opts ...Option) *Feed {
 		options: newOptions(opts),
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
+
+		acquisitions: make(map[uuid.UUID]*acquisition),
 	}
 	go f.run()
 	return f

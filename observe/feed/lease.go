@@ -11,17 +11,10 @@ import (
 	"github.com/fencedb/fencedb/observe/internal/outcome"
 )
 
-// acquisition gathers, in the context of one, what its end does not tell: how long it waited, and all its leases.
+// acquisition gathers what the end of one does not tell. All that belongs to it has its lease id.
 type acquisition struct {
 	waited time.Duration
 	leases []lease.TraceStart
-}
-
-type acquisitionKey struct{}
-
-func acquisitionIn(ctx context.Context) *acquisition {
-	a, _ := ctx.Value(acquisitionKey{}).(*acquisition)
-	return a
 }
 
 // TraceLeaseStart implements [lease.Tracer].
@@ -31,31 +24,25 @@ func (f *Feed) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.
 	}
 	switch s.Op {
 	case lease.OpAcquire:
-		return context.WithValue(ctx, acquisitionKey{}, new(acquisition))
+		f.begin(s.LeaseID)
 	case lease.OpWait:
 		f.publish(about(Waiting, s))
 	case lease.OpHold:
-		if a := acquisitionIn(ctx); a != nil {
-			a.leases = append(a.leases, s)
-		}
-		// What is done under the lease is not part of the acquisition.
-		return context.WithValue(ctx, acquisitionKey{}, (*acquisition)(nil))
+		f.during(s.LeaseID, func(a *acquisition) { a.leases = append(a.leases, s) })
 	}
 	return ctx
 }
 
 // TraceLeaseEnd implements [lease.Tracer].
-func (f *Feed) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
+func (f *Feed) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
 	if e.Kind != "lease" {
 		return
 	}
 	switch e.Op {
 	case lease.OpAcquire:
-		f.acquired(acquisitionIn(ctx), e)
+		f.acquired(f.finish(e.LeaseID), e)
 	case lease.OpWait:
-		if a := acquisitionIn(ctx); a != nil {
-			a.waited += e.Took
-		}
+		f.during(e.LeaseID, func(a *acquisition) { a.waited += e.Took })
 	case lease.OpHold:
 		f.over(e)
 	case lease.OpExtend:
@@ -67,22 +54,49 @@ func (f *Feed) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	}
 }
 
-// acquired tells of each lease only now: before, it may still be given back, because it cannot be sealed.
-func (f *Feed) acquired(a *acquisition, e lease.TraceEnd) {
-	switch {
-	case errors.Is(e.Err, lease.ErrHeld):
+func (f *Feed) begin(id uuid.UUID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.acquisitions[id] = new(acquisition)
+}
+
+// during calls note, with mu held, if an acquisition of that id is under way: a lease that was healed comes without one.
+func (f *Feed) during(id uuid.UUID, note func(*acquisition)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if a := f.acquisitions[id]; a != nil {
+		note(a)
+	}
+}
+
+func (f *Feed) finish(id uuid.UUID) acquisition {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := f.acquisitions[id]
+	delete(f.acquisitions, id)
+	if a == nil { // two callers with one lease id, which they must not have
+		return acquisition{}
+	}
+	return *a
+}
+
+// acquired tells of leases only now, when it is known for how long they may be believed in.
+func (f *Feed) acquired(a acquisition, e lease.TraceEnd) {
+	if errors.Is(e.Err, lease.ErrHeld) {
 		held := about(Held, e.TraceStart)
 		held.Took = e.Took
 		if by := (*lease.HeldError)(nil); errors.As(e.Err, &by) {
 			held.Resource = by.Resource // of several the one that was taken
 		}
 		f.publish(held)
-	case e.Err == nil && a != nil:
-		for _, s := range a.leases {
-			granted := about(Granted, s)
-			granted.TTL, granted.Took = e.ValidFor, a.waited
-			f.publish(granted)
-		}
+	}
+	if e.Err != nil {
+		return
+	}
+	for _, s := range a.leases {
+		granted := about(Granted, s)
+		granted.TTL, granted.Took = e.ValidFor, a.waited
+		f.publish(granted)
 	}
 }
 

@@ -35,13 +35,13 @@ func TestALeaseThatWasWaitedFor(t *testing.T) {
 	s := newStream(t)
 	f := s.feed()
 
-	asked := start(lease.OpAcquire, "table:12", 0, uuid.Nil)
+	asked := start(lease.OpAcquire, "table:12", 0, one)
 	acquiring := f.TraceLeaseStart(t.Context(), asked)
 	waiting := f.TraceLeaseStart(acquiring, start(lease.OpWait, "table:12", 0, one))
 	f.TraceLeaseEnd(waiting, lease.TraceEnd{TraceStart: start(lease.OpWait, "table:12", 0, one), Took: 40 * time.Millisecond})
 	held := start(lease.OpHold, "table:12", 7, one)
-	holding := f.TraceLeaseStart(acquiring, held)
-	asked.Token, asked.LeaseID = 7, one
+	holding := f.TraceLeaseStart(t.Context(), held)
+	asked.Token = 7
 	f.TraceLeaseEnd(acquiring, lease.TraceEnd{TraceStart: asked, Took: 50 * time.Millisecond, ValidFor: 9 * time.Second})
 	told(f, start(lease.OpExtend, "table:12", 7, one), time.Millisecond, 8*time.Second, nil)
 	f.TraceLeaseEnd(holding, lease.TraceEnd{TraceStart: held, Took: time.Minute, Err: lease.ErrReleased})
@@ -64,11 +64,11 @@ func TestEachLeaseOfSeveralIsGranted(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
 	f := s.feed()
-	asked := start(lease.OpAcquire, "sku:1", 0, uuid.Nil)
+	asked := start(lease.OpAcquire, "sku:1", 0, one)
 	asked.Resources = 2
 	acquiring := f.TraceLeaseStart(t.Context(), asked)
-	f.TraceLeaseStart(acquiring, start(lease.OpHold, "sku:1", 7, one))
-	f.TraceLeaseStart(acquiring, start(lease.OpHold, "sku:2", 8, one))
+	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "sku:1", 7, one))
+	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "sku:2", 8, one))
 	f.TraceLeaseEnd(acquiring, lease.TraceEnd{TraceStart: asked, ValidFor: time.Second})
 	require.Equal(t, []feed.Event{
 		{Kind: feed.Granted, Worker: "w", Resource: "sku:1", Token: 7, LeaseID: "11111111", TTL: time.Second},
@@ -76,22 +76,48 @@ func TestEachLeaseOfSeveralIsGranted(t *testing.T) {
 	}, s.all(f))
 }
 
-// An acquisition under a lease, with the context of that lease, is one of its own.
-func TestALeaseTakenUnderAnotherIsGrantedOnce(t *testing.T) {
+func TestAcquisitionsSideBySideAreToldApart(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
 	f := s.feed()
-	outer := f.TraceLeaseStart(t.Context(), start(lease.OpAcquire, "a", 0, uuid.Nil))
-	holding := f.TraceLeaseStart(outer, start(lease.OpHold, "a", 1, one))
-	inner := f.TraceLeaseStart(holding, start(lease.OpAcquire, "b", 0, uuid.Nil))
-	f.TraceLeaseStart(inner, start(lease.OpHold, "b", 2, two))
-	f.TraceLeaseEnd(inner, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "b", 2, two)})
-	f.TraceLeaseStart(holding, start(lease.OpHold, "c", 3, two)) // healed, not acquired
-	f.TraceLeaseEnd(outer, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "a", 1, one)})
-	events := s.all(f)
-	require.Len(t, events, 2)
-	require.Equal(t, "b", events[0].Resource)
-	require.Equal(t, "a", events[1].Resource)
+	a := f.TraceLeaseStart(t.Context(), start(lease.OpAcquire, "a", 0, one))
+	b := f.TraceLeaseStart(t.Context(), start(lease.OpAcquire, "b", 0, two))
+	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "a", 1, one))
+	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "b", 2, two))
+	f.TraceLeaseEnd(b, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "b", 2, two), ValidFor: time.Second})
+	f.TraceLeaseStart(t.Context(), start(lease.OpHold, "b", 3, two)) // healed, not acquired
+	f.TraceLeaseEnd(a, lease.TraceEnd{TraceStart: start(lease.OpAcquire, "a", 1, one), ValidFor: time.Second})
+	require.Equal(t, []feed.Event{
+		{Kind: feed.Granted, Worker: "w", Resource: "b", Token: 2, LeaseID: "22222222", TTL: time.Second},
+		{Kind: feed.Granted, Worker: "w", Resource: "a", Token: 1, LeaseID: "11111111", TTL: time.Second},
+	}, s.all(f))
+}
+
+// With the real thing: what leases of an issuer go through.
+func TestAnIssuerAsTheFeedSeesIt(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	f := s.feed()
+	issuer, err := lease.New(s.client, lease.Config{TTL: time.Minute, Namespace: s.namespace, Tracers: []lease.Tracer{f}})
+	require.NoError(t, err)
+	leases, err := issuer.AcquireAll(t.Context(), []string{"sku:1", "sku:2"})
+	require.NoError(t, err)
+	_, err = issuer.TryAcquire(t.Context(), "sku:2")
+	require.ErrorIs(t, err, lease.ErrHeld)
+	require.NoError(t, leases[0].Extend(t.Context()))
+	require.NoError(t, leases.Release(t.Context()))
+
+	events := s.read("0", 6) // ends of leases are told in the background
+	kinds := map[string]int{}
+	for _, e := range events {
+		kinds[string(e.Kind)+" "+e.Resource]++
+	}
+	require.Equal(t, map[string]int{
+		"granted sku:1": 1, "granted sku:2": 1, "held sku:2": 1, "extended sku:1": 1, "released sku:1": 1, "released sku:2": 1,
+	}, kinds)
+	require.Equal(t, leases[1].Token(), events[1].Token)
+	require.Equal(t, leases[1].LeaseID().String()[:8], events[1].LeaseID)
+	require.InDelta(t, time.Minute, events[1].TTL, float64(20*time.Second))
 }
 
 func TestHowLeasesEnd(t *testing.T) {
