@@ -20,6 +20,12 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
 	if err != nil {
 		return err
 	}
+	t := e.trace(ctx, OpEnter)
+	defer t.end()
+	return t.is(e.enter(t.ctx, tx))
+}
+
+func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	sql, args, err := e.query()
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ type Option func(*config)
 type config struct {
 	txOptions pgx.TxOptions
 	hold      time.Duration // > 0: replaces what remains of the lease
+	tracers   []Tracer
 }
 
 // TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ COMMITTED, which is enough: the

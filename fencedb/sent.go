@@ -17,6 +17,7 @@ type sent struct {
 	conn    DB // of db, until end
 	release func()
 	entry   *entry
+	trace   tracing          // begun by send, ended by end
 	results pgx.BatchResults // nil until sent; first those of BEGIN and enter
 }
 
@@ -26,31 +27,39 @@ func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) 
 	if err != nil {
 		return nil, err
 	}
-	sql, args, err := e.query()
-	if err != nil {
-		return nil, err
-	}
-	conn, release, err := acquire(ctx, db)
-	if err != nil {
-		return nil, err
-	}
-	s := &sent{ctx: ctx, db: db, conn: conn, release: release, entry: e}
-	defer s.afterPanic()
-
-	own := &pgx.Batch{}
-	own.BeginTx(e.txOptions)
-	own.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&e.xid) })
-	own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
-	own.Queue("commit")
-	s.results = conn.SendBatch(ctx, own)
-	return s, nil
+	db = e.tracedBy(db)
+	s := &sent{db: db, entry: e, trace: e.trace(ctx, OpWrite)}
+	s.ctx = s.trace.ctx
+	defer s.afterFailure()
+	return s, s.trace.is(s.send(b))
 }
 
-// afterPanic gives the connection back if an argument's encoder has panicked.
-func (s *sent) afterPanic() {
-	if s.results == nil {
+func (s *sent) send(b *pgx.Batch) error {
+	sql, args, err := s.entry.query()
+	if err != nil {
+		return err
+	}
+	if s.conn, s.release, err = acquire(s.ctx, s.db); err != nil {
+		return err
+	}
+	own := &pgx.Batch{}
+	own.BeginTx(s.entry.txOptions)
+	own.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&s.entry.xid) })
+	own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
+	own.Queue("commit")
+	s.results = s.conn.SendBatch(s.ctx, own)
+	return nil
+}
+
+// afterFailure ends what was not sent: there was no connection, or an argument's encoder has panicked.
+func (s *sent) afterFailure() {
+	if s.results != nil {
+		return
+	}
+	if s.release != nil {
 		s.release()
 	}
+	s.trace.end()
 }
 
 // enter reads the results of BEGIN and enter, for who then reads the others one by one.
@@ -63,6 +72,12 @@ func (s *sent) enter() error {
 
 // end reads what is left of the results, gives the connection back and tells what became of the transaction.
 func (s *sent) end() error {
+	defer s.trace.end()
+	s.trace.outcome = errPanicked // in a callback
+	return s.trace.is(s.settle())
+}
+
+func (s *sent) settle() error {
 	err := s.close()
 	pg := pgxConn(s.conn)
 	switch lost := pg == nil || pg.IsClosed(); {

@@ -21,7 +21,7 @@ var (
 )
 
 // EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and before any savepoint,
-// it returns the same errors, and on error the transaction must be rolled back. Of the options only Hold has an effect. What
+// it returns the same errors, and on error the transaction must be rolled back. Of the options only Hold and Trace have an effect. What
 // the application writes afterwards comes back with the errors of its driver, which Explain turns into those of this package.
 //
 //	tx, err := db.BeginTx(ctx, nil)
@@ -48,6 +48,12 @@ func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error 
 	if isNil(tx) {
 		return errors.New("fencedb: the transaction is nil; did it begin?")
 	}
+	t := e.trace(ctx, OpEnter)
+	defer t.end()
+	return t.is(e.enterSQL(t.ctx, tx))
+}
+
+func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	query, args, err := e.query()
 	if err != nil {
 		return err

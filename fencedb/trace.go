@@ -20,8 +20,8 @@ type Tracer interface {
 type Op string
 
 const (
-	// OpWrite is one call to Tx, Exec, Query, QueryRow, SendBatch or Seal, from its beginning until its outcome is known. Err
-	// is what the call returned: nil is committed, ErrStale a stale writer that was refused.
+	// OpWrite is one call to Tx, Exec, Query, QueryRow, SendBatch or Seal, from its beginning until the outcome of its
+	// transaction is known. Err is as Tx says: nil is committed, ErrStale a stale writer that was refused.
 	OpWrite Op = "write"
 
 	// OpCommit is the COMMIT within the OpWrite of Tx, and what was done to find out its outcome. Writes of one round trip have none.

@@ -49,13 +49,19 @@ func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts 
 	if err != nil {
 		return err
 	}
-	tx := &fencedTx{ctx: ctx, db: db, entry: e}
+	db = e.tracedBy(db)
+	t := e.trace(ctx, OpWrite)
+	defer t.end()
+	return t.is(runTx(&fencedTx{ctx: t.ctx, db: db, entry: e}, fn))
+}
+
+func runTx(tx *fencedTx, fn func(tx pgx.Tx) error) error {
 	defer tx.end() // after a panic in fn; otherwise it has ended by then
 
 	if err := fn(tx); err != nil {
 		return tx.abort(tx.withOwn(err))
 	}
-	if err := tx.open(ctx); err != nil {
+	if err := tx.open(tx.ctx); err != nil {
 		return tx.abort(err)
 	}
 	return tx.commit()
@@ -104,7 +110,7 @@ func (tx *fencedTx) abort(err error) error {
 	return tx.entry.explain(tx.ctx, conn, lost, err)
 }
 
-// commit commits, and finds out what became of it when the answer is lost.
+// commit commits, if there is nothing in the way.
 func (tx *fencedTx) commit() error {
 	if tx.ctx.Err() != nil {
 		return tx.abort(context.Cause(tx.ctx))
@@ -112,8 +118,15 @@ func (tx *fencedTx) commit() error {
 	if tx.inner.Conn().PgConn().IsBusy() {
 		return tx.abort(errors.New("fencedb: rolled back: the function left rows or batch results open; close them before it returns"))
 	}
+	t := tx.entry.trace(tx.ctx, OpCommit)
+	defer t.end()
+	return t.is(tx.sendCommit(t.ctx))
+}
+
+// sendCommit finds out what became of COMMIT when the answer is lost.
+func (tx *fencedTx) sendCommit(ctx context.Context) error {
 	ended := tx.inner.Conn().PgConn().TxStatus() == 'I' // COMMIT would only warn
-	err := tx.inner.Commit(tx.ctx)
+	err := tx.inner.Commit(ctx)
 	switch {
 	case err == nil && ended:
 		return tx.abort(errors.New("fencedb: the function ended the transaction itself, by a statement: what it wrote before is as that statement said"))

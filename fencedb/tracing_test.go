@@ -1,0 +1,165 @@
+package fencedb_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// journal is a tracer that keeps what it is told.
+type journal struct {
+	mu    sync.Mutex
+	open  int
+	ends  []fencedb.TraceEnd
+	alien int // ends without the context of their start
+}
+
+type inPair fencedb.Op
+
+func (j *journal) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) context.Context {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.open++
+	return context.WithValue(ctx, inPair(s.Op), true)
+}
+
+func (j *journal) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.open--
+	j.ends = append(j.ends, e)
+	if ctx.Value(inPair(e.Op)) == nil {
+		j.alien++
+	}
+}
+
+// take returns what was told since the last call, and checks that each start has had its end.
+func (j *journal) take(t *testing.T) []fencedb.TraceEnd {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	require.Zero(t, j.open, "pairs that have not ended")
+	require.Zero(t, j.alien)
+	ends := j.ends
+	j.ends = nil
+	return ends
+}
+
+// takeOne is take where there must be one.
+func (j *journal) takeOne(t *testing.T) fencedb.TraceEnd {
+	t.Helper()
+	ends := j.take(t)
+	require.Len(t, ends, 1)
+	return ends[0]
+}
+
+func TestTracersAreToldOfATransactionAndItsCommit(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), &journal{}
+	db := fencedb.Traced(w.pool, j)
+	g := grant("table:12", 41)
+
+	require.NoError(t, fencedb.Tx(t.Context(), db, g, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }))
+	ends := j.take(t)
+	require.Len(t, ends, 2)
+	require.Equal(t, fencedb.OpCommit, ends[0].Op)
+	require.Equal(t, fencedb.OpWrite, ends[1].Op)
+	require.Equal(t, []fencedb.Grant{g}, ends[1].Grants)
+	require.NoError(t, ends[1].Err)
+	require.GreaterOrEqual(t, ends[1].Took, ends[0].Took)
+
+	mine := errors.New("no such guest")
+	require.ErrorIs(t, fencedb.Tx(t.Context(), db, g, func(pgx.Tx) error { return mine }), mine)
+	require.ErrorIs(t, j.takeOne(t).Err, mine, "not committed, so no commit is told")
+}
+
+func TestTracersAreToldOfEveryWayToWrite(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), &journal{}
+	db := fencedb.Traced(w.pool, j)
+	const insert = `INSERT INTO bookings (id, table_id, guest) VALUES ($1, 12, 'ann')`
+	ways := map[string]func(g fencedb.Grant) error{
+		"Exec": func(g fencedb.Grant) error {
+			_, err := fencedb.Exec(t.Context(), db, g, insert, ids.Add(1))
+			return err
+		},
+		"QueryRow": func(g fencedb.Grant) error {
+			var id int
+			return fencedb.QueryRow(t.Context(), db, g, insert+` RETURNING id`, ids.Add(1)).Scan(&id)
+		},
+		"Query": func(g fencedb.Grant) error {
+			rows, err := fencedb.Query(t.Context(), db, g, insert+` RETURNING id`, ids.Add(1))
+			if err != nil {
+				return err
+			}
+			_, err = pgx.CollectRows(rows, pgx.RowTo[int])
+			return err
+		},
+		"SendBatch": func(g fencedb.Grant) error {
+			b := &pgx.Batch{}
+			b.Queue(insert, ids.Add(1))
+			return fencedb.SendBatch(t.Context(), db, g, b)
+		},
+		"Seal": func(g fencedb.Grant) error { return fencedb.Seal(t.Context(), db, g) },
+	}
+	token := int64(40)
+	for name, write := range ways {
+		token++
+		require.NoError(t, write(grant("table:12", token)), name)
+		require.NoError(t, j.takeOne(t).Err, name)
+		require.ErrorIs(t, write(grant("table:12", 1)), fencedb.ErrStale, name)
+		require.ErrorIs(t, j.takeOne(t).Err, fencedb.ErrStale, name)
+	}
+}
+
+// Whatever comes in between, a pair that has begun ends, and never as committed.
+func TestAPairEndsAfterAPanicAndWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), &journal{}
+	db := fencedb.Traced(w.pool, j)
+
+	require.Panics(t, func() { _ = fencedb.Tx(t.Context(), db, grant("table:12", 41), func(pgx.Tx) error { panic("in fn") }) })
+	require.Error(t, j.takeOne(t).Err)
+
+	b := &pgx.Batch{}
+	b.Queue(`SELECT 1`).QueryRow(func(pgx.Row) error { panic("in a callback") })
+	require.Panics(t, func() { _ = fencedb.SendBatch(t.Context(), db, grant("table:12", 42), b) })
+	require.Error(t, j.takeOne(t).Err)
+	w.awaitIdle(w.pool)
+
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := fencedb.Exec(done, db, grant("table:12", 43), `SELECT 1`)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, j.takeOne(t).Err, context.Canceled)
+
+	_, err = fencedb.Exec(t.Context(), db, nil, `SELECT 1`)
+	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+	require.Empty(t, j.take(t), "nothing was to be sent")
+}
+
+func TestTracersOfOneCallJoinThoseOfTheDB(t *testing.T) {
+	t.Parallel()
+	w, inner, outer, own := newWorld(t), &journal{}, &journal{}, &journal{}
+	db := fencedb.Traced(fencedb.Traced(w.pool, inner), outer)
+
+	err := fencedb.Tx(t.Context(), db, grant("table:12", 41), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, fencedb.Trace(own))
+	require.NoError(t, err)
+	for _, j := range []*journal{inner, outer, own} {
+		require.Len(t, j.take(t), 2)
+	}
+
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.ErrorIs(t, fencedb.Enter(t.Context(), tx, grant("table:12", 1), fencedb.Trace(own)), fencedb.ErrStale)
+	require.NoError(t, tx.Rollback(t.Context()))
+	refused := own.takeOne(t)
+	require.Equal(t, fencedb.OpEnter, refused.Op)
+	require.ErrorIs(t, refused.Err, fencedb.ErrStale)
+}
