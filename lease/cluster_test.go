@@ -23,7 +23,7 @@ func TestAReleaseWakesTheWaiterOnACluster(t *testing.T) {
 		require.NoError(t, holder.Release(t.Context()))
 		l, err := i.Acquire(t.Context(), holder.Resource())
 		require.NoError(t, err)
-		require.Less(t, time.Since(start), time.Second)
+		require.Less(t, time.Since(start), 3*time.Second, "woken, not by asking again")
 		return l
 	}
 	for _, resource := range []string{"a", "b", "c", "d"} { // on different masters
@@ -42,7 +42,7 @@ func TestAReleaseWakesTheWaiterOnACluster(t *testing.T) {
 		require.NoError(t, holder.Release(t.Context()))
 		g := <-grants
 		require.NoError(t, g.err)
-		require.Less(t, g.at.Sub(released), time.Second)
+		require.Less(t, g.at.Sub(released), 3*time.Second, "woken, not by asking again")
 		require.NoError(t, g.lease.Release(t.Context()))
 	}
 }
