@@ -42,6 +42,12 @@ lint: ## Check format, go vet, staticcheck, shell syntax and go.mod
 	@internal/tools/ensure.sh go
 	@internal/tools/lint.sh
 
+.PHONY: alerts
+alerts: ## Check the alert rules, and run their tests: each fires, and not on a near miss
+	@internal/tools/ensure.sh prometheus
+	promtool check config observe/prometheus/prometheus.yml
+	promtool test rules observe/prometheus/rules_test.yml
+
 # Without cgo, sqlc brings Postgres's parser as WebAssembly and needs no C compiler.
 .PHONY: sqlc
 sqlc: ## Generate the code that sqlc makes from queries, in integration/compat and examples/booking
@@ -60,4 +66,4 @@ up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, which stay until
 
 .PHONY: down
 down: ## Stop what make up started; the data stays in named volumes
-	docker compose down
+	docker compose --profile observe down

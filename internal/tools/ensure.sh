@@ -9,6 +9,7 @@
 #          programs   the programs of the servers and PgBouncer, for tests that start, kill and restart their own,
 #                     and ps
 #          npm        npm, which brings other versions of Postgres
+#          prometheus Prometheus and its promtool, which check the alert rules and the dashboard
 #
 # Says what it installs before it does, installs only packages of the distribution (apt on Debian and
 # Ubuntu, Homebrew on macOS), and uses sudo only to install as an ordinary user. Services of the new
@@ -48,7 +49,7 @@ install_apt() {
 	as_root apt-get update --quiet=2
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends --quiet=2 "$@"
 	[ -d /run/systemd/system ] || return 0
-	for service in postgresql redis-server pgbouncer; do
+	for service in postgresql redis-server pgbouncer prometheus; do
 		case " $* " in
 		*" $service "*) as_root systemctl disable --quiet "$service" ;;
 		esac
@@ -115,6 +116,9 @@ for need in "$@"; do
 		command -v ps >/dev/null || install procps "" # by which the tests look for what is left behind
 		;;
 	npm) command -v npm >/dev/null || install npm node ;;
+	prometheus)
+		command -v promtool >/dev/null && command -v prometheus >/dev/null || install prometheus prometheus
+		;;
 	*) fail "unknown need: $need" ;;
 	esac
 done
