@@ -28,15 +28,34 @@ type ServerHealth struct {
 	RoundTrip time.Duration
 
 	// Warnings are what a person should look at: leases are granted, but are less safe or less useful than they could be.
-	Warnings []string
+	Warnings []Warning
 }
+
+// Warning is one of them. Programs ask for its code.
+type Warning struct {
+	Code WarningCode
+	Text string
+}
+
+// WarningCode tells warnings apart.
+type WarningCode string
+
+const (
+	WarnUnlogged WarningCode = "unlogged" // no log of writes: a crash forgets leases
+	WarnEviction WarningCode = "eviction" // an eviction policy that does harm once there is a maxmemory
+	WarnReplicas WarningCode = "replicas" // a primary that is cut off from its replicas goes on granting
+	WarnClock    WarningCode = "clock"    // the clock differs from this process's
+	WarnVersion  WarningCode = "version"  // older than this package is tested with
+	WarnHidden   WarningCode = "hidden"   // INFO is forbidden, or does not tell
+	WarnMember   WarningCode = "member"   // a member of a quorum that is out, a minority
+)
 
 // Warnings are those of all servers, each with its server's address.
 func (h Health) Warnings() []string {
 	var all []string
 	for _, s := range h.Servers {
 		for _, w := range s.Warnings {
-			all = append(all, strings.TrimPrefix(s.Addr+": "+w, ": "))
+			all = append(all, strings.TrimPrefix(s.Addr+": "+w.Text, ": "))
 		}
 	}
 	return all
@@ -55,7 +74,7 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 		found, problem := checkServer(ctx, server)
 		if problem != nil {
 			if spare--; spare >= 0 {
-				found.warn("%v", problem)
+				found.warn(WarnMember, "%v", problem)
 			} else if err == nil {
 				err = fmt.Errorf("lease: check %s: %w", found.Addr, problem)
 			}
@@ -92,7 +111,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 	}
 	switch {
 	case err != nil && redis.IsPermissionError(err):
-		s.warn("INFO is forbidden: role, eviction policy and persistence were not checked")
+		s.warn(WarnHidden, "INFO is forbidden: role, eviction policy and persistence were not checked")
 		return nil
 	case err != nil:
 		return failed(ctx, "info", err)
@@ -113,13 +132,13 @@ func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error
 	s.RoundTrip = time.Since(sent)
 	s.Clock = cmd.Val().Sub(sent.Add(s.RoundTrip / 2))
 	if s.Clock.Abs() > maxClockDifference+s.RoundTrip/2 {
-		s.warn("its clock differs from this process's by %v", s.Clock.Round(time.Millisecond))
+		s.warn(WarnClock, "its clock differs from this process's by %v", s.Clock.Round(time.Millisecond))
 	}
 	return nil
 }
 
-func (s *ServerHealth) warn(format string, args ...any) {
-	s.Warnings = append(s.Warnings, fmt.Sprintf(format, args...))
+func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
+	s.Warnings = append(s.Warnings, Warning{code, fmt.Sprintf(format, args...)})
 }
 
 // judge reads INFO. The error is what makes the server unfit.
@@ -133,13 +152,13 @@ func (s *ServerHealth) judge(info map[string]string) error {
 
 	major, _, _ := strings.Cut(s.Version, ".")
 	if n, err := strconv.Atoi(major); err == nil && n < minVersion {
-		s.warn("version %s is older than %d, with which this package is tested", s.Version, minVersion)
+		s.warn(WarnVersion, "version %s is older than %d, with which this package is tested", s.Version, minVersion)
 	}
 	if !s.AOF {
-		s.warn("appendonly is off: after a crash it forgets leases that are held")
+		s.warn(WarnUnlogged, "appendonly is off: after a crash it forgets leases that are held")
 	}
 	if good, known := info["min_slaves_good_slaves"]; s.Replicas > 0 && (!known || good == "") {
-		s.warn("it has replicas but no min-replicas-to-write: cut off from them it goes on granting leases that a fail-over forgets")
+		s.warn(WarnReplicas, "it has replicas but no min-replicas-to-write: cut off from them it goes on granting leases that a fail-over forgets")
 	}
 	evicts := s.Eviction != "" && s.Eviction != "noeviction"
 	switch {
@@ -148,7 +167,7 @@ func (s *ServerHealth) judge(info map[string]string) error {
 	case evicts && s.Limited:
 		return fmt.Errorf("%w: maxmemory-policy is %s, so leases that are held may be evicted; set it to noeviction", ErrUnfit, s.Eviction)
 	case evicts:
-		s.warn("maxmemory-policy is %s: once there is a maxmemory, leases that are held may be evicted", s.Eviction)
+		s.warn(WarnEviction, "maxmemory-policy is %s: once there is a maxmemory, leases that are held may be evicted", s.Eviction)
 	}
 	return nil
 }

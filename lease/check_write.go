@@ -26,7 +26,7 @@ func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) err
 	case redis.HasErrorPrefix(err, "MISCONF"):
 		return fmt.Errorf("%w: it refuses writes until it can save them: %w", ErrUnfit, err)
 	case uncoded(err): // older than 7, or an imitation
-		s.warn("it does not tell whether it takes writes: it does not know scripts as of version %d", minVersion)
+		s.warn(WarnVersion, "it does not tell whether it takes writes: it does not know scripts as of version %d", minVersion)
 		return nil
 	}
 	return failed(ctx, "a script that may write", err)

@@ -19,7 +19,6 @@ type app struct {
 const (
 	flagPostgres  = "postgres"
 	flagRedis     = "redis"
-	flagCluster   = "redis-cluster"
 	flagNamespace = "namespace"
 	flagHashed    = "hash-resources"
 	flagJSON      = "json"
@@ -29,6 +28,10 @@ const (
 const description = `Leases live in Redis, fences in Postgres. Where the two are comes from flags or from the environment:
 
    export FENCEDB_POSTGRES_URL=postgres://operator@db/app FENCEDB_REDIS_URL=redis://cache:6379/0
+
+The URL of Redis is one of these:
+
+` + redisForms + `
 
 Somebody asks who has table 12, and since when:     fencedb inspect table:12
 Is the set-up sound?                                fencedb doctor
@@ -76,8 +79,7 @@ func (a *app) commands() []*cli.Command {
 func globalFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: flagPostgres, Usage: "`URL` of the database that has the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
-		&cli.StringFlag{Name: flagRedis, Usage: "`URL` of the Redis that grants the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
-		&cli.BoolFlag{Name: flagCluster, Usage: "the Redis is a Cluster; name more of its nodes with ?addr=host:port", Sources: cli.EnvVars("FENCEDB_REDIS_CLUSTER")},
+		&cli.StringFlag{Name: flagRedis, Usage: "`URL` of the Redis that grants the leases; see above for Sentinel and Cluster", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
 		&cli.StringFlag{Name: flagNamespace, Usage: "`NAME` that the programs set as lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
 		&cli.BoolFlag{Name: flagHashed, Usage: "the programs set lease.Config.HashResources", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
 		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON for programs (schema.json describes it)", Sources: cli.EnvVars("FENCEDB_JSON")},

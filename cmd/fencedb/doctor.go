@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/urfave/cli/v3"
-
-	"github.com/fencedb/fencedb/lease"
 )
 
 const flagLong = "long"
@@ -19,7 +17,7 @@ func (a *app) doctor() *cli.Command {
 		Name:  "doctor",
 		Usage: "look for what makes leases or fences unsafe in both servers; only reads",
 		Description: `Says what it found, why that matters and what to do, errors first. Exit code 0: no errors, 1: at least one. On a set-up
-with nothing to say about it is silent.
+with nothing to say about it is silent. A server that does not answer is a finding; the other one is examined all the same.
 
    fencedb doctor || page somebody`,
 		Flags:  []cli.Flag{&cli.DurationFlag{Name: flagLong, Usage: "fenced transactions are long after this `TIME`", Value: time.Minute}},
@@ -43,19 +41,31 @@ type finding struct {
 	Do       string   `json:"do"`
 }
 
+// about is the finding with its What, a format, filled in.
+func (f finding) about(args ...any) finding {
+	f.What = fmt.Sprintf(f.What, args...)
+	return f
+}
+
 type diagnosis struct {
 	Findings []finding `json:"findings"`
 }
 
 func (d *diagnosis) add(findings ...finding) { d.Findings = append(d.Findings, findings...) }
 
-func (d *diagnosis) of(s severity) (some []finding) {
-	for _, f := range d.Findings {
-		if f.Severity == s {
-			some = append(some, f)
+// sort puts errors first and leaves the order of the examination otherwise. It returns how many there are.
+func (d *diagnosis) sort() (errors int) {
+	rank := func(f finding) int {
+		if f.Severity == failure {
+			return 0
 		}
+		return 1
 	}
-	return some
+	slices.SortStableFunc(d.Findings, func(a, b finding) int { return rank(a) - rank(b) })
+	for errors < len(d.Findings) && d.Findings[errors].Severity == failure {
+		errors++
+	}
+	return errors
 }
 
 func (d *diagnosis) print(p page) {
@@ -82,40 +92,20 @@ func (a *app) examine(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer cancel()
-	return a.onServers(ctx, cmd, func(i *lease.Issuer, pool *pgxpool.Pool) error {
-		d := &diagnosis{Findings: []finding{}}
-		if err := examineAll(ctx, d, i, pool, cmd.Duration(flagLong)); err != nil {
-			return err
-		}
-		failures := d.of(failure)
-		d.Findings = append(append([]finding{}, failures...), d.of(warning)...)
-		if err := a.show(cmd, d); err != nil {
-			return err
-		}
-		if len(failures) > 0 {
-			return fmt.Errorf("%w: %d", errFindings, len(failures))
-		}
-		return nil
-	})
-}
-
-func examineAll(ctx context.Context, d *diagnosis, i *lease.Issuer, pool *pgxpool.Pool, long time.Duration) error {
-	health, problem := i.Check(ctx)
-	d.add(redisFindings(health, problem)...)
-	clock, migrated, err := examineServer(ctx, d, pool)
-	if err != nil || !migrated {
+	e, closeBoth, err := newExamination(ctx, cmd)
+	if err != nil {
 		return err
 	}
-	for _, s := range health.Servers {
-		d.add(clockFindings(s.Clock-clock, s.RoundTrip)...)
-	}
-	for _, q := range questions {
-		if err := q.ask(ctx, d, pool); err != nil {
-			return err
-		}
-	}
-	if err := longTransaction.ask(ctx, d, pool, long.Seconds()); err != nil {
+	defer closeBoth()
+	if err := e.run(ctx); err != nil {
 		return err
 	}
-	return examineCounters(ctx, d, i, pool)
+	failures := e.sort()
+	if err := a.show(cmd, &e.diagnosis); err != nil {
+		return err
+	}
+	if failures > 0 {
+		return fmt.Errorf("%w: %d", errFindings, failures)
+	}
+	return nil
 }

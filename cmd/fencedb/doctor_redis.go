@@ -2,66 +2,163 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencedb/fencedb/lease"
 )
 
-func redisFindings(health lease.Health, problem error) []finding {
-	var found []finding
-	if problem != nil {
-		found = append(found, finding{failure, "redis_unfit", problem.Error(),
-			"leases cannot be had, or can be lost while they are held",
-			"change what is named and run doctor again; what fences protect is safe meanwhile"})
+var (
+	redisAway = finding{failure, "redis_unreachable", "Redis cannot be reached: %v",
+		"nobody can acquire a lease or keep one; what fences protect is safe meanwhile", "see that it runs and that the URL is right, and run doctor again"}
+
+	redisReplica = finding{failure, "redis_replica", "%s is a replica",
+		"it takes no writes, so it grants nothing, and what it knows of leases may be old", "give the address of the primary, or redis-sentinel:// to follow fail-overs"}
+
+	redisEvicts = finding{failure, "redis_evicts", "%s has a maxmemory, and maxmemory-policy is %s",
+		"short of memory it throws away leases that are held, and two hold at once; fences stand", "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"}
+
+	redisUnfit = finding{failure, "redis_unfit", "%v",
+		"leases cannot be had, or can be lost while they are held; what fences protect is safe meanwhile", "change what is named and run doctor again"}
+)
+
+// warnings have the What of package lease.
+var warnings = map[lease.WarningCode]finding{
+	lease.WarnUnlogged: {warning, "redis_unlogged", "%s",
+		"two then hold at once until the older lease has run out, and tokens rise only by the clock; fences stand", "CONFIG SET appendonly yes, and write it into the configuration"},
+	lease.WarnEviction: {warning, "redis_may_evict", "%s",
+		"whoever sets a maxmemory one day will not think of leases", "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"},
+	lease.WarnReplicas: {warning, "redis_replicas", "%s",
+		"after the fail-over two hold at once until the older lease has run out; fences stand", "set min-replicas-to-write 1 and min-replicas-max-lag 10"},
+	lease.WarnVersion: {warning, "redis_version", "%s",
+		"what leases rely on may be missing there", "upgrade Redis, or use a server that behaves like a newer one"},
+	lease.WarnHidden: {warning, "redis_hidden", "%s",
+		"it may be a replica, evict leases or forget them in a crash, and nobody would be told", "let the user run INFO: ACL SETUSER ... +info; or ask the provider"},
+}
+
+// otherWarning is for what package lease has learned to warn of since.
+var otherWarning = finding{warning, "redis_warning", "%s",
+	"leases are granted, but are less safe or less useful than they could be", "change the setting, or decide that you can live with it: fencing does not depend on it"}
+
+func (e *examination) examineRedis(ctx context.Context) {
+	health, problem := e.issuer.Check(ctx)
+	e.add(problems(health, problem)...)
+	for _, s := range health.Servers {
+		for _, w := range s.Warnings {
+			if w.Code == lease.WarnClock {
+				continue // the clock of this machine does not matter; see askClock
+			}
+			f, known := warnings[w.Code]
+			if !known {
+				f = otherWarning
+			}
+			e.add(f.about(s.Addr + ": " + w.Text))
+		}
+		if s.RoundTrip > 0 {
+			e.redis = append(e.redis, s)
+		}
 	}
-	for _, text := range health.Warnings() {
-		found = append(found, finding{warning, "redis_warning", text,
-			"leases are granted, but are less safe or less useful than they could be",
-			"change the setting, or decide that you can live with it: fencing does not depend on it"})
+}
+
+// problems finds out which server the error of Check is about, where that can be told.
+func problems(health lease.Health, problem error) (found []finding) {
+	if problem == nil {
+		return nil
 	}
-	return found
+	for _, s := range health.Servers {
+		switch {
+		case s.Role != "" && s.Role != "master":
+			found = append(found, redisReplica.about(s.Addr))
+		case s.Limited && s.Eviction != "" && s.Eviction != "noeviction":
+			found = append(found, redisEvicts.about(s.Addr, s.Eviction))
+		}
+	}
+	switch {
+	case len(found) > 0:
+		return found
+	case errors.Is(problem, lease.ErrUnreachable):
+		return []finding{redisAway.about(problem)}
+	}
+	return []finding{redisUnfit.about(problem)}
 }
 
 // maxClockDifference leaves room for what NTP keeps; tokens need no more than a clock that does not go back.
 const maxClockDifference = time.Second
 
-func clockFindings(ahead, roundTrip time.Duration) []finding {
-	if ahead.Abs() <= maxClockDifference+roundTrip {
-		return nil
+var clockDifference = finding{warning, "clock_difference", "the clock of %s is %v %s Postgres's",
+	"tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up",
+	"run NTP on both machines; let the clock be slewed, not stepped"}
+
+func (e *examination) askClock(ctx context.Context) error {
+	var now time.Time
+	sent := time.Now()
+	if err := e.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return err
 	}
-	return []finding{{warning, "clock_difference", fmt.Sprintf("Redis's clock is %v ahead of Postgres's", ahead.Round(time.Millisecond)),
-		"tokens carry Redis's time; once that clock is put right, tokens go on from the old one only as long as Redis remembers the last",
-		"run NTP on both machines; let the clock be slewed, not stepped"}}
+	took := time.Since(sent)
+	e.postgres = now.Sub(sent.Add(took / 2))
+	for _, s := range e.redis {
+		ahead := s.Clock - e.postgres
+		if ahead.Abs() <= maxClockDifference+s.RoundTrip+took {
+			continue
+		}
+		way := "ahead of"
+		if ahead < 0 {
+			way = "behind"
+		}
+		e.add(clockDifference.about(s.Addr, ahead.Abs().Round(time.Millisecond), way))
+	}
+	return nil
 }
 
-// examineCounters looks for fences that no new token would get past: ahead of Redis's clock, which is the floor of new
+var redisBehind = finding{failure, "redis_behind", "the ledger has token %d for %s, Redis knows %s",
+	"Redis has lost data and its clock is behind, so new holders are refused",
+	"run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself"}
+
+// askCounters looks for fences that no new token would get past: ahead of Redis's clock, which is the floor of new
 // tokens, and of what Redis remembers.
-func examineCounters(ctx context.Context, d *diagnosis, i *lease.Issuer, pool *pgxpool.Pool) error {
+func (e *examination) askCounters(ctx context.Context) error {
+	if len(e.redis) == 0 {
+		return nil
+	}
 	const most = 100 // named; one is enough to act
-	rows, _ := pool.Query(ctx, `SELECT resource, last_fencing_token FROM fencedb.fences
-		WHERE last_fencing_token > extract(epoch FROM clock_timestamp()) * 1000000 LIMIT $1`, most)
+	rows, _ := e.pool.Query(ctx, `SELECT resource, last_fencing_token FROM fencedb.fences
+		WHERE last_fencing_token > $1 ORDER BY resource LIMIT $2`, e.floor().UnixMicro(), most)
 	type ahead struct {
 		Resource string
 		Token    int64
 	}
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ahead])
 	if err != nil {
-		return explained(err)
+		return err
 	}
 	for _, f := range all {
-		known, err := i.Inspect(ctx, f.Resource)
+		known, err := e.issuer.Inspect(ctx, f.Resource)
 		if err != nil {
 			return err
 		}
 		if known.LastToken < f.Token {
-			d.add(finding{failure, "redis_behind", fmt.Sprintf("the ledger has token %d for %s, Redis knows %d", f.Token, visible(f.Resource), known.LastToken),
-				"Redis has lost data and its clock is behind: new holders are refused",
-				"package guard raises the counter by itself; otherwise run fencedb revoke " + visible(f.Resource) + ", which takes it above the ledger"})
+			e.add(redisBehind.about(f.Token, visible(f.Resource), knows(known.LastToken)))
 		}
 	}
 	return nil
+}
+
+// floor is now, by the slowest clock among those that new tokens come from.
+func (e *examination) floor() time.Time {
+	slowest := e.redis[0].Clock
+	for _, s := range e.redis {
+		slowest = min(slowest, s.Clock)
+	}
+	return time.Now().Add(slowest)
+}
+
+func knows(token int64) string {
+	if token == 0 {
+		return "none"
+	}
+	return fmt.Sprint(token)
 }

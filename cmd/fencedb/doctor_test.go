@@ -2,15 +2,19 @@ package main
 
 import (
 	"context"
+	"net"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/pgproxy"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // sound is a set-up that there is nothing to say about: its own Redis, which keeps its data, and nobody connected.
@@ -18,8 +22,9 @@ func sound(t *testing.T, redisArgs ...string) *world {
 	t.Helper()
 	w := newWorld(t)
 	args := append([]string{"--appendonly", "yes", "--maxmemory-policy", "noeviction"}, redisArgs...)
-	w.flags = append(w.flags, "--redis", "redis://"+testenv.OwnRedis(t, args...).Addr())
-	return w
+	w.own = testenv.OwnRedis(t, args...)
+	w.issuer = newIssuer(t, w.own.Client(), lease.Config{Namespace: w.namespace})
+	return w.as("--redis", "redis://"+w.own.Addr())
 }
 
 // disconnect waits until the server has seen that the application is gone: connected as a superuser it would be a finding.
@@ -57,33 +62,125 @@ func TestDoctorIsSilentOnASoundSetUp(t *testing.T) {
 	require.Empty(t, w.ok("doctor"))
 }
 
-func TestDoctorNamesWhatIsWrongAndNothingElse(t *testing.T) {
+// as puts a flag that is given later before the one there is.
+func (w *world) as(flag, value string) *world {
+	w.flags = append(w.flags, flag, value)
+	return w
+}
+
+func TestDoctorNamesABadRedisAndNothingElse(t *testing.T) {
 	t.Parallel()
+	primary := testenv.OwnRedis(t)
+	host, port, err := net.SplitHostPort(primary.Addr())
+	require.NoError(t, err)
 	for name, test := range map[string]struct {
-		redis []string
-		sql   string
-		code  int
-		want  []string
+		args []string
+		code int
+		want string
 	}{
-		"eviction":         {redis: []string{"--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru"}, code: exitFailed, want: []string{"error redis_unfit"}},
-		"no persistence":   {redis: []string{"--appendonly", "no"}, want: []string{"warning redis_warning"}},
-		"trigger disabled": {sql: `ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`, code: exitFailed, want: []string{"error trigger_disabled"}},
-		"not protected":    {sql: `CREATE TABLE rooms (last_fencing_token bigint)`, want: []string{"warning unprotected_table"}},
-		"old schema":       {sql: `UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, code: exitFailed, want: []string{"error schema_pending"}},
-		"ledger ahead": {sql: `INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, code: exitFailed,
-			want: []string{"error redis_behind"}},
+		"eviction":          {[]string{"--maxmemory", "50mb", "--maxmemory-policy", "allkeys-lru"}, exitFailed, "error redis_evicts"},
+		"eviction some day": {[]string{"--maxmemory-policy", "allkeys-lru"}, exitDone, "warning redis_may_evict"},
+		"no persistence":    {[]string{"--appendonly", "no"}, exitDone, "warning redis_unlogged"},
+		"replica":           {[]string{"--replicaof", host, port}, exitFailed, "error redis_replica"},
+		"refuses writes":    {[]string{"--min-replicas-to-write", "1"}, exitFailed, "error redis_unfit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := sound(t, test.redis...)
-			if test.sql != "" {
-				w.exec(test.sql)
-			}
-			require.Equal(t, test.want, w.diagnosed(test.code))
+			w := sound(t, test.args...)
+			require.Equal(t, []string{test.want}, w.diagnosed(test.code))
 			w.screen = screen{width: 80, color: true}
 			require.Contains(t, w.run("doctor").out, "Do: ")
 		})
 	}
+}
+
+func TestDoctorSaysWhatRedisDoesNotTell(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	require.NoError(t, w.own.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-info").Err())
+	require.Equal(t, []string{"warning redis_hidden"}, w.diagnosed(exitDone))
+}
+
+func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		sql  string
+		code int
+		want string
+	}{
+		"trigger disabled":   {`ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`, exitFailed, "error trigger_disabled"},
+		"statement trigger":  {`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_truncate"`, exitFailed, "error trigger_disabled"},
+		"not protected":      {`CREATE TABLE rooms (last_fencing_token bigint)`, exitDone, "warning unprotected_table"},
+		"inheritance child":  {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
+		"later partition":    {latePartition, exitDone, "warning unguarded_partition"},
+		"schema behind":      {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, exitFailed, "error schema_pending"},
+		"ledger ahead":       {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger by a minute": {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := sound(t)
+			w.exec(test.sql)
+			require.Equal(t, []string{test.want}, w.diagnosed(test.code))
+		})
+	}
+}
+
+const latePartition = `
+	CREATE TABLE rooms (id int) PARTITION BY LIST (id);
+	SELECT fencedb.protect('rooms', $$ 'room:' || id $$);
+	CREATE TABLE rooms_1 PARTITION OF rooms FOR VALUES IN (1)`
+
+func TestDoctorNamesAClockThatIsOff(t *testing.T) {
+	t.Parallel()
+	for _, off := range []time.Duration{time.Hour, -time.Hour} {
+		w := sound(t)
+		w.acquire("seat:1")
+		w.as("--redis", "redis://"+timeProxy(t, w.own.Addr(), off))
+
+		require.Equal(t, []string{"warning clock_difference"}, w.diagnosed(exitDone))
+		require.Contains(t, w.ok("doctor"), "1h0m0", "by how much")
+	}
+}
+
+// A fence that is ahead of Redis's clock counts even where Postgres's clock has passed it.
+func TestDoctorComparesTheLedgerWithTheClockThatTokensComeFrom(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.exec(`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() - interval '1 minute') * 1000000, gen_random_uuid())`)
+	require.Empty(t, w.diagnosed(exitDone))
+	w.as("--redis", "redis://"+timeProxy(t, w.own.Addr(), -time.Hour))
+
+	require.Equal(t, []string{"error redis_behind", "warning clock_difference"}, w.diagnosed(exitFailed))
+}
+
+// An old Postgres is a new one that says otherwise: doctor asks an old one for nothing else.
+func TestDoctorNamesAnOldPostgres(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	proxy := pgproxy.New(t, w.pool.Config().ConnString())
+	proxy.OnServer(func(m pgproto3.BackendMessage) pgproxy.Verdict {
+		if status, ok := m.(*pgproto3.ParameterStatus); ok && status.Name == "server_version" {
+			status.Value = "12.22 (Debian 12.22-1.pgdg120+1)"
+		}
+		return pgproxy.Pass
+	})
+	w.as("--postgres", proxy.URL())
+
+	require.Equal(t, []string{"error postgres_version"}, w.diagnosed(exitFailed))
+	require.Contains(t, w.run("doctor").out, "12.22")
+}
+
+func TestDoctorNamesAServerThatIsAwayAndExaminesTheOther(t *testing.T) {
+	t.Parallel()
+	away := sound(t)
+	away.exec(`CREATE TABLE rooms (last_fencing_token bigint)`)
+	away.as("--redis", "redis://127.0.0.1:1")
+	require.Equal(t, []string{"error redis_unreachable", "warning unprotected_table"}, away.diagnosed(exitFailed))
+
+	away = sound(t, "--appendonly", "no").as("--postgres", "postgres://ann:hunter2@127.0.0.1:1/app")
+	require.Equal(t, []string{"error postgres_unreachable", "warning redis_unlogged"}, away.diagnosed(exitFailed))
+	require.NotContains(t, away.run("doctor").out, "hunter2")
 }
 
 func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
@@ -100,10 +197,16 @@ func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
-func TestDoctorJudgesVersionsAndClocks(t *testing.T) {
+func TestDoctorTellsARoleWhatItLacks(t *testing.T) {
 	t.Parallel()
-	require.Len(t, versionFindings(120022), 1)
-	require.Empty(t, versionFindings(150000))
-	require.Len(t, clockFindings(-time.Hour, time.Millisecond), 1)
-	require.Empty(t, clockFindings(time.Second, time.Millisecond))
+	w := sound(t)
+	w.as("--postgres", w.login("nobody", ``))
+	require.Equal(t, []string{"error missing_rights"}, w.diagnosed(exitFailed))
+	require.Contains(t, w.run("doctor").out, "fencedb.allow_operator")
+
+	w.as("--postgres", w.login("operator", `SELECT fencedb.allow_operator(%[1]s)`))
+	require.Equal(t, []string{"warning sessions_hidden"}, w.diagnosed(exitDone))
+
+	w.as("--postgres", w.login("monitor", `SELECT fencedb.allow_operator(%[1]s); GRANT pg_read_all_stats TO %[2]s`))
+	require.Empty(t, w.diagnosed(exitDone))
 }

@@ -8,9 +8,12 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/redis/go-redis/v9/logging"
 )
 
 func main() {
+	logging.Disable() // go-redis would write to stderr what the error of the command says again
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv)}
 	code := a.run(ctx, os.Args)

@@ -12,8 +12,8 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// postgres connects, so that a server that is away is reported as that and before anything is changed.
-func postgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
+// openPostgres does not connect yet.
+func openPostgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
 	address := cmd.String(flagPostgres)
 	if address == "" {
 		return nil, usage("no Postgres: set --%s or FENCEDB_POSTGRES_URL", flagPostgres)
@@ -28,6 +28,15 @@ func postgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	return pool, nil
+}
+
+// postgres connects, so that a server that is away is reported as that and before anything is changed.
+func postgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
+	pool, err := openPostgres(ctx, cmd)
+	if err != nil {
+		return nil, err
 	}
 	if err := pool.Ping(ctx); err != nil {
 		pool.Close()
@@ -49,9 +58,11 @@ func database(ctx context.Context, cmd *cli.Command) (*sql.DB, func(), error) {
 	}, nil
 }
 
+// SQLSTATEs that a set-up causes.
+const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction = "42501", "42P01", "3F000", "42883"
+
 // explained adds what to do to errors that a set-up causes.
 func explained(err error) error {
-	const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction = "42501", "42P01", "3F000", "42883"
 	refused := new(pgconn.PgError)
 	if !errors.As(err, &refused) {
 		return err

@@ -13,35 +13,30 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-func redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
+// openRedis does not connect yet.
+func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
 	address := cmd.String(flagRedis)
 	if address == "" {
 		return nil, usage("no Redis: set --%s or FENCEDB_REDIS_URL", flagRedis)
 	}
-	client, err := newClient(address, cmd.Bool(flagCluster))
+	client, err := newRedis(address)
 	if err != nil {
-		return nil, usage("--%s is not a URL such as redis://user:password@host:6379/0: %w", flagRedis, withoutURL(err))
+		return nil, usage("--%s: %w; it takes\n%s", flagRedis, withoutURL(err), redisForms)
+	}
+	return client, nil
+}
+
+// redisClient connects, so that a server that is away is reported as that and before anything is changed.
+func redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
+	client, err := openRedis(cmd)
+	if err != nil {
+		return nil, err
 	}
 	if err := client.Ping(ctx).Err(); err != nil {
 		_ = client.Close()
 		return nil, fmt.Errorf("redis: %w", err)
 	}
 	return client, nil
-}
-
-func newClient(address string, cluster bool) (redis.UniversalClient, error) {
-	if cluster {
-		options, err := redis.ParseClusterURL(address)
-		if err != nil {
-			return nil, err
-		}
-		return redis.NewClusterClient(options), nil
-	}
-	options, err := redis.ParseURL(address)
-	if err != nil {
-		return nil, err
-	}
-	return redis.NewClient(options), nil
 }
 
 // withoutURL keeps the password out of the message.

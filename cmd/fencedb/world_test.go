@@ -1,6 +1,9 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"net/url"
 	"testing"
 	"time"
 
@@ -18,6 +21,7 @@ import (
 type world struct {
 	*console
 	redis     *redis.Client
+	own       *testenv.RedisServer // of worlds that have one of their own
 	pool      *pgxpool.Pool
 	namespace string
 	issuer    *lease.Issuer
@@ -44,6 +48,26 @@ func (w *world) exec(sql string) {
 	w.Helper()
 	_, err := w.pool.Exec(w.Context(), sql, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(w, err)
+}
+
+// login makes a role that exists as long as the test, and returns the URL with which it logs in. grants are SQL in which %[1]s
+// is its name as a literal and %[2]s as an identifier.
+func (w *world) login(name, grants string) string {
+	w.Helper()
+	role := name + "_" + w.one(`current_database()`)
+	literal, identifier := "'\""+role+"\"'", pgx.Identifier{role}.Sanitize()
+	w.exec(`CREATE ROLE ` + identifier + ` LOGIN PASSWORD 'fencedb'`)
+	w.Cleanup(func() {
+		_, err := w.pool.Exec(context.Background(), `DROP OWNED BY `+identifier+`; DROP ROLE `+identifier, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(w, err)
+	})
+	if grants != "" {
+		w.exec(fmt.Sprintf(grants, literal, identifier))
+	}
+	address, err := url.Parse(w.pool.Config().ConnString())
+	require.NoError(w, err)
+	address.User = url.UserPassword(role, "fencedb")
+	return address.String()
 }
 
 func (w *world) acquire(resource string) *lease.Lease {

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestARedisURLOfACluster(t *testing.T) {
+	t.Parallel()
+	client, err := newRedis("rediss-cluster://ann:s%40cret@a,b:7000,[::1]:7001?dial_timeout=2s")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+
+	options := client.(*redis.ClusterClient).Options()
+	require.Equal(t, []string{"a:6379", "b:7000", "[::1]:7001"}, options.Addrs)
+	require.Equal(t, []string{"ann", "s@cret", "2s"}, []string{options.Username, options.Password, options.DialTimeout.String()})
+	require.NotNil(t, options.TLSConfig)
+	require.Empty(t, options.TLSConfig.ServerName)
+}
+
+func TestARedisURLOfSentinels(t *testing.T) {
+	t.Parallel()
+	client, err := newRedis("redis-sentinel://ann:secret@a,b:7000/main/3?sentinel_password=other&read_timeout=2s")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+
+	options := client.(*redis.Client).Options()
+	require.Equal(t, []string{"ann", "secret", "2s"}, []string{options.Username, options.Password, options.ReadTimeout.String()})
+	require.Equal(t, 3, options.DB)
+}
+
+func TestARedisURLThatIsNone(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{
+		"cache:6379", "http://cache", "redis-sentinel://a,b", "redis-cluster://a,,b", "redis-cluster://", "redis-ring://a",
+		"redis://cache/zero", "redis://u:hunter2@[", "redis-sentinel://u:hunter2@a:x/main", "redis-cluster://a?colour=red",
+	} {
+		got := newConsole(t, "--redis", address).run("leases")
+
+		require.Equal(t, exitUsage, got.code, address)
+		require.Contains(t, got.errOut, "redis-sentinel://", "what it may be is said")
+		require.NotContains(t, got.errOut, "hunter2")
+	}
+}
+
+func TestLeasesThroughSentinels(t *testing.T) {
+	t.Parallel()
+	sentinel := testenv.Sentinel(t)
+	_, err := newIssuer(t, sentinel.Client(), lease.Config{}).TryAcquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	options := sentinel.Options()
+	address := "redis-sentinel://" + options.SentinelAddrs[0] + "," + options.SentinelAddrs[1] + "/" + options.MasterName
+	w := &world{console: newConsole(t, "--redis", address)}
+
+	names, _ := w.listed()
+
+	require.Equal(t, []string{"table:12"}, names)
+}
