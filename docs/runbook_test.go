@@ -1,0 +1,147 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const runbook = "runbook.md"
+
+// index is what the tables of the runbook say: the heading that each alert and each error is sent to.
+func index(t *testing.T) map[string]string {
+	t.Helper()
+	index := map[string]string{}
+	for _, row := range regexp.MustCompile(`(?m)^\| (\x60.*\x60) \|.*\(#(.*?)\)`).FindAllStringSubmatch(pages(t)[runbook], -1) {
+		for _, name := range regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1) {
+			require.NotContains(t, index, name[1], "named twice")
+			index[name[1]] = row[2]
+		}
+	}
+	return index
+}
+
+// sections are the texts under the headings of the runbook, by anchor.
+func sections(t *testing.T) map[string]string {
+	t.Helper()
+	sections := map[string]string{}
+	for _, text := range strings.Split(pages(t)[runbook], "\n## ")[1:] {
+		heading, body, _ := strings.Cut(text, "\n")
+		sections[anchor(heading)] = body
+	}
+	return sections
+}
+
+// alerts are the runbook_urls of the alert rules, by the name of the alert.
+func alerts(t *testing.T) map[string]string {
+	t.Helper()
+	rules, err := os.ReadFile("../observe/prometheus/rules.yml")
+	require.NoError(t, err)
+	alerts := map[string]string{}
+	for _, rule := range strings.Split(string(rules), "- alert: ")[1:] {
+		name, body, _ := strings.Cut(rule, "\n")
+		url := regexp.MustCompile(`runbook_url: (\S+)`).FindStringSubmatch(body)
+		require.NotNil(t, url, name)
+		alerts[name] = url[1]
+	}
+	require.NotEmpty(t, alerts)
+	return alerts
+}
+
+// sentinels are the exported errors of both halves, by their qualified names, each with its comment.
+func sentinels(t *testing.T) map[string]string {
+	t.Helper()
+	sentinels := map[string]string{}
+	for _, half := range []string{"../lease", "../fencedb", "../guard"} {
+		require.NoError(t, filepath.WalkDir(half, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+			if err != nil {
+				return err
+			}
+			for name, comment := range variables(file) {
+				if strings.HasPrefix(name, "Err") {
+					sentinels[file.Name.Name+"."+name] = comment
+				}
+			}
+			return nil
+		}))
+	}
+	require.NotEmpty(t, sentinels)
+	return sentinels
+}
+
+// variables are those that file declares outside of functions, each with its comment.
+func variables(file *ast.File) map[string]string {
+	variables := map[string]string{}
+	for _, declaration := range file.Decls {
+		group, ok := declaration.(*ast.GenDecl)
+		if !ok || group.Tok != token.VAR {
+			continue
+		}
+		for _, spec := range group.Specs {
+			value := spec.(*ast.ValueSpec)
+			for _, name := range value.Names {
+				variables[name.Name] = value.Doc.Text()
+			}
+		}
+	}
+	return variables
+}
+
+func TestEveryAlertAndEveryErrorHasASection(t *testing.T) {
+	t.Parallel()
+	index, sections := index(t), sections(t)
+	known := map[string]bool{}
+	for name := range alerts(t) {
+		known[name] = true
+	}
+	for name := range sentinels(t) {
+		known[name] = true
+	}
+	for name := range known {
+		require.Contains(t, index, name, "the runbook lacks it")
+		require.Contains(t, sections[index[name]], "`"+name+"`", "its section does not name it")
+	}
+	for name := range index {
+		require.Contains(t, known, name, "the runbook names what there is not")
+	}
+}
+
+func TestAlertsLinkToTheirSections(t *testing.T) {
+	t.Parallel()
+	index := index(t)
+	for name, url := range alerts(t) {
+		require.Equal(t, "https://github.com/fencedb/fencedb/blob/main/docs/runbook.md#"+index[name], url, name)
+	}
+}
+
+func TestTheRunbookKnowsTheCodeOfEachError(t *testing.T) {
+	t.Parallel()
+	for name, comment := range sentinels(t) {
+		code := regexp.MustCompile(`SQLSTATE (FN\d+)`).FindStringSubmatch(comment)
+		if code != nil {
+			require.Contains(t, pages(t)[runbook], "| `"+name+"` | "+code[1]+" |")
+		}
+	}
+}
+
+// At night nobody reads prose: each section answers the same questions in the same order.
+func TestEverySectionOfTheRunbookHasTheSameForm(t *testing.T) {
+	t.Parallel()
+	form := regexp.MustCompile(`(?s)\*\*Means\.\*\* .*\*\*Safe\.\*\* .*\*\*Look\.\*\*.*\*\*Do\.\*\*.*\*\*Never\*\* `)
+	sections := sections(t)
+	for name, anchor := range index(t) {
+		require.Regexp(t, form, sections[anchor], name)
+	}
+}
