@@ -44,6 +44,9 @@ var (
 
 	// ErrUnknown: there is no such booking, or no longer.
 	ErrUnknown = errors.New("booking: no such booking")
+
+	// ErrUnavailable: the store did not answer. Nothing was changed, unless the error is fencedb.ErrCommitUnknown as well.
+	ErrUnavailable = errors.New("booking: the store does not answer")
 )
 
 // InvalidError says which field is wrong and why; errors.Is(err, ErrInvalid) holds for it.

@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -26,7 +27,7 @@ type Config struct {
 // Service takes reservations. It is safe for concurrent use.
 //
 // The errors of its methods say what is true of the data. [lease.ErrHeld] says that somebody is at this table right now, and
-// when to ask again. After any error nothing was changed, except that fencedb.ErrCommitUnknown leaves it open; asking
+// when to ask again. After any error nothing was changed, except that [fencedb.ErrCommitUnknown] leaves it open; asking
 // again, with the same key, settles it. Cancelling ctx ends the waiting and the work, and gives the lease back all the same.
 type Service struct {
 	Config
@@ -46,8 +47,8 @@ func New(client redis.UniversalClient, cfg Config) (*Service, error) {
 	return &Service{cfg, leases}, nil
 }
 
-// Check finds out whether leases can be had; see [lease.Issuer.Check].
-func (s *Service) Check(ctx context.Context) (lease.Health, error) { return s.leases.Check(ctx) }
+// Leases is where the leases come from, for readiness checks and operators.
+func (s *Service) Leases() *lease.Issuer { return s.leases }
 
 // Reserve books a table, and gives the booking an ID. The guest who has the table already may change the size of the party by
 // booking again. A key that was answered before gets the same answer again, however often it is sent.
@@ -72,14 +73,20 @@ func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer An
 	return s.Store.Save(ctx, l, key, b)
 }
 
-// Cancel gives a table free again.
-func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
+// Get returns a booking; [ErrUnknown] if there is none.
+func (s *Service) Get(ctx context.Context, id uuid.UUID) (Booking, error) {
 	b, found, err := s.Store.Get(ctx, id)
+	if err == nil && !found {
+		err = ErrUnknown
+	}
+	return b, err
+}
+
+// Cancel gives a table free again; [ErrUnknown] if there is no such booking, or no longer.
+func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
+	b, err := s.Get(ctx, id)
 	if err != nil {
 		return err
-	}
-	if !found {
-		return ErrUnknown
 	}
 	l, err := s.acquire(ctx, b.Table) // a booking never changes its table
 	if err != nil {
@@ -110,11 +117,25 @@ func (s *Service) List(ctx context.Context, table int, from time.Time) (page []B
 	return page, next, err
 }
 
+// acquire returns a sealed lease on the table. Sealing refuses one whose token is older than what the store has seen: Redis
+// has lost its data, and its clock is behind. Then its counter is raised, and it is asked once more.
 func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) {
-	if s.Wait == 0 {
-		return s.leases.TryAcquire(ctx, Resource(table))
+	l, err := s.lease(ctx, Resource(table))
+	var stale *fencedb.StaleError
+	if !errors.As(err, &stale) {
+		return l, err
 	}
-	return s.leases.Acquire(ctx, Resource(table), lease.WaitAtMost(s.Wait))
+	if _, err := s.leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
+		return nil, err
+	}
+	return s.lease(ctx, Resource(table))
+}
+
+func (s *Service) lease(ctx context.Context, resource string) (*lease.Lease, error) {
+	if s.Wait == 0 {
+		return s.leases.TryAcquire(ctx, resource)
+	}
+	return s.leases.Acquire(ctx, resource, lease.WaitAtMost(s.Wait))
 }
 
 // look finds the answer to a key that was answered before, and refuses a table that somebody else has.

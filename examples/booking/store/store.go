@@ -21,17 +21,20 @@ import (
 // Store is a [booking.Store]. The database must have been brought up with [Migrate].
 type Store struct {
 	db      *pgxpool.Pool
+	fenced  fencedb.DB // db, with the tracers
 	queries *query.Queries
 }
 
 var _ booking.Store = (*Store)(nil)
 
-// New returns a store on db, which stays the caller's to close.
-func New(db *pgxpool.Pool) *Store { return &Store{db, query.New(db)} }
+// New returns a store on db, which stays the caller's to close. The tracers are told of its writes.
+func New(db *pgxpool.Pool, tracers ...fencedb.Tracer) *Store {
+	return &Store{db, fencedb.Traced(db, tracers...), query.New(db)}
+}
 
 // Seal implements [booking.Store].
 func (s *Store) Seal(ctx context.Context, grant fencedb.Grant) error {
-	return fencedb.Seal(ctx, s.db, grant)
+	return explain(fencedb.Seal(ctx, s.fenced, grant))
 }
 
 // Find implements [booking.Store].
@@ -53,7 +56,7 @@ func (s *Store) List(ctx context.Context, table int, from time.Time, limit int) 
 	for i, row := range rows {
 		bookings[i] = fromRow(row)
 	}
-	return bookings, err
+	return bookings, explain(err)
 }
 
 // errNew undoes what Answered has begun with a key that is new.
@@ -70,12 +73,12 @@ func (s *Store) Answered(ctx context.Context, key string, b booking.Booking) (an
 	if errors.Is(err, errNew) {
 		err = nil
 	}
-	return answer, found, err
+	return answer, found, explain(err)
 }
 
 // Save implements [booking.Store]: the booking and the answer to its key, in one transaction behind the fence.
 func (s *Store) Save(ctx context.Context, grant fencedb.Grant, key string, b booking.Booking) (answer booking.Answer, err error) {
-	err = fencedb.Tx(ctx, s.db, grant, func(tx pgx.Tx) error {
+	err = fencedb.Tx(ctx, s.fenced, grant, func(tx pgx.Tx) error {
 		save := func() (booking.Answer, error) { return s.save(ctx, tx, b) }
 		if key == "" {
 			answer, err = save()
@@ -84,7 +87,7 @@ func (s *Store) Save(ctx context.Context, grant fencedb.Grant, key string, b boo
 		answer, _, err = fencedb.OnceJSON(ctx, tx, key, asked(b), save)
 		return err
 	})
-	return answer, err
+	return answer, explain(err)
 }
 
 func (s *Store) save(ctx context.Context, tx pgx.Tx, b booking.Booking) (booking.Answer, error) {
@@ -96,12 +99,12 @@ func (s *Store) save(ctx context.Context, tx pgx.Tx, b booking.Booking) (booking
 
 // Remove implements [booking.Store].
 func (s *Store) Remove(ctx context.Context, grant fencedb.Grant, id uuid.UUID) (removed bool, err error) {
-	err = fencedb.Tx(ctx, s.db, grant, func(tx pgx.Tx) error {
+	err = fencedb.Tx(ctx, s.fenced, grant, func(tx pgx.Tx) error {
 		rows, err := s.queries.WithTx(tx).RemoveBooking(ctx, id)
 		removed = rows > 0
 		return err
 	})
-	return removed, err
+	return removed, explain(err)
 }
 
 // asked is what a key stands for: the booking without its ID, which is new each time that the request is sent.
@@ -114,7 +117,7 @@ func found(row query.Booking, err error) (booking.Booking, bool, error) {
 	if errors.Is(err, pgx.ErrNoRows) {
 		return booking.Booking{}, false, nil
 	}
-	return fromRow(row), err == nil, err
+	return fromRow(row), err == nil, explain(err)
 }
 
 func fromRow(row query.Booking) booking.Booking {
