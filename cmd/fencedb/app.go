@@ -13,6 +13,7 @@ type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	screen      screen
+	patience    time.Duration // before watch says that nobody publishes
 }
 
 // Names of the flags that every command has.
@@ -36,6 +37,8 @@ The URL of Redis is one of these:
 Somebody asks who has table 12, and since when:     fencedb inspect table:12
 Is the set-up sound?                                fencedb doctor
 Somebody asks what is held at all:                  fencedb leases table:
+What is going on just now?                          fencedb watch table:
+How long should a lease last?                       fencedb ttl table
 A holder is stuck and the work must go on:          fencedb revoke table:12 --reason 'worker 7 hangs'
 
 Never delete keys in Redis or rows of fencedb.fences by hand instead: a deleted fence lets a stale holder write.
@@ -66,7 +69,7 @@ func (a *app) root() *cli.Command {
 }
 
 func (a *app) commands() []*cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.revoke(), a.prune(), a.doctor()}
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.ttl(), a.prune(), a.doctor()}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

@@ -15,7 +15,7 @@ import (
 func main() {
 	logging.Disable() // go-redis would write to stderr what the error of the command says again
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv)}
+	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv), patience: patience}
 	code := a.run(ctx, os.Args)
 	stop()
 	os.Exit(code)

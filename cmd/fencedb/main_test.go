@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -29,6 +30,8 @@ type console struct {
 	flags  []string
 	answer string // to every question
 	screen screen
+
+	patience time.Duration
 }
 
 type answer struct {
@@ -38,13 +41,13 @@ type answer struct {
 
 func newConsole(t *testing.T, flags ...string) *console {
 	t.Helper()
-	return &console{T: t, flags: flags}
+	return &console{T: t, flags: flags, patience: time.Hour}
 }
 
 func (c *console) run(args ...string) answer {
 	c.Helper()
 	var out, errOut bytes.Buffer
-	a := &app{in: strings.NewReader(c.answer), out: &out, errOut: &errOut, screen: c.screen}
+	a := &app{in: strings.NewReader(c.answer), out: &out, errOut: &errOut, screen: c.screen, patience: c.patience}
 	code := a.run(c.Context(), append(append([]string{"fencedb"}, c.flags...), args...))
 	return answer{code, out.String(), errOut.String()}
 }

@@ -20,7 +20,7 @@
 // The key is fencedb:v1:events, or fencedb:v1:NAMESPACE:events with [Namespace]. Each entry has one field, "event", with an [Event] in JSON. Redis keeps
 // about the last 10000, some 3 MB. The clock of an event is Redis's, read when it was published, and the order is that of
 // publication: events of one process are in order of their happening, and those of two may change places within the milliseconds
-// that publishing takes. It needs the commands XADD to publish, XREAD and XREVRANGE to follow.
+// that publishing takes. It needs the commands XADD to publish, XREAD and XREVRANGE to follow, XRANGE to replay.
 //
 // A lease that was given back before its caller got it, because it could not be sealed or another of several was taken, is released
 // without having been granted. One that is healed is lost (stale) under its old token and healed under its new one.

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// Option changes what [New] or [Follow] do; each says for which it counts.
+// Option changes what [New], [Follow] or [Replay] do; each says for which it counts.
 type Option func(*options)
 
 type options struct {
@@ -17,7 +17,7 @@ type options struct {
 }
 
 // Namespace keeps the events of several tenants or environments apart in one Redis: give it the Namespace of the issuers that
-// the feed hears of. For [New] and [Follow]. Defaults to none.
+// the feed hears of. For [New], [Follow] and [Replay]. Defaults to none.
 func Namespace(name string) Option {
 	return func(o *options) {
 		if name != "" {

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// watching is a command that goes on until it is interrupted.
+type watching struct {
+	*testing.T
+	out, errOut chan string // lines
+	interrupt   context.CancelFunc
+	code        chan int
+}
+
+func (c *console) start(args ...string) *watching {
+	c.Helper()
+	ctx, interrupt := context.WithCancel(c.Context())
+	w := &watching{c.T, make(chan string, 100), make(chan string, 100), interrupt, make(chan int, 1)}
+	out, errOut := w.pipe(w.out), w.pipe(w.errOut)
+	a := &app{in: strings.NewReader(c.answer), out: out, errOut: errOut, screen: c.screen, patience: c.patience}
+	go func() {
+		w.code <- a.run(ctx, append(append([]string{"fencedb"}, c.flags...), args...))
+	}()
+	c.Cleanup(interrupt)
+	return w
+}
+
+func (w *watching) pipe(lines chan string) io.Writer {
+	r, out := io.Pipe()
+	w.Cleanup(func() { _ = r.Close() })
+	go func() {
+		for s := bufio.NewScanner(r); s.Scan(); {
+			lines <- s.Text()
+		}
+	}()
+	return out
+}
+
+func (w *watching) next(lines chan string) string {
+	w.Helper()
+	select {
+	case line := <-lines:
+		return line
+	case code := <-w.code:
+		require.Fail(w, "it has ended", "exit code %d", code)
+	case <-time.After(20 * time.Second):
+		require.Fail(w, "no line")
+	}
+	return ""
+}
+
+// publishing is the world's issuer and a way to write, with the feed switched on. done returns once everything is published.
+func (w *world) publishing() (i *lease.Issuer, write func(fencedb.Grant) error, done func()) {
+	w.Helper()
+	events := feed.New(w.redis, feed.Namespace(w.namespace), feed.Worker("worker-7"))
+	w.Cleanup(func() { _ = events.Close(context.Background()) })
+	i = newIssuer(w.T, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{events}})
+	db := fencedb.Traced(w.pool, events)
+	write = func(g fencedb.Grant) error {
+		asked := fencedb.NewGrant(g.Resource(), g.Token(), g.LeaseID(), time.Time{})
+		_, err := fencedb.Exec(w.Context(), db, asked, `INSERT INTO seats VALUES (1, 'Ann')`)
+		return err
+	}
+	return i, write, func() { require.NoError(w, events.Close(w.Context())) }
+}
+
+// refusedOnce leaves the events of two leases and a stale write in the feed, and returns the tokens.
+func (w *world) refusedOnce() (stale, stored int64) {
+	w.Helper()
+	i, write, done := w.publishing()
+	first, err := i.TryAcquire(w.Context(), "seat:1")
+	require.NoError(w, err)
+	_, err = i.TryAcquire(w.Context(), "seat:1")
+	require.ErrorIs(w, err, lease.ErrHeld)
+	require.NoError(w, first.Release(w.Context()))
+	second, err := i.TryAcquire(w.Context(), "seat:1")
+	require.NoError(w, err)
+	require.NoError(w, write(second))
+	require.ErrorIs(w, write(first), fencedb.ErrStale)
+	done()
+	return first.Token(), second.Token()
+}
+
+func TestWatchTellsWhatHappenedAndLeavesQuietly(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	stale, stored := w.refusedOnce()
+
+	watching := w.start("watch", "--since", "1h")
+
+	var lines []string
+	for range 6 {
+		lines = append(lines, watching.next(watching.out))
+	}
+	all := strings.Join(lines, "\n")
+	for _, want := range []string{
+		`worker-7  granted    seat:1    ` + tokenText(stale) + `  for 59\.\ds`,
+		`worker-7  held       seat:1 .* another holds it`,
+		`worker-7  released   seat:1    ` + tokenText(stale) + `  held for `,
+		`worker-7  granted    seat:1    ` + tokenText(stored),
+		`worker-7  committed  seat:1    ` + tokenText(stored),
+		`worker-7  refused    seat:1    ` + tokenText(stale) + `  stale, ` + tokenText(stored) + ` is stored`,
+	} {
+		require.Regexp(t, want, all)
+	}
+	watching.interrupt()
+	require.Equal(t, exitDone, <-watching.code)
+}
+
+func TestWatchFilters(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.refusedOnce()
+
+	watching := w.start("--json", "watch", "--since", "1h", "--kind", "released,refused")
+	var seen []feed.Kind
+	for range 2 {
+		var e feed.Event
+		w.decode("event", &e, watching.next(watching.out))
+		seen = append(seen, e.Kind)
+	}
+	require.ElementsMatch(t, []feed.Kind{feed.Released, feed.Refused}, seen)
+
+	other := w.start("--json", "watch", "table:", "--since", "1h")
+	event := feed.New(w.redis, feed.Namespace(w.namespace))
+	i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{event}})
+	_, err := i.TryAcquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.NoError(t, event.Close(t.Context()))
+	require.Contains(t, other.next(other.out), `"table:12"`)
+}
+
+func TestWatchFromNowOnSurvivesARestartOfRedis(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t, "--appendonly", "yes")
+	tell := func(resource string) {
+		f := feed.New(server.Client())
+		f.TraceWriteEnd(t.Context(), fencedb.TraceEnd{TraceStart: fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{
+			fencedb.NewGrant(resource, 41, [16]byte{1}, time.Time{})}}})
+		require.NoError(t, f.Close(t.Context()))
+		require.Zero(t, f.Dropped())
+	}
+	tell("before:1")
+	watching := newConsole(t, "--redis", "redis://"+server.Addr()).start("watch")
+	awaitReader(t, server.Client())
+
+	tell("seat:1")
+	require.Contains(t, watching.next(watching.out), "seat:1")
+	server.Kill()
+	server.Restart()
+	tell("seat:2")
+	require.Contains(t, watching.next(watching.out), "seat:2")
+}
+
+// awaitReader returns once somebody waits in XREAD.
+func awaitReader(t *testing.T, client *redis.Client) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		n, err := client.InfoMap(t.Context(), "clients").Result()
+		return err == nil && n["Clients"]["blocked_clients"] != "0"
+	}, 20*time.Second, time.Millisecond)
+}
+
+func TestWatchSaysHowToSwitchTheFeedOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.patience = time.Millisecond
+
+	hint := w.start("watch")
+	require.Contains(t, hint.next(hint.errOut), "nobody has published here")
+
+	w.refusedOnce()
+	var said bytes.Buffer
+	a := &app{errOut: &said}
+	a.hintAtFeed(t.Context(), w.redis, feed.Namespace(w.namespace))
+	require.Empty(t, said.String(), "somebody does publish")
+	a.hintAtFeed(t.Context(), w.redis, feed.Namespace(w.namespace+"/other"))
+	require.NotEmpty(t, said.String())
+}
+
+func TestWatchIsLeftWithoutAnError(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	a := &app{out: io.Discard, errOut: io.Discard}
+	require.Equal(t, exitDone, a.run(left, append(append([]string{"fencedb"}, w.flags...), "watch")))
+}
+
+func TestWatchWritesWhatFitsOnOneLineAndTheRestOnAnother(t *testing.T) {
+	t.Parallel()
+	e := feed.Event{At: time.Date(2026, 5, 1, 12, 0, 0, 0, time.Local), Kind: feed.Refused, Worker: "kitchen-2", Resource: "table:12", Token: 1763640000000001, Stored: 1763640000000002}
+	shown := func(width int) string {
+		return onScreen(screen{width: width, color: true}, func(p page) {
+			a := &app{out: p.out, screen: p.screen}
+			require.NoError(t, a.newTextLines().write(e))
+		})
+	}
+	require.Equal(t, red+"12:00:00.000  kitchen-2  refused    table:12  1763640000000001  stale, 1763640000000002 is stored"+plain+"\n", shown(200))
+	require.Equal(t, red+"12:00:00.000  kitchen-2  refused    table:12  1763640000000001\n              stale, 1763640000000002 is stored"+plain+"\n", shown(80))
+	e.Resource = "table:" + strings.Repeat("x", 100) + ":end"
+	for line := range strings.Lines(shown(80)) {
+		require.LessOrEqual(t, len([]rune(line)), 80+len(red))
+	}
+	e.Worker = "a\x1b[2J"
+	require.NotContains(t, shown(200), "\x1b[2J")
+}
+
+// Each kind has words of its own, and its JSON fits the schema.
+func TestEveryKindOfEventIsTold(t *testing.T) {
+	t.Parallel()
+	schema, err := jsonschema.NewCompiler().Compile("schema.json#/$defs/event")
+	require.NoError(t, err)
+	for _, kind := range kinds {
+		e := feed.Event{ID: "1-0", At: time.UnixMilli(1), Kind: kind, Worker: "w", Resource: "seat:1", Token: 41, LeaseID: "0f8fad5b",
+			Stored: 42, TTL: time.Second, Took: time.Second, Cause: "expired"}
+		require.NotEmpty(t, happened(e), kind)
+		text, err := json.Marshal(e)
+		require.NoError(t, err)
+		document, err := jsonschema.UnmarshalJSON(strings.NewReader(string(text)))
+		require.NoError(t, err)
+		require.NoError(t, schema.Validate(document), kind)
+	}
+	require.Equal(t, "another lease entered with the same token", happened(feed.Event{Kind: feed.Refused, Token: 41, Stored: 41}))
+}
