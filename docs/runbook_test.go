@@ -126,6 +126,17 @@ func TestAlertsLinkToTheirSections(t *testing.T) {
 	}
 }
 
+func TestTheDashboardLinksToSections(t *testing.T) {
+	t.Parallel()
+	dashboard, err := os.ReadFile("../observe/grafana/dashboards/fencedb.json")
+	require.NoError(t, err)
+	links := regexp.MustCompile(`runbook\.md#([a-z-]+)`).FindAllStringSubmatch(string(dashboard), -1)
+	require.NotEmpty(t, links)
+	for _, link := range links {
+		require.Contains(t, sections(t), link[1])
+	}
+}
+
 func TestTheRunbookKnowsTheCodeOfEachError(t *testing.T) {
 	t.Parallel()
 	for name, comment := range sentinels(t) {
