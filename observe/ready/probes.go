@@ -1,0 +1,90 @@
+package ready
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+var (
+	errLate    = errors.New("ready: no answer in time")
+	errHanging = errors.New("ready: the check still hangs from before")
+)
+
+// probes run the checks and remember what they said.
+type probes struct {
+	cfg  Config
+	busy []chan struct{} // for each check; full while it runs
+
+	turn chan struct{} // full while the checks run: whoever asks meanwhile waits for the same answer
+	last []error       // for each check; guarded by turn
+	till time.Time     // last is fresh; guarded by turn
+}
+
+func newProbes(cfg Config) *probes {
+	p := &probes{cfg: cfg, turn: make(chan struct{}, 1)}
+	for range cfg.Checks {
+		p.busy = append(p.busy, make(chan struct{}, 1))
+	}
+	return p
+}
+
+// results returns one error for each check, in their order. They are not changed afterwards.
+func (p *probes) results() []error {
+	p.turn <- struct{}{}
+	defer func() { <-p.turn }()
+	if time.Now().Before(p.till) {
+		return p.last
+	}
+	results := make([]error, len(p.cfg.Checks))
+	var all sync.WaitGroup
+	for n := range p.cfg.Checks {
+		all.Go(func() { results[n] = p.probe(n) })
+	}
+	all.Wait()
+	p.last, p.till = results, time.Now().Add(p.cfg.Fresh)
+	return results
+}
+
+func (p *probes) probe(n int) error {
+	err := p.run(n)
+	if err != nil && p.cfg.Failed != nil {
+		p.cfg.Failed(p.cfg.Checks[n].Name, err)
+	}
+	return err
+}
+
+// run leaves a check behind that does not end with its context, and does not start another beside it.
+func (p *probes) run(n int) error {
+	select {
+	case p.busy[n] <- struct{}{}:
+	default:
+		return errHanging
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), p.cfg.Timeout, errLate)
+	defer cancel()
+	result := make(chan error, 1)
+	go func() {
+		err := contained(ctx, p.cfg.Checks[n].Run)
+		<-p.busy[n]
+		result <- err
+	}()
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// contained makes an error of a panic, which nobody would catch in this goroutine.
+func contained(ctx context.Context, run func(context.Context) error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("ready: the check panicked: %v", r)
+		}
+	}()
+	return run(ctx)
+}

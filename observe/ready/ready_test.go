@@ -1,0 +1,195 @@
+package ready_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/observe/ready"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func handler(t *testing.T, cfg ready.Config) http.Handler {
+	t.Helper()
+	h, err := ready.New(cfg)
+	require.NoError(t, err)
+	return h
+}
+
+func ask(h http.Handler, method string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(method, "/readyz", nil))
+	return w
+}
+
+var errSecret = errors.New("password authentication failed for user ann at 10.0.0.7")
+
+func good(name string) ready.Check {
+	return ready.Check{Name: name, Run: func(context.Context) error { return nil }}
+}
+
+func bad(name string) ready.Check {
+	return ready.Check{Name: name, Run: func(context.Context) error { return errSecret }}
+}
+
+func TestReadyIfEveryCheckPasses(t *testing.T) {
+	t.Parallel()
+	w := ask(handler(t, ready.Config{Checks: []ready.Check{good("a"), good("b")}}), http.MethodGet)
+	require.Equal(t, http.StatusOK, w.Code)
+	require.JSONEq(t, `{"ready": true, "checks": {"a": "ok", "b": "ok"}}`, w.Body.String())
+	require.Equal(t, "application/json", w.Header().Get("Content-Type"))
+	require.Equal(t, "no-store", w.Header().Get("Cache-Control"))
+	require.Empty(t, w.Header().Get("Retry-After"))
+}
+
+func TestNotReadyIfOneFails(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	failed := map[string]error{}
+	w := ask(handler(t, ready.Config{
+		Checks: []ready.Check{good("a"), bad("b")},
+		Fresh:  1100 * time.Millisecond,
+		Failed: func(name string, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			failed[name] = err
+		},
+	}), http.MethodGet)
+	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+	require.JSONEq(t, `{"ready": false, "checks": {"a": "ok", "b": "failed"}}`, w.Body.String(), "no reasons")
+	require.Equal(t, "2", w.Header().Get("Retry-After"), "rounded up")
+	require.Equal(t, map[string]error{"b": errSecret}, failed)
+}
+
+func TestReasonsAreShownOnRequest(t *testing.T) {
+	t.Parallel()
+	w := ask(handler(t, ready.Config{Checks: []ready.Check{good("a"), bad("b")}, Details: true}), http.MethodGet)
+	require.JSONEq(t, `{"ready": false, "checks": {"a": "ok", "b": "failed"}, "reasons": {"b": "`+errSecret.Error()+`"}}`, w.Body.String())
+}
+
+func TestAPanicIsAFailure(t *testing.T) {
+	t.Parallel()
+	check := ready.Check{Name: "a", Run: func(context.Context) error { panic("broken") }}
+	require.Equal(t, http.StatusServiceUnavailable, ask(handler(t, ready.Config{Checks: []ready.Check{check}}), http.MethodGet).Code)
+}
+
+func TestMethods(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(handler(t, ready.Config{Checks: []ready.Check{bad("a")}}))
+	defer server.Close()
+	answer, err := http.Head(server.URL)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Equal(t, http.StatusServiceUnavailable, answer.StatusCode)
+	require.NotEmpty(t, answer.Header.Get("Retry-After"))
+
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodOptions} {
+		w := ask(handler(t, ready.Config{Checks: []ready.Check{good("a")}}), method)
+		require.Equal(t, http.StatusMethodNotAllowed, w.Code, method)
+		require.Equal(t, "GET, HEAD", w.Header().Get("Allow"))
+	}
+}
+
+func TestAnswersAreGivenAgainWhileTheyAreFresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		h := handler(t, ready.Config{Fresh: time.Minute, Checks: []ready.Check{{Name: "a", Run: func(context.Context) error {
+			if runs.Add(1) > 1 {
+				return errSecret
+			}
+			return nil
+		}}}})
+		for range 3 {
+			require.Equal(t, http.StatusOK, ask(h, http.MethodGet).Code)
+		}
+		time.Sleep(time.Minute - 1)
+		require.Equal(t, http.StatusOK, ask(h, http.MethodGet).Code)
+		time.Sleep(1)
+		require.Equal(t, http.StatusServiceUnavailable, ask(h, http.MethodGet).Code)
+		require.Equal(t, int32(2), runs.Load())
+	})
+}
+
+func TestChecksRunSideBySideAndOnceForAllWhoAsk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		slow := func(name string) ready.Check {
+			return ready.Check{Name: name, Run: func(context.Context) error {
+				runs.Add(1)
+				time.Sleep(time.Second)
+				return nil
+			}}
+		}
+		h := handler(t, ready.Config{Checks: []ready.Check{slow("a"), slow("b")}})
+		began := time.Now()
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				if code := ask(h, http.MethodGet).Code; code != http.StatusOK {
+					t.Errorf("status %d", code)
+				}
+			})
+		}
+		all.Wait()
+		require.Equal(t, time.Second, time.Since(began))
+		require.Equal(t, int32(2), runs.Load())
+	})
+}
+
+func TestACheckThatHangsIsAFailureAndRunsOnlyOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var runs atomic.Int32
+		end := make(chan struct{})
+		h := handler(t, ready.Config{Timeout: time.Second, Checks: []ready.Check{{Name: "a", Run: func(context.Context) error {
+			runs.Add(1)
+			<-end // whatever its context says
+			return nil
+		}}}})
+		for range 3 {
+			require.Equal(t, http.StatusServiceUnavailable, ask(h, http.MethodGet).Code)
+			time.Sleep(time.Second)
+		}
+		require.Equal(t, int32(1), runs.Load())
+		close(end)
+		synctest.Wait()
+		require.Equal(t, http.StatusOK, ask(h, http.MethodGet).Code)
+	})
+}
+
+func TestTheContextOfACheckEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := handler(t, ready.Config{Checks: []ready.Check{{Name: "a", Run: func(ctx context.Context) error {
+			<-ctx.Done()
+			return nil // too late to say so
+		}}}})
+		began := time.Now()
+		ask(h, http.MethodGet)
+		require.Equal(t, 2*time.Second, time.Since(began))
+		synctest.Wait()
+	})
+}
+
+func TestBadConfigurationsAreRefused(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]ready.Config{
+		"no checks":        {},
+		"no name":          {Checks: []ready.Check{good("")}},
+		"one name twice":   {Checks: []ready.Check{good("a"), bad("a")}},
+		"nothing to run":   {Checks: []ready.Check{{Name: "a"}}},
+		"timeout negative": {Checks: []ready.Check{good("a")}, Timeout: -1},
+		"fresh negative":   {Checks: []ready.Check{good("a")}, Fresh: -1},
+	} {
+		_, err := ready.New(cfg)
+		require.ErrorIs(t, err, ready.ErrInvalid, name)
+	}
+}
