@@ -109,7 +109,7 @@ func (e *examination) askClock(ctx context.Context) error {
 		if ahead < 0 {
 			way = "behind"
 		}
-		e.add(clockDifference.about(s.Addr, ahead.Abs().Round(time.Millisecond), way))
+		e.add(clockDifference.about(s.Addr, ahead.Abs().Round(time.Second), way))
 	}
 	return nil
 }
