@@ -41,7 +41,7 @@ func newExamination(ctx context.Context, cmd *cli.Command) (*examination, func()
 		pool.Close()
 		_ = client.Close()
 	}
-	i, err := issuer(client, cmd)
+	i, err := issuer(client, namesOf(cmd))
 	if err != nil {
 		closeBoth()
 		return nil, nil, usage("%w", err)

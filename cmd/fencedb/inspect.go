@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
@@ -16,12 +15,14 @@ import (
 func (a *app) inspect() *cli.Command {
 	return &cli.Command{
 		Name:      "inspect",
-		Usage:     "show who holds a resource, what its fence is, and which open transactions hold that",
+		Usage:     "show who holds a resource, what its fence is, which open transactions hold that, and who was refused",
 		ArgsUsage: "RESOURCE",
 		Description: `Asks Redis and Postgres, changes nothing. The notes at the end say what follows from what was found: who can write
-now, and whether Redis has forgotten something.
+now, and whether Redis has forgotten something. The last refusals are known where programs publish them; see watch. Places
+of a semaphore of that name, and the result of a once: key, are shown if there are any.
 
-   fencedb inspect table:12`,
+   fencedb inspect table:12
+   fencedb inspect once:order-7`,
 		Action: a.inspectResource,
 	}
 }
@@ -36,6 +37,9 @@ type inspection struct {
 	Revoked         *uuid.UUID    `json:"revoked_lease_id"`  // lately
 	Fence           *fence        `json:"fence"`             // in Postgres
 	Transactions    []transaction `json:"transactions"`
+	Refusals        []refused     `json:"refusals"`  // the newest first; nil: nobody publishes
+	Semaphore       *places       `json:"semaphore"` // nil: nobody has a place or waits for one
+	Once            *recorded     `json:"once"`      // nil: no result
 	Notes           []note        `json:"notes"`
 }
 
@@ -58,6 +62,9 @@ func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
 		if err != nil {
 			return err
 		}
+		if err := o.lookAround(ctx, found); err != nil {
+			return err
+		}
 		return a.show(cmd, found)
 	})
 }
@@ -65,8 +72,7 @@ func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
 // operation is work on one resource, in both servers.
 type operation struct {
 	resource string
-	issuer   *lease.Issuer
-	pool     *pgxpool.Pool
+	*servers
 }
 
 // onResource connects both servers for a command that takes one resource.
@@ -74,32 +80,9 @@ func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(context.
 	if cmd.Args().Len() != 1 || cmd.Args().First() == "" {
 		return usage("%s takes one resource, such as table:12, got %q", cmd.FullName(), cmd.Args().Slice())
 	}
-	return a.onServers(ctx, cmd, func(i *lease.Issuer, pool *pgxpool.Pool) error {
-		return fn(ctx, &operation{cmd.Args().First(), i, pool})
+	return a.onServers(ctx, cmd, func(s *servers) error {
+		return fn(ctx, &operation{cmd.Args().First(), s})
 	})
-}
-
-func (a *app) onServers(ctx context.Context, cmd *cli.Command, fn func(*lease.Issuer, *pgxpool.Pool) error) error {
-	connecting, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	client, err := redisClient(connecting, cmd)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	pool, err := postgres(connecting, cmd)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	i, err := issuer(client, cmd)
-	if err != nil {
-		return usage("%w", err)
-	}
-	return fn(i, pool)
 }
 
 // look asks Redis first: a fence read later is never older than the lease it is compared with.
@@ -137,17 +120,23 @@ func newInspection(known lease.Inspection) *inspection {
 }
 
 func (r *inspection) print(p page) {
-	p.facts(
-		[2]string{"RESOURCE", visible(r.Resource)},
-		[2]string{"HOLDER", r.Holder.String()},
-		[2]string{"WAITING", strconv.Itoa(r.Waiters)},
-		[2]string{"REDIS", r.counter()},
-		[2]string{"LEDGER", r.Fence.String()},
-	)
-	if len(r.Transactions) > 0 {
-		fmt.Fprintln(p.out)
-		printTransactions(p, r.Transactions)
+	facts := [][2]string{
+		{"RESOURCE", visible(r.Resource)},
+		{"HOLDER", r.Holder.String()},
+		{"WAITING", strconv.Itoa(r.Waiters)},
+		{"REDIS", r.counter()},
+		{"LEDGER", r.Fence.String()},
 	}
+	if r.Semaphore != nil {
+		facts = append(facts, [2]string{"SEMAPHORE", r.Semaphore.String()})
+	}
+	if r.Once != nil {
+		facts = append(facts, [2]string{"ONCE", r.Once.String()})
+	}
+	p.facts(facts...)
+	printTransactions(p, r.Transactions)
+	printPlaces(p, r.Semaphore)
+	printRefusals(p, r.Refusals)
 	printNotes(p, r.Notes)
 }
 
@@ -185,9 +174,13 @@ func (f *fence) String() string {
 }
 
 func printTransactions(p page, open []transaction) {
+	if len(open) == 0 {
+		return
+	}
 	rows := make([][]string, len(open))
 	for i, t := range open {
 		rows[i] = []string{strconv.Itoa(t.PID), visible(t.Application), t.State, span(t.open())}
 	}
+	fmt.Fprintln(p.out)
 	p.table([]string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, rows)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -10,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
 )
 
 func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
@@ -98,4 +101,73 @@ func TestInspectWithoutTheSchemaSaysWhatToDo(t *testing.T) {
 
 	require.Equal(t, exitFailed, got.code)
 	require.Contains(t, got.errOut, "fencedb migrate up")
+}
+
+func TestInspectNamesTheLastRefusals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.Nil(t, w.inspected("seat:1").Refusals, "nobody publishes")
+	stale, stored := w.refusedOnce()
+
+	found := w.inspected("seat:1")
+	require.Len(t, found.Refusals, 1)
+	require.WithinDuration(t, time.Now(), found.Refusals[0].At, time.Minute)
+	found.Refusals[0].At = time.Time{}
+	require.Equal(t, refused{Worker: "worker-7", Token: stale, Stored: stored}, found.Refusals[0])
+	require.Contains(t, w.ok("inspect", "seat:1"), "REFUSED")
+	require.Equal(t, []refused{}, w.inspected("seat:2").Refusals, "somebody publishes, and it was not refused")
+
+	for n := range 7 {
+		w.publish(fmt.Sprintf(`{"kind":"refused","resource":"%s","worker":"w","token":%d,"stored":99}`, publishedHash("seat:1"), n))
+	}
+	require.Equal(t, []int64{6, 5, 4, 3, 2}, tokensOf(w.inspected("seat:1").Refusals), "the newest first, hashed or not")
+}
+
+func tokensOf(all []refused) (tokens []int64) {
+	for _, r := range all {
+		tokens = append(tokens, r.Token)
+	}
+	return tokens
+}
+
+func TestInspectKnowsSemaphores(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.Nil(t, w.inspected("tenant:7").Semaphore)
+	s := w.semaphore(3)
+	l, err := s.TryAcquire(t.Context(), "tenant:7")
+	require.NoError(t, err)
+
+	found := w.inspected("tenant:7")
+	require.Nil(t, found.Holder)
+	require.Nil(t, found.Semaphore.Limit, "it is what the programs bring along")
+	require.Len(t, found.Semaphore.Holders, 1)
+	require.Equal(t, l.LeaseID(), found.Semaphore.Holders[0].LeaseID)
+
+	require.NoError(t, s.SetLimit(t.Context(), "tenant:7", 5))
+	require.Equal(t, 5, *w.inspected("tenant:7").Semaphore.Limit)
+	shown := w.ok("inspect", "tenant:7")
+	require.Contains(t, shown, "places: 1 of 5 taken, 0 waiting")
+	require.Contains(t, shown, l.LeaseID().String())
+}
+
+func TestInspectKnowsResultsOfOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	keys, err := once.New(w.redis, once.Config{Namespace: w.namespace})
+	require.NoError(t, err)
+	_, _, err = keys.Do(t.Context(), "order-7", nil, func(context.Context, *lease.Lease) ([]byte, error) {
+		found := w.inspected("once:order-7")
+		require.NotNil(t, found.Holder, "in flight")
+		require.Nil(t, found.Once)
+		return []byte("booked"), nil
+	})
+	require.NoError(t, err)
+
+	found := w.inspected("once:order-7")
+	require.Nil(t, found.Holder)
+	require.Equal(t, 6, found.Once.Bytes)
+	require.Positive(t, *found.Once.RememberedForMS)
+	require.Contains(t, w.ok("inspect", "once:order-7"), "done, with a result of 6 bytes, remembered for")
+	require.Nil(t, w.inspected("order-7").Once)
 }

@@ -1,34 +1,43 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/semaphore"
 )
 
-const flagLimit = "limit"
+const (
+	flagLimit  = "limit"
+	flagOldest = "oldest"
+)
 
 func (a *app) leases() *cli.Command {
 	return &cli.Command{
 		Name:      "leases",
 		Usage:     "list what is held now",
 		ArgsUsage: "[PREFIX]",
-		Description: `Lists the leases whose resource begins with PREFIX. Walks through Redis with SCAN, which holds nobody up; what is
-acquired or released meanwhile may or may not be listed.
+		Description: `Lists the leases, the places of semaphores and the claims of package once whose resource begins with PREFIX. Walks through
+Redis with SCAN, which holds nobody up; what is acquired or released meanwhile may or may not be listed.
 
-   fencedb leases                 all
-   fencedb leases table: --json   those of type table, for a program`,
-		Flags:  []cli.Flag{&cli.IntFlag{Name: flagLimit, Usage: "list at most `N`", Value: 1000}},
+   fencedb leases                              all
+   fencedb leases table: --json                those of type table, for a program
+   fencedb leases --oldest --older-than 10m    what may be stuck, the longest first`,
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: flagLimit, Usage: "list at most `N` resources", Value: 1000},
+			&cli.BoolFlag{Name: flagOldest, Usage: "those that are held for longest first, instead of by name"},
+			&cli.DurationFlag{Name: flagOlderThan, Usage: "only those that are held for longer than this `TIME`"},
+		},
 		Action: a.listLeases,
 	}
 }
@@ -41,6 +50,7 @@ type leaseList struct {
 
 type held struct {
 	Resource string `json:"resource"`
+	Kind     string `json:"kind"` // lease, semaphore or once
 	holder
 	Waiters int `json:"waiters"`
 }
@@ -48,14 +58,10 @@ type held struct {
 func (l *leaseList) print(p page) {
 	rows := make([][]string, len(l.Leases))
 	for i, h := range l.Leases {
-		since := ""
-		if h.IssuedAt != nil {
-			since = span(max(0, time.Since(*h.IssuedAt)))
-		}
-		rows[i] = []string{visible(h.Resource), strconv.FormatInt(h.Token, 10), since,
+		rows[i] = []string{visible(h.Resource), h.Kind, strconv.FormatInt(h.Token, 10), since(h.IssuedAt),
 			span(time.Duration(h.ExpiresInMS) * time.Millisecond), strconv.Itoa(h.Waiters), h.LeaseID.String()}
 	}
-	p.table([]string{"RESOURCE", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE"}, rows)
+	p.table([]string{"RESOURCE", "KIND", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE"}, rows)
 	if l.More {
 		fmt.Fprintf(p.out, "\nand more; see --%s\n", flagLimit)
 	}
@@ -64,8 +70,24 @@ func (l *leaseList) print(p page) {
 	}
 }
 
+// since is empty where the time is not known.
+func since(at *time.Time) string {
+	if at == nil {
+		return ""
+	}
+	return span(max(0, time.Since(*at)))
+}
+
+// selection is what leases is asked for.
+type selection struct {
+	namespace, prefix string
+	limit             int
+	oldest            bool
+	olderThan         time.Duration
+}
+
 func (a *app) listLeases(ctx context.Context, cmd *cli.Command) error {
-	prefix, err := prefixOf(cmd)
+	wanted, err := newSelection(cmd)
 	if err != nil {
 		return err
 	}
@@ -79,105 +101,82 @@ func (a *app) listLeases(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer client.Close()
-	list, err := findLeases(ctx, client, cmd.String(flagNamespace), prefix, cmd.Int(flagLimit))
+	list, err := findLeases(ctx, client, wanted)
 	if err != nil {
 		return err
 	}
 	return a.show(cmd, list)
 }
 
-func prefixOf(cmd *cli.Command) (string, error) {
+func newSelection(cmd *cli.Command) (selection, error) {
+	wanted := selection{cmd.String(flagNamespace), cmd.Args().First(), cmd.Int(flagLimit), cmd.Bool(flagOldest), cmd.Duration(flagOlderThan)}
 	switch {
 	case cmd.Args().Len() > 1:
-		return "", usage("%s takes one prefix, got %q", cmd.FullName(), cmd.Args().Slice())
+		return wanted, usage("%s takes one prefix, got %q", cmd.FullName(), cmd.Args().Slice())
 	case cmd.Args().Present() && cmd.Bool(flagHashed):
-		return "", usage("with --%s Redis does not know how resources begin; list them without a prefix", flagHashed)
-	case cmd.Int(flagLimit) < 1:
-		return "", usage("--%s must be at least 1, got %d", flagLimit, cmd.Int(flagLimit))
+		return wanted, usage("with --%s Redis does not know how resources begin; list them without a prefix", flagHashed)
+	case wanted.limit < 1:
+		return wanted, usage("--%s must be at least 1, got %d", flagLimit, wanted.limit)
+	case wanted.olderThan < 0:
+		return wanted, usage("--%s must not be negative, got %v", flagOlderThan, wanted.olderThan)
 	}
-	return cmd.Args().First(), nil
+	return wanted, nil
 }
 
-func findLeases(ctx context.Context, client redis.UniversalClient, namespace, prefix string, limit int) (*leaseList, error) {
-	names, err := scanOwners(ctx, client, namespace, prefix)
+func findLeases(ctx context.Context, client redis.UniversalClient, wanted selection) (*leaseList, error) {
+	owners, err := scanOwners(ctx, client, wanted)
+	if err == nil && (wanted.oldest || wanted.olderThan > 0) {
+		owners, err = byAge(ctx, client, owners, wanted)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("redis: scan: %w", err)
 	}
 	// Not hashed here, whatever the programs do: what SCAN found is the name in Redis already.
-	i, err := lease.New(client, lease.Config{TTL: time.Minute, Namespace: namespace})
+	n := names{namespace: wanted.namespace}
+	i, err := issuer(client, n)
 	if err != nil {
 		return nil, usage("%w", err)
 	}
-	list := &leaseList{Leases: []held{}, Problems: []string{}, More: len(names) > limit}
-	for _, name := range names[:min(limit, len(names))] {
-		known, err := i.Inspect(ctx, name)
+	places, err := newSemaphore(&servers{client: client, names: n})
+	if err != nil {
+		return nil, usage("%w", err)
+	}
+	list := &leaseList{Leases: []held{}, Problems: []string{}, More: len(owners) > wanted.limit}
+	for _, o := range owners[:min(wanted.limit, len(owners))] {
+		holders, err := o.holders(ctx, i, places)
 		switch {
 		case errors.Is(err, lease.ErrCorrupt):
 			list.Problems = append(list.Problems, err.Error())
 		case err != nil:
 			return nil, err
-		case known.Token > 0: // otherwise it has ended since
-			list.Leases = append(list.Leases, held{name, *newInspection(known).Holder, known.Waiters})
 		}
+		list.Leases = append(list.Leases, slices.DeleteFunc(holders, wanted.tooNew)...)
 	}
 	return list, nil
 }
 
-// scanOwners returns the resources that are held, in order.
-func scanOwners(ctx context.Context, client redis.UniversalClient, namespace, prefix string) ([]string, error) {
-	var mu sync.Mutex
-	found := map[string]bool{} // SCAN may name a key twice
-	scan := func(ctx context.Context, server redis.Cmdable) error {
-		keys := server.Scan(ctx, 0, ownerPattern(namespace, prefix), 1000).Iterator()
-		for keys.Next(ctx) {
-			if name, ok := resourceOf(keys.Val(), namespace); ok {
-				mu.Lock()
-				found[name] = true
-				mu.Unlock()
-			}
+// tooNew is asked again of each holder: of a semaphore's some may be new.
+func (s selection) tooNew(h held) bool {
+	return s.olderThan > 0 && (h.IssuedAt == nil || time.Since(*h.IssuedAt) <= s.olderThan)
+}
+
+// holders may be none: the resource may have been released since.
+func (o owner) holders(ctx context.Context, i *lease.Issuer, places *semaphore.Semaphore) (all []held, err error) {
+	if o.kind == semaphoreKind {
+		known, err := places.Inspect(ctx, o.resource)
+		for _, h := range known.Holders {
+			all = append(all, held{o.resource, o.kind, placeOf(h), known.Waiters})
 		}
-		return keys.Err()
+		slices.SortStableFunc(all, func(a, b held) int { return cmp.Compare(a.Token, b.Token) })
+		return all, err
 	}
-	var err error
-	if cluster, ok := client.(*redis.ClusterClient); ok {
-		err = cluster.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error { return scan(ctx, master) })
-	} else {
-		err = scan(ctx, client)
+	known, err := i.Inspect(ctx, o.resource)
+	if err != nil || known.Token == 0 {
+		return nil, err
 	}
-	names := make([]string, 0, len(found))
-	for name := range found {
-		names = append(names, name)
+	kind := o.kind
+	if strings.HasPrefix(o.resource, onceResources) {
+		kind = onceKind
 	}
-	slices.Sort(names)
-	return names, err
-}
-
-// The names of keys, as package lease makes them: lease:v1:{namespace/resource}:owner
-var (
-	escaper   = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D", "/", "%2F")
-	unescaper = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}", "%2F", "/")
-	globber   = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
-)
-
-const (
-	beforeName = "lease:v1:{"
-	afterName  = "}:owner"
-)
-
-func ownerPattern(namespace, prefix string) string {
-	return beforeName + globber.Replace(tenant(namespace)+escaper.Replace(prefix)) + "*" + afterName
-}
-
-// resourceOf refuses the keys of other namespaces, which a pattern cannot.
-func resourceOf(key, namespace string) (string, bool) {
-	name, ok := strings.CutPrefix(key, beforeName+tenant(namespace))
-	name, whole := strings.CutSuffix(name, afterName)
-	return unescaper.Replace(name), ok && whole && !strings.Contains(name, "/")
-}
-
-func tenant(namespace string) string {
-	if namespace == "" {
-		return ""
-	}
-	return escaper.Replace(namespace) + "/"
+	return []held{{o.resource, kind, *newInspection(known).Holder, known.Waiters}}, nil
 }

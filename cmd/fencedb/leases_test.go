@@ -1,14 +1,20 @@
 package main
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
 )
 
 func (w *world) listed(args ...string) (names []string, list leaseList) {
@@ -117,4 +123,71 @@ func TestLeasesOfACluster(t *testing.T) {
 	names, _ := w.listed()
 
 	require.Equal(t, want, names)
+}
+
+// heldSince makes a lease look as if it had been acquired that long ago.
+func (w *world) heldSince(resource string, age time.Duration) {
+	w.Helper()
+	value := fmt.Sprintf("%s:%d", uuid.New(), time.Now().Add(-age).UnixMicro())
+	require.NoError(w, w.redis.Set(w.Context(), "lease:v1:{"+w.namespace+"/"+resource+"}:owner", value, time.Minute).Err())
+}
+
+func TestLeasesByAge(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.acquire("a:new")
+	for resource, age := range map[string]time.Duration{"a:hour": time.Hour, "b:day": day, "c:minutes": 10 * time.Minute} {
+		w.heldSince(resource, age)
+	}
+	require.NoError(t, w.redis.Set(t.Context(), "lease:v1:{"+w.namespace+"/d:list}:owner", uuid.NewString()+":7", time.Minute).Err())
+	require.NoError(t, w.redis.LPush(t.Context(), "lease:v1:{"+w.namespace+"/e:broken}:owner", "by hand").Err())
+
+	names, list := w.listed("--oldest")
+	require.Equal(t, []string{"b:day", "a:hour", "c:minutes", "a:new", "d:list"}, names)
+	require.Len(t, list.Problems, 1)
+	names, list = w.listed("--oldest", "--limit", "2")
+	require.Equal(t, []string{"b:day", "a:hour"}, names, "of all, not of the first two")
+	require.True(t, list.More)
+	names, _ = w.listed("--older-than", "30m")
+	require.Equal(t, []string{"a:hour", "b:day"}, names, "by name unless told otherwise")
+}
+
+func TestLeasesKnowsSemaphoresAndClaims(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.acquire("tenant:7")
+	s := w.semaphore(3)
+	first, err := s.TryAcquire(t.Context(), "tenant:7")
+	require.NoError(t, err)
+	second, err := s.TryAcquire(t.Context(), "tenant:7")
+	require.NoError(t, err)
+	keys, err := once.New(w.redis, once.Config{Namespace: w.namespace})
+	require.NoError(t, err)
+
+	_, _, err = keys.Do(t.Context(), "order-7", nil, func(context.Context, *lease.Lease) ([]byte, error) {
+		names, list := w.listed("--oldest")
+		require.Equal(t, []string{"tenant:7", "tenant:7", "tenant:7", "once:order-7"}, names)
+		var kinds []string
+		for _, l := range list.Leases {
+			kinds = append(kinds, l.Kind)
+		}
+		require.Equal(t, []string{"lease", "semaphore", "semaphore", "once"}, kinds)
+		require.Equal(t, []int64{first.Token(), second.Token()}, []int64{list.Leases[1].Token, list.Leases[2].Token})
+		return nil, nil
+	})
+	require.NoError(t, err)
+}
+
+func TestOldPlacesOfASemaphoreAreListedWithoutTheNewOnes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	fresh, err := w.semaphore(3).TryAcquire(t.Context(), "tenant:7")
+	require.NoError(t, err)
+	old := redis.Z{Score: float64(time.Now().Add(time.Minute).UnixMicro()), Member: fmt.Sprintf("%s:%d", uuid.New(), time.Now().Add(-time.Hour).UnixMicro())}
+	require.NoError(t, w.redis.ZAdd(t.Context(), "semaphore:v1:{"+w.namespace+"/tenant:7}:owner", old).Err())
+
+	_, list := w.listed("--older-than", "30m")
+
+	require.Len(t, list.Leases, 1)
+	require.NotEqual(t, fresh.LeaseID(), list.Leases[0].LeaseID)
 }

@@ -81,8 +81,8 @@ func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 	}
-	return a.onServers(ctx, cmd, func(i *lease.Issuer, pool *pgxpool.Pool) error {
-		s := &sweeper{i, pool, older, func() (context.Context, context.CancelFunc, error) { return bounded(ctx, cmd) }}
+	return a.onServers(ctx, cmd, func(both *servers) error {
+		s := &sweeper{both.issuer, both.pool, older, func() (context.Context, context.CancelFunc, error) { return bounded(ctx, cmd) }}
 		r := &pruning{OlderThanMS: older.Milliseconds(), Applied: cmd.Bool(flagApply)}
 		err := s.sweep(func(_ context.Context, free []string, held int) error {
 			r.Found += int64(len(free))

@@ -52,11 +52,11 @@ func withoutURL(err error) error {
 const fenceRetention = 30 * 24 * time.Hour
 
 // issuer never acquires; its TTL is only required.
-func issuer(client redis.UniversalClient, cmd *cli.Command) (*lease.Issuer, error) {
+func issuer(client redis.UniversalClient, n names) (*lease.Issuer, error) {
 	return lease.New(client, lease.Config{
 		TTL:            time.Minute,
-		Namespace:      cmd.String(flagNamespace),
-		HashResources:  cmd.Bool(flagHashed),
+		Namespace:      n.namespace,
+		HashResources:  n.hashed,
 		FenceRetention: fenceRetention,
 	})
 }

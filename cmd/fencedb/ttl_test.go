@@ -11,17 +11,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// held puts n leases on a type into the feed: one for each of 1 to n milliseconds.
-func (w *world) held(kind, event string, n int) {
+// publish puts events in JSON into the feed.
+func (w *world) publish(events ...string) {
 	w.Helper()
 	_, err := w.redis.Pipelined(w.Context(), func(pipe redis.Pipeliner) error {
-		for ms := 1; ms <= n; ms++ {
-			text := fmt.Sprintf(`{"kind":%q,"resource":"%s:12","token":41,"took_ms":%d}`, event, kind, ms)
+		for _, text := range events {
 			pipe.XAdd(w.Context(), &redis.XAddArgs{Stream: "fencedb:v1:" + w.namespace + ":events", Values: []string{"event", text}})
 		}
 		return nil
 	})
 	require.NoError(w, err)
+}
+
+// held puts n leases on a type into the feed: one for each of 1 to n milliseconds.
+func (w *world) held(kind, event string, n int) {
+	w.Helper()
+	events := make([]string, n)
+	for i := range events {
+		events[i] = fmt.Sprintf(`{"kind":%q,"resource":"%s:12","token":41,"took_ms":%d}`, event, kind, i+1)
+	}
+	w.publish(events...)
 }
 
 func TestTTLAddsMarginsToWhatWasMeasured(t *testing.T) {

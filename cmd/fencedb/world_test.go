@@ -15,6 +15,7 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/semaphore"
 )
 
 // world is a system to operate: both servers, an application on them, and a console.
@@ -75,6 +76,13 @@ func (w *world) acquire(resource string) *lease.Lease {
 	l, err := w.issuer.TryAcquire(w.Context(), resource)
 	require.NoError(w, err)
 	return l
+}
+
+func (w *world) semaphore(limit int) *semaphore.Semaphore {
+	w.Helper()
+	s, err := semaphore.New(w.redis, semaphore.Config{Limit: limit, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace}})
+	require.NoError(w, err)
+	return s
 }
 
 // book writes to seat 1 as the holder that l names, sure of itself even if its lease is long over.

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
+	"github.com/fencedb/fencedb/lease/semaphore"
+)
+
+// places are those of a semaphore.
+type places struct {
+	Limit   *int     `json:"limit"` // that somebody has set in Redis; nil: what each program brings along
+	Waiters int      `json:"waiters"`
+	Holders []holder `json:"holders"`
+}
+
+// recorded is the result of a once: key.
+type recorded struct {
+	Bytes           int    `json:"bytes"`
+	RememberedForMS *int64 `json:"remembered_for_ms"` // nil: for ever
+}
+
+// lookAround adds to what was found what is not needed to judge who can write.
+func (o *operation) lookAround(ctx context.Context, found *inspection) (err error) {
+	if found.Refusals, err = o.readRefusals(ctx); err != nil {
+		return fmt.Errorf("redis: the feed: %w", err)
+	}
+	if found.Semaphore, err = o.readPlaces(ctx); err != nil {
+		return err
+	}
+	found.Once, err = o.readResult(ctx)
+	return err
+}
+
+// limitOfNobody stands for the limit that a program would bring along.
+const limitOfNobody = semaphore.MaxLimit
+
+func newSemaphore(s *servers) (*semaphore.Semaphore, error) {
+	return semaphore.New(s.client, semaphore.Config{Limit: limitOfNobody,
+		Lease: lease.Config{TTL: time.Minute, Namespace: s.names.namespace, HashResources: s.names.hashed}})
+}
+
+func (o *operation) readPlaces(ctx context.Context) (*places, error) {
+	s, err := newSemaphore(o.servers)
+	if err != nil {
+		return nil, err
+	}
+	known, err := s.Inspect(ctx, o.resource)
+	if err != nil || len(known.Holders)+known.Waiters == 0 {
+		return nil, err
+	}
+	found := &places{Waiters: known.Waiters, Holders: []holder{}}
+	if known.Limit != limitOfNobody {
+		found.Limit = &known.Limit
+	}
+	for _, h := range known.Holders {
+		found.Holders = append(found.Holders, placeOf(h))
+	}
+	return found, nil
+}
+
+func placeOf(h semaphore.Holder) holder {
+	return holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds()}
+}
+
+// onceResources are those of package once.
+const onceResources = "once:"
+
+func (o *operation) readResult(ctx context.Context) (*recorded, error) {
+	key, ok := strings.CutPrefix(o.resource, onceResources)
+	if !ok || key == "" {
+		return nil, nil
+	}
+	keys, err := once.New(o.client, once.Config{Namespace: o.names.namespace, HashKeys: o.names.hashed})
+	if err != nil {
+		return nil, err
+	}
+	state, err := keys.State(ctx, key)
+	if err != nil || state.Phase != once.Done {
+		return nil, err
+	}
+	r := &recorded{Bytes: len(state.Result)}
+	if ms := state.ExpiresIn.Milliseconds(); ms >= 0 {
+		r.RememberedForMS = &ms
+	}
+	return r, nil
+}
+
+func (s *places) String() string {
+	taken := strconv.Itoa(len(s.Holders))
+	if s.Limit != nil {
+		taken += fmt.Sprintf(" of %d", *s.Limit)
+	}
+	return fmt.Sprintf("places: %s taken, %d waiting", taken, s.Waiters)
+}
+
+func (r *recorded) String() string {
+	text := fmt.Sprintf("done, with a result of %d bytes", r.Bytes)
+	if r.RememberedForMS != nil {
+		text += ", remembered for " + span(time.Duration(*r.RememberedForMS)*time.Millisecond)
+	}
+	return text
+}
+
+func printPlaces(p page, s *places) {
+	if s == nil || len(s.Holders) == 0 {
+		return
+	}
+	rows := make([][]string, len(s.Holders))
+	for i, h := range s.Holders {
+		rows[i] = []string{fmt.Sprint(h.Token), since(h.IssuedAt), span(time.Duration(h.ExpiresInMS) * time.Millisecond), h.LeaseID.String()}
+	}
+	fmt.Fprintln(p.out)
+	p.table([]string{"PLACE", "HELD FOR", "ENDS IN", "LEASE"}, rows)
+}
