@@ -18,6 +18,11 @@ demo: ## Watch a stale writer being refused, on real servers (under 20 seconds)
 	@internal/tools/ensure.sh go servers
 	go run ./examples/booking
 
+.PHONY: fencedb
+fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
+	@internal/tools/ensure.sh go
+	CGO_ENABLED=0 go -C cmd/fencedb build -trimpath -o ../../.bin/ .
+
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs

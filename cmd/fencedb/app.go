@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"runtime/debug"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -48,24 +49,30 @@ Exit codes: 0 done; 1 failed, or doctor found an error; 2 wrong call, nothing wa
 
 func (a *app) root() *cli.Command {
 	return &cli.Command{
-		Name:                  "fencedb",
-		Usage:                 "operate leases and fences",
-		Description:           description,
-		Flags:                 globalFlags(),
-		Commands:              a.commands(),
-		EnableShellCompletion: true,
-		ConfigureShellCompletionCommand: func(c *cli.Command) {
-			c.Hidden = false
-			c.Usage = "print a completion script: source <(fencedb completion bash)"
-		},
-		Suggest:        true,
-		Reader:         a.in,
-		Writer:         a.out,
-		ErrWriter:      a.errOut,
-		ExitErrHandler: func(context.Context, *cli.Command, error) {}, // run has the only way out
-		OnUsageError:   wrongFlag,
-		Action:         unknownCommand,
+		Name:                            "fencedb",
+		Usage:                           "operate leases and fences",
+		Description:                     description,
+		Flags:                           globalFlags(),
+		Commands:                        a.commands(),
+		EnableShellCompletion:           true,
+		Version:                         version(),
+		ConfigureShellCompletionCommand: a.completion,
+		Suggest:                         true,
+		Reader:                          a.in,
+		Writer:                          a.out,
+		ErrWriter:                       a.errOut,
+		ExitErrHandler:                  func(context.Context, *cli.Command, error) {}, // run has the only way out
+		OnUsageError:                    wrongFlag,
+		Action:                          unknownCommand,
 	}
+}
+
+// version is what the Go command knows: the release or the commit that was built.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
 }
 
 func (a *app) commands() []*cli.Command {

@@ -36,6 +36,16 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"prune hold":      {[]string{"prune", "--max-hold", "-1h"}, "--max-hold"},
 		"prune silently":  {[]string{"prune", "--apply"}, "--reason"},
 		"prune one":       {[]string{"prune", "table:12"}, "table:12"},
+		"shell":           {[]string{"completion", "tcsh"}, `"tcsh"`},
+		"two types":       {[]string{"ttl", "a", "b"}, `"b"`},
+		"no type":         {[]string{"ttl"}, "table"},
+		"a resource":      {[]string{"ttl", "table:12"}, "before the colon"},
+		"pause":           {[]string{"ttl", "table", "--pause", "-1s"}, "--pause"},
+		"prometheus":      {[]string{"ttl", "table", "--prometheus", "prom"}, "http://"},
+		"kind":            {[]string{"watch", "--kind", "lots"}, "refused"},
+		"since":           {[]string{"watch", "--since", "-1s"}, "--since"},
+		"watch two":       {[]string{"watch", "a", "b"}, `"b"`},
+		"older than":      {[]string{"leases", "--older-than", "-1s"}, "--older-than"},
 		"print argument":  {[]string{"migrate", "print", "3"}, `"3"`},
 	} {
 		got := newConsole(t).run(test.args...)
@@ -72,5 +82,8 @@ func TestHelpIsHelp(t *testing.T) {
 
 	require.Contains(t, c.ok(), "Exit codes:")
 	require.Contains(t, c.ok("migrate"), "status")
-	require.Contains(t, c.ok("completion", "bash"), "complete")
+	require.Contains(t, c.ok("--version"), "fencedb version")
+	for _, command := range []string{"migrate", "inspect", "leases", "watch", "revoke", "ttl", "prune", "doctor"} {
+		require.Contains(t, c.ok(command, "--help"), "fencedb "+command, "it teaches by example")
+	}
 }
