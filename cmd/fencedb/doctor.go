@@ -69,7 +69,10 @@ func (d *diagnosis) sort() (errors int) {
 }
 
 func (d *diagnosis) print(p page) {
-	for _, f := range d.Findings {
+	for i, f := range d.Findings {
+		if i > 0 {
+			fmt.Fprintln(p.out)
+		}
 		style := yellow
 		if f.Severity == failure {
 			style = red

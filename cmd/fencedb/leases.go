@@ -55,13 +55,18 @@ type held struct {
 	Waiters int `json:"waiters"`
 }
 
+// print leaves out what would tell nothing apart: the kind if all are leases, and the end of lease ids.
 func (l *leaseList) print(p page) {
+	header := []string{"RESOURCE", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE", "KIND"}
+	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != leaseKind }) {
+		header = header[:len(header)-1]
+	}
 	rows := make([][]string, len(l.Leases))
 	for i, h := range l.Leases {
-		rows[i] = []string{visible(h.Resource), h.Kind, strconv.FormatInt(h.Token, 10), since(h.IssuedAt),
-			span(time.Duration(h.ExpiresInMS) * time.Millisecond), strconv.Itoa(h.Waiters), h.LeaseID.String()}
+		rows[i] = []string{visible(h.Resource), strconv.FormatInt(h.Token, 10), since(h.IssuedAt),
+			span(time.Duration(h.ExpiresInMS) * time.Millisecond), strconv.Itoa(h.Waiters), h.LeaseID.String()[:8], h.Kind}[:len(header)]
 	}
-	p.table([]string{"RESOURCE", "KIND", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE"}, rows)
+	p.table(header, rows)
 	if l.More {
 		fmt.Fprintf(p.out, "\nand more; see --%s\n", flagLimit)
 	}

@@ -52,12 +52,13 @@ func withoutURL(err error) error {
 const fenceRetention = 30 * 24 * time.Hour
 
 // issuer never acquires; its TTL is only required.
-func issuer(client redis.UniversalClient, n names) (*lease.Issuer, error) {
+func issuer(client redis.UniversalClient, n names, tracers ...lease.Tracer) (*lease.Issuer, error) {
 	return lease.New(client, lease.Config{
 		TTL:            time.Minute,
 		Namespace:      n.namespace,
 		HashResources:  n.hashed,
 		FenceRetention: fenceRetention,
+		Tracers:        tracers,
 	})
 }
 

@@ -112,6 +112,11 @@ func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found
 		return nil, err
 	}
 	defer cancel()
+	announced, err := o.announce(ctx, e.operator)
+	if err != nil {
+		return nil, err
+	}
+	defer announced()
 	ended, err := o.endLease(ctx, found)
 	if errors.Is(err, lease.ErrStale) {
 		return nil, fmt.Errorf("the holder has changed since it was shown, nobody was revoked; look again: %w", err)

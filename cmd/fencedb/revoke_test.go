@@ -13,6 +13,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func (w *world) one(sql string) (value string) {
@@ -43,6 +44,22 @@ func TestAfterRevokeTheNextWriteOfTheHolderIsRefused(t *testing.T) {
 	require.Equal(t, "revoke|seat:1|ann@host|it hangs|true|"+l.LeaseID().String(),
 		w.one(`SELECT concat_ws('|', event, resource, operator, reason, details ->> 'sealed', details ->> 'former_lease_id') FROM fencedb.audit WHERE event <> 'protect'`))
 	require.NoError(t, w.book(w.acquire("seat:1")), "the next holder is not in the way of anything")
+}
+
+func TestARevocationIsAnnouncedWhereProgramsPublish(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.acquire("seat:1")
+	w.revoked("seat:1")
+	require.Zero(t, w.redis.Exists(t.Context(), "fencedb:v1:"+w.namespace+":events").Val(), "nobody publishes")
+
+	w.refusedOnce()
+	done := w.revoked("seat:1")
+
+	watching := w.start("--json", "watch", "--since", "1h", "--kind", "revoked")
+	var e feed.Event
+	w.decode("event", &e, watching.next(watching.out))
+	require.Equal(t, []any{"seat:1", "ann@host", done.Token}, []any{e.Resource, e.Worker, e.Token})
 }
 
 func TestAnsweringNoChangesNothing(t *testing.T) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -133,12 +132,9 @@ func startOf(ctx context.Context, client redis.UniversalClient, since time.Durat
 // patience is how long watch waits for a first event before it looks whether there is anybody to wait for.
 const patience = 5 * time.Second
 
-var errThereAreSome = errors.New("there are events")
-
 func (a *app) hintAtFeed(ctx context.Context, client redis.UniversalClient, stream feed.Option) {
-	err := feed.Replay(ctx, client, "0", func(feed.Event) error { return errThereAreSome }, stream)
-	if err != nil {
-		return // somebody publishes, or it cannot be told
+	if some, err := published(ctx, client, stream); err != nil || some {
+		return
 	}
 	page{a.errOut, a.screen}.paragraph("", "Nothing yet, and nobody has published here before. Programs do when they are told to: "+
 		"events := feed.New(client), from observe/feed, among lease.Config.Tracers and in fencedb.Traced(pool, events). "+
