@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// sessions are the blocks of the guide that begin with a prompt.
+var sessions = regexp.MustCompile(`(?m)^    \$ fencedb (.*)\n((?:    .*\n|\n)*)`)
+
+// What differs from run to run.
+var incidental = []struct {
+	is   *regexp.Regexp
+	text string
+}{
+	{regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\b`), "LEASE"},
+	{regexp.MustCompile(`\b\d{16}\b`), "TOKEN"},
+	{regexp.MustCompile(`\d\d:\d\d:\d\d\.\d{3}`), "CLOCK"},
+	{regexp.MustCompile(`\b\d+(d\d+h|h\d+m|m\d+s|(\.\d)?m?s)\b`), "TIME"},
+	{regexp.MustCompile(`(127\.0\.0\.1|cache):\d+`), "REDIS"},
+	{regexp.MustCompile(`\b\d+( +worker-8 +idle)`), "PID$1"},
+	{regexp.MustCompile(`\b\d+ in fencedb.audit`), "ID in fencedb.audit"},
+	{regexp.MustCompile(`\s+`), " "},
+}
+
+func essence(text string) string {
+	for _, i := range incidental {
+		text = i.is.ReplaceAllString(text, i.text)
+	}
+	return strings.TrimSpace(text)
+}
+
+// It runs what docs/command.md shows, in its order, on the system that the guide tells of.
+func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile("../../docs/command.md")
+	require.NoError(t, err)
+	found := sessions.FindAllStringSubmatch(string(guide), -1)
+	require.Len(t, found, 8)
+	r := newRestaurant(t)
+	for _, session := range found {
+		line, want := session[1], strings.ReplaceAll("\n"+session[2], "\n    ", "\n")
+		got := r.typed(line, strings.Count(strings.TrimSpace(want), "\n")+1)
+		require.Equal(t, essence(want), essence(got), "fencedb %s\n%s", line, got)
+	}
+}
+
+// restaurant is the system of the guide: worker-7 lost table 12 to worker-8, which has a transaction open.
+type restaurant struct {
+	*world
+	tables map[string]fencedb.Grant
+	open   pgx.Tx
+}
+
+func newRestaurant(t *testing.T) *restaurant {
+	t.Helper()
+	w := sound(t, "--appendonly", "no")
+	w.redis, w.screen.width, w.answer = w.own.Client(), 100, "y\n"
+	w.exec(`CREATE TABLE waitlist (last_fencing_token bigint)`)
+	r := &restaurant{world: w, tables: map[string]fencedb.Grant{}}
+	for _, table := range []string{"table:11", "table:12", "table:13"} {
+		l := w.acquire(table)
+		r.tables[table] = fencedb.NewGrant(table, l.Token(), l.LeaseID(), l.ValidUntil())
+	}
+	stale, stored := r.tables["table:11"].Token(), r.tables["table:12"].Token()
+	w.publish(
+		fmt.Sprintf(`{"kind":"granted","resource":"table:12","worker":"worker-7","token":%d,"ttl_ms":9800}`, stale),
+		fmt.Sprintf(`{"kind":"extended","resource":"table:12","worker":"worker-7","token":%d,"ttl_ms":9800}`, stale),
+		fmt.Sprintf(`{"kind":"lost","resource":"table:12","worker":"worker-7","token":%d,"took_ms":9800,"cause":"expired"}`, stale),
+		fmt.Sprintf(`{"kind":"granted","resource":"table:12","worker":"worker-8","token":%d,"ttl_ms":9800,"took_ms":4200}`, stored),
+		fmt.Sprintf(`{"kind":"refused","resource":"table:12","worker":"worker-7","token":%d,"stored":%d}`, stale, stored),
+	)
+	require.NoError(t, w.own.Client().Del(t.Context(), "lease:v1:{"+w.namespace+"/table:11}:owner").Err())
+	return r
+}
+
+// typed is what a person sees who types line, and then y; of a command that goes on, the first lines.
+func (r *restaurant) typed(line string, lines int) string {
+	r.Helper()
+	var args []string
+	for _, word := range regexp.MustCompile(`'[^']*'|\S+`).FindAllString(line, -1) {
+		args = append(args, strings.Trim(word, "'"))
+	}
+	r.prepare(args[0])
+	if args[0] == "watch" {
+		watching, seen := r.start(args...), ""
+		for range lines {
+			seen += watching.next(watching.out) + "\n"
+		}
+		return seen
+	}
+	got := r.run(args...)
+	require.Equal(r, exitDone, got.code, got.errOut)
+	if got.errOut != "" {
+		got.errOut += r.answer
+	}
+	return got.errOut + got.out
+}
+
+// prepare makes happen what the guide tells between two commands.
+func (r *restaurant) prepare(command string) {
+	r.Helper()
+	switch command {
+	case "doctor":
+		r.disconnect()
+	case "inspect":
+		conn, err := pgx.Connect(r.Context(), r.pool.Config().ConnString()+"&application_name=worker-8")
+		require.NoError(r, err)
+		r.Cleanup(func() { _ = conn.Close(context.Background()) })
+		_, err = fencedb.Exec(r.Context(), r.pool, r.tables["table:12"], `SELECT`)
+		require.NoError(r, err)
+		r.open, err = conn.Begin(r.Context())
+		require.NoError(r, err)
+		require.NoError(r, fencedb.Enter(r.Context(), r.open, r.tables["table:12"]))
+	case "revoke":
+		require.NoError(r, r.open.Commit(r.Context()))
+	case "ttl":
+		require.NoError(r, r.redis.Del(r.Context(), "fencedb:v1:"+r.namespace+":events").Err())
+		r.held("table", "released", 1500)
+	}
+}
