@@ -72,4 +72,5 @@ func TestAHolderThatWasStoppedDuringTheRevocationIsRefused(t *testing.T) {
 
 	require.Equal(t, "stale: true failed: true", next())
 	require.Equal(t, "1", w.one(`SELECT count(*) FROM seats`))
+	require.Equal(t, "seat:1 true", w.one(`SELECT concat_ws(' ', resource, details ->> 'sealed') FROM fencedb.audit WHERE event = 'revoke'`))
 }

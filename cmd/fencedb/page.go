@@ -18,6 +18,7 @@ type page struct {
 const (
 	gap       = "  " // between columns
 	leastCell = 8    // columns are not made narrower than this
+	readable  = 100  // columns of running text
 	bold      = "\x1b[1m"
 	red       = "\x1b[31m"
 	yellow    = "\x1b[33m"
@@ -91,11 +92,12 @@ func (p page) facts(pairs ...[2]string) {
 	}
 }
 
-// paragraph prints text broken at spaces to the width of the screen: the first line after mark, the others after indent.
+// paragraph prints text broken at spaces, to the width of the screen but not wider than is good to read: the first line after
+// mark, the others after indent.
 func (p page) paragraph(mark, text, indent string) {
-	room := p.width
-	if room <= 0 {
-		room = 100
+	room := readable
+	if p.width > 0 {
+		room = min(room, p.width)
 	}
 	line, fresh := mark, true
 	for word := range strings.FieldsSeq(text) {

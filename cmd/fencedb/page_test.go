@@ -63,6 +63,21 @@ func TestColorIsForTerminalsOnly(t *testing.T) {
 	require.Contains(t, onScreen(screen{color: true}, longTable), bold)
 }
 
+func TestNoColorOnATerminalThatIsToldSo(t *testing.T) {
+	t.Parallel()
+	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = terminal.Close() })
+	colored := func(name, value string) bool {
+		return screenOf(terminal, func(asked string) (string, bool) { return map[string]string{name: value}[asked], true }).color
+	}
+
+	require.True(t, colored("TERM", "xterm"))
+	require.False(t, colored("NO_COLOR", "1"))
+	require.True(t, colored("NO_COLOR", ""), "empty is as good as not set: no-color.org")
+	require.False(t, colored("TERM", "dumb"))
+}
+
 func TestNamesCannotDriveTheTerminal(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "tisch:zwölf", visible("tisch:zwölf"))
