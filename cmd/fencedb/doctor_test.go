@@ -135,7 +135,7 @@ func TestDoctorNamesAClockThatIsOff(t *testing.T) {
 	t.Parallel()
 	for _, off := range []time.Duration{time.Hour, -time.Hour} {
 		w := sound(t)
-		w.acquire("seat:1")
+		require.NoError(t, w.book(w.acquire("seat:1")), "in the ledger is what Redis knows")
 		w.as("--redis", "redis://"+timeProxy(t, w.own.Addr(), off))
 
 		require.Equal(t, []string{"warning clock_difference"}, w.diagnosed(exitDone))
@@ -154,10 +154,12 @@ func TestDoctorComparesTheLedgerWithTheClockThatTokensComeFrom(t *testing.T) {
 	require.Equal(t, []string{"error redis_behind", "warning clock_difference"}, w.diagnosed(exitFailed))
 }
 
-// An old Postgres is a new one that says otherwise: doctor asks an old one for nothing else.
+// An old Postgres is a new one that says otherwise and has no schema: it could not have. doctor asks it for nothing else.
 func TestDoctorNamesAnOldPostgres(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
+	w.exec(`SELECT fencedb.unprotect('seats')`)
+	w.ok("migrate", "down", "--yes")
 	proxy := pgproxy.New(t, w.pool.Config().ConnString())
 	proxy.OnServer(func(m pgproto3.BackendMessage) pgproxy.Verdict {
 		if status, ok := m.(*pgproto3.ParameterStatus); ok && status.Name == "server_version" {
