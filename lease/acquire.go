@@ -179,6 +179,9 @@ func (a *acquisition) waited(leases Leases, err error) {
 // queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
 func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
 	var last *HeldError
+	if a.waits != nil { // those in front of it in the line have heard so
+		last = &HeldError{Resource: a.resources[0]}
+	}
 	answered := time.Now()
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
 		t.listenFor(a.id.String())

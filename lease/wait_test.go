@@ -177,6 +177,30 @@ func TestWaitAtMost(t *testing.T) {
 	})
 }
 
+func TestWhoHasStoodInLineHearsThatItIsHeld(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		delay(w, 100*ms)
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		holder := try(t, i, "a")
+		grants := make(chan grant)
+		wait(t.Context(), i, 1, grants)
+		synctest.Wait()
+		ctx, giveUp := context.WithCancel(t.Context())
+		wait(ctx, i, 2, grants)
+		synctest.Wait()
+		require.NoError(t, holder.Release(t.Context()))
+
+		first := <-grants
+		synctest.Wait() // the second has come to the front, and its question is under way
+		giveUp()
+
+		second := <-grants
+		require.ErrorIs(t, second.err, lease.ErrHeld)
+		require.ErrorIs(t, second.err, context.Canceled)
+		require.NoError(t, first.lease.Release(t.Context()))
+	})
+}
+
 func TestTryAcquireDoesNotJumpTheQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
