@@ -126,8 +126,8 @@ func TestUsage(t *testing.T) {
 	}{
 		"unknown argument": {args: []string{"sing"}, says: `"sing"`},
 		"unknown flag":     {args: []string{"-sing"}, says: "-sing"},
-		"no duration":      {env: []string{"FENCEDB_LEASE_TTL=1500"}, says: "FENCEDB_LEASE_TTL"},
-		"no time at all":   {env: []string{"FENCEDB_LEASE_TTL=0s"}, says: "FENCEDB_LEASE_TTL"},
+		"no duration":      {env: []string{"BOOKING_TTL=1500"}, says: "BOOKING_TTL"},
+		"no time at all":   {env: []string{"BOOKING_TTL=0s"}, says: "BOOKING_TTL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -160,7 +160,7 @@ func start(t *testing.T, args ...string) *running {
 func hasty(t *testing.T) *exec.Cmd {
 	t.Helper()
 	cmd := program(t)
-	cmd.Env = append(cmd.Env, "FENCEDB_LEASE_TTL=500ms")
+	cmd.Env = append(cmd.Env, "BOOKING_TTL=500ms")
 	return cmd
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 
+	"github.com/fencedb/fencedb/examples/booking/server"
 	"github.com/fencedb/fencedb/examples/booking/worker"
 )
 
@@ -12,12 +13,8 @@ import (
 const workerCommand = "worker"
 
 // What a worker is told, in variables and not in arguments: a URL may hold a password, and ps shows arguments to everybody.
-const (
-	nameVar      = "BOOKING_WORKER"
-	postgresVar  = "BOOKING_POSTGRES_URL"
-	redisVar     = "BOOKING_REDIS_URL"
-	namespaceVar = "BOOKING_NAMESPACE"
-)
+// All but the name are settings of the service.
+const nameVar = "BOOKING_WORKER"
 
 // workerProcess returns the command of a worker: this very program, in a process of its own.
 func workerProcess(cfg worker.Config) *exec.Cmd {
@@ -28,25 +25,25 @@ func workerProcess(cfg worker.Config) *exec.Cmd {
 	cmd := exec.Command(self, workerCommand)
 	cmd.Env = append(os.Environ(),
 		nameVar+"="+cfg.Name,
-		postgresVar+"="+cfg.PostgresURL,
-		redisVar+"="+cfg.RedisURL,
-		namespaceVar+"="+cfg.Namespace,
-		ttlVar+"="+cfg.TTL.String(),
+		server.PostgresVar+"="+cfg.PostgresURL,
+		server.RedisVar+"="+cfg.RedisURL,
+		server.NamespaceVar+"="+cfg.Namespace,
+		server.TTLVar+"="+cfg.TTL.String(),
 	)
 	return cmd
 }
 
-// serve is a worker's life.
-func serve(ctx context.Context) error {
-	ttl, err := leaseTTL()
+// work is a worker's life.
+func work(ctx context.Context) error {
+	ttl, err := storyTTL()
 	if err != nil {
 		return err
 	}
 	return worker.Serve(ctx, worker.Config{
 		Name:        os.Getenv(nameVar),
-		PostgresURL: os.Getenv(postgresVar),
-		RedisURL:    os.Getenv(redisVar),
-		Namespace:   os.Getenv(namespaceVar),
+		PostgresURL: os.Getenv(server.PostgresVar),
+		RedisURL:    os.Getenv(server.RedisVar),
+		Namespace:   os.Getenv(server.NamespaceVar),
 		TTL:         ttl,
 	}, os.Stdin, os.Stdout)
 }

@@ -1,0 +1,384 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/examples/booking/server"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func TestOneOfFiftyGuestsGetsTheTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.settings.Wait = 50 * time.Millisecond
+	s := w.start(goodCard)
+
+	answers := concurrently(50, func(n int) answer { return s.book(fmt.Sprintf("guest %d", n), "") })
+
+	count := map[int]int{}
+	for _, a := range answers {
+		count[a.status]++
+		require.Equal(t, a.Type == "urn:problem-type:booking:busy", a.header.Get("Retry-After") != "", a)
+	}
+	require.Equal(t, map[int]int{http.StatusCreated: 1, http.StatusConflict: 49}, count)
+	require.Len(t, w.guests(), 1)
+}
+
+func TestARequestThatIsSentTwentyTimesIsCarriedOutOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.settings.Wait = time.Minute
+	one, two := w.start(goodCard), w.start(goodCard)
+
+	answers := concurrently(20, func(n int) answer { return []*service{one, two}[n%2].book("Ann", "0b6f") })
+
+	for _, a := range answers {
+		require.Equal(t, http.StatusCreated, a.status, a)
+		require.Equal(t, answers[0].body, a.body)
+		require.Equal(t, answers[0].header.Get("Location"), a.header.Get("Location"))
+	}
+	require.Equal(t, []string{"Ann"}, w.guests())
+
+	another := one.book("Bob", "0b6f")
+	require.Equal(t, http.StatusUnprocessableEntity, another.status)
+	require.Equal(t, "urn:problem-type:booking:key-reused", another.Type)
+	require.Equal(t, []string{"Ann"}, w.guests())
+}
+
+func TestWhatIsCancelledCanBeBookedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.start(goodCard)
+	booked := s.book("Ann", "")
+	require.Equal(t, http.StatusConflict, s.book("Bob", "").status)
+	require.Equal(t, http.StatusOK, s.send(http.MethodGet, booked.header.Get("Location"), "", "").status)
+
+	require.Equal(t, http.StatusNoContent, s.send(http.MethodDelete, booked.header.Get("Location"), "", "").status)
+
+	require.Equal(t, http.StatusNotFound, s.send(http.MethodDelete, booked.header.Get("Location"), "", "").status)
+	require.Equal(t, http.StatusCreated, s.book("Bob", "").status)
+	require.Equal(t, []string{"Bob"}, w.guests())
+}
+
+func TestALateRequestOverwritesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	card := newHeldCard()
+	slow, quick := w.start(card.check), w.start(goodCard)
+	late := make(chan answer, 1)
+	go func() { late <- slow.book("Ann", "") }()
+	<-card.asked
+	w.redis().Del(t.Context(), w.ownerKey()) // its lease is over
+
+	require.Equal(t, http.StatusCreated, quick.book("Bob", "").status)
+	close(card.good)
+
+	a := <-late
+	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, "urn:problem-type:booking:overtaken", a.Type)
+	require.Equal(t, []string{"Bob"}, w.guests())
+}
+
+func TestReadinessFollowsRedis(t *testing.T) {
+	t.Parallel()
+	own := testenv.OwnRedis(t)
+	w := newWorld(t)
+	w.settings.Redis.Addr = own.Addr()
+	s := w.start(goodCard)
+	s.untilReady(http.StatusOK)
+
+	own.Kill()
+	s.untilReady(http.StatusServiceUnavailable)
+	refused := s.book("Ann", "")
+	require.Equal(t, http.StatusServiceUnavailable, refused.status)
+	require.Equal(t, "urn:problem-type:booking:unavailable", refused.Type)
+	require.NotEmpty(t, refused.header.Get("Retry-After"))
+	require.Equal(t, http.StatusOK, s.send(http.MethodGet, "/healthz", "", "").status, "alive all the same")
+	require.Equal(t, http.StatusOK, s.send(http.MethodGet, "/tables/12/bookings", "", "").status, "reading needs no lease")
+
+	own.Restart()
+	s.untilReady(http.StatusOK)
+	require.Equal(t, http.StatusCreated, s.book("Ann", "").status)
+}
+
+func TestReadinessFollowsPostgres(t *testing.T) {
+	t.Parallel()
+	own := testenv.OwnPostgres(t, "synchronous_commit=on") // it is crashed
+	w := newWorldOn(t, own.URL())
+	s := w.start(goodCard)
+	s.untilReady(http.StatusOK)
+
+	own.Kill()
+	s.untilReady(http.StatusServiceUnavailable)
+	refused := s.book("Ann", "")
+	require.Equal(t, http.StatusServiceUnavailable, refused.status)
+	require.NotEmpty(t, refused.header.Get("Retry-After"))
+
+	own.Restart()
+	s.untilReady(http.StatusOK)
+	require.Equal(t, http.StatusCreated, s.book("Ann", "").status)
+}
+
+func TestNotReadyUntilMigrated(t *testing.T) {
+	t.Parallel()
+	w := unmigrated(t, testenv.PostgresURL(t))
+	s := w.start(goodCard)
+	s.untilReady(http.StatusServiceUnavailable)
+
+	require.NoError(t, server.Migrate(t.Context(), w.settings))
+
+	s.untilReady(http.StatusOK)
+}
+
+func TestShutdownLetsRunningRequestsEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	card := newHeldCard()
+	s := w.start(card.check)
+	running := make(chan answer, 1)
+	go func() { running <- s.book("Ann", "") }()
+	<-card.asked
+
+	s.stop()
+	s.untilClosed()
+	close(card.good)
+
+	require.Equal(t, http.StatusCreated, (<-running).status)
+	require.NoError(t, <-s.ended)
+	require.Zero(t, w.redis().Exists(t.Context(), w.ownerKey()).Val(), "the lease was given back")
+	require.Equal(t, []string{"Ann"}, w.guests())
+}
+
+func TestShutdownWaitsNoLongerThanItMay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.settings.Shutdown = 0
+	asked := make(chan struct{})
+	s := w.start(func(ctx context.Context, _ string) error {
+		close(asked)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	running := make(chan answer, 1)
+	go func() { running <- s.book("Ann", "") }()
+	<-asked
+
+	s.stop()
+
+	require.Equal(t, http.StatusServiceUnavailable, (<-running).status)
+	require.Error(t, <-s.ended)
+	require.Zero(t, w.redis().Exists(t.Context(), w.ownerKey()).Val(), "the lease was given back")
+	require.Empty(t, w.guests())
+}
+
+func TestAGuestWhoHangsUpGivesTheTableFree(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, hangUp := context.WithCancel(t.Context())
+	s := w.start(func(ctx context.Context, _ string) error {
+		hangUp()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	w.settings.Wait = time.Minute
+	other := w.start(goodCard)
+
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/tables/12/bookings", strings.NewReader(body("Ann")))
+	require.NoError(t, err)
+	request.Header.Set("Content-Type", "application/json")
+	_, err = http.DefaultClient.Do(request)
+	require.ErrorIs(t, err, context.Canceled)
+
+	require.Equal(t, http.StatusCreated, other.book("Bob", "").status)
+}
+
+func TestRunFailsWhereItCannotListen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	w.settings.Addr = taken.Addr().String()
+	err = server.Run(t.Context(), server.Config{Settings: w.settings, CheckCard: goodCard, Log: slog.New(slog.DiscardHandler)})
+	require.ErrorContains(t, err, server.AddrVar)
+}
+
+func goodCard(context.Context, string) error { return nil }
+
+// heldCard is a bank that takes its time, and does not look at its context, as many a client library does not.
+type heldCard struct{ asked, good chan struct{} }
+
+func newHeldCard() heldCard { return heldCard{make(chan struct{}), make(chan struct{})} }
+
+func (c heldCard) check(context.Context, string) error {
+	close(c.asked)
+	<-c.good
+	return nil
+}
+
+// world is a database and a namespace, for any number of services.
+type world struct {
+	*testing.T
+	settings server.Settings
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return newWorldOn(t, testenv.PostgresURL(t))
+}
+
+func newWorldOn(t *testing.T, postgres string) *world {
+	t.Helper()
+	w := unmigrated(t, postgres)
+	require.NoError(t, server.Migrate(t.Context(), w.settings))
+	return w
+}
+
+func unmigrated(t *testing.T, postgres string) *world {
+	t.Helper()
+	environment := map[string]string{
+		server.AddrVar:      "127.0.0.1:0",
+		server.PostgresVar:  postgres,
+		server.RedisVar:     "redis://" + testenv.Redis(t).Options().Addr + "/0",
+		server.NamespaceVar: testenv.Namespace(t),
+	}
+	settings, err := server.SettingsFrom(func(name string) string { return environment[name] })
+	require.NoError(t, err)
+	return &world{t, settings}
+}
+
+func (w *world) ownerKey() string { return "lease:v1:{" + w.settings.Namespace + "/table:12}:owner" }
+
+func (w *world) redis() *redis.Client {
+	client := redis.NewClient(w.settings.Redis)
+	w.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// guests are those who have table 12.
+func (w *world) guests() (names []string) {
+	w.Helper()
+	pool, err := pgxpool.NewWithConfig(w.Context(), w.settings.Postgres.Copy())
+	require.NoError(w, err)
+	defer pool.Close()
+	require.NoError(w, pool.QueryRow(w.Context(), `SELECT array_agg(guest) FROM bookings WHERE table_id = 12`).Scan(&names))
+	return names
+}
+
+// service is one that runs.
+type service struct {
+	*testing.T
+	url   string
+	stop  context.CancelFunc
+	ended chan error
+}
+
+func (w *world) start(card booking.CardCheck) *service {
+	w.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	s := &service{w.T, "", stop, make(chan error, 1)}
+	listening := make(chan net.Addr, 1)
+	settings := w.settings
+	settings.Postgres = settings.Postgres.Copy()
+	warnings := &slog.HandlerOptions{Level: slog.LevelWarn}
+	go func() {
+		s.ended <- server.Run(ctx, server.Config{
+			Settings: settings, CheckCard: card, Log: slog.New(slog.NewTextHandler(w.Output(), warnings)),
+			Listening: func(addr net.Addr) { listening <- addr },
+		})
+		close(s.ended)
+	}()
+	w.Cleanup(func() {
+		stop()
+		for range s.ended { // until it has let go of the database
+		}
+	})
+	select {
+	case addr := <-listening:
+		s.url = "http://" + addr.String()
+	case err := <-s.ended:
+		require.NoError(w, err)
+	}
+	return s
+}
+
+// answer is what came back.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+	Type   string // of a problem
+}
+
+func body(guest string) string {
+	return fmt.Sprintf(`{"slot":"2030-06-01T19:00:00Z","guest":%q,"party":4}`, guest)
+}
+
+func (s *service) book(guest, key string) answer {
+	return s.send(http.MethodPost, "/tables/12/bookings", key, body(guest))
+}
+
+// send may be called from any goroutine: what goes wrong is in the answer, without a status.
+func (s *service) send(method, path, key, body string) (a answer) {
+	request, err := http.NewRequest(method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		return answer{body: err.Error()}
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Idempotency-Key", key)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return answer{body: err.Error()}
+	}
+	defer response.Body.Close()
+	var text json.RawMessage
+	_ = json.NewDecoder(response.Body).Decode(&text) // there may be none
+	a = answer{status: response.StatusCode, header: response.Header, body: string(text)}
+	_ = json.Unmarshal(text, &a) // it may be no problem
+	return a
+}
+
+// untilReady waits until /readyz answers with a status.
+func (s *service) untilReady(status int) {
+	s.Helper()
+	require.Eventually(s, func() bool { return s.send(http.MethodGet, "/readyz", "", "").status == status },
+		30*time.Second, 50*time.Millisecond)
+}
+
+// untilClosed waits until nobody listens any more.
+func (s *service) untilClosed() {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err != nil
+	}, 30*time.Second, 10*time.Millisecond)
+}
+
+func concurrently(n int, f func(n int) answer) []answer {
+	answers := make([]answer, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { answers[i] = f(i) })
+	}
+	all.Wait()
+	return answers
+}
