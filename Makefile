@@ -23,6 +23,11 @@ fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
 	@internal/tools/ensure.sh go
 	CGO_ENABLED=0 go -C cmd/fencedb build -trimpath -o ../../.bin/ .
 
+.PHONY: booking
+booking: ## Run the service of examples/booking, on http://localhost:8080, until Ctrl-C
+	@internal/tools/ensure.sh go servers
+	go run ./examples/booking serve
+
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs

@@ -98,7 +98,7 @@ func TestDemoNoticesThatTheFenceIsGone(t *testing.T) {
 func TestNoProcessOutlivesAnInterruptedDemo(t *testing.T) {
 	t.Parallel()
 	d := begin(t, hasty(t))
-	d.until("kill -STOP")
+	d.out.until(t, "kill -STOP")
 
 	require.NoError(t, d.cmd.Process.Signal(os.Interrupt))
 
@@ -110,7 +110,7 @@ func TestNoProcessOutlivesAnInterruptedDemo(t *testing.T) {
 func TestNoProcessOutlivesAKilledDemo(t *testing.T) {
 	t.Parallel()
 	d := begin(t, hasty(t))
-	d.until("kill -STOP") // one of the workers can do nothing now
+	d.out.until(t, "kill -STOP") // one of the workers can do nothing now
 
 	require.NoError(t, d.cmd.Process.Kill())
 
@@ -126,6 +126,9 @@ func TestUsage(t *testing.T) {
 	}{
 		"unknown argument": {args: []string{"sing"}, says: `"sing"`},
 		"unknown flag":     {args: []string{"-sing"}, says: "-sing"},
+		"no servers":       {args: []string{"migrate"}, says: "BOOKING_POSTGRES_URL"},
+		"half of them":     {args: []string{"serve"}, env: []string{"BOOKING_REDIS_URL=redis://127.0.0.1:6379/0"}, says: "BOOKING_POSTGRES_URL"},
+		"no address":       {args: []string{"serve"}, env: []string{"BOOKING_ADDR=8080", "BOOKING_REDIS_URL=redis://127.0.0.1"}, says: "BOOKING_ADDR"},
 		"no duration":      {env: []string{"BOOKING_TTL=1500"}, says: "BOOKING_TTL"},
 		"no time at all":   {env: []string{"BOOKING_TTL=0s"}, says: "BOOKING_TTL"},
 	} {
@@ -217,19 +220,6 @@ func (d *running) verdict(title string) (word string) {
 	return word
 }
 
-// until waits until the demo has printed a text.
-func (d *running) until(text string) {
-	d.Helper()
-	deadline := time.After(30 * time.Second)
-	for !strings.Contains(d.out.String(), text) {
-		select {
-		case <-d.out.more:
-		case <-deadline:
-			require.Fail(d, "not printed", "%q in %s", text, d.out)
-		}
-	}
-}
-
 // watched is a buffer that tells when it has grown.
 type watched struct {
 	more chan struct{}
@@ -252,4 +242,17 @@ func (w *watched) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.buf.String()
+}
+
+// until waits until a text was written.
+func (w *watched) until(t *testing.T, text string) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	for !strings.Contains(w.String(), text) {
+		select {
+		case <-w.more:
+		case <-deadline:
+			require.Fail(t, "not printed", "%q in %s", text, w)
+		}
+	}
 }

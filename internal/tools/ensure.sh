@@ -7,7 +7,7 @@
 #          compiler   a C compiler: the race detector needs one on Linux
 #          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs, Docker
 #          programs   the programs of the servers and PgBouncer, for tests that start, kill and restart their own,
-#                     and ps
+#                     ps and curl
 #          npm        npm, which brings other versions of Postgres
 #          prometheus Prometheus and its promtool, which check the alert rules and the dashboard
 #
@@ -113,7 +113,8 @@ for need in "$@"; do
 	servers) ensure_servers ;;
 	programs)
 		ensure_servers -own
-		command -v ps >/dev/null || install procps "" # by which the tests look for what is left behind
+		command -v ps >/dev/null || install procps ""   # by which the tests look for what is left behind
+		command -v curl >/dev/null || install curl curl # by which they run what the READMEs print
 		;;
 	npm) command -v npm >/dev/null || install npm node ;;
 	prometheus)
