@@ -17,13 +17,13 @@ import (
 func main() {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, os.Getenv("FENCEDB_POSTGRES_URL"))
-	check(err)
+	check("FENCEDB_POSTGRES_URL", err)
 	options, err := redis.ParseURL(os.Getenv("FENCEDB_REDIS_URL"))
-	check(err)
+	check("FENCEDB_REDIS_URL", err)
 	issuer, err := lease.New(redis.NewClient(options), lease.Config{TTL: 10 * time.Second})
-	check(err)
-	check(setUp(ctx, pool))
-	check(issuer.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+	check("leases", err)
+	check("set up FENCEDB_POSTGRES_URL", setUp(ctx, pool))
+	check("book", issuer.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
 		return fencedb.Tx(ctx, pool, l, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'Ann') ON CONFLICT DO NOTHING`)
 			return err
@@ -31,8 +31,8 @@ func main() {
 	}))
 }
 
-func check(err error) {
+func check(what string, err error) {
 	if err != nil {
-		log.Fatal(err)
+		log.Fatal(what, ": ", err)
 	}
 }

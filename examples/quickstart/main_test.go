@@ -51,6 +51,23 @@ func TestTheProgramBooksOnAnEmptyDatabaseAndAgain(t *testing.T) {
 	require.NoError(t, conn.Close(t.Context()))
 }
 
+func TestTheProgramNamesTheVariableThatIsWrong(t *testing.T) {
+	t.Parallel()
+	redis := "redis://" + testenv.Redis(t).Options().Addr + "/0"
+	self, err := os.Executable()
+	require.NoError(t, err)
+	for variable, env := range map[string][]string{
+		"FENCEDB_REDIS_URL":    {"FENCEDB_POSTGRES_URL=" + testenv.PostgresURL(t), "FENCEDB_REDIS_URL="},
+		"FENCEDB_POSTGRES_URL": {"FENCEDB_POSTGRES_URL=", "FENCEDB_REDIS_URL=" + redis, "PGHOST=127.0.0.1", "PGPORT=1"},
+	} {
+		program := exec.CommandContext(t.Context(), self)
+		program.Env = append(append(os.Environ(), asProgram+"=1"), env...)
+		said, err := program.CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(said), variable)
+	}
+}
+
 func TestTheREADMEShowsThisProgram(t *testing.T) {
 	t.Parallel()
 	readme := read(t, "../../README.md")
