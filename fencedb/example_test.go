@@ -37,7 +37,9 @@ var database = sync.OnceValue(func() *pgxpool.Pool {
 		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
 		CREATE TABLE jobs (id int PRIMARY KEY, state text);
 		INSERT INTO jobs VALUES (7, 'NEW');
-		SELECT fencedb.protect_row('jobs', resource => $$ 'job:' || id $$)`)
+		SELECT fencedb.protect_row('jobs', resource => $$ 'job:' || id $$);
+		CREATE TABLE reports (id int PRIMARY KEY, state text, last_fencing_token bigint NOT NULL DEFAULT 0);
+		INSERT INTO reports VALUES (1, 'RUNNING')`)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -258,4 +260,30 @@ func ExampleOnce() {
 	// Output:
 	// booked false
 	// booked true
+}
+
+// Once, for a request and an answer in JSON. The key stands for one request.
+func ExampleOnceJSON() {
+	ctx, pool := context.Background(), database()
+	type request struct{ Party int }
+	type answer struct{ Seats string }
+	reserve := func(party int) (seats answer, replayed bool, err error) {
+		err = fencedb.Tx(ctx, pool, acquired("table:23", time.Now().UnixMicro()), func(tx pgx.Tx) error {
+			seats, replayed, err = fencedb.OnceJSON(ctx, tx, "7a3e", request{party}, func() (answer, error) {
+				_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (23, 'ann')`)
+				return answer{"by the window"}, err
+			})
+			return err
+		})
+		return seats, replayed, err
+	}
+
+	fmt.Println(reserve(4))
+	fmt.Println(reserve(4))
+	_, _, err := reserve(5)
+	fmt.Println(errors.Is(err, fencedb.ErrKeyReused))
+	// Output:
+	// {by the window} false <nil>
+	// {by the window} true <nil>
+	// true
 }

@@ -2,6 +2,7 @@ package admission_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/admission"
 )
 
@@ -72,4 +74,41 @@ func ExampleMiddleware() {
 	// Output:
 	// 200 "default";q=1;w=60
 	// 429 "default";q=1;w=60
+}
+
+// What becomes of requests while Redis is away has no default: it is a decision.
+func ExampleNew() {
+	client, disconnect := connect()
+	defer disconnect()
+
+	_, err := admission.New(client, admission.Config{Limit: 100, Window: time.Minute})
+
+	fmt.Println("refused:", errors.Is(err, lease.ErrInvalid))
+	// Output: refused: true
+}
+
+func ExampleLimiter_Allow() {
+	client, disconnect := connect()
+	limiter, err := admission.New(client, admission.Config{
+		Limit: 1, Window: time.Hour, Sliding: true, WhenUnjudged: admission.FailClosed,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ask := func() {
+		d, err := limiter.Allow(context.Background(), "password reset: ann")
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("allowed:", d.Allowed, "again in", d.RetryAfter.Round(time.Hour), "judged:", d.Unjudged == nil)
+	}
+
+	ask()
+	ask()
+	disconnect()
+	ask()
+	// Output:
+	// allowed: true again in 0s judged: true
+	// allowed: false again in 1h0m0s judged: true
+	// allowed: false again in 0s judged: false
 }

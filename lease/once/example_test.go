@@ -5,15 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"sync"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
+	"github.com/fencedb/fencedb/migrations"
 )
 
 // connect gives the examples a Redis. Use redis.NewClient(&redis.Options{Addr: ...}), a Sentinel or a Cluster client.
@@ -59,12 +64,40 @@ func Example() {
 	// another request: true
 }
 
+// database is the Postgres of the example, migrated, with a table that it writes to.
+var database = sync.OnceValue(func() *pgxpool.Pool {
+	ctx := context.Background()
+	servers, err := testenv.Start(ctx, testenv.Options{}) // ends with the test binary
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := pgxpool.New(ctx, servers.PostgresURL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := migrations.Up(ctx, stdlib.OpenDBFromPool(pool)); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := pool.Exec(ctx, `CREATE TABLE charges (amount int)`); err != nil {
+		log.Fatal(err)
+	}
+	return pool
+})
+
 // Redis spares Postgres the duplicates; Postgres remembers what Redis may forget. The key is done in the transaction of its effect.
 func Example_durable() {
-	charge := func(ctx context.Context, keys *once.Once, pool *pgxpool.Pool, key string, request []byte) (receipt []byte, err error) {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx, pool := context.Background(), database()
+	keys, err := once.New(client, once.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	charge := func(key string, request []byte) (receipt []byte, err error) {
 		receipt, _, err = keys.Do(ctx, key, request, func(ctx context.Context, claim *lease.Lease) (receipt []byte, err error) {
 			err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
 				receipt, _, err = fencedb.Once(ctx, tx, key, request, func() ([]byte, error) {
+					fmt.Println("charging")
 					_, err := tx.Exec(ctx, `INSERT INTO charges (amount) VALUES ($1)`, 12)
 					return []byte("receipt 1"), err
 				})
@@ -74,7 +107,16 @@ func Example_durable() {
 		})
 		return receipt, err
 	}
-	_ = charge
+
+	for range 2 {
+		receipt, err := charge("order:7", []byte("12 EUR"))
+		fmt.Println(string(receipt), err)
+		client.FlushAll(ctx) // Redis forgets
+	}
+	// Output:
+	// charging
+	// receipt 1 <nil>
+	// receipt 1 <nil>
 }
 
 func ExampleDoJSON() {
@@ -125,4 +167,89 @@ func ExampleNoWait() {
 	// Output:
 	// the key is in flight
 	// a duplicate is told: true
+}
+
+func ExampleNew() {
+	client, disconnect := connect()
+	defer disconnect()
+
+	_, err := once.New(client, once.Config{InFlight: -time.Second})
+
+	fmt.Println("refused:", errors.Is(err, lease.ErrInvalid))
+	// Output: refused: true
+}
+
+// A run that fails leaves the key free.
+func ExampleOnce_Do() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	keys, err := once.New(client, once.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for _, bank := range []error{errors.New("the bank is closed"), nil, nil} {
+		receipt, replayed, err := keys.Do(ctx, "order:7", nil, func(context.Context, *lease.Lease) ([]byte, error) {
+			return []byte("receipt 1"), bank
+		})
+		fmt.Printf("%q replayed: %v err: %v\n", receipt, replayed, err)
+	}
+	// Output:
+	// "" replayed: false err: the bank is closed
+	// "receipt 1" replayed: false err: <nil>
+	// "receipt 1" replayed: true err: <nil>
+}
+
+func ExampleOnce_State() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	keys, err := once.New(client, once.Config{Done: time.Hour})
+	if err != nil {
+		log.Fatal(err)
+	}
+	before, err := keys.State(ctx, "order:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, _, err = keys.Do(ctx, "order:7", nil, func(context.Context, *lease.Lease) ([]byte, error) { return []byte("receipt 1"), nil })
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	after, err := keys.State(ctx, "order:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(before.Phase)
+	fmt.Printf("%v: %s, for %v\n", after.Phase, after.Result, after.ExpiresIn.Round(time.Minute))
+	// Output:
+	// absent
+	// done: receipt 1, for 1h0m0s
+}
+
+func ExampleOnce_Forget() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	keys, err := once.New(client, once.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	menu := func() {
+		_, replayed, err := keys.Do(ctx, "menu", nil, func(context.Context, *lease.Lease) ([]byte, error) { return []byte("soup"), nil })
+		fmt.Println("replayed:", replayed, "err:", err)
+	}
+
+	menu()
+	menu()
+	if err := keys.Forget(ctx, "menu"); err != nil {
+		log.Fatal(err)
+	}
+	menu()
+	// Output:
+	// replayed: false err: <nil>
+	// replayed: true err: <nil>
+	// replayed: false err: <nil>
 }

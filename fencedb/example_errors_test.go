@@ -1,0 +1,92 @@
+package fencedb_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// The row belongs to another table than the lease.
+func ExampleWrongResourceError() {
+	ctx, pool := context.Background(), database()
+
+	_, err := fencedb.Exec(ctx, pool, acquired("table:20", 41), `INSERT INTO bookings (table_id, guest) VALUES (21, 'ann')`)
+
+	var wrong *fencedb.WrongResourceError
+	if errors.As(err, &wrong) {
+		fmt.Println(wrong.Resource, wrong.Entered)
+	}
+	// Output: table:21 [table:20]
+}
+
+// The holder before has left a transaction open, for longer than our own lease lasts.
+func ExampleBusyError() {
+	ctx, pool := context.Background(), database()
+	before, err := pool.Begin(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer before.Rollback(ctx)
+	if err := fencedb.Enter(ctx, before, acquired("table:22", 41)); err != nil {
+		log.Fatal(err)
+	}
+
+	soon := time.Now().Add(200 * time.Millisecond)
+	err = fencedb.Seal(ctx, pool, fencedb.NewGrant("table:22", 42, uuid.New(), soon))
+
+	var busy *fencedb.BusyError
+	if errors.As(err, &busy) {
+		for _, b := range busy.Blockers {
+			fmt.Println(busy.Resources, "held by a session that is", b.State)
+		}
+	}
+	// Output: [table:22] held by a session that is idle in transaction
+}
+
+// The classic conditional update, on a table without triggers: was the token too old, or was there no such row?
+func ExampleWhyNoRow() {
+	ctx, pool := context.Background(), database()
+	finish := func(id int, grant fencedb.Grant) error {
+		tag, err := pool.Exec(ctx, `UPDATE reports SET state = 'DONE', last_fencing_token = $2
+			WHERE id = $1 AND $2 > last_fencing_token`, id, grant.Token())
+		if err == nil && tag.RowsAffected() == 0 {
+			err = fencedb.WhyNoRow(ctx, pool, grant, `SELECT last_fencing_token FROM reports WHERE id = $1`, id)
+		}
+		return err
+	}
+
+	fmt.Println(finish(1, acquired("report:1", 42)))
+	fmt.Println(finish(1, acquired("report:1", 41)))
+	fmt.Println(finish(2, acquired("report:2", 41)))
+	// Output:
+	// <nil>
+	// fencedb: stale fencing token: resource "report:1": carried 41, stored 42
+	// no rows in result set
+}
+
+// The answer to COMMIT was lost, and the server did not answer then. Later it does.
+func ExampleCommitUnknownError() {
+	ctx, pool := context.Background(), database()
+	var xid uint64
+	err := fencedb.Tx(ctx, pool, acquired("table:24", 41), func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text::bigint`).Scan(&xid)
+	})
+	if err == nil { // let us say that it had been:
+		err = &fencedb.CommitUnknownError{XID: xid}
+	}
+
+	var unknown *fencedb.CommitUnknownError
+	if errors.As(err, &unknown) {
+		var status string
+		err := pool.QueryRow(ctx, `SELECT pg_xact_status($1::text::xid8)`, fmt.Sprint(unknown.XID)).Scan(&status)
+		fmt.Println(status, err)
+	}
+	// Output: committed <nil>
+}

@@ -1,0 +1,131 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// A lease is a grant as package fencedb takes it: a resource, a token, a lease id.
+func ExampleLease() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+
+	first, err := i.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(first.Resource(), "for", time.Until(first.ValidUntil()).Round(time.Second))
+	_ = first.Release(ctx)
+
+	second, err := i.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("a higher token:", second.Token() > first.Token())
+	fmt.Println("another id:", second.LeaseID() != first.LeaseID())
+	_ = second.Release(ctx)
+	// Output:
+	// table:12 for 10s
+	// a higher token: true
+	// another id: true
+}
+
+// Renewal happens by itself; call Extend where it was turned off, or before a long step.
+func ExampleLease_Extend() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	i, err := lease.New(client, lease.Config{TTL: 10 * time.Second, RenewEvery: lease.Never})
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := i.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	before := l.ValidUntil()
+
+	fmt.Println("err:", l.Extend(ctx))
+	fmt.Println("longer:", l.ValidUntil().After(before))
+
+	_ = l.Release(ctx)
+	fmt.Println("err:", errors.Is(l.Extend(ctx), lease.ErrReleased))
+	// Output:
+	// err: <nil>
+	// longer: true
+	// err: true
+}
+
+// Err costs nothing, so ask it between the steps of long work.
+func ExampleLease_Err() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+	l, err := i.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for step := 1; l.Err() == nil; step++ {
+		fmt.Println("step", step)
+		if step == 2 {
+			_ = l.Release(ctx)
+		}
+	}
+	fmt.Println(l.Err())
+	// Output:
+	// step 1
+	// step 2
+	// lease: released
+}
+
+// A release that comes too late harms nobody, and says so.
+func ExampleLease_Release() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	i, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := i.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	client.FlushAll(ctx) // Redis forgets, and another gets the next lease
+	next, err := i.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	fmt.Println("lost:", errors.Is(l.Release(ctx), lease.ErrLost))
+	verdict, _ := next.Verify(ctx)
+	fmt.Println("the next lease:", verdict)
+	fmt.Println("err:", next.Release(ctx))
+	// Output:
+	// lost: true
+	// the next lease: current
+	// err: <nil>
+}
+
+func ExampleLeases_Release() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+	leases, err := i.TryAcquireAll(ctx, []string{"sku:3", "sku:7"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("err:", leases.Release(ctx))
+
+	_, err = i.TryAcquireAll(ctx, []string{"sku:3", "sku:7"})
+	fmt.Println("free again:", err == nil)
+	// Output:
+	// err: <nil>
+	// free again: true
+}

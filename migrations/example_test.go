@@ -1,0 +1,109 @@
+package migrations_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"io/fs"
+	"log"
+	"strings"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
+)
+
+// nothing gives an example a database without anything in it.
+func nothing() (db *sql.DB, drop func()) {
+	servers, err := testenv.Start(context.Background(), testenv.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	db, err = sql.Open("pgx", servers.PostgresURL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	return db, func() {
+		_ = db.Close()
+		_ = servers.Close()
+	}
+}
+
+// At the start of a deployment; where nothing is missing it does nothing.
+func ExampleUp() {
+	ctx := context.Background()
+	db, drop := nothing()
+	defer drop()
+
+	before, _ := migrations.Pending(ctx, db)
+	err := migrations.Up(ctx, db)
+	after, _ := migrations.Pending(ctx, db)
+
+	fmt.Println("pending:", before, "err:", err, "pending:", after)
+	// Output: pending: true err: <nil> pending: false
+}
+
+// Down refuses while a table is protected: without the fences every old token would be good again.
+func ExampleDown() {
+	ctx := context.Background()
+	db, drop := nothing()
+	defer drop()
+	if err := migrations.Up(ctx, db); err != nil {
+		log.Fatal(err)
+	}
+	exec := func(statement string) {
+		if _, err := db.ExecContext(ctx, statement); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	exec(`CREATE TABLE bookings (table_id int); SELECT fencedb.protect('bookings', $$ 'table:' || table_id $$)`)
+	fmt.Println("refused:", migrations.Down(ctx, db) != nil)
+	exec(`SELECT fencedb.unprotect('bookings')`)
+	fmt.Println("err:", migrations.Down(ctx, db))
+	// Output:
+	// refused: true
+	// err: <nil>
+}
+
+func ExampleStatus() {
+	ctx := context.Background()
+	db, drop := nothing()
+	defer drop()
+
+	steps, err := migrations.Status(ctx, db)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(steps[0].Version, steps[0].Name, "applied:", steps[0].Applied)
+	// Output: 1 00001_ledger.sql applied: false
+}
+
+// For a readiness check: the program knows a migration that the database lacks.
+func ExamplePending() {
+	db, drop := nothing()
+	defer drop()
+
+	pending, err := migrations.Pending(context.Background(), db)
+
+	fmt.Println(pending, err)
+	// Output: true <nil>
+}
+
+// Plain SQL, for tools other than goose.
+func ExampleScripts() {
+	first := migrations.Scripts()[0]
+
+	fmt.Println(first.Name)
+	fmt.Println(strings.Contains(first.Up, "CREATE TABLE fencedb.fences"))
+	// Output:
+	// ledger
+	// true
+}
+
+// For a goose of one's own.
+func ExampleFiles() {
+	names, err := fs.Glob(migrations.Files(), "*.sql")
+
+	fmt.Println(names[0], err)
+	// Output: 00001_ledger.sql <nil>
+}
