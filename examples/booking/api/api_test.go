@@ -154,6 +154,11 @@ func TestBadInputIsNamedAndGoesNoFurther(t *testing.T) {
 	}
 }
 
+func TestAnUnknownFieldIsToldWhichThereAre(t *testing.T) {
+	t.Parallel()
+	require.Contains(t, newWorld(t).refused(withBody(reservation(), `{"tip":5}`)).Detail, "guest, party, slot")
+}
+
 func TestTheBodyIsOneObject(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{
@@ -262,12 +267,26 @@ func TestRequestIDsComeInAndGoOut(t *testing.T) {
 	require.Empty(t, api.RequestID(t.Context()))
 }
 
-func TestLogLinesKeepTheirShape(t *testing.T) {
+func TestALineForEachRequest(t *testing.T) {
 	t.Parallel()
-	var out bytes.Buffer
-	log := slog.New(api.LogRequestID(slog.NewTextHandler(&out, nil))).With("a", 1).WithGroup("g")
-	log.Info("said", "b", 2)
-	require.Contains(t, out.String(), "msg=said a=1 g.b=2\n")
+	w := newWorld(t)
+	w.desk.err = booking.ErrTaken
+	w.send(reservation())
+	require.Contains(t, w.log.String(), "msg=request method=POST path=/tables/12/bookings status=409 ")
+}
+
+func TestLinesOfARequestCarryItsID(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.desk.during = func(ctx context.Context) {
+		w.config.Log.With("a", 1).InfoContext(ctx, "said")
+		w.config.Log.WithGroup("g").InfoContext(ctx, "grouped")
+		w.config.Log.Info("elsewhere")
+	}
+	w.send(withHeader(reservation(), "X-Request-Id", "7"))
+	require.Contains(t, w.log.String(), "msg=said a=1 request_id=7\n")
+	require.Contains(t, w.log.String(), "msg=grouped g.request_id=7\n")
+	require.Contains(t, w.log.String(), "msg=elsewhere\n")
 }
 
 func TestAPanicIsAnswered(t *testing.T) {

@@ -172,6 +172,17 @@ func TestReserveFailsWithTheStore(t *testing.T) {
 	}
 }
 
+func TestReserveTakesTheSameMomentForTheSameSlot(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := forGuest("ann", 4)
+	b.Slot = evening.In(time.FixedZone("there", 2*60*60))
+
+	require.NoError(t, w.reserve(t.Context(), goodCard, b))
+
+	require.Equal(t, forGuest("ann", 4), w.booked())
+}
+
 func TestReserveRefusesNonsense(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

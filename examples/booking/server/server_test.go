@@ -137,13 +137,21 @@ func TestReadinessFollowsPostgres(t *testing.T) {
 
 func TestNotReadyUntilMigrated(t *testing.T) {
 	t.Parallel()
-	w := unmigrated(t, testenv.PostgresURL(t))
-	s := w.start(goodCard)
-	s.untilReady(http.StatusServiceUnavailable)
+	for name, postgres := range map[string]string{
+		"nothing there":   testenv.PostgresURL(t),
+		"only the fences": testenv.Postgres(t).Config().ConnString(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := unmigrated(t, postgres)
+			s := w.start(goodCard)
+			s.untilReady(http.StatusServiceUnavailable)
 
-	require.NoError(t, server.Migrate(t.Context(), w.settings))
+			require.NoError(t, server.Migrate(t.Context(), w.settings))
 
-	s.untilReady(http.StatusOK)
+			s.untilReady(http.StatusOK)
+		})
+	}
 }
 
 func TestShutdownLetsRunningRequestsEnd(t *testing.T) {

@@ -249,6 +249,12 @@ func TestMigrateAtOnceAndAgain(t *testing.T) {
 	pending, err = store.Pending(t.Context(), db)
 	require.NoError(t, err)
 	require.False(t, pending)
+
+	_, err = db.ExecContext(t.Context(), `DELETE FROM fencedb.goose_db_version WHERE version_id = 1`)
+	require.NoError(t, err)
+	pending, err = store.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.True(t, pending, "a fence is missing")
 }
 
 func newStore(t *testing.T) (*store.Store, *pgxpool.Pool) {
