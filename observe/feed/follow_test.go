@@ -3,6 +3,8 @@ package feed_test
 import (
 	"context"
 	"errors"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -114,6 +116,37 @@ func TestFollowingSurvivesARestartAndAFlush(t *testing.T) {
 	s.awaitTick() // or c could get the very id of b, and pass for it
 	s.add("*", "c")
 	require.Equal(t, "c", f.next())
+}
+
+// broken fails the first commands of a client.
+type broken struct{ left atomic.Int32 }
+
+func (b *broken) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (b *broken) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
+
+func (b *broken) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if b.left.Add(-1) >= 0 {
+			cmd.SetErr(net.ErrClosed)
+			return net.ErrClosed
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestFollowingTriesAgainAfterFailures(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	options := *s.client.Options()
+	s.client = redis.NewClient(&options)
+	defer s.client.Close()
+	s.add("*", "a")
+	failing := new(broken)
+	s.client.AddHook(failing)
+	failing.left.Store(2)
+	require.Equal(t, "a", s.read("0", 1)[0].Resource)
+	require.Negative(t, failing.left.Load())
 }
 
 // After a loss the ids of the new stream are lower where the clock of the server is behind that of the one before.

@@ -49,7 +49,7 @@ func newOptions(opts []Option) options {
 }
 
 func (o options) name(resource string) string {
-	if !o.hashed || resource == "" {
+	if !o.hashed {
 		return resource
 	}
 	sum := sha256.Sum256([]byte(resource))

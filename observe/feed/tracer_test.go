@@ -189,7 +189,6 @@ func TestWrites(t *testing.T) {
 	wrote(f, fencedb.OpEnter, fencedb.ErrStale, a)
 	wrote(f, fencedb.OpWrite, &fencedb.BusyError{}, a)
 	wrote(f, fencedb.OpWrite, errors.New("the caller's"), b)
-	wrote(f, fencedb.OpWrite, fencedb.ErrInvalidGrant, (*lease.Lease)(nil))
 
 	first := feed.Event{Worker: "w", Resource: "sku:1", Token: 7, LeaseID: "11111111"}
 	second := feed.Event{Worker: "w", Resource: "sku:2", Token: 8, LeaseID: "22222222"}
@@ -203,6 +202,5 @@ func TestWrites(t *testing.T) {
 		with(first, feed.Refused, time.Second, 0, "stale"),
 		with(first, feed.Failed, time.Second, 0, "busy"),
 		with(second, feed.Failed, time.Second, 0, "error"),
-		with(feed.Event{Worker: "w"}, feed.Failed, time.Second, 0, "invalid_grant"),
 	}, s.all(f))
 }

@@ -28,10 +28,6 @@ func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 
 func (f *Feed) each(kind Kind, cause string, e fencedb.TraceEnd) {
 	event := Event{Kind: kind, Cause: cause, Took: e.Took}
-	if errors.Is(e.Err, fencedb.ErrInvalidGrant) { // what it says of itself cannot be relied on
-		f.publish(event)
-		return
-	}
 	for _, g := range e.Grants {
 		f.publish(event.of(g))
 	}

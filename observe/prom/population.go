@@ -1,0 +1,84 @@
+package prom
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// population is what is held now. Ages are worked out when somebody asks.
+type population struct {
+	count, oldest *prometheus.Desc
+
+	mu     *sync.Mutex
+	groups map[string]*held // by resource_type; guarded by mu
+}
+
+// held are the leases of one resource type.
+type held struct {
+	mu  sync.Mutex
+	all map[*hold]struct{} // guarded by mu
+}
+
+// hold is one lease. It is in the context between the two ends of its life.
+type hold struct{ since time.Time }
+
+func newPopulation() population {
+	labels := []string{resourceType}
+	return population{
+		count:  prometheus.NewDesc("redis_lease_held", "Leases held now.", labels, nil),
+		oldest: prometheus.NewDesc("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", labels, nil),
+		mu:     new(sync.Mutex),
+		groups: make(map[string]*held),
+	}
+}
+
+func (p *population) group(name string) *held {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	g := p.groups[name]
+	if g == nil {
+		g = &held{all: make(map[*hold]struct{})}
+		p.groups[name] = g
+	}
+	return g
+}
+
+func (p *population) describe(descs chan<- *prometheus.Desc) {
+	descs <- p.count
+	descs <- p.oldest
+}
+
+func (p *population) collect(metrics chan<- prometheus.Metric) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for name, g := range p.groups {
+		n, age := g.count(time.Now())
+		metrics <- prometheus.MustNewConstMetric(p.count, prometheus.GaugeValue, float64(n), name)
+		metrics <- prometheus.MustNewConstMetric(p.oldest, prometheus.GaugeValue, age.Seconds(), name)
+	}
+}
+
+func (g *held) begin() *hold {
+	h := &hold{time.Now()}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all[h] = struct{}{}
+	return h
+}
+
+func (g *held) end(h *hold) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.all, h)
+}
+
+func (g *held) count(now time.Time) (n int, oldest time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for h := range g.all {
+		oldest = max(oldest, now.Sub(h.since))
+	}
+	return len(g.all), oldest
+}
