@@ -123,7 +123,9 @@ type broken struct{ left atomic.Int32 }
 
 func (b *broken) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (b *broken) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook { return next }
+func (b *broken) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
 
 func (b *broken) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {

@@ -119,12 +119,5 @@ func (f *Feed) ifDone(kind Kind, e lease.TraceEnd) {
 }
 
 func about(kind Kind, s lease.TraceStart) Event {
-	return Event{Kind: kind, Resource: s.Resource, Token: s.Token, LeaseID: short(s.LeaseID)}
-}
-
-func short(id uuid.UUID) string {
-	if id == uuid.Nil {
-		return ""
-	}
-	return id.String()[:8]
+	return Event{Kind: kind, Resource: s.Resource, Token: s.Token, LeaseID: outcome.Short(s.LeaseID)}
 }

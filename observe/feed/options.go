@@ -1,10 +1,10 @@
 package feed
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
+
+	"github.com/fencedb/fencedb/observe/internal/outcome"
 )
 
 // Option changes what [New], [Follow] or [Replay] do; each says for which it counts.
@@ -52,6 +52,5 @@ func (o options) name(resource string) string {
 	if !o.hashed {
 		return resource
 	}
-	sum := sha256.Sum256([]byte(resource))
-	return hex.EncodeToString(sum[:6])
+	return outcome.Hashed(resource)
 }

@@ -51,6 +51,6 @@ func (f *Feed) refused(e fencedb.TraceEnd) {
 }
 
 func (e Event) of(g fencedb.Grant) Event {
-	e.Resource, e.Token, e.LeaseID = g.Resource(), g.Token(), short(g.LeaseID())
+	e.Resource, e.Token, e.LeaseID = g.Resource(), g.Token(), outcome.Short(g.LeaseID())
 	return e
 }

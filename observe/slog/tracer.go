@@ -1,0 +1,144 @@
+package slog
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/internal/outcome"
+)
+
+// Config is how a [Tracer] logs. The zero value is a good one.
+type Config struct {
+	// Plain logs resources by name and errors with their text, which names resources. Defaults to false.
+	Plain bool
+
+	// Attrs returns what to add to each line, such as a correlation id, from the context of the operation. Defaults to none.
+	Attrs func(ctx context.Context) []slog.Attr
+}
+
+// Tracer logs. It is a tracer of leases and of writes, and safe for concurrent use.
+type Tracer struct {
+	logger *slog.Logger
+	cfg    Config
+}
+
+var (
+	_ lease.Tracer   = (*Tracer)(nil)
+	_ fencedb.Tracer = (*Tracer)(nil)
+)
+
+// New returns a tracer that logs to logger, at its level.
+func New(logger *slog.Logger, cfg Config) *Tracer { return &Tracer{logger, cfg} }
+
+// TraceLeaseStart implements [lease.Tracer].
+func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
+	if s.Op == lease.OpWait && t.logger.Enabled(ctx, waiting.level) {
+		t.log(ctx, waiting, t.ofLease(s))
+	}
+	return ctx
+}
+
+// TraceLeaseEnd implements [lease.Tracer].
+func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
+	result := leaseOutcome(e.Op, e.Err)
+	l, ok := leaseLines[e.Op][result]
+	if errors.Is(e.Err, context.Canceled) { // the caller's doing
+		l.level = slog.LevelDebug
+	}
+	if !ok || !t.logger.Enabled(ctx, l.level) {
+		return
+	}
+	if by := (*lease.HeldError)(nil); errors.As(e.Err, &by) {
+		e.Resource = by.Resource // of several the one that was taken
+	}
+	attrs := append(t.ofLease(e.TraceStart), slog.Duration("took", e.Took))
+	if e.ValidFor > 0 {
+		attrs = append(attrs, slog.Duration("ttl", e.ValidFor))
+	}
+	t.log(ctx, l, append(attrs, t.why(result, e.Err)...))
+}
+
+func (t *Tracer) ofLease(s lease.TraceStart) []slog.Attr {
+	attrs := []slog.Attr{slog.String("resource", t.name(s.Resource))}
+	if s.Resources > 1 {
+		attrs = append(attrs, slog.Int("resources", s.Resources))
+	}
+	if s.Kind != "lease" {
+		attrs = append(attrs, slog.String("kind", s.Kind))
+	}
+	if s.Namespace != "" {
+		attrs = append(attrs, slog.String("namespace", s.Namespace))
+	}
+	if id := outcome.Short(s.LeaseID); id != "" {
+		attrs = append(attrs, slog.String("lease_id", id))
+	}
+	if s.Token != 0 {
+		attrs = append(attrs, slog.Int64("token", s.Token))
+	}
+	return attrs
+}
+
+// TraceWriteStart implements [fencedb.Tracer].
+func (t *Tracer) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context {
+	return ctx
+}
+
+// TraceWriteEnd implements [fencedb.Tracer].
+func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
+	result := outcome.Write(e.Err)
+	l, ok := writeLine(e.Op, result)
+	if !ok || !t.logger.Enabled(ctx, l.level) {
+		return
+	}
+	attrs := append(t.ofWrite(e), slog.Duration("took", e.Took))
+	t.log(ctx, l, append(attrs, t.why(result, e.Err)...))
+}
+
+// ofWrite is about the grant that was refused, or else the first.
+func (t *Tracer) ofWrite(e fencedb.TraceEnd) (attrs []slog.Attr) {
+	stale := (*fencedb.StaleError)(nil)
+	refused := errors.As(e.Err, &stale)
+	for n, g := range e.Grants {
+		if !refused && n == 0 || refused && g.Resource() == stale.Resource {
+			attrs = append(attrs, slog.String("resource", t.name(g.Resource())),
+				slog.String("lease_id", outcome.Short(g.LeaseID())), slog.Int64("token", g.Token()))
+			break
+		}
+	}
+	if refused {
+		attrs = append(attrs, slog.Int64("stored", stale.Stored))
+	}
+	if len(e.Grants) > 1 {
+		attrs = append(attrs, slog.Int("resources", len(e.Grants)))
+	}
+	return attrs
+}
+
+// why is nothing if all went well.
+func (t *Tracer) why(result string, err error) []slog.Attr {
+	if err == nil {
+		return nil
+	}
+	attrs := []slog.Attr{slog.String("cause", result)}
+	if t.cfg.Plain {
+		attrs = append(attrs, slog.Any("err", err))
+	}
+	return attrs
+}
+
+func (t *Tracer) name(resource string) string {
+	if t.cfg.Plain {
+		return resource
+	}
+	return outcome.Hashed(resource)
+}
+
+func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr) {
+	if t.cfg.Attrs != nil {
+		attrs = append(attrs, t.cfg.Attrs(ctx)...)
+	}
+	t.logger.LogAttrs(ctx, l.level, l.message, attrs...)
+}

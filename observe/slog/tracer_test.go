@@ -1,0 +1,176 @@
+package slog_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	fencelog "github.com/fencedb/fencedb/observe/slog"
+)
+
+// journal is a tracer and what it has logged, without the time.
+type journal struct {
+	*fencelog.Tracer
+	text bytes.Buffer
+}
+
+func newJournal(level slog.Level, cfg fencelog.Config) *journal {
+	j := new(journal)
+	j.Tracer = fencelog.New(slog.New(slog.NewTextHandler(&j.text, &slog.HandlerOptions{
+		Level: level,
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	})), cfg)
+	return j
+}
+
+// said returns what was logged since the last call.
+func (j *journal) said() string {
+	defer j.text.Reset()
+	return j.text.String()
+}
+
+var id = uuid.MustParse("11111111-0000-4000-8000-000000000000")
+
+func started(op lease.Op) lease.TraceStart {
+	return lease.TraceStart{Op: op, Kind: "lease", Resource: "table:12", Resources: 1, LeaseID: id, Token: 7}
+}
+
+func (j *journal) lease(e lease.TraceEnd) {
+	j.TraceLeaseEnd(j.TraceLeaseStart(context.Background(), e.TraceStart), e)
+}
+
+func (j *journal) wrote(op fencedb.Op, err error, grants ...fencedb.Grant) {
+	s := fencedb.TraceStart{Op: op, Grants: grants}
+	j.TraceWriteEnd(j.TraceWriteStart(context.Background(), s), fencedb.TraceEnd{TraceStart: s, Took: time.Second, Err: err})
+}
+
+func grant(resource string, token int64) fencedb.Grant {
+	return fencedb.NewGrant(resource, token, id, time.Time{})
+}
+
+func TestALeaseAsItIsLogged(t *testing.T) {
+	t.Parallel()
+	j := newJournal(slog.LevelDebug, fencelog.Config{})
+	j.TraceLeaseStart(t.Context(), started(lease.OpWait))
+	require.Equal(t, `level=DEBUG msg="waiting for a lease" resource=38ab6cd93feb lease_id=11111111 token=7`+"\n", j.said())
+
+	s := started(lease.OpAcquire)
+	s.Namespace, s.Kind, s.Resources = "eu", "semaphore", 2
+	j.lease(lease.TraceEnd{TraceStart: s, Took: time.Second, ValidFor: 9 * time.Second})
+	require.Equal(t, `level=DEBUG msg="lease granted" resource=38ab6cd93feb resources=2 kind=semaphore namespace=eu lease_id=11111111 token=7 took=1s ttl=9s`+"\n", j.said())
+
+	j.lease(lease.TraceEnd{TraceStart: started(lease.OpHold), Took: time.Second, Err: fmt.Errorf("table:12: %w", lease.ErrExpired)})
+	require.Equal(t, `level=WARN msg="lease lost" resource=38ab6cd93feb lease_id=11111111 token=7 took=1s cause=expired`+"\n", j.said(), "the text names the resource")
+}
+
+func TestAWriteAsItIsLogged(t *testing.T) {
+	t.Parallel()
+	j := newJournal(slog.LevelDebug, fencelog.Config{})
+	j.wrote(fencedb.OpWrite, &fencedb.StaleError{Resource: "table:12", Token: 7, Stored: 9}, grant("sku:1", 3), grant("table:12", 7))
+	require.Equal(t, `level=WARN msg="write refused" resource=38ab6cd93feb lease_id=11111111 token=7 stored=9 resources=2 took=1s cause=stale`+"\n", j.said())
+	j.wrote(fencedb.OpWrite, nil, grant("table:12", 7), grant("sku:1", 3))
+	require.Equal(t, `level=DEBUG msg="write committed" resource=38ab6cd93feb lease_id=11111111 token=7 resources=2 took=1s`+"\n", j.said())
+	j.wrote(fencedb.OpEnter, nil, grant("table:12", 7))
+	require.Equal(t, `level=DEBUG msg="fence entered" resource=38ab6cd93feb lease_id=11111111 token=7 took=1s`+"\n", j.said())
+	j.wrote(fencedb.OpCommit, fencedb.ErrStale, grant("table:12", 7))
+	require.Empty(t, j.said())
+}
+
+func TestNamesAndTextsOnRequest(t *testing.T) {
+	t.Parallel()
+	type key struct{}
+	j := newJournal(slog.LevelDebug, fencelog.Config{Plain: true, Attrs: func(ctx context.Context) []slog.Attr {
+		id, _ := ctx.Value(key{}).(string)
+		return []slog.Attr{slog.String("request_id", id)}
+	}})
+	j.TraceLeaseEnd(context.WithValue(t.Context(), key{}, "r-17"), lease.TraceEnd{
+		TraceStart: started(lease.OpHold), Err: fmt.Errorf("table:12: %w", lease.ErrLost),
+	})
+	require.Equal(t, `level=WARN msg="lease lost" resource=table:12 lease_id=11111111 token=7 took=0s cause=lost err="table:12: lease: lost" request_id=r-17`+"\n", j.said())
+}
+
+// Of several resources the one that was taken.
+func TestWhoIsHeldOffLearnsByWhat(t *testing.T) {
+	t.Parallel()
+	j := newJournal(slog.LevelDebug, fencelog.Config{Plain: true})
+	j.lease(lease.TraceEnd{TraceStart: started(lease.OpAcquire), Err: &lease.HeldError{Resource: "sku:2"}})
+	require.Contains(t, j.said(), "resource=sku:2")
+}
+
+// Two hundred callers who want the same thing must not fill a log.
+func TestContentionIsNotShoutedAbout(t *testing.T) {
+	t.Parallel()
+	j := newJournal(slog.LevelInfo, fencelog.Config{})
+	for _, err := range []error{nil, &lease.HeldError{}} {
+		j.lease(lease.TraceEnd{TraceStart: started(lease.OpWait), Err: err})
+		j.lease(lease.TraceEnd{TraceStart: started(lease.OpAcquire), Err: err})
+	}
+	j.lease(lease.TraceEnd{TraceStart: started(lease.OpExtend)})
+	j.lease(lease.TraceEnd{TraceStart: started(lease.OpRelease)})
+	j.lease(lease.TraceEnd{TraceStart: started(lease.OpHold), Err: lease.ErrReleased})
+	j.lease(lease.TraceEnd{TraceStart: started(lease.OpAcquire), Err: fmt.Errorf("given up: %w", context.Canceled)})
+	j.wrote(fencedb.OpWrite, nil, grant("table:12", 7))
+	j.wrote(fencedb.OpWrite, errors.New("the table is taken"), grant("table:12", 7))
+	require.Empty(t, j.said())
+}
+
+func TestLevels(t *testing.T) {
+	t.Parallel()
+	j := newJournal(slog.LevelDebug, fencelog.Config{})
+	level := func() string {
+		text, _, _ := bytes.Cut([]byte(j.said()), []byte(" "))
+		return string(text)
+	}
+	for op, levels := range map[lease.Op]map[error]string{
+		lease.OpAcquire: {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN"},
+		lease.OpHold: {lease.ErrExpired: "WARN", lease.ErrUnreachable: "WARN", lease.ErrLost: "WARN", lease.ErrRevoked: "INFO",
+			lease.ErrStale: "INFO"},
+		lease.OpExtend:  {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN", lease.ErrLost: "", lease.ErrRevoked: ""},
+		lease.OpRelease: {lease.ErrUnreachable: "WARN", lease.ErrReadOnly: "WARN", lease.ErrLost: "WARN", lease.ErrExpired: "DEBUG", lease.ErrRevoked: "DEBUG"},
+		lease.OpRevoke:  {nil: "INFO", lease.ErrUnreachable: "WARN"},
+		lease.OpRaise:   {nil: "INFO", lease.ErrUnreachable: "WARN"},
+		lease.OpHeal:    {nil: "INFO", lease.ErrLost: "WARN"},
+	} {
+		for err, wanted := range levels {
+			j.lease(lease.TraceEnd{TraceStart: started(op), Err: err})
+			if wanted != "" {
+				wanted = "level=" + wanted
+			}
+			require.Equal(t, wanted, level(), "%s: %v", op, err)
+		}
+	}
+	for err, wanted := range map[error]string{
+		fencedb.ErrStale: "WARN", fencedb.ErrLeaseOver: "WARN", fencedb.ErrBusy: "WARN", fencedb.ErrNoToken: "ERROR",
+		fencedb.ErrWrongResource: "ERROR", fencedb.ErrInvalidGrant: "ERROR", fencedb.ErrCommitUnknown: "ERROR", errors.New("own"): "DEBUG",
+	} {
+		for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpEnter} {
+			j.wrote(op, err, grant("table:12", 7))
+			require.Equal(t, "level="+wanted, level(), "%s: %v", op, err)
+		}
+	}
+}
+
+func TestWhatIsNotLoggedCostsNothing(t *testing.T) {
+	j := newJournal(slog.LevelInfo, fencelog.Config{})
+	e := lease.TraceEnd{TraceStart: started(lease.OpAcquire)}
+	write := fencedb.TraceEnd{TraceStart: fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{grant("table:12", 7)}}}
+	ctx := t.Context()
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		j.TraceLeaseEnd(j.TraceLeaseStart(ctx, e.TraceStart), e)
+		j.TraceWriteEnd(j.TraceWriteStart(ctx, write.TraceStart), write)
+	}))
+}
