@@ -12,9 +12,10 @@ import (
 // fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction, in one round trip with
 // BEGIN and enter; from then on it is the transaction of pgx. Used by one goroutine at a time, as every pgx.Tx.
 type fencedTx struct {
-	ctx   context.Context // of the call to Tx, for the methods to which pgx gives none
-	db    DB
-	entry *entry
+	caller context.Context // of the call to Tx
+	ctx    context.Context // the same within the pair that is traced, for the methods to which pgx gives none
+	db     DB
+	entry  *entry
 
 	inner   pgx.Tx // nil until begun, and after the end
 	release func() // gives the connection of inner back
@@ -87,6 +88,7 @@ func rides(sql string, args []any) bool {
 }
 
 func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	ctx = tx.within(ctx)
 	if tx.begun() || !rides(sql, args) {
 		if err := tx.open(ctx); err != nil {
 			return pgconn.CommandTag{}, err
@@ -102,6 +104,7 @@ func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 }
 
 func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	ctx = tx.within(ctx)
 	if tx.begun() || !rides(sql, args) {
 		if err := tx.open(ctx); err != nil {
 			return failed(err).Query()
@@ -120,6 +123,7 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 }
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	ctx = tx.within(ctx)
 	if tx.begun() || !rides(sql, args) {
 		if err := tx.open(ctx); err != nil {
 			return failed(err).QueryRow()
@@ -134,6 +138,7 @@ func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	ctx = tx.within(ctx)
 	if tx.begun() || begins(b) {
 		if err := tx.open(ctx); err != nil {
 			return pgx.FailedBatchResults(b, err)
@@ -148,6 +153,7 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 }
 
 func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	ctx = tx.within(ctx)
 	if err := tx.open(ctx); err != nil {
 		return 0, err
 	}
@@ -155,6 +161,7 @@ func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 }
 
 func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	ctx = tx.within(ctx)
 	if err := tx.open(ctx); err != nil {
 		return nil, err
 	}
@@ -163,6 +170,7 @@ func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 
 // Begin sets a savepoint.
 func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	ctx = tx.within(ctx)
 	if tx.begun() {
 		if tx.err != nil {
 			return nil, tx.err

@@ -52,7 +52,7 @@ func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts 
 	db = e.tracedBy(db)
 	t := e.trace(ctx, OpWrite)
 	defer t.end()
-	return t.is(runTx(&fencedTx{ctx: t.ctx, db: db, entry: e}, fn))
+	return t.is(runTx(&fencedTx{caller: ctx, ctx: t.ctx, db: db, entry: e}, fn))
 }
 
 func runTx(tx *fencedTx, fn func(tx pgx.Tx) error) error {
