@@ -33,7 +33,7 @@ func (r *recorder) within(parent trace.ReadOnlySpan) (names []string) {
 func (r *recorder) pool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	cfg := testenv.Postgres(t).Config().Copy()
-	cfg.ConnConfig.Tracer = otelpgx.NewTracer(otelpgx.WithTracerProvider(r.provider), otelpgx.WithTrimSQLInSpanName())
+	cfg.ConnConfig.Tracer = otelpgx.NewTracer(otelpgx.WithTracerProvider(r.provider))
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)

@@ -20,6 +20,8 @@ import (
 	"github.com/fencedb/fencedb/observe/prom"
 )
 
+var id = uuid.MustParse("11111111-0000-4000-8000-000000000000")
+
 // leaseTold is one pair of calls with nothing in between.
 func leaseTold(m *prom.Metrics, op lease.Op, resource string, err error) {
 	tell(m, lease.TraceStart{Op: op, Kind: "lease", Namespace: "ns", Resource: resource}, err)
@@ -33,7 +35,7 @@ func tell(m *prom.Metrics, s lease.TraceStart, err error) {
 func wrote(m *prom.Metrics, op fencedb.Op, err error, resources ...string) {
 	s := fencedb.TraceStart{Op: op}
 	for _, r := range resources {
-		s.Grants = append(s.Grants, fencedb.NewGrant(r, 7, uuid.New(), time.Time{}))
+		s.Grants = append(s.Grants, fencedb.NewGrant(r, 7, id, time.Time{}))
 	}
 	ctx := m.TraceWriteStart(context.Background(), s)
 	m.TraceWriteEnd(ctx, fencedb.TraceEnd{TraceStart: s, Took: 2 * time.Second, Err: err})
