@@ -21,6 +21,7 @@ type Lease struct {
 
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
+	life     *tracing       // ended by end; nil if nobody traces
 	renewals sync.WaitGroup // in flight; Add only under mu and while ended is nil
 
 	mu         sync.Mutex
@@ -112,6 +113,9 @@ func (l *Lease) end(cause error) {
 	l.expiry.Stop()
 	l.cancel(cause)
 	l.issuer.watchdog.forget(l)
+	if l.life != nil {
+		l.life.end(nil, cause)
+	}
 }
 
 // Expiring receives ValidUntil when a lease comes within [Config.WarnBefore] of its end: renewal is off, or keeps failing. That is

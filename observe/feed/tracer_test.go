@@ -107,7 +107,7 @@ func TestAnIssuerAsTheFeedSeesIt(t *testing.T) {
 	require.NoError(t, leases[0].Extend(t.Context()))
 	require.NoError(t, leases.Release(t.Context()))
 
-	events := s.read("0", 6) // ends of leases are told in the background
+	events := s.read("0", 6)
 	kinds := map[string]int{}
 	for _, e := range events {
 		kinds[string(e.Kind)+" "+e.Resource]++
