@@ -17,6 +17,10 @@ type Config struct {
 	// Downstream is what the metric of refused tokens calls the store that refused. Defaults to "postgres".
 	Downstream string
 
+	// HoldBuckets are those of the time that leases are held, in seconds and rising. Advice on TTLs (fencedb ttl) is as exact as they
+	// are. Defaults to thirteen from a millisecond to an hour.
+	HoldBuckets []float64
+
 	// Exemplar returns what to attach to a measurement, such as the trace's id, or nil. It gets the context of the operation. With
 	// OpenTelemetry:
 	//
@@ -37,6 +41,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Downstream == "" {
 		c.Downstream = "postgres"
+	}
+	if len(c.HoldBuckets) == 0 {
+		c.HoldBuckets = workBuckets
 	}
 	return c
 }

@@ -104,7 +104,7 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	waiters := m.gauge("redis_lease_waiters", "Calls that wait for a resource.", resourceType)
 	acquireTook := m.histogram("redis_lease_acquire_duration_seconds", "Time that calls took to acquire or to fail, with waiting and sealing.", requestBuckets, resourceType)
 	waitTook := m.histogram("redis_lease_wait_duration_seconds", "Time from when a resource was found taken to its grant or to giving up.", workBuckets, resourceType)
-	holdTook := m.histogram("redis_lease_hold_duration_seconds", "Time from the grant of a lease to its end, however it ended.", workBuckets, resourceType)
+	holdTook := m.histogram("redis_lease_hold_duration_seconds", "Time from the grant of a lease to its end, however it ended.", m.cfg.HoldBuckets, resourceType)
 	return func(name string) *leaseSeries {
 		return &leaseSeries{
 			acquired:      each(acquired, name, outcome.Acquires),

@@ -151,6 +151,20 @@ func TestTheDownstreamHasAName(t *testing.T) {
 	requireSeries(t, m, "redis_lease_fencing_rejected_total", map[string]float64{"ledger-eu table": 1})
 }
 
+func TestTheBucketsOfTimeHeld(t *testing.T) {
+	t.Parallel()
+	bounds := func(cfg prom.Config) (all []float64) {
+		m := prom.New(cfg)
+		leaseTold(m, lease.OpHold, "table:12", lease.ErrReleased)
+		for _, b := range family(t, m, "redis_lease_hold_duration_seconds").GetMetric()[0].GetHistogram().GetBucket() {
+			all = append(all, b.GetUpperBound())
+		}
+		return all
+	}
+	require.Len(t, bounds(prom.Config{}), 13)
+	require.Equal(t, []float64{1, 86400}, bounds(prom.Config{HoldBuckets: []float64{1, 86400}}))
+}
+
 func TestWhatIsHeldAndWaitedForNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := prom.New(prom.Config{})

@@ -1,0 +1,34 @@
+package slog
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestTheDocumentationListsEveryMessage(t *testing.T) {
+	t.Parallel()
+	logged := map[string]bool{}
+	add := func(l line) { logged[strings.ToLower(l.level.String())+" "+l.message] = true }
+	add(waiting)
+	add(entered)
+	for _, lines := range leaseLines {
+		for _, l := range lines {
+			add(l)
+		}
+	}
+	for _, l := range writeLines {
+		add(l)
+	}
+
+	page, err := os.ReadFile("../../docs/observing.md")
+	require.NoError(t, err)
+	documented := map[string]bool{}
+	for _, match := range regexp.MustCompile(`(?m)^\| (debug|info|warn|error) \| (.+?) \|`).FindAllStringSubmatch(string(page), -1) {
+		documented[match[1]+" "+match[2]] = true
+	}
+	require.Equal(t, logged, documented)
+}
