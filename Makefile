@@ -30,7 +30,7 @@ booking: ## Run the service of examples/booking, on http://localhost:8080, until
 
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
-	@internal/tools/ensure.sh go compiler programs
+	@internal/tools/ensure.sh go compiler programs prometheus
 	CGO_ENABLED=1 go test -race -count=1 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
 	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
