@@ -58,6 +58,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("%s: %w", AddrVar, err)
 	}
 	cfg.Log.Info("listening", "url", "http://"+listener.Addr().String())
+	defer context.AfterFunc(ctx, func() { cfg.Log.Info("stopping", "within", cfg.Shutdown) })()
 	if cfg.Listening != nil {
 		cfg.Listening(listener.Addr())
 	}

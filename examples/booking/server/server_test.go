@@ -25,18 +25,44 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 func TestOneOfFiftyGuestsGetsTheTable(t *testing.T) {
 	t.Parallel()
+	const guests = 50
 	w := newWorld(t)
-	w.settings.Wait = 50 * time.Millisecond
+	w.settings.Wait = time.Second
+	card := newHeldCard()
+	s := w.start(card.check)
+	answers := make(chan answer, guests)
+	for n := range guests {
+		go func() { answers <- s.book(fmt.Sprintf("guest %d", n), "") }()
+	}
+
+	for range guests - 1 { // while one waits for the bank
+		a := <-answers
+		require.Equal(t, http.StatusConflict, a.status, a)
+		require.Equal(t, "urn:problem-type:booking:busy", a.Type)
+		require.NotEmpty(t, a.header.Get("Retry-After"))
+	}
+	close(card.good)
+	require.Equal(t, http.StatusCreated, (<-answers).status)
+
+	again := s.book("another guest", "")
+	require.Equal(t, http.StatusConflict, again.status)
+	require.Equal(t, "urn:problem-type:booking:taken", again.Type)
+	require.Empty(t, again.header.Get("Retry-After"))
+	require.Len(t, w.guests(), 1)
+}
+
+func TestFiftyGuestsWhoCanWaitFindTheTableTaken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.settings.Wait = time.Minute
 	s := w.start(goodCard)
 
-	answers := concurrently(50, func(n int) answer { return s.book(fmt.Sprintf("guest %d", n), "") })
-
-	count := map[int]int{}
-	for _, a := range answers {
-		count[a.status]++
-		require.Equal(t, a.Type == "urn:problem-type:booking:busy", a.header.Get("Retry-After") != "", a)
+	kinds := map[string]int{}
+	for _, a := range concurrently(50, func(n int) answer { return s.book(fmt.Sprintf("guest %d", n), "") }) {
+		kinds[fmt.Sprint(a.status, a.Type)]++
 	}
-	require.Equal(t, map[int]int{http.StatusCreated: 1, http.StatusConflict: 49}, count)
+
+	require.Equal(t, map[string]int{"201": 1, "409urn:problem-type:booking:taken": 49}, kinds)
 	require.Len(t, w.guests(), 1)
 }
 
