@@ -21,13 +21,14 @@ import (
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/examples/booking/store"
 	"github.com/fencedb/fencedb/lease"
+	fencelog "github.com/fencedb/fencedb/observe/slog"
 )
 
 // Config is what Run runs with.
 type Config struct {
 	Settings
 	CheckCard booking.CardCheck
-	Log       *slog.Logger
+	Log       *slog.Logger   // of requests, leases and writes; what belongs to a request carries its ID
 	Listening func(net.Addr) // called when requests are taken; defaults to nothing
 }
 
@@ -66,10 +67,11 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func newHandler(pool *pgxpool.Pool, client *redis.Client, cfg Config) (http.Handler, error) {
+	logs := fencelog.New(cfg.Log, fencelog.Config{})
 	service, err := booking.New(client, booking.Config{
-		Lease:     lease.Config{TTL: cfg.TTL, Namespace: cfg.Namespace},
+		Lease:     lease.Config{TTL: cfg.TTL, Namespace: cfg.Namespace, Tracers: []lease.Tracer{logs}},
 		Wait:      cfg.Wait,
-		Store:     store.New(pool),
+		Store:     store.New(pool, logs),
 		CheckCard: cfg.CheckCard,
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -119,6 +120,7 @@ func TestALateRequestOverwritesNothing(t *testing.T) {
 	require.Equal(t, http.StatusConflict, a.status)
 	require.Equal(t, "urn:problem-type:booking:overtaken", a.Type)
 	require.Equal(t, []string{"Bob"}, w.guests())
+	require.Regexp(t, `msg="write refused".* request_id=`+a.header.Get("X-Request-Id")+`\n`, slow.log)
 }
 
 func TestReadinessFollowsRedis(t *testing.T) {
@@ -319,6 +321,7 @@ func (w *world) guests() (names []string) {
 type service struct {
 	*testing.T
 	url   string
+	log   *logged
 	stop  context.CancelFunc
 	ended chan error
 }
@@ -326,14 +329,13 @@ type service struct {
 func (w *world) start(card booking.CardCheck) *service {
 	w.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	s := &service{w.T, "", stop, make(chan error, 1)}
+	s := &service{w.T, "", &logged{}, stop, make(chan error, 1)}
 	listening := make(chan net.Addr, 1)
 	settings := w.settings
 	settings.Postgres = settings.Postgres.Copy()
-	warnings := &slog.HandlerOptions{Level: slog.LevelWarn}
 	go func() {
 		s.ended <- server.Run(ctx, server.Config{
-			Settings: settings, CheckCard: card, Log: slog.New(slog.NewTextHandler(w.Output(), warnings)),
+			Settings: settings, CheckCard: card, Log: slog.New(slog.NewTextHandler(s.log, nil)),
 			Listening: func(addr net.Addr) { listening <- addr },
 		})
 		close(s.ended)
@@ -341,6 +343,9 @@ func (w *world) start(card booking.CardCheck) *service {
 	w.Cleanup(func() {
 		stop()
 		for range s.ended { // until it has let go of the database
+		}
+		if w.Failed() {
+			w.Log(s.log)
 		}
 	})
 	select {
@@ -350,6 +355,24 @@ func (w *world) start(card booking.CardCheck) *service {
 		require.NoError(w, err)
 	}
 	return s
+}
+
+// logged is a buffer for several goroutines.
+type logged struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
 }
 
 // answer is what came back.
