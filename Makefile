@@ -18,6 +18,12 @@ demo: ## Watch a stale writer being refused, on real servers (under 20 seconds)
 	@internal/tools/ensure.sh go servers
 	go run ./examples/booking
 
+.PHONY: demo-web
+demo-web: ## Watch leases, tokens and refusals on a page, and press buttons that do harm (until Ctrl-C)
+	@internal/tools/ensure.sh go programs
+	@go build -o .bin/web ./examples/web
+	@.bin/web
+
 .PHONY: fencedb
 fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
 	@internal/tools/ensure.sh go
@@ -38,6 +44,11 @@ test: ## Run every test on real servers with the race detector, and check covera
 	CGO_ENABLED=1 go -C observe/prom test -race -count=1 ./...
 	CGO_ENABLED=1 go -C observe/otel test -race -count=1 ./...
 	CGO_ENABLED=1 go -C cmd/fencedb test -race -count=1 ./...
+
+.PHONY: test-web
+test-web: ## Press every button of the page of make demo-web in a real browser
+	@internal/tools/ensure.sh go programs browser
+	go -C examples/web/browser test -count=1 ./...
 
 .PHONY: test-versions
 test-versions: ## Run the tests of the write layer on each major version of Postgres

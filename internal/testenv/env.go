@@ -17,7 +17,7 @@ type Options struct {
 	// Notes then says so. Defaults to false: no Redis is an error.
 	AllowMiniredis bool
 
-	// PrivateRedis starts a Redis whatever the environment names, for demos that flush it and call [Env.RestartRedis].
+	// PrivateRedis starts a Redis whatever the environment names, for demos that flush it and call [Env.StopRedis].
 	// It takes the program; a container will not do.
 	PrivateRedis bool
 }
@@ -126,19 +126,26 @@ func (e *Env) startPrivateRedis(ctx context.Context, h host) error {
 	return nil
 }
 
-// RestartRedis ends the Redis of [Options].PrivateRedis, which keeps nothing on disk, and starts it again on its port. It returns
-// once that answers. One call at a time, and not after Close.
-func (e *Env) RestartRedis(ctx context.Context) error {
+// StopRedis ends the Redis of [Options].PrivateRedis, which keeps nothing on disk. One call of this and StartRedis at a time, and
+// none after Close.
+func (e *Env) StopRedis() error {
 	if e.private == nil {
-		return errors.New("testenv: restart Redis: it is not a private one; see Options.PrivateRedis")
+		return errNotPrivate
+	}
+	return e.private.end(syscall.SIGTERM)
+}
+
+// StartRedis starts it again, on its port, and returns once it answers.
+func (e *Env) StartRedis(ctx context.Context) error {
+	if e.private == nil {
+		return errNotPrivate
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := e.private.end(syscall.SIGTERM); err != nil {
-		return err
-	}
 	return e.private.start(ctx)
 }
+
+var errNotPrivate = errors.New("testenv: this Redis is not ours to stop and start; see Options.PrivateRedis")
 
 func (e *Env) startMiniredis(missing *UnavailableError) error {
 	server := miniredis.NewMiniRedis()

@@ -32,7 +32,9 @@ func TestAPrivateRedisIsNotTheOneOfTheEnvironmentAndRestartsEmpty(t *testing.T) 
 	t.Cleanup(func() { _ = client.Close() })
 	require.NoError(t, client.Set(t.Context(), "kept", "no", 0).Err())
 
-	require.NoError(t, env.RestartRedis(t.Context()))
+	require.NoError(t, env.StopRedis())
+	require.Error(t, client.Ping(t.Context()).Err())
+	require.NoError(t, env.StartRedis(t.Context()))
 
 	require.Zero(t, client.Exists(t.Context(), "kept").Val())
 	require.NoError(t, env.Close())
@@ -41,7 +43,8 @@ func TestAPrivateRedisIsNotTheOneOfTheEnvironmentAndRestartsEmpty(t *testing.T) 
 
 func TestARedisOfOthersIsNotRestarted(t *testing.T) {
 	t.Parallel()
-	require.Error(t, (&Env{}).RestartRedis(t.Context()))
+	require.ErrorIs(t, (&Env{}).StopRedis(), errNotPrivate)
+	require.ErrorIs(t, (&Env{}).StartRedis(t.Context()), errNotPrivate)
 }
 
 func TestStartDropsItsDatabaseOnAnExternalServer(t *testing.T) {

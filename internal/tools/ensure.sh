@@ -8,6 +8,7 @@
 #          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs, Docker
 #          programs   the programs of the servers and PgBouncer, for tests that start, kill and restart their own,
 #                     ps and curl
+#          browser    Chromium or Chrome, for the tests of the page
 #          npm        npm, which brings other versions of Postgres
 #          prometheus Prometheus and its promtool, which check the alert rules and the dashboard
 #
@@ -106,6 +107,14 @@ ensure_servers() {
 	[ -z "$missing" ] || fail "installed, and still not to be had:" $missing
 }
 
+ensure_browser() {
+	for browser in chromium chromium-browser google-chrome google-chrome-stable; do
+		command -v "$browser" >/dev/null && return
+	done
+	[ ! -e "/Applications/Google Chrome.app" ] || return 0
+	install "chromium fonts-dejavu-core" "" # the fonts have the signs of the page
+}
+
 for need in "$@"; do
 	case $need in
 	go) ensure_go ;;
@@ -116,6 +125,7 @@ for need in "$@"; do
 		command -v ps >/dev/null || install procps ""   # by which the tests look for what is left behind
 		command -v curl >/dev/null || install curl curl # by which they run what the READMEs print
 		;;
+	browser) ensure_browser ;;
 	npm) command -v npm >/dev/null || install npm node ;;
 	prometheus)
 		command -v promtool >/dev/null && command -v prometheus >/dev/null || install prometheus prometheus

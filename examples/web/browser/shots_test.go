@@ -1,0 +1,100 @@
+package browser
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+)
+
+var shots = flag.String("shots", "", "write screenshots of each width and theme into this `directory`")
+
+var widths = []int64{360, 900, 1440}
+
+// TestNothingIsWiderThanTheScreen after the scenes have been played, so that there is something to see.
+func TestNothingIsWiderThanTheScreen(t *testing.T) {
+	w := open(t, "fast")
+	w.do(chromedp.EmulateViewport(1440, 1000))
+	w.play("race")
+	w.play("crash")
+	w.play("zombie")
+	w.do(chromedp.Evaluate[chromedp.Void](`document.getElementById("promises").open = true`))
+	for _, theme := range []string{"light", "dark"} {
+		w.click(`#theme input[value=` + theme + `]`)
+		for _, width := range widths {
+			w.do(chromedp.EmulateViewport(width, 900))
+			w.until(fmt.Sprintf(`innerWidth === %d`, width))
+			w.shoot(fmt.Sprintf("%s-%d", theme, width))
+			require.Empty(w, ask[[]string](w, tooWide), "%s at %d", theme, width)
+		}
+	}
+}
+
+// TestAZombieFitsIntoOneView, from its request to its refusal. It is the picture of the README.
+func TestAZombieFitsIntoOneView(t *testing.T) {
+	w := open(t, "fast")
+	w.do(chromedp.EmulateViewport(1280, 716))
+	w.click(`#theme input[value=light]`)
+	w.play("zombie")
+	w.until(`document.querySelectorAll("#log [data-kind=told]").length === 2`)
+	require.Empty(t, ask[[]string](w, `[...document.querySelectorAll("#plane .job, #plane .bar, #plane .pill")].filter((e) => {
+		const box = e.getBoundingClientRect(), view = document.getElementById("scroll").getBoundingClientRect();
+		return box.left < view.left || box.right > view.right;
+	}).map((e) => e.className)`))
+
+	w.click(`#log [data-kind=refused]`)
+	w.do(chromedp.Evaluate[chromedp.Void](`scrollTo(0, 0)`))
+	png, err := chromedp.Run(w.ctx, chromedp.CaptureScreenshot())
+	require.NoError(t, err)
+	w.keep("live", png)
+}
+
+// TestWithReducedMotionThePictureMovesInSteps, and still moves.
+func TestWithReducedMotionThePictureMovesInSteps(t *testing.T) {
+	w := open(t, "fast")
+	_, err := chromedp.Call(w.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+		Features: []*emulation.MediaFeature{{Name: "prefers-reduced-motion", Value: "reduce"}},
+	})
+	require.NoError(t, err)
+	w.do(chromedp.Evaluate[chromedp.Void](`
+		window.steps = window.frames_ = 0;
+		new MutationObserver(() => { steps++; }).observe(document.getElementById("plane"), { attributeFilter: ["style"] });
+		(function frame() { frames_++; requestAnimationFrame(frame); })()`))
+
+	w.play("race")
+
+	steps, frames := ask[int](w, `steps`), ask[int](w, `frames_`)
+	require.Positive(t, steps)
+	require.Less(t, 4*steps, frames)
+}
+
+// tooWide names what sticks out of the screen, or has text that is cut off without an ellipsis.
+const tooWide = `[...document.querySelectorAll("body *")].filter((e) => {
+	if (e.closest("#scroll") || e.closest("[hidden]") || e.checkVisibility() === false) return false;
+	const box = e.getBoundingClientRect();
+	if (box.width === 0) return false;
+	const clipped = e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 && getComputedStyle(e).display !== "inline" &&
+		getComputedStyle(e).textOverflow !== "ellipsis";
+	return box.right > innerWidth + 1 || box.left < -1 || clipped;
+}).map((e) => e.tagName + "#" + e.id + "." + e.className + " " + e.textContent.slice(0, 40))`
+
+// shoot takes a picture of the whole page.
+func (w *tab) shoot(name string) {
+	w.Helper()
+	png, err := chromedp.Run(w.ctx, chromedp.FullScreenshot(100))
+	require.NoError(w, err)
+	w.keep(name, png)
+}
+
+// keep writes a picture, if somebody wants to look at it.
+func (w *tab) keep(name string, png []byte) {
+	w.Helper()
+	if *shots != "" {
+		require.NoError(w, os.WriteFile(filepath.Join(*shots, name+".png"), png, 0o644))
+	}
+}

@@ -1,0 +1,171 @@
+// Package stage has three worker processes, a Redis and a Postgres of its own, and can do to them what a bad night does: pause,
+// kill, empty, restart. It writes down what it sees and does in a journal.
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/fencedb/fencedb/examples/web/journal"
+	"github.com/fencedb/fencedb/examples/web/worker"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/migrations"
+)
+
+// Config is what a stage needs.
+type Config struct {
+	PostgresURL string // an empty database
+	RedisURL    string // of nobody else: it is flushed and restarted
+
+	// StopRedis and StartRedis return when it is gone, and when it answers again.
+	StopRedis  func() error
+	StartRedis func(context.Context) error
+
+	// Worker returns the command of a process that calls worker.Serve with this configuration.
+	Worker func(worker.Config) *exec.Cmd
+}
+
+// Stage is safe for concurrent use.
+type Stage struct {
+	cfg     Config
+	journal *journal.Journal
+	db      *pgxpool.Pool
+	redis   *redis.Client
+	leases  *lease.Issuer // to look at them only
+	crew    []*hand
+
+	life context.Context // of everything in the background
+	end  context.CancelFunc
+	work sync.WaitGroup
+
+	redisDown sync.Mutex // held while Redis restarts
+
+	mu      sync.Mutex
+	changed chan struct{} // closed when one of the following, or a hand, changes; guarded by mu
+	speed   string        // guarded by mu
+	fenced  bool          // guarded by mu
+	scene   string        // that is playing, or ""; guarded by mu
+	guests  int           // who have come; guarded by mu
+}
+
+// names of the workers.
+var names = []string{"A", "B", "C"}
+
+// Open migrates the database and starts the workers. Close ends everything, also when ctx has ended before.
+func Open(ctx context.Context, cfg Config, j *journal.Journal) (_ *Stage, err error) {
+	s := &Stage{cfg: cfg, journal: j, changed: make(chan struct{}), speed: "normal", fenced: true}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if err := s.connect(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.migrate(ctx); err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		h := &hand{stage: s, name: name}
+		s.crew = append(s.crew, h)
+		if err := h.start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	s.work.Go(s.follow)
+	s.work.Go(s.observe)
+	return s, nil
+}
+
+func (s *Stage) connect(ctx context.Context) error {
+	options, err := redis.ParseURL(s.cfg.RedisURL)
+	if err != nil {
+		return err
+	}
+	options.ClientName = "page"
+	// An extension of some hosted Redis that others refuse, loudly.
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	s.redis = redis.NewClient(options)
+	if s.leases, err = lease.New(s.redis, lease.Config{TTL: time.Minute}); err != nil {
+		return err
+	}
+	s.db, err = pgxpool.New(ctx, s.cfg.PostgresURL)
+	return err
+}
+
+const schema = `
+	CREATE TABLE bookings (
+	    table_id int  NOT NULL CHECK (table_id > 0),
+	    evening  int  NOT NULL CHECK (evening > 0),
+	    guest    text NOT NULL CHECK (guest <> ''),
+	    PRIMARY KEY (table_id, evening)
+	)`
+
+const protect = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`
+
+// The column stays, so that the tokens of the rows can still be looked at.
+const unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
+
+func (s *Stage) migrate(ctx context.Context) error {
+	db := stdlib.OpenDBFromPool(s.db)
+	if err := errors.Join(migrations.Up(ctx, db), db.Close()); err != nil {
+		return err
+	}
+	for _, sql := range []string{schema, protect} {
+		if _, err := s.db.Exec(ctx, sql); err != nil {
+			return fmt.Errorf("create the bookings: %w", err)
+		}
+	}
+	return nil
+}
+
+// Close ends the workers and waits for everything in the background.
+func (s *Stage) Close() {
+	s.end()
+	for _, h := range s.crew {
+		h.dismiss()
+	}
+	s.work.Wait()
+	if s.db != nil {
+		s.db.Close()
+	}
+	if s.redis != nil {
+		_ = s.redis.Close()
+	}
+}
+
+// change runs f, under which what mu guards may change, and wakes those who await it.
+func (s *Stage) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// await returns when the condition, which is asked under mu, is true; or the cause of ctx.
+func (s *Stage) await(ctx context.Context, condition func() bool) error {
+	for {
+		s.mu.Lock()
+		met, changed := condition(), s.changed
+		s.mu.Unlock()
+		if met {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
