@@ -34,6 +34,11 @@ booking: ## Run the service of examples/booking, on http://localhost:8080, until
 	@internal/tools/ensure.sh go servers
 	go run ./examples/booking serve
 
+.PHONY: inventory
+inventory: ## Sell a flash sale four ways, side by side, with processes stopped (a minute and a half)
+	@internal/tools/ensure.sh go servers
+	go run ./examples/inventory
+
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs prometheus

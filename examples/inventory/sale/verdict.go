@@ -1,0 +1,35 @@
+package sale
+
+import "fmt"
+
+// Problems says what is wrong with a sale, in sentences. A sale under a lock alone that has lost nothing is wrong too: then the load was too light
+// to show anything.
+func (r Result) Problems() (problems []string) {
+	says := func(when bool, format string, args ...any) {
+		if when {
+			problems = append(problems, fmt.Sprintf("%s: ", r.Mode)+fmt.Sprintf(format, args...))
+		}
+	}
+	stops := r.Told.StoppedWrote + r.Told.StoppedNot
+	says(stops != r.Load.Pauses, "%d buyers were stopped instead of %d", stops, r.Load.Pauses)
+	says(r.Told.Reserve.Done == 0 || r.Told.Pay.Done == 0, "nothing was sold")
+	half := max(r.Closing.Half, r.Settled.Half)
+	says(half > 0, "%d carts are half reserved", half)
+	says(r.Settled.Misplaced > 0, "%d charges do not fit to the carts", r.Settled.Misplaced)
+	if r.Mode == Lock {
+		says(r.Load.Pauses > 0 && r.Emptied.Oversold == 0, "nothing was oversold, so the control shows nothing; use more buyers or longer stops")
+		return problems
+	}
+	for when, b := range map[string]Books{"closing": r.Closing, "emptied": r.Emptied, "settled": r.Settled} {
+		says(!b.Balanced(), "%s: %d units oversold, %d too many, %d too few", when, b.Oversold, b.TooMany, b.TooFew)
+	}
+	says(!told(r.Told.Reserve, r.Closing.Carts), "%d buyers were told reserved, and there are %d carts", r.Told.Reserve.Done, r.Closing.Carts)
+	says(!told(r.Told.Pay, r.Closing.CartsSold), "%d buyers were told sold, and %d carts are", r.Told.Pay.Done, r.Closing.CartsSold)
+	says(r.Mode == Fenced && r.Told.StoppedWrote > 0, "%d buyers who were stopped before they wrote have written", r.Told.StoppedWrote)
+	return problems
+}
+
+// told is whether the rows are those that buyers know of. Whoever gave up while committing does not know.
+func told(o Outcomes, rows int64) bool {
+	return int64(o.Done) <= rows && rows <= int64(o.Done+o.Unknown+o.Busy+o.Late)
+}

@@ -1,0 +1,231 @@
+package sale
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/fencedb/fencedb/examples/inventory/store"
+)
+
+// WorkerVar makes a program a worker, which is to call [Work]. Its value is for this package alone. It is a variable and not an
+// argument: a URL may hold a password, and ps shows arguments to everybody.
+const WorkerVar = "INVENTORY_WORKER"
+
+// settings are what a worker is told at its start.
+type settings struct {
+	Servers
+	Load
+	Mode   Mode
+	Name   string
+	Buyers int // of this worker
+}
+
+// Orders, one a line.
+const (
+	orderHold = "hold" // stop the next buyer who is about to write to the stock
+	orderGo   = "go"   // let that one go on
+	orderEnd  = "end"  // let the buyers finish what they are at
+)
+
+// report is what a worker tells, one JSON object a line.
+type report struct {
+	Kind  string // ready, tally, holding, done
+	Tally Tally
+	Waits []time.Duration `json:",omitempty"` // done: how long each reservation took
+	Error string          `json:",omitempty"` // the first that was not to be expected
+}
+
+const (
+	tellEvery  = 200 * time.Millisecond
+	sweepEvery = 100 * time.Millisecond
+	abandon    = 0.1 // of the carts are never paid
+	conns      = 20  // to Postgres; everyone else waits for one
+)
+
+// Work is a worker's life: until it is told to end, or its orders do.
+func Work(ctx context.Context, orders io.Reader, out io.Writer) error {
+	var s settings
+	if err := json.Unmarshal([]byte(os.Getenv(WorkerVar)), &s); err != nil {
+		return fmt.Errorf("%s: %w", WorkerVar, err)
+	}
+	w := &worker{settings: s, out: json.NewEncoder(out)}
+	w.hold = breakpoint{reached: func() { w.tell(report{Kind: "holding"}) }, goOn: make(chan struct{})}
+	db, client, err := s.connect(ctx, &w.hold)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	defer client.Close()
+	if w.shop, err = open(s.Mode, s.Servers, s.Load, db, client); err != nil {
+		return err
+	}
+	w.run(ctx, orders)
+	return nil
+}
+
+func (s settings) connect(ctx context.Context, hold *breakpoint) (*pgxpool.Pool, *redis.Client, error) {
+	pool, err := pgxpool.ParseConfig(s.PostgresURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	pool.MaxConns = conns
+	pool.ConnConfig.RuntimeParams["application_name"] = s.Name
+	pool.ConnConfig.Tracer = hold
+	options, err := redis.ParseURL(s.RedisURL)
+	if err != nil {
+		return nil, nil, err
+	}
+	options.ClientName = s.Name
+	// An extension of some hosted Redis that others refuse, loudly.
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	db, err := pgxpool.NewWithConfig(ctx, pool)
+	return db, redis.NewClient(options), err
+}
+
+// worker is one process with its share of the buyers.
+type worker struct {
+	settings
+	shop seller
+	hold breakpoint
+
+	telling sync.Mutex
+	out     *json.Encoder // guarded by telling
+
+	mu    sync.Mutex
+	tally Tally           // guarded by mu
+	waits []time.Duration // guarded by mu
+	err   string          // guarded by mu
+}
+
+func (w *worker) run(ctx context.Context, orders io.Reader) {
+	ctx, stop := context.WithCancel(ctx) // what is under way goes on when this ends
+	defer stop()
+	var all sync.WaitGroup
+	for n := range w.settings.Buyers {
+		all.Go(func() { w.buy(ctx, fmt.Sprintf("%s-%d", w.Name, n)) })
+	}
+	all.Go(func() { every(ctx, sweepEvery, func() { w.note(w.shop.Sweep(context.WithoutCancel(ctx))) }) })
+	all.Go(func() { every(ctx, tellEvery, func() { w.tell(report{Kind: "tally", Tally: w.now()}) }) })
+	w.tell(report{Kind: "ready"})
+	w.obey(orders)
+	stop()
+	all.Wait()
+	w.tell(report{Kind: "done", Tally: w.tally, Waits: w.waits, Error: w.err})
+}
+
+// obey returns when told to end.
+func (w *worker) obey(orders io.Reader) {
+	for lines := bufio.NewScanner(orders); lines.Scan(); {
+		switch lines.Text() {
+		case orderHold:
+			w.hold.arm()
+		case orderGo:
+			w.hold.goOn <- struct{}{}
+		case orderEnd:
+			return
+		}
+	}
+}
+
+// note keeps the first error that nobody expects.
+func (w *worker) note(err error) {
+	var o Outcomes
+	if o.count(err); o.Failed == 0 {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = cmp.Or(w.err, err.Error())
+}
+
+func every(ctx context.Context, d time.Duration, do func()) {
+	for again := time.NewTicker(d); ; {
+		select {
+		case <-again.C:
+			do()
+		case <-ctx.Done():
+			again.Stop()
+			return
+		}
+	}
+}
+
+func (w *worker) tell(r report) {
+	w.telling.Lock()
+	defer w.telling.Unlock()
+	_ = w.out.Encode(r) // if nobody listens any more, the orders end too
+}
+
+func (w *worker) now() Tally {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.tally
+}
+
+func (w *worker) count(f func(t *Tally)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f(&w.tally)
+}
+
+// buy is the life of a buyer: one cart after the other.
+func (w *worker) buy(ctx context.Context, name string) {
+	for ctx.Err() == nil {
+		c, err := w.reserve(context.WithoutCancel(ctx), name)
+		if err == nil && rand.Float64() >= abandon {
+			w.pay(context.WithoutCancel(ctx), c)
+		}
+	}
+}
+
+func (w *worker) reserve(ctx context.Context, name string) (store.Cart, error) {
+	ctx, a := w.hold.watch(ctx)
+	began := time.Now()
+	c, err := w.shop.Reserve(ctx, name, w.wishes())
+	w.note(err)
+	w.count(func(t *Tally) {
+		t.Reserve.count(err)
+		switch {
+		case a.held && err == nil:
+			t.StoppedWrote++
+		case a.held:
+			t.StoppedNot++
+		}
+		if err == nil {
+			w.waits = append(w.waits, time.Since(began))
+		}
+	})
+	return c, err
+}
+
+func (w *worker) pay(ctx context.Context, c store.Cart) {
+	began := time.Now()
+	err := w.shop.Pay(ctx, c.ID)
+	w.note(err)
+	w.count(func(t *Tally) {
+		t.Pay.count(err)
+		if err == nil && time.Since(began) > w.TTL {
+			t.LongPaid++
+		}
+	})
+}
+
+// wishes are one or two units of one to three SKUs.
+func (w *worker) wishes() (lines []store.Line) {
+	for _, n := range rand.Perm(w.SKUs)[:min(w.SKUs, 1+rand.IntN(3))] {
+		lines = append(lines, store.Line{SKU: sku(n + 1), Units: 1 + rand.IntN(2)})
+	}
+	return lines
+}
