@@ -89,7 +89,7 @@ func open(mode Mode, s Servers, l Load, db *pgxpool.Pool, client redis.Universal
 	if err != nil {
 		return nil, err
 	}
-	c := shop.Config{DB: db, Leases: leases, Bank: bank.New(db, l.bankDelay), Keep: l.TTL, Wait: 5 * l.TTL}
+	c := shop.Config{DB: db, Leases: leases, Bank: bank.New(db, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 3*l.TTL}
 	switch mode {
 	case Fenced:
 		return shop.New(c)

@@ -186,14 +186,11 @@ func TestAPayerThatWasOvertakenIsRefusedAndItsMoneyGoesBack(t *testing.T) {
 
 func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
+	w := newWorldOf(t, lease.Config{TTL: time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
 	c := w.reserve("a", 2)
-	paid := w.payUntilTheBankIsAsked(c.ID)
-	w.takeTheLeaseAway(c.ID)
+	w.bank.slow = true // until the lease is over
 
-	w.bank.answer()
-
-	require.NoError(t, <-paid)
+	require.NoError(t, w.shop.Pay(t.Context(), c.ID))
 	require.Equal(t, store.Sold, w.state(c.ID))
 }
 
@@ -261,12 +258,16 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
+	return newWorldOf(t, lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
+}
+
+func newWorldOf(t *testing.T, leases lease.Config) *world {
 	db := testenv.Postgres(t)
 	plain := stdlib.OpenDBFromPool(db)
 	require.NoError(t, errors.Join(store.Migrate(t.Context(), plain), plain.Close()))
 	w := &world{T: t, db: db, bank: &fakeBank{}}
 	var err error
-	w.leases, err = lease.New(testenv.Redis(t), lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
+	w.leases, err = lease.New(testenv.Redis(t), leases)
 	require.NoError(t, err)
 	w.shop, err = shop.New(shop.Config{DB: db, Leases: w.leases, Bank: w.bank, Keep: time.Hour, Wait: 20 * time.Second})
 	require.NoError(t, err)
@@ -350,8 +351,11 @@ func (w *world) payUntilTheBankIsAsked(id uuid.UUID) (paid <-chan error) {
 	return done
 }
 
-// fakeBank does what it is asked for, and answers when it is told to. Like many a client, it does not look at its context.
+// fakeBank does what it is asked for, and answers when it is told to. Like many a client, it does not look at its context,
+// unless it is slow: then it answers to a charge when its context ends.
 type fakeBank struct {
+	slow bool
+
 	mu      sync.Mutex
 	log     map[uuid.UUID][]string // guarded by mu
 	next    error                  // guarded by mu: of the next request
@@ -376,8 +380,11 @@ func (b *fakeBank) note(key uuid.UUID, what string) (wait <-chan struct{}, err e
 }
 
 // Charge implements [shop.Bank].
-func (b *fakeBank) Charge(_ context.Context, key uuid.UUID, _ int64) error {
+func (b *fakeBank) Charge(ctx context.Context, key uuid.UUID, _ int64) error {
 	wait, err := b.note(key, "charge")
+	if b.slow {
+		<-ctx.Done()
+	}
 	if wait != nil {
 		<-wait
 	}
