@@ -74,6 +74,11 @@ func serve(ctx context.Context, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
+	return listen(ctx, s, log)
+}
+
+// listen answers where the settings say.
+func listen(ctx context.Context, s *shop.Shop, log *slog.Logger) error {
 	handler, err := newHandler(s, log)
 	if err != nil {
 		return err

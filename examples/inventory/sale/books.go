@@ -18,6 +18,7 @@ type Books struct {
 	Carts, CartsSold, CartsExpired int64
 	Half                           int64 // carts with fewer lines than were asked for
 
+	Payments  int64 // that the shop has begun
 	Charged   int64 // charges that the bank has kept
 	Refunded  int64 // charges that the bank has given back, or refused because they had been
 	Misplaced int64 // kept without a cart that is sold for just that amount, or the other way round
@@ -48,7 +49,7 @@ const selectBooks = `
 	) AS goods, (
 		SELECT count(*), count(*) FILTER (WHERE state = 'SOLD'), count(*) FILTER (WHERE state = 'EXPIRED'), count(*) FILTER (WHERE half) FROM asked
 	) AS kept, (
-		SELECT count(*) FILTER (WHERE bank = 'CHARGED'), count(*) FILTER (WHERE bank IN ('REFUNDED', 'VOID')),
+		SELECT (SELECT count(*) FROM payments), count(*) FILTER (WHERE bank = 'CHARGED'), count(*) FILTER (WHERE bank IN ('REFUNDED', 'VOID')),
 		       count(*) FILTER (WHERE (bank = 'CHARGED' OR cart = 'SOLD') AND (bank = 'CHARGED' AND cart = 'SOLD' AND same) IS NOT TRUE) FROM money
 	) AS taken`
 
@@ -56,7 +57,7 @@ func audit(ctx context.Context, db *pgxpool.Pool) (b Books, err error) {
 	err = db.QueryRow(ctx, selectBooks).Scan(
 		&b.Start, &b.Remaining, &b.Reserved, &b.Sold, &b.Oversold, &b.TooMany, &b.TooFew,
 		&b.Carts, &b.CartsSold, &b.CartsExpired, &b.Half,
-		&b.Charged, &b.Refunded, &b.Misplaced)
+		&b.Payments, &b.Charged, &b.Refunded, &b.Misplaced)
 	return b, err
 }
 

@@ -16,6 +16,8 @@ func (r Result) Problems() (problems []string) {
 	half := max(r.Closing.Half, r.Settled.Half)
 	says(half > 0, "%d carts are half reserved", half)
 	says(r.Settled.Misplaced > 0, "%d charges do not fit to the carts", r.Settled.Misplaced)
+	settled := r.Settled
+	says(settled.Payments != settled.Charged+settled.Refunded, "%d payments were begun, %d kept and %d given back", settled.Payments, settled.Charged, settled.Refunded)
 	if r.Mode == Lock {
 		says(r.Load.Pauses > 0 && r.Emptied.Oversold == 0, "nothing was oversold, so the control shows nothing; use more buyers or longer stops")
 		return problems
@@ -23,13 +25,18 @@ func (r Result) Problems() (problems []string) {
 	for when, b := range map[string]Books{"closing": r.Closing, "emptied": r.Emptied, "settled": r.Settled} {
 		says(!b.Balanced(), "%s: %d units oversold, %d too many, %d too few", when, b.Oversold, b.TooMany, b.TooFew)
 	}
-	says(!told(r.Told.Reserve, r.Closing.Carts), "%d buyers were told reserved, and there are %d carts", r.Told.Reserve.Done, r.Closing.Carts)
-	says(!told(r.Told.Pay, r.Closing.CartsSold), "%d buyers were told sold, and %d carts are", r.Told.Pay.Done, r.Closing.CartsSold)
+	says(!r.told(r.Told.Reserve, r.Closing.Carts), "%d buyers were told reserved, and there are %d carts", r.Told.Reserve.Done, r.Closing.Carts)
+	says(!r.told(r.Told.Pay, r.Closing.CartsSold), "%d buyers were told sold, and %d carts are", r.Told.Pay.Done, r.Closing.CartsSold)
 	says(r.Mode == Fenced && r.Told.StoppedWrote > 0, "%d buyers who were stopped before they wrote have written", r.Told.StoppedWrote)
 	return problems
 }
 
-// told is whether the rows are those that buyers know of. Whoever gave up while committing does not know.
-func told(o Outcomes, rows int64) bool {
-	return int64(o.Done) <= rows && rows <= int64(o.Done+o.Unknown+o.Busy+o.Late)
+// told is whether the rows are those that buyers know of. Behind the fence every refusal is one, and a doubt is called so; elsewhere
+// who gave up while committing does not know.
+func (r Result) told(o Outcomes, rows int64) bool {
+	doubts := o.Unknown
+	if r.Mode != Fenced {
+		doubts += o.Busy
+	}
+	return int64(o.Done) <= rows && rows <= int64(o.Done+doubts)
 }

@@ -37,6 +37,7 @@ func TestTheVerdictNamesEachProblem(t *testing.T) {
 		"nothing was sold":                         {Lock, func(r *Result) { r.Told.Pay.Done = 0 }},
 		"4 carts are half reserved":                {Lock, func(r *Result) { r.Closing.Half = 4 }},
 		"5 charges do not fit":                     {Lock, func(r *Result) { r.Settled.Misplaced = 5 }},
+		"2 payments were begun, 1 kept and 2":      {Lock, func(r *Result) { r.Settled.Refunded = 2 }},
 		"the control shows nothing":                {Lock, func(r *Result) { r.Emptied.Oversold = 0 }},
 		"closing: 0 units oversold, 2 too many":    {ForUpdate, func(r *Result) { r.Closing.TooMany = 2 }},
 		"emptied: 2 units oversold":                {Fenced, func(r *Result) { r.Emptied.Oversold = 2 }},
@@ -56,6 +57,10 @@ func TestADoubtfulOutcomeMayHaveARow(t *testing.T) {
 	t.Parallel()
 	r := fine(ForUpdate)
 	r.Told.Reserve = Outcomes{Done: 2, Busy: 1}
+	require.Empty(t, r.Problems())
+	r.Mode = Fenced
+	require.NotEmpty(t, r.Problems(), "a buyer that gave up behind the fence has written nothing")
+	r.Told.Reserve = Outcomes{Done: 2, Unknown: 1}
 	require.Empty(t, r.Problems())
 }
 

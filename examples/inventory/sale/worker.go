@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"sync"
 	"time"
@@ -15,8 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
-
-	"github.com/fencedb/fencedb/examples/inventory/store"
 )
 
 // WorkerVar makes a program a worker, which is to call [Work]. Its value is for this package alone. It is a variable and not an
@@ -50,8 +47,7 @@ type report struct {
 const (
 	tellEvery  = 200 * time.Millisecond
 	sweepEvery = 100 * time.Millisecond
-	abandon    = 0.1 // of the carts are never paid
-	conns      = 20  // to Postgres; everyone else waits for one
+	conns      = 20 // to Postgres; everyone else waits for one
 )
 
 // Work is a worker's life: until it is told to end, or its orders do.
@@ -178,54 +174,4 @@ func (w *worker) count(f func(t *Tally)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f(&w.tally)
-}
-
-// buy is the life of a buyer: one cart after the other.
-func (w *worker) buy(ctx context.Context, name string) {
-	for ctx.Err() == nil {
-		c, err := w.reserve(context.WithoutCancel(ctx), name)
-		if err == nil && rand.Float64() >= abandon {
-			w.pay(context.WithoutCancel(ctx), c)
-		}
-	}
-}
-
-func (w *worker) reserve(ctx context.Context, name string) (store.Cart, error) {
-	ctx, a := w.hold.watch(ctx)
-	began := time.Now()
-	c, err := w.shop.Reserve(ctx, name, w.wishes())
-	w.note(err)
-	w.count(func(t *Tally) {
-		t.Reserve.count(err)
-		switch {
-		case a.held && err == nil:
-			t.StoppedWrote++
-		case a.held:
-			t.StoppedNot++
-		}
-		if err == nil {
-			w.waits = append(w.waits, time.Since(began))
-		}
-	})
-	return c, err
-}
-
-func (w *worker) pay(ctx context.Context, c store.Cart) {
-	began := time.Now()
-	err := w.shop.Pay(ctx, c.ID)
-	w.note(err)
-	w.count(func(t *Tally) {
-		t.Pay.count(err)
-		if err == nil && time.Since(began) > w.TTL {
-			t.LongPaid++
-		}
-	})
-}
-
-// wishes are one or two units of one to three SKUs.
-func (w *worker) wishes() (lines []store.Line) {
-	for _, n := range rand.Perm(w.SKUs)[:min(w.SKUs, 1+rand.IntN(3))] {
-		lines = append(lines, store.Line{SKU: sku(n + 1), Units: 1 + rand.IntN(2)})
-	}
-	return lines
 }
