@@ -11,7 +11,7 @@ import (
 // breakpoint holds one buyer who has read the stock, has made up its mind, and is about to write: in the driver, when
 // everything that can be checked before has been checked. Then the process can be stopped at the worst point instead of at any.
 type breakpoint struct {
-	reached func()
+	reached func(skus []string) // that are about to be written
 	goOn    chan struct{}
 	armed   atomic.Bool
 }
@@ -37,7 +37,11 @@ func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.
 	}
 	if b.armed.CompareAndSwap(true, false) {
 		a.held = true
-		b.reached()
+		var skus []string
+		for _, q := range data.Batch.QueuedQueries {
+			skus = append(skus, q.Arguments[0].(string))
+		}
+		b.reached(skus)
 		<-b.goOn
 	}
 	return ctx

@@ -15,12 +15,11 @@ import (
 
 // process is a worker seen from outside.
 type process struct {
-	name    string
-	cmd     *exec.Cmd
-	orders  io.WriteCloser
-	ready   chan struct{}
-	holding chan struct{}
-	ended   chan struct{} // closed when it has nothing more to say
+	name   string
+	cmd    *exec.Cmd
+	orders io.WriteCloser
+	told   chan report   // ready and holding
+	ended  chan struct{} // closed when it has nothing more to say
 
 	mu   sync.Mutex
 	last report // guarded by mu
@@ -54,9 +53,9 @@ func startWorker(ctx context.Context, s settings) (*process, error) {
 		return nil, err
 	}
 	p := &process{name: s.Name, cmd: cmd, orders: orders,
-		ready: make(chan struct{}, 1), holding: make(chan struct{}, 1), ended: make(chan struct{})}
+		told: make(chan report, 1), ended: make(chan struct{})}
 	go p.listen(out)
-	if err := p.await(ctx, p.ready); err != nil {
+	if _, err := p.next(ctx); err != nil {
 		p.kill()
 		return nil, err
 	}
@@ -71,10 +70,8 @@ func (p *process) listen(out io.Reader) {
 			return
 		}
 		switch r.Kind {
-		case "ready":
-			p.ready <- struct{}{}
-		case "holding":
-			p.holding <- struct{}{}
+		case "ready", "holding":
+			p.told <- r
 		default:
 			p.mu.Lock()
 			p.last = r
@@ -89,14 +86,15 @@ func (p *process) now() report {
 	return p.last
 }
 
-func (p *process) await(ctx context.Context, told <-chan struct{}) error {
+// next waits for what the worker tells apart from its tally.
+func (p *process) next(ctx context.Context) (report, error) {
 	select {
-	case <-told:
-		return nil
+	case r := <-p.told:
+		return r, nil
 	case <-p.ended:
-		return fmt.Errorf("worker %s has ended too early", p.name)
+		return report{}, fmt.Errorf("worker %s has ended too early", p.name)
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return report{}, context.Cause(ctx)
 	}
 }
 
@@ -105,18 +103,19 @@ func (p *process) order(what string) error {
 	return err
 }
 
-// pause stops the process when one of its buyers is about to write to the stock, for a time, and lets both go on.
-func (p *process) pause(ctx context.Context, d time.Duration) error {
+// pause stops the process when one of its buyers is about to write to some SKUs, until that function returns, and lets both go on.
+func (p *process) pause(ctx context.Context, until func(skus []string) error) error {
 	if err := p.order(orderHold); err != nil {
 		return err
 	}
-	if err := p.await(ctx, p.holding); err != nil {
+	held, err := p.next(ctx)
+	if err != nil {
 		return fmt.Errorf("hold a buyer of %s: %w", p.name, err)
 	}
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	err := sleep(ctx, d)
+	err = until(held.SKUs)
 	return errors.Join(err, p.order(orderGo), p.cmd.Process.Signal(syscall.SIGCONT))
 }
 

@@ -137,11 +137,44 @@ func (p *play) pauses() error {
 		if err := sleep(p, time.Until(began.Add(at))); err != nil {
 			return err
 		}
-		if err := p.workers[n%Workers].pause(p, p.load.Pause); err != nil {
+		if err := p.workers[n%Workers].pause(p, p.outlast); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// outlast waits for as long as a stop lasts, and then until others have bought what the stopped buyer is about to write
+// over, where the mode lets them: so that what comes of it does not hang on luck. Should nobody want it, the verdict says so.
+func (p *play) outlast(skus []string) error {
+	before, err := store.Levels(p, p.db, skus)
+	if err != nil {
+		return err
+	}
+	if err := sleep(p, p.load.Pause); err != nil || p.mode == ForUpdate {
+		return err
+	}
+	patience, cancel := context.WithTimeout(p, p.load.patience())
+	defer cancel()
+	for {
+		now, err := store.Levels(p, p.db, skus)
+		if err != nil || lower(now, before) {
+			return err
+		}
+		if sleep(patience, showEvery/10) != nil {
+			return nil
+		}
+	}
+}
+
+// lower is whether less of anything is left.
+func lower(now, before []store.Level) bool {
+	for i := range now {
+		if now[i].Remaining < before[i].Remaining {
+			return true
+		}
+	}
+	return false
 }
 
 const showEvery = 200 * time.Millisecond

@@ -46,7 +46,7 @@ type Load struct {
 	Stock  int           // units of each SKU
 	For    time.Duration // how long they buy
 	Pauses int           // how often a process is stopped
-	Pause  time.Duration // how long; longer than TTL
+	Pause  time.Duration // how long at least; longer than TTL
 	TTL    time.Duration // of the leases; a reservation lasts as long
 }
 
@@ -75,6 +75,9 @@ type Servers struct {
 	Namespace             string // of the leases
 }
 
+// patience is how much longer than a stop requests wait, and a stop waits for others.
+func (l Load) patience() time.Duration { return 5 * l.TTL }
+
 // seller is a shop of any mode.
 type seller interface {
 	Stock(ctx context.Context, levels []store.Level) error
@@ -89,7 +92,7 @@ func open(mode Mode, s Servers, l Load, db *pgxpool.Pool, client redis.Universal
 	if err != nil {
 		return nil, err
 	}
-	c := shop.Config{DB: db, Leases: leases, Bank: bank.New(db, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 3*l.TTL}
+	c := shop.Config{DB: db, Leases: leases, Bank: bank.New(db, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 2*l.patience()}
 	switch mode {
 	case Fenced:
 		return shop.New(c)

@@ -38,8 +38,9 @@ const (
 
 // report is what a worker tells, one JSON object a line.
 type report struct {
-	Kind  string // ready, tally, holding, done
-	Tally Tally
+	Kind  string          // ready, tally, holding, done
+	Tally Tally           // tally, done
+	SKUs  []string        `json:",omitempty"` // holding: what the buyer is about to write to
 	Waits []time.Duration `json:",omitempty"` // done: how long each reservation took
 	Error string          `json:",omitempty"` // the first that was not to be expected
 }
@@ -57,7 +58,7 @@ func Work(ctx context.Context, orders io.Reader, out io.Writer) error {
 		return fmt.Errorf("%s: %w", WorkerVar, err)
 	}
 	w := &worker{settings: s, out: json.NewEncoder(out)}
-	w.hold = breakpoint{reached: func() { w.tell(report{Kind: "holding"}) }, goOn: make(chan struct{})}
+	w.hold = breakpoint{reached: func(skus []string) { w.tell(report{Kind: "holding", SKUs: skus}) }, goOn: make(chan struct{})}
 	db, client, err := s.connect(ctx, &w.hold)
 	if err != nil {
 		return err

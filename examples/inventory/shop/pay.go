@@ -60,10 +60,14 @@ func (s *Shop) whyNotPayable(ctx context.Context, id uuid.UUID) error {
 	return ErrExpired
 }
 
-// charge stops waiting for the bank when the lease ends. The money may have been taken by then.
+// charge stops waiting for the bank when the lease ends, and says so. The money may have been taken by then.
 func (s *Shop) charge(ctx context.Context, l *lease.Lease, id uuid.UUID, cents int64) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	defer context.AfterFunc(l.Context(), func() { stop(context.Cause(l.Context())) })()
-	return s.Bank.Charge(ctx, id, cents)
+	err := s.Bank.Charge(ctx, id, cents)
+	if err != nil && ctx.Err() != nil {
+		return errors.Join(err, context.Cause(ctx))
+	}
+	return err
 }

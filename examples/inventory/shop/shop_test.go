@@ -194,6 +194,20 @@ func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 	require.Equal(t, store.Sold, w.state(c.ID))
 }
 
+func TestAPaymentThatEndsWithItsLeaseSaysSo(t *testing.T) {
+	t.Parallel()
+	w := newWorldOf(t, lease.Config{TTL: time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
+	c := w.reserve("a", 2)
+	w.bank.slow = true
+	unheard := errors.New("connection closed")
+	w.bank.fail(unheard)
+
+	err := w.shop.Pay(t.Context(), c.ID)
+	require.ErrorIs(t, err, unheard)
+	require.ErrorIs(t, err, lease.ErrExpired)
+	require.Equal(t, []string{store.Reserved, "STARTED"}, []string{w.state(c.ID), w.payment(c.ID)}, "the sweep is next")
+}
+
 func TestARefundIsTriedUntilTheBankHasHeard(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
