@@ -18,12 +18,12 @@ const (
 	pause    = 250 * time.Millisecond // before the next attempt when Redis does not answer
 )
 
-// Follow calls fn with each event after from, in order, one at a time: the ID of an [Event], "0" for all that are kept, or "$" for what
-// happens from now on. Entries that are not events are passed over.
+// Follow calls fn with each event after from, in order, one at a time: the ID of an [Event], "0" for all that are kept, or
+// "$" for what happens from now on. Entries that are not events are passed over.
 //
-// It returns the cause of ctx, at most half a second after its end, or the error of fn, or that of a server which refuses for good:
-// no permission, no stream under the key. While Redis is away it keeps trying; an event can then be missed only if the stream has been
-// trimmed past it. If Redis has lost the stream, it goes on with the first event of the new one.
+// It returns the cause of ctx, at most half a second after its end, or the error of fn, or that of a server which refuses for
+// good: no permission, no stream under the key. While Redis is away it keeps trying; an event can then be missed only if the
+// stream has been trimmed past it. If Redis has lost the stream, it goes on with the first event of the new one.
 func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
 	switch at, ok := parsePlace(from); {
@@ -109,8 +109,8 @@ func (r *reader) next(ctx context.Context) ([]redis.XMessage, error) {
 	return streams[0].Messages, nil
 }
 
-// rewind goes back to the start when the stream ends before the place that was reached: it is another one, and its clock is behind. A
-// new one whose clock is ahead needs no rewinding.
+// rewind goes back to the start when the stream ends before the place that was reached: it is another one, and its clock is
+// behind. A new one whose clock is ahead needs no rewinding.
 func (r *reader) rewind(ctx context.Context) error {
 	last, err := r.last(ctx)
 	if err == nil && last.before(r.after) {

@@ -11,8 +11,8 @@ import (
 // TraceWriteStart implements [fencedb.Tracer].
 func (f *Feed) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
 
-// TraceWriteEnd implements [fencedb.Tracer]. Of a transaction that was only entered ([fencedb.OpEnter]) it is not known whether it commits, so that
-// only refusals and failures are published.
+// TraceWriteEnd implements [fencedb.Tracer]. Of a transaction that was only entered ([fencedb.OpEnter]) it is not known
+// whether it commits, so that only refusals and failures are published.
 func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 	result := outcome.Write(e.Err)
 	switch {

@@ -18,14 +18,15 @@
 //
 // The work within a span is within its context, so the spans of otelpgx and redisotel are its children.
 //
-// The span of a hold ends, and is exported, with the lease; a renewal is not a span but an event of it if it fails (lease.not_extended), and so are
-// its loss (lease.lost, with the cause) and each write that was refused under it (fence.refused, with the tokens). A refusal is an event of the span of
-// the write as well.
+// The span of a hold ends, and is exported, with the lease; a renewal is not a span but an event of it if it fails
+// (lease.not_extended), and so are its loss (lease.lost, with the cause) and each write that was refused under it
+// (fence.refused, with the tokens). A refusal is an event of the span of the write as well.
 //
 // # Attributes and status
 //
-// fencedb.resource, fencedb.lease_id (8 characters), fencedb.token, fencedb.outcome, and where there is something to say fencedb.resources, fencedb.kind,
-// fencedb.namespace, fencedb.stored. The resource is the first 12 hexadecimal digits of its SHA-256, unless [Config.Plain] is set. docs/observing.md lists the
-// outcomes. What is ordinary under contention leaves the status unset: a lease that is held by another, a release, an error of the caller's own function. What
-// is worth somebody's look makes it an error.
+// fencedb.resource, fencedb.lease_id (8 characters), fencedb.token, fencedb.outcome, and where there is something to say
+// fencedb.resources, fencedb.kind, fencedb.namespace, fencedb.stored. The resource is the first 12 hexadecimal digits of its
+// SHA-256, unless [Config.Plain] is set. docs/observing.md lists the outcomes. What is ordinary under contention leaves the
+// status unset: a lease that is held by another, a release, an error of the caller's own function. What is worth somebody's
+// look makes it an error.
 package otel

@@ -17,8 +17,8 @@ type Config struct {
 	// Downstream is what the metric of refused tokens calls the store that refused. Defaults to "postgres".
 	Downstream string
 
-	// HoldBuckets are those of the time that leases are held, in seconds and rising. Advice on TTLs (fencedb ttl) is as exact as they
-	// are. Defaults to thirteen from a millisecond to an hour.
+	// HoldBuckets are those of the time that leases are held, in seconds and rising. Advice on TTLs (fencedb ttl) is as exact
+	// as they are. Defaults to thirteen from a millisecond to an hour.
 	HoldBuckets []float64
 
 	// Exemplar returns what to attach to a measurement, such as the trace's id, or nil. It gets the context of the operation. With

@@ -27,7 +27,8 @@ var (
 	_ fencedb.Tracer       = (*Metrics)(nil)
 )
 
-// In seconds. A grant takes a round trip to Redis, waiting and holding take as long as the work, a write takes a few round trips to Postgres.
+// In seconds. A grant takes a round trip to Redis, waiting and holding take as long as the work, a write takes a few round
+// trips to Postgres.
 var (
 	requestBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
 	workBuckets    = []float64{.001, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600}

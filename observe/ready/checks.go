@@ -33,8 +33,8 @@ var (
 	ErrReadOnly = errors.New("ready: postgres is read-only")
 )
 
-// Fences checks that fenced writes can commit: Postgres answers, takes writes, and has every migration that this program knows. With pgx,
-// pass stdlib.OpenDBFromPool(pool).
+// Fences checks that fenced writes can commit: Postgres answers, takes writes, and has every migration that this program
+// knows. With pgx, pass stdlib.OpenDBFromPool(pool).
 func Fences(db *sql.DB) Check {
 	return Check{"fences", func(ctx context.Context) error {
 		pending, err := migrations.Pending(ctx, db)

@@ -1,5 +1,5 @@
-// Package ready answers a load balancer's or an orchestrator's question whether this process can do its work now: whether leases can be
-// had and fenced writes can commit.
+// Package ready answers a load balancer's or an orchestrator's question whether this process can do its work now: whether
+// leases can be had and fenced writes can commit.
 //
 //	handler, err := ready.New(ready.Config{Checks: []ready.Check{
 //		ready.Leases(issuer),
@@ -20,8 +20,8 @@
 //
 // # Many questions
 //
-// The checks run side by side, at most once at a time and once in [Config.Fresh], however many ask; all of them get the same answer.
-// They do not end with the request that caused them, because others wait for them too.
+// The checks run side by side, at most once at a time and once in [Config.Fresh], however many ask; all of them get the same
+// answer. They do not end with the request that caused them, because others wait for them too.
 //
 // # What it is not for
 //

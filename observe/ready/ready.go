@@ -23,8 +23,8 @@ type Config struct {
 	// Fresh is for how long an answer is given again. Defaults to 1s.
 	Fresh time.Duration
 
-	// Failed is called with the reason each time that a check fails, not each time that somebody asks. It may be called from several
-	// goroutines at once. Defaults to nothing.
+	// Failed is called with the reason each time that a check fails, not each time that somebody asks. It may be called from
+	// several goroutines at once. Defaults to nothing.
 	Failed func(name string, err error)
 
 	// Details puts reasons into the answer. They name hosts, roles and tables: only where strangers cannot ask. Defaults to false.

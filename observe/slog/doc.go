@@ -8,10 +8,10 @@
 //
 // # Levels
 //
-// What is ordinary under contention is at debug: grants, waiting, being held off, renewals, commits, and errors that the caller's own
-// function returned. What somebody decided is at info: revocations, healing. A lease that is lost, a late write that is refused, a
-// store that does not answer: warn. What only a mistake in a program can cause, and a commit whose outcome is
-// unknown: error. docs/observing.md lists every message.
+// What is ordinary under contention is at debug: grants, waiting, being held off, renewals, commits, and errors that the
+// caller's own function returned. What somebody decided is at info: revocations, healing. A lease that is lost, a late write
+// that is refused, a store that does not answer: warn. What only a mistake in a program can cause, and a commit whose outcome
+// is unknown: error. docs/observing.md lists every message.
 //
 // # What is not logged
 //
