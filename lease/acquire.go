@@ -32,6 +32,7 @@ type acquisition struct {
 	barge     bool
 	patience  *time.Duration // nil: as long as the context allows
 	asked     bool           // a request may have reached Redis
+	standing  standing       // since the latest refusal
 	waits     *tracing       // nil until the resource was found taken
 }
 
@@ -113,8 +114,8 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 }
 
 // Acquire waits until it is its turn: first come, first served. Waiters of one process stand in a line there, and the first of
-// each line stands in Redis's queue; a release wakes the first of that. A wake-up that is lost, or a waiter that dies at the
-// head of the queue, costs at most the holder's remaining time, and never more than a few seconds.
+// each line stands in Redis's queue; a release grants to the first of that. News that is lost costs at most five seconds, a waiter
+// that dies at the head of the queue half a second.
 //
 // The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why it
 // ended, if the last that was heard is that another holds the resource; the waiter has left the queue. An outage of Redis, such
@@ -193,6 +194,9 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
 			a.waiting(ctx)
 			last, answered = refused, time.Now()
 			a.sleep(ctx, t, refused.RetryAfter, backoff)
+			if leases = a.handedOver(ctx, t); leases != nil {
+				return leases, nil
+			}
 		case transient(err) && time.Since(answered) < a.issuer.cfg.TTL:
 			sleep(ctx, jitter(backoff))
 			if ctx.Err() == nil {
@@ -251,6 +255,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	case err != nil:
 		return nil, nil, err
 	case answer.tokens == nil:
+		a.standing = standing{sent, answer.floor}
 		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait}, nil
 	case !time.Now().Before(i.trustedUntil(sent, i.cfg.TTL)):
 		return nil, nil, fmt.Errorf("%w: %w", ErrUnreachable, errTooLate)

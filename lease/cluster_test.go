@@ -35,8 +35,8 @@ func TestAReleaseWakesTheWaiterOnACluster(t *testing.T) {
 		}()
 		owner := cluster.Owner(cluster.Slot(w.key(resource, "owner")))
 		require.Eventually(t, func() bool {
-			n, err := owner.Client().PubSubShardNumSub(t.Context(), w.key(resource, "wake")).Result()
-			return err == nil && n[w.key(resource, "wake")] == 1
+			channels, err := owner.Client().PubSubShardChannels(t.Context(), w.key(resource, "wake")+":*").Result()
+			return err == nil && len(channels) == 1
 		}, 10*time.Second, ms)
 		released := time.Now()
 		require.NoError(t, holder.Release(t.Context()))
@@ -59,8 +59,8 @@ func TestWaitingSurvivesAMovedSlot(t *testing.T) {
 	require.Eventually(t, func() bool { return w.snapshot(t, "a").waiters == 1 }, 5*time.Second, ms)
 	cluster.MoveSlot(slot)
 	require.Eventually(t, func() bool {
-		n, err := cluster.Owner(slot).Client().PubSubShardNumSub(t.Context(), w.key("a", "wake")).Result()
-		return err == nil && n[w.key("a", "wake")] == 1
+		channels, err := cluster.Owner(slot).Client().PubSubShardChannels(t.Context(), w.key("a", "wake")+":*").Result()
+		return err == nil && len(channels) == 1
 	}, 15*time.Second, 10*ms, "the subscription follows")
 	require.NoError(t, holder.Release(t.Context()))
 	g := <-grants

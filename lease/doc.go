@@ -63,11 +63,18 @@
 //
 // # Waiting
 //
-// [Issuer.Acquire] waits in a queue in Redis, first come, first served, and a release wakes the first in it. Goroutines of one process
-// stand in a line of their own, and only its front stands in the queue: many waiters cost Redis one each process, and a
-// hand-over costs one release and one acquisition however many wait. A wake-up may be lost; so a waiter asks again by itself when
-// the holder's time is over, every five seconds at the latest. A waiter that died loses its place within six seconds, and half a
-// second after its turn has come.
+// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release grants to the first in it and tells it its token, so
+// that a hand-over takes one round trip, shared by both sides. Goroutines of one process stand in a line of their own, and
+// only its front stands in the queue: many waiters cost Redis one each process, and a hand-over costs one release, and one request of
+// the next in line to stand in the queue, however many wait.
+//
+// A waiter that was told counts its trust window from its own latest request, which Redis refused, and so answered before it
+// granted. It asks again instead if that request is too long ago, and when it is merely woken. News may be lost; so a
+// waiter asks by itself when the holder's time is over, every five seconds at the latest.
+//
+// A waiter whose process died does not listen and is granted nothing: it loses its place within six seconds, and half a second
+// after its turn has come. One that was cut off or stopped, with a connection that seems to stand, costs what a
+// holder costs that dies: its TTL.
 //
 // # Authority
 //

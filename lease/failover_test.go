@@ -82,6 +82,22 @@ func TestOutOfMemory(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()), "and can be given back")
 }
 
+// The release that was let through must get all the way, or the one who is told that he holds does not.
+func TestALeaseIsHandedOverWithoutMemory(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, testenv.OwnRedis(t).Client())
+	holder := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a")
+	grants := make(chan grant)
+	wait(t.Context(), w.issuer(t, lease.Config{TTL: time.Minute}), 0, grants)
+	require.Eventually(t, func() bool { return len(w.channels(t, "a")) == 1 }, 10*time.Second, ms)
+	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.NoError(t, holder.Release(t.Context()))
+	g := <-grants
+	require.NoError(t, g.err)
+	requireCurrent(t, g.lease)
+	require.NoError(t, g.lease.Release(t.Context()))
+}
+
 func TestAReplicaGrantsNothing(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, testenv.OwnRedis(t).Client())

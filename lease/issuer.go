@@ -128,7 +128,7 @@ func (i *Issuer) giveBack(ctx context.Context, t term, unsure *bool) (outcome, e
 	defer cancel()
 	var result outcome
 	err := persist(ctx, func() (err error) {
-		result, err = i.store.release(ctx, t)
+		result, err = i.store.release(ctx, extension{t, i.cfg.TTL, i.cfg.FenceRetention})
 		*unsure = *unsure || errors.Is(err, ErrUnreachable)
 		return err
 	})

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"sync"
+	"time"
 )
 
 // lines are the queues inside this process, one per resource that is waited for. Only the first of a line stands in Redis's queue,
@@ -14,9 +15,11 @@ type lines struct {
 	byChannel map[string]*line // those with someone in them; guarded by mu
 }
 
-// line is the queue for one resource. The first is at the front and talks to Redis, the others wait for front to be passed on.
+// line is the queue for one resource. The first is at the front and talks to Redis, the others wait for front to be passed on. A line
+// that has emptied stays for a moment, with its ear, so that a resource under steady contention costs no subscription at each turn.
 type line struct {
 	behind []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
+	empty  *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
 	ear    *ear            // belongs to whoever is at the front
 }
 
@@ -29,29 +32,39 @@ type turn struct {
 
 // join returns when the caller is at the front, or with the cause when ctx ends before that. It calls busy before it waits.
 func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*turn, error) {
-	ls.mu.Lock()
-	l, taken := ls.byChannel[channel]
-	if !taken {
-		l = &line{}
-		ls.byChannel[channel] = l
-		ls.mu.Unlock()
-		return &turn{ls, channel, l}, nil
+	t, front := ls.enter(channel)
+	if front == nil {
+		return t, nil
 	}
-	front := make(chan struct{})
-	l.behind = append(l.behind, front)
-	ls.mu.Unlock()
-
 	busy(ctx)
-	t := &turn{ls, channel, l}
 	select {
 	case <-front:
 		return t, nil
 	case <-ctx.Done():
-		if !ls.quit(l, front) {
+		if !ls.quit(t.line, front) {
 			t.leave() // it came to the front at the same moment
 		}
 		return nil, context.Cause(ctx)
 	}
+}
+
+// enter takes a place, which is closed when it is the front; nil if it is already.
+func (ls *lines) enter(channel string) (t *turn, place chan struct{}) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l, known := ls.byChannel[channel]
+	switch {
+	case !known:
+		l = &line{}
+		ls.byChannel[channel] = l
+	case l.empty != nil:
+		l.empty.Stop()
+		l.empty = nil
+	default:
+		place = make(chan struct{})
+		l.behind = append(l.behind, place)
+	}
+	return &turn{ls, channel, l}, place
 }
 
 // quit takes a place out of the line. It answers false if that place is the front by now.
@@ -67,19 +80,33 @@ func (ls *lines) quit(l *line, place chan struct{}) bool {
 	return false
 }
 
-// leave lets the next come to the front. The last one closes the ear.
+// leave lets the next come to the front. When there is none, the line stays for as long as linger.
 func (t *turn) leave() {
-	t.lines.mu.Lock()
-	defer t.lines.mu.Unlock()
-	if len(t.line.behind) > 0 {
-		next := t.line.behind[0]
-		t.line.behind = t.line.behind[1:]
+	ls, l := t.lines, t.line
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if len(l.behind) > 0 {
+		next := l.behind[0]
+		l.behind = l.behind[1:]
 		close(next)
 		return
 	}
-	delete(t.lines.byChannel, t.channel)
-	if t.line.ear != nil {
-		t.line.ear.close()
+	var empty *time.Timer
+	empty = time.AfterFunc(linger, func() {
+		ls.mu.Lock()
+		defer ls.mu.Unlock()
+		if l.empty == empty { // or someone came as the timer fired
+			ls.remove(t.channel, l)
+		}
+	})
+	l.empty = empty
+}
+
+// remove closes the line's ear with it. The caller holds mu.
+func (ls *lines) remove(channel string, l *line) {
+	delete(ls.byChannel, channel)
+	if l.ear != nil {
+		l.ear.close()
 	}
 }
 
@@ -104,4 +131,12 @@ func (t *turn) woken(waiter string) <-chan struct{} {
 		return nil
 	}
 	return t.line.ear.rings
+}
+
+// granted is the news of a lease that the waiter woken last has been given, if there was any.
+func (t *turn) granted() *grantedTo {
+	if t.line.ear == nil {
+		return nil
+	}
+	return t.line.ear.granted()
 }

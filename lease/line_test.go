@@ -43,6 +43,8 @@ func TestATurnThatComesTooLatePassesOn(t *testing.T) {
 			third, err := ls.join(t.Context(), "a", unheard)
 			require.NoError(t, err)
 			third.leave()
+			time.Sleep(linger)
+			synctest.Wait()
 			require.Empty(t, ls.byChannel)
 		}
 	})
@@ -58,7 +60,29 @@ func TestJoinReportsTheCause(t *testing.T) {
 	_, err = ls.join(ctx, "a", unheard)
 	require.ErrorIs(t, err, cause)
 	front.leave()
-	require.Empty(t, ls.byChannel)
+}
+
+// A resource under contention empties its line at each turn, and must not subscribe anew at each.
+func TestALineThatHasEmptiedKeepsItsEarForAMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ls := newLines()
+		opened := 0
+		hears := newListener(func() subscription { panic("nobody runs it") })
+		hears.running = true
+		ls.open = func(channel string) *ear { opened++; return hears.open(channel) }
+		for range 5 {
+			turn, err := ls.join(t.Context(), "a", unheard)
+			require.NoError(t, err)
+			require.NotNil(t, turn.woken("me"))
+			turn.leave()
+			time.Sleep(linger - 1)
+		}
+		require.Equal(t, 1, opened)
+		time.Sleep(1)
+		synctest.Wait()
+		require.Empty(t, ls.byChannel)
+		require.Nil(t, hears.ear("a"), "closed with the line")
+	})
 }
 
 // An ear that is opened on a channel which is still subscribed gets no confirmation from Redis; it must ring all the same.

@@ -2,8 +2,9 @@ package lease
 
 import (
 	"context"
-	"strings"
+	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -18,12 +19,13 @@ type ear struct {
 	known    bool        // to the listener's loop; guarded by the listener's mu
 
 	mu     sync.Mutex
-	waiter string // whose wake-up counts; guarded by mu
+	waiter string     // whose news counts; guarded by mu
+	grant  *grantedTo // the latest for the waiter; guarded by mu
 }
 
 func (e *ear) listenFor(waiter string) {
 	e.mu.Lock()
-	e.waiter = waiter
+	e.waiter, e.grant = waiter, nil
 	e.mu.Unlock()
 	select {
 	case <-e.rings:
@@ -38,26 +40,38 @@ func (e *ear) ring() {
 	}
 }
 
-// hear takes a message: "free <waiter>".
 func (e *ear) hear(message string) {
+	leaseID, grant := news(message)
 	e.mu.Lock()
-	mine := strings.TrimPrefix(message, "free ") == e.waiter
+	mine := leaseID == e.waiter
+	if mine && grant != nil {
+		e.grant = grant
+	}
 	e.mu.Unlock()
 	if mine {
 		e.ring()
 	}
 }
 
+func (e *ear) granted() *grantedTo {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.grant
+}
+
 func (e *ear) close() { e.listener.drop(e) }
 
-// linger is how long a subscription without ears is kept, so that a resource under steady contention does not open a
-// connection for each hand-over.
-const linger = time.Second
+const (
+	linger = 2 * time.Second // how long a line that has emptied is kept, and a connection without ears
+	pulse  = 3 * time.Second // how often a connection has to give a sign of life
+	retry  = 100 * time.Millisecond
+)
 
 // listener is one connection that subscribes to the channels of all its ears. It runs while there are ears, and lingers a little.
 type listener struct {
 	connect func() subscription
 	poke    chan struct{} // holds one token when ears has changed
+	heard   atomic.Bool   // anything since the last pulse
 
 	mu      sync.Mutex
 	ears    map[string]*ear // by channel; guarded by mu
@@ -138,31 +152,62 @@ func (s *shards) open(channel string) *ear {
 	return e
 }
 
-// run keeps what the connection is subscribed to equal to what the ears want, and passes on what it hears.
 func (l *listener) run() {
+	for l.serve() {
+	}
+}
+
+// serve keeps what one connection is subscribed to equal to what the ears want. It returns false when there are none, and true when
+// the connection has fallen silent and another is needed.
+func (l *listener) serve() (again bool) {
 	s := l.connect()
 	defer s.Close()
 	subscribed := make(map[string]bool)
-	idle := time.NewTimer(linger)
+	idle, check := time.NewTimer(linger), time.NewTicker(pulse)
 	defer idle.Stop()
-	var messages <-chan any
+	defer check.Stop()
+	receiving, asked := false, false
 	for {
 		add, remove := l.difference(subscribed)
 		s.change(add, remove)
-		if messages == nil && len(subscribed) > 0 {
-			messages = s.ChannelWithSubscriptions() // connects, so there has to be a channel to choose the node by
-		}
 		if len(subscribed) > 0 {
 			idle.Reset(linger)
+			if !receiving { // connects, so there has to be a channel to choose the node by
+				receiving = true
+				go l.receive(s)
+			}
 		}
 		select {
-		case m := <-messages: // never closed before s is
-			l.dispatch(m)
 		case <-l.poke:
+		case <-check.C:
+			silent := !l.heard.Swap(false)
+			if silent && asked {
+				return true
+			}
+			if asked = silent; asked {
+				s.ask()
+			}
 		case <-idle.C:
 			if l.stop() {
-				return
+				return false
 			}
+		}
+	}
+}
+
+// receive passes on what the connection hears until it is closed. A connection that breaks is made again by the next call, with all
+// its channels.
+func (l *listener) receive(s subscription) {
+	for {
+		m, err := s.Receive(context.Background())
+		switch {
+		case errors.Is(err, redis.ErrClosed):
+			return
+		case err != nil:
+			sleep(context.Background(), retry)
+		default:
+			l.heard.Store(true)
+			l.dispatch(m)
 		}
 	}
 }
@@ -218,10 +263,17 @@ type subscription struct {
 	sharded bool
 }
 
+// ask wants a sign of life. Errors are left to the connection.
+func (s subscription) ask() {
+	ctx, cancel := context.WithTimeout(context.Background(), pulse)
+	defer cancel()
+	_ = s.Ping(ctx)
+}
+
 // change subscribes and unsubscribes. Errors are left to the connection, which reconnects with all channels that it was
 // given; until then waiters ask on their own.
 func (s subscription) change(add, remove []string) {
-	ctx, cancel := context.WithTimeout(context.Background(), linger)
+	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
 	subscribe, unsubscribe := s.Subscribe, s.Unsubscribe
 	if s.sharded {

@@ -200,12 +200,12 @@ func (q *quorum) extend(ctx context.Context, batch []extension) []answered {
 	return answers
 }
 
-func (q *quorum) release(ctx context.Context, t term) (outcome, error) {
+func (q *quorum) release(ctx context.Context, e extension) (outcome, error) {
 	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) {
-		result, err := m.release(ctx, t)
+		result, err := m.release(ctx, e)
 		if err == nil && result == taken {
 			// Perhaps by this very lease, if the member granted too late to be asked to confirm.
-			err = m.withdraw(ctx, t.keys, t.id)
+			err = m.withdraw(ctx, e.keys, e.id)
 		}
 		return result, err
 	}))

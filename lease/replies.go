@@ -102,6 +102,7 @@ type acquired struct {
 	tokens []int64 // nil when refused
 	wait   time.Duration
 	index  int
+	floor  int64 // no smaller token is granted on that resource from now on
 }
 
 func decodeAcquire(r reply, resources int) (acquired, error) {
@@ -115,13 +116,14 @@ func decodeAcquire(r reply, resources int) (acquired, error) {
 			}
 		}
 		return acquired{tokens: tokens}, nil
-	case r.is("held", 2):
+	case r.is("held", 3):
 		wait, err := r.number(0)
 		n, err2 := r.number(1)
-		if err != nil || err2 != nil || n > int64(resources) {
+		floor, err3 := r.number(2)
+		if err != nil || err2 != nil || err3 != nil || n > int64(resources) {
 			return acquired{}, r.unknown()
 		}
-		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1}, nil
+		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1, floor: floor}, nil
 	case r.is("exhausted", 0):
 		return acquired{}, ErrExhausted
 	}

@@ -55,8 +55,8 @@ type answered struct {
 // store keeps leases. Each call is one attempt; an error that is [ErrUnreachable] leaves open whether it was carried out.
 type store interface {
 	acquire(ctx context.Context, a ask) (acquired, error)
-	extend(ctx context.Context, batch []extension) []answered // one answer for each, in order
-	release(ctx context.Context, t term) (outcome, error)
+	extend(ctx context.Context, batch []extension) []answered  // one answer for each, in order
+	release(ctx context.Context, e extension) (outcome, error) // with what the next holder gets, if it is handed over
 	withdraw(ctx context.Context, k keys, id uuid.UUID) error
 	verify(ctx context.Context, t term) (Verdict, error)
 	revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
@@ -75,13 +75,15 @@ type single struct {
 	kind     *kind.Kind           // nil for leases
 	scripts  scripts              // of that kind
 	publish  string               // the command that wakes waiters
+	listener string               // the name under which this process listens for them
 	ears     func(channel string) *ear
 	replicas int           // that have to confirm a grant
 	within   time.Duration // that time
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
-	s := &single{client: client, kind: cfg.kind, scripts: scriptsOf(cfg.kind), replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
+	s := &single{client: client, kind: cfg.kind, scripts: scriptsOf(cfg.kind), listener: uuid.NewString()[:18],
+		replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
 		masters := &shards{cluster: cluster, byAddr: make(map[string]*listener)}
 		s.cluster, s.publish, s.ears = cluster, "SPUBLISH", masters.open
@@ -91,7 +93,8 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 	return s
 }
 
-func (s *single) listen(channel string) *ear { return s.ears(channel) }
+// listen gives an ear for what is published for this process's waiters alone.
+func (s *single) listen(channel string) *ear { return s.ears(channel + ":" + s.listener) }
 
 func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
 	switch client := s.client.(type) {
@@ -128,7 +131,7 @@ func (s *single) spans(k []keys) bool {
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	names := make([]string, 0, 4*len(a.keys))
-	args := []any{a.id.String(), a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish}
+	args := []any{a.id.String(), a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, s.listener}
 	for _, k := range a.keys {
 		names = append(names, k.owner, k.fence, k.queue, k.alive)
 		args = append(args, k.channel)
@@ -155,14 +158,15 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 	return answers
 }
 
-func (s *single) release(ctx context.Context, t term) (outcome, error) {
-	k := t.keys
-	return query(ctx, s, call{s.scripts.release, []string{k.owner, k.queue, k.alive, k.ended},
-		[]any{t.id.String(), t.token, s.publish, k.channel}}, decodeRelease)
+func (s *single) release(ctx context.Context, e extension) (outcome, error) {
+	k := e.keys
+	return query(ctx, s, call{s.scripts.release, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
+		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel}}, decodeRelease)
 }
 
 func (s *single) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
-	_, err := query(ctx, s, call{s.scripts.withdraw, []string{k.owner, k.queue, k.alive}, []any{id.String(), s.publish, k.channel}}, decodeWithdraw)
+	_, err := query(ctx, s, call{s.scripts.withdraw, []string{k.owner, k.queue, k.alive},
+		[]any{id.String(), s.publish, k.channel, s.listener}}, decodeWithdraw)
 	return err
 }
 

@@ -1,8 +1,10 @@
 package lease_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,6 +34,21 @@ func wait(ctx context.Context, i *lease.Issuer, waiter int, grants chan<- grant,
 		l, err := i.Acquire(ctx, "a", opts...)
 		grants <- grant{waiter, l, err, time.Now()}
 	}()
+}
+
+// channels are those on which somebody listens for news of the resource.
+func (w *world) channels(t *testing.T, resource string) []string {
+	t.Helper()
+	channels, err := w.client.PubSubChannels(t.Context(), w.key(resource, "wake")+":*").Result()
+	require.NoError(t, err)
+	return channels
+}
+
+func requireCurrent(t *testing.T, l *lease.Lease) {
+	t.Helper()
+	verdict, err := l.Verify(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, lease.Current, verdict)
 }
 
 // requests counts the script calls from now on.
@@ -99,7 +116,7 @@ func TestAHandOverCostsTheSameForManyWaiters(t *testing.T) {
 	few, many := cost(5), cost(100)
 	t.Logf("requests per hand-over: %d with 5 waiters, %d with 100", few, many)
 	require.Equal(t, few, many)
-	require.LessOrEqual(t, many, int64(2), "a release and an acquire")
+	require.LessOrEqual(t, many, int64(2), "a release, and the next in line coming to stand in the queue")
 }
 
 func TestWaitersOfOneProcessAreOneWaiterInRedis(t *testing.T) {
@@ -113,7 +130,7 @@ func TestWaitersOfOneProcessAreOneWaiterInRedis(t *testing.T) {
 			synctest.Wait()
 		}
 		require.EqualValues(t, 1, w.client.ZCard(t.Context(), w.key("a", "queue")).Val())
-		require.EqualValues(t, 1, w.client.PubSubNumSub(t.Context(), w.key("a", "wake")).Val()[w.key("a", "wake")])
+		require.Len(t, w.channels(t, "a"), 1)
 		require.NoError(t, holder.Release(t.Context()))
 		for n := range waiters {
 			g := <-grants
@@ -335,10 +352,7 @@ func TestWaitingSurvivesABrokenSubscription(t *testing.T) {
 	holder := try(t, i, "a")
 	grants := make(chan grant)
 	wait(t.Context(), i, 0, grants)
-	subscribed := func() bool {
-		return w.client.PubSubNumSub(t.Context(), w.key("a", "wake")).Val()[w.key("a", "wake")] == 1
-	}
-	require.Eventually(t, subscribed, 5*time.Second, ms)
+	require.Eventually(t, func() bool { return len(w.channels(t, "a")) == 1 }, 5*time.Second, ms)
 	require.NoError(t, w.client.Do(t.Context(), "CLIENT", "KILL", "TYPE", "pubsub").Err())
 	start := time.Now()
 	require.NoError(t, holder.Release(t.Context()))
@@ -379,4 +393,97 @@ func TestManyWaitersInManyProcesses(t *testing.T) {
 	}
 	all.Wait()
 	require.EqualValues(t, 400, grants.Load())
+}
+
+// mute is a connection that stays open and says nothing any more once the flag is up, if it has subscribed.
+type mute struct {
+	net.Conn
+	flag       *atomic.Bool
+	late       bool // made when the flag was up; speaks
+	subscribed atomic.Bool
+}
+
+func (m *mute) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("subscribe")) {
+		m.subscribed.Store(true)
+	}
+	return m.Conn.Write(b)
+}
+
+func (m *mute) Read(b []byte) (int, error) {
+	for {
+		n, err := m.Conn.Read(b)
+		if err != nil || m.late || !m.subscribed.Load() || !m.flag.Load() {
+			return n, err
+		}
+	}
+}
+
+// Waiting for the next request of its own would cost the waiter up to five seconds each time.
+func TestASubscriptionThatFallsSilentIsReplaced(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		var silent atomic.Bool
+		options := w.client.(*redis.Client).Options()
+		dial := options.Dialer
+		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return &mute{Conn: conn, flag: &silent, late: silent.Load()}, err
+		}
+		holder := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a")
+		grants := make(chan grant)
+		wait(t.Context(), w.issuer(t, lease.Config{TTL: time.Minute}), 0, grants)
+		synctest.Wait()
+		silent.Store(true)
+		time.Sleep(11 * time.Second)
+		require.Len(t, w.channels(t, "a"), 1)
+		released := time.Now()
+		require.NoError(t, holder.Release(t.Context()))
+		g := <-grants
+		require.NoError(t, g.err)
+		require.Equal(t, released, g.at)
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
+// The one who releases grants: the waiter sends nothing, and holds from then on.
+func TestAReleaseGrantsToTheFirstWaiter(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		cfg := lease.Config{TTL: 30 * time.Second}
+		require.NoError(t, try(t, w.issuer(t, cfg), "a").Release(t.Context())) // from now on the script is known
+		holder := try(t, w.issuer(t, cfg), "a")
+		grants := make(chan grant)
+		wait(t.Context(), w.issuer(t, cfg), 0, grants)
+		synctest.Wait()
+		asked := time.Now()
+		time.Sleep(3 * time.Second)
+		n := w.requests()
+		released := time.Now()
+		require.NoError(t, holder.Release(t.Context()))
+		g := <-grants
+		require.NoError(t, g.err)
+		require.Equal(t, released, g.at)
+		require.EqualValues(t, 1, n.Load(), "the release, and nothing else")
+		require.Equal(t, asked.Add(30*time.Second-301*ms), g.lease.ValidUntil(), "trusted from the asking")
+		require.Equal(t, 30*time.Second, w.client.PTTL(t.Context(), w.key("a", "owner")).Val(), "held from the release")
+		require.Greater(t, g.lease.Token(), holder.Token())
+		requireCurrent(t, g.lease)
+		require.Zero(t, w.snapshot(t, "a").waiters)
+
+		time.Sleep(10 * time.Second)
+		require.True(t, g.lease.ValidUntil().After(released.Add(30*time.Second)), "renewed by itself")
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
+// A waiter whose process has died listens no more. It is woken, in vain, and has half a second: its lease would last a minute.
+func TestNothingIsHandedToAWaiterThatDoesNotListen(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		holder := try(t, i, "a")
+		w.enqueue(t, "a", uuid.NewString()+"@dead", time.Now(), 5*time.Second)
+		require.NoError(t, holder.Release(t.Context()))
+		require.Zero(t, w.client.Exists(t.Context(), w.key("a", "owner")).Val())
+		time.Sleep(500 * ms)
+		require.NoError(t, try(t, i, "a").Release(t.Context()))
+	})
 }

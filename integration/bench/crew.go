@@ -58,8 +58,8 @@ func start(ctx context.Context, j job) (*member, error) {
 	return m, m.cmd.Start()
 }
 
-// dismiss ends the load and returns the turns of all processes.
-func (c crew) dismiss() (all []turn, err error) {
+// dismiss ends the load and returns the records of all processes as one.
+func (c crew) dismiss() (all record, err error) {
 	for _, m := range c {
 		err = errors.Join(err, m.stdin.Close())
 	}
@@ -68,9 +68,9 @@ func (c crew) dismiss() (all []turn, err error) {
 			err = errors.Join(err, fmt.Errorf("process %d: %w", n+1, failed))
 			continue
 		}
-		var turns []turn
-		err = errors.Join(err, json.Unmarshal(m.stdout.Bytes(), &turns))
-		all = append(all, turns...)
+		var one record
+		err = errors.Join(err, json.Unmarshal(m.stdout.Bytes(), &one))
+		all.Turns, all.Trips = append(all.Turns, one.Turns...), append(all.Trips, one.Trips...)
 	}
 	return all, err
 }

@@ -9,12 +9,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	// warmUp is what processes get to start and connect before anything counts.
-	warmUp = 500 * time.Millisecond
-	// probeEvery is rare enough to be no load.
-	probeEvery = 10 * time.Millisecond
-)
+// warmUp is what processes get to start and connect before anything counts.
+const warmUp = 500 * time.Millisecond
 
 // result of one load.
 type result struct {
@@ -24,8 +20,9 @@ type result struct {
 	gaps      durations // from the call of a release to the return of the next acquisition
 	waits     durations // of all that ended, and of those still going on at the end
 	overtaken int       // the most grants to later callers that one waiter had to see before its own
+	pings     durations // round trips of the waiting processes meanwhile
+	scripts   durations // the same with a script that does nothing
 	used      counters
-	trips     trips
 }
 
 // measure runs a load. Only what happens between the warm-up and the end counts; a wait counts from its begin.
@@ -39,9 +36,7 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 			_, _ = c.dismiss()
 		}
 	}()
-	select {
-	case <-time.After(warmUp):
-	case <-ctx.Done():
+	if !pass(ctx, warmUp) {
 		return r, context.Cause(ctx)
 	}
 	before, err := count(ctx, client)
@@ -49,21 +44,41 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 		return r, err
 	}
 	from := time.Now()
-	if r.trips, err = probe(ctx, client, probeEvery, during); err != nil {
-		return r, err
+	if !pass(ctx, during) {
+		return r, context.Cause(ctx)
 	}
 	to := time.Now()
 	after, err := count(ctx, client)
 	if err != nil {
 		return r, err
 	}
-	turns, err := c.dismiss()
+	all, err := c.dismiss()
 	c = nil
-	own := r.trips.requests() + 1 // the first count
-	r.used = counters{after.commands - before.commands - own, after.reads - before.reads - own}
 	r.during = to.Sub(from)
-	r.judge(turns, from.UnixNano(), to.UnixNano())
+	r.judge(all.Turns, from.UnixNano(), to.UnixNano())
+	r.compare(all.Trips, from.UnixNano(), to.UnixNano())
+	own := requestsPerTrip*int64(len(r.pings)) + 1 // the first count
+	r.used = counters{after.commands - before.commands - own, after.reads - before.reads - own}
 	return r, err
+}
+
+// pass reports whether ctx lets that time pass.
+func pass(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// compare takes the trips in a span of time.
+func (r *result) compare(trips []trip, from, to int64) {
+	for _, t := range trips {
+		if t.At >= from && t.At < to {
+			r.pings, r.scripts = append(r.pings, t.Ping), append(r.scripts, t.Script)
+		}
+	}
 }
 
 // judge looks at the turns that were granted, or waited for, in a span of time.

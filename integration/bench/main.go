@@ -128,7 +128,7 @@ func (b *bench) growth(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		gap, ping, script := r.gaps.at(0.5), r.trips.ping.at(0.5), r.trips.script.at(0.5)
+		gap, ping, script := r.gaps.at(0.5), r.pings.at(0.5), r.scripts.at(0.5)
 		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%s\t%.1f\t%.1f\t%s", waiters, r.perSecond(), r.commands(), r.reads(),
 			micro(gap), micro(r.gaps.at(0.99)), micro(ping), micro(script),
 			float64(gap)/float64(ping), float64(gap)/float64(script), milli(r.waits.at(1))))

@@ -70,13 +70,19 @@ func (o *order) see(words []string) {
 	}
 	switch command, key := strings.ToUpper(words[0]), words[1]; {
 	case command == "ZADD" && key == o.queueKey:
-		o.arrive(words[len(words)-1])
+		o.arrive(leaseID(words[len(words)-1]))
 	case command == "SET" && key == o.ownerKey:
 		id, _, _ := strings.Cut(words[2], ":")
 		o.grant(id)
 	case command == "ZREM" && key == o.queueKey:
-		o.drop(words[2])
+		o.drop(leaseID(words[2]))
 	}
+}
+
+// leaseID of a waiter: "<lease id>@<listener>".
+func leaseID(waiter string) string {
+	id, _, _ := strings.Cut(waiter, "@")
+	return id
 }
 
 // arrive puts a waiter at the end, unless it stands there already: each asks more than once.

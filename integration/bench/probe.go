@@ -7,48 +7,57 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// trips are round trips to Redis.
-type trips struct {
-	ping, script durations
+// probeEvery is how often each process makes its round trips: rare enough to be no load.
+const probeEvery = 40 * time.Millisecond
+
+// trip is a PING, and a script that does nothing behind it, from a process that waits: what one round trip costs those that the
+// load consists of.
+type trip struct {
+	At     int64 // when the PING was sent, as the times of a turn
+	Ping   time.Duration
+	Script time.Duration
 }
 
-// nothing is a script that does nothing: what a script costs before it does anything.
+// requestsPerTrip is what a trip adds to the counters.
+const requestsPerTrip = 2
+
+// nothing is what a script costs before it does anything.
 var nothing = redis.NewScript("return 1")
 
-// probe makes round trips now and then, until so much time is over.
-func probe(ctx context.Context, client *redis.Client, every, during time.Duration) (t trips, err error) {
+// probe makes trips until ctx ends.
+func probe(ctx context.Context, addr string) (trips []trip, err error) {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	defer client.Close()
 	if err := nothing.Load(ctx, client).Err(); err != nil {
-		return t, err
+		return nil, err
 	}
-	again, over := time.NewTicker(every), time.After(during)
+	again := time.NewTicker(probeEvery)
 	defer again.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return t, context.Cause(ctx)
-		case <-over:
-			return t, nil
+			return trips, nil
 		case <-again.C:
 		}
-		if err := t.make(ctx, client); err != nil {
-			return t, err
+		t, err := makeTrip(ctx, client)
+		switch {
+		case ctx.Err() != nil:
+			return trips, nil
+		case err != nil:
+			return nil, err
 		}
+		trips = append(trips, t)
 	}
 }
 
-func (t *trips) make(ctx context.Context, client *redis.Client) error {
+func makeTrip(ctx context.Context, client *redis.Client) (trip, error) {
 	start := time.Now()
 	if err := client.Ping(ctx).Err(); err != nil {
-		return err
+		return trip{}, err
 	}
 	pinged := time.Now()
 	if err := nothing.EvalSha(ctx, client, nil).Err(); err != nil {
-		return err
+		return trip{}, err
 	}
-	t.ping = append(t.ping, pinged.Sub(start))
-	t.script = append(t.script, time.Since(pinged))
-	return nil
+	return trip{At: start.UnixNano(), Ping: pinged.Sub(start), Script: time.Since(pinged)}, nil
 }
-
-// requests is what the probe itself adds to the counters: its round trips and the loading of its script.
-func (t trips) requests() int64 { return int64(len(t.ping)+len(t.script)) + 1 }

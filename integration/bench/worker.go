@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -31,7 +32,13 @@ type turn struct {
 	Released int64 // before it gave it back
 }
 
-// serve does the job until stdin ends, which it also does when the parent dies, and prints the turns.
+// record is what a process, or a crew, has done.
+type record struct {
+	Turns []turn
+	Trips []trip
+}
+
+// serve does the job until stdin ends, which it also does when the parent dies, and prints the record.
 func serve(jobText string, stdin io.Reader, stdout io.Writer) error {
 	var j job
 	if err := json.Unmarshal([]byte(jobText), &j); err != nil {
@@ -43,21 +50,21 @@ func serve(jobText string, stdin io.Reader, stdout io.Writer) error {
 		_, _ = io.Copy(io.Discard, stdin)
 		stop()
 	}()
-	turns, err := j.do(ctx)
+	done, err := j.do(ctx)
 	if err != nil {
 		return fmt.Errorf("%s: %w", j.Lock, err)
 	}
-	return json.NewEncoder(stdout).Encode(turns)
+	return json.NewEncoder(stdout).Encode(done)
 }
 
-func (j job) do(ctx context.Context) ([]turn, error) {
+func (j job) do(ctx context.Context) (all record, err error) {
 	c, err := find(j.Lock)
 	if err != nil {
-		return nil, err
+		return all, err
 	}
 	lock, err := c.open(j.Addr, j.Resource)
 	if err != nil {
-		return nil, err
+		return all, err
 	}
 	each := make([][]turn, j.Waiters)
 	waiters, ctx := errgroup.WithContext(ctx)
@@ -67,11 +74,12 @@ func (j job) do(ctx context.Context) ([]turn, error) {
 			return err
 		})
 	}
+	waiters.Go(func() (err error) {
+		all.Trips, err = probe(ctx, j.Addr)
+		return err
+	})
 	err = waiters.Wait()
-	var all []turn
-	for _, turns := range each {
-		all = append(all, turns...)
-	}
+	all.Turns = slices.Concat(each...)
 	return all, err
 }
 

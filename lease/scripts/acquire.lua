@@ -1,21 +1,23 @@
 -- acquire.lua: grants the lease on one or more resources: all of them, if each is free and it is this waiter's turn, or none.
 --
 -- KEYS, four for each resource: owner, fence, queue, alive
--- ARGV[1] lease id, new for each acquisition; also the waiter's name in the queue
+-- ARGV[1] lease id, new for each acquisition
 -- ARGV[2] ttl, milliseconds, > 0
 -- ARGV[3] fence retention, milliseconds, > 0
 -- ARGV[4] 'try': leave no trace when refused; 'wait': queue up for what is not free; 'barge': 'try', past those who wait
--- ARGV[5] PUBLISH or SPUBLISH
--- ARGV[6...] channel, one for each resource
+-- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] listener, where the waiter hears of its turn
+-- ARGV[7...] channel, one for each resource
 --
 -- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
 --                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, n}  the nth resource is held by another, or another waits for it with right of way; worth
---                                 asking again after that time. No token was used and no lease's expiry moved.
+--         {'held', milliseconds, n, floor}  the nth resource is held by another, or another waits for it with right of way; worth
+--                                 asking again after that time. No token was used and no lease's expiry moved. Every lease on it
+--                                 that is granted from now on has a token of floor or more.
 --         {'exhausted'}           tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
 local id, mode, publish = ARGV[1], ARGV[4], ARGV[5]
+local waiter = id .. '@' .. ARGV[6]
 local ttl = whole(ARGV[2], 1, 'ttl')
 local retention = whole(ARGV[3], 1, 'fence retention')
 local now = clock()
@@ -23,7 +25,7 @@ local now = clock()
 -- First look at everything, then write.
 local resources = {}
 for i = 1, #KEYS / 4 do
-  local r = {owner = KEYS[4 * i - 3], fence = KEYS[4 * i - 2], queue = KEYS[4 * i - 1], alive = KEYS[4 * i], channel = ARGV[5 + i]}
+  local r = {owner = KEYS[4 * i - 3], fence = KEYS[4 * i - 2], queue = KEYS[4 * i - 1], alive = KEYS[4 * i], channel = ARGV[6 + i]}
   local fault
   r.held, fault = read_owner(r.owner)
   if fault then return corrupt(fault) end
@@ -41,7 +43,7 @@ local function obstacle(r)
   if r.held and r.held.id ~= id then return r.held.left end
   if r.held or mode == 'barge' then return nil end
   local head = first(r.queue, r.alive, now)
-  if not head or head == id then return nil end
+  if not head or head == waiter then return nil end
   local _, living = wake(r.queue, r.alive, now, publish, r.channel) -- its message may have been lost
   return living - math.floor(now / 1000)
 end
@@ -50,8 +52,8 @@ for n, r in ipairs(resources) do
   local wait = obstacle(r)
   if wait then
     wait = math.min(math.max(wait, 1), PATIENCE)
-    if mode == 'wait' then enqueue(r.queue, r.alive, id, now, wait) end
-    return {'held', digits(wait), digits(n)}
+    if mode == 'wait' then enqueue(r.queue, r.alive, waiter, now, wait) end
+    return {'held', digits(wait), digits(n), digits(r.token)}
   end
 end
 
@@ -63,7 +65,7 @@ for n, r in ipairs(resources) do
     reply[n + 1] = r.held.token
   else
     grant(r.owner, r.fence, id, r.token, ttl, retention)
-    leave(r.queue, r.alive, id)
+    leave(r.queue, r.alive, waiter)
     reply[n + 1] = digits(r.token)
   end
 end

@@ -48,12 +48,18 @@ local function mistyped(key, wanted)
   end
 end
 
+-- The string at the key, nil if there is none; and a fault, if any.
+local function read(key)
+  local value = redis.pcall('GET', key)
+  if type(value) == 'string' then return value end
+  if not value then return nil end
+  return nil, mistyped(key, 'string') or error(value)
+end
+
 -- The holder as {id, token (string), left (milliseconds)}, or nil when the resource is free; and a fault, if any.
 local function read_owner(key)
-  local fault = mistyped(key, 'string')
-  if fault then return nil, fault end
-  local value = redis.call('GET', key)
-  if not value then return nil end
+  local value, fault = read(key)
+  if not value then return nil, fault end
   local id, token = string.match(value, '^([%x%-]+):([1-9]%d*)$')
   if not id or #id ~= 36 or #token > 16 then
     return nil, {key = key, problem = 'does not hold a lease id and a token'}
@@ -65,9 +71,8 @@ end
 
 -- The last token issued, 0 when none is known; and a fault, if any.
 local function read_fence(key)
-  local fault = mistyped(key, 'string')
+  local value, fault = read(key)
   if fault then return nil, fault end
-  local value = redis.call('GET', key)
   if not value then return 0 end
   local last = string.match(value, '^%d+$') and tonumber(value)
   if not last or last > MAX_TOKEN then
@@ -94,7 +99,8 @@ local function was_revoked(ended, id, token)
 end
 
 -- The queue: one sorted set of waiters by arrival (microseconds), one of the same waiters by the time until which they
--- are believed alive (milliseconds).
+-- are believed alive (milliseconds). A waiter is "<lease id>@<listener>". The listener is its process's; it hears what is published on
+-- "<channel of the resource>:<listener>", and nobody else does.
 
 local function queue_fault(queue, alive)
   return mistyped(queue, 'zset') or mistyped(alive, 'zset')
@@ -113,21 +119,24 @@ local function enqueue(queue, alive, waiter, now, wait)
   redis.call('PEXPIRE', alive, PATIENCE + GRACE)
 end
 
--- The first living waiter and the time until which it is believed alive. Drops the dead, and those that claim to live
--- longer than anyone may: Redis's clock was set back since.
+-- The first living waiter and the time until which it is believed alive. Those before it are dropped: the dead, those that claim to
+-- live longer than anyone may (Redis's clock was set back since), and half an entry (the other set was evicted).
 local function first(queue, alive, now)
   local ms = math.floor(now / 1000)
-  local dead = redis.call('ZRANGEBYSCORE', alive, '-inf', digits(ms))
-  for _, waiter in ipairs(dead) do leave(queue, alive, waiter) end
-  dead = redis.call('ZRANGEBYSCORE', alive, '(' .. digits(ms + PATIENCE + GRACE), '+inf')
-  for _, waiter in ipairs(dead) do leave(queue, alive, waiter) end
   while true do
     local head = redis.call('ZRANGE', queue, 0, 0)[1]
     if not head then return nil end
-    local living = redis.call('ZSCORE', alive, head)
-    if living then return head, tonumber(living) end
-    leave(queue, alive, head) -- half an entry: the other set was evicted
+    local living = tonumber(redis.call('ZSCORE', alive, head) or 0)
+    if living > ms and living <= ms + PATIENCE + GRACE then return head, living end
+    leave(queue, alive, head)
   end
+end
+
+-- Tells the waiter. Answers whether its process was listening; a connection that broke unnoticed counts, an ACL that forbids it does not.
+local function tell(waiter, publish, channel, what, news)
+  local id, listener = string.match(waiter, '^([^@]*)@?(.*)$')
+  local heard = redis.pcall(publish, channel .. ':' .. listener, what .. ' ' .. id .. (news or ''))
+  return type(heard) == 'number' and heard > 0
 end
 
 -- Wakes the first waiter, if there is one, and gives it ANSWER milliseconds to come. Returns it, and when its right of way ends.
@@ -136,6 +145,6 @@ local function wake(queue, alive, now, publish, channel)
   if not head then return nil end
   living = math.min(living, math.floor(now / 1000) + ANSWER)
   redis.call('ZADD', alive, digits(living), head)
-  redis.pcall(publish, channel, 'free ' .. head) -- refused by an ACL is as good as lost
+  tell(head, publish, channel, 'free')
   return head, living
 end

@@ -1,28 +1,49 @@
--- release.lua: gives the exact lease back and wakes the next waiter.
+-- release.lua: gives the exact lease back. If somebody waits and listens, the first of them has it from that moment on and is told its
+-- token; so a hand-over needs no request of the one that it goes to.
 --
--- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive   KEYS[4] ended
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 -- ARGV[1] lease id   ARGV[2] token
--- ARGV[3] PUBLISH or SPUBLISH   ARGV[4] channel
+-- ARGV[3] ttl of a lease that is handed over, milliseconds, > 0   ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
 --
--- Returns {'released'}  it was held and is free now
+-- Returns {'released'}  it was held, and is free now or another's
 --         {'gone'}      nobody holds the resource: the lease ran out, or its key was lost. Nothing was changed.
 --         {'taken'}     another lease holds the resource. Nothing was changed.
 --         {'revoked'}   this lease was revoked. Nothing was changed.
 --         {'corrupt', key, problem}
+--
+-- Publishes 'granted <lease id> <token> <ttl>' to the first waiter; 'free <lease id>', with right of way, if it does not listen.
 
-local owner, queue, alive, ended = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, token, publish, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local owner, fence, queue, alive, ended = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local id, token, publish, channel = ARGV[1], ARGV[2], ARGV[5], ARGV[6]
+local ttl = whole(ARGV[3], 1, 'ttl')
+local retention = whole(ARGV[4], 1, 'fence retention')
 
 local held, fault = read_owner(owner)
 if fault then return corrupt(fault) end
 fault = queue_fault(queue, alive) or mistyped(ended, 'string')
 if fault then return corrupt(fault) end
 
-if held and held.id == id and held.token == token then
-  redis.call('DEL', owner)
-  wake(queue, alive, clock(), publish, channel)
-  return {'released'}
+if not held or held.id ~= id or held.token ~= token then
+  if was_revoked(ended, id, token) then return {'revoked'} end
+  if held then return {'taken'} end
+  return {'gone'}
 end
-if was_revoked(ended, id, token) then return {'revoked'} end
-if held then return {'taken'} end
-return {'gone'}
+
+-- Gives what is free to the first waiter, if that hears of it.
+local function hand_over(now)
+  local head = first(queue, alive, now)
+  local last = read_fence(fence)
+  if not head or not last then return false end -- a corrupt fence is for the next acquisition to report
+  local next = next_token(last, now)
+  if next > MAX_TOKEN then return false end
+  if not tell(head, publish, channel, 'granted', ' ' .. digits(next) .. ' ' .. digits(ttl)) then return false end
+  grant(owner, fence, string.match(head, '^[^@]*'), next, ttl, retention)
+  leave(queue, alive, head)
+  return true
+end
+
+local now = clock()
+redis.call('DEL', owner) -- first: once it has made room, a script may write on a server that is out of memory
+if not hand_over(now) then wake(queue, alive, now, publish, channel) end
+return {'released'}

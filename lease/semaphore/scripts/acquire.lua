@@ -2,22 +2,24 @@
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- KEYS[5] limit, if it was changed: how many may hold at once
--- ARGV[1] lease id, new for each acquisition; also the waiter's name in the queue
+-- ARGV[1] lease id, new for each acquisition
 -- ARGV[2] ttl, milliseconds, > 0
 -- ARGV[3] fence retention, milliseconds, > 0
 -- ARGV[4] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
--- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
--- ARGV[7] limit, > 0, unless it was changed
+-- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] listener, where the waiter hears of its turn   ARGV[7] channel
+-- ARGV[8] limit, > 0, unless it was changed
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, '1'}  all places are taken, or another waits with right of way; worth asking again after
---                             that time. No token was used and no holder's time moved.
+--         {'held', milliseconds, '1', floor}  all places are taken, or another waits with right of way; worth asking again after
+--                             that time. No token was used and no holder's time moved. Whoever gets a place from now on
+--                             has a token of floor or more.
 --         {'exhausted'}       tokens have reached 2^53; no place was given
 --         {'corrupt', key, problem}
 
 local owner, fence, queue, alive = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, mode, publish, channel = ARGV[1], ARGV[4], ARGV[5], ARGV[6]
+local id, mode, publish, channel = ARGV[1], ARGV[4], ARGV[5], ARGV[7]
+local waiter = id .. '@' .. ARGV[6]
 local ttl = whole(ARGV[2], 1, 'ttl')
 local retention = whole(ARGV[3], 1, 'fence retention')
 local now = clock()
@@ -29,7 +31,7 @@ last, fault = read_fence(fence)
 if fault then return corrupt(fault) end
 local limit = redis.call('GET', KEYS[5])
 if limit and not string.match(limit, '^[1-9]%d*$') then return corrupt({key = KEYS[5], problem = 'does not hold a limit'}) end
-limit = whole(limit or ARGV[7], 1, 'limit')
+limit = whole(limit or ARGV[8], 1, 'limit')
 
 drop_dead(owner, now)
 local mine, token = find(owner, id)
@@ -50,22 +52,22 @@ local function obstacle()
   end
   if mode == 'barge' then return nil end
   local head = first(queue, alive, now)
-  if not head or head == id then return nil end
+  if not head or head == waiter then return nil end
   local _, living = wake(queue, alive, now, publish, channel) -- its message may have been lost
   return living - math.floor(now / 1000)
 end
 
+token = next_token(last, now)
+if token > MAX_TOKEN then return {'exhausted'} end
 local wait = obstacle()
 if wait then
   wait = math.min(math.max(wait, 1), PATIENCE)
-  if mode == 'wait' then enqueue(queue, alive, id, now, wait) end
-  return {'held', digits(wait), '1'}
+  if mode == 'wait' then enqueue(queue, alive, waiter, now, wait) end
+  return {'held', digits(wait), '1', digits(token)}
 end
-token = next_token(last, now)
-if token > MAX_TOKEN then return {'exhausted'} end
 
 redis.call('SET', fence, digits(token), 'PX', digits(retention))
 hold(owner, id .. ':' .. digits(token), now, ttl)
-leave(queue, alive, id)
+leave(queue, alive, waiter)
 if taken + 1 < limit then wake(queue, alive, now, publish, channel) end -- one call for each place
 return {'granted', digits(token)}

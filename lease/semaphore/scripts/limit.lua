@@ -22,5 +22,8 @@ else
 end
 -- There may be room now. Whoever gets it calls the next.
 local head = redis.call('ZRANGE', queue, 0, 0)[1]
-if head then redis.pcall(ARGV[2], ARGV[3], 'free ' .. head) end
+if head then
+  local id, listener = string.match(head, '^([^@]*)@?(.*)$')
+  redis.pcall(ARGV[2], ARGV[3] .. ':' .. listener, 'free ' .. id)
+end
 return {'set'}
