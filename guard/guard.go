@@ -65,12 +65,8 @@ func acquire(ctx context.Context, issuer *lease.Issuer, resources []string) (lea
 }
 
 func write(ctx context.Context, db fencedb.DB, leases lease.Leases, fn func(context.Context, pgx.Tx) error, opts []fencedb.Option) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	for _, l := range leases {
-		stop := context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })
-		defer stop()
-	}
+	ctx, stop := leases.Bind(ctx)
+	defer stop()
 	return fencedb.Tx(ctx, db, fencedb.All(leases...), func(tx pgx.Tx) error { return fn(ctx, tx) }, opts...)
 }
 

@@ -80,7 +80,7 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string, fn func(ctx cont
 			err = errors.Join(err, lost)
 		}
 	}()
-	work, stop := bind(ctx, leases...)
+	work, stop := leases.Bind(ctx)
 	defer stop()
 	return fn(work, leases)
 }

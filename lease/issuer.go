@@ -64,24 +64,9 @@ func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Co
 		}
 	}()
 
-	work, stop := bind(ctx, l)
+	work, stop := l.Bind(ctx)
 	defer stop()
 	return fn(work, l)
-}
-
-// bind returns a context that ends with ctx or with one of the leases.
-func bind(ctx context.Context, leases ...*Lease) (context.Context, func()) {
-	work, cancel := context.WithCancelCause(ctx)
-	stops := make([]func() bool, len(leases))
-	for n, l := range leases {
-		stops[n] = context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })
-	}
-	return work, func() {
-		for _, stop := range stops {
-			stop()
-		}
-		cancel(nil)
-	}
 }
 
 // finish releases the lease after the work and returns why the work was not covered by it to its end, if so.
