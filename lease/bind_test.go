@@ -16,10 +16,14 @@ func TestBoundWorkEndsWithWhatEndsFirst(t *testing.T) {
 		end  func(t *testing.T, caller context.CancelCauseFunc, ls lease.Leases)
 		want error
 	}{
-		"the caller":      {func(_ *testing.T, caller context.CancelCauseFunc, _ lease.Leases) { caller(errWork) }, errWork},
-		"the first lease": {func(t *testing.T, _ context.CancelCauseFunc, ls lease.Leases) { require.NoError(t, ls[0].Release(t.Context())) }, lease.ErrReleased},
-		"the last lease":  {func(t *testing.T, _ context.CancelCauseFunc, ls lease.Leases) { require.NoError(t, ls[1].Release(t.Context())) }, lease.ErrReleased},
-		"time":            {func(*testing.T, context.CancelCauseFunc, lease.Leases) { time.Sleep(10 * time.Second) }, lease.ErrExpired},
+		"the caller": {func(_ *testing.T, caller context.CancelCauseFunc, _ lease.Leases) { caller(errWork) }, errWork},
+		"the first lease": {func(t *testing.T, _ context.CancelCauseFunc, ls lease.Leases) {
+			require.NoError(t, ls[0].Release(t.Context()))
+		}, lease.ErrReleased},
+		"the last lease": {func(t *testing.T, _ context.CancelCauseFunc, ls lease.Leases) {
+			require.NoError(t, ls[1].Release(t.Context()))
+		}, lease.ErrReleased},
+		"time": {func(*testing.T, context.CancelCauseFunc, lease.Leases) { time.Sleep(10 * time.Second) }, lease.ErrExpired},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {

@@ -23,8 +23,8 @@ func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) err
 	switch {
 	case err == nil:
 		return nil
-	case redis.HasErrorPrefix(err, "MISCONF"):
-		return fmt.Errorf("%w: it refuses writes until it can save them: %w", ErrUnfit, err)
+	case coded("MISCONF")(err):
+		return fmt.Errorf("%w: %w", ErrUnfit, failed(ctx, "a script that may write", err))
 	case uncoded(err): // older than 7, or an imitation
 		s.warn(WarnVersion, "it does not tell whether it takes writes: it does not know scripts as of version %d", minVersion)
 		return nil

@@ -53,7 +53,8 @@ func TestCheckOfAServerThatCannotSave(t *testing.T) {
 
 	_, err = check(t, server.Client())
 	require.ErrorIs(t, err, lease.ErrUnfit)
-	require.Error(t, acquireOn(t, &world{client: server.Client()}, lease.Config{TTL: time.Second}))
+	require.ErrorIs(t, err, lease.ErrCannotSave)
+	require.ErrorIs(t, acquireOn(t, &world{client: server.Client()}, lease.Config{TTL: time.Second}), lease.ErrCannotSave)
 }
 
 func TestCheckWhereScriptsAreForbidden(t *testing.T) {

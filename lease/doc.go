@@ -89,14 +89,19 @@
 // and token. Should no answer come, the caller gets [ErrUnreachable] and holds nothing; Redis gives the resource
 // free after the TTL at the latest. Without Redis there are no leases: this package fails closed.
 //
-// An answer that refuses changes nothing and has one error each: [ErrOutOfMemory], [ErrReadOnly], [ErrLoading],
-// [ErrClusterDown], [ErrTooFewReplicas]. What a fail-over brings along passes, and is tried again: shortly by every call,
-// for up to one TTL by an Acquire. [Issuer.Check] says beforehand what would go wrong.
+// An answer that refuses changes nothing and has one error each: [ErrOutOfMemory], [ErrCannotSave], [ErrTooFewReplicas], [ErrDenied];
+// [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy] pass, as a rule, and are tried again: shortly by every
+// call, for up to one TTL by an Acquire. [Issuer.Check] says beforehand what would go wrong.
 //
 // # Where it runs
 //
 // On one Redis, on Sentinel and on Cluster, version 7 or later. All keys of a resource share a hash tag. A fail-over may
 // forget a lease that no replica has; [Config.Replicas] makes that unlikely. [NewQuorum] spans independent servers.
+//
+// The client's user needs no more than these rights, and INFO for [Issuer.Check] to tell all that it can:
+//
+//	ACL SETUSER leases on >password ~lease:v1:* &lease:v1:* +evalsha +eval +@connection +subscribe +unsubscribe +ssubscribe +sunsubscribe
+//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zscore +zcount +publish +spublish
 //
 // # Contexts
 //

@@ -43,6 +43,18 @@ var (
 	// grant; it was undone. Where Redis did not answer the undoing, the resource stays blocked for up to one TTL.
 	ErrTooFewReplicas = errors.New("lease: too few redis replicas")
 
+	// ErrCannotSave: Redis could not save its data to disk and refuses writes until it can (MISCONF). Nothing was changed. Make room on its
+	// disk or repair what its log names; the first save that succeeds ends it. Not tried again by itself.
+	ErrCannotSave = errors.New("lease: redis cannot save its data and refuses writes until it can; see its log and its disk")
+
+	// ErrBusy: Redis answers nobody at the moment, because a script of somebody's runs too long, or has as many clients as it takes.
+	// Nothing was changed. Worth trying again. SCRIPT KILL ends such a script; maxclients is how many.
+	ErrBusy = errors.New("lease: redis is busy")
+
+	// ErrDenied: Redis does not know this client (NOAUTH, WRONGPASS) or does not allow it what leases need (NOPERM). Nothing was changed.
+	// Give its user the rights that the package's documentation lists. Not tried again by itself.
+	ErrDenied = errors.New("lease: redis denies access; check the client's user, password and ACL")
+
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only [Issuer.Check] says so.
 	ErrUnfit = errors.New("lease: redis is not fit for leases")
 

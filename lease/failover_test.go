@@ -24,6 +24,12 @@ func TestRefusalsHaveOneErrorEach(t *testing.T) {
 		"TRYAGAIN Multiple keys request during rehashing of slot": lease.ErrClusterDown,
 		"MOVED 3999 127.0.0.1:6381":                               lease.ErrClusterDown,
 		"ASK 3999 127.0.0.1:6381":                                 lease.ErrClusterDown,
+		"MISCONF Redis is configured to save RDB snapshots":       lease.ErrCannotSave,
+		"BUSY Redis is busy running a script.":                    lease.ErrBusy,
+		"ERR max number of clients reached":                       lease.ErrBusy,
+		"NOAUTH Authentication required.":                         lease.ErrDenied,
+		"WRONGPASS invalid username-password pair":                lease.ErrDenied,
+		"NOPERM this user has no permissions":                     lease.ErrDenied,
 	} {
 		t.Run(answer[:6], func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {

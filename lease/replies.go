@@ -70,6 +70,16 @@ var refusals = []struct {
 	{redis.IsClusterDownError, ErrClusterDown, true},
 	{redis.IsTryAgainError, ErrClusterDown, true},
 	{moved, ErrClusterDown, true},
+	{coded("MISCONF"), ErrCannotSave, false},
+	{coded("BUSY"), ErrBusy, true},
+	{redis.IsMaxClientsError, ErrBusy, true},
+	{redis.IsAuthError, ErrDenied, false},
+	{redis.IsPermissionError, ErrDenied, false},
+}
+
+// coded tells errors by the word that Redis puts before them.
+func coded(code string) func(error) bool {
+	return func(err error) bool { return redis.HasErrorPrefix(err, code) }
 }
 
 // moved: the slot is, or soon will be, served elsewhere. A Cluster client follows by itself, except where it was told the server.
