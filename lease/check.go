@@ -24,7 +24,7 @@ type ServerHealth struct {
 	Limited   bool          // whether there is a maxmemory
 	AOF       bool          // whether every write is logged
 	Replicas  int           // connected
-	Clock     time.Duration // how far the server's clock is ahead of this process's, give or take half of RoundTrip
+	Clock     time.Duration // how far the server's clock is ahead of [Config.Clock], give or take half of the round trips
 	RoundTrip time.Duration
 
 	// Warnings are what a person should look at: leases are granted, but are less safe or less useful than they could be.
@@ -44,7 +44,7 @@ const (
 	WarnUnlogged WarningCode = "unlogged" // no log of writes: a crash forgets leases
 	WarnEviction WarningCode = "eviction" // an eviction policy that does harm once there is a maxmemory
 	WarnReplicas WarningCode = "replicas" // a primary that is cut off from its replicas goes on granting
-	WarnClock    WarningCode = "clock"    // the clock differs from this process's
+	WarnClock    WarningCode = "clock"    // the clock differs from [Config.Clock], or that could not be asked
 	WarnVersion  WarningCode = "version"  // older than this package is tested with
 	WarnHidden   WarningCode = "hidden"   // INFO is forbidden, or does not tell
 	WarnMember   WarningCode = "member"   // a member of a quorum that is out, a minority
@@ -70,8 +70,9 @@ func (h Health) Warnings() []string {
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	var h Health
 	servers, spare, err := i.store.servers(ctx)
+	clock := askReference(ctx, i.cfg.Clock)
 	for _, server := range servers {
-		found, problem := checkServer(ctx, server)
+		found, problem := checkServer(ctx, server, clock)
 		if problem != nil {
 			if spare--; spare >= 0 {
 				found.warn(WarnMember, "%v", problem)
@@ -87,18 +88,15 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 // minVersion is the first that the protocol is tested with.
 const minVersion = 7
 
-// maxClockDifference is what a warning is worth. Tokens only need Redis's clock not to go back; but who compares times in tokens,
-// logs and rows should not be misled.
-const maxClockDifference = time.Second
-
-func checkServer(ctx context.Context, client *redis.Client) (ServerHealth, error) {
+func checkServer(ctx context.Context, client *redis.Client, clock reference) (ServerHealth, error) {
 	s := ServerHealth{Addr: client.Options().Addr}
-	for _, ask := range []func(context.Context, *redis.Client) error{s.askClock, s.askInfo, s.askToWrite} {
-		if err := ask(ctx, client); err != nil {
-			return s, err
-		}
+	if err := s.askClock(ctx, client, clock); err != nil {
+		return s, err
 	}
-	return s, nil
+	if err := s.askInfo(ctx, client); err != nil {
+		return s, err
+	}
+	return s, s.askToWrite(ctx, client)
 }
 
 func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error {
@@ -117,24 +115,6 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 		return failed(ctx, "info", err)
 	}
 	return s.judge(fields(info.Val()))
-}
-
-// askClock compares the server's clock with this process's at the middle of the round trip.
-func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client) error {
-	sent := time.Now()
-	cmd, err := bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
-	if err == nil {
-		err = cmd.Err()
-	}
-	if err != nil {
-		return failed(ctx, "time", err)
-	}
-	s.RoundTrip = time.Since(sent)
-	s.Clock = cmd.Val().Sub(sent.Add(s.RoundTrip / 2))
-	if s.Clock.Abs() > maxClockDifference+s.RoundTrip/2 {
-		s.warn(WarnClock, "its clock differs from this process's by %v", s.Clock.Round(time.Millisecond))
-	}
-	return nil
 }
 
 func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {

@@ -69,6 +69,10 @@ type Config struct {
 	// Tracers are told what the leases go through. Defaults to none, which costs nothing.
 	Tracers []Tracer
 
+	// Clock is what [Issuer.Check] compares Redis's clock with: that of the store of the data, such as fencedb.Clock(pool), where tokens
+	// and rows meet. Defaults to this process's.
+	Clock func(context.Context) (time.Time, error)
+
 	kind *kind.Kind // nil for leases; see NewKind
 }
 

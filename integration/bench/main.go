@@ -2,6 +2,7 @@
 //
 //	go run .            # about three and a half minutes
 //	go run . -d 2s -rounds 1
+//	go run . -resources 1000000
 //
 // It starts a redis-server of its own and four processes, which share the waiters. README.md says what the columns mean.
 package main
@@ -39,7 +40,9 @@ type bench struct {
 	during  time.Duration // of one round
 	rounds  int
 	waiters int
-	out     io.Writer
+	// resources to lease once each instead, to see what it leaves in Redis; 0 for the load of waiters
+	resources int
+	out       io.Writer
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -48,11 +51,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.DurationVar(&b.during, "d", 10*time.Second, "how long one round lasts")
 	flags.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
 	flags.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
+	flags.IntVar(&b.resources, "resources", 0, "instead, lease so many different resources once each, and see what stays in Redis")
 	addr := flags.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes {
+	if flags.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || b.resources < 0 {
 		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, and nothing else; see -help", processes)
 	}
 	ctx, stop := context.WithCancel(ctx)
@@ -71,6 +75,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 }
 
 func (b *bench) all(ctx context.Context) error {
+	if b.resources > 0 {
+		return b.memory(ctx)
+	}
 	for _, part := range []func(context.Context) error{b.order, b.growth, b.compare} {
 		if err := part(ctx); err != nil {
 			return err
