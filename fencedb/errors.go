@@ -14,6 +14,7 @@ import (
 var (
 	// ErrStale: a newer holder's token has entered for the resource, or the same token under another lease. Nothing was
 	// written. The work belongs to the other holder now: drop it, or acquire the lease again. SQLSTATE FN001.
+	// (lease.ErrStale is what Redis says of a lease, before any write.)
 	ErrStale = errors.New("fencedb: stale fencing token")
 
 	// ErrNoToken: a protected table was written to in a transaction that had not entered a fence. Nothing was written. Wrap

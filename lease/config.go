@@ -78,7 +78,9 @@ type Config struct {
 
 // withDefaults fills in what was left zero. It does not judge: check does.
 func (c Config) withDefaults() Config {
-	c.TTL = c.TTL.Truncate(time.Millisecond)
+	if whole := c.TTL.Truncate(time.Millisecond); whole > 0 {
+		c.TTL = whole
+	}
 	if c.RenewEvery == 0 {
 		c.RenewEvery = c.TTL / 3
 	}

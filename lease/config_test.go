@@ -20,6 +20,9 @@ func TestNewRefuses(t *testing.T) {
 	_, err := lease.New(nil, lease.Config{TTL: time.Second})
 	require.ErrorIs(t, err, lease.ErrInvalid)
 
+	_, err = lease.New(client, lease.Config{TTL: 10})
+	require.ErrorContains(t, err, "10ns", "what was given, so that a missing unit shows")
+
 	for name, cfg := range map[string]lease.Config{
 		"TTL missing":                    {},
 		"TTL negative":                   {TTL: -time.Second},

@@ -82,7 +82,8 @@ var (
 	ErrRevoked = errors.New("lease: revoked")
 
 	// ErrStale: the lease stands, but a newer token was issued for its resource. What is written with its token will be
-	// refused where the newer one has been seen.
+	// refused where the newer one has been seen. This is Redis's word; fencedb.ErrStale is another error, of a write that
+	// Postgres has refused, and errors.Is does not take one for the other.
 	ErrStale = errors.New("lease: fencing token is stale")
 )
 

@@ -18,8 +18,10 @@ import (
 // checks tokens, and without such a store it is no safer than what its clocks and pauses allow. A member that has lost its data
 // must stay away for as long as a lease lasts, or two may hold the resource; tokens keep rising then by the members' clocks.
 //
-// In contrast to one Redis: waiters poll and there is no order among them, an attempt that fails to win a majority uses up tokens,
-// and [Config.Replicas] has no place.
+// In contrast to one Redis, there is no queue: an order of arrival would have to be agreed on by a majority as well, for each waiter that
+// comes and goes, and a wake-up that reaches several would make them split the vote. So waiters ask again at random
+// intervals, of 10 ms at first and of 1.5 s at most, until one finds a majority free; none is overtaken for ever, and none
+// has a turn. An attempt that fails to win a majority uses up tokens. [Config.Replicas] has no place.
 func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if len(clients) < 3 || len(clients)%2 == 0 {
 		return nil, invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
