@@ -35,6 +35,7 @@ var contract = map[string]func(*testing.T, newSemaphore){
 	"AHundredContenders":          aHundredContenders,
 	"ALowerLimitDrains":           aLowerLimitDrains,
 	"AHigherLimitLetsWaitersIn":   aHigherLimitLetsWaitersIn,
+	"RevokeEndsOneHolder":         revokeEndsOneHolder,
 	"InspectListsHolders":         inspectListsHolders,
 	"SeveralPlacesManyProcesses":  severalPlacesManyProcesses,
 	"BargingGoesPastThoseWhoWait": bargingGoesPastThoseWhoWait,
@@ -308,4 +309,34 @@ func bargingGoesPastThoseWhoWait(t *testing.T, make newSemaphore) {
 	l := <-waiter
 	require.NotNil(t, l)
 	require.NoError(t, l.Release(t.Context()))
+}
+
+func revokeEndsOneHolder(t *testing.T, make newSemaphore) {
+	s := make(t, 3, lease.Config{})
+	first, second, third := try(t, s, "tenant:7"), try(t, s, "tenant:7"), try(t, s, "tenant:7")
+	waiter := waiting(t, make(t, 3, lease.Config{}), "tenant:7")
+	awaitWaiters(t, s, "tenant:7", 1)
+	for _, l := range []*lease.Lease{first, second} {
+		for range 2 { // asking again gives the same answer
+			held, err := s.Revoke(t.Context(), "tenant:7", l.LeaseID())
+			require.NoError(t, err)
+			require.True(t, held)
+		}
+	}
+	next := <-waiter
+	require.NotNil(t, next)
+	requireVerdict(t, third, lease.Current)
+	require.ErrorIs(t, first.Extend(t.Context()), lease.ErrRevoked)
+	require.ErrorIs(t, second.Release(t.Context()), lease.ErrRevoked)
+	requireVerdict(t, next, lease.Current)
+
+	held, err := s.Revoke(t.Context(), "tenant:7", uuid.New())
+	require.NoError(t, err)
+	require.False(t, held)
+	require.NoError(t, next.Release(t.Context()))
+	held, err = s.Revoke(t.Context(), "tenant:7", next.LeaseID())
+	require.NoError(t, err)
+	require.False(t, held, "it is given back already")
+	_, err = s.Revoke(t.Context(), "", next.LeaseID())
+	require.ErrorIs(t, err, lease.ErrInvalid)
 }

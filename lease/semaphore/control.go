@@ -18,9 +18,12 @@ var (
 	inspectLua string
 	//go:embed scripts/limit.lua
 	limitLua string
+	//go:embed scripts/revoke.lua
+	revokeLua string
 
 	inspectScript = script.New("semaphore/inspect", inspectLua)
-	limitScript   = script.New("semaphore/limit", limitLua)
+	limitScript   = script.New("semaphore/limit", behindHolders(limitLua))
+	revokeScript  = script.New("semaphore/revoke", behindHolders(revokeLua))
 )
 
 // maxResource is that of package lease, in bytes.
@@ -97,12 +100,8 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 		return err
 	}
 	prefix := s.prefix(resource)
-	publish := "PUBLISH"
-	if _, cluster := s.client.(*redis.ClusterClient); cluster {
-		publish = "SPUBLISH"
-	}
 	err := script.Persist(ctx, func() error {
-		r, err := limitScript.Run(ctx, s.client, []string{prefix + "limit", prefix + "queue"}, limit, publish, prefix+"wake")
+		r, err := limitScript.Run(ctx, s.client, []string{prefix + "limit", prefix + "queue"}, limit, s.publish(), prefix+"wake")
 		if err != nil {
 			return err
 		}
@@ -112,6 +111,50 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 		return fmt.Errorf("semaphore: limit of %q: %w", resource, err)
 	}
 	return nil
+}
+
+// Revoke ends the holder with that lease id, one of those that [Semaphore.Inspect] lists. Its place is free at once, and the first waiter
+// is woken. Its context ends with [lease.ErrRevoked] at its next renewal; until then it works beside as many as the limit
+// lets in.
+//
+// It answers false, and has changed nothing, if nobody holds with that id. A request that goes unanswered is repeated; after
+// [lease.ErrUnreachable] it may have taken effect, and asking again does no harm.
+func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
+	if err := checkResource(resource); err != nil {
+		return false, err
+	}
+	prefix := s.prefix(resource)
+	err = script.Persist(ctx, func() error {
+		r, err := revokeScript.Run(ctx, s.client, []string{prefix + "owner", prefix + "ended", prefix + "queue"},
+			leaseID.String(), s.publish(), prefix+"wake")
+		if err != nil {
+			return err
+		}
+		held, err = decodeRevoke(r)
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("semaphore: revoke %v of %q: %w", leaseID, resource, err)
+	}
+	return held, nil
+}
+
+func decodeRevoke(r script.Reply) (held bool, err error) {
+	switch {
+	case r.Is("revoked", 0):
+		return true, nil
+	case r.Is("gone", 0):
+		return false, nil
+	}
+	return false, r.Unknown()
+}
+
+// publish is the command that wakes waiters.
+func (s *Semaphore) publish() string {
+	if _, cluster := s.client.(*redis.ClusterClient); cluster {
+		return "SPUBLISH"
+	}
+	return "PUBLISH"
 }
 
 func decodeLimit(r script.Reply) error {

@@ -47,3 +47,15 @@ func TestDecodeLimit(t *testing.T) {
 	require.ErrorIs(t, decodeLimit(answer("set", "x")), lease.ErrProtocol)
 	require.ErrorIs(t, decodeLimit(answer("inspected")), lease.ErrProtocol)
 }
+
+func TestDecodeRevoke(t *testing.T) {
+	for word, want := range map[string]bool{"revoked": true, "gone": false} {
+		held, err := decodeRevoke(answer(word))
+		require.NoError(t, err)
+		require.Equal(t, want, held)
+	}
+	_, err := decodeRevoke(answer("revoked", "x"))
+	require.ErrorIs(t, err, lease.ErrProtocol)
+	_, err = decodeRevoke(answer("set"))
+	require.ErrorIs(t, err, lease.ErrProtocol)
+}

@@ -29,6 +29,10 @@
 // [Config.Limit] is what a program brings along; [Semaphore.SetLimit] changes it in Redis, for one resource and all programs.
 // A lower limit ends nobody's work: the resource drains until there is room below it.
 //
+// # Ending a holder
+//
+// [Semaphore.Inspect] lists the holders, and [Semaphore.Revoke] ends one of them. It learns of that with its next renewal.
+//
 // # What it does not give you
 //
 // Fencing. The tokens rise, but an older one is not stale: several are current at once. So a place is no grant for a resource that all

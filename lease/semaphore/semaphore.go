@@ -87,8 +87,9 @@ var (
 
 const kindName = "semaphore"
 
+func behindHolders(source string) string { return holdersLua + "\n" + source }
+
 func kindOf(limit int) *kind.Kind {
-	behindHolders := func(source string) string { return holdersLua + "\n" + source }
 	return &kind.Kind{
 		Name:     kindName,
 		Acquire:  behindHolders(acquireLua),

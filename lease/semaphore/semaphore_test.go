@@ -59,19 +59,28 @@ func TestForeignValuesAreRefused(t *testing.T) {
 		"queue": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
 		"alive": func(ctx context.Context, key string) error { return w.client.Set(ctx, key, "x", 0).Err() },
 		"limit": func(ctx context.Context, key string) error { return w.client.RPush(ctx, key, "x").Err() },
+		"ended": func(ctx context.Context, key string) error { return w.client.RPush(ctx, key, "x").Err() },
 	} {
 		l := try(t, s, name)
 		key := w.key(name, name)
 		require.NoError(t, w.client.Del(t.Context(), key).Err())
 		require.NoError(t, value(t.Context(), key))
 		_, err := s.TryAcquire(t.Context(), name)
-		require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		if name == "ended" {
+			require.ErrorIs(t, l.Extend(t.Context()), lease.ErrCorrupt)
+		} else {
+			require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		}
+		if name == "owner" || name == "queue" || name == "ended" {
+			_, err = s.Revoke(t.Context(), name, l.LeaseID())
+			require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		}
 		if name == "owner" {
 			_, err = l.Verify(t.Context())
 			require.ErrorIs(t, err, lease.ErrCorrupt)
 			require.ErrorIs(t, l.Extend(t.Context()), lease.ErrCorrupt)
 		}
-		if name == "owner" || name == "queue" {
+		if name == "owner" || name == "queue" || name == "ended" {
 			require.ErrorIs(t, l.Release(t.Context()), lease.ErrCorrupt)
 		}
 		if name == "queue" || name == "limit" {

@@ -1,23 +1,24 @@
 -- extend.lua: gives the exact holder a new time to live. Never makes a holder.
 --
--- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended, of leases only
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended
 -- ARGV[1] lease id   ARGV[2] token
 -- ARGV[3] ttl, milliseconds, > 0
 -- ARGV[4] fence retention, milliseconds, > 0
 --
 -- Returns {'extended'}  held for ttl from now
 --         {'gone'}      its time ran out, or Redis lost it
+--         {'revoked'}   it was revoked
 --         {'corrupt', key, problem}
 
-local owner, fence = KEYS[1], KEYS[2]
+local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
 local holder = ARGV[1] .. ':' .. ARGV[2]
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = whole(ARGV[4], 1, 'fence retention')
 local now = clock()
 
-local fault = mistyped(owner, 'zset')
+local fault = mistyped(owner, 'zset') or mistyped(ended, 'zset')
 if fault then return corrupt(fault) end
-if not holds(owner, holder, now) then return {'gone'} end
+if not holds(owner, holder, now) then return lost(ended, holder) end
 redis.call('PEXPIRE', fence, digits(retention))
 hold(owner, holder, now, ttl)
 return {'extended'}

@@ -1,5 +1,5 @@
--- holders.lua: what the scripts of semaphores share. It is put in front of each of them, behind the lease's common.lua, whose
--- functions and rules are used here.
+-- holders.lua: what the scripts of semaphores share. It is put in front of each of them, behind a common.lua, whose functions and rules
+-- are used here.
 --
 -- The key owner is a sorted set of holders, "<lease id>:<token>" by the end of their time in microseconds of Redis's clock.
 -- Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that counts.
@@ -25,4 +25,18 @@ end
 local function hold(owner, holder, now, ttl)
   redis.call('ZADD', owner, digits(now + ttl * 1000), holder)
   if redis.call('PTTL', owner) < ttl then redis.call('PEXPIRE', owner, digits(ttl)) end
+end
+
+-- Wakes the first waiter without giving it right of way. Whoever gets a place calls the next.
+local function tell_first(queue, publish, channel)
+  local head = redis.call('ZRANGE', queue, 0, 0)[1]
+  if not head then return end
+  local id, listener = string.match(head, '^([^@]*)@?(.*)$')
+  redis.pcall(publish, channel .. ':' .. listener, 'free ' .. id)
+end
+
+-- Holders that were revoked lately are kept in the key ended, by when.
+local function lost(ended, holder)
+  if redis.call('ZSCORE', ended, holder) then return {'revoked'} end
+  return {'gone'}
 end

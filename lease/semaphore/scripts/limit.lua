@@ -20,10 +20,5 @@ if limit == 0 then
 else
   redis.call('SET', changed, digits(limit))
 end
--- There may be room now. Whoever gets it calls the next.
-local head = redis.call('ZRANGE', queue, 0, 0)[1]
-if head then
-  local id, listener = string.match(head, '^([^@]*)@?(.*)$')
-  redis.pcall(ARGV[2], ARGV[3] .. ':' .. listener, 'free ' .. id)
-end
+tell_first(queue, ARGV[2], ARGV[3]) -- there may be room now
 return {'set'}
