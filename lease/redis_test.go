@@ -155,7 +155,7 @@ func TestCorruptKeysDoNotEndALease(t *testing.T) {
 	ended := try(t, i, "ended")
 	require.NoError(t, w.client.RPush(ctx, w.key("ended", "ended"), "x").Err())
 	require.ErrorIs(t, ended.Extend(ctx), lease.ErrCorrupt)
-	require.ErrorIs(t, ended.Release(ctx), lease.ErrCorrupt)
+	require.NoError(t, ended.Release(ctx), "it is not looked at")
 
 	queue := try(t, i, "queue")
 	require.NoError(t, w.client.Set(ctx, w.key("queue", "queue"), "x", 0).Err())

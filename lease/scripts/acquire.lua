@@ -27,7 +27,7 @@ local resources = {}
 for i = 1, #KEYS / 4 do
   local r = {owner = KEYS[4 * i - 3], fence = KEYS[4 * i - 2], queue = KEYS[4 * i - 1], alive = KEYS[4 * i], channel = ARGV[6 + i]}
   local fault
-  r.held, fault = read_owner(r.owner)
+  r.held, fault = read_owner_and_left(r.owner)
   if fault then return corrupt(fault) end
   r.last, fault = read_fence(r.fence)
   if fault then return corrupt(fault) end
@@ -42,10 +42,9 @@ end
 local function obstacle(r)
   if r.held and r.held.id ~= id then return r.held.left end
   if r.held or mode == 'barge' then return nil end
-  local head = first(r.queue, r.alive, now)
+  local head, living = first(r.queue, r.alive, now)
   if not head or head == waiter then return nil end
-  local _, living = wake(r.queue, r.alive, now, publish, r.channel) -- its message may have been lost
-  return living - math.floor(now / 1000)
+  return call(head, living, r.alive, now, publish, r.channel) - math.floor(now / 1000) -- its message may have been lost
 end
 
 for n, r in ipairs(resources) do

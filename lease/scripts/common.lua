@@ -56,7 +56,7 @@ local function read(key)
   return nil, mistyped(key, 'string') or error(value)
 end
 
--- The holder as {id, token (string), left (milliseconds)}, or nil when the resource is free; and a fault, if any.
+-- The holder as {id, token (string)}, or nil when the resource is free; and a fault, if any.
 local function read_owner(key)
   local value, fault = read(key)
   if not value then return nil, fault end
@@ -64,9 +64,16 @@ local function read_owner(key)
   if not id or #id ~= 36 or #token > 16 then
     return nil, {key = key, problem = 'does not hold a lease id and a token'}
   end
-  local left = redis.call('PTTL', key)
-  if left < 0 then return nil, {key = key, problem = 'has no expiry'} end
-  return {id = id, token = token, left = left}
+  return {id = id, token = token}
+end
+
+-- The holder as above with left, the milliseconds until its lease ends.
+local function read_owner_and_left(key)
+  local held, fault = read_owner(key)
+  if not held then return nil, fault end
+  held.left = redis.call('PTTL', key)
+  if held.left < 0 then return nil, {key = key, problem = 'has no expiry'} end
+  return held
 end
 
 -- The last token issued, 0 when none is known; and a fault, if any.
@@ -139,12 +146,16 @@ local function tell(waiter, publish, channel, what, news)
   return type(heard) == 'number' and heard > 0
 end
 
--- Wakes the first waiter, if there is one, and gives it ANSWER milliseconds to come. Returns it, and when its right of way ends.
+-- Wakes the waiter and gives it ANSWER milliseconds to come. Returns when its right of way ends.
+local function call(waiter, living, alive, now, publish, channel)
+  living = math.min(living, math.floor(now / 1000) + ANSWER)
+  redis.call('ZADD', alive, digits(living), waiter)
+  tell(waiter, publish, channel, 'free')
+  return living
+end
+
+-- Wakes the first waiter, if there is one. Returns it, and when its right of way ends.
 local function wake(queue, alive, now, publish, channel)
   local head, living = first(queue, alive, now)
-  if not head then return nil end
-  living = math.min(living, math.floor(now / 1000) + ANSWER)
-  redis.call('ZADD', alive, digits(living), head)
-  tell(head, publish, channel, 'free')
-  return head, living
+  if head then return head, call(head, living, alive, now, publish, channel) end
 end

@@ -9,7 +9,7 @@
 
 local owner, fence, queue, alive, ended = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
-local held, fault = read_owner(owner)
+local held, fault = read_owner_and_left(owner)
 if fault then return corrupt(fault) end
 local last
 last, fault = read_fence(fence)

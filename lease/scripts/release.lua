@@ -21,29 +21,30 @@ local retention = whole(ARGV[4], 1, 'fence retention')
 
 local held, fault = read_owner(owner)
 if fault then return corrupt(fault) end
-fault = queue_fault(queue, alive) or mistyped(ended, 'string')
+fault = queue_fault(queue, alive)
 if fault then return corrupt(fault) end
 
 if not held or held.id ~= id or held.token ~= token then
+  fault = mistyped(ended, 'string')
+  if fault then return corrupt(fault) end
   if was_revoked(ended, id, token) then return {'revoked'} end
   if held then return {'taken'} end
   return {'gone'}
 end
 
--- Gives what is free to the first waiter, if that hears of it.
-local function hand_over(now)
-  local head = first(queue, alive, now)
+-- Gives what is free to the waiter, if that hears of it.
+local function hand_over(waiter, now)
   local last = read_fence(fence)
-  if not head or not last then return false end -- a corrupt fence is for the next acquisition to report
-  local next = next_token(last, now)
-  if next > MAX_TOKEN then return false end
-  if not tell(head, publish, channel, 'granted', ' ' .. digits(next) .. ' ' .. digits(ttl)) then return false end
-  grant(owner, fence, string.match(head, '^[^@]*'), next, ttl, retention)
-  leave(queue, alive, head)
+  local next = last and next_token(last, now)
+  if not next or next > MAX_TOKEN then return false end -- for the next acquisition to report
+  if not tell(waiter, publish, channel, 'granted', ' ' .. digits(next) .. ' ' .. digits(ttl)) then return false end
+  grant(owner, fence, string.match(waiter, '^[^@]*'), next, ttl, retention)
+  leave(queue, alive, waiter)
   return true
 end
 
 local now = clock()
-redis.call('DEL', owner) -- first: once it has made room, a script may write on a server that is out of memory
-if not hand_over(now) then wake(queue, alive, now, publish, channel) end
+redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it lets the others pass after this one
+local head, living = first(queue, alive, now)
+if head and not hand_over(head, now) then call(head, living, alive, now, publish, channel) end
 return {'released'}

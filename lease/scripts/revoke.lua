@@ -21,7 +21,7 @@ local from = whole(ARGV[2], 0, 'token')
 local retention = whole(ARGV[3], 1, 'fence retention')
 local MINUTE = 60000
 
-local held, fault = read_owner(owner)
+local held, fault = read_owner_and_left(owner)
 if fault then return corrupt(fault) end
 local last
 last, fault = read_fence(fence)

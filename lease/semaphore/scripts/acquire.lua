@@ -51,10 +51,9 @@ local function obstacle()
     return math.ceil((tonumber(next[2]) - now) / 1000)
   end
   if mode == 'barge' then return nil end
-  local head = first(queue, alive, now)
+  local head, living = first(queue, alive, now)
   if not head or head == waiter then return nil end
-  local _, living = wake(queue, alive, now, publish, channel) -- its message may have been lost
-  return living - math.floor(now / 1000)
+  return call(head, living, alive, now, publish, channel) - math.floor(now / 1000) -- its message may have been lost
 end
 
 token = next_token(last, now)
