@@ -78,7 +78,7 @@ func TestALineThatHasEmptiedKeepsItsEarForAMoment(t *testing.T) {
 			time.Sleep(linger - 1)
 		}
 		require.Equal(t, 1, opened)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.Empty(t, ls.byChannel)
 		require.Nil(t, hears.ear("a"), "closed with the line")

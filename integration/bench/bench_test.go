@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
 )
 
 func TestMain(m *testing.M) {
@@ -78,4 +79,21 @@ func TestTwoHoldersAtOnceAreSeen(t *testing.T) {
 	require.Equal(t, 1, r.overlaps)
 	require.Equal(t, 1, r.overtaken, "who called at 0 was served after who called at 1")
 	require.Equal(t, durations{7, 1, 4}, r.waits, "the one that still waits counts")
+}
+
+// A small part of what make bench-memory shows.
+func TestResourcesThatWereLeasedOnceLeaveNothing(t *testing.T) {
+	client := testenv.OwnRedis(t).Client()
+	issuer, err := lease.New(client, lease.Config{TTL: time.Second, RenewEvery: lease.Never, FenceRetention: time.Second})
+	require.NoError(t, err)
+	peak, err := leaseEachOnce(t.Context(), client, issuer, 2000)
+	require.NoError(t, err)
+	require.Positive(t, peak, "or it was not seen that anything was there")
+	require.NoError(t, emptied(t.Context(), client, 20*time.Second))
+}
+
+func TestWhatStaysIsSeen(t *testing.T) {
+	client := testenv.OwnRedis(t).Client()
+	require.NoError(t, client.Set(t.Context(), "a", 1, 0).Err())
+	require.Error(t, emptied(t.Context(), client, 0))
 }

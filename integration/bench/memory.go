@@ -109,7 +109,7 @@ func leaseEachOnce(ctx context.Context, client *redis.Client, issuer *lease.Issu
 	}
 	done := make(chan error)
 	go func() { done <- all.Wait() }()
-	look := time.NewTicker(100 * time.Millisecond)
+	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
 	for {
 		select {
