@@ -5,14 +5,17 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
 func TestThePageIsForThisMachineAlone(t *testing.T) {
 	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // of a page that is served all the same
+	defer cancel()
 	for _, addr := range []string{"0.0.0.0:0", ":0", "nowhere", "127.0.0.1"} {
-		require.Error(t, Run(t.Context(), []string{"-addr", addr}, io.Discard), addr)
+		require.Error(t, Run(ctx, []string{"-addr", addr}, io.Discard), addr)
 	}
 	listener, err := listen("127.0.0.1:0")
 	require.NoError(t, err)

@@ -27,7 +27,8 @@ func (w *tab) requireAgreement() {
 // rows are the bookings, as "evening,guest,token", newest first.
 func (w *tab) rows() []string {
 	w.Helper()
-	rows, err := w.db.Query(w.Context(), `SELECT concat_ws(',', evening, guest, last_fencing_token) FROM bookings ORDER BY evening DESC`)
+	rows, err := w.db.Query(w.Context(), `
+		SELECT concat_ws(',', (slot AT TIME ZONE 'UTC')::date - '2030-05-31', guest, last_fencing_token) FROM bookings ORDER BY slot DESC`)
 	require.NoError(w, err)
 	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(w, err)

@@ -91,10 +91,14 @@ func (s *Stage) guest() (name string) {
 	return name
 }
 
-// nextEvening is the first that nobody has booked.
-func (s *Stage) nextEvening(ctx context.Context) (evening int, err error) {
-	err = s.db.QueryRow(ctx, `SELECT coalesce(max(evening), 0) + 1 FROM bookings`).Scan(&evening)
-	return evening, err
+// eveningOf is the number of a slot, where $2 is the slot of the first evening.
+const eveningOf = `1 + (extract(epoch FROM slot - $2) / 86400)::int`
+
+// nextEvening is the first after all that are booked.
+func (s *Stage) nextEvening(ctx context.Context) (next int, err error) {
+	err = s.db.QueryRow(ctx, `SELECT coalesce(max(`+eveningOf+`), 0) + 1 FROM bookings WHERE table_id = $1`,
+		worker.Table, worker.Slot(1)).Scan(&next)
+	return next, err
 }
 
 func (s *Stage) reserve(ctx context.Context, h *hand) error {

@@ -90,7 +90,8 @@ func (s *Stage) lookAtPostgres(ctx context.Context) journal.Postgres {
 			_, err := pgx.ForEachRow(rows, []any{&now.Fence, &now.LeaseID}, func() error { return nil })
 			return err
 		})
-	batch.Queue(`SELECT evening, guest, last_fencing_token FROM bookings WHERE table_id = $1 ORDER BY evening DESC LIMIT 5`, worker.Table).
+	batch.Queue(`SELECT `+eveningOf+`, guest, last_fencing_token FROM bookings WHERE table_id = $1 ORDER BY slot DESC LIMIT 5`,
+		worker.Table, worker.Slot(1)).
 		Query(func(rows pgx.Rows) (err error) {
 			var b journal.Booking
 			_, err = pgx.ForEachRow(rows, []any{&b.Evening, &b.Guest, &b.Token}, func() error {

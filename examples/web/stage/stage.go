@@ -5,7 +5,6 @@ package stage
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"sync"
 	"time"
@@ -15,10 +14,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/fencedb/fencedb/examples/booking/store"
 	"github.com/fencedb/fencedb/examples/web/journal"
 	"github.com/fencedb/fencedb/examples/web/worker"
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/migrations"
 )
 
 // Config is what a stage needs.
@@ -103,14 +102,7 @@ func (s *Stage) connect(ctx context.Context) error {
 	return err
 }
 
-const schema = `
-	CREATE TABLE bookings (
-	    table_id int  NOT NULL CHECK (table_id > 0),
-	    evening  int  NOT NULL CHECK (evening > 0),
-	    guest    text NOT NULL CHECK (guest <> ''),
-	    PRIMARY KEY (table_id, evening)
-	)`
-
+// protect is what the migrations of the booking service have done already.
 const protect = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`
 
 // The column stays, so that the tokens of the rows can still be looked at.
@@ -118,15 +110,7 @@ const unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
 
 func (s *Stage) migrate(ctx context.Context) error {
 	db := stdlib.OpenDBFromPool(s.db)
-	if err := errors.Join(migrations.Up(ctx, db), db.Close()); err != nil {
-		return err
-	}
-	for _, sql := range []string{schema, protect} {
-		if _, err := s.db.Exec(ctx, sql); err != nil {
-			return fmt.Errorf("create the bookings: %w", err)
-		}
-	}
-	return nil
+	return errors.Join(store.Migrate(ctx, db), db.Close())
 }
 
 // Close ends the workers and waits for everything in the background.

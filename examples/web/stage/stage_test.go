@@ -152,9 +152,10 @@ func TestTheFenceStaysWhereItIsWhileSomebodyWrites(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `LOCK TABLE bookings IN ROW EXCLUSIVE MODE`)
 	require.NoError(t, err)
 
-	require.ErrorIs(t, s.Do(t.Context(), "fence", "off"), stage.ErrRefused)
-
+	refused := s.Do(t.Context(), "fence", "off")
 	require.NoError(t, tx.Rollback(t.Context()))
+
+	require.ErrorIs(t, refused, stage.ErrRefused)
 	s.await(func() bool { return s.journal.After(0).State.Postgres.Protected })
 	s.must("fence", "off")
 	s.await(func() bool { return !s.journal.After(0).State.Postgres.Protected })
@@ -275,7 +276,7 @@ type row struct {
 
 func (p *playing) bookings() []row {
 	p.t.Helper()
-	rows, err := p.db.Query(p.t.Context(), `SELECT guest, last_fencing_token FROM bookings ORDER BY evening`)
+	rows, err := p.db.Query(p.t.Context(), `SELECT guest, last_fencing_token FROM bookings ORDER BY slot`)
 	require.NoError(p.t, err)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
 	require.NoError(p.t, err)

@@ -1,17 +1,25 @@
-// Package worker books evenings at one restaurant table, in a process of its own that takes its orders on stdin and tells on
+// Package worker runs the booking service of examples/booking in a process of its own that takes its orders on stdin and tells on
 // stdout how far it is, one JSON object a line. The page needs real processes: a goroutine cannot be stopped with SIGSTOP.
 //
-// The pattern is that of examples/booking: acquire a sealed lease, look, check the card, save behind the fence, release. What it
-// does with leases and writes it does not tell itself: package observe/feed does, to whoever follows the feed.
+// What becomes of leases and writes it does not tell itself: package observe/feed does, to whoever follows the feed.
 package worker
 
-import "time"
+import (
+	"time"
 
-// Table and Resource are what everybody wants here.
-const (
-	Table    = 12
-	Resource = "table:12"
+	"github.com/fencedb/fencedb/examples/booking/booking"
 )
+
+// Table is what everybody wants here.
+const Table = 12
+
+// Resource is what it is called in Redis and in Postgres's ledger.
+var Resource = booking.Resource(Table)
+
+// Slot is when an evening begins. Evenings are numbered from 1.
+func Slot(evening int) time.Time {
+	return time.Date(2030, time.May, 31+evening, 19, 0, 0, 0, time.UTC)
+}
 
 // Reservation is a guest who wants the table for an evening, and how to go about it.
 type Reservation struct {

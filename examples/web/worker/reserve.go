@@ -5,88 +5,94 @@ import (
 	"errors"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/examples/booking/store"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
 
-var errTaken = errors.New("the table is taken that evening")
+const (
+	patience = 20 // for how many TTLs a guest waits for the lease
+	noKey    = "" // each request is sent once
+)
 
-// patience is for how many TTLs a guest waits for the lease.
-const patience = 20
-
-// reserve books an evening. Nil means booked; after any error nothing is.
+// reserve wires the booking service up as any program would, with a bank that is as slow as was ordered.
 func (w *worker) reserve(ctx context.Context, r Reservation) error {
-	s := w.store(r)
-	issuer, err := w.issuer(r.Pace.TTL, s)
-	if err != nil {
-		return err
-	}
-	l, err := issuer.Acquire(ctx, Resource, lease.WaitAtMost(patience*r.Pace.TTL))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = l.Release(ctx) }() // one that is not answered runs out
-
-	there, err := s.find(ctx, r.Evening)
-	if err != nil {
-		return err
-	}
-	if there != "" && there != r.Guest {
-		return errTaken
-	}
-	w.checkCard(ctx, r)
-	w.beforeNext.arm(func() { w.beforeWrite(ctx, r) })
-	// Under ctx, not under the lease's context: whether a late write may land is for Postgres to say, not for our clock.
-	return s.save(ctx, l, r.Evening, r.Guest)
-}
-
-// issuer makes leases that the store seals before their holder learns of them: what it reads from then on stays true of what it
-// saves, or the save is refused.
-func (w *worker) issuer(ttl time.Duration, s store) (*lease.Issuer, error) {
-	return lease.New(w.redis, lease.Config{
-		TTL:     ttl,
-		Seal:    func(ctx context.Context, l *lease.Lease) error { return s.seal(ctx, l) },
-		Tracers: []lease.Tracer{w.feed},
+	service, err := booking.New(w.redis, booking.Config{
+		Lease:     lease.Config{TTL: r.Pace.TTL, Tracers: []lease.Tracer{w.feed}},
+		Wait:      patience * r.Pace.TTL,
+		Store:     w.store(r),
+		CheckCard: w.bank(ctx, r),
 	})
+	if err != nil {
+		return err
+	}
+	_, err = service.Reserve(ctx, noKey, booking.Booking{Table: Table, Slot: Slot(r.Evening), Guest: r.Guest, Party: 2})
+	return err
 }
 
-// checkCard accepts every card. It does not stop when the lease ends, as many a client library would not.
-func (w *worker) checkCard(ctx context.Context, r Reservation) {
-	w.tell(Event{Step: Card})
-	w.pass(ctx, r.Pace.Card)
+func (w *worker) store(r Reservation) booking.Store {
+	fenced := store.New(w.db, w.feed)
+	if r.Fenced {
+		return fenced
+	}
+	return plainStore{fenced, w.db}
+}
+
+// bank accepts every card. It does not look at the context it is given, which ends with the lease, as many a client library does
+// not.
+func (w *worker) bank(life context.Context, r Reservation) booking.CardCheck {
+	return func(context.Context, string) error {
+		w.tell(Event{Step: Card})
+		pass(life, r.Pace.Card)
+		w.beforeNext.arm(func() { w.beforeWrite(life, r) })
+		return nil
+	}
 }
 
 // beforeWrite runs in the driver, after the last look at the lease that this side takes, and before anything is sent. A pause
 // here is what no check can cover: garbage collection, a virtual machine that is moved, a slow disk.
-func (w *worker) beforeWrite(ctx context.Context, r Reservation) {
+func (w *worker) beforeWrite(life context.Context, r Reservation) {
 	w.tell(Event{Step: Write})
 	if !r.Hold {
-		w.pass(ctx, r.Pace.Write)
+		pass(life, r.Pace.Write)
 		return
 	}
 	select {
 	case <-w.goOn:
-	case <-ctx.Done():
+	case <-life.Done():
 	}
 }
 
-func (*worker) pass(ctx context.Context, d time.Duration) {
+func pass(life context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
-	case <-ctx.Done():
+	case <-life.Done():
 	}
 }
 
-// store is where the bookings are.
-type store interface {
-	seal(context.Context, fencedb.Grant) error
-	find(ctx context.Context, evening int) (guest string, err error)
-	save(ctx context.Context, grant fencedb.Grant, evening int, guest string) error
+// outcome puts the answer of the service in the protocol's words.
+func outcome(err error) Outcome {
+	switch {
+	case err == nil:
+		return Booked
+	case errors.Is(err, booking.ErrTaken):
+		return Taken
+	case errors.Is(err, fencedb.ErrStale):
+		return Stale
+	case errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost):
+		return LeaseOver
+	case isNoToken(err):
+		return NoToken
+	}
+	return Failed
 }
 
-func (w *worker) store(r Reservation) store {
-	if r.Fenced {
-		return fencedStore{w.bookings, fencedb.Traced(w.bookings.db, w.feed)}
-	}
-	return plainStore{w.bookings}
+// isNoToken asks the error of a statement that did not go through package fencedb, which would have made it ErrNoToken.
+func isNoToken(err error) bool {
+	const noToken = "FN002"
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == noToken
 }

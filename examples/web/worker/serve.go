@@ -7,11 +7,6 @@ import (
 	"fmt"
 	"io"
 	"sync"
-
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/lease"
 )
 
 // Config is what a worker needs to know.
@@ -69,27 +64,4 @@ func (w *worker) carryOut(ctx context.Context, r Reservation) {
 		done.Error = err.Error()
 	}
 	w.tell(Event{Done: &done})
-}
-
-func outcome(err error) Outcome {
-	switch {
-	case err == nil:
-		return Booked
-	case errors.Is(err, errTaken):
-		return Taken
-	case errors.Is(err, fencedb.ErrStale):
-		return Stale
-	case errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost):
-		return LeaseOver
-	case isNoToken(err):
-		return NoToken
-	}
-	return Failed
-}
-
-// isNoToken asks the error of a statement that did not go through package fencedb, which would have made it ErrNoToken.
-func isNoToken(err error) bool {
-	const noToken = "FN002"
-	var refused *pgconn.PgError
-	return errors.As(err, &refused) && refused.Code == noToken
 }

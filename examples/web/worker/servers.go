@@ -17,7 +17,7 @@ import (
 type servers struct {
 	redis      *redis.Client
 	feed       *feed.Feed
-	bookings   bookings
+	db         *pgxpool.Pool
 	beforeNext breakpoint // in the driver
 }
 
@@ -38,17 +38,17 @@ func (s *servers) connect(ctx context.Context, cfg Config) error {
 	}
 	pool.ConnConfig.RuntimeParams["application_name"] = clientName(cfg.Name)
 	pool.ConnConfig.Tracer = &s.beforeNext
-	if s.bookings.db, err = pgxpool.NewWithConfig(ctx, pool); err != nil {
+	if s.db, err = pgxpool.NewWithConfig(ctx, pool); err != nil {
 		return err
 	}
-	return s.bookings.db.Ping(ctx)
+	return s.db.Ping(ctx)
 }
 
 // clientName shows in Redis's CLIENT LIST and in pg_stat_activity.
 func clientName(worker string) string { return "booking-" + worker }
 
 func (s *servers) disconnect() {
-	s.bookings.db.Close()
+	s.db.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = s.feed.Close(ctx) // what is not published in time, nobody waits for
