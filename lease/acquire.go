@@ -252,6 +252,8 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	sent := time.Now()
 	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, m, i.cfg.TTL, i.cfg.FenceRetention})
 	switch {
+	case err == errTooLate: // the process was stopped, and has not sent anything
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	case err != nil:
 		return nil, nil, err
 	case answer.tokens == nil:

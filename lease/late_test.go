@@ -1,0 +1,27 @@
+package lease
+
+import (
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// A process that is stopped between deciding to ask and asking has not heard from Redis, and may ask again.
+func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer client.Close()
+	i, err := New(client, Config{TTL: time.Minute})
+	require.NoError(t, err)
+	a, err := i.acquisition(t.Context(), []string{"table:12"}, nil)
+	require.NoError(t, err)
+	i.cfg.TTL = 0 // over at once
+
+	_, _, err = a.once(t.Context(), try)
+
+	require.ErrorIs(t, err, ErrUnreachable)
+	require.True(t, transient(err))
+}
