@@ -68,3 +68,13 @@ func ExampleTrace() {
 	// enter table:19 <nil>
 	// <nil>
 }
+
+// The clock by which rows are dated, for lease.Config.Clock.
+func ExampleClock() {
+	ctx, clock := context.Background(), fencedb.Clock(database())
+
+	now, err := clock(ctx)
+
+	fmt.Println(time.Since(now).Round(time.Hour), err)
+	// Output: 0s <nil>
+}

@@ -129,3 +129,41 @@ func ExampleLeases_Release() {
 	// err: <nil>
 	// free again: true
 }
+
+// Work under a context of the caller's own, such as an HTTP request's, that ends with the lease as well.
+func ExampleLease_Bind() {
+	i, disconnect := issuer()
+	defer disconnect()
+	request := context.Background()
+	l, err := i.TryAcquire(request, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, unbind := l.Bind(request)
+	defer unbind()
+
+	_ = l.Release(request)
+
+	<-ctx.Done()
+	fmt.Println(context.Cause(ctx))
+	// Output: lease: released
+}
+
+func ExampleLeases_Bind() {
+	i, disconnect := issuer()
+	defer disconnect()
+	request := context.Background()
+	leases, err := i.TryAcquireAll(request, []string{"sku:3", "sku:7"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, unbind := leases.Bind(request)
+	defer unbind()
+
+	_ = leases[1].Release(request) // the first to end ends the work
+
+	<-ctx.Done()
+	fmt.Println(context.Cause(ctx))
+	_ = leases.Release(request)
+	// Output: lease: released
+}

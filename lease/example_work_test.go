@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -57,6 +58,15 @@ func ExampleNewQuorum() {
 	// Output:
 	// err: <nil>
 	// holding table:12
+}
+
+// CLIENT LIST then tells which program, host and process a connection is of.
+func ExampleClientName() {
+	options := &redis.Options{Addr: "127.0.0.1:6379", ClientName: lease.ClientName("booking desk")}
+
+	program, _, _ := strings.Cut(options.ClientName, "@") // behind it are the host and the process
+	fmt.Println(program)
+	// Output: booking_desk
 }
 
 func ExampleResource() {

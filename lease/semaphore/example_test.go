@@ -203,3 +203,26 @@ func ExampleSemaphore_ResetLimit() {
 	fmt.Println("limit:", found.Limit, "err:", err)
 	// Output: limit: 2 err: <nil>
 }
+
+// An operator ends one of those that Inspect lists.
+func ExampleSemaphore_Revoke() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	s := exports(client)
+	l, err := s.TryAcquire(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	held, err := s.Revoke(ctx, "tenant:7", l.LeaseID())
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	fmt.Println("it was held:", held)
+	fmt.Println("the holder is told:", errors.Is(l.Extend(ctx), lease.ErrRevoked))
+	// Output:
+	// it was held: true
+	// the holder is told: true
+}

@@ -154,9 +154,8 @@ func (s *Service) look(ctx context.Context, key string, b Booking) (Answer, bool
 
 // checkCardUnder stops waiting for the bank when the lease ends: the answer would be of no use.
 func (s *Service) checkCardUnder(ctx context.Context, l *lease.Lease, guest string) error {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	defer context.AfterFunc(l.Context(), func() { stop(context.Cause(l.Context())) })()
+	ctx, unbind := l.Bind(ctx)
+	defer unbind()
 	return s.CheckCard(ctx, guest)
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/fencedb/fencedb/examples/booking/api"
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/examples/booking/store"
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 	fencelog "github.com/fencedb/fencedb/observe/slog"
 )
@@ -69,7 +70,9 @@ func Run(ctx context.Context, cfg Config) error {
 func newHandler(pool *pgxpool.Pool, client *redis.Client, cfg Config) (http.Handler, error) {
 	logs := fencelog.New(cfg.Log, fencelog.Config{})
 	service, err := booking.New(client, booking.Config{
-		Lease:     lease.Config{TTL: cfg.TTL, Namespace: cfg.Namespace, Tracers: []lease.Tracer{logs}},
+		Lease: lease.Config{
+			TTL: cfg.TTL, Namespace: cfg.Namespace, Tracers: []lease.Tracer{logs}, Clock: fencedb.Clock(pool),
+		},
 		Wait:      cfg.Wait,
 		Store:     store.New(pool, logs),
 		CheckCard: cfg.CheckCard,

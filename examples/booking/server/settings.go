@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/fencedb/fencedb/lease"
 )
 
 // The variables that Settings are read from, each with its default. PostgresVar and RedisVar have none.
@@ -70,7 +72,7 @@ func postgres(name, url string) (*pgxpool.Config, error) {
 		return nil, fmt.Errorf("%s must be the URL of a database, such as postgres://user:password@host:5432/database", name)
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
-		config.ConnConfig.RuntimeParams["application_name"] = clientName
+		config.ConnConfig.RuntimeParams["application_name"] = program
 	}
 	return config, nil
 }
@@ -80,11 +82,11 @@ func redisAt(name, url string) (*redis.Options, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", name)
 	}
-	options.ClientName = cmp.Or(options.ClientName, clientName)
+	options.ClientName = cmp.Or(options.ClientName, lease.ClientName(program))
 	// An extension of some hosted Redis that others refuse, loudly.
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return options, nil
 }
 
-// clientName shows in pg_stat_activity and in Redis's CLIENT LIST.
-const clientName = "booking"
+// program shows in pg_stat_activity and in Redis's CLIENT LIST.
+const program = "booking"

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/examples/booking/server"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // environment is one that is fine, with changes: pairs of a variable and its value.
@@ -31,7 +32,7 @@ func TestSettingsHaveDefaults(t *testing.T) {
 	require.Equal(t, "db.example", s.Postgres.ConnConfig.Host)
 	require.Equal(t, "booking", s.Postgres.ConnConfig.RuntimeParams["application_name"])
 	require.Equal(t, "redis.example:6379", s.Redis.Addr)
-	require.Equal(t, "booking", s.Redis.ClientName)
+	require.Equal(t, lease.ClientName("booking"), s.Redis.ClientName)
 }
 
 func TestSettingsAreRead(t *testing.T) {
