@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/fencedb/fencedb/lease/internal/eval"
 	"github.com/fencedb/fencedb/lease/internal/kind"
 )
 
@@ -127,7 +128,7 @@ func (c Config) check() error {
 	if err := c.checkReplicas(); err != nil {
 		return err
 	}
-	return checkName("namespace", c.Namespace, maxNamespace)
+	return checkName("namespace", c.Namespace, eval.MaxNamespace)
 }
 
 func (c Config) checkRenewal() error {

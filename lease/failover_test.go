@@ -93,15 +93,22 @@ func TestALeaseIsHandedOverWithoutMemory(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, testenv.OwnRedis(t).Client())
 	holder := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a")
-	grants := make(chan grant)
-	wait(t.Context(), w.issuer(t, lease.Config{TTL: time.Minute}), 0, grants)
-	require.Eventually(t, func() bool { return len(w.channels(t, "a")) == 1 }, 10*time.Second, ms)
-	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	i, grants := w.issuer(t, lease.Config{TTL: time.Minute}), make(chan grant)
+	queued := func() bool { return w.snapshot(t, "a").waiters == 1 }
+	wait(t.Context(), i, 0, grants)
+	require.Eventually(t, queued, 10*time.Second, ms)
 	require.NoError(t, holder.Release(t.Context()))
-	g := <-grants
-	require.NoError(t, g.err)
-	requireCurrent(t, g.lease)
-	require.NoError(t, g.lease.Release(t.Context()))
+	first := <-grants
+	require.NoError(t, first.err)
+	wait(t.Context(), i, 1, grants) // asks once: its process listens already
+	require.Eventually(t, queued, 10*time.Second, ms)
+
+	require.NoError(t, w.client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.NoError(t, first.lease.Release(t.Context()))
+	second := <-grants
+	require.NoError(t, second.err)
+	requireCurrent(t, second.lease)
+	require.NoError(t, second.lease.Release(t.Context()))
 }
 
 func TestAReplicaGrantsNothing(t *testing.T) {

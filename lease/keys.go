@@ -1,18 +1,13 @@
 package lease
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"strings"
-	"unicode/utf8"
+
+	"github.com/fencedb/fencedb/lease/internal/eval"
 )
 
-// Limits on names, in bytes.
-const (
-	maxResource  = 512
-	maxNamespace = 128
-)
+// maxResource is in bytes.
+const maxResource = 512
 
 // keys are the names of one resource in Redis. They share one hash tag, so one Cluster slot:
 //
@@ -26,24 +21,12 @@ type keys struct {
 	channel string // where waiters are woken; not a key
 }
 
-// escaper keeps the tag whole and names apart: a brace would end or begin the tag, a slash would blur where the namespace
-// ends, and the escape character itself has to be escaped for two different ids never to meet.
-var escaper = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D", "/", "%2F")
-
 func newKeys(namespace, resource string, hashed bool) keys {
 	return newKeysOf("lease", namespace, resource, hashed)
 }
 
 func newKeysOf(kind, namespace, resource string, hashed bool) keys {
-	id := escaper.Replace(resource)
-	if hashed {
-		sum := sha256.Sum256([]byte(resource))
-		id = "sha256:" + hex.EncodeToString(sum[:])
-	}
-	if namespace != "" {
-		id = escaper.Replace(namespace) + "/" + id
-	}
-	prefix := kind + ":v1:{" + id + "}:"
+	prefix := kind + ":v1:" + eval.Tag(namespace, resource, hashed) + ":"
 	return keys{
 		owner:   prefix + "owner",
 		fence:   prefix + "fence",
@@ -74,13 +57,8 @@ func checkResource(resource string) error {
 }
 
 func checkName(what, name string, limit int) error {
-	switch {
-	case len(name) > limit:
-		return invalid("%s has %d bytes, more than %d; store a digest of long ids", what, len(name), limit)
-	case !utf8.ValidString(name):
-		return invalid("%s %q is not valid UTF-8", what, name)
-	case strings.ContainsRune(name, 0):
-		return invalid("%s %q contains a NUL byte", what, name)
+	if problem := eval.Unfit(what, name, limit); problem != "" {
+		return invalid("%s", problem)
 	}
 	return nil
 }

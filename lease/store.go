@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/lease/internal/eval"
 	"github.com/fencedb/fencedb/lease/internal/kind"
 )
 
@@ -139,14 +140,14 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	if s.kind != nil {
 		names, args = s.kind.Ask(names, args)
 	}
-	return grants(ctx, s, call{s.scripts.acquire, names, args}, func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+	return grants(ctx, s, call(s.scripts.acquire, names, args), func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
 func (s *single) extend(ctx context.Context, batch []extension) []answered {
-	calls := make([]call, len(batch))
+	calls := make([]eval.Call, len(batch))
 	for i, e := range batch {
-		calls[i] = call{s.scripts.extend, []string{e.keys.owner, e.keys.fence, e.keys.ended},
-			[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}}
+		calls[i] = call(s.scripts.extend, []string{e.keys.owner, e.keys.fence, e.keys.ended},
+			[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()})
 	}
 	answers := make([]answered, len(batch))
 	for i, r := range runAll(ctx, s.client, calls) {
@@ -160,45 +161,45 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 
 func (s *single) release(ctx context.Context, e extension) (outcome, error) {
 	k := e.keys
-	return query(ctx, s, call{s.scripts.release, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel}}, decodeRelease)
+	return query(ctx, s, call(s.scripts.release, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
+		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel}), decodeRelease)
 }
 
 func (s *single) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
-	_, err := query(ctx, s, call{s.scripts.withdraw, []string{k.owner, k.queue, k.alive},
-		[]any{id.String(), s.publish, k.channel, s.listener}}, decodeWithdraw)
+	_, err := query(ctx, s, call(s.scripts.withdraw, []string{k.owner, k.queue, k.alive},
+		[]any{id.String(), s.publish, k.channel, s.listener}), decodeWithdraw)
 	return err
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
-	return query(ctx, s, call{s.scripts.verify, []string{t.keys.owner, t.keys.fence}, []any{t.id.String(), t.token}}, decodeVerify)
+	return query(ctx, s, call(s.scripts.verify, []string{t.keys.owner, t.keys.fence}, []any{t.id.String(), t.token}), decodeVerify)
 }
 
 func (s *single) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
-	return query(ctx, s, call{revokeScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		[]any{id.String(), from, retention.Milliseconds(), s.publish, k.channel}}, decodeRevoke)
+	return query(ctx, s, call(revokeScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
+		[]any{id.String(), from, retention.Milliseconds(), s.publish, k.channel}), decodeRevoke)
 }
 
 func (s *single) raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error) {
-	return query(ctx, s, call{raiseScript, []string{k.fence}, []any{floor, retention.Milliseconds()}}, decodeRaise)
+	return query(ctx, s, call(raiseScript, []string{k.fence}, []any{floor, retention.Milliseconds()}), decodeRaise)
 }
 
 func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error) {
-	return grants(ctx, s, call{regrantScript, []string{old.keys.owner, old.keys.fence},
-		[]any{old.id.String(), old.token, id.String(), floor, old.ttl.Milliseconds(), old.retention.Milliseconds()}}, decodeRegrant)
+	return grants(ctx, s, call(regrantScript, []string{old.keys.owner, old.keys.fence},
+		[]any{old.id.String(), old.token, id.String(), floor, old.ttl.Milliseconds(), old.retention.Milliseconds()}), decodeRegrant)
 }
 
 func (s *single) confirm(ctx context.Context, e extension) (outcome, error) {
-	return query(ctx, s, call{confirmScript, []string{e.keys.owner, e.keys.fence},
-		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}}, decodeConfirm)
+	return query(ctx, s, call(confirmScript, []string{e.keys.owner, e.keys.fence},
+		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}), decodeConfirm)
 }
 
 func (s *single) inspect(ctx context.Context, k keys) (Inspection, error) {
-	return query(ctx, s, call{inspectScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended}, nil}, decodeInspect)
+	return query(ctx, s, call(inspectScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended}, nil), decodeInspect)
 }
 
 // query runs one script and decodes its reply.
-func query[T any](ctx context.Context, s *single, c call, decode func(reply) (T, error)) (T, error) {
+func query[T any](ctx context.Context, s *single, c eval.Call, decode func(reply) (T, error)) (T, error) {
 	r, err := run(ctx, s.client, c)
 	if err != nil {
 		var none T
@@ -209,7 +210,7 @@ func query[T any](ctx context.Context, s *single, c call, decode func(reply) (T,
 
 // grants is query for scripts that grant, which replicas have to confirm if the configuration says so. On an error the grant may
 // stand; the acquisition that fails withdraws it.
-func grants[T any](ctx context.Context, s *single, c call, decode func(reply) (T, error)) (T, error) {
+func grants[T any](ctx context.Context, s *single, c eval.Call, decode func(reply) (T, error)) (T, error) {
 	var none T
 	if s.replicas == 0 {
 		return query(ctx, s, c, decode)
@@ -217,9 +218,9 @@ func grants[T any](ctx context.Context, s *single, c call, decode func(reply) (T
 	client := s.client
 	if s.cluster != nil {
 		// WAIT carries no key, and must go where the script went.
-		master, err := s.cluster.MasterForKey(ctx, c.keys[0])
+		master, err := s.cluster.MasterForKey(ctx, c.Keys[0])
 		if err != nil {
-			return none, failed(ctx, c.script.name, err)
+			return none, failed(ctx, c.Script.Name, err)
 		}
 		client = master
 	}

@@ -25,9 +25,9 @@ func (s Script) decode(ctx context.Context, cmd *redis.Cmd) (Reply, error) {
 	}
 	words, err := cmd.StringSlice()
 	if err != nil || len(words) == 0 {
-		return Reply{}, fmt.Errorf("%w: %s answered %v", lease.ErrProtocol, s.name, cmd.Val())
+		return Reply{}, fmt.Errorf("%w: %s answered %v", lease.ErrProtocol, s.Name, cmd.Val())
 	}
-	r := Reply{Script: s.name, Word: words[0], Args: words[1:]}
+	r := Reply{Script: s.Name, Word: words[0], Args: words[1:]}
 	if r.Is("corrupt", 2) {
 		return Reply{}, &lease.CorruptError{Key: r.Args[0], Problem: r.Args[1]}
 	}
@@ -37,7 +37,7 @@ func (s Script) decode(ctx context.Context, cmd *redis.Cmd) (Reply, error) {
 func (s Script) failed(ctx context.Context, err error) error {
 	var answered redis.Error
 	if errors.As(err, &answered) {
-		return fmt.Errorf("redis refused %s: %w", s.name, err)
+		return fmt.Errorf("redis refused %s: %w", s.Name, err)
 	}
 	return unanswered(ctx, err)
 }

@@ -7,23 +7,18 @@ import (
 	_ "embed"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/eval"
 )
 
 //go:embed common.lua
 var commonLua string
 
 // Script is one Lua script.
-type Script struct {
-	name   string
-	source string
-	sha    string
-}
+type Script struct{ eval.Script }
 
 // New puts common.lua in front of the source.
-func New(name, source string) Script {
-	source = commonLua + "\n" + source
-	return Script{name: name, source: source, sha: redis.NewScript(source).Hash()}
-}
+func New(name, source string) Script { return Script{eval.New(name, commonLua, source)} }
 
 // Run sends the script once, and a second time in full to a server that does not know it: that one has not run it the first time.
 // It returns when the answer is there or ctx ends, whichever is first; in the second case the server may still act.
@@ -34,14 +29,11 @@ func (s Script) Run(ctx context.Context, client redis.UniversalClient, keys []st
 	if ctx.Err() != nil {
 		return Reply{}, context.Cause(ctx)
 	}
-	answer := make(chan *redis.Cmd, 1)
-	go func() { answer <- s.send(ctx, client, keys, args) }() // the client library does not honour a context by itself
-	select {
-	case cmd := <-answer:
-		return s.decode(ctx, cmd)
-	case <-ctx.Done():
+	answer, answered := eval.Bounded(ctx, func() *redis.Cmd { return s.send(ctx, client, keys, args) })
+	if !answered {
 		return Reply{}, unanswered(ctx, ctx.Err())
 	}
+	return s.decode(ctx, answer)
 }
 
 // RunDirect is Run without a goroutine of its own, which is a good part of the time that a script takes. The client has to honour the
@@ -54,27 +46,5 @@ func (s Script) RunDirect(ctx context.Context, client redis.UniversalClient, key
 }
 
 func (s Script) send(ctx context.Context, client redis.UniversalClient, keys []string, args []any) *redis.Cmd {
-	cmd := command(ctx, "evalsha", s.sha, keys, args)
-	if err := client.Process(ctx, cmd); redis.HasErrorPrefix(err, "NOSCRIPT") {
-		cmd = command(ctx, "eval", s.source, keys, args)
-		_ = client.Process(ctx, cmd) // the command keeps its error
-	}
-	return cmd.Cmd
+	return eval.Send(ctx, client, []eval.Call{{Script: s.Script, Keys: keys, Args: args}})[0]
 }
-
-func command(ctx context.Context, verb, body string, keys []string, args []any) single {
-	words := make([]any, 0, 3+len(keys)+len(args))
-	words = append(words, verb, body, len(keys))
-	for _, key := range keys {
-		words = append(words, key)
-	}
-	cmd := redis.NewCmd(ctx, append(words, args...)...)
-	cmd.SetFirstKeyPos(3)
-	return single{cmd}
-}
-
-// single is a command that the client library does not send again by itself: whether that is harmless is known here only.
-type single struct{ *redis.Cmd }
-
-// NoRetry implements [redis.Cmder].
-func (single) NoRetry() bool { return true }
