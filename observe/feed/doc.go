@@ -19,7 +19,7 @@
 // # The stream
 //
 // The key is fencedb:v1:events, or fencedb:v1:NAMESPACE:events with [Namespace]. Each entry has one field, "event", with an
-// [Event] in JSON. Redis keeps about the last 10000, some 3 MB. The clock of an event is Redis's, read when it was published,
+// [Event] in JSON. Redis keeps about the last 10000, some 2 MB. The clock of an event is Redis's, read when it was published,
 // and the order is that of publication: events of one process are in order of their happening, and those of two may change
 // places within the milliseconds that publishing takes. It needs the commands XADD to publish, XREAD and XREVRANGE to follow,
 // XRANGE to replay.
