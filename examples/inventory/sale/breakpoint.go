@@ -27,7 +27,14 @@ func (b *breakpoint) watch(ctx context.Context) (context.Context, *attempt) {
 	return context.WithValue(ctx, attemptKey{}, a), a
 }
 
-func (b *breakpoint) arm() { b.armed.Store(true) }
+// arm holds the next one. A word to go on that came too late for the last one does not count.
+func (b *breakpoint) arm() {
+	select {
+	case <-b.goOn:
+	default:
+	}
+	b.armed.Store(true)
+}
 
 // TraceBatchStart implements [pgx.BatchTracer].
 func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
@@ -42,7 +49,10 @@ func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.
 			skus = append(skus, q.Arguments[0].(string))
 		}
 		b.reached(skus)
-		<-b.goOn
+		select {
+		case <-b.goOn:
+		case <-ctx.Done():
+		}
 	}
 	return ctx
 }

@@ -10,13 +10,11 @@ import (
 
 const abandon = 0.1 // of the carts are never paid
 
-// buy is the life of a buyer: one cart after the other.
+// buy is one cart of a buyer.
 func (w *worker) buy(ctx context.Context, name string) {
-	for ctx.Err() == nil {
-		c, err := w.reserve(context.WithoutCancel(ctx), name)
-		if err == nil && rand.Float64() >= abandon {
-			w.pay(context.WithoutCancel(ctx), c)
-		}
+	c, err := w.reserve(ctx, name)
+	if err == nil && rand.Float64() >= abandon {
+		w.pay(ctx, c)
 	}
 }
 

@@ -105,6 +105,28 @@ func TestASaleThatIsInterruptedLeavesNoProcess(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled) // Run has waited for its workers by then
 }
 
+// Whoever starts workers can be killed, and cannot tell them then.
+func TestAWorkerEndsWithWhoeverStartedIt(t *testing.T) {
+	t.Parallel()
+	load := light
+	load.TTL = time.Minute // longer than anybody would wait
+	p := prepared(t, Fenced, load)
+	w, err := startWorker(t.Context(), settings{p.servers, load, Fenced, "worker-1", 8})
+	require.NoError(t, err)
+	defer w.kill()
+	require.NoError(t, w.order(orderHold))
+	_, err = w.next(t.Context())
+	require.NoError(t, err, "a buyer is held, and others wait for it")
+
+	require.NoError(t, w.orders.Close())
+
+	select {
+	case <-w.ended:
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "it lives on")
+	}
+}
+
 func TestLoadsThatShowNothingAreRefused(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, light.Validate())

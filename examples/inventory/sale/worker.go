@@ -58,7 +58,7 @@ func Work(ctx context.Context, orders io.Reader, out io.Writer) error {
 		return fmt.Errorf("%s: %w", WorkerVar, err)
 	}
 	w := &worker{settings: s, out: json.NewEncoder(out)}
-	w.hold = breakpoint{reached: func(skus []string) { w.tell(report{Kind: "holding", SKUs: skus}) }, goOn: make(chan struct{})}
+	w.hold = breakpoint{reached: func(skus []string) { w.tell(report{Kind: "holding", SKUs: skus}) }, goOn: make(chan struct{}, 1)}
 	db, client, err := s.connect(ctx, &w.hold)
 	if err != nil {
 		return err
@@ -107,23 +107,31 @@ type worker struct {
 }
 
 func (w *worker) run(ctx context.Context, orders io.Reader) {
-	ctx, stop := context.WithCancel(ctx) // what is under way goes on when this ends
+	ctx, abort := context.WithCancel(ctx)
+	defer abort()
+	selling, stop := context.WithCancel(ctx) // when it ends, what is under way goes on
 	defer stop()
 	var all sync.WaitGroup
 	for n := range w.settings.Buyers {
-		all.Go(func() { w.buy(ctx, fmt.Sprintf("%s-%d", w.Name, n)) })
+		all.Go(func() {
+			for name := fmt.Sprintf("%s-%d", w.Name, n); selling.Err() == nil; {
+				w.buy(ctx, name)
+			}
+		})
 	}
-	all.Go(func() { every(ctx, sweepEvery, func() { w.note(w.shop.Sweep(context.WithoutCancel(ctx))) }) })
-	all.Go(func() { every(ctx, tellEvery, func() { w.tell(report{Kind: "tally", Tally: w.now()}) }) })
+	all.Go(func() { every(selling, sweepEvery, func() { w.note(w.shop.Sweep(ctx)) }) })
+	all.Go(func() { every(selling, tellEvery, func() { w.tell(report{Kind: "tally", Tally: w.now()}) }) })
 	w.tell(report{Kind: "ready"})
-	w.obey(orders)
+	if !w.obey(orders) {
+		abort()
+	}
 	stop()
 	all.Wait()
 	w.tell(report{Kind: "done", Tally: w.tally, Waits: w.waits, Error: w.err})
 }
 
-// obey returns when told to end.
-func (w *worker) obey(orders io.Reader) {
+// obey returns true when told to end, and false when nobody is left to tell.
+func (w *worker) obey(orders io.Reader) bool {
 	for lines := bufio.NewScanner(orders); lines.Scan(); {
 		switch lines.Text() {
 		case orderHold:
@@ -131,9 +139,10 @@ func (w *worker) obey(orders io.Reader) {
 		case orderGo:
 			w.hold.goOn <- struct{}{}
 		case orderEnd:
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // note keeps the first error that nobody expects.
