@@ -18,7 +18,7 @@ type keys struct {
 	queue   string // sorted set: waiters by arrival
 	alive   string // sorted set: the same waiters by the time until which they are believed alive
 	ended   string // "<lease id>:<token>" of a lease that was revoked, for its holder to find
-	channel string // where waiters are woken; not a key
+	channel string // "<channel>:<listener>" is where one process hears of its turn; not a key
 }
 
 func newKeys(namespace, resource string, hashed bool) keys {
