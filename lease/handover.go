@@ -60,5 +60,5 @@ func (a *acquisition) handedOver(ctx context.Context, t *turn) Leases {
 	if granted.token < last.floor || granted.ttl != i.cfg.TTL || now.Sub(last.sent) >= i.cfg.RenewEvery {
 		return nil
 	}
-	return Leases{newLease(ctx, i, a.resources[0], term{a.keys[0], a.id, granted.token}, last.sent, now)}
+	return Leases{newLease(a.caller, i, a.resources[0], term{a.keys[0], a.id, granted.token}, last.sent, now)}
 }

@@ -73,7 +73,9 @@ func TestAReleaseGrantsToTheFirstWaiter(t *testing.T) {
 		require.NoError(t, try(t, w.issuer(t, cfg), "a").Release(t.Context())) // from now on the script is known
 		holder := try(t, w.issuer(t, cfg), "a")
 		grants := make(chan grant)
-		wait(t.Context(), w.issuer(t, cfg), 0, grants)
+		traced := cfg
+		traced.Tracers = []lease.Tracer{newJournal()}
+		wait(t.Context(), w.issuer(t, traced), 0, grants)
 		synctest.Wait()
 		asked := time.Now()
 		time.Sleep(3 * time.Second)
@@ -87,6 +89,7 @@ func TestAReleaseGrantsToTheFirstWaiter(t *testing.T) {
 		require.Equal(t, asked.Add(30*time.Second-301*ms), g.lease.ValidUntil(), "trusted from the asking")
 		require.Equal(t, 30*time.Second, w.client.PTTL(t.Context(), w.key("a", "owner")).Val(), "held from the release")
 		require.Greater(t, g.lease.Token(), holder.Token())
+		require.Nil(t, g.lease.Context().Value(inPair(lease.OpAcquire)), "the lease goes on beside the pair of its acquisition, not within")
 		requireCurrent(t, g.lease)
 		require.Zero(t, w.snapshot(t, "a").waiters)
 
