@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -60,9 +61,12 @@ func TestProtectIsNotFooledByAPlantedTrigger(t *testing.T) {
 	}
 
 	// Nor does one on another table break the list of protected tables.
-	s.exec(`CREATE TABLE other (a int); COMMENT ON FUNCTION f() IS 'not JSON'; CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION f()`)
+	s.exec(`CREATE TABLE other (a int); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION f()`)
 	s.exec(`SELECT fencedb.protect('seats', $$ room $$)`)
-	require.Equal(t, "seats", s.one(`SELECT string_agg(table_name::text, ',') FROM fencedb.protected_tables`))
+	for _, facts := range []string{`not JSON`, `1`, `[]`, `{"mode": "\u0000"}`, `{"mode": "row", "columns_added": 1}`, strings.Repeat("[", 100_000)} {
+		s.exec(`COMMENT ON FUNCTION f() IS '` + facts + `'`)
+		require.Equal(t, "seats", s.one(`SELECT string_agg(table_name::text, ',') FROM fencedb.protected_tables`), "%.40s", facts)
+	}
 }
 
 func TestProtectingAgainSwitchesADisabledGuardOn(t *testing.T) {

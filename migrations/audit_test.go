@@ -121,6 +121,18 @@ func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 	require.Equal(t, "protect public.seats ledger  'seat:' || id ", s.protections())
 }
 
+// The audit says of protection what this server knows, not what somebody says.
+func TestAnOperatorCannotRecordAProtection(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow_operator"))
+	const invalidParameter = "22023"
+	for _, event := range []string{"protect", "unprotect"} {
+		s.refused(invalidParameter, `SELECT fencedb.record('`+event+`', NULL, 'bob@host', 'by fencedb.`+event+`', '{"table": "public.seats"}')`)
+	}
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.audit`))
+}
+
 func TestAReasonIsNeeded(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -42,16 +42,25 @@ CREATE TRIGGER keep BEFORE UPDATE OR DELETE OR TRUNCATE ON fencedb.audit FOR EAC
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.record(event text, resource text, operator text, reason text, details jsonb DEFAULT '{}') RETURNS bigint
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO fencedb.audit (event, resource, operator, reason, details)
+DECLARE
+    added bigint;
+BEGIN
+    IF event IN ('protect', 'unprotect') THEN
+        RAISE EXCEPTION 'fencedb.record: % is recorded by fencedb.% itself', event, event
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'What the audit says of protection comes from the catalog and the login.';
+    END IF;
+    INSERT INTO fencedb.audit AS a (event, resource, operator, reason, details)
     VALUES (event, resource, operator, reason, details)
-    RETURNING id
+    RETURNING a.id INTO added;
+    RETURN added;
+END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.record(text, text, text, text, jsonb) IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits.';
+COMMENT ON FUNCTION fencedb.record(text, text, text, text, jsonb) IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits. Refuses what fencedb.protect and fencedb.unprotect record themselves.';
 
 REVOKE ALL ON fencedb.audit FROM PUBLIC;
 REVOKE ALL ON FUNCTION fencedb.keep_audit(), fencedb.record(text, text, text, text, jsonb) FROM PUBLIC;

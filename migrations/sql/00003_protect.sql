@@ -139,19 +139,20 @@ COMMENT ON FUNCTION fencedb.members(regclass) IS 'A table with all its partition
 
 -- Anybody can create a trigger of our name on a table of their own; a comment that is not ours must not break the list.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_facts(guard oid) RETURNS jsonb
+CREATE FUNCTION fencedb.guard_facts(guard oid, OUT mode text, OUT resource text, OUT columns_added text[])
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN obj_description(guard, 'pg_proc')::jsonb;
-EXCEPTION WHEN invalid_text_representation THEN
-    RETURN NULL;
+    SELECT * INTO mode, resource, columns_added
+    FROM jsonb_to_record(obj_description(guard, 'pg_proc')::jsonb) AS facts(mode text, resource text, columns_added text[]);
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+    -- not JSON, or not of this form
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_facts(oid) IS 'Inner function. What protect has noted on a guard, NULL if nothing.';
+COMMENT ON FUNCTION fencedb.guard_facts(oid) IS 'Inner function. What protect has noted on a guard, NULLs if nothing.';
 
 CREATE VIEW fencedb.protected_tables AS
 SELECT t.tgrelid::regclass     AS table_name,
@@ -160,8 +161,7 @@ SELECT t.tgrelid::regclass     AS table_name,
        facts.columns_added     AS columns_added,
        t.tgfoid::regprocedure  AS guard,
        t.tgenabled IN ('O', 'A') AS enabled
-FROM pg_trigger t,
-     jsonb_to_record(fencedb.guard_facts(t.tgfoid)) AS facts(mode text, resource text, columns_added text[])
+FROM pg_trigger t, fencedb.guard_facts(t.tgfoid) AS facts
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger', 'row');
 
 COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off, or left it to replication.';
@@ -183,8 +183,8 @@ BEGIN
         RAISE EXCEPTION 'fencedb.%: % does not own %', event, session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
     END IF;
-    PERFORM fencedb.record(event, NULL,
-        format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), format('by fencedb.%s', event),
+    INSERT INTO fencedb.audit (event, operator, reason, details)
+    VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), format('by fencedb.%s', event),
         jsonb_build_object('table', target::text, 'mode', protection.mode, 'expression', protection.resource));
 END
 $$;
