@@ -84,7 +84,7 @@ func tell(ctx context.Context, out io.Writer, postgresURL, redisURL, namespace s
 func (s *story) say(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
 
 // begin enqueues a job and lets a new worker begin it.
-func (s *story) begin(report, name string) (*process, event, error) {
+func (s *story) begin(report, name string) (*workerProcess, event, error) {
 	if _, err := s.queue.Enqueue(s, report); err != nil {
 		return nil, event{}, err
 	}
@@ -94,18 +94,18 @@ func (s *story) begin(report, name string) (*process, event, error) {
 	}
 	e, err := s.run(w)
 	if err != nil {
-		w.kill()
+		w.Kill()
 		return nil, event{}, err
 	}
 	return w, e, nil
 }
 
 // run lets the worker find a job, and returns when it is RUNNING.
-func (s *story) run(w *process) (event, error) {
-	if err := w.order(orderWork); err != nil {
+func (s *story) run(w *workerProcess) (event, error) {
+	if err := w.Order(orderWork); err != nil {
 		return event{}, err
 	}
-	e, err := w.next(s, "Running")
+	e, err := w.tells(s, "Running")
 	if err == nil {
 		s.say("%-4s %s: RUNNING, attempt %d, token %d", w.name, e.Job, e.Attempt, e.Token)
 	}
@@ -118,7 +118,7 @@ func (s *story) takeOver(name string, from event) error {
 	if err != nil {
 		return err
 	}
-	defer w.kill()
+	defer w.Kill()
 	e, err := s.run(w)
 	if err != nil {
 		return err
@@ -126,10 +126,10 @@ func (s *story) takeOver(name string, from event) error {
 	if e.Job != from.Job || e.Attempt != from.Attempt+1 || e.Token <= from.Token {
 		return fmt.Errorf("%s took over %+v as %+v", name, from, e)
 	}
-	if err := w.order(orderGo); err != nil {
+	if err := w.Order(orderGo); err != nil {
 		return err
 	}
-	_, err = w.next(s, "Done")
+	_, err = w.tells(s, "Done")
 	if err == nil {
 		s.say("%-4s %s: DONE", w.name, e.Job)
 	}
@@ -142,7 +142,7 @@ func (s *story) killed() error {
 	if err != nil {
 		return err
 	}
-	ann.kill()
+	ann.Kill()
 	s.say("ann  killed")
 	return s.takeOver("bob", e)
 }
@@ -153,19 +153,19 @@ func (s *story) stopped() error {
 	if err != nil {
 		return err
 	}
-	defer cleo.kill()
-	if err := cleo.stop(); err != nil {
+	defer cleo.Kill()
+	if err := cleo.Stop(); err != nil {
 		return err
 	}
 	s.say("cleo stopped, for longer than her lease lasts")
 	if err := s.takeOver("dan", e); err != nil {
 		return err
 	}
-	if err := errors.Join(cleo.order(orderGo), cleo.resume()); err != nil {
+	if err := errors.Join(cleo.Order(orderGo), cleo.Continue()); err != nil {
 		return err
 	}
 	s.say("cleo wakes, and completes the job")
-	refused, err := cleo.next(s, "Refused")
+	refused, err := cleo.tells(s, "Refused")
 	if err == nil {
 		s.say("cleo %s: refused, carried %d, stored %d", e.Job, refused.Token, refused.Stored)
 	}

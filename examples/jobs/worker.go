@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -85,8 +84,9 @@ func serve(ctx context.Context, orders io.Reader, out io.Writer) error {
 	defer running.Wait()
 	defer cancel()
 	w.tell(event{Kind: "Ready"})
-	for lines := bufio.NewScanner(orders); lines.Scan(); {
-		switch lines.Text() {
+	var order string
+	for lines := json.NewDecoder(orders); lines.Decode(&order) == nil; {
+		switch order {
 		case orderWork:
 			running.Go(func() { w.tell(w.work(ctx)) })
 		case orderGo:

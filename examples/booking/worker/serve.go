@@ -112,7 +112,7 @@ func (w *worker) bank(life context.Context, at Hold) booking.CardCheck {
 		case AtCard:
 			w.hold(life, AtCard)
 		case AtWrite:
-			w.beforeNext.arm(func() { w.hold(life, AtWrite) })
+			w.beforeNext.Arm(func() { w.hold(life, AtWrite) })
 		}
 		return nil
 	}

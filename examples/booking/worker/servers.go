@@ -4,16 +4,17 @@ import (
 	"context"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // servers are a worker's own connections, with an ear on each.
 type servers struct {
 	db         *pgxpool.Pool
-	beforeNext breakpoint // in the driver of db
+	beforeNext faulty.Breakpoint // in the driver of db
 	redis      *redis.Client
 	answers    answers // of the scripts that redis ran
 }
@@ -51,41 +52,6 @@ func (s *servers) disconnect() {
 	s.db.Close()
 	_ = s.redis.Close()
 }
-
-// breakpoint runs a function when pgx is about to send the next statement or batch. What the caller has checked before,
-// it cannot check again.
-type breakpoint struct {
-	armed atomic.Pointer[func()]
-}
-
-func (b *breakpoint) arm(f func()) { b.armed.Store(&f) }
-
-func (b *breakpoint) reached() {
-	if f := b.armed.Swap(nil); f != nil {
-		(*f)()
-	}
-}
-
-// TraceQueryStart implements [pgx.QueryTracer].
-func (b *breakpoint) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	b.reached()
-	return ctx
-}
-
-// TraceBatchStart implements [pgx.BatchTracer].
-func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	b.reached()
-	return ctx
-}
-
-// TraceQueryEnd implements [pgx.QueryTracer].
-func (*breakpoint) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// TraceBatchQuery implements [pgx.BatchTracer].
-func (*breakpoint) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-// TraceBatchEnd implements [pgx.BatchTracer].
-func (*breakpoint) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 // answers listens to what Redis answers to scripts.
 type answers struct {

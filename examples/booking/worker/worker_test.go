@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -39,18 +38,6 @@ func TestResultNamesEachOutcome(t *testing.T) {
 			require.Equal(t, tc.want, got)
 		})
 	}
-}
-
-func TestBreakpointIsReachedOnce(t *testing.T) {
-	t.Parallel()
-	var b breakpoint
-	times := 0
-	b.arm(func() { times++ })
-
-	b.TraceBatchStart(t.Context(), nil, pgx.TraceBatchStartData{})
-	b.TraceQueryStart(t.Context(), nil, pgx.TraceQueryStartData{})
-
-	require.Equal(t, 1, times)
 }
 
 func TestAnswersKeepsTheFirstWordOfAScript(t *testing.T) {

@@ -5,29 +5,27 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"sync"
-	"syscall"
 	"time"
+
+	"github.com/fencedb/fencedb/internal/process"
 )
 
-// process is a worker seen from outside.
-type process struct {
-	name   string
-	cmd    *exec.Cmd
-	orders io.WriteCloser
-	told   chan report   // ready and holding
-	ended  chan struct{} // closed when it has nothing more to say
+// workerProcess is a worker seen from outside.
+type workerProcess struct {
+	*process.Process[report]
+	name  string
+	told  chan report   // that a buyer is held
+	ended chan struct{} // closed when it has nothing more to say
 
 	mu   sync.Mutex
 	last report // guarded by mu
 }
 
-// startWorker runs this very program as a worker and waits until it is ready. The worker ends with its orders, and so with
-// this process, however that ends.
-func startWorker(ctx context.Context, s settings) (*process, error) {
+// startWorker runs this very program as a worker and waits until it is ready.
+func startWorker(ctx context.Context, s settings) (*workerProcess, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -38,56 +36,36 @@ func startWorker(ctx context.Context, s settings) (*process, error) {
 	}
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), WorkerVar+"="+string(told))
-	cmd.Stderr = os.Stderr
-	// A group of its own: should this process end while the worker is stopped, the kernel ends the worker.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	orders, err := cmd.StdinPipe()
+	running, err := process.Start[report](ctx, cmd)
 	if err != nil {
 		return nil, err
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	p := &process{name: s.Name, cmd: cmd, orders: orders,
-		told: make(chan report, 1), ended: make(chan struct{})}
-	go p.listen(out)
-	if _, err := p.next(ctx); err != nil {
-		p.kill()
-		return nil, err
-	}
+	p := &workerProcess{Process: running, name: s.Name, told: make(chan report, 1), ended: make(chan struct{})}
+	go p.listen()
 	return p, nil
 }
 
-func (p *process) listen(out io.Reader) {
+func (p *workerProcess) listen() {
 	defer close(p.ended)
-	for reports := json.NewDecoder(out); ; {
-		var r report
-		if reports.Decode(&r) != nil {
-			return
-		}
-		switch r.Kind {
-		case "ready", "holding":
+	for r := range p.Events() {
+		if r.Kind == "holding" {
 			p.told <- r
-		default:
-			p.mu.Lock()
-			p.last = r
-			p.mu.Unlock()
+			continue
 		}
+		p.mu.Lock()
+		p.last = r
+		p.mu.Unlock()
 	}
 }
 
-func (p *process) now() report {
+func (p *workerProcess) now() report {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.last
 }
 
-// next waits for what the worker tells apart from its tally.
-func (p *process) next(ctx context.Context) (report, error) {
+// holds waits until one of its buyers is held.
+func (p *workerProcess) holds(ctx context.Context) (report, error) {
 	select {
 	case r := <-p.told:
 		return r, nil
@@ -98,30 +76,25 @@ func (p *process) next(ctx context.Context) (report, error) {
 	}
 }
 
-func (p *process) order(what string) error {
-	_, err := fmt.Fprintln(p.orders, what)
-	return err
-}
-
 // pause stops the process when one of its buyers is about to write to some SKUs, until that function returns, and lets both go on.
-func (p *process) pause(ctx context.Context, until func(skus []string) error) error {
-	if err := p.order(orderHold); err != nil {
+func (p *workerProcess) pause(ctx context.Context, until func(skus []string) error) error {
+	if err := p.Order(orderHold); err != nil {
 		return err
 	}
-	held, err := p.next(ctx)
+	held, err := p.holds(ctx)
 	if err != nil {
 		return fmt.Errorf("hold a buyer of %s: %w", p.name, err)
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := p.Stop(); err != nil {
 		return err
 	}
 	err = until(held.SKUs)
-	return errors.Join(err, p.order(orderGo), p.cmd.Process.Signal(syscall.SIGCONT))
+	return errors.Join(err, p.Order(orderGo), p.Continue())
 }
 
 // end lets the buyers finish and returns what they were told in all.
-func (p *process) end(ctx context.Context) (report, error) {
-	if err := p.order(orderEnd); err != nil {
+func (p *workerProcess) end(ctx context.Context) (report, error) {
+	if err := p.Order(orderEnd); err != nil {
 		return report{}, err
 	}
 	select {
@@ -134,14 +107,6 @@ func (p *process) end(ctx context.Context) (report, error) {
 		return r, fmt.Errorf("worker %s has died", p.name)
 	}
 	return r, nil
-}
-
-// kill ends the worker with SIGKILL, stopped or not, and returns when it is gone.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // fails only if it has ended
-	_ = p.orders.Close()
-	<-p.ended
-	_ = p.cmd.Wait()
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

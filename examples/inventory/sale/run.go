@@ -68,7 +68,7 @@ type play struct {
 	db      *pgxpool.Pool
 	client  *redis.Client
 	shop    seller
-	workers []*process
+	workers []*workerProcess
 }
 
 func (p *play) prepare() (err error) {
@@ -214,6 +214,6 @@ func (p *play) close() (told Tally, waits []time.Duration, err error) {
 
 func (p *play) kill() {
 	for _, w := range p.workers {
-		w.kill()
+		w.Kill()
 	}
 }

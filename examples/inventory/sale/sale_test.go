@@ -113,12 +113,12 @@ func TestAWorkerEndsWithWhoeverStartedIt(t *testing.T) {
 	p := prepared(t, Fenced, load)
 	w, err := startWorker(t.Context(), settings{p.servers, load, Fenced, "worker-1", 8})
 	require.NoError(t, err)
-	defer w.kill()
-	require.NoError(t, w.order(orderHold))
-	_, err = w.next(t.Context())
+	defer w.Kill()
+	require.NoError(t, w.Order(orderHold))
+	_, err = w.holds(t.Context())
 	require.NoError(t, err, "a buyer is held, and others wait for it")
 
-	require.NoError(t, w.orders.Close())
+	w.EndOrders()
 
 	select {
 	case <-w.ended:

@@ -1,7 +1,6 @@
 package sale
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -132,8 +131,9 @@ func (w *worker) run(ctx context.Context, orders io.Reader) {
 
 // obey returns true when told to end, and false when nobody is left to tell.
 func (w *worker) obey(orders io.Reader) bool {
-	for lines := bufio.NewScanner(orders); lines.Scan(); {
-		switch lines.Text() {
+	var order string
+	for lines := json.NewDecoder(orders); lines.Decode(&order) == nil; {
+		switch order {
 		case orderHold:
 			w.hold.arm()
 		case orderGo:

@@ -47,7 +47,7 @@ func (w *worker) bank(life context.Context, r Reservation) booking.CardCheck {
 	return func(context.Context, string) error {
 		w.tell(Event{Step: Card})
 		pass(life, r.Pace.Card)
-		w.beforeNext.arm(func() { w.beforeWrite(life, r) })
+		w.beforeNext.Arm(func() { w.beforeWrite(life, r) })
 		return nil
 	}
 }

@@ -2,14 +2,13 @@ package worker
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -18,7 +17,7 @@ type servers struct {
 	redis      *redis.Client
 	feed       *feed.Feed
 	db         *pgxpool.Pool
-	beforeNext breakpoint // in the driver
+	beforeNext faulty.Breakpoint // in the driver
 }
 
 func (s *servers) connect(ctx context.Context, cfg Config) error {
@@ -54,38 +53,3 @@ func (s *servers) disconnect() {
 	_ = s.feed.Close(ctx) // what is not published in time, nobody waits for
 	_ = s.redis.Close()
 }
-
-// breakpoint runs a function when pgx is about to send the next statement or batch. What the caller has checked before,
-// it cannot check again.
-type breakpoint struct {
-	armed atomic.Pointer[func()]
-}
-
-func (b *breakpoint) arm(f func()) { b.armed.Store(&f) }
-
-func (b *breakpoint) reached() {
-	if f := b.armed.Swap(nil); f != nil {
-		(*f)()
-	}
-}
-
-// TraceQueryStart implements [pgx.QueryTracer].
-func (b *breakpoint) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	b.reached()
-	return ctx
-}
-
-// TraceBatchStart implements [pgx.BatchTracer].
-func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	b.reached()
-	return ctx
-}
-
-// TraceQueryEnd implements [pgx.QueryTracer].
-func (*breakpoint) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// TraceBatchQuery implements [pgx.BatchTracer].
-func (*breakpoint) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-// TraceBatchEnd implements [pgx.BatchTracer].
-func (*breakpoint) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
