@@ -108,6 +108,7 @@ func compare(ctx context.Context, out io.Writer, modes []sale.Mode, load sale.Lo
 	if len(problems) > 0 {
 		return errors.New("this is not how it should have come out")
 	}
+	fmt.Fprintln(out, "\nThis is how it should have come out.")
 	return nil
 }
 

@@ -15,9 +15,7 @@ func WriteTable(out io.Writer, results []Result) error {
 	for _, r := range rows {
 		fmt.Fprintf(t, "%-*s", labelWidth, r.what)
 		for _, result := range results {
-			if r.of != nil {
-				fmt.Fprint(t, "\t", r.of(result))
-			}
+			fmt.Fprint(t, "\t", r.of(result))
 		}
 		fmt.Fprintln(t, "\t")
 	}
@@ -43,14 +41,14 @@ var rows = []row{
 	{"late reservations refused", func(r Result) string { return count(r.Told.Reserve.Refused + r.Told.Reserve.Late) }},
 	{"late payments refused", func(r Result) string { return count(r.Told.Pay.Refused + r.Told.Pay.Late) }},
 	{"payments longer than a lease, sold", func(r Result) string { return count(r.Told.LongPaid) }},
-	{"", nil},
+	{"", empty},
 	{"carts reserved", func(r Result) string { return count(r.Closing.Carts) }},
 	{"carts sold", func(r Result) string { return count(r.Settled.CartsSold) }},
 	{"reservations that ran out", func(r Result) string { return count(r.Closing.CartsExpired) }},
 	{"payments begun", func(r Result) string { return count(r.Settled.Payments) }},
 	{"  kept by the bank", func(r Result) string { return count(r.Settled.Charged) }},
 	{"  given back", func(r Result) string { return count(r.Settled.Refunded) }},
-	{"", nil},
+	{"", empty},
 	{"units: start", func(r Result) string { return count(r.Closing.Start) }},
 	{"  sold", func(r Result) string { return count(r.Closing.Sold) }},
 	{"  reserved", func(r Result) string { return count(r.Closing.Reserved) }},
@@ -60,6 +58,9 @@ var rows = []row{
 	{"carts half reserved", func(r Result) string { return count(r.Closing.Half) }},
 	{"charges that fit to no sold cart", func(r Result) string { return count(r.Settled.Misplaced) }},
 }
+
+// empty keeps the columns of the table going, which a line without cells would end.
+func empty(Result) string { return "" }
 
 var titles = map[Mode]string{Fenced: "fenced", Lock: "lock only", ForUpdate: "for update", Optimistic: "optimistic"}
 

@@ -110,6 +110,9 @@ func TestTheTableHasAColumnForEachSale(t *testing.T) {
 	} {
 		require.Regexp(t, line, out.String())
 	}
+	for line := range strings.Lines(out.String()) {
+		require.Len(t, line, strings.Index(out.String(), "\n")+1, "columns stand under their titles: %q", line)
+	}
 }
 
 func TestTheBarShowsHowFarASaleIs(t *testing.T) {
