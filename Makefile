@@ -94,8 +94,10 @@ fmt: ## Format the Go code
 	gofmt -w .
 
 .PHONY: up
-up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, which stay until make down
+up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, which stay until make down, and print their addresses
 	docker compose up --detach --wait
+	@echo "export FENCEDB_POSTGRES_URL='postgres://fencedb:fencedb@127.0.0.1:$${FENCEDB_POSTGRES_PORT:-55432}/fencedb?sslmode=disable'"
+	@echo "export FENCEDB_REDIS_URL='redis://127.0.0.1:$${FENCEDB_REDIS_PORT:-56379}/0'"
 
 .PHONY: down
 down: ## Stop what make up started; the data stays in named volumes

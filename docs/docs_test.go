@@ -17,18 +17,26 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// pages are the documents of this directory, by name.
+// pages are the documents of the repository, by path.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
-	names, err := filepath.Glob("*.md")
-	require.NoError(t, err)
-	require.NotEmpty(t, names)
 	pages := map[string]string{}
-	for _, name := range names {
-		text, err := os.ReadFile(name)
-		require.NoError(t, err)
-		pages[name] = string(text)
-	}
+	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && strings.HasPrefix(entry.Name(), ".") && path != "..":
+			return fs.SkipDir
+		case filepath.Ext(path) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		pages[path] = string(text)
+		return err
+	})
+	require.NoError(t, err)
+	require.Contains(t, pages, "../README.md")
+	require.Contains(t, pages, "../docs/runbook.md")
 	return pages
 }
 
@@ -37,8 +45,8 @@ func TestNamedTestsExist(t *testing.T) {
 	t.Parallel()
 	declared := declaredTests(t)
 	for page, text := range pages(t) {
-		for _, name := range regexp.MustCompile(`\bTest[A-Z]\w*`).FindAllString(text, -1) {
-			require.Contains(t, declared, name, page)
+		for _, match := range regexp.MustCompile("`(Test[A-Z]\\w*)`").FindAllStringSubmatch(text, -1) {
+			require.True(t, declared[match[1]], "%s names %s", page, match[1])
 		}
 	}
 }
@@ -61,26 +69,35 @@ func declaredTests(t *testing.T) map[string]bool {
 	return tests
 }
 
-// Links to files, and to headings of the same page.
+// Links to files and directories, and to headings.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	for page, text := range pages(t) {
-		headings := map[string]bool{}
-		for _, match := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
-			headings["#"+anchor(match[1])] = true
-		}
+	pages := pages(t)
+	for page, text := range pages {
 		for _, match := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(text, -1) {
-			link := match[1]
-			switch {
-			case strings.Contains(link, "://"):
-			case strings.HasPrefix(link, "#"):
-				require.Contains(t, headings, link, page)
-			default:
-				file, _, _ := strings.Cut(link, "#")
-				require.FileExists(t, file, page)
+			if strings.Contains(match[1], "://") {
+				continue
+			}
+			file, heading, named := strings.Cut(match[1], "#")
+			target := page
+			if file != "" {
+				target = filepath.Join(filepath.Dir(page), file)
+			}
+			_, err := os.Stat(target)
+			require.NoError(t, err, "%s links to %s", page, match[1])
+			if named {
+				require.Contains(t, headings(pages[target]), heading, page)
 			}
 		}
 	}
+}
+
+// headings are the anchors of a page.
+func headings(text string) (anchors []string) {
+	for _, match := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(text, -1) {
+		anchors = append(anchors, anchor(match[1]))
+	}
+	return anchors
 }
 
 // anchor is the name that a heading gets where Markdown is shown.

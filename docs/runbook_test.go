@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-const runbook = "runbook.md"
+const runbook = "../docs/runbook.md"
 
 // index is what the tables of the runbook say: the heading that each alert and each error is sent to.
 func index(t *testing.T) map[string]string {

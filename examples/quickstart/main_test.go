@@ -1,10 +1,8 @@
 package main
 
 import (
-	"io/fs"
 	"os"
 	"os/exec"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -79,26 +77,6 @@ func TestTheREADMEShowsThisProgram(t *testing.T) {
 	_, setUp, found := strings.Cut(read(t, "setup.go"), "\nfunc setUp")
 	require.True(t, found)
 	require.Contains(t, readme, "\nfunc setUp"+setUp+"```\n")
-}
-
-func TestTheREADMENamesTestsThatExist(t *testing.T) {
-	t.Parallel()
-	declared := map[string]bool{}
-	err := fs.WalkDir(os.DirFS("../.."), ".", func(path string, _ fs.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(path, "_test.go") {
-			for _, match := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(read(t, "../../"+path), -1) {
-				declared[match[1]] = true
-			}
-		}
-		return err
-	})
-	require.NoError(t, err)
-
-	named := regexp.MustCompile("`(Test\\w+)`").FindAllStringSubmatch(read(t, "../../README.md"), -1)
-	require.NotEmpty(t, named)
-	for _, match := range named {
-		require.True(t, declared[match[1]], match[1])
-	}
 }
 
 func read(t *testing.T, name string) string {
