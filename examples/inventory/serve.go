@@ -116,10 +116,10 @@ func servers(ctx context.Context, log *slog.Logger) (postgresURL, redisURL strin
 
 func newClient(url string) (*redis.Client, error) {
 	options, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", redisVar, err)
+	if err != nil { // which repeats the URL, and with it a password
+		return nil, fmt.Errorf("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", redisVar)
 	}
-	options.ClientName = "inventory"
+	options.ClientName = lease.ClientName("inventory")
 	// An extension of some hosted Redis that others refuse, loudly.
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(options), nil

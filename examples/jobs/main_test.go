@@ -2,11 +2,17 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"io"
 	"os"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/examples/jobs/jobs"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -16,6 +22,28 @@ func TestMain(m *testing.M) {
 		return
 	}
 	testenv.Main(m)
+}
+
+// Whoever starts workers can be killed, and cannot tell them then.
+func TestAWorkerEndsWithWhoeverStartedIt(t *testing.T) {
+	t.Parallel()
+	url, redisURL, namespace := testenv.PostgresURL(t), "redis://"+testenv.Redis(t).Options().Addr+"/0", testenv.Namespace(t)
+	queue, db, err := connect(t.Context(), url, redisURL, namespace)
+	require.NoError(t, err)
+	defer db.Close()
+	plain := stdlib.OpenDBFromPool(db)
+	require.NoError(t, errors.Join(jobs.Migrate(t.Context(), plain), plain.Close()))
+	s := &story{t.Context(), io.Discard, url, redisURL, namespace, queue, db}
+	w, _, err := s.begin("sales", "ann")
+	require.NoError(t, err, "ann is in the middle of a job")
+	defer w.kill()
+
+	require.NoError(t, w.orders.Close())
+
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	e, err := w.next(ctx, "Failed")
+	require.NoError(t, err, e)
 }
 
 func TestEveryJobIsDoneOnceThoughWorkersDieAndStop(t *testing.T) {

@@ -107,7 +107,7 @@ func (w *worker) work(ctx context.Context) event {
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for {
-		ran, err := w.queue.RunOne(ctx, w.render)
+		ran, err := w.queue.RunOne(ctx, w.render(ctx))
 		if ran || err != nil {
 			return outcome(err)
 		}
@@ -119,11 +119,18 @@ func (w *worker) work(ctx context.Context) event {
 	}
 }
 
-// render writes the report. Like much code that was there before, it does not look at its context.
-func (w *worker) render(_ context.Context, run *jobs.Run) (string, error) {
-	w.tell(event{Kind: "Running", Job: run.Report, Attempt: run.Attempt, Token: run.Token})
-	<-w.goOn
-	return run.Report + ", rendered by " + w.name, nil
+// render writes the report. Like much code that was there before, it does not look at its context, which ends with the lease: only at
+// the life of its process.
+func (w *worker) render(life context.Context) jobs.Work {
+	return func(_ context.Context, run *jobs.Run) (string, error) {
+		w.tell(event{Kind: "Running", Job: run.Report, Attempt: run.Attempt, Token: run.Token})
+		select {
+		case <-w.goOn:
+			return run.Report + ", rendered by " + w.name, nil
+		case <-life.Done():
+			return "", context.Cause(life)
+		}
+	}
 }
 
 func outcome(err error) event {

@@ -69,7 +69,8 @@ func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer An
 	if err := s.checkCardUnder(ctx, l, b.Guest); err != nil {
 		return Answer{}, err
 	}
-	// Under ctx, not under the lease's context: whether a late write may land is for Postgres to say, not for our clock.
+	// Under ctx, not under the lease's context: the grant bounds the transaction by the lease's time, on the server too, and whether it
+	// comes too late is for Postgres to say. A context that ends meanwhile would only cut off the answer.
 	return s.Store.Save(ctx, l, key, b)
 }
 

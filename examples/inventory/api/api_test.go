@@ -104,10 +104,14 @@ func TestEachErrorHasAStatus(t *testing.T) {
 		http.StatusGone:                shop.ErrExpired,
 		http.StatusConflict:            errors.Join(&fencedb.StaleError{}, lease.ErrExpired),
 		http.StatusServiceUnavailable:  fencedb.ErrBusy,
-		http.StatusInternalServerError: fencedb.ErrCommitUnknown,
+		http.StatusInternalServerError: io.ErrUnexpectedEOF,
 	} {
 		require.Equal(t, status, problemOf(err).Status, err)
 	}
+	require.Equal(t, http.StatusConflict, problemOf(errors.Join(context.Canceled, lease.ErrExpired)).Status, "the bank took too long")
+	unknown := problemOf(errors.Join(lease.ErrUnreachable, fencedb.ErrCommitUnknown))
+	require.Equal(t, http.StatusServiceUnavailable, unknown.Status)
+	require.Contains(t, unknown.Title, "Not known")
 	seconds, worthwhile := retryAfter(&lease.HeldError{RetryAfter: 1200 * time.Millisecond}, http.StatusConflict)
 	require.True(t, worthwhile)
 	require.Equal(t, 2, seconds)

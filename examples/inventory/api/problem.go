@@ -34,6 +34,9 @@ func (a *api) problem(w http.ResponseWriter, r *http.Request, err error) problem
 func problemOf(err error) problem {
 	var tooLarge *http.MaxBytesError
 	switch {
+	case errors.Is(err, fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
+		return problem{"Not known whether it was done", http.StatusServiceUnavailable,
+			"A payment can be sent again. A reservation that was made all the same runs out by itself."}
 	case errors.As(err, &tooLarge):
 		return problem{"The request is too large", http.StatusRequestEntityTooLarge, ""}
 	case errors.Is(err, errMalformed):
@@ -48,8 +51,9 @@ func problemOf(err error) problem {
 		return problem{"The reservation is over", http.StatusGone, "What was paid is given back."}
 	case errors.Is(err, lease.ErrHeld):
 		return problem{"Others are at it", http.StatusConflict, "Nothing was changed. Try again."}
-	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver):
-		return problem{"Overtaken", http.StatusConflict, "It took too long, and somebody else went on. Look at the cart."}
+	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver),
+		errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost), errors.Is(err, lease.ErrRevoked):
+		return problem{"Overtaken", http.StatusConflict, "It took too long, and somebody else may have gone on. Look at the cart."}
 	case errors.Is(err, lease.ErrUnreachable), errors.Is(err, fencedb.ErrBusy):
 		return problem{"Not available right now", http.StatusServiceUnavailable, "Try again."}
 	}

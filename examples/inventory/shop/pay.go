@@ -36,7 +36,8 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 		return err
 	}
 	// Not bounded by the lease's time: a payment that comes late, while nobody has taken the cart over, is as good as one in time.
-	// Who has, Postgres knows: the fence of the cart has their token.
+	// Who has, Postgres knows: the fence of the cart has their token. So the cart is still RESERVED if this is let in, and there are no
+	// rows to count.
 	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
 	_, err = fencedb.Exec(ctx, s.DB, grant, store.Sell, id)
 	return err
@@ -62,9 +63,8 @@ func (s *Shop) whyNotPayable(ctx context.Context, id uuid.UUID) error {
 
 // charge stops waiting for the bank when the lease ends, and says so. The money may have been taken by then.
 func (s *Shop) charge(ctx context.Context, l *lease.Lease, id uuid.UUID, cents int64) error {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	defer context.AfterFunc(l.Context(), func() { stop(context.Cause(l.Context())) })()
+	ctx, unbind := l.Bind(ctx)
+	defer unbind()
 	err := s.Bank.Charge(ctx, id, cents)
 	if err != nil && ctx.Err() != nil {
 		return errors.Join(err, context.Cause(ctx))

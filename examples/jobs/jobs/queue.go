@@ -54,13 +54,15 @@ type Run struct {
 	grant fencedb.Grant
 }
 
-// Work does a job and returns its result, under a context that ends with the lease.
+// Work does a job and returns its result, under a context that ends with the lease. A job can be worked on more than once, and by two
+// owners at a time if one of them was stopped: only one result is kept, but what work does elsewhere has to bear being done again.
 type Work func(ctx context.Context, run *Run) (result string, err error)
 
 // RunOne finds a job that nobody works on, runs it, and reports whether there was one.
 //
 // Nil means that the job is done. [fencedb.ErrStale] means that another owner has taken the job over in the meantime, and that nothing of
-// this run's result was written. If work fails, the job is free for the next one at once.
+// this run's result was written. [fencedb.ErrCommitUnknown] leaves open whether the job is done; whoever looks for a job next finds out.
+// If work fails, the job is free for the next one at once.
 func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	open, err := q.open(ctx)
 	if err != nil {
@@ -125,9 +127,8 @@ func (q *Queue) begin(ctx context.Context, l *lease.Lease, id uuid.UUID) (*Run, 
 
 // under lets work know when it is of no use any more.
 func (r *Run) under(ctx context.Context, l *lease.Lease, work Work) (string, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })()
+	ctx, unbind := l.Bind(ctx)
+	defer unbind()
 	return work(ctx, r)
 }
 
