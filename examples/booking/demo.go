@@ -20,6 +20,10 @@ import (
 func demo(ctx context.Context, args []string) (err error) {
 	flags := flag.NewFlagSet("booking", flag.ContinueOnError)
 	unprotected := flags.Bool("unprotected", false, "take the fence away, to see that the demo notices")
+	flags.Usage = func() {
+		fmt.Fprint(flags.Output(), "booking: five stories, and how they ended. With serve it is the HTTP service, with migrate it sets up the service's database.\n\n")
+		flags.PrintDefaults()
+	}
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

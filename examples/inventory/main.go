@@ -70,6 +70,10 @@ func parse(args []string) (modes []sale.Mode, l sale.Load, err error) {
 	flags.IntVar(&l.Pauses, "pauses", 2, "how often a process is stopped")
 	flags.DurationVar(&l.Pause, "pause", 2400*time.Millisecond, "how long it is stopped")
 	flags.DurationVar(&l.TTL, "ttl", 1200*time.Millisecond, "how long a lease lasts, and a reservation")
+	flags.Usage = func() {
+		fmt.Fprint(flags.Output(), "inventory: a flash sale, in four ways. With serve, and nothing else, it is the shop as a service.\n\n")
+		flags.PrintDefaults()
+	}
 	if err := flags.Parse(args); err != nil {
 		return nil, l, err
 	}
