@@ -17,6 +17,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/fencedb/fencedb/examples/booking/server"
 )
 
 func main() {
@@ -32,6 +34,9 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
+	if len(args) > 1 && (args[0] == "serve" || args[0] == "migrate") {
+		return fmt.Errorf("%s takes no %q; its settings are in variables, such as %s", args[0], args[1], server.AddrVar)
+	}
 	if len(args) == 1 {
 		switch args[0] {
 		case "serve":

@@ -125,6 +125,7 @@ func TestUsage(t *testing.T) {
 		says string
 	}{
 		"unknown argument": {args: []string{"sing"}, says: `"sing"`},
+		"more than serve":  {args: []string{"serve", ":9090"}, says: "serve takes no"},
 		"unknown flag":     {args: []string{"-sing"}, says: "-sing"},
 		"no servers":       {args: []string{"migrate"}, says: "BOOKING_POSTGRES_URL"},
 		"half of them":     {args: []string{"serve"}, env: []string{"BOOKING_REDIS_URL=redis://127.0.0.1:6379/0"}, says: "BOOKING_POSTGRES_URL"},
