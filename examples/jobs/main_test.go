@@ -36,13 +36,13 @@ func TestAWorkerEndsWithWhoeverStartedIt(t *testing.T) {
 	s := &story{t.Context(), io.Discard, url, redisURL, namespace, queue, db}
 	w, _, err := s.begin("sales", "ann")
 	require.NoError(t, err, "ann is in the middle of a job")
-	defer w.kill()
+	defer w.Kill()
 
-	require.NoError(t, w.orders.Close())
+	w.EndOrders()
 
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	e, err := w.next(ctx, "Failed")
+	e, err := w.tells(ctx, "Failed")
 	require.NoError(t, err, e)
 }
 
