@@ -110,7 +110,7 @@ func TestWatchTellsWhatHappenedAndLeavesQuietly(t *testing.T) {
 	}
 	all := strings.Join(lines, "\n")
 	for _, want := range []string{
-		`worker-7  granted    seat:1    ` + tokenText(stale) + `  for 59\.\ds`,
+		`worker-7  granted    seat:1    ` + tokenText(stale) + `  for 5\d\.\ds`,
 		`worker-7  held       seat:1 .* another holds it`,
 		`worker-7  released   seat:1    ` + tokenText(stale) + `  held for `,
 		`worker-7  granted    seat:1    ` + tokenText(stored),

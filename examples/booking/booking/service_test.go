@@ -97,7 +97,7 @@ func TestReserveBooksNothingOnADeclinedCard(t *testing.T) {
 func TestReserveStopsWaitingForTheCardWhenTheLeaseEnds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.config.Lease.TTL, w.config.Lease.RenewEvery = 250*time.Millisecond, lease.Never
+	w.config.Lease.TTL, w.config.Lease.RenewEvery = time.Second, lease.Never
 	slow := func(ctx context.Context, _ string) error {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -112,7 +112,7 @@ func TestReserveStopsWaitingForTheCardWhenTheLeaseEnds(t *testing.T) {
 func TestReserveSavesWhateverItsClockSaysAboutTheLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.config.Lease.TTL, w.config.Lease.RenewEvery = 250*time.Millisecond, lease.Never
+	w.config.Lease.TTL, w.config.Lease.RenewEvery = time.Second, lease.Never
 	late := func(ctx context.Context, _ string) error {
 		<-ctx.Done()
 		return nil

@@ -131,7 +131,7 @@ func TestARunThatFailsIsGoneOnWith(t *testing.T) {
 func TestAnOverlapIsHarmless(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 5)
-	stopped := w.scheduler("stopped", lease.Config{TTL: 300 * time.Millisecond, RenewEvery: lease.Never})
+	stopped := w.scheduler("stopped", lease.Config{TTL: time.Second, RenewEvery: lease.Never})
 	l, err := stopped.Leases.TryAcquire(t.Context(), reminders.Resource)
 	require.NoError(t, err)
 	<-l.Context().Done()

@@ -51,12 +51,14 @@ func TestARefundStopsAChargeThatComesLater(t *testing.T) {
 func TestTheMoneyMayHaveMovedWhenTheAnswerWasNotAwaited(t *testing.T) {
 	t.Parallel()
 	db := testenv.Postgres(t)
-	b := bank.New(db, func() time.Duration { return time.Hour })
+	ctx, giveUp := context.WithCancel(t.Context())
+	b := bank.New(db, func() time.Duration {
+		giveUp()
+		return time.Hour
+	})
 	require.NoError(t, b.Open(t.Context()))
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
 
-	require.ErrorIs(t, b.Charge(ctx, uuid.New(), 995), context.DeadlineExceeded)
+	require.ErrorIs(t, b.Charge(ctx, uuid.New(), 995), context.Canceled)
 
 	var charges int
 	require.NoError(t, db.QueryRow(t.Context(), `SELECT count(*) FROM bank.charges WHERE state = 'CHARGED'`).Scan(&charges))

@@ -186,7 +186,7 @@ func TestAPayerThatWasOvertakenIsRefusedAndItsMoneyGoesBack(t *testing.T) {
 
 func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, lease.Config{TTL: time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
+	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
 	c := w.reserve("a", 2)
 	w.bank.slow = true // until the lease is over
 
@@ -196,7 +196,7 @@ func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 
 func TestAPaymentThatEndsWithItsLeaseSaysSo(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, lease.Config{TTL: time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
+	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
 	c := w.reserve("a", 2)
 	w.bank.slow = true
 	unheard := errors.New("connection closed")

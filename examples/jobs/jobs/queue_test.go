@@ -139,7 +139,7 @@ func TestALateOwner(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.enqueue(w.queue(time.Minute), "sales")
-			_, err := w.queue(200*time.Millisecond).RunOne(t.Context(), func(ctx context.Context, run *jobs.Run) (string, error) {
+			_, err := w.queue(time.Second).RunOne(t.Context(), func(ctx context.Context, run *jobs.Run) (string, error) {
 				<-ctx.Done()
 				require.ErrorIs(t, context.Cause(ctx), lease.ErrExpired)
 				if test.takenOver {

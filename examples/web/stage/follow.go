@@ -10,8 +10,12 @@ import (
 
 // follow writes down what the workers publish, as `fencedb watch` would show it.
 func (s *Stage) follow() {
+	from := "0" // the workers are there already, and Redis is ours
 	for s.life.Err() == nil {
-		_ = feed.Follow(s.life, s.redis, "$", s.heard) // it comes back only when Redis refuses, or at the end
+		_ = feed.Follow(s.life, s.redis, from, func(e feed.Event) error { // it comes back only when Redis refuses, or at the end
+			from = e.ID
+			return s.heard(e)
+		})
 		s.rest(time.Second)
 	}
 }

@@ -29,12 +29,12 @@ func (s *Stage) observe() {
 	}
 }
 
-// noteExpiry: a lease that is gone, and that nobody gave back, has run out.
+// noteExpiry: a lease that is gone when its time was over, and that nobody gave back, has run out.
 func (s *Stage) noteExpiry(last, now journal.Redis) {
-	if !now.Up || last.Token == 0 || last.Token == now.Token {
+	at := time.Now()
+	if !now.Up || last.Token == 0 || last.Token == now.Token || at.Add(grace).UnixMilli() < last.Ends {
 		return
 	}
-	at := time.Now()
 	s.work.Go(func() {
 		s.rest(grace)
 		s.journal.Expire(last.Token, at)

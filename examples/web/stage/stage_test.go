@@ -40,6 +40,7 @@ func TestTheZombieIsRefusedBehindTheFence(t *testing.T) {
 
 	s.play("zombie")
 
+	s.await(func() bool { return len(s.all(journal.Refused)) > 0 }) // the guest may have been told before the feed was heard
 	refused := s.only(journal.Refused)
 	granted := s.all(journal.Granted)
 	require.Len(t, granted, 2)
