@@ -25,7 +25,7 @@ var incidental = []struct {
 	{regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b[0-9a-f]{8}\b`), "LEASE"},
 	{regexp.MustCompile(`\b\d{16}\b`), "TOKEN"},
 	{regexp.MustCompile(`\d\d:\d\d:\d\d\.\d{3}`), "CLOCK"},
-	{regexp.MustCompile(`\b\d+(d\d+h|h\d+m|m\d+s|(\.\d)?m?s)\b`), "TIME"},
+	{regexp.MustCompile(`\b\d+(d(\d+h)?|h(\d+m)?|m(\d+s)?|(\.\d)?m?s)\b`), "TIME"},
 	{regexp.MustCompile(`(127\.0\.0\.1|cache):\d+`), "REDIS"},
 	{regexp.MustCompile(`\b\d+( +worker-8 +idle)`), "PID$1"},
 	{regexp.MustCompile(`\b\d+ in fencedb.audit`), "ID in fencedb.audit"},

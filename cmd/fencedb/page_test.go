@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -83,4 +84,20 @@ func TestNamesCannotDriveTheTerminal(t *testing.T) {
 	require.Equal(t, "tisch:zwölf", visible("tisch:zwölf"))
 	require.Equal(t, `"a\x1b[2Jb\n"`, visible("a\x1b[2Jb\n"))
 	require.Equal(t, `"\xff"`, visible("\xff"))
+}
+
+func TestASpanHasTwoUnitsAtMost(t *testing.T) {
+	t.Parallel()
+	for want, d := range map[string]time.Duration{
+		"12ms":   12*time.Millisecond + time.Microsecond,
+		"9.8s":   9780 * time.Millisecond,
+		"3m":     3*time.Minute + 900*time.Millisecond,
+		"2m40s":  160 * time.Second,
+		"1h":     time.Hour + time.Second,
+		"23h59m": 24*time.Hour - time.Second,
+		"30d":    30 * 24 * time.Hour,
+		"29d23h": 30*24*time.Hour - time.Second,
+	} {
+		require.Equal(t, want, span(d))
+	}
 }

@@ -31,7 +31,7 @@ func TestPruneCountsUnlessToldToApply(t *testing.T) {
 
 	w.json("prune", &r, "prune")
 	require.Equal(t, pruning{OlderThanMS: (30 * day).Milliseconds(), Found: 2, Held: 1}, r)
-	require.Contains(t, w.ok("prune"), "2 fences are older than 30d0h")
+	require.Contains(t, w.ok("prune"), "2 fences are older than 30d")
 
 	w.answer = "no\n"
 	require.Equal(t, exitDeclined, w.run("prune", "--apply", "--reason", "monthly").code)

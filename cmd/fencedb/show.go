@@ -37,6 +37,9 @@ func (a *app) confirm(cmd *cli.Command, question string) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: %w", errDeclined, err)
 	}
+	if err != nil {
+		fmt.Fprintln(a.errOut) // nobody has pressed Enter
+	}
 	switch strings.ToLower(strings.TrimSpace(answer)) {
 	case "y", "yes":
 		return nil
@@ -54,13 +57,22 @@ func yesFlag() cli.Flag {
 func span(d time.Duration) string {
 	switch {
 	case d >= day:
-		return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
+		return units(d, day, "d", time.Hour, "h")
 	case d >= time.Hour:
-		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+		return units(d, time.Hour, "h", time.Minute, "m")
 	case d >= time.Minute:
-		return fmt.Sprintf("%dm%ds", d/time.Minute, d%time.Minute/time.Second)
+		return units(d, time.Minute, "m", time.Second, "s")
 	case d >= time.Second:
 		return d.Round(100 * time.Millisecond).String()
 	}
 	return d.Round(time.Millisecond).String()
+}
+
+// units leaves the smaller one out where it would be 0.
+func units(d, large time.Duration, largeName string, small time.Duration, smallName string) string {
+	text := fmt.Sprint(int64(d/large), largeName)
+	if rest := d % large / small; rest > 0 {
+		text += fmt.Sprint(int64(rest), smallName)
+	}
+	return text
 }
