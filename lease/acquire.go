@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // Option changes one acquisition.
@@ -48,7 +50,7 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 		opt(a)
 	}
 	if a.id == uuid.Nil {
-		return nil, invalid("lease id is the zero UUID; use uuid.New()")
+		return nil, script.Invalid("lease id is the zero UUID; use uuid.New()")
 	}
 	return a, nil
 }
@@ -197,8 +199,8 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
 			if leases = a.handedOver(ctx, t); leases != nil {
 				return leases, nil
 			}
-		case transient(err) && time.Since(answered) < a.issuer.cfg.TTL:
-			sleep(ctx, jitter(backoff))
+		case script.Transient(err) && time.Since(answered) < a.issuer.cfg.TTL:
+			script.Sleep(ctx, script.Jitter(backoff))
 			if ctx.Err() == nil {
 				continue
 			}
@@ -236,7 +238,7 @@ const (
 
 // attempt asks until there is an answer: all leases or a refusal.
 func (a *acquisition) attempt(ctx context.Context, m mode) (leases Leases, refused *HeldError, err error) {
-	err = persist(ctx, func() error {
+	err = script.Persist(ctx, func() error {
 		leases, refused, err = a.once(ctx, m)
 		return err
 	})
@@ -246,21 +248,19 @@ func (a *acquisition) attempt(ctx context.Context, m mode) (leases Leases, refus
 // once asks one time. An answer that comes when its trust window is over already is as good as none.
 func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
 	i := a.issuer
-	ctx, cancel := context.WithTimeoutCause(ctx, i.cfg.TTL, errTooLate)
+	ctx, cancel := script.Within(ctx, i.cfg.TTL)
 	defer cancel()
 	a.asked = a.asked || ctx.Err() == nil
 	sent := time.Now()
 	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, m, i.cfg.TTL, i.cfg.FenceRetention})
 	switch {
-	case err == errTooLate: // the process was stopped, and has not sent anything
-		return nil, nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
 	case err != nil:
 		return nil, nil, err
 	case answer.tokens == nil:
 		a.standing = standing{sent, answer.floor}
 		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait}, nil
 	case !time.Now().Before(i.trustedUntil(sent, i.cfg.TTL)):
-		return nil, nil, fmt.Errorf("%w: %w", ErrUnreachable, errTooLate)
+		return nil, nil, errTooLate
 	}
 	leases := make(Leases, len(a.keys))
 	for n, k := range a.keys {
@@ -269,7 +269,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	return leases, nil, nil
 }
 
-var errTooLate = errors.New("the answer took longer than the lease lasts")
+var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
 
 // withdraw leaves nothing behind of an acquisition that failed: no waiter, and no grant whose reply was lost. On a context of its own:
 // should it fail, or overtake a request that ctx cut short, the waiter is dropped from the queue within
@@ -278,10 +278,10 @@ func (a *acquisition) withdraw(ctx context.Context) {
 	if !a.asked {
 		return
 	}
-	ctx, cancel := detached(ctx, withdrawTime)
+	ctx, cancel := script.Detached(ctx, withdrawTime)
 	defer cancel()
 	for _, k := range a.keys {
-		if err := persist(ctx, func() error { return a.issuer.store.withdraw(ctx, k, a.id) }); err != nil {
+		if err := script.Persist(ctx, func() error { return a.issuer.store.withdraw(ctx, k, a.id) }); err != nil {
 			return
 		}
 	}

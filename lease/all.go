@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // maxResources bounds one acquisition of several resources, and with it how long one script keeps Redis busy.
@@ -92,9 +94,9 @@ func (i *Issuer) several(ctx context.Context, resources []string, opts []Option)
 	resources = slices.Compact(resources)
 	switch {
 	case len(resources) == 0:
-		return nil, invalid("no resources")
+		return nil, script.Invalid("no resources")
 	case len(resources) > maxResources:
-		return nil, invalid("%d resources, more than %d: lease what contains them", len(resources), maxResources)
+		return nil, script.Invalid("%d resources, more than %d: lease what contains them", len(resources), maxResources)
 	}
 	return i.acquisition(ctx, resources, opts)
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // Revocation is the new fence of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
@@ -44,7 +46,7 @@ func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, erro
 // holder dead. Of two that take over from the same token one succeeds; the other gets [ErrStale] and has changed nothing.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > maxToken {
-		return nil, invalid("token %d is none", token)
+		return nil, script.Invalid("token %d is none", token)
 	}
 	return i.revoke(ctx, resource, token)
 }
@@ -57,7 +59,7 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	id := uuid.New()
 	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
 	ctx = t.ctx
-	err := persist(ctx, func() (err error) {
+	err := script.Persist(ctx, func() (err error) {
 		r, err = i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
 		return err
 	})
@@ -78,12 +80,12 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 		return 0, err
 	}
 	if floor < 1 || floor > maxToken {
-		return 0, invalid("floor %d is no token", floor)
+		return 0, script.Invalid("floor %d is no token", floor)
 	}
 	var last int64
 	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
 	ctx = t.ctx
-	err := persist(ctx, func() (err error) {
+	err := script.Persist(ctx, func() (err error) {
 		last, err = i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
 		return err
 	})
@@ -103,7 +105,7 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 // resource. Every error means that this call holds nothing.
 func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
 	if floor < 1 || floor >= maxToken {
-		return nil, invalid("floor %d is no token that another can follow", floor)
+		return nil, script.Invalid("floor %d is no token that another can follow", floor)
 	}
 	t := old.trace(ctx, OpHeal)
 	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), asked: true}
@@ -141,14 +143,14 @@ func (l *Lease) supersede() error {
 
 func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l *Lease, err error) {
 	cfg := a.issuer.cfg
-	err = persist(ctx, func() error {
+	err = script.Persist(ctx, func() error {
 		sent := time.Now()
 		token, err := a.issuer.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, floor)
 		if err != nil {
 			return err
 		}
 		if !time.Now().Before(a.issuer.trustedUntil(sent, cfg.TTL)) {
-			return fmt.Errorf("%w: %w", ErrUnreachable, errTooLate)
+			return errTooLate
 		}
 		l = newLease(a.caller, a.issuer, old.resource, term{old.term.keys, a.id, token}, sent, old.since)
 		return nil
@@ -174,7 +176,7 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 		return Inspection{}, err
 	}
 	var found Inspection
-	err := persist(ctx, func() (err error) {
+	err := script.Persist(ctx, func() (err error) {
 		found, err = i.store.inspect(ctx, i.keys(resource))
 		return err
 	})

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // Health is what [Issuer.Check] found.
@@ -100,7 +102,7 @@ func checkServer(ctx context.Context, client *redis.Client, clock reference) (Se
 }
 
 func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error {
-	info, err := bounded(ctx, func() *redis.StringCmd {
+	info, err := script.Bounded(ctx, func() *redis.StringCmd {
 		// All sections in one reply: naming several at once is not understood by every version.
 		return client.Info(ctx)
 	})
@@ -112,7 +114,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 		s.warn(WarnHidden, "INFO is forbidden: role, eviction policy and persistence were not checked")
 		return nil
 	case err != nil:
-		return failed(ctx, "info", err)
+		return script.Failed(ctx, "info", err)
 	}
 	return s.judge(fields(info.Val()))
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // maxClockDifference is what a warning is worth. Tokens only need Redis's clock not to go back; but who compares times in tokens,
@@ -38,14 +40,14 @@ func compare(ask func() (time.Time, error)) (ahead, roundTrip time.Duration, err
 
 func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock reference) error {
 	ahead, roundTrip, err := compare(func() (time.Time, error) {
-		cmd, err := bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
+		cmd, err := script.Bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
 		if err != nil {
 			return time.Time{}, err
 		}
 		return cmd.Result()
 	})
 	if err != nil {
-		return failed(ctx, "time", err)
+		return script.Failed(ctx, "time", err)
 	}
 	s.RoundTrip, s.Clock = roundTrip, ahead-clock.ahead
 	switch {

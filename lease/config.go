@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/fencedb/fencedb/lease/internal/eval"
 	"github.com/fencedb/fencedb/lease/internal/kind"
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives.
@@ -108,19 +108,19 @@ func (c Config) withDefaults() Config {
 
 func (c Config) check() error {
 	if c.TTL < time.Millisecond {
-		return invalid("TTL must be at least 1ms, the unit in which Redis counts; it is %v", c.TTL)
+		return script.Invalid("TTL must be at least 1ms, the unit in which Redis counts; it is %v", c.TTL)
 	}
 	if c.Margin < 0 || c.Margin >= c.TTL {
-		return invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
+		return script.Invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
 	}
 	if c.WarnBefore < 0 || c.WarnBefore >= c.TTL-c.Margin {
-		return invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, c.TTL-c.Margin)
+		return script.Invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, c.TTL-c.Margin)
 	}
 	if c.MaxHold != Unlimited && c.MaxHold < c.TTL {
-		return invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
+		return script.Invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
 	}
 	if c.FenceRetention < c.TTL {
-		return invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
+		return script.Invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
 	}
 	if err := c.checkRenewal(); err != nil {
 		return err
@@ -128,7 +128,7 @@ func (c Config) check() error {
 	if err := c.checkReplicas(); err != nil {
 		return err
 	}
-	return checkName("namespace", c.Namespace, eval.MaxNamespace)
+	return script.CheckName("namespace", c.Namespace, script.MaxNamespace)
 }
 
 func (c Config) checkRenewal() error {
@@ -136,11 +136,11 @@ func (c Config) checkRenewal() error {
 	case c.RenewEvery == Never:
 		return nil
 	case c.RenewEvery <= 0:
-		return invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
+		return script.Invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
 	case c.RenewTimeout <= 0:
-		return invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
+		return script.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
 	case c.RenewEvery+c.RenewTimeout >= c.TTL-c.Margin:
-		return invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
+		return script.Invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
 			c.RenewEvery, c.RenewTimeout, c.TTL-c.Margin)
 	}
 	return nil
@@ -149,12 +149,12 @@ func (c Config) checkRenewal() error {
 func (c Config) checkReplicas() error {
 	switch {
 	case c.Replicas < 0:
-		return invalid("Replicas is %d; it cannot be negative", c.Replicas)
+		return script.Invalid("Replicas is %d; it cannot be negative", c.Replicas)
 	case c.Replicas == 0:
 		return nil
 	case c.ReplicaTimeout < time.Millisecond || c.ReplicaTimeout >= c.TTL-c.Margin:
 		// Redis takes a timeout of zero as waiting for ever.
-		return invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, c.TTL-c.Margin)
+		return script.Invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, c.TTL-c.Margin)
 	}
 	return nil
 }

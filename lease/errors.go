@@ -4,13 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
-// One word per outcome. The first group says why a lease could not be had, the second why one ended: those are the
+// One word per outcome, also for the packages beside this one. The first group says why a lease could not be had, the second why one ended: those are the
 // causes of [Lease.Context], and what [Lease.Extend] and [Lease.Release] return for a lease that is over.
 var (
 	// ErrInvalid: an argument or a [Config] was refused. Redis was not asked.
-	ErrInvalid = errors.New("lease: invalid")
+	ErrInvalid = script.ErrInvalid
 
 	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed, no token was used.
 	// The error is a [*HeldError].
@@ -18,7 +20,7 @@ var (
 
 	// ErrCorrupt: a key of the protocol holds something the protocol did not write. Nothing was changed. The error is
 	// a [*CorruptError].
-	ErrCorrupt = errors.New("lease: corrupt key")
+	ErrCorrupt = script.ErrCorrupt
 
 	// ErrExhausted: the resource's tokens have reached 2^53. Nothing was changed. Someone raised the fence on purpose;
 	// Redis's clock gets there in the year 2255.
@@ -26,40 +28,40 @@ var (
 
 	// ErrOutOfMemory: Redis is at its memory limit and refuses writes, new leases among them. Nothing was changed. Leases that are
 	// held can still be released, and run out.
-	ErrOutOfMemory = errors.New("lease: redis is out of memory")
+	ErrOutOfMemory = script.ErrOutOfMemory
 
 	// ErrReadOnly: the server is a replica; a fail-over is under way, or the client is connected to the wrong one. Nothing was
 	// changed. Worth trying again.
-	ErrReadOnly = errors.New("lease: redis is a replica")
+	ErrReadOnly = script.ErrReadOnly
 
 	// ErrLoading: the server has just started and reads its data. Nothing was changed. Worth trying again.
-	ErrLoading = errors.New("lease: redis is loading its data")
+	ErrLoading = script.ErrLoading
 
 	// ErrClusterDown: the part of the Cluster that has the resource does not serve it now, because it failed or because its slot
 	// is being moved. Nothing was changed. Worth trying again.
-	ErrClusterDown = errors.New("lease: redis cluster does not serve the resource")
+	ErrClusterDown = script.ErrClusterDown
 
-	// ErrTooFewReplicas: fewer replicas than [Config.Replicas], or than the server's own min-replicas-to-write, took note of the
-	// grant; it was undone. Where Redis did not answer the undoing, the resource stays blocked for up to one TTL.
-	ErrTooFewReplicas = errors.New("lease: too few redis replicas")
+	// ErrTooFewReplicas: the server has fewer replicas than its min-replicas-to-write, and nothing was changed; or fewer than
+	// [Config.Replicas] took note of the grant, and it was undone. Where Redis did not answer the undoing, the resource stays blocked for up to one TTL.
+	ErrTooFewReplicas = script.ErrTooFewReplicas
 
 	// ErrCannotSave: Redis could not save its data to disk and refuses writes until it can (MISCONF). Nothing was changed. Make room on its
 	// disk or repair what its log names; the first save that succeeds ends it. Not tried again by itself.
-	ErrCannotSave = errors.New("lease: redis cannot save its data and refuses writes until it can; see its log and its disk")
+	ErrCannotSave = script.ErrCannotSave
 
 	// ErrBusy: Redis answers nobody at the moment, because a script of somebody's runs too long, or has as many clients as it takes.
 	// Nothing was changed. Worth trying again. SCRIPT KILL ends such a script; maxclients is how many.
-	ErrBusy = errors.New("lease: redis is busy")
+	ErrBusy = script.ErrBusy
 
 	// ErrDenied: Redis does not know this client (NOAUTH, WRONGPASS) or does not allow it what leases need (NOPERM). Nothing was changed.
 	// Give its user the rights that the package's documentation lists. Not tried again by itself.
-	ErrDenied = errors.New("lease: redis denies access; check the client's user, password and ACL")
+	ErrDenied = script.ErrDenied
 
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only [Issuer.Check] says so.
 	ErrUnfit = errors.New("lease: redis is not fit for leases")
 
 	// ErrProtocol: a script answered what no version of it answers; something between us and Redis rewrites replies.
-	ErrProtocol = errors.New("lease: unknown reply")
+	ErrProtocol = script.ErrProtocol
 )
 
 var (
@@ -72,7 +74,7 @@ var (
 
 	// ErrUnreachable: Redis did not answer. As the cause of a lease's end: it ran out while its renewals went
 	// unanswered. Another holder may be at work.
-	ErrUnreachable = errors.New("lease: redis unreachable")
+	ErrUnreachable = script.ErrUnreachable
 
 	// ErrLost: Redis no longer knows this lease although its time was not over. Redis lost data, or someone removed the
 	// key. Another holder may be at work.
@@ -111,20 +113,6 @@ func (e *HeldError) Is(target error) bool { return target == ErrHeld }
 // Unwrap gives the reason why waiting ended, so that errors.Is(err, context.DeadlineExceeded) can be asked as well.
 func (e *HeldError) Unwrap() error { return e.Cause }
 
-// CorruptError names a key whose value is not what the protocol writes; errors.Is(err, ErrCorrupt) holds for it. Look at
-// the key, and delete it once no lease on the resource is in use.
-type CorruptError struct {
-	Key     string
-	Problem string // "is a list, not a string"
-}
-
-func (e *CorruptError) Error() string {
-	return fmt.Sprintf("lease: redis key %q %s; nothing was changed", e.Key, e.Problem)
-}
-
-// Is makes every CorruptError an [ErrCorrupt].
-func (e *CorruptError) Is(target error) bool { return target == ErrCorrupt }
-
-func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
-}
+// CorruptError names a key whose value is not what the protocol writes, in its fields Key and Problem ("is a list, not a string");
+// errors.Is(err, ErrCorrupt) holds for it. Look at the key, and delete it once no lease on the resource is in use.
+type CorruptError = script.CorruptError

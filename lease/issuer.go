@@ -3,11 +3,11 @@ package lease
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. It needs no closing: what runs
@@ -23,7 +23,7 @@ type Issuer struct {
 // caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if client == nil {
-		return nil, invalid("client is nil")
+		return nil, script.Invalid("client is nil")
 	}
 	return newIssuer(newSingle(client, cfg.withDefaults()), cfg)
 }
@@ -85,59 +85,21 @@ func (l *Lease) finish(ctx context.Context) error {
 }
 
 const (
-	attempts     = 3                     // for a request that is safe to send again
-	pause        = 20 * time.Millisecond // before the second attempt, doubled before the third
-	releaseTime  = 5 * time.Second       // for a release, unless the lease is over sooner
-	withdrawTime = time.Second           // for a withdrawal: the caller has given up and wants to go
+	releaseTime  = 5 * time.Second // for a release, unless the lease is over sooner
+	withdrawTime = time.Second     // for a withdrawal: the caller has given up and wants to go
 )
-
-// persist makes one attempt after the other until one has an answer that counts, the attempts are used up, or ctx ends.
-func persist(ctx context.Context, attempt func() error) error {
-	var err error
-	for n := range attempts {
-		if n > 0 && !sleep(ctx, jitter(pause<<(n-1))) {
-			return err
-		}
-		if err = attempt(); !transient(err) {
-			return err
-		}
-	}
-	return err
-}
 
 // giveBack releases a term, detached from the end of ctx: a caller that was cancelled must release all the more. unsure is set
 // when a request went unanswered.
 func (i *Issuer) giveBack(ctx context.Context, t term, unsure *bool) (outcome, error) {
 	// Once the TTL is over, so is the lease.
-	ctx, cancel := detached(ctx, min(releaseTime, max(i.cfg.TTL, 100*time.Millisecond)))
+	ctx, cancel := script.Detached(ctx, min(releaseTime, max(i.cfg.TTL, 100*time.Millisecond)))
 	defer cancel()
 	var result outcome
-	err := persist(ctx, func() (err error) {
+	err := script.Persist(ctx, func() (err error) {
 		result, err = i.store.release(ctx, extension{t, i.cfg.TTL, i.cfg.FenceRetention})
 		*unsure = *unsure || errors.Is(err, ErrUnreachable)
 		return err
 	})
 	return result, err
-}
-
-// detached keeps the values of ctx, not its end.
-func detached(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), bound, fmt.Errorf("no answer within %v", bound))
-}
-
-// jitter is between four fifths of d and d.
-func jitter(d time.Duration) time.Duration {
-	return d - rand.N(d/5+1)
-}
-
-// sleep reports whether it was not cut short by the end of ctx.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -3,7 +3,7 @@ package lease
 import (
 	"fmt"
 
-	"github.com/fencedb/fencedb/lease/internal/eval"
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // maxResource is in bytes.
@@ -26,7 +26,7 @@ func newKeys(namespace, resource string, hashed bool) keys {
 }
 
 func newKeysOf(kind, namespace, resource string, hashed bool) keys {
-	prefix := kind + ":v1:" + eval.Tag(namespace, resource, hashed) + ":"
+	prefix := kind + ":v1:" + script.Tag(namespace, resource, hashed) + ":"
 	return keys{
 		owner:   prefix + "owner",
 		fence:   prefix + "fence",
@@ -51,14 +51,7 @@ func Resource(kind string, id any) string {
 
 func checkResource(resource string) error {
 	if resource == "" {
-		return invalid("resource is empty; name what the lease is for, such as %q", "table:12")
+		return script.Invalid("resource is empty; name what the lease is for, such as %q", "table:12")
 	}
-	return checkName("resource", resource, maxResource)
-}
-
-func checkName(what, name string, limit int) error {
-	if problem := eval.Unfit(what, name, limit); problem != "" {
-		return invalid("%s", problem)
-	}
-	return nil
+	return script.CheckName("resource", resource, maxResource)
 }

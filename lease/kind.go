@@ -3,13 +3,13 @@ package lease
 import (
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/eval"
 	"github.com/fencedb/fencedb/lease/internal/kind"
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // scripts are those of the life of a holder.
 type scripts struct {
-	acquire, extend, release, withdraw, verify eval.Script
+	acquire, extend, release, withdraw, verify script.Script
 }
 
 var ownScripts = scripts{acquireScript, extendScript, releaseScript, withdrawScript, verifyScript}

@@ -1,12 +1,15 @@
 package lease
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // A process that is stopped between deciding to ask and asking has not heard from Redis, and may ask again.
@@ -23,5 +26,14 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	_, _, err = a.once(t.Context(), try)
 
 	require.ErrorIs(t, err, ErrUnreachable)
-	require.True(t, transient(err))
+	require.True(t, script.Transient(err))
+}
+
+func TestAMemberThatIsNotAskedInTimeHasNotAnswered(t *testing.T) {
+	t.Parallel()
+	q := &quorum{members: make([]*single, 3), need: 2, patience: 0}
+	ask := func(ctx context.Context, _ *single) (int, error) { return script.Bounded(ctx, func() int { return 1 }) }
+	for _, vote := range poll(t.Context(), q, ask) {
+		require.ErrorIs(t, vote.err, ErrUnreachable)
+	}
 }

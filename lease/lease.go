@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // Lease is the right to work on one resource for a while. It is safe for concurrent use, and over when its [Lease.Context] is.
@@ -159,7 +161,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
 	var answer answered
-	_ = persist(ctx, func() error {
+	_ = script.Persist(ctx, func() error {
 		answer = l.issuer.store.extend(ctx, []extension{e.extension})[0]
 		return answer.err
 	})
@@ -323,7 +325,7 @@ func (v Verdict) String() string {
 // done by a stale holder is checked where the data lives.
 func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	var verdict Verdict
-	err := persist(ctx, func() (err error) {
+	err := script.Persist(ctx, func() (err error) {
 		verdict, err = l.issuer.store.verify(ctx, l.term)
 		return err
 	})

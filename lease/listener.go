@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // ear is one resource's share in a subscription.
@@ -204,7 +206,7 @@ func (l *listener) receive(s subscription) {
 		case errors.Is(err, redis.ErrClosed):
 			return
 		case err != nil:
-			sleep(context.Background(), retry)
+			script.Sleep(context.Background(), retry)
 		default:
 			l.heard.Store(true)
 			l.dispatch(m)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // NewQuorum makes an issuer over several independent Redis servers, an odd number of at least three; a lease is what a majority grants
@@ -24,15 +26,15 @@ import (
 // has a turn. An attempt that fails to win a majority uses up tokens. [Config.Replicas] has no place.
 func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if len(clients) < 3 || len(clients)%2 == 0 {
-		return nil, invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
+		return nil, script.Invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
 	}
 	if cfg.Replicas != 0 {
-		return nil, invalid("Replicas (%d) does not go with a quorum, whose members are independent", cfg.Replicas)
+		return nil, script.Invalid("Replicas (%d) does not go with a quorum, whose members are independent", cfg.Replicas)
 	}
 	q := &quorum{need: len(clients)/2 + 1, patience: cfg.withDefaults().RenewTimeout / 2}
 	for n, client := range clients {
 		if client == nil {
-			return nil, invalid("client %d is nil", n)
+			return nil, script.Invalid("client %d is nil", n)
 		}
 		q.members = append(q.members, newSingle(client, cfg.withDefaults()))
 	}
@@ -73,7 +75,7 @@ func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *sing
 	}
 	votes := make([]vote[T], len(q.members))
 	for n := range votes {
-		votes[n].err = fmt.Errorf("%w: %w", ErrUnreachable, errNoVote)
+		votes[n].err = errNoVote
 	}
 	var late <-chan time.Time
 	for got, good := 0, 0; got < len(votes); got++ {
@@ -93,7 +95,7 @@ func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *sing
 	return votes
 }
 
-var errNoVote = errors.New("a member of the quorum did not answer in time")
+var errNoVote = fmt.Errorf("%w: a member of the quorum did not answer in time", ErrUnreachable)
 
 // failure is the error when fewer than a majority could answer at all; nil otherwise.
 func failure[T any](q *quorum, votes []vote[T]) error {
@@ -179,7 +181,7 @@ func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
 
 // undo gives back what a minority granted, so that the next attempt of a rival does not fail for it.
 func (q *quorum) undo(ctx context.Context, all []keys, id uuid.UUID) {
-	ctx, cancel := detached(ctx, q.patience)
+	ctx, cancel := script.Detached(ctx, q.patience)
 	defer cancel()
 	for _, k := range all {
 		_ = q.withdraw(ctx, k, id)

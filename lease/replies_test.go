@@ -1,40 +1,36 @@
 package lease
 
 import (
-	"context"
-	"errors"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
-func words(w ...any) *redis.Cmd {
-	cmd := redis.NewCmd(context.Background())
-	cmd.SetVal(w)
-	return cmd
+func words(word string, args ...string) script.Reply {
+	return script.Reply{Script: "test", Word: word, Args: args}
 }
 
 func TestDecodeEveryBranch(t *testing.T) {
 	id := uuid.New()
-	decoders := map[string]func(reply) (any, error){
-		"acquire":   func(r reply) (any, error) { return decodeAcquire(r, 1) },
-		"acquire 2": func(r reply) (any, error) { return decodeAcquire(r, 2) },
-		"confirm":   func(r reply) (any, error) { return decodeConfirm(r) },
-		"extend":    func(r reply) (any, error) { return decodeExtend(r) },
-		"release":   func(r reply) (any, error) { return decodeRelease(r) },
-		"verify":    func(r reply) (any, error) { return decodeVerify(r) },
-		"withdraw":  func(r reply) (any, error) { return decodeWithdraw(r) },
-		"revoke":    func(r reply) (any, error) { return decodeRevoke(r) },
-		"raise":     func(r reply) (any, error) { return decodeRaise(r) },
-		"regrant":   func(r reply) (any, error) { return decodeRegrant(r) },
-		"inspect":   func(r reply) (any, error) { return decodeInspect(r) },
+	decoders := map[string]func(script.Reply) (any, error){
+		"acquire":   func(r script.Reply) (any, error) { return decodeAcquire(r, 1) },
+		"acquire 2": func(r script.Reply) (any, error) { return decodeAcquire(r, 2) },
+		"confirm":   func(r script.Reply) (any, error) { return decodeConfirm(r) },
+		"extend":    func(r script.Reply) (any, error) { return decodeExtend(r) },
+		"release":   func(r script.Reply) (any, error) { return decodeRelease(r) },
+		"verify":    func(r script.Reply) (any, error) { return decodeVerify(r) },
+		"revoke":    func(r script.Reply) (any, error) { return decodeRevoke(r) },
+		"raise":     func(r script.Reply) (any, error) { return decodeRaise(r) },
+		"regrant":   func(r script.Reply) (any, error) { return decodeRegrant(r) },
+		"inspect":   func(r script.Reply) (any, error) { return decodeInspect(r) },
 	}
 	for _, test := range []struct {
 		script string
-		answer *redis.Cmd
+		answer script.Reply
 		want   any
 		err    error
 	}{
@@ -57,7 +53,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"verify", words("current"), Current, nil},
 		{"verify", words("lost"), LeaseLost, nil},
 		{"verify", words("stale", "42"), FenceStale, nil},
-		{"withdraw", words("withdrawn"), struct{}{}, nil},
 		{"revoke", words("revoked", "42", id.String(), "41"), Revocation{token: 42, holder: id, holderToken: 41}, nil},
 		{"revoke", words("revoked", "42", uuid.Nil.String(), "0"), Revocation{token: 42}, nil},
 		{"revoke", words("passed", "43"), nil, ErrStale},
@@ -103,69 +98,21 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"release", words("extended"), nil, ErrProtocol},
 		{"verify", words("stale"), nil, ErrProtocol},
 		{"verify", words("granted"), nil, ErrProtocol},
-		{"withdraw", words("gone"), nil, ErrProtocol},
-		{"acquire", words(), nil, ErrProtocol},
-		{"acquire", words([]any{"granted"}), nil, ErrProtocol},
 		{"release", words("corrupt", "the key"), nil, ErrProtocol},
 	} {
-		r, err := decode(t.Context(), test.script, test.answer)
-		var got any
-		if err == nil {
-			got, err = decoders[test.script](r)
-		}
-		require.ErrorIs(t, err, test.err, "%s %v", test.script, test.answer.Val())
+		got, err := decoders[test.script](test.answer)
+		require.ErrorIs(t, err, test.err, "%s %v", test.script, test.answer)
 		if test.err == nil {
-			require.Equal(t, test.want, got, "%s %v", test.script, test.answer.Val())
+			require.Equal(t, test.want, got, "%s %v", test.script, test.answer)
 		}
 	}
 }
 
-func TestDecodeCorrupt(t *testing.T) {
-	_, err := decode(t.Context(), "extend", words("corrupt", "the key", "is a list, not a string"))
-	var corrupt *CorruptError
-	require.ErrorAs(t, err, &corrupt)
-	require.ErrorIs(t, err, ErrCorrupt)
-	require.Equal(t, CorruptError{Key: "the key", Problem: "is a list, not a string"}, *corrupt)
-	require.ErrorContains(t, err, "the key")
-}
-
-// refusal is an error that a Redis server answers.
-type refusal string
-
-func (r refusal) Error() string { return string(r) }
-func (refusal) RedisError()     {}
-
-func TestAnswersAndSilenceAreToldApart(t *testing.T) {
-	cmd := redis.NewCmd(t.Context())
-	cmd.SetErr(refusal("OOM command not allowed"))
-	_, err := decode(t.Context(), "acquire", cmd)
-	require.NotErrorIs(t, err, ErrUnreachable)
-	require.ErrorIs(t, err, refusal("OOM command not allowed"))
-
-	broken := errors.New("broken pipe")
-	cmd.SetErr(broken)
-	_, err = decode(t.Context(), "acquire", cmd)
-	require.ErrorIs(t, err, ErrUnreachable)
-	require.ErrorIs(t, err, broken)
-
-	cause := errors.New("the guest left")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(cause)
-	_, err = decode(ctx, "acquire", cmd)
-	require.ErrorIs(t, err, ErrUnreachable)
-	require.ErrorIs(t, err, cause)
-}
-
 func FuzzDecode(f *testing.F) {
-	f.Add("granted", "42", 2)
-	f.Add("corrupt", "key", 2)
-	f.Add("held", "-1", 2)
+	f.Add("granted", "42", 1)
+	f.Add("held", "-1", 3)
 	f.Fuzz(func(t *testing.T, word, arg string, n int) {
-		answer := []any{word, arg, arg}[:max(0, min(n, 3))]
-		r, err := decode(t.Context(), "acquire", words(answer...))
-		if err != nil {
-			return
-		}
+		r := words(word, []string{arg, arg, arg}[:max(0, min(n, 3))]...)
 		if a, err := decodeAcquire(r, 1); err == nil {
 			require.True(t, (a.tokens != nil) != (a.wait > 0), "a token or a wait")
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/eval"
 	"github.com/fencedb/fencedb/lease/internal/kind"
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // term names one lease exactly. Every operation after the acquisition compares all of it, so that a late request of an old
@@ -119,7 +119,7 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 		return nil
 	})
 	if err != nil {
-		return nil, failed(ctx, "cluster slots", err)
+		return nil, script.Failed(ctx, "cluster slots", err)
 	}
 	return all, nil
 }
@@ -140,20 +140,20 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	if s.kind != nil {
 		names, args = s.kind.Ask(names, args)
 	}
-	return grants(ctx, s, call(s.scripts.acquire, names, args), func(r reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+	return grants(ctx, s, s.scripts.acquire.Call(names, args...), func(r script.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
 func (s *single) extend(ctx context.Context, batch []extension) []answered {
-	calls := make([]eval.Call, len(batch))
+	calls := make([]script.Call, len(batch))
 	for i, e := range batch {
-		calls[i] = call(s.scripts.extend, []string{e.keys.owner, e.keys.fence, e.keys.ended},
-			[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()})
+		calls[i] = s.scripts.extend.Call([]string{e.keys.owner, e.keys.fence, e.keys.ended},
+			e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds())
 	}
 	answers := make([]answered, len(batch))
-	for i, r := range runAll(ctx, s.client, calls) {
-		answers[i].err = r.err
-		if r.err == nil {
-			answers[i].outcome, answers[i].err = decodeExtend(r.reply)
+	for i, r := range script.RunAll(ctx, s.client, calls) {
+		answers[i].err = r.Err
+		if r.Err == nil {
+			answers[i].outcome, answers[i].err = decodeExtend(r.Reply)
 		}
 	}
 	return answers
@@ -161,77 +161,67 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 
 func (s *single) release(ctx context.Context, e extension) (outcome, error) {
 	k := e.keys
-	return query(ctx, s, call(s.scripts.release, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel}), decodeRelease)
+	return script.Query(ctx, s.client, s.scripts.release.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended},
+		e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel), decodeRelease)
 }
 
 func (s *single) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
-	_, err := query(ctx, s, call(s.scripts.withdraw, []string{k.owner, k.queue, k.alive},
-		[]any{id.String(), s.publish, k.channel, s.listener}), decodeWithdraw)
+	_, err := script.Query(ctx, s.client, s.scripts.withdraw.Call([]string{k.owner, k.queue, k.alive},
+		id.String(), s.publish, k.channel, s.listener), script.Only("withdrawn"))
 	return err
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
-	return query(ctx, s, call(s.scripts.verify, []string{t.keys.owner, t.keys.fence}, []any{t.id.String(), t.token}), decodeVerify)
+	return script.Query(ctx, s.client, s.scripts.verify.Call([]string{t.keys.owner, t.keys.fence}, t.id.String(), t.token), decodeVerify)
 }
 
 func (s *single) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
-	return query(ctx, s, call(revokeScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		[]any{id.String(), from, retention.Milliseconds(), s.publish, k.channel}), decodeRevoke)
+	return script.Query(ctx, s.client, revokeScript.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended},
+		id.String(), from, retention.Milliseconds(), s.publish, k.channel), decodeRevoke)
 }
 
 func (s *single) raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error) {
-	return query(ctx, s, call(raiseScript, []string{k.fence}, []any{floor, retention.Milliseconds()}), decodeRaise)
+	return script.Query(ctx, s.client, raiseScript.Call([]string{k.fence}, floor, retention.Milliseconds()), decodeRaise)
 }
 
 func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error) {
-	return grants(ctx, s, call(regrantScript, []string{old.keys.owner, old.keys.fence},
-		[]any{old.id.String(), old.token, id.String(), floor, old.ttl.Milliseconds(), old.retention.Milliseconds()}), decodeRegrant)
+	return grants(ctx, s, regrantScript.Call([]string{old.keys.owner, old.keys.fence},
+		old.id.String(), old.token, id.String(), floor, old.ttl.Milliseconds(), old.retention.Milliseconds()), decodeRegrant)
 }
 
 func (s *single) confirm(ctx context.Context, e extension) (outcome, error) {
-	return query(ctx, s, call(confirmScript, []string{e.keys.owner, e.keys.fence},
-		[]any{e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()}), decodeConfirm)
+	return script.Query(ctx, s.client, confirmScript.Call([]string{e.keys.owner, e.keys.fence},
+		e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()), decodeConfirm)
 }
 
 func (s *single) inspect(ctx context.Context, k keys) (Inspection, error) {
-	return query(ctx, s, call(inspectScript, []string{k.owner, k.fence, k.queue, k.alive, k.ended}, nil), decodeInspect)
+	return script.Query(ctx, s.client, inspectScript.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended}), decodeInspect)
 }
 
-// query runs one script and decodes its reply.
-func query[T any](ctx context.Context, s *single, c eval.Call, decode func(reply) (T, error)) (T, error) {
-	r, err := run(ctx, s.client, c)
-	if err != nil {
-		var none T
-		return none, err
-	}
-	return decode(r)
-}
-
-// grants is query for scripts that grant, which replicas have to confirm if the configuration says so. On an error the grant may
+// grants is [script.Query] for scripts that grant, which replicas have to confirm if the configuration says so. On an error the grant may
 // stand; the acquisition that fails withdraws it.
-func grants[T any](ctx context.Context, s *single, c eval.Call, decode func(reply) (T, error)) (T, error) {
+func grants[T any](ctx context.Context, s *single, c script.Call, decode func(script.Reply) (T, error)) (T, error) {
 	var none T
 	if s.replicas == 0 {
-		return query(ctx, s, c, decode)
+		return script.Query(ctx, s.client, c, decode)
 	}
 	client := s.client
 	if s.cluster != nil {
 		// WAIT carries no key, and must go where the script went.
 		master, err := s.cluster.MasterForKey(ctx, c.Keys[0])
 		if err != nil {
-			return none, failed(ctx, c.Script.Name, err)
+			return none, script.Failed(ctx, c.Script.Name, err)
 		}
 		client = master
 	}
-	r, confirmed, err := runAndWait(ctx, client, c, s.replicas, s.within)
-	if moved(err) {
+	r, confirmed, err := c.RunAndWait(ctx, client, s.replicas, s.within)
+	if script.Moved(err) {
 		s.cluster.ReloadState(ctx)
 	}
 	if err != nil {
 		return none, err
 	}
-	if r.word == "granted" && confirmed < int64(s.replicas) {
+	if r.Word == "granted" && confirmed < int64(s.replicas) {
 		return none, fmt.Errorf("%w: %d of %d have the lease after %v", ErrTooFewReplicas, confirmed, s.replicas, s.within)
 	}
 	return decode(r)

@@ -3,9 +3,10 @@ package lease
 import (
 	"container/heap"
 	"context"
-	"fmt"
 	"sync"
 	"time"
+
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // watchdog renews the leases of one issuer from a single loop. The loop runs while there are leases.
@@ -34,10 +35,12 @@ const (
 
 // watch makes the appointment for the next renewal of a lease that was granted or renewed by a request sent at the time given.
 // The caller holds the lease's mu, and the lease is not over.
-func (w *watchdog) watch(l *Lease, sent time.Time) { w.schedule(l, sent.Add(jitter(w.cfg.RenewEvery))) }
+func (w *watchdog) watch(l *Lease, sent time.Time) {
+	w.schedule(l, sent.Add(script.Jitter(w.cfg.RenewEvery)))
+}
 
 // retry makes it for a lease whose renewal failed. The caller holds the lease's mu, and the lease is not over.
-func (w *watchdog) retry(l *Lease) { w.schedule(l, time.Now().Add(jitter(w.cfg.RenewEvery/4))) }
+func (w *watchdog) retry(l *Lease) { w.schedule(l, time.Now().Add(script.Jitter(w.cfg.RenewEvery/4))) }
 
 func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
@@ -133,8 +136,7 @@ func (w *watchdog) renew(leases []*Lease) {
 	if len(batch) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), w.cfg.RenewTimeout,
-		fmt.Errorf("renewal not answered within %v", w.cfg.RenewTimeout))
+	ctx, cancel := script.Within(context.Background(), w.cfg.RenewTimeout)
 	defer cancel()
 	for i, answer := range w.store.extend(ctx, batch) {
 		_ = alive[i].endRenewal(begun[i], answer)

@@ -30,10 +30,11 @@
 // # Failures
 //
 // When there is no judgement, because Redis does not answer within [Config.Timeout] or answers with an error, the request is admitted or
-// refused as [Config.WhenUnjudged] says, and [Decision.Unjudged] tells why. There is no default for that: whoever limits
+// refused as [Config.WhenUnjudged] says, and [Decision.Unjudged] tells why, with the errors of package lease: one for silence, and
+// one for each reason to refuse, such as [lease.ErrOutOfMemory] or [lease.ErrDenied]. There is no default for that: whoever limits
 // to protect a downstream system wants [FailClosed], whoever limits for fairness mostly [FailOpen].
 //
-// A request without an answer is not sent again: an answer that comes late is of no use. It may have been counted, so a
+// A request without an answer, or with a refusal, is not sent again: an answer that comes late is of no use. It may have been counted, so a
 // lost reply can cost one place of the window; it never makes one.
 //
 // # What it does not give you

@@ -19,8 +19,8 @@ var (
 	//go:embed scripts/sliding.lua
 	slidingLua string
 
-	fixedScript   = script.New("admission/fixed", fixedLua)
-	slidingScript = script.New("admission/sliding", slidingLua)
+	fixedScript   = script.New("admission/fixed", script.Common, fixedLua)
+	slidingScript = script.New("admission/sliding", script.Common, slidingLua)
 )
 
 // Limiter judges requests. One per process and [Config] is enough; it is safe for concurrent use and needs no closing.
@@ -70,8 +70,10 @@ type Decision struct {
 	// ResetAfter is when the whole limit is available again if nobody comes before.
 	ResetAfter time.Duration
 
-	// Unjudged is why Redis has not judged, nil if it has: [lease.ErrUnreachable], [lease.ErrCorrupt], or an error of Redis. Allowed is
-	// then what [Config.WhenUnjudged] says, the numbers are zero, and the request may have been counted.
+	// Unjudged is why Redis has not judged, nil if it has: [lease.ErrUnreachable], also when [Config.Timeout] is over; [lease.ErrCorrupt];
+	// one of the errors that package lease has for refusals, such as [lease.ErrReadOnly]; or the cause of a ctx that ended before Redis
+	// was asked. Allowed is then what [Config.WhenUnjudged] says, the numbers are zero, and after ErrUnreachable the request may
+	// have been counted.
 	Unjudged error
 }
 
@@ -86,7 +88,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	if ctx.Err() != nil {
 		return Decision{}, fmt.Errorf("admission: %w", context.Cause(ctx))
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.cfg.Timeout)
+	ctx, cancel := script.Within(ctx, l.cfg.Timeout)
 	defer cancel()
 	d, err := l.judge(ctx, l.cfg.name(key))
 	if err != nil {
@@ -104,11 +106,12 @@ func (l *Limiter) judge(ctx context.Context, name string) (Decision, error) {
 	if l.cfg.Sliding {
 		judge, args = slidingScript, append(args, uuid.NewString())
 	}
-	run := judge.Run
+	call := judge.Call([]string{name}, args...)
+	run := call.Run
 	if l.direct {
-		run = judge.RunDirect
+		run = call.RunDirect
 	}
-	r, err := run(ctx, l.client, []string{name}, args...)
+	r, err := run(ctx, l.client)
 	if err != nil {
 		return Decision{}, err
 	}

@@ -81,10 +81,8 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 }
 
 func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
-	work, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(claim.Context(), func() { cancel(context.Cause(claim.Context())) })()
-
+	work, unbind := claim.Bind(ctx)
+	defer unbind()
 	result, err := c.fn(work, claim)
 	if lost := claim.Err(); err != nil && lost != nil {
 		err = errors.Join(err, lost)
@@ -105,7 +103,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 		return fmt.Errorf("%w: %w", ErrNotRecorded,
 			script.Invalid("the result of %q has %d bytes, more than %d; store it elsewhere and return where", c.key, len(result), MaxResult))
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTime)
+	ctx, cancel := script.Detached(ctx, recordTime)
 	defer cancel()
 	if err := c.once.record(ctx, c, claim, result); err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrNotRecorded, c.key, err)

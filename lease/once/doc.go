@@ -43,7 +43,9 @@
 //   - The runner dies: its claim runs out after [Config.InFlight], and one of those who wait runs.
 //   - The runner is cut off from Redis, or is stopped, for longer than that: its context ends, and its result is refused.
 //   - The reply to a request is lost: it is sent again; a result that was recorded already counts as recorded.
-//   - Redis does not answer: nobody runs. The error is [lease.ErrUnreachable].
+//   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that of the refusal, such as
+//     [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied]; those that pass soon are tried again first. If that
+//     happens to the recording, the error is [ErrNotRecorded] as well.
 //
 // # What it does not give you
 //

@@ -21,9 +21,9 @@ var (
 	//go:embed scripts/forget.lua
 	forgetLua string
 
-	lookScript   = script.New("once/look", lookLua)
-	recordScript = script.New("once/record", recordLua)
-	forgetScript = script.New("once/forget", forgetLua)
+	lookScript   = script.New("once/look", script.Common, lookLua)
+	recordScript = script.New("once/record", script.Common, recordLua)
+	forgetScript = script.New("once/forget", script.Common, forgetLua)
 )
 
 // Phase is where a key is between its first request and the end of its result.
@@ -58,7 +58,8 @@ type State struct {
 	fingerprint string
 }
 
-// State tells where a key is. Errors are those of package lease; nothing is changed in any case.
+// State tells where a key is. The error is [lease.ErrUnreachable], [lease.ErrCorrupt], or one that package lease has
+// for a refusal; nothing is changed in any case.
 func (o *Once) State(ctx context.Context, key string) (State, error) {
 	if err := checkKey(key); err != nil {
 		return State{}, err
@@ -71,18 +72,13 @@ func (o *Once) State(ctx context.Context, key string) (State, error) {
 }
 
 // Forget removes the recorded result of a key, so that the next caller runs. A run in flight goes on, and records its result.
-// After [lease.ErrUnreachable] the result may or may not be there; forgetting it again does no harm.
+// After [lease.ErrUnreachable] the result may or may not be there; forgetting it again does no harm. After another error, one that package
+// lease has for a refusal, it is there.
 func (o *Once) Forget(ctx context.Context, key string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
-	err := script.Persist(ctx, func() error {
-		r, err := forgetScript.Run(ctx, o.client, []string{o.cfg.names(key).record})
-		if err != nil {
-			return err
-		}
-		return decodeForget(r)
-	})
+	_, err := script.Ask(ctx, o.client, forgetScript.Call([]string{o.cfg.names(key).record}), script.Only("forgotten"))
 	o.flights.turnAway(key)
 	if err != nil {
 		return fmt.Errorf("once: forget %q: %w", key, err)
@@ -90,27 +86,14 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 	return nil
 }
 
-func (o *Once) look(ctx context.Context, n names) (s State, err error) {
-	err = script.Persist(ctx, func() error {
-		r, err := lookScript.Run(ctx, o.client, []string{n.owner, n.record})
-		if err != nil {
-			return err
-		}
-		s, err = decodeLook(r)
-		return err
-	})
-	return s, err
+func (o *Once) look(ctx context.Context, n names) (State, error) {
+	return script.Ask(ctx, o.client, lookScript.Call([]string{n.owner, n.record}), decodeLook)
 }
 
 func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte) error {
-	return script.Persist(ctx, func() error {
-		r, err := recordScript.Run(ctx, o.client, []string{c.names.owner, c.names.record},
-			claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result)
-		if err != nil {
-			return err
-		}
-		return decodeRecord(r)
-	})
+	_, err := script.Ask(ctx, o.client, recordScript.Call([]string{c.names.owner, c.names.record},
+		claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result), decodeRecord)
+	return err
 }
 
 func decodeLook(r script.Reply) (State, error) {
@@ -135,19 +118,12 @@ func decodeLook(r script.Reply) (State, error) {
 	return State{}, r.Unknown()
 }
 
-func decodeRecord(r script.Reply) error {
+func decodeRecord(r script.Reply) (none struct{}, err error) {
 	switch {
 	case r.Is("recorded", 0):
-		return nil
+		return none, nil
 	case r.Is("lost", 0):
-		return lease.ErrLost
+		return none, lease.ErrLost
 	}
-	return r.Unknown()
-}
-
-func decodeForget(r script.Reply) error {
-	if !r.Is("forgotten", 0) {
-		return r.Unknown()
-	}
-	return nil
+	return none, r.Unknown()
 }

@@ -21,9 +21,9 @@ var (
 	//go:embed scripts/revoke.lua
 	revokeLua string
 
-	inspectScript = script.New("semaphore/inspect", inspectLua)
-	limitScript   = script.New("semaphore/limit", behindHolders(limitLua))
-	revokeScript  = script.New("semaphore/revoke", behindHolders(revokeLua))
+	inspectScript = script.New("semaphore/inspect", script.Common, inspectLua)
+	limitScript   = script.New("semaphore/limit", script.Common, holdersLua, limitLua)
+	revokeScript  = script.New("semaphore/revoke", script.Common, holdersLua, revokeLua)
 )
 
 // maxResource is that of package lease, in bytes.
@@ -64,14 +64,8 @@ func (s *Semaphore) Inspect(ctx context.Context, resource string) (found Inspect
 		return Inspection{}, err
 	}
 	prefix := s.prefix(resource)
-	err = script.Persist(ctx, func() error {
-		r, err := inspectScript.Run(ctx, s.client, []string{prefix + "owner", prefix + "alive", prefix + "limit"}, s.cfg.Limit)
-		if err != nil {
-			return err
-		}
-		found, err = decodeInspect(r)
-		return err
-	})
+	found, err = script.Ask(ctx, s.client,
+		inspectScript.Call([]string{prefix + "owner", prefix + "alive", prefix + "limit"}, s.cfg.Limit), decodeInspect)
 	if err != nil {
 		return Inspection{}, fmt.Errorf("semaphore: inspect %q: %w", resource, err)
 	}
@@ -100,13 +94,8 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 		return err
 	}
 	prefix := s.prefix(resource)
-	err := script.Persist(ctx, func() error {
-		r, err := limitScript.Run(ctx, s.client, []string{prefix + "limit", prefix + "queue"}, limit, s.publish(), prefix+"wake")
-		if err != nil {
-			return err
-		}
-		return decodeLimit(r)
-	})
+	_, err := script.Ask(ctx, s.client,
+		limitScript.Call([]string{prefix + "limit", prefix + "queue"}, limit, s.publish(), prefix+"wake"), script.Only("set"))
 	if err != nil {
 		return fmt.Errorf("semaphore: limit of %q: %w", resource, err)
 	}
@@ -124,15 +113,8 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 		return false, err
 	}
 	prefix := s.prefix(resource)
-	err = script.Persist(ctx, func() error {
-		r, err := revokeScript.Run(ctx, s.client, []string{prefix + "owner", prefix + "ended", prefix + "queue"},
-			leaseID.String(), s.publish(), prefix+"wake")
-		if err != nil {
-			return err
-		}
-		held, err = decodeRevoke(r)
-		return err
-	})
+	held, err = script.Ask(ctx, s.client, revokeScript.Call([]string{prefix + "owner", prefix + "ended", prefix + "queue"},
+		leaseID.String(), s.publish(), prefix+"wake"), decodeRevoke)
 	if err != nil {
 		return false, fmt.Errorf("semaphore: revoke %v of %q: %w", leaseID, resource, err)
 	}
@@ -155,13 +137,6 @@ func (s *Semaphore) publish() string {
 		return "SPUBLISH"
 	}
 	return "PUBLISH"
-}
-
-func decodeLimit(r script.Reply) error {
-	if !r.Is("set", 0) {
-		return r.Unknown()
-	}
-	return nil
 }
 
 // decodeInspect reads the limit, the number of waiters, and two words for each holder.

@@ -42,12 +42,6 @@ func TestDecodeInspect(t *testing.T) {
 	}
 }
 
-func TestDecodeLimit(t *testing.T) {
-	require.NoError(t, decodeLimit(answer("set")))
-	require.ErrorIs(t, decodeLimit(answer("set", "x")), lease.ErrProtocol)
-	require.ErrorIs(t, decodeLimit(answer("inspected")), lease.ErrProtocol)
-}
-
 func TestDecodeRevoke(t *testing.T) {
 	for word, want := range map[string]bool{"revoked": true, "gone": false} {
 		held, err := decodeRevoke(answer(word))

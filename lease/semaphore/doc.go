@@ -33,6 +33,13 @@
 //
 // [Semaphore.Inspect] lists the holders, and [Semaphore.Revoke] ends one of them. It learns of that with its next renewal.
 //
+// # When Redis refuses
+//
+// [Semaphore.Inspect], [Semaphore.SetLimit], [Semaphore.ResetLimit] and [Semaphore.Revoke] fail with the errors of package lease, as the
+// rest does: [lease.ErrUnreachable] without an answer; [lease.ErrCorrupt], [lease.ErrOutOfMemory], [lease.ErrCannotSave], [lease.ErrDenied]
+// and its like with one, and then nothing was changed. What passes soon, such as [lease.ErrReadOnly] in a fail-over, is tried again
+// shortly.
+//
 // # What it does not give you
 //
 // Fencing. The tokens rise, but an older one is not stale: several are current at once. So a place is no grant for a resource that all

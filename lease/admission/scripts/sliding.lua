@@ -22,7 +22,9 @@ local now = tonumber(t[1]) * 1000000 + tonumber(t[2])
 local problem = mistyped(key, 'zset')
 if problem then return corrupt(key, problem) end
 
-redis.call('ZREMRANGEBYSCORE', key, '-inf', digits(now - window * 1000))
+-- Only if there is something to remove: a server without memory lets a script write on that has begun with what needs none.
+local past = digits(now - window * 1000)
+if redis.call('ZCOUNT', key, '-inf', past) > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', past) end
 for _, early in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. digits(now), '+inf')) do
   redis.call('ZADD', key, digits(now), early)
 end

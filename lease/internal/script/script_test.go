@@ -1,4 +1,4 @@
-package script
+package script_test
 
 import (
 	"context"
@@ -13,11 +13,12 @@ import (
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-var count = New("count", `return {'counted', digits(redis.call('INCR', KEYS[1]))}`)
+var count = script.New("count", script.Common, `return {'counted', digits(redis.call('INCR', KEYS[1]))}`)
 
 // The client library would send it again on a new connection, and the second answer would hide what became of the first.
 func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
@@ -29,12 +30,13 @@ func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	options.MaxRetries = 3
 	client := redis.NewClient(&options)
 	t.Cleanup(func() { _ = client.Close() })
-	_, err := count.Run(t.Context(), client, []string{key})
+	_, err := count.Call([]string{key}).Run(t.Context(), client)
 	require.NoError(t, err)
 
-	for n, run := range []func(context.Context, redis.UniversalClient, []string, ...any) (Reply, error){count.Run, count.RunDirect} {
+	call := count.Call([]string{key})
+	for n, run := range []func(context.Context, redis.UniversalClient) (script.Reply, error){call.Run, call.RunDirect} {
 		wire.CutAfter(key)
-		_, err = run(t.Context(), client, []string{key})
+		_, err = run(t.Context(), client)
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		require.Equal(t, []string{"2", "3"}[n], client.Get(t.Context(), key).Val())
 	}
@@ -44,9 +46,9 @@ func TestAServerThatHasForgottenTheScriptLearnsIt(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()
 	for _, want := range []string{"1", "2"} {
-		r, err := count.Run(t.Context(), client, []string{"key"})
+		r, err := count.Call([]string{"key"}).Run(t.Context(), client)
 		require.NoError(t, err)
-		require.Equal(t, Reply{Script: "count", Word: "counted", Args: []string{want}}, r)
+		require.Equal(t, script.Reply{Script: "count", Word: "counted", Args: []string{want}}, r)
 		require.NoError(t, client.ScriptFlush(t.Context()).Err())
 	}
 }
@@ -58,7 +60,7 @@ func TestWhatRedisRefusesIsNoSilence(t *testing.T) {
 		"an error":           `return redis.error_reply('OOM on purpose')`,
 		"a client's mistake": `return {whole(ARGV[1], 1, 'ttl')}`,
 	} {
-		_, err := New(name, source).Run(t.Context(), client, []string{"key"}, "x")
+		_, err := script.New(name, script.Common, source).Call([]string{"key"}, "x").Run(t.Context(), client)
 		var refused redis.Error
 		require.ErrorAs(t, err, &refused, name)
 		require.NotErrorIs(t, err, lease.ErrUnreachable, name)
@@ -75,13 +77,13 @@ func TestOddAnswers(t *testing.T) {
 		`return corrupt('the key', 'is odd')`: lease.ErrCorrupt,
 		`return {'counted', digits(1786000000123456)}`: nil,
 	} {
-		_, err := New("odd", source).Run(t.Context(), client, []string{"key"})
+		_, err := script.New("odd", script.Common, source).Call([]string{"key"}).Run(t.Context(), client)
 		require.ErrorIs(t, err, want, source)
 	}
 }
 
 func TestNumbers(t *testing.T) {
-	r := Reply{Script: "test", Word: "counted", Args: []string{"0", "9007199254740991", "9007199254740992", "1.79e+15", "-1", ""}}
+	r := script.Reply{Script: "test", Word: "counted", Args: []string{"0", "9007199254740991", "9007199254740992", "1.79e+15", "-1", ""}}
 	for i, want := range []error{nil, nil, lease.ErrProtocol, lease.ErrProtocol, lease.ErrProtocol, lease.ErrProtocol} {
 		_, err := r.Number(i, 0)
 		require.ErrorIs(t, err, want, r.Args[i])
@@ -90,13 +92,88 @@ func TestNumbers(t *testing.T) {
 	require.ErrorIs(t, err, lease.ErrProtocol)
 }
 
+func TestOneWordOnly(t *testing.T) {
+	set := script.Only("set")
+	_, err := set(script.Reply{Word: "set"})
+	require.NoError(t, err)
+	for _, r := range []script.Reply{{Word: "gone"}, {Word: "set", Args: []string{"x"}}} {
+		_, err = set(r)
+		require.ErrorIs(t, err, lease.ErrProtocol)
+	}
+}
+
+func TestAnAnswerThatAKeyIsCorruptNamesIt(t *testing.T) {
+	t.Parallel()
+	odd := script.New("odd", script.Common, `return corrupt('the key', 'is a list, not a string')`)
+	_, err := odd.Call(nil).Run(t.Context(), testenv.Redis(t))
+	var corrupt *lease.CorruptError
+	require.ErrorAs(t, err, &corrupt)
+	require.Equal(t, lease.CorruptError{Key: "the key", Problem: "is a list, not a string"}, *corrupt)
+	require.ErrorContains(t, err, "the key")
+}
+
+// refusal is an error that a Redis server answers.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+func (refusal) RedisError()     {}
+
+func TestAnswersAndSilenceAreToldApart(t *testing.T) {
+	err := script.Failed(t.Context(), "test", refusal("OOM command not allowed"))
+	require.NotErrorIs(t, err, lease.ErrUnreachable)
+	require.ErrorIs(t, err, lease.ErrOutOfMemory)
+	require.ErrorIs(t, err, refusal("OOM command not allowed"))
+
+	broken := errors.New("broken pipe")
+	err = script.Failed(t.Context(), "test", broken)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.ErrorIs(t, err, broken)
+
+	gone := errors.New("the guest left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	err = script.Failed(ctx, "test", broken)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.ErrorIs(t, err, gone)
+}
+
+// Also where nothing was sent: a process that was stopped for so long has not heard from Redis.
+func TestTheEndOfABoundOfOurOwnIsSilence(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, bound := range map[string]func() (context.Context, context.CancelFunc){
+		"within":   func() (context.Context, context.CancelFunc) { return script.Within(t.Context(), 0) },
+		"detached": func() (context.Context, context.CancelFunc) { return script.Detached(ended, 0) },
+	} {
+		ctx, cancel := bound()
+		defer cancel()
+		for _, run := range []func(context.Context, redis.UniversalClient) (script.Reply, error){count.Call(nil).Run, count.Call(nil).RunDirect} {
+			_, err := run(ctx, nil)
+			require.ErrorIs(t, err, lease.ErrUnreachable, name)
+			require.NotErrorIs(t, err, context.Canceled, name)
+		}
+		require.ErrorIs(t, script.Failed(ctx, "test", ctx.Err()), lease.ErrUnreachable, name)
+	}
+}
+
+func TestABoundedRequestReturnsWhenTheBoundEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := script.Detached(t.Context(), time.Second)
+		defer cancel()
+		stuck := make(chan struct{})
+		defer close(stuck)
+		_, err := script.Bounded(ctx, func() int { <-stuck; return 1 })
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+	})
+}
+
 func TestADeadContextSendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("gone")
 	cancel(gone)
-	_, err := count.Run(ctx, nil, nil)
+	_, err := count.Call(nil).Run(ctx, nil)
 	require.ErrorIs(t, err, gone)
-	_, err = count.RunDirect(ctx, nil, nil)
+	_, err = count.Call(nil).RunDirect(ctx, nil)
 	require.ErrorIs(t, err, gone)
 }
 
@@ -108,11 +185,15 @@ func TestPersist(t *testing.T) {
 		}{
 			{[]error{nil}, nil},
 			{[]error{lease.ErrUnreachable, nil}, nil},
+			{[]error{lease.ErrReadOnly, lease.ErrLoading, nil}, nil},
+			{[]error{lease.ErrClusterDown, lease.ErrBusy, lease.ErrDenied}, lease.ErrDenied},
+			{[]error{lease.ErrOutOfMemory}, lease.ErrOutOfMemory},
+			{[]error{lease.ErrCannotSave}, lease.ErrCannotSave},
 			{[]error{lease.ErrUnreachable, lease.ErrCorrupt}, lease.ErrCorrupt},
 			{[]error{lease.ErrUnreachable, lease.ErrUnreachable, lease.ErrUnreachable}, lease.ErrUnreachable},
 		} {
 			n := 0
-			err := Persist(t.Context(), func() error { n++; return test.answers[n-1] })
+			err := script.Persist(t.Context(), func() error { n++; return test.answers[n-1] })
 			require.ErrorIs(t, err, test.want)
 			require.Equal(t, len(test.answers), n)
 		}
@@ -120,7 +201,7 @@ func TestPersist(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		n := 0
-		require.ErrorIs(t, Persist(ctx, func() error { n++; return lease.ErrUnreachable }), lease.ErrUnreachable)
+		require.ErrorIs(t, script.Persist(ctx, func() error { n++; return lease.ErrUnreachable }), lease.ErrUnreachable)
 		require.Equal(t, 1, n, "no time for another attempt")
 	})
 }
@@ -128,7 +209,7 @@ func TestPersist(t *testing.T) {
 func TestTagsDoNotMeet(t *testing.T) {
 	seen := make(map[string]string)
 	for _, names := range [][2]string{{"", "a/b"}, {"a", "b"}, {"", "a"}, {"a/b", "c"}, {"a", "b/c"}, {"", "%7B"}, {"", "{"}, {"", "}"}, {"%", ""}} {
-		tag := Tag(names[0], names[1], false)
+		tag := script.Tag(names[0], names[1], false)
 		require.Empty(t, seen[tag], "%q", names)
 		seen[tag] = "taken"
 		require.Regexp(t, `^\{[^{}]+\}$`, tag)

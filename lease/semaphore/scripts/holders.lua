@@ -4,8 +4,11 @@
 -- The key owner is a sorted set of holders, "<lease id>:<token>" by the end of their time in microseconds of Redis's clock.
 -- Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that counts.
 
+-- Without any, nothing is written: a server without memory lets a script write on that has begun with what needs none.
 local function drop_dead(owner, now)
-  redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now))
+  if redis.call('ZCOUNT', owner, '-inf', digits(now)) > 0 then
+    redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now))
+  end
 end
 
 -- The holder with that lease id as it stands in the set, and its token; nil if there is none.

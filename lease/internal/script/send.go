@@ -1,33 +1,10 @@
-// Package eval sends Lua scripts to Redis, for package lease and the packages beside it: by digest, in full to a server that does
-// not know them, and never a second time by the client library's own choice.
-package eval
+package script
 
 import (
 	"context"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
-
-// Script is one Lua script.
-type Script struct {
-	Name   string
-	Source string
-	SHA    string
-}
-
-// New puts the sources behind each other.
-func New(name string, sources ...string) Script {
-	source := strings.Join(sources, "\n")
-	return Script{Name: name, Source: source, SHA: redis.NewScript(source).Hash()}
-}
-
-// Call is one run of a script: what is sent, not yet what came back.
-type Call struct {
-	Script Script
-	Keys   []string
-	Args   []any
-}
 
 func (c Call) bySHA(ctx context.Context) *single  { return c.command(ctx, "evalsha", c.Script.SHA) }
 func (c Call) inFull(ctx context.Context) *single { return c.command(ctx, "eval", c.Script.Source) }
@@ -51,10 +28,10 @@ type single struct{ *redis.Cmd }
 // NoRetry implements [redis.Cmder].
 func (*single) NoRetry() bool { return true }
 
-// Send makes the calls in one round trip (on a Cluster, one per node), and once more in full those whose script the server does not know:
+// send makes the calls in one round trip (on a Cluster, one per node), and once more in full those whose script the server does not know:
 // it was restarted, replaced, or told to forget them. They were not run the first time, so this is no repetition. Commands to
 // follow are sent behind either. Each command has its own outcome.
-func Send(ctx context.Context, client redis.UniversalClient, calls []Call, follow ...redis.Cmder) []*redis.Cmd {
+func send(ctx context.Context, client redis.UniversalClient, calls []Call, follow ...redis.Cmder) []*redis.Cmd {
 	commands := make([]*single, len(calls))
 	for i, c := range calls {
 		commands[i] = c.bySHA(ctx)
@@ -91,18 +68,4 @@ func process(ctx context.Context, client redis.UniversalClient, commands []*sing
 		_ = pipe.Process(ctx, cmd)
 	}
 	_, _ = pipe.Exec(ctx)
-}
-
-// Bounded returns when f does or ctx ends, whichever is first; in the second case it answers false, and the server may still act on
-// what f has sent. (The client library honours a context only when told to, and is not ours to configure.)
-func Bounded[T any](ctx context.Context, f func() T) (T, bool) {
-	answers := make(chan T, 1)
-	go func() { answers <- f() }()
-	select {
-	case answer := <-answers:
-		return answer, true
-	case <-ctx.Done():
-		var none T
-		return none, false
-	}
 }

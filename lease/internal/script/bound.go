@@ -1,0 +1,36 @@
+package script
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Within bounds requests. Its end is [ErrUnreachable] to whoever asks for the cause, whether a request was sent by then or not:
+// a cause without that is the caller's own.
+func Within(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: no answer within %v", ErrUnreachable, bound))
+}
+
+// Detached is Within for requests that the end of ctx must not end; only its values are kept.
+func Detached(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
+	return Within(context.WithoutCancel(ctx), bound)
+}
+
+// Bounded returns when f does or ctx ends, whichever is first; in the second case it is [ErrUnreachable], and the server may still
+// act on what f has sent. If ctx was over before, f is not called, and the error is its cause. (The client library honours a
+// context only when told to, and is not ours to configure.)
+func Bounded[T any](ctx context.Context, f func() T) (T, error) {
+	var none T
+	if ctx.Err() != nil {
+		return none, context.Cause(ctx)
+	}
+	answers := make(chan T, 1)
+	go func() { answers <- f() }()
+	select {
+	case answer := <-answers:
+		return answer, nil
+	case <-ctx.Done():
+		return none, unanswered(ctx, ctx.Err())
+	}
+}
