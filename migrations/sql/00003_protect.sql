@@ -420,8 +420,8 @@ COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text) IS 'Inner fu
 CREATE FUNCTION fencedb.protect(target regclass, resource text) RETURNS void
     LANGUAGE plpgsql
 AS $$
-BEGIN
-    PERFORM fencedb.guard_table(target, resource, 'ledger', $body$
+DECLARE
+    body CONSTANT text := $body$
 #variable_conflict use_column
 DECLARE
     "~before" text[] := '{}';
@@ -443,7 +443,9 @@ BEGIN
     NEW.last_fencing_token := "~token";
     RETURN NEW;
 END
-$body$);
+$body$;
+BEGIN
+    PERFORM fencedb.guard_table(target, resource, 'ledger', body);
 END
 $$;
 -- +goose StatementEnd

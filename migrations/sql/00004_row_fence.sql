@@ -89,8 +89,8 @@ COMMENT ON FUNCTION fencedb.check_row_key(regclass, name[], boolean) IS 'Inner f
 CREATE FUNCTION fencedb.protect_row(target regclass, resource text) RETURNS void
     LANGUAGE plpgsql
 AS $$
-BEGIN
-    PERFORM fencedb.guard_table(target, resource, 'row', $body$
+DECLARE
+    body CONSTANT text := $body$
 #variable_conflict use_column
 DECLARE
     "~before" text[];
@@ -112,7 +112,9 @@ BEGIN
     NEW.last_lease_id      := "~stamp".lease;
     RETURN NEW;
 END
-$body$);
+$body$;
+BEGIN
+    PERFORM fencedb.guard_table(target, resource, 'row', body);
 END
 $$;
 -- +goose StatementEnd
