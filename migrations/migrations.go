@@ -82,11 +82,14 @@ func Up(ctx context.Context, db *sql.DB) error {
 }
 
 // Down removes everything that Up has made, schema and fences included, and does nothing when there is none. Without the
-// fences every old token is accepted again, so Down refuses while a table is still protected; the error names the tables.
-// On error the migrations not yet undone stay applied.
+// fences every old token is accepted again, so Down refuses while a table is still protected, and has changed nothing then;
+// the error names the tables. On another error the migrations not yet undone stay applied.
 func Down(ctx context.Context, db *sql.DB) error {
 	provider, err := open(ctx, db)
 	if err != nil {
+		return fmt.Errorf("fencedb/migrations: down: %w", err)
+	}
+	if err := refuseIfProtected(ctx, db); err != nil {
 		return fmt.Errorf("fencedb/migrations: down: %w", err)
 	}
 	if _, err := provider.DownTo(ctx, 0); err != nil {
@@ -98,6 +101,21 @@ func Down(ctx context.Context, db *sql.DB) error {
 		}
 	}
 	return nil
+}
+
+// refuseIfProtected looks before the first migration is undone. The one that made fencedb.protect looks again, for a table that is
+// protected meanwhile and for other tools; by then later migrations are gone, and what they kept.
+func refuseIfProtected(ctx context.Context, db *sql.DB) error {
+	var canProtect bool
+	if err := db.QueryRowContext(ctx, "SELECT to_regclass('fencedb.protected_tables') IS NOT NULL").Scan(&canProtect); err != nil || !canProtect {
+		return err
+	}
+	var tables sql.NullString
+	err := db.QueryRowContext(ctx, "SELECT string_agg(table_name::text, ', ' ORDER BY table_name::text) FROM fencedb.protected_tables").Scan(&tables)
+	if err == nil && tables.Valid {
+		err = fmt.Errorf("still protected: %s; nothing was changed, call fencedb.unprotect for each first", tables.String)
+	}
+	return err
 }
 
 // Status lists the migrations this package knows, oldest first, and which of them the database has. It only reads.

@@ -100,6 +100,9 @@ func TestDownRefusesWhileATableIsProtected(t *testing.T) {
 
 	require.ErrorContains(t, migrations.Down(t.Context(), db), "still protected: seats")
 	psql.refused("FN002", `INSERT INTO seats VALUES (1)`)
+	pending, err := migrations.Pending(t.Context(), db)
+	require.NoError(t, err)
+	require.False(t, pending, "a refusal undoes no migration, not the later ones either")
 
 	psql.exec(`SELECT fencedb.unprotect('seats')`)
 	require.NoError(t, migrations.Down(t.Context(), db))
