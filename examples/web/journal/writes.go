@@ -9,6 +9,9 @@ func (n *narrator) writing(a *actor, r *Record) {
 	why := "It has looked at its lease for the last time, and it was good. Whatever happens between here and Postgres, no check on this side sees."
 	if t := n.terms[a.token]; t != nil && t.noticed {
 		why = "It knows that its lease is gone, and sends the write all the same: whether it may land is for Postgres to say, which knows who came after."
+		if !n.fence {
+			why = "It knows that its lease is gone, and sends the write all the same. The fence is off, so nobody will ask."
+		}
 	}
 	r.say(Plain, "", fmt.Sprintf("%s is about to write", r.Worker), why)
 }

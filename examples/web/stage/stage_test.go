@@ -52,6 +52,19 @@ func TestTheZombieIsRefusedBehindTheFence(t *testing.T) {
 		s.order(journal.Paused, journal.Expired, journal.Woken, journal.Refused))
 }
 
+func TestAWorkerThatWasStoppedWhileIdleCanBeAZombieAllTheSame(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	for range 2 {
+		s.must("pause", "A")
+		s.must("wake", "A")
+	}
+
+	s.play("zombie")
+
+	require.Equal(t, []string{"booked", "stale"}, s.told())
+}
+
 func TestTheUpdateIsLostWithoutTheFence(t *testing.T) {
 	t.Parallel()
 	s := open(t)

@@ -55,6 +55,10 @@ func (w *worker) bank(life context.Context, r Reservation) booking.CardCheck {
 // beforeWrite runs in the driver, after the last look at the lease that this side takes, and before anything is sent. A pause
 // here is what no check can cover: garbage collection, a virtual machine that is moved, a slow disk.
 func (w *worker) beforeWrite(life context.Context, r Reservation) {
+	select {
+	case <-w.goOn: // the word was for nobody: whoever wakes a worker sends it
+	default:
+	}
 	w.tell(Event{Step: Write})
 	if !r.Hold {
 		pass(life, r.Pace.Write)

@@ -35,7 +35,10 @@ func Serve(ctx context.Context, cfg Config, in io.Reader, out io.Writer) error {
 			return fmt.Errorf("worker %s: order: %w", cfg.Name, err)
 		}
 		if o.Reserve == nil {
-			w.goOn <- struct{}{}
+			select {
+			case w.goOn <- struct{}{}:
+			default: // there is one that nobody has waited for
+			}
 			continue
 		}
 		go w.carryOut(ctx, *o.Reserve)
