@@ -29,8 +29,8 @@ var (
 //
 // The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the statement travel together. So
 // what fn reads, it reads behind the fence. CopyFrom, Prepare, LargeObjects and Conn, which pgx sends in ways of their own, are
-// preceded by the opening in the round trip in which pgx alone would have sent BEGIN. A function that sends nothing checks the fence all the same.
-// The server ends the transaction when grant's validity is over; see Hold.
+// preceded by the opening in the round trip in which pgx alone would have sent BEGIN. A function that sends nothing checks the
+// fence all the same. The server ends the transaction when grant's validity is over; see Hold.
 //
 // The error tells what is true of the data:
 //

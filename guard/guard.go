@@ -27,7 +27,8 @@ import (
 //
 // The context that fn gets ends with ctx or with the lease. fn can run a second time, after its first run was rolled
 // back, when Redis had gone backwards. The errors are those of acquiring, where nothing was written, and of
-// fencedb.Tx; when fn's context ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that fails is not an error: the lease runs out by itself.
+// fencedb.Tx; when fn's context ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A
+// release that fails is not an error: the lease runs out by itself.
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
 	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
 	return TxAll(ctx, issuer, db, []string{resource}, fn, opts...)

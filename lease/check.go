@@ -65,10 +65,11 @@ func (h Health) Warnings() []string {
 
 // Check finds out whether leases can be had and kept, for readiness probes: nil means yes. The error is [ErrUnreachable], another of
 // those that an acquisition would return, or [ErrUnfit] with the reason, such as a policy by which Redis may throw leases
-// away, or a disk that it cannot save to. What was found is returned with an error as well. Where the server does not tell, because an ACL or a provider
-// forbids INFO, that is a warning.
+// away, or a disk that it cannot save to. What was found is returned with an error as well. Where the server does not tell,
+// because an ACL or a provider forbids INFO, that is a warning.
 //
-// Of a quorum, a minority may fail with no more than a warning. Check grants nothing, takes a few round trips, and costs little enough for a probe every few seconds.
+// Of a quorum, a minority may fail with no more than a warning. Check grants nothing, takes a few round trips, and costs little
+// enough for a probe every few seconds.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	var h Health
 	servers, spare, err := i.store.servers(ctx)

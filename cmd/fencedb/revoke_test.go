@@ -146,7 +146,7 @@ func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, fencedb.Enter(t.Context(), tx, l))
 
-	got := w.run("--timeout", "4s", "revoke", "seat:1", "--reason", "it hangs", "--yes")
+	got := w.run("--timeout", "12s", "revoke", "seat:1", "--reason", "it hangs", "--yes")
 
 	require.Equal(t, exitHalf, got.code, got.errOut)
 	require.Contains(t, got.errOut, "idle in transaction", "what is in the way")

@@ -202,7 +202,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 func (d *running) wait() error {
 	d.Helper()
 	err := d.cmd.Wait()
-	require.NoError(d, d.stderr.SetReadDeadline(time.Now().Add(5*time.Second)))
+	require.NoError(d, d.stderr.SetReadDeadline(time.Now().Add(20*time.Second)))
 	said, readErr := io.ReadAll(d.stderr)
 	require.NoError(d, readErr, "a worker lives on")
 	if len(said) > 0 {
@@ -248,7 +248,7 @@ func (w *watched) String() string {
 // until waits until a text was written.
 func (w *watched) until(t *testing.T, text string) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(time.Minute)
 	for !strings.Contains(w.String(), text) {
 		select {
 		case <-w.more:

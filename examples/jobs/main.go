@@ -63,11 +63,11 @@ const storyTime = 30 * time.Second
 func tell(ctx context.Context, out io.Writer, postgresURL, redisURL, namespace string) error {
 	ctx, cancel := context.WithTimeout(ctx, storyTime)
 	defer cancel()
-	queue, db, err := connect(ctx, postgresURL, redisURL, namespace)
+	queue, db, disconnect, err := connect(ctx, postgresURL, redisURL, namespace)
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer disconnect()
 	plain := stdlib.OpenDBFromPool(db)
 	if err := errors.Join(jobs.Migrate(ctx, plain), plain.Close()); err != nil {
 		return err

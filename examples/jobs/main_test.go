@@ -28,9 +28,9 @@ func TestMain(m *testing.M) {
 func TestAWorkerEndsWithWhoeverStartedIt(t *testing.T) {
 	t.Parallel()
 	url, redisURL, namespace := testenv.PostgresURL(t), "redis://"+testenv.Redis(t).Options().Addr+"/0", testenv.Namespace(t)
-	queue, db, err := connect(t.Context(), url, redisURL, namespace)
+	queue, db, disconnect, err := connect(t.Context(), url, redisURL, namespace)
 	require.NoError(t, err)
-	defer db.Close()
+	defer disconnect()
 	plain := stdlib.OpenDBFromPool(db)
 	require.NoError(t, errors.Join(jobs.Migrate(t.Context(), plain), plain.Close()))
 	s := &story{t.Context(), io.Discard, url, redisURL, namespace, queue, db}

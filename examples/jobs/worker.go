@@ -54,30 +54,36 @@ type worker struct {
 	out *json.Encoder // guarded by mu
 }
 
-// connect makes the queue of a worker, or of the demo itself. Both connections end with the process.
-func connect(ctx context.Context, postgresURL, redisURL, namespace string) (*jobs.Queue, *pgxpool.Pool, error) {
-	db, err := pgxpool.New(ctx, postgresURL)
-	if err != nil {
-		return nil, nil, err
-	}
+// connect makes the queue of a worker, or of the demo itself. disconnect ends what it works with.
+func connect(ctx context.Context, postgresURL, redisURL, namespace string) (
+	queue *jobs.Queue, db *pgxpool.Pool, disconnect func(), err error) {
 	options, err := redis.ParseURL(redisURL)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	leases, err := lease.New(redis.NewClient(options), lease.Config{TTL: ttl, Namespace: namespace})
+	if db, err = pgxpool.New(ctx, postgresURL); err != nil {
+		return nil, nil, nil, err
+	}
+	client := redis.NewClient(options)
+	disconnect = func() {
+		db.Close()
+		_ = client.Close()
+	}
+	leases, err := lease.New(client, lease.Config{TTL: ttl, Namespace: namespace})
 	if err != nil {
-		return nil, nil, err
+		disconnect()
+		return nil, nil, nil, err
 	}
-	return jobs.New(db, leases), db, nil
+	return jobs.New(db, leases), db, disconnect, nil
 }
 
 // serve is a worker's life: until its orders end.
 func serve(ctx context.Context, orders io.Reader, out io.Writer) error {
-	queue, db, err := connect(ctx, os.Getenv(postgresVar), os.Getenv(redisVar), os.Getenv(namespaceVar))
+	queue, _, disconnect, err := connect(ctx, os.Getenv(postgresVar), os.Getenv(redisVar), os.Getenv(namespaceVar))
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer disconnect()
 	w := &worker{name: os.Getenv(workerVar), queue: queue, goOn: make(chan struct{}, 1), out: json.NewEncoder(out)}
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup

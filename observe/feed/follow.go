@@ -22,7 +22,7 @@ const (
 // "$" for what happens from now on. Entries that are not events are passed over.
 //
 // It returns the cause of ctx, at most half a second after its end, or the error of fn, or that of a server which refuses for
-// good: no permission, no stream under the key. While Redis is away it keeps trying; an event can then be missed only if the
+// good: no permission, no stream under the key; or redis.ErrClosed, if client was closed. While Redis is away it keeps trying; an event can then be missed only if the
 // stream has been trimmed past it. If Redis has lost the stream, it goes on with the first event of the new one.
 func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
@@ -75,7 +75,7 @@ func (r *reader) persist(ctx context.Context, attempt func(context.Context) erro
 }
 
 func refused(err error) bool {
-	return redis.IsPermissionError(err) || redis.IsAuthError(err) || redis.HasErrorPrefix(err, "WRONGTYPE")
+	return redis.IsPermissionError(err) || redis.IsAuthError(err) || redis.HasErrorPrefix(err, "WRONGTYPE") || errors.Is(err, redis.ErrClosed)
 }
 
 // toEnd fixes where "from now on" is. Asking XREAD for "$" anew each time would miss what is added in between.

@@ -183,6 +183,18 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 	require.ErrorIs(t, <-f.err, cause)
 }
 
+func TestFollowingEndsWithItsClient(t *testing.T) {
+	t.Parallel()
+	s := newStream(t)
+	options := *s.client.Options()
+	s.client = redis.NewClient(&options)
+	s.add("*", "a")
+	f := s.follow("0")
+	require.Equal(t, "a", f.next())
+	require.NoError(t, s.client.Close())
+	require.ErrorIs(t, <-f.err, redis.ErrClosed)
+}
+
 func TestFollowingEndsBetweenTwoEvents(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)

@@ -35,7 +35,7 @@ type Scheduler struct {
 // error.
 //
 // On error the reminders sent until then are sent, and the others are still due: the next tick goes on. With
-// [fencedb.ErrStale] another scheduler has taken over.
+// [fencedb.ErrStale] another scheduler has taken over, with [fencedb.ErrLeaseOver] one could have.
 func (s *Scheduler) Tick(ctx context.Context) (sent int, err error) {
 	l, err := s.Leases.TryAcquire(ctx, Resource)
 	if errors.Is(err, lease.ErrHeld) {

@@ -45,12 +45,15 @@ func Run(ctx context.Context, mode Mode, s Servers, l Load, progress Progress) (
 	ctx, cancel := context.WithTimeout(ctx, l.For+2*startTime+settleTime)
 	defer cancel()
 	p := &play{Context: ctx, mode: mode, servers: s, load: l}
-	if err := p.prepare(); err != nil {
+	if err := p.connect(); err != nil {
 		return r, err
 	}
 	defer p.db.Close()
 	defer p.client.Close()
 	defer p.kill()
+	if err := p.prepare(); err != nil {
+		return r, err
+	}
 	r = Result{Mode: mode, Load: l}
 	if r.Told, r.Waits, err = p.trade(progress); err != nil {
 		return r, err
@@ -71,11 +74,13 @@ type play struct {
 	workers []*workerProcess
 }
 
-func (p *play) prepare() (err error) {
+func (p *play) connect() (err error) {
 	var none breakpoint
-	if p.db, p.client, err = (settings{Servers: p.servers, Name: "auditor"}).connect(p, &none); err != nil {
-		return err
-	}
+	p.db, p.client, err = settings{Servers: p.servers, Name: "auditor"}.connect(p, &none)
+	return err
+}
+
+func (p *play) prepare() (err error) {
 	plain := stdlib.OpenDBFromPool(p.db)
 	if err := errors.Join(store.Migrate(p, plain), plain.Close(), bank.New(p.db, nil).Open(p)); err != nil {
 		return err

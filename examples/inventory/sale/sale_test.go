@@ -152,11 +152,12 @@ func TestLoadsThatShowNothingAreRefused(t *testing.T) {
 func prepared(t *testing.T, mode Mode, l Load) *play {
 	t.Helper()
 	p := &play{Context: t.Context(), mode: mode, servers: serversOf(t), load: l}
-	require.NoError(t, p.prepare())
+	require.NoError(t, p.connect())
 	t.Cleanup(func() {
 		p.db.Close()
 		require.NoError(t, p.client.Close())
 	})
+	require.NoError(t, p.prepare())
 	return p
 }
 

@@ -2,8 +2,8 @@ package sale
 
 import "fmt"
 
-// Problems says what is wrong with a sale, in sentences. A sale under a lock alone that has lost nothing is wrong too: then the load was too light
-// to show anything.
+// Problems says what is wrong with a sale, in sentences. A sale under a lock alone that has lost nothing is wrong too: then the load
+// was too light to show anything.
 func (r Result) Problems() (problems []string) {
 	says := func(when bool, format string, args ...any) {
 		if when {

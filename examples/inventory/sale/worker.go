@@ -87,7 +87,10 @@ func (s settings) connect(ctx context.Context, hold *breakpoint) (*pgxpool.Pool,
 	// An extension of some hosted Redis that others refuse, loudly.
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	db, err := pgxpool.NewWithConfig(ctx, pool)
-	return db, redis.NewClient(options), err
+	if err != nil {
+		return nil, nil, err
+	}
+	return db, redis.NewClient(options), nil
 }
 
 // worker is one process with its share of the buyers.
