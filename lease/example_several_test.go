@@ -84,7 +84,7 @@ func ExampleLease_Expiring() {
 	client, disconnect := connect()
 	defer disconnect()
 	ctx := context.Background()
-	issuer, err := lease.New(client, lease.Config{TTL: 200 * time.Millisecond, RenewEvery: lease.Never})
+	issuer, err := lease.New(client, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -81,7 +81,7 @@ func ExampleIssuer_Acquire() {
 	}
 	defer first.Release(ctx)
 
-	ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	_, err = issuer.Acquire(ctx, "table:12")
 	fmt.Println("held by another:", errors.Is(err, lease.ErrHeld))
@@ -95,7 +95,7 @@ func ExampleLease_Context() {
 	client, disconnect := connect()
 	defer disconnect()
 	ctx := context.Background()
-	issuer, err := lease.New(client, lease.Config{TTL: 100 * time.Millisecond, RenewEvery: lease.Never})
+	issuer, err := lease.New(client, lease.Config{TTL: time.Second, RenewEvery: lease.Never})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -22,8 +22,9 @@ const (
 // "$" for what happens from now on. Entries that are not events are passed over.
 //
 // It returns the cause of ctx, at most half a second after its end, or the error of fn, or that of a server which refuses for
-// good: no permission, no stream under the key; or redis.ErrClosed, if client was closed. While Redis is away it keeps trying; an event can then be missed only if the
-// stream has been trimmed past it. If Redis has lost the stream, it goes on with the first event of the new one.
+// good: no permission, no stream under the key; or redis.ErrClosed, if client was closed. While Redis is away it keeps trying;
+// an event can then be missed only if the stream has been trimmed past it. If Redis has lost the stream, it goes on with the
+// first event of the new one.
 func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
 	switch at, ok := parsePlace(from); {

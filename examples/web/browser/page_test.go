@@ -101,6 +101,7 @@ func TestTheButtonsOfWorkersAndRedis(t *testing.T) {
 func TestAReloadKeepsThePicture(t *testing.T) {
 	w := open(t, "fast")
 	w.play("race")
+	w.until(`document.querySelectorAll("#log [data-kind=released]").length === 2`) // the last that is heard
 	w.click(`#theme input[value=dark]`)
 	const picture = `[...document.querySelectorAll("#plane [data-seq], #log li")].map((e) => e.className + e.dataset.seq + e.dataset.token + e.style.cssText + e.textContent).join("\n")`
 	before := ask[string](w, picture)
