@@ -91,7 +91,7 @@ func happened(e feed.Event) string {
 	case feed.Lost:
 		return strings.TrimSpace(e.Cause + unlessZero(" after ", e.Took))
 	case feed.Revoked:
-		return "older tokens are out"
+		return "older leases have ended; their writes are refused once this token has entered"
 	case feed.Healed:
 		return "a new token, Redis had gone backwards"
 	case feed.Committed:
