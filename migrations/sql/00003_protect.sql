@@ -245,7 +245,7 @@ BEGIN
 EXCEPTION WHEN OTHERS THEN
     RAISE EXCEPTION USING
         ERRCODE = 'invalid_parameter_value',
-        MESSAGE = format('fencedb.protect: the resource expression for %s cannot be used: %s', target, SQLERRM),
+        MESSAGE = format('fencedb.protect: the resource expression for %s cannot be used as text or text[] over one row: %s', target, SQLERRM),
         DETAIL  = format('resource => %s', resource),
         HINT    = 'It must be a text (or text[]) expression over one row of the table, for example ''table:'' || table_id.';
 END
