@@ -167,7 +167,7 @@ func TestNothingRunsOnAfterTheLastLease(t *testing.T) {
 func TestNothingRunsOnAgainstRedis(t *testing.T) {
 	w := newWorld(t) // not parallel: other tests' goroutines must not come and go
 	before := goleak.IgnoreCurrent()
-	i := w.issuer(t, lease.Config{TTL: 300 * ms})
+	i := w.issuer(t, lease.Config{TTL: time.Second})
 	for n := range 20 {
 		l := try(t, i, "a"+itoa(int64(n)))
 		switch n % 3 {

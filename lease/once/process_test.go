@@ -27,7 +27,7 @@ const (
 	runnerNamespace = "ONCE_TEST_RUNNER_NAMESPACE"
 )
 
-var inFlight = once.Config{InFlight: 500 * time.Millisecond}
+var inFlight = once.Config{InFlight: 1500 * time.Millisecond}
 
 func TestMain(m *testing.M) {
 	if addr := os.Getenv(runnerAddr); addr != "" {

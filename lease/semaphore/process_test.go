@@ -28,7 +28,7 @@ const (
 
 const (
 	places    = 5
-	holderTTL = 500 * ms
+	holderTTL = 1500 * ms
 )
 
 func TestMain(m *testing.M) {
