@@ -2,7 +2,7 @@
 //
 //	go run ./examples/cache     # exits with 0 if it was built once
 //
-// It finds or starts a Redis, and leaves nothing behind but a key that expires.
+// It finds or starts a Redis, and leaves nothing behind but keys that expire.
 package main
 
 import (

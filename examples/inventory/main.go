@@ -5,7 +5,7 @@
 //	go run ./examples/inventory -mode fenced -for 30s
 //	go run ./examples/inventory serve            # the shop as a service; see README.md
 //
-// It finds or starts a Postgres and a Redis, and leaves nothing behind.
+// It finds or starts a Postgres and a Redis. A Redis that it found keeps the last tokens for a day; nothing else is left behind.
 package main
 
 import (

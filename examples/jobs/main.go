@@ -3,7 +3,7 @@
 //
 //	go run ./examples/jobs     # exits with 0 if it went as promised
 //
-// It finds or starts a Postgres and a Redis, and leaves nothing behind.
+// It finds or starts a Postgres and a Redis. A Redis that it found keeps the last tokens for a day; nothing else is left behind.
 package main
 
 import (
