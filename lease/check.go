@@ -26,7 +26,7 @@ type ServerHealth struct {
 	Limited   bool          // whether there is a maxmemory
 	AOF       bool          // whether every write is logged
 	Replicas  int           // connected
-	Clock     time.Duration // how far the server's clock is ahead of [Config.Clock], give or take half of the round trips
+	Clock     time.Duration // how far the server's clock is ahead of [Config.Clock], without its answer of this process's, give or take half of the round trips
 	RoundTrip time.Duration
 
 	// Warnings are what a person should look at: leases are granted, but are less safe or less useful than they could be.

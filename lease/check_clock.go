@@ -35,7 +35,10 @@ func compare(ask func() (time.Time, error)) (ahead, roundTrip time.Duration, err
 	sent := time.Now()
 	told, err := ask()
 	roundTrip = time.Since(sent)
-	return told.Sub(sent.Add(roundTrip / 2)), roundTrip, err
+	if err != nil {
+		return 0, roundTrip, err
+	}
+	return told.Sub(sent.Add(roundTrip / 2)), roundTrip, nil
 }
 
 func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock reference) error {

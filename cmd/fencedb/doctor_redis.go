@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -92,10 +93,12 @@ var clockDifference = finding{warning, "clock_difference", "the clock of %s is %
 	"tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up",
 	"run NTP on both machines; let the clock be slewed, not stepped"}
 
+// askClock compares both clocks with this process's, not as [lease.Issuer.Check] would with Postgres's for a Config.Clock: a Postgres
+// that hangs must not keep Redis from being examined, and floor needs Redis's clock by this process's.
 func (e *examination) askClock(ctx context.Context) error {
-	var now time.Time
 	sent := time.Now()
-	if err := e.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+	now, err := fencedb.Clock(e.pool)(ctx)
+	if err != nil {
 		return err
 	}
 	took := time.Since(sent)
