@@ -20,8 +20,8 @@ type Effect int
 // Each is refused at least where those before it are.
 const (
 	Reads  Effect = iota
-	Frees         // writes, and needs no memory
-	Writes        // and needs memory
+	Frees         // writes, but takes no memory
+	Writes        // and takes memory
 )
 
 // Request is one that a server shall refuse. Prepare makes it while the server is well.

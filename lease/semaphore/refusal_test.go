@@ -28,6 +28,16 @@ func TestRefusalsHaveOneErrorEach(t *testing.T) {
 			s := places(t, client)
 			return func() error { return s.SetLimit(t.Context(), "limit", 5) }
 		}},
+		"extend": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			l, err := places(t, client).TryAcquire(t.Context(), "extend")
+			require.NoError(t, err)
+			return func() error { return l.Extend(t.Context()) }
+		}},
+		"release": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			l, err := places(t, client).TryAcquire(t.Context(), "release")
+			require.NoError(t, err)
+			return func() error { return l.Release(t.Context()) }
+		}},
 		"revoke": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
 			s := places(t, client)
 			l, err := s.TryAcquire(t.Context(), "revoke")
