@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,7 +20,7 @@ type Option func(*acquisition)
 // WithLeaseID gives the acquisition its lease id instead of a random one. A program that asks again with the id of an
 // acquisition whose outcome it does not know gets that very lease, if it still holds, with its token. Never use one id for
 // two pieces of work: both would hold.
-func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }
+func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id, a.named = id, true } }
 
 // Barge lets [Issuer.TryAcquire] go ahead of those who wait. Without it a free resource that others wait for is held for them.
 func Barge() Option { return func(a *acquisition) { a.barge = true } }
@@ -31,9 +32,11 @@ type acquisition struct {
 	resources []string
 	keys      []keys // of the resources, in their order
 	id        uuid.UUID
+	named     bool // the id is the caller's, who may use it again
 	barge     bool
 	patience  *time.Duration // nil: as long as the context allows
 	asked     bool           // a request may have reached Redis
+	withdrawn atomic.Bool    // what that has left is being taken back
 	standing  standing       // since the latest refusal
 	waits     *tracing       // nil until the resource was found taken
 }
@@ -57,9 +60,8 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 
 // part is the acquisition of the nth resource alone, as a step of the whole.
 func (a *acquisition) part(n int) *acquisition {
-	step := *a
-	step.resources, step.keys, step.patience = a.resources[n:n+1], a.keys[n:n+1], nil
-	return &step
+	return &acquisition{issuer: a.issuer, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
+		id: a.id, named: a.named, barge: a.barge}
 }
 
 // name is what errors call the resources.
@@ -252,7 +254,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	defer cancel()
 	a.asked = a.asked || ctx.Err() == nil
 	sent := time.Now()
-	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, m, i.cfg.TTL, i.cfg.FenceRetention})
+	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, m, i.cfg.TTL, i.cfg.FenceRetention, a.late})
 	switch {
 	case err != nil:
 		return nil, nil, err
@@ -272,18 +274,27 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
 
 // withdraw leaves nothing behind of an acquisition that failed: no waiter, and no grant whose reply was lost. On a context of its own:
-// should it fail, or overtake a request that ctx cut short, the waiter is dropped from the queue within
-// seconds and the grant ends with its TTL.
+// should it fail, the waiter is dropped from the queue within seconds and the grant ends with its TTL.
 func (a *acquisition) withdraw(ctx context.Context) {
 	if !a.asked {
 		return
 	}
+	a.withdrawn.Store(true)
 	ctx, cancel := script.Detached(ctx, withdrawTime)
 	defer cancel()
 	for _, k := range a.keys {
 		if err := script.Persist(ctx, func() error { return a.issuer.store.withdraw(ctx, k, a.id) }); err != nil {
 			return
 		}
+	}
+}
+
+// late withdraws once more, when a request that ctx cut short has come to its end: it may have waited for a connection and
+// reached Redis behind the withdrawal, which would leave a waiter, or a holder, that nobody stands for. Not under an id of the
+// caller's own, who may hold by it by now.
+func (a *acquisition) late() {
+	if a.withdrawn.Load() && !a.named {
+		a.withdraw(a.caller)
 	}
 }
 

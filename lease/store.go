@@ -29,6 +29,7 @@ type ask struct {
 	mode      mode
 	ttl       time.Duration
 	retention time.Duration
+	late      func() // called when the answer comes after the context has ended
 }
 
 // mode is what acquire.lua does when it cannot grant at once.
@@ -140,7 +141,9 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	if s.kind != nil {
 		names, args = s.kind.Ask(names, args)
 	}
-	return grants(ctx, s, s.scripts.acquire.Call(names, args...), func(r script.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+	call := s.scripts.acquire.Call(names, args...)
+	call.Late = a.late
+	return grants(ctx, s, call, func(r script.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
 func (s *single) extend(ctx context.Context, batch []extension) []answered {

@@ -20,7 +20,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	k := newKeys("", "a", false)
 	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, m, time.Minute, time.Hour})
+		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, m, time.Minute, time.Hour, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}

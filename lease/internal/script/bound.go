@@ -18,9 +18,9 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 }
 
 // Bounded returns when f does or ctx ends, whichever is first; in the second case it is [ErrUnreachable], and the server may still
-// act on what f has sent. If ctx was over before, f is not called, and the error is its cause. (The client library honours a
-// context only when told to, and is not ours to configure.)
-func Bounded[T any](ctx context.Context, f func() T) (T, error) {
+// act on what f has sent; late is called once f has returned as well. If ctx was over before, neither is called, and the error is
+// its cause. (The client library honours a context only when told to, and is not ours to configure.)
+func Bounded[T any](ctx context.Context, f func() T, late ...func()) (T, error) {
 	var none T
 	if ctx.Err() != nil {
 		return none, context.Cause(ctx)
@@ -31,6 +31,14 @@ func Bounded[T any](ctx context.Context, f func() T) (T, error) {
 	case answer := <-answers:
 		return answer, nil
 	case <-ctx.Done():
+		if len(late) > 0 {
+			go func() {
+				<-answers
+				for _, call := range late {
+					call()
+				}
+			}()
+		}
 		return none, unanswered(ctx, ctx.Err())
 	}
 }

@@ -34,13 +34,14 @@ func New(name string, sources ...string) Script {
 }
 
 // Call is one run of the script: what is sent, not yet what came back.
-func (s Script) Call(keys []string, args ...any) Call { return Call{s, keys, args} }
+func (s Script) Call(keys []string, args ...any) Call { return Call{Script: s, Keys: keys, Args: args} }
 
 // Call is made by [Script.Call].
 type Call struct {
 	Script Script
 	Keys   []string
 	Args   []any
+	Late   func() // called when the answer, or that there is none, comes after ctx has ended; may be nil
 }
 
 // Result is what came back of one call.
@@ -71,7 +72,7 @@ func (c Call) RunDirect(ctx context.Context, client redis.UniversalClient) (Repl
 
 // RunAll sends calls in one round trip (on a Cluster, one per node), each with an outcome of its own.
 func RunAll(ctx context.Context, client redis.UniversalClient, calls []Call) []Result {
-	results, err := Bounded(ctx, func() []Result { return run(ctx, client, calls) })
+	results, err := Bounded(ctx, func() []Result { return run(ctx, client, calls) }, whenLate(calls)...)
 	if err != nil {
 		results = make([]Result, len(calls))
 		for i := range results {
@@ -79,6 +80,15 @@ func RunAll(ctx context.Context, client redis.UniversalClient, calls []Call) []R
 		}
 	}
 	return results
+}
+
+func whenLate(calls []Call) (late []func()) {
+	for _, c := range calls {
+		if c.Late != nil {
+			late = append(late, c.Late)
+		}
+	}
+	return late
 }
 
 // RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have its writes.
@@ -94,7 +104,7 @@ func (c Call) RunAndWait(ctx context.Context, client redis.UniversalClient, repl
 			r.Err = Failed(ctx, "wait", err)
 		}
 		return confirmed{r, wait.Val()}
-	})
+	}, whenLate([]Call{c})...)
 	if err != nil {
 		return Reply{}, 0, err
 	}
