@@ -22,8 +22,11 @@ func (r Result) Problems() (problems []string) {
 		says(r.Load.Pauses > 0 && r.Emptied.Oversold == 0, "nothing was oversold, so the control shows nothing; use more buyers or longer stops")
 		return problems
 	}
-	for when, b := range map[string]Books{"closing": r.Closing, "emptied": r.Emptied, "settled": r.Settled} {
-		says(!b.Balanced(), "%s: %d units oversold, %d too many, %d too few", when, b.Oversold, b.TooMany, b.TooFew)
+	for _, b := range []struct {
+		when string
+		Books
+	}{{"closing", r.Closing}, {"emptied", r.Emptied}, {"settled", r.Settled}} {
+		says(!b.Balanced(), "%s: %d units oversold, %d too many, %d too few", b.when, b.Oversold, b.TooMany, b.TooFew)
 	}
 	says(!r.told(r.Told.Reserve, r.Closing.Carts), "%d buyers were told reserved, and there are %d carts", r.Told.Reserve.Done, r.Closing.Carts)
 	says(!r.told(r.Told.Pay, r.Closing.CartsSold), "%d buyers were told sold, and %d carts are", r.Told.Pay.Done, r.Closing.CartsSold)
