@@ -14,6 +14,7 @@ package guard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -68,7 +69,11 @@ func acquire(ctx context.Context, issuer *lease.Issuer, resources []string) (lea
 func write(ctx context.Context, db fencedb.DB, leases lease.Leases, fn func(context.Context, pgx.Tx) error, opts []fencedb.Option) error {
 	ctx, stop := leases.Bind(ctx)
 	defer stop()
-	return fencedb.Tx(ctx, db, fencedb.All(leases...), func(tx pgx.Tx) error { return fn(ctx, tx) }, opts...)
+	err := fencedb.Tx(ctx, db, fencedb.All(leases...), func(tx pgx.Tx) error { return fn(ctx, tx) }, opts...)
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err) // a transaction that had not begun says only that the lease is over
+	}
+	return err
 }
 
 // heal exchanges the lease whose token Postgres refused with err for one with a token above the stored one. It returns nil

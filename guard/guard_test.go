@@ -173,3 +173,18 @@ func TestAnUnreachableRedisGivesNoLease(t *testing.T) {
 	require.Error(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
 	require.Zero(t, w.bookings())
 }
+
+// A lease that is over is refused without asking Postgres, although no other holder has come.
+func TestALeaseThatWasReleasedWritesNoMore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	l, err := w.issuer.Acquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.NoError(t, fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.book(12)(t.Context(), tx) }))
+	require.NoError(t, l.Release(t.Context()))
+
+	err = fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.book(12)(t.Context(), tx) })
+
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+	require.Equal(t, 1, w.bookings())
+}

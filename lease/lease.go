@@ -27,7 +27,7 @@ type Lease struct {
 	renewals sync.WaitGroup // in flight; Add only under mu and while ended is nil
 
 	mu         sync.Mutex
-	validUntil time.Time   // guarded by mu; only grows
+	validUntil time.Time   // guarded by mu; only grows, until the lease ends before it
 	expiry     *time.Timer // calls tick when to warn, then at validUntil; guarded by mu
 	ended      error       // why it is over, nil while it is not; guarded by mu, set once
 	lastFail   error       // of the latest renewal, nil if it succeeded; guarded by mu
@@ -65,7 +65,8 @@ func (l *Lease) Token() int64 { return l.term.token }
 // LeaseID is unique to this acquisition.
 func (l *Lease) LeaseID() uuid.UUID { return l.term.id }
 
-// ValidUntil is the time, on this process's clock, until which the lease may be believed in as things stand. Renewals move it on.
+// ValidUntil is the time, on this process's clock, until which the lease may be believed in as things stand. Renewals move it on. Of a
+// lease that is over it is the time when that became known, so that nothing is begun with it: package fencedb does not.
 func (l *Lease) ValidUntil() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,6 +113,9 @@ func (l *Lease) overdue() error {
 // end is called once, with mu held.
 func (l *Lease) end(cause error) {
 	l.ended = cause
+	if now := time.Now(); now.Before(l.validUntil) {
+		l.validUntil = now
+	}
 	l.expiry.Stop()
 	l.cancel(cause)
 	l.issuer.watchdog.forget(l)
