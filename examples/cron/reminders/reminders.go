@@ -48,6 +48,11 @@ func (s *Scheduler) Tick(ctx context.Context) (sent int, err error) {
 	defer func() { _ = l.Release(ctx) }()
 	for {
 		found, err := s.sendNext(ctx, l)
+		var stale *fencedb.StaleError
+		if errors.As(err, &stale) { // somebody newer, or Redis has gone backwards: then the next tick's token must be above
+			_, raiseErr := s.Leases.Raise(ctx, Resource, stale.Stored)
+			err = errors.Join(err, raiseErr)
+		}
 		if err != nil {
 			return sent, fmt.Errorf("reminders: after %d: %w", sent, err)
 		}

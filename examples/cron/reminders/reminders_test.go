@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -125,6 +126,22 @@ func TestARunThatFailsIsGoneOnWith(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, n)
 	w.requireEachOnce(5)
+}
+
+func TestTheNextTickGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	future := fencedb.NewGrant(reminders.Resource, time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
+	require.NoError(t, fencedb.Seal(t.Context(), w.db, future))
+	s := w.scheduler("a", lease.Config{TTL: time.Minute})
+
+	_, err := s.Tick(t.Context())
+	require.ErrorIs(t, err, fencedb.ErrStale)
+
+	n, err := s.Tick(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	w.requireEachOnce(2)
 }
 
 // The first is stopped between two reminders, for longer than its lease lasts.

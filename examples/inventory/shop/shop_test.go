@@ -130,6 +130,21 @@ func TestASweepPutsUnitsBack(t *testing.T) {
 	require.Equal(t, []string{store.Expired, store.Reserved}, []string{w.state(over.ID), w.state(stays.ID)})
 }
 
+func TestASweepGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	over := w.reserve("a", 2)
+	w.expire(over.ID)
+	future := fencedb.NewGrant("sku:a", time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
+	require.NoError(t, fencedb.Seal(t.Context(), w.db, future))
+
+	require.NoError(t, w.shop.Sweep(t.Context()), "refused, and left for the next time")
+	require.Equal(t, store.Reserved, w.state(over.ID))
+
+	require.NoError(t, w.shop.Sweep(t.Context()))
+	require.Equal(t, store.Expired, w.state(over.ID))
+}
+
 func TestOneProcessSweepsAtATime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

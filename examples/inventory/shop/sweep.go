@@ -78,7 +78,7 @@ func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
 	}
 	defer func() { _ = skus.Release(ctx) }()
 
-	return fencedb.Tx(ctx, s.DB, fencedb.All(append(skus, cart)...), func(tx pgx.Tx) error {
+	err = fencedb.Tx(ctx, s.DB, fencedb.All(append(skus, cart)...), func(tx pgx.Tx) error {
 		expired, err := store.Expire(ctx, tx, id)
 		if err != nil || !expired {
 			return err
@@ -89,6 +89,13 @@ func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
 		}
 		return store.SetLevels(ctx, tx, PutBack(levels, lines))
 	})
+	var stale *fencedb.StaleError
+	if errors.As(err, &stale) { // somebody newer, or Redis has gone backwards: then the next sweep's tokens must be above
+		if _, err := s.Leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // refund tells the bank first: if that is all that happens, it is told again.

@@ -25,7 +25,7 @@ const (
 	Refunded = `UPDATE payments SET state = 'REFUNDED' WHERE cart_id = $1 AND state = 'REFUND_DUE'`
 )
 
-// RefundsDue finds carts whose money the bank has to give back.
+// RefundsDue finds carts whose money the bank has to give back, in no order: some that the bank keeps refusing must not keep the rest out.
 func RefundsDue(ctx context.Context, db Reader, atMost int) ([]uuid.UUID, error) {
-	return ids(db.Query(ctx, `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' LIMIT $1`, atMost))
+	return ids(db.Query(ctx, `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT $1`, atMost))
 }
