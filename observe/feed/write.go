@@ -2,7 +2,6 @@ package feed
 
 import (
 	"context"
-	"errors"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/observe/internal/outcome"
@@ -35,19 +34,8 @@ func (f *Feed) each(kind Kind, cause string, e fencedb.TraceEnd) {
 
 // refused is about the resource that was refused, of however many the transaction entered.
 func (f *Feed) refused(e fencedb.TraceEnd) {
-	event := Event{Kind: Refused, Cause: "stale", Took: e.Took}
-	if stale := (*fencedb.StaleError)(nil); errors.As(e.Err, &stale) {
-		event.Stored = stale.Stored
-		for _, g := range e.Grants {
-			if g.Resource() == stale.Resource {
-				event = event.of(g)
-			}
-		}
-	}
-	if event.Resource == "" && len(e.Grants) > 0 { // the server did not say which
-		event = event.of(e.Grants[0])
-	}
-	f.publish(event)
+	grant, stored := outcome.Subject(e)
+	f.publish(Event{Kind: Refused, Cause: "stale", Took: e.Took, Stored: stored}.of(grant))
 }
 
 func (e Event) of(g fencedb.Grant) Event {

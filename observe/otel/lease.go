@@ -51,23 +51,8 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise, lease.OpHeal: // what was not known at the start
 		trace.SpanFromContext(ctx).SetAttributes(keyLeaseID.String(outcome.Short(e.LeaseID)), keyToken.Int64(e.Token))
 	}
-	result := leaseOutcome(e)
+	result := outcome.Lease(e.Op, e.Err)
 	t.end(ctx, result, e.Err != nil && result != "held", e.Err)
-}
-
-func leaseOutcome(e lease.TraceEnd) string {
-	switch e.Op {
-	case lease.OpAcquire, lease.OpWait:
-		return outcome.Acquire(e.Err)
-	case lease.OpRelease:
-		return outcome.Release(e.Err)
-	case lease.OpHeal:
-		return outcome.Heal(e.Err)
-	}
-	if e.Err != nil {
-		return "failed"
-	}
-	return "done"
 }
 
 // extended tells of a failure where the lease's life is told.

@@ -2,7 +2,6 @@ package otel
 
 import (
 	"context"
-	"errors"
 
 	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/attribute"
@@ -42,17 +41,11 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 
 // refused tells of it in the span of the write, and in that of the lease's life if the lease is this process's.
 func (t *Tracer) refused(ctx context.Context, e fencedb.TraceEnd) {
-	stale := &fencedb.StaleError{Resource: e.Grants[0].Resource()} // if the server did not say more
-	errors.As(e.Err, &stale)
-	for _, g := range e.Grants {
-		if g.Resource() != stale.Resource {
-			continue
-		}
-		event := trace.WithAttributes(t.resource(g.Resource()), keyToken.Int64(g.Token()), keyStored.Int64(stale.Stored))
-		trace.SpanFromContext(ctx).AddEvent("fence.refused", event)
-		if span, ok := t.hold(g.LeaseID(), g.Resource()); ok {
-			span.AddEvent("fence.refused", event)
-		}
+	g, stored := outcome.Subject(e)
+	event := trace.WithAttributes(t.resource(g.Resource()), keyToken.Int64(g.Token()), keyStored.Int64(stored))
+	trace.SpanFromContext(ctx).AddEvent("fence.refused", event)
+	if span, ok := t.hold(g.LeaseID(), g.Resource()); ok {
+		span.AddEvent("fence.refused", event)
 	}
 }
 

@@ -133,10 +133,9 @@ func TestWhatBecomesOfWrites(t *testing.T) {
 	wrote(m, fencedb.OpEnter, nil, "table:12")
 	wrote(m, fencedb.OpCommit, nil, "table:12")
 	wrote(m, fencedb.OpCommit, fencedb.ErrStale, "table:12")
-	wrote(m, fencedb.OpWrite, fencedb.ErrBusy)
 	writes := map[string]float64{
 		"committed table": 4, "no_token table": 2, "wrong_resource table": 3, "lease_over table": 4, "busy table": 5,
-		"commit_unknown table": 6, "invalid_grant table": 7, "error table": 8, "stale sku": 1, "busy other": 1,
+		"commit_unknown table": 6, "invalid_grant table": 7, "error table": 8, "stale sku": 1,
 	}
 	requireSeries(t, m, "fencedb_writes_total", writes)
 	requireSeries(t, m, "fencedb_write_duration_seconds", writes)

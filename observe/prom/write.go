@@ -2,7 +2,6 @@ package prom
 
 import (
 	"context"
-	"errors"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/observe/internal/outcome"
@@ -16,7 +15,8 @@ func (m *Metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 // TraceWriteEnd implements [fencedb.Tracer]. A transaction that was only entered ([fencedb.OpEnter]) is no write here, since
 // it is not known whether it commits; that it was refused is counted.
 func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
-	series := m.writes.row(m.namer.of(resource(e)))
+	about, _ := outcome.Subject(e)
+	series := m.writes.row(m.namer.of(about.Resource()))
 	result := outcome.Write(e.Err)
 	switch e.Op {
 	case fencedb.OpWrite:
@@ -29,15 +29,4 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	if result == "stale" {
 		m.count(ctx, series.rejected)
 	}
-}
-
-// resource is the one that the outcome is about, of however many the write entered.
-func resource(e fencedb.TraceEnd) string {
-	if stale := (*fencedb.StaleError)(nil); errors.As(e.Err, &stale) && stale.Resource != "" {
-		return stale.Resource
-	}
-	if len(e.Grants) == 0 {
-		return ""
-	}
-	return e.Grants[0].Resource()
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/observe/internal/outcome"
 )
 
 // line is what is logged of an outcome.
@@ -61,25 +60,6 @@ var leaseLines = map[lease.Op]map[string]line{
 		"healed": info("lease healed"),
 		"failed": warn("lease not healed"),
 	},
-}
-
-func leaseOutcome(op lease.Op, err error) string {
-	switch op {
-	case lease.OpAcquire:
-		return outcome.Acquire(err)
-	case lease.OpHold:
-		return outcome.Loss(err)
-	case lease.OpExtend:
-		return outcome.Extend(err)
-	case lease.OpRelease:
-		return outcome.Release(err)
-	case lease.OpHeal:
-		return outcome.Heal(err)
-	}
-	if err != nil {
-		return "failed"
-	}
-	return "done"
 }
 
 var entered = debug("fence entered")

@@ -43,7 +43,7 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 
 // TraceLeaseEnd implements [lease.Tracer].
 func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
-	result := leaseOutcome(e.Op, e.Err)
+	result := outcome.Lease(e.Op, e.Err)
 	l, ok := leaseLines[e.Op][result]
 	if errors.Is(e.Err, context.Canceled) { // the caller's doing
 		l.level = slog.LevelDebug
@@ -98,18 +98,11 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 }
 
 // ofWrite is about the grant that was refused, or else the first.
-func (t *Tracer) ofWrite(e fencedb.TraceEnd) (attrs []slog.Attr) {
-	stale := (*fencedb.StaleError)(nil)
-	refused := errors.As(e.Err, &stale)
-	for n, g := range e.Grants {
-		if !refused && n == 0 || refused && g.Resource() == stale.Resource {
-			attrs = append(attrs, slog.String("resource", t.name(g.Resource())),
-				slog.String("lease_id", outcome.Short(g.LeaseID())), slog.Int64("token", g.Token()))
-			break
-		}
-	}
-	if refused {
-		attrs = append(attrs, slog.Int64("stored", stale.Stored))
+func (t *Tracer) ofWrite(e fencedb.TraceEnd) []slog.Attr {
+	g, stored := outcome.Subject(e)
+	attrs := []slog.Attr{slog.String("resource", t.name(g.Resource())), slog.String("lease_id", outcome.Short(g.LeaseID())), slog.Int64("token", g.Token())}
+	if stored != 0 {
+		attrs = append(attrs, slog.Int64("stored", stored))
 	}
 	if len(e.Grants) > 1 {
 		attrs = append(attrs, slog.Int("resources", len(e.Grants)))

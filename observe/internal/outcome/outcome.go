@@ -114,3 +114,23 @@ func judge(err error, good string, bad words) string {
 	}
 	return bad.of(err, "error")
 }
+
+// Lease is the outcome of whatever an [lease.Op] is about.
+func Lease(op lease.Op, err error) string {
+	switch op {
+	case lease.OpAcquire, lease.OpWait:
+		return Acquire(err)
+	case lease.OpHold:
+		return Loss(err)
+	case lease.OpExtend:
+		return Extend(err)
+	case lease.OpRelease:
+		return Release(err)
+	case lease.OpHeal:
+		return Heal(err)
+	}
+	if err != nil {
+		return "failed"
+	}
+	return "done"
+}
