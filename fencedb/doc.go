@@ -64,7 +64,7 @@
 // # What it does not give you
 //
 // A grant goes stale when a newer token enters, not when its lease is released or runs out: until then there is nobody whom a
-// late write could hurt. PREPARE TRANSACTION keeps a fence for as long as it likes; no time limit of the server ends that.
+// late write could hurt. What its own process knows to be over is refused before that, with ErrLeaseOver. PREPARE TRANSACTION keeps a fence for as long as it likes; no time limit of the server ends that.
 //
 // Writes to tables that are not protected are fenced only inside these functions. Effects outside Postgres (mail, payments,
 // other databases) are not fenced at all; write the intent behind the fence and act on it idempotently. Superusers and table
