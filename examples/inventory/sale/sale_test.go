@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 }
 
 // light is a load that a busy machine can bear, with one process stopped in the middle.
-var light = Load{Buyers: 24, SKUs: 4, Stock: 2000, For: 2 * time.Second, Pauses: 1, Pause: time.Second, TTL: 500 * time.Millisecond}
+var light = Load{Buyers: 24, SKUs: 4, Stock: 2000, For: 4 * time.Second, Pauses: 1, Pause: 2 * time.Second, TTL: time.Second}
 
 func serversOf(t *testing.T) Servers {
 	return Servers{testenv.PostgresURL(t), "redis://" + testenv.Redis(t).Options().Addr + "/0", testenv.Namespace(t)}
@@ -137,7 +137,7 @@ func TestLoadsThatShowNothingAreRefused(t *testing.T) {
 		"TTL of 1ms":          func(l *Load) { l.TTL = time.Millisecond },
 		"have to outlast":     func(l *Load) { l.Pause = l.TTL },
 		"-1 stops":            func(l *Load) { l.Pauses = -1 },
-		"do not fit into 2s":  func(l *Load) { l.Pauses = 2 },
+		"do not fit into 4s":  func(l *Load) { l.Pauses = 2 },
 		"a sale of 0s with 1": func(l *Load) { l.For = 0 },
 	} {
 		load := light

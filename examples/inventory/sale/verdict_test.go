@@ -91,7 +91,7 @@ func TestEachRequestEndsOnce(t *testing.T) {
 func TestTheTableHasAColumnForEachSale(t *testing.T) {
 	t.Parallel()
 	r := fine(Lock)
-	r.Told.Reserve.Done = 500
+	r.Told.Reserve.Done = 1000
 	r.Closing.TooMany, r.Closing.TooFew = 7, 2
 	for n := range 100 {
 		r.Waits = append(r.Waits, time.Duration(n+1)*time.Millisecond)
@@ -102,7 +102,7 @@ func TestTheTableHasAColumnForEachSale(t *testing.T) {
 
 	for _, line := range []string{
 		`\s+fenced\s+lock only`,
-		`carts reserved, each second\s+1\s+250`,
+		`carts reserved, each second\s+0\s+250`,
 		`half of them within\s+-\s+51ms`,
 		`99 of 100 within\s+-\s+100ms`,
 		`sum, less start\s+0\s+\+7 -2`,
