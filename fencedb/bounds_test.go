@@ -3,10 +3,13 @@ package fencedb_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -178,4 +181,149 @@ func TestAnExpiredGrantIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
 	err = fencedb.Tx(t.Context(), w.pool, expired, func(tx pgx.Tx) error { return nil }, fencedb.Hold(time.Hour))
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "Hold is for transactions that begin within the lease")
+}
+
+// renewed is the grant of a holder who renews its lease: it is always valid for a little longer.
+type renewed struct {
+	fencedb.Grant
+	validity time.Duration
+}
+
+func (g renewed) ValidUntil() time.Time { return time.Now().Add(g.validity) }
+
+// The server goes by what remained when the transaction entered. A lease that was renewed since is not over, and the error says so.
+func TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver(t *testing.T) {
+	t.Parallel()
+	const validity = 300 * time.Millisecond
+	for name, work := range map[string]func(w *world, tx pgx.Tx) error{
+		"in a statement": func(w *world, tx pgx.Tx) error {
+			_, err := tx.Exec(w.Context(), `SELECT pg_sleep(60)`)
+			return err
+		},
+		"idle": func(w *world, tx pgx.Tx) error {
+			awaitEnd(w, tx.Conn().PgConn().PID())
+			return book(w.Context(), tx, 12, "ben")
+		},
+		"waiting for a lock": func(w *world, tx pgx.Tx) error {
+			other, err := w.pool.Begin(w.Context())
+			require.NoError(w, err)
+			defer func() { _ = other.Rollback(context.Background()) }()
+			_, err = other.Exec(w.Context(), `UPDATE seats SET id = 2`)
+			require.NoError(w, err)
+			_, err = tx.Exec(w.Context(), `UPDATE seats SET id = 3`)
+			return err
+		},
+		"writing late": func(w *world, tx pgx.Tx) error {
+			_, err := tx.Exec(w.Context(), `SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%'`)
+			if err != nil {
+				return err
+			}
+			if _, err = tx.Exec(w.Context(), `SELECT pg_sleep(0.31)`); err != nil {
+				return err
+			}
+			return book(w.Context(), tx, 12, "ben")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.exec(`CREATE TABLE seats AS SELECT 1 AS id`)
+
+			err := fencedb.Tx(t.Context(), w.pool, renewed{grant("table:12", 41), validity}, func(tx pgx.Tx) error {
+				if err := book(t.Context(), tx, 12, "ann"); err != nil {
+					return err
+				}
+				return work(w, tx)
+			})
+
+			require.ErrorIs(t, err, fencedb.ErrTooLong)
+			require.NotErrorIs(t, err, fencedb.ErrLeaseOver)
+			require.Empty(t, w.guests())
+		})
+	}
+}
+
+func awaitEnd(w *world, pid uint32) {
+	w.Helper()
+	require.Eventually(w, func() bool {
+		return collect[int](w, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid)[0] == 0
+	}, 10*time.Second, 5*time.Millisecond, "the server ends the session")
+}
+
+// One bound holds for the whole entry, though lock_timeout starts anew for each of those who share the fence and leave one after the other.
+// Whether it is the lease's or the context's, the error names who is in the way.
+func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
+	t.Parallel()
+	const bound = 300 * time.Millisecond
+	entries := maps.Clone(attempts)
+	entries["Seal"] = func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error { return fencedb.Seal(ctx, conn, g) }
+	entries["EnterSQL"] = func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
+		db := stdlib.OpenDB(*conn.Config())
+		defer db.Close()
+		tx, err := db.BeginTx(context.Background(), nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback() }()
+		return fencedb.EnterSQL(ctx, tx, g)
+	}
+	for name, attempt := range entries {
+		for by, newcomer := range map[string]func(ctx context.Context) (context.Context, fencedb.Grant){
+			"lease": func(ctx context.Context) (context.Context, fencedb.Grant) {
+				return ctx, grantFor("table:12", 42, bound)
+			},
+			"context": func(ctx context.Context) (context.Context, fencedb.Grant) {
+				ctx, cancel := context.WithTimeout(ctx, bound)
+				t.Cleanup(cancel)
+				return ctx, grant("table:12", 42)
+			},
+		} {
+			t.Run(name+" bounded by the "+by, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.exec(`CREATE TABLE log (line text)`)
+				conn := w.conn()
+				old := grant("table:12", 41)
+				require.NoError(t, fencedb.Seal(t.Context(), w.pool, old))
+				for n := range 5 {
+					sharer := w.holder(old).enter()
+					done := make(chan error, 1)
+					go func() { // each leaves before its successor's turn would be over
+						_, err := sharer.conn.PgConn().Exec(context.Background(), fmt.Sprintf(`SELECT pg_sleep(%d * 0.25); COMMIT`, n+1)).ReadAll()
+						done <- err
+					}()
+					t.Cleanup(func() { require.NoError(t, <-done) })
+				}
+				start := time.Now()
+				ctx, g := newcomer(t.Context())
+
+				err := attempt(ctx, conn, g)
+
+				require.Less(t, time.Since(start), 3*bound)
+				var busy *fencedb.BusyError
+				require.ErrorAs(t, err, &busy)
+				require.NotEmpty(t, busy.Blockers)
+				require.Empty(t, w.guests())
+				require.EqualValues(t, 41, w.fence("table:12"))
+			})
+		}
+	}
+}
+
+// A limit of the role's own may be tighter than the lease. Then it is the bound of the wait as well.
+func TestTighterLimitsBoundTheWait(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder(grant("table:12", 41)).enter()
+	for _, limit := range []string{"lock_timeout", "statement_timeout"} {
+		conn := w.conn()
+		_, err := conn.Exec(t.Context(), `SET `+limit+` = '50ms'`)
+		require.NoError(t, err)
+
+		err = fencedb.Seal(t.Context(), conn, grantFor("table:12", 42, time.Hour))
+
+		var busy *fencedb.BusyError
+		require.ErrorAs(t, err, &busy, limit)
+		require.Len(t, busy.Blockers, 1, limit)
+	}
 }

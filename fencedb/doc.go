@@ -42,7 +42,8 @@
 //   - S1: Committed transactions carry tokens that never go down, and equal tokens come from one lease.
 //   - S2: Once a transaction has committed with a token, none with a lower token commits.
 //   - S3: What a transaction reads, no other holder changes before it commits. Entering at the write instead of first
-//     would let B read, A write with 41, and B write over it with 42.
+//     would let B read, A write with 41, and B write over it with 42. This holds at every isolation level; above READ
+//     COMMITTED the token is sealed before the transaction begins, so that its snapshot is younger than the fence.
 //   - S4: On a protected table every written row needs the token of that row's own resource, from every client.
 //   - S5: The fence outlives the rows: what a newer holder deleted, an older one cannot insert again.
 //
@@ -58,8 +59,8 @@
 // # Outcomes
 //
 // A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards. ErrCommitUnknown means
-// that the connection was lost during COMMIT and the server did not answer when it was asked. Every other error means
-// that nothing was written (S6).
+// that the connection was lost during COMMIT and the server could not tell afterwards: it did not answer in time, or it has
+// crashed or failed over since. Every other error means that nothing was written (S6).
 //
 // # What it does not give you
 //

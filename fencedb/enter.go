@@ -13,6 +13,8 @@ import (
 // transaction ends. It must come first: what the transaction read before it may already be old. It must not come after a
 // savepoint, and the server refuses that: rolling back to the savepoint would give the fence back.
 //
+// Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails with ErrUnsealed.
+//
 // On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in every pgx call. Whether
 // the transaction then commits is for the caller to find out; prefer Tx, which does it for you.
 func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
@@ -26,11 +28,11 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
 }
 
 func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
-	sql, args, err := e.query()
+	sql, args, err := e.query(ctx)
 	if err != nil {
 		return err
 	}
-	if err := tx.QueryRow(ctx, sql, args...).Scan(&e.xid); err != nil {
+	if err := e.entered(tx.QueryRow(ctx, sql, args...)); err != nil {
 		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
 	}
 	return nil
@@ -44,6 +46,7 @@ type entry struct {
 	asked  time.Time // when the query was made: the moment our waiting is counted from
 	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes
 	xid    uint64    // of the transaction that has entered; 0 before
+	epoch  int64     // of the server that gave it
 }
 
 func newEntry(grant Grant, opts []Option) (*entry, error) {
@@ -56,20 +59,46 @@ func newEntry(grant Grant, opts []Option) (*entry, error) {
 }
 
 const (
-	enterOne = `SELECT fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint)::text::bigint`
-	enterAll = `SELECT fencedb.enter($1::text[], $2::bigint[], $3::uuid[], $4::bigint)::text::bigint`
-	carryAll = `SELECT fencedb.carry($1::text[], $2::bigint[], $3::uuid[], $4::bigint)::text::bigint`
+	enterOne = `SELECT xid::text::bigint, epoch FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint, $5::bigint)`
+	enterAll = `SELECT xid::text::bigint, epoch FROM fencedb.enter_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint, $5::bigint)`
+	carryAll = `SELECT xid::text::bigint, epoch FROM fencedb.carry_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint)`
 )
 
+// batch is what begins the transaction: BEGIN, enter and copies of the queries behind them, since pgx notes on each to which
+// connection it was sent.
+func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batch, error) {
+	sql, args, err := e.query(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b := &pgx.Batch{}
+	b.BeginTx(e.txOptions)
+	b.Queue(sql, args...).QueryRow(e.entered)
+	for _, query := range behind {
+		own := *query
+		b.QueuedQueries = append(b.QueuedQueries, &own)
+	}
+	return b, nil
+}
+
+// sealTries is how often a transaction is sent that is refused because its token was not sealed.
+const sealTries = 3
+
+// unsealed reports whether enter refused because the fence may be younger than the transaction's snapshot.
+func unsealed(err error) bool { return answered(err).code == codeSerializationFailure }
+
+// entered reads the answer to query.
+func (e *entry) entered(row pgx.Row) error { return row.Scan(&e.xid, &e.epoch) }
+
 // query returns the statement that enters, with what remains of the lease as of now.
-func (e *entry) query() (sql string, args []any, err error) {
+func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 	remaining, err := e.remaining()
 	if err != nil {
 		return "", nil, err
 	}
 	if len(e.grants) == 1 && !e.carry {
 		g := e.grants[0]
-		return enterOne, []any{g.Resource(), g.Token(), g.LeaseID().String(), remaining}, nil
+		return enterOne, []any{g.Resource(), g.Token(), g.LeaseID().String(), remaining, patience(ctx)}, nil
 	}
 	var (
 		resources = make([]string, len(e.grants))
@@ -82,7 +111,19 @@ func (e *entry) query() (sql string, args []any, err error) {
 	if e.carry {
 		return carryAll, []any{resources, tokens, leaseIDs, remaining}, nil
 	}
-	return enterAll, []any{resources, tokens, leaseIDs, remaining}, nil
+	return enterAll, []any{resources, tokens, leaseIDs, remaining, patience(ctx)}, nil
+}
+
+// patience is how long the server may wait for the fence on behalf of ctx, in whole milliseconds, or nil for no bound. It gives up
+// a little before ctx ends: only its answer names the sessions in the way, and leaves the connection usable.
+func patience(ctx context.Context) *int64 {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return nil
+	}
+	left := time.Until(deadline)
+	ms := max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds()
+	return &ms
 }
 
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server starts to count

@@ -29,8 +29,18 @@ var (
 	// written. Acquire the lease again; write in shorter transactions, or use Hold. SQLSTATE FN004.
 	ErrLeaseOver = errors.New("fencedb: the lease is over")
 
-	// ErrBusy: an open transaction kept the fence until our own lease was over, or for as long as the transaction was
-	// willing to wait. Nothing was written.
+	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its Hold, or a tighter limit of the
+	// role), and the server ended it. The lease itself was renewed meanwhile and still stands. Nothing was written. Write in a shorter
+	// transaction, or say with Hold how long it takes. SQLSTATE FN006, 25P03 and 25P04.
+	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit, which is the lease's validity when it entered; use Hold, or a shorter transaction")
+
+	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered yet, or that a newer one is
+	// entering. Nothing was written. Roll back, call Seal with the same grant, and begin again: Seal tells if the grant is stale.
+	// Tx, Exec, Query, QueryRow and SendBatch do so themselves. SQLSTATE 40001.
+	ErrUnsealed = errors.New("fencedb: the fence was not sealed before the transaction began")
+
+	// ErrBusy: an open transaction kept the fence until our own lease was over, or for as long as the transaction or its context
+	// was willing to wait. Nothing was written.
 	ErrBusy = errors.New("fencedb: the fence is held by an open transaction")
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource), or the transaction has
@@ -40,8 +50,9 @@ var (
 	// ErrKeyReused: the idempotency key of Once was used before, for another request. Nothing was written. SQLSTATE FN005.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
-	// ErrCommitUnknown: the connection was lost while committing and the server could not be asked what became of it. The
-	// data was written completely or not at all. Ask again later with pg_xact_status, or acquire the lease again
+	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked in time what became of the
+	// transaction, or has crashed or failed over since, or (in Exec, Query, QueryRow and SendBatch) had not answered anything yet. The
+	// data was written completely or not at all. Ask again later with fencedb.outcome, or acquire the lease again
 	// and look: under a higher token nothing of the old transaction can arrive any more.
 	ErrCommitUnknown = errors.New("fencedb: unknown whether the transaction committed")
 
@@ -108,9 +119,11 @@ func (e *BusyError) Unwrap() error        { return e.cause }
 
 // CommitUnknownError is the ErrCommitUnknown with what is needed to find out.
 type CommitUnknownError struct {
-	// XID is the transaction id for SELECT pg_xact_status(...) on the same server: committed, aborted or in progress. It
-	// is 0 when the connection was lost before the server had told it (only in Exec and SendBatch).
+	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch), where the primary is now: committed, aborted, in progress, or
+	// NULL if that cannot be known any more. They are 0 when the connection was lost before the server had told them (only in
+	// Exec, Query, QueryRow and SendBatch).
 	XID   uint64
+	Epoch int64
 	cause error
 }
 
@@ -118,7 +131,7 @@ func (e *CommitUnknownError) Error() string {
 	if e.XID == 0 {
 		return fmt.Sprintf("%v: %v", ErrCommitUnknown, e.cause)
 	}
-	return fmt.Sprintf("%v: ask the server with SELECT pg_xact_status('%d'): %v", ErrCommitUnknown, e.XID, e.cause)
+	return fmt.Sprintf("%v: ask the server with SELECT fencedb.outcome('%d', %d): %v", ErrCommitUnknown, e.XID, e.Epoch, e.cause)
 }
 
 func (e *CommitUnknownError) Is(target error) bool { return target == ErrCommitUnknown }
@@ -141,6 +154,7 @@ const (
 	codeWrongResource = "FN003"
 	codeLeaseOver     = "FN004"
 	codeKeyReused     = "FN005"
+	codeTooLong       = "FN006"
 )
 
 // SQLSTATEs of Postgres that mean something of their own in a fenced transaction.
@@ -161,7 +175,7 @@ const (
 )
 
 // Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale, ErrNoToken, ErrWrongResource,
-// ErrLeaseOver or ErrKeyReused, with err in its chain. Any other error, and nil, comes back as it is.
+// ErrLeaseOver, ErrTooLong or ErrKeyReused, with err in its chain. Any other error, and nil, comes back as it is.
 //
 // Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what writes without them: an ORM,
 // database/sql, a transaction after Enter. It reads the errors of pgx, lib/pq and pgdriver, and finds the SQLSTATE, without the
@@ -192,12 +206,14 @@ func Explain(err error) error {
 		return &rejection{ErrLeaseOver, err}
 	case codeKeyReused:
 		return &rejection{ErrKeyReused, err}
+	case codeTooLong, codeIdleInTransaction, codeTransactionTimeout:
+		return &rejection{ErrTooLong, err}
 	}
 	return err
 }
 
 func alreadyTyped(err error) bool {
-	for _, sentinel := range []error{ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrBusy, ErrKeyReused} {
+	for _, sentinel := range []error{ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused} {
 		if errors.Is(err, sentinel) {
 			return true
 		}

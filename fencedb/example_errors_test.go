@@ -75,17 +75,18 @@ func ExampleWhyNoRow() {
 func ExampleCommitUnknownError() {
 	ctx, pool := context.Background(), database()
 	var xid uint64
+	var epoch int64
 	err := fencedb.Tx(ctx, pool, acquired("table:24", 41), func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text::bigint`).Scan(&xid)
+		return tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text::bigint, last_value FROM fencedb.server_epoch`).Scan(&xid, &epoch)
 	})
 	if err == nil { // let us say that it had been:
-		err = &fencedb.CommitUnknownError{XID: xid}
+		err = &fencedb.CommitUnknownError{XID: xid, Epoch: epoch}
 	}
 
 	var unknown *fencedb.CommitUnknownError
 	if errors.As(err, &unknown) {
 		var status string
-		err := pool.QueryRow(ctx, `SELECT pg_xact_status($1::text::xid8)`, fmt.Sprint(unknown.XID)).Scan(&status)
+		err := pool.QueryRow(ctx, `SELECT fencedb.outcome($1::text::xid8, $2)`, fmt.Sprint(unknown.XID), unknown.Epoch).Scan(&status)
 		fmt.Println(status, err)
 	}
 	// Output: committed <nil>

@@ -12,16 +12,20 @@ import (
 // explain returns what err means for a transaction that has been rolled back. conn, if there is one, is idle again and is
 // asked what the server did not put into the error; lost says that it broke before the rollback.
 func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err error) error {
+	code := answered(err).code
+	if e.overtime(code, lost) {
+		if until := validUntil(e.grants); !until.IsZero() && time.Now().Before(until) { // renewed since it entered
+			return &rejection{ErrTooLong, err}
+		}
+		return &rejection{ErrLeaseOver, err}
+	}
 	if err = Explain(err); err == nil || alreadyTyped(err) {
 		return err
 	}
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
-	code := answered(err).code
 	switch {
-	case e.overtime(code, lost):
-		return &rejection{ErrLeaseOver, err}
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
 	case e.xid == 0:
@@ -35,10 +39,10 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 // explainEntering is explain for a transaction that never got behind the fence.
 func (e *entry) explainEntering(ctx context.Context, conn *pgx.Conn, code string, err error) error {
 	switch code {
-	case codeLockNotAvailable:
-		return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: e.blockers(ctx, conn), cause: err}
+	case codeLockNotAvailable, codeQueryCanceled:
+		return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: e.blockers(ctx, conn, err), cause: err}
 	case codeSerializationFailure:
-		return e.staleOr(ctx, conn, err)
+		return &rejection{ErrUnsealed, err}
 	case codeInvalidSchema, codeUndefinedFunction:
 		return fmt.Errorf("fencedb: the database has no fences yet; run migrations.Up: %w", err)
 	case codeInvalidParameter:
@@ -52,13 +56,16 @@ func (e *entry) explainEntering(ctx context.Context, conn *pgx.Conn, code string
 // overtime reports whether the transaction ended because its time was over. A session that the server has ended while it
 // was idle shows as a broken connection, as does one whose context ended with the lease.
 func (e *entry) overtime(code string, lost bool) bool {
+	if code == codeTooLong {
+		return true
+	}
 	if e.until.IsZero() || time.Now().Before(e.until) {
 		return false
 	}
 	switch code {
-	case codeQueryCanceled, codeIdleInTransaction, codeTransactionTimeout:
+	case codeIdleInTransaction, codeTransactionTimeout:
 		return true
-	case codeLockNotAvailable:
+	case codeLockNotAvailable, codeQueryCanceled:
 		return e.xid != 0 // while entering, it is the fence that was not to be had
 	}
 	return code == "" && lost
@@ -81,19 +88,28 @@ func (e *entry) staleOr(ctx context.Context, conn *pgx.Conn, err error) error {
 	return err
 }
 
-// blockers is best effort: the error is as true without them.
-func (e *entry) blockers(ctx context.Context, conn *pgx.Conn) []Blocker {
-	if conn == nil || conn.IsClosed() {
-		return nil
+// blockers names what the server named when it gave up. Where it did not, because a limit of its own ended the wait, it is asked.
+// Best effort: the error is as true without them.
+func (e *entry) blockers(ctx context.Context, conn *pgx.Conn, err error) []Blocker {
+	var found []blocker
+	answered(err).values(&struct{ Blockers *[]blocker }{&found})
+	if found == nil && conn != nil && !conn.IsClosed() {
+		ctx, cancel := detached(ctx, cleanUpTime)
+		defer cancel()
+		rows, _ := conn.Query(ctx, `SELECT pid, application, state, open_ms FROM fencedb.blockers($1::text[])`, e.resources())
+		found, _ = pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
 	}
-	ctx, cancel := detached(ctx, cleanUpTime)
-	defer cancel()
-	rows, _ := conn.Query(ctx, `SELECT pid, application, state, open_ms FROM fencedb.blockers($1::text[])`, e.resources())
-	blockers, _ := pgx.CollectRows(rows, func(row pgx.CollectableRow) (b Blocker, err error) {
-		var openMS int64
-		err = row.Scan(&b.PID, &b.Application, &b.State, &openMS)
-		b.Open = time.Duration(openMS) * time.Millisecond
-		return b, err
-	})
+	blockers := make([]Blocker, len(found))
+	for i, b := range found {
+		blockers[i] = Blocker{b.PID, b.Application, b.State, time.Duration(b.OpenMS) * time.Millisecond}
+	}
 	return blockers
+}
+
+// blocker is a row of fencedb.blockers.
+type blocker struct {
+	PID         int
+	Application string
+	State       string
+	OpenMS      int64 `json:"open_ms" db:"open_ms"`
 }

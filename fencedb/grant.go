@@ -29,7 +29,8 @@ type Grant interface {
 // database sequence. leaseID must be the same for every use of one acquisition and different for another; where the
 // issuer has no such id, derive one, for example uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
-// All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1 shuts package lease out for good.
+// All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1 would shut package lease out for
+// good, so it is refused with ErrInvalidGrant unless the type of the resource was declared with fencedb.declare_foreign.
 //
 // validUntil is when the holder must have stopped, or the zero time if the issuer sets no limit. A grant that cannot
 // be right is refused where it is used, with ErrInvalidGrant.

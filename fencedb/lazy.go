@@ -26,11 +26,14 @@ var _ pgx.Tx = (*fencedTx)(nil)
 
 // begin sends BEGIN, enter and the queries behind them in one round trip. The results that it returns begin with those of
 // the queries; they must be closed. On error there are none, and the transaction is unusable.
+//
+// Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the token is sealed, and everything
+// sent again: the queries were skipped. A second refusal needs a newer token that is entering, which sealing then finds. It is sent
+// also when it could not be sealed: the transaction is then open and refuses everything, as after any other refusal.
 func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pgx.BatchResults, err error) {
 	defer func() { tx.err = err }()
 
-	sql, args, err := tx.entry.query()
-	if err != nil {
+	if _, err := tx.entry.remaining(); err != nil {
 		return nil, err
 	}
 	conn, release, err := acquire(ctx, tx.db)
@@ -38,21 +41,40 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pg
 		return nil, err
 	}
 	defer func() {
-		if tx.inner == nil { // an argument's encoder has panicked
+		if tx.inner == nil { // not sent, because of the grant or an argument's encoder that has panicked
 			release()
 		}
 	}()
-	b := &pgx.Batch{}
-	b.BeginTx(tx.entry.txOptions)
-	b.Queue(sql, args...)
-	b.QueuedQueries = append(b.QueuedQueries, behind...)
+	var sealErr error
+	for tries := 1; ; tries++ {
+		results, err := tx.send(ctx, conn, behind)
+		if tx.inner != nil {
+			tx.release = release
+		}
+		switch {
+		case err == nil:
+			return results, nil
+		case sealErr != nil:
+			return nil, sealErr
+		case !unsealed(err) || tries == sealTries:
+			return nil, err
+		}
+		_ = tx.inner.Rollback(ctx)
+		sealErr = Seal(ctx, conn, All(tx.entry.grants...))
+	}
+}
 
+func (tx *fencedTx) send(ctx context.Context, conn DB, behind []*pgx.QueuedQuery) (pgx.BatchResults, error) {
+	b, err := tx.entry.batch(ctx, behind)
+	if err != nil {
+		return nil, err
+	}
 	results := conn.SendBatch(ctx, b)
-	tx.inner, tx.release = results.Tx(), release
+	tx.inner = results.Tx()
 	if _, err := results.Exec(); err != nil {
 		return nil, errors.Join(err, after(results.Close(), err))
 	}
-	if err := results.QueryRow().Scan(&tx.entry.xid); err != nil {
+	if err := tx.entry.entered(results.QueryRow()); err != nil {
 		return nil, errors.Join(err, after(results.Close(), err))
 	}
 	return results, nil

@@ -89,7 +89,7 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 // says neither yes nor no (a lost connection, ctx done) seal again: twice is as good as once.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
-	err := SendBatch(ctx, db, All(plain...), &pgx.Batch{})
+	err := SendBatch(ctx, db, All(plain...), &pgx.Batch{}, TxOptions(pgx.TxOptions{IsoLevel: pgx.ReadCommitted}))
 	if unknown := (*CommitUnknownError)(nil); errors.As(err, &unknown) {
 		return fmt.Errorf("fencedb: sealed or not, and nothing else was written: %w", unknown.cause)
 	}

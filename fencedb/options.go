@@ -17,7 +17,9 @@ type config struct {
 
 // TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ COMMITTED, which is enough: the
 // fence keeps every other holder out, and statements see what the last one committed. At REPEATABLE READ and SERIALIZABLE
-// a transaction that had to wait for another holder fails with ErrStale, or with SQLSTATE 40001 if it may be tried again.
+// the fence has to be older than the snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a
+// Seal, which costs two more round trips. One that meets a newer holder fails with ErrStale; one that Postgres could not serialize,
+// with SQLSTATE 40001, may be tried again.
 func TxOptions(o pgx.TxOptions) Option {
 	return func(c *config) { c.txOptions = o }
 }

@@ -19,7 +19,7 @@ func (e *entry) settle(ctx context.Context, db DB, err error, lost bool) error {
 	committed, askErr := e.ask(ctx, db)
 	switch {
 	case askErr != nil:
-		return &CommitUnknownError{XID: e.xid, cause: errors.Join(err, askErr)}
+		return &CommitUnknownError{XID: e.xid, Epoch: e.epoch, cause: errors.Join(err, askErr)}
 	case committed && lost:
 		return nil
 	case committed:
@@ -33,20 +33,21 @@ func (e *entry) settle(ctx context.Context, db DB, err error, lost bool) error {
 // ask finds out whether the transaction committed. A transaction still in
 // progress, because the server has not noticed that its client is gone, is waited for: until bounds it.
 //
-// The server that is asked must be the one that committed, or a standby that had received the transaction.
+// A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one that is in recovery fails
+// to answer, and is asked again.
 func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
 	ctx, cancel := detached(ctx, max(0, time.Until(e.until))+askTime)
 	defer cancel()
 
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		status, err := xactStatus(ctx, db, e.xid)
+		status, err := e.status(ctx, db)
 		switch {
 		case status == "committed":
 			return true, nil
 		case status == "aborted":
 			return false, nil
 		case err == nil && status == "":
-			return false, errors.New("the server has forgotten so old a transaction")
+			return false, errors.New("the server has crashed or failed over since, or has forgotten so old a transaction")
 		case connectionIsGone(db):
 			return false, err
 		}
@@ -58,15 +59,15 @@ func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
 	}
 }
 
-// xactStatus returns committed, aborted, in progress, or "" for a transaction too old to be known.
-func xactStatus(ctx context.Context, db DB, xid uint64) (string, error) {
+// status is committed, aborted, in progress, or "" if that cannot be known.
+func (e *entry) status(ctx context.Context, db DB) (string, error) {
 	conn, release, err := acquire(ctx, db)
 	if err != nil {
 		return "", err
 	}
 	defer release()
 	b := &pgx.Batch{}
-	b.Queue(`SELECT coalesce(pg_xact_status($1::text::xid8), '')`, strconv.FormatUint(xid, 10))
+	b.Queue(`SELECT coalesce(fencedb.outcome($1::text::xid8, $2::bigint), '')`, strconv.FormatUint(e.xid, 10), e.epoch)
 	results := conn.SendBatch(ctx, b)
 	var status string
 	err = results.QueryRow().Scan(&status)

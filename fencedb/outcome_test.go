@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // S6. A proxy that reads the protocol cuts the connection at every place round COMMIT; Tx must answer what the server did.
@@ -144,8 +146,43 @@ func TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown(t *testing.T) {
 	var unknown *fencedb.CommitUnknownError
 	require.ErrorAs(t, err, &unknown)
 	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
-	require.Contains(t, err.Error(), fmt.Sprintf("pg_xact_status('%d')", unknown.XID))
-	require.Equal(t, []string{"committed"}, collect[string](w, `SELECT pg_xact_status($1::text::xid8)`, fmt.Sprint(unknown.XID)))
+	require.Contains(t, err.Error(), fmt.Sprintf("fencedb.outcome('%d', %d)", unknown.XID, unknown.Epoch))
+	require.Equal(t, []string{"committed"}, collect[string](w, `SELECT fencedb.outcome($1::text::xid8, $2)`, fmt.Sprint(unknown.XID), unknown.Epoch))
+}
+
+// The server crashes before COMMIT arrives, and loses what it had not flushed. It hands the id of the transaction out again, and a stranger
+// commits under it.
+func TestACrashOfTheServerLeavesTheOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnPostgres(t, "wal_writer_delay=10s")
+	w := &world{t, server.Pool()}
+	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
+	pool, proxy := w.behindProxy()
+	require.NoError(t, fencedb.Seal(t.Context(), pool, grant("table:1", 1)), "the epoch of the server before the crash")
+	w.exec(`CHECKPOINT`)
+
+	var xid uint64
+	reused := make(chan struct{})
+	err := fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		pid := tx.Conn().PgConn().PID()
+		if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&xid); err != nil {
+			return err
+		}
+		go func() { // the stranger, whose first attempts meet the transaction, and then a server that does not answer yet
+			defer close(reused)
+			for status := "in progress"; status != "committed" && t.Context().Err() == nil; {
+				_ = w.pool.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '') FROM pg_current_xact_id()`, fmt.Sprint(xid)).Scan(&status)
+			}
+		}()
+		proxy.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
+			return isCommit(msg) && syscall.Kill(int(pid), syscall.SIGKILL) == nil
+		}, pgproxy.Cut))
+		return book(t.Context(), tx, 12, "ann")
+	})
+
+	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
+	<-reused
+	require.Empty(t, w.guests())
 }
 
 func TestCancellingDuringCommitStillTellsTheTruth(t *testing.T) {

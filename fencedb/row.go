@@ -13,7 +13,8 @@ import (
 //	err := fencedb.Tx(ctx, pool, fencedb.Carry(lease), func(tx pgx.Tx) error { ... })
 //
 // A carried grant locks nothing until its row is updated, so S3 holds only from then on: lock the row (SELECT ... FOR
-// UPDATE) before deciding by what it holds. It does not admit to tables under fencedb.protect.
+// UPDATE) before deciding by what it holds. Above READ COMMITTED that protects the row and nothing else, since the snapshot is older than
+// the lock: there, enter. It does not admit to tables under fencedb.protect.
 // Together with grants that are entered, in All, it is entered too.
 func Carry(g Grant) Grant { return carriedGrant{g} }
 

@@ -17,8 +17,11 @@ type sent struct {
 	conn    DB // of db, until end
 	release func()
 	entry   *entry
-	trace   tracing          // begun by send, ended by end
-	results pgx.BatchResults // nil until sent; first those of BEGIN and enter
+	trace   tracing            // begun by send, ended by end
+	queries []*pgx.QueuedQuery // behind enter
+	results pgx.BatchResults   // nil until sent; first those of BEGIN and enter
+	tries   int                // how often it was sent
+	sealErr error              // why the fence could not be sealed
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
@@ -35,20 +38,39 @@ func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) 
 }
 
 func (s *sent) send(b *pgx.Batch) error {
-	sql, args, err := s.entry.query()
+	_, err := s.entry.remaining()
 	if err != nil {
 		return err
 	}
 	if s.conn, s.release, err = acquire(s.ctx, s.db); err != nil {
 		return err
 	}
-	own := &pgx.Batch{}
-	own.BeginTx(s.entry.txOptions)
-	own.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&s.entry.xid) })
-	own.QueuedQueries = append(own.QueuedQueries, b.QueuedQueries...)
-	own.Queue("commit")
-	s.results = s.conn.SendBatch(s.ctx, own)
+	s.queries = b.QueuedQueries
+	return s.dispatch()
+}
+
+func (s *sent) dispatch() error {
+	b, err := s.entry.batch(s.ctx, s.queries)
+	if err != nil {
+		return err
+	}
+	b.Queue("commit")
+	s.tries++
+	s.results = s.conn.SendBatch(s.ctx, b)
 	return nil
+}
+
+// sealed seals and sends everything again, if err is that the token was not sealed (see fencedTx.begin).
+func (s *sent) sealed(err error) bool {
+	if !unsealed(err) || s.entry.xid != 0 || s.tries == sealTries || s.sealErr != nil {
+		return false
+	}
+	_ = s.results.Close() // fails as before
+	s.rollback()
+	if s.sealErr = Seal(s.ctx, s.conn, All(s.entry.grants...)); s.sealErr == nil {
+		s.sealErr = s.dispatch()
+	}
+	return s.sealErr == nil
 }
 
 // afterFailure ends what was not sent: there was no connection, or an argument's encoder has panicked.
@@ -64,10 +86,15 @@ func (s *sent) afterFailure() {
 
 // enter reads the results of BEGIN and enter, for who then reads the others one by one.
 func (s *sent) enter() error {
-	if _, err := s.results.Exec(); err != nil {
-		return err
+	for {
+		_, err := s.results.Exec()
+		if err == nil {
+			err = s.entry.entered(s.results.QueryRow())
+		}
+		if !s.sealed(err) {
+			return err
+		}
 	}
-	return s.results.QueryRow().Scan(&s.entry.xid)
 }
 
 // end reads what is left of the results, gives the connection back and tells what became of the transaction.
@@ -79,11 +106,19 @@ func (s *sent) end() error {
 
 func (s *sent) settle() error {
 	err := s.close()
+	for s.sealed(err) {
+		err = s.close()
+	}
+	if s.sealErr != nil {
+		s.release()
+		return s.sealErr
+	}
 	pg := pgxConn(s.conn)
 	switch lost := pg == nil || pg.IsClosed(); {
 	case !lost && pg.PgConn().TxStatus() != 'I':
 		defer s.release()
-		return s.entry.explain(s.ctx, s.rollback(pg), false, s.hidden(err))
+		s.rollback()
+		return s.entry.explain(s.ctx, pg, false, s.hidden(err))
 	case err == nil, refused(err), s.nothingHappened(err, lost):
 		defer s.release()
 		return s.entry.explain(s.ctx, pg, lost, err)
@@ -114,12 +149,11 @@ func (s *sent) close() error {
 	return err
 }
 
-// rollback ends a transaction whose COMMIT the server has skipped, and returns the connection.
-func (s *sent) rollback(pg *pgx.Conn) *pgx.Conn {
+// rollback ends a transaction whose COMMIT the server has skipped.
+func (s *sent) rollback() {
 	ctx, cancel := detached(s.ctx, cleanUpTime)
 	defer cancel()
 	_ = s.results.Tx().Rollback(ctx)
-	return pg
 }
 
 // hidden finds the error of a statement whose callback did not pass it on: pgx keeps it for the next call.

@@ -21,7 +21,7 @@ var (
 )
 
 // EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and before any savepoint,
-// it returns the same errors, and on error the transaction must be rolled back. Of the options only Hold and Trace have an effect. What
+// it returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction must be rolled back. Of the options only Hold and Trace have an effect. What
 // the application writes afterwards comes back with the errors of its driver, which Explain turns into those of this package.
 //
 //	tx, err := db.BeginTx(ctx, nil)
@@ -54,11 +54,11 @@ func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error 
 }
 
 func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
-	query, args, err := e.query()
+	query, args, err := e.query(ctx)
 	if err != nil {
 		return err
 	}
-	if err := queryOne(ctx, tx, &e.xid, query, portable(args)...); err != nil {
+	if err := queryOne(ctx, tx, query, portable(args), &e.xid, &e.epoch); err != nil {
 		return e.explainSQL(ctx, err)
 	}
 	return e.requireOpen(ctx, tx)
@@ -70,7 +70,7 @@ func (e *entry) requireOpen(ctx context.Context, tx SQLTx) error {
 		return nil
 	}
 	var current sql.Null[uint64]
-	if err := queryOne(ctx, tx, &current, `SELECT pg_current_xact_id_if_assigned()::text::bigint`); err != nil {
+	if err := queryOne(ctx, tx, `SELECT pg_current_xact_id_if_assigned()::text::bigint`, nil, &current); err != nil {
 		return e.explainSQL(ctx, err)
 	}
 	if current.V != e.xid {
@@ -85,7 +85,7 @@ func (e *entry) explainSQL(ctx context.Context, err error) error {
 }
 
 // queryOne is QueryRowContext, which not everything that wraps a transaction has.
-func queryOne(ctx context.Context, tx SQLTx, dest any, query string, args ...any) error {
+func queryOne(ctx context.Context, tx SQLTx, query string, args []any, dest ...any) error {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func queryOne(ctx context.Context, tx SQLTx, dest any, query string, args ...any
 	if !rows.Next() {
 		return cmp.Or(rows.Err(), sql.ErrNoRows)
 	}
-	if err := rows.Scan(dest); err != nil {
+	if err := rows.Scan(dest...); err != nil {
 		return err
 	}
 	return rows.Close()

@@ -160,7 +160,7 @@ func TestEnterSQLEntersSeveralResourcesOfEveryShape(t *testing.T) {
 	names := []string{`plain`, `with "quotes"`, `back\slash`, `{brace,comma}`, `NULL`, ` space `, "ünï:🎉\n", `'`, `\"`}
 	var grants []fencedb.Grant
 	for i, name := range names {
-		grants = append(grants, grant(name, int64(1<<53+i)))
+		grants = append(grants, grant(name, int64(1<<52+i)))
 	}
 	tx := w.begin(w.sqlDB())
 
@@ -168,7 +168,7 @@ func TestEnterSQLEntersSeveralResourcesOfEveryShape(t *testing.T) {
 	require.NoError(t, tx.Commit())
 
 	for i, name := range names {
-		require.EqualValues(t, 1<<53+i, w.fence(name), "%q", name)
+		require.EqualValues(t, 1<<52+i, w.fence(name), "%q", name)
 	}
 }
 
@@ -236,4 +236,19 @@ func TestExplainReadsTheErrorsOfOtherDrivers(t *testing.T) {
 	} {
 		require.ErrorIs(t, fencedb.Explain(foreignError{code: code}), sentinel)
 	}
+}
+
+// The server ends a session that stays idle beyond the validity that it entered with. What the driver then says names no lease.
+func TestExplainTellsTheEndOfAnSQLTransactionByTime(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	tx := w.begin(w.sqlDB())
+	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grantFor("table:12", 41, 200*time.Millisecond)))
+	var pid uint32
+	require.NoError(t, tx.QueryRow(`SELECT pg_backend_pid()`).Scan(&pid))
+	awaitEnd(w, pid)
+
+	_, err := tx.Exec(`SELECT 1`)
+
+	require.ErrorIs(t, fencedb.Explain(err), fencedb.ErrTooLong)
 }

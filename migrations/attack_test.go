@@ -106,7 +106,7 @@ func TestWaitingForSeveralFencesEndsWithTheLease(t *testing.T) {
 		defer func() { require.NoError(t, <-done) }()
 	}
 
-	_, err := s.conn.Exec(t.Context(), `SELECT fencedb.enter('{a,b}'::text[], '{2,2}', ARRAY[gen_random_uuid(), gen_random_uuid()], 300)`)
+	_, err := s.conn.Exec(t.Context(), `SELECT fencedb.enter_all('{a,b}'::text[], '{2,2}', ARRAY[gen_random_uuid(), gen_random_uuid()], 300)`)
 
 	require.ErrorContains(t, err, "55P03", "the second wait gets only what the first has left")
 	require.Equal(t, "1", s.one(`fencedb.last_token('b')`))
@@ -117,7 +117,7 @@ func TestALeaseThatEndsWhileEnteringIsOver(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 
-	s.refused("FN004", `SELECT fencedb.enter(array_agg('r' || n), array_agg(n::bigint), array_agg(gen_random_uuid()), 1) FROM generate_series(1, 1000) n`)
+	s.refused("FN004", `SELECT fencedb.enter_all(array_agg('r' || n), array_agg(n::bigint), array_agg(gen_random_uuid()), 1) FROM generate_series(1, 1000) n`)
 
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.fences`))
 }

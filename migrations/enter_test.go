@@ -100,18 +100,72 @@ func TestEnterRefusesGrantsThatNobodyIssued(t *testing.T) {
 		"negative token":             `('a', -1, gen_random_uuid())`,
 		"no token":                   `('a', NULL, gen_random_uuid())`,
 		"no lease":                   `('a', 1, NULL)`,
-		"no grants":                  `('{}'::text[], '{}', '{}')`,
-		"NULL for grants":            `(NULL::text[], NULL, NULL)`,
-		"fewer tokens":               `('{a,b}'::text[], '{1}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
-		"fewer leases":               `('{a,b}'::text[], '{1,2}', ARRAY[gen_random_uuid()])`,
-		"two tokens for a resource":  `('{a,a}'::text[], '{1,2}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
-		"an invalid one among valid": `('{a,b}'::text[], '{1,0}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
+		"no grants":                  `_all('{}'::text[], '{}', '{}')`,
+		"NULL for grants":            `_all(NULL::text[], NULL, NULL)`,
+		"fewer tokens":               `_all('{a,b}'::text[], '{1}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
+		"fewer leases":               `_all('{a,b}'::text[], '{1,2}', ARRAY[gen_random_uuid()])`,
+		"two tokens for a resource":  `_all('{a,a}'::text[], '{1,2}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
+		"an invalid one among valid": `_all('{a,b}'::text[], '{1,0}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
 	} {
 		err := s.refused("22023", "SELECT fencedb.enter"+call)
 		require.Contains(t, err.Message, "fencedb.enter", name)
 	}
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.fences`))
-	s.exec(`SELECT fencedb.enter(repeat('x', 512), 9223372036854775807, gen_random_uuid())`)
+	s.exec(`SELECT fencedb.enter(repeat('x', 512), 9007199254740991, gen_random_uuid())`)
+}
+
+// A token by mistake would shut out everybody who comes after it, for good.
+func TestEnterRefusesTokensThatNoLeaseCanFollow(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	const invalid = "22023"
+
+	for _, token := range []string{"9007199254740992", "9223372036854775807"} {
+		s.refused(invalid, `SELECT fencedb.enter('table:12', `+token+`, gen_random_uuid())`)
+		s.refused(invalid, `SELECT fencedb.enter_all('{zxid:1,table:12}', '{1,`+token+`}', ARRAY[gen_random_uuid(), gen_random_uuid()])`)
+		s.refused(invalid, `SELECT fencedb.carry('table:12', `+token+`, gen_random_uuid())`)
+	}
+	s.exec(`SELECT fencedb.declare_foreign('zxid')`)
+	s.exec(`SELECT fencedb.declare_foreign('zxid')`)
+	s.refused(invalid, `SELECT fencedb.declare_foreign(NULL)`)
+	s.refused(invalid, `SELECT fencedb.declare_foreign('')`)
+	s.refused(invalid, `SELECT fencedb.declare_foreign('zxid:1')`)
+
+	s.exec(`SELECT fencedb.enter('zxid:1', 9223372036854775807, gen_random_uuid())`)
+	s.refused(invalid, `SELECT fencedb.enter('zxid2:1', 9223372036854775807, gen_random_uuid())`)
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'declare_foreign'`))
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM fencedb.fences`))
+}
+
+// Ids wrap round after four billion; a stale writer that tries again and again must not use them up.
+func TestARefusalTakesNoTransactionID(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(42, "table:12"))
+	for code, call := range map[string]string{
+		"FN001": `fencedb.enter('table:12', 41, gen_random_uuid())`,
+		"FN004": `fencedb.enter('table:12', 43, gen_random_uuid(), 0)`,
+		"22023": `fencedb.enter('table:12', 0, gen_random_uuid())`,
+	} {
+		s.exec(`DO $$ BEGIN
+			BEGIN
+				PERFORM ` + call + `;
+			EXCEPTION WHEN SQLSTATE '` + code + `' THEN
+			END;
+			ASSERT pg_current_xact_id_if_assigned() IS NULL, '` + code + `';
+		END $$`)
+	}
+}
+
+// Drivers that do not tell the server the types of parameters leave it to find the one function of that name.
+func TestFunctionsOfTheContractHaveOneFormEach(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+
+	require.Empty(t, s.one(`SELECT string_agg(proname, ', ') FROM (
+		SELECT proname FROM pg_proc WHERE pronamespace = 'fencedb'::regnamespace AND proname <> 'resources_of' GROUP BY proname HAVING count(*) > 1) several`))
+	s.exec(`PREPARE one AS SELECT fencedb.enter($1, $2, $3, $4); EXECUTE one('a', 1, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', NULL)`)
+	s.exec(`PREPARE several AS SELECT fencedb.enter_all($1, $2, $3); EXECUTE several('{a}', '{1}', '{6ba7b810-9dad-11d1-80b4-00c04fd430c8}')`)
 }
 
 func TestOneTransactionEntersAResourceUnderOneGrant(t *testing.T) {
@@ -130,7 +184,7 @@ func TestEnteringSeveralIsAllOrNone(t *testing.T) {
 	s := newSession(t)
 	s.exec(enter(42, "b"))
 
-	s.refused("FN001", `SELECT fencedb.enter('{a,b,c}'::text[], '{1,41,3}', ARRAY[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()])`)
+	s.refused("FN001", `SELECT fencedb.enter_all('{a,b,c}'::text[], '{1,41,3}', ARRAY[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()])`)
 
 	require.Equal(t, "b", s.one(`SELECT string_agg(resource, ',') FROM fencedb.fences`))
 }
@@ -209,7 +263,7 @@ func TestOnlyWhoIsAllowedEnters(t *testing.T) {
 		`DELETE FROM fencedb.fences`,
 		`SELECT * FROM fencedb.signing_key`,
 		`SELECT fencedb.sign('{}')`,
-		`SELECT fencedb.take('seat:1', 42, gen_random_uuid())`,
+		`SELECT fencedb.take('seat:1', 42, gen_random_uuid(), NULL)`,
 	} {
 		s.refused(insufficientPrivilege, past)
 	}

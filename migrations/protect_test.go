@@ -167,9 +167,9 @@ func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 
 	for _, write := range []string{`UPDATE seats SET guest = 'zoe' WHERE id = 1`, `DELETE FROM rooms WHERE name = 'red'`} {
-		s.refused("FN004", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 20);
+		s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 300);
 			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
-			SELECT pg_sleep(0.021); `+write)
+			SELECT pg_sleep(0.301); `+write)
 	}
 }
 

@@ -69,7 +69,7 @@ var errMayNot = errors.New("postgres: the role may not do this; let the owner of
 func mayRecord(ctx context.Context, pool *pgxpool.Pool) error {
 	var may bool
 	err := pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.record(text,text,text,text,jsonb)', 'EXECUTE')
-		AND has_function_privilege('fencedb.enter(text[],bigint[],uuid[],bigint)', 'EXECUTE')`).Scan(&may)
+		AND has_function_privilege('fencedb.enter(text,bigint,uuid,bigint,bigint)', 'EXECUTE')`).Scan(&may)
 	if err == nil && !may {
 		return errMayNot
 	}

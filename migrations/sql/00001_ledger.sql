@@ -4,9 +4,13 @@
 --   FN001  the token is stale: a newer one, or the same one under another lease, is stored for the resource
 --   FN002  no token: the transaction wrote to a protected table without having entered a fence
 --   FN003  wrong resource: the transaction entered, but not the fence of this row's resource
---   FN004  lease over: the remaining validity given to enter has passed
+--   FN004  lease over: the validity given to enter is not positive, or ended while its fences were entered
 --   FN005  key reused: an idempotency key was used before, for another request
--- FN001 and FN003 carry their values as a JSON object in DETAIL.
+--   FN006  too long: the transaction outlasted the validity that it entered with
+-- Of Postgres's own, enter raises
+--   55P03  busy: an open transaction held the fence for as long as this one could wait
+--   40001  not sealed: above READ COMMITTED, the token has not entered yet (see take); or a newer one is entering
+-- FN001, FN003 and 55P03 carry their values as a JSON object in DETAIL.
 
 -- +goose Up
 
@@ -35,7 +39,23 @@ COMMENT ON TABLE fencedb.signing_key IS 'Signs what enter leaves for the trigger
 
 INSERT INTO fencedb.signing_key DEFAULT VALUES;
 
-REVOKE ALL ON fencedb.fences, fencedb.signing_key FROM PUBLIC;
+-- Postgres hands transaction ids out again after a crash that lost their WAL, and on a standby that lagged when it was
+-- promoted. So an id proves nothing unless the server has run on since it was given. Crash recovery and promotion put every
+-- unlogged sequence back to its start, which is how this one tells; and unlike a row, what setval writes is there at once
+-- for everybody, whatever becomes of the transaction.
+CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
+
+COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
+
+-- Tokens end at 2^53 - 1 (the largest whole number that Lua, JavaScript and JSON keep exactly), so that a token entered by
+-- mistake cannot shut every later holder out.
+CREATE TABLE fencedb.foreign_issuers (
+    resource_type text COLLATE "C" PRIMARY KEY CHECK (resource_type <> '' AND strpos(resource_type, ':') = 0)
+);
+
+COMMENT ON TABLE  fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because something else than package lease issues them. See fencedb.declare_foreign.';
+
+REVOKE ALL ON fencedb.fences, fencedb.signing_key, fencedb.server_epoch, fencedb.foreign_issuers FROM PUBLIC;
 
 -- From here on: functions marked SECURITY DEFINER are the doors. They fix the search_path, for themselves and for the
 -- inner functions they call, which are for no one else (see the REVOKE at the end).
@@ -64,7 +84,9 @@ DECLARE
     -- A local setting of an earlier transaction reads as '', not as NULL.
     signed text := nullif(current_setting('fencedb.granted', true), '');
 BEGIN
-    IF left(signed, 64) = fencedb.sign(substr(signed, 65)) THEN
+    IF signed IS NULL THEN -- to sign takes a transaction id, which a refusal must not use up
+        RETURN NULL;
+    ELSIF left(signed, 64) = fencedb.sign(substr(signed, 65)) THEN
         RETURN substr(signed, 65)::jsonb;
     END IF;
     RETURN NULL;
@@ -126,56 +148,151 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Inner function. Raises unless locker, as found on a fence that this transaction has just locked, is the outermost transaction.';
 
+-- Two transactions that find no epoch may both draw one. The one whose number is overwritten can then not be asked
+-- about, which is unknown, and so true.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.epoch() RETURNS bigint
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    drawn bigint := (SELECT s.last_value FROM fencedb.server_epoch s WHERE s.is_called);
+BEGIN
+    IF drawn IS NULL THEN -- not by random(), which a session can seed
+        drawn := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807 | 1);
+    END IF;
+    RETURN drawn;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.epoch() IS 'Inner function. The epoch of the server, drawn if there is none yet.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.raise_busy(resource text) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    RAISE EXCEPTION USING
+        ERRCODE = 'lock_not_available',
+        MESSAGE = format('the fence of resource "%s" is held by an open transaction', resource),
+        DETAIL  = jsonb_build_object('resource', resource, 'blockers', (SELECT coalesce(jsonb_agg(b), '[]') FROM fencedb.blockers(ARRAY[resource]) b))::text,
+        HINT    = 'Nothing was written. The holder before has to end its transaction first; fencedb.blockers names it.';
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.raise_busy(text) IS 'Inner function. Raises 55P03 with the sessions that hold the fence in DETAIL.';
+
+-- await waits as every statement waits for a row, so the deadlock detector and pg_blocking_pids see it. lock_timeout starts
+-- anew for each of several lockers, and an error cannot be taken back outside a subtransaction. So the wait is one of many
+-- short ones, each in a subtransaction that is rolled back: the lock that it got would belong to the subtransaction.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.await(resource text, shared boolean, deadline numeric) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    left_ms numeric;
+BEGIN
+    LOOP
+        left_ms := deadline - extract(epoch FROM clock_timestamp()) * 1000;
+        IF left_ms < 1 THEN
+            PERFORM fencedb.raise_busy(resource);
+        END IF;
+        BEGIN
+            IF left_ms IS NOT NULL THEN
+                PERFORM set_config('lock_timeout', ceil(least(left_ms, greatest(20, left_ms / 8)))::text, true);
+            END IF;
+            IF shared THEN
+                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource FOR SHARE;
+            ELSE
+                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource FOR NO KEY UPDATE;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'FN000';
+        EXCEPTION
+            WHEN SQLSTATE 'FN000' THEN
+                RETURN;
+            WHEN lock_not_available THEN
+                -- not yet
+        END;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.await(text, boolean, numeric) IS 'Inner function. Returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds since 1970; NULL for none.';
+
 -- take holds the fence of one resource until the transaction ends. Why transactions of one lease share it and a newcomer
 -- locks it exclusively:
 --     A (41) holds the row FOR SHARE and reads. B (42) must update the row, so it waits for A to end.
 --     A commits. B goes on, and its next statement reads what A wrote. A's next transaction finds 42: stale.
 --     Two transactions of A share the row and run side by side.
 -- A first transaction locks exclusively straight away: two that shared first and updated then would deadlock.
--- Each round reads anew, so a fence that moved while we waited is judged by its new state. Under REPEATABLE READ
--- and SERIALIZABLE the lock itself raises 40001 instead.
+-- Each round reads anew, so a fence that moved while we waited is judged by its new state.
+--
+-- Under REPEATABLE READ and SERIALIZABLE the fence must have been advanced before the snapshot was taken. Otherwise:
+--     A (41) holds the row FOR SHARE. B (42) takes its snapshot with this statement, and waits.
+--     A books the table and commits. A has only locked the row, so B's update is no conflict for Postgres: no 40001.
+--     B reads from its old snapshot that the table is free, and books it as well.
+-- A snapshot that shows B's token was taken after B's fence had waited for every A; and if a newer token has entered since,
+-- locking the row raises 40001.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.take(resource text, token bigint, lease_id uuid) RETURNS void
+CREATE FUNCTION fencedb.take(resource text, token bigint, lease_id uuid, deadline numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
 #variable_conflict use_column
 DECLARE
-    stored fencedb.fences;
+    level  text := current_setting('transaction_isolation');
+    own    text := current_setting('lock_timeout');
+    stored record;
     locker xid;
 BEGIN
     LOOP
-        UPDATE fencedb.fences f
-        SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = clock_timestamp()
-        WHERE f.resource = take.resource AND token > f.last_fencing_token
-        RETURNING f.xmin INTO locker;
-        EXIT WHEN FOUND;
-
         PERFORM FROM fencedb.fences f
-        WHERE f.resource = take.resource AND token = f.last_fencing_token AND f.lease_id = take.lease_id
-        FOR SHARE;
+        WHERE f.resource = take.resource AND f.last_fencing_token = token AND f.lease_id = take.lease_id
+        FOR SHARE SKIP LOCKED;
         IF FOUND THEN
             SELECT f.xmax INTO locker FROM fencedb.fences f WHERE f.resource = take.resource;
             EXIT;
         END IF;
 
-        SELECT * INTO stored FROM fencedb.fences f WHERE f.resource = take.resource;
-        IF NOT FOUND THEN
+        SELECT f.last_fencing_token AS token, f.lease_id INTO stored
+        FROM fencedb.fences f WHERE f.resource = take.resource;
+        IF stored.token > token OR stored.token = token AND stored.lease_id <> take.lease_id THEN
+            PERFORM fencedb.raise_stale(take.resource, token, stored.token);
+        ELSIF level IN ('repeatable read', 'serializable') AND stored.token IS DISTINCT FROM token THEN
+            RAISE EXCEPTION USING
+                ERRCODE = 'serialization_failure',
+                MESSAGE = format('fencing token %s has not entered resource "%s" yet, so a transaction at %s cannot', token, take.resource, upper(level)),
+                DETAIL  = 'Its snapshot could be older than the last write of the holder before.',
+                HINT    = 'Nothing was written. Call fencedb.enter with the same grant in a READ COMMITTED transaction, commit that, and begin this one again.';
+        ELSIF stored.token IS NULL THEN
+            PERFORM fencedb.bound(deadline, '{lock_timeout}'); -- another transaction may be inserting the fence
             INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id)
             VALUES (take.resource, token, take.lease_id)
             ON CONFLICT DO NOTHING
             RETURNING f.xmin INTO locker;
-            EXIT WHEN FOUND;
-        ELSIF stored.last_fencing_token > token
-           OR stored.last_fencing_token = token AND stored.lease_id <> take.lease_id THEN
-            PERFORM fencedb.raise_stale(take.resource, token, stored.last_fencing_token);
+            PERFORM set_config('lock_timeout', own, true);
+            EXIT WHEN locker IS NOT NULL;
+            CONTINUE;
+        ELSIF stored.token < token THEN
+            PERFORM FROM fencedb.fences f WHERE f.resource = take.resource FOR NO KEY UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                UPDATE fencedb.fences f
+                SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = clock_timestamp()
+                WHERE f.resource = take.resource AND token > f.last_fencing_token
+                RETURNING f.xmin INTO locker;
+                EXIT WHEN FOUND;
+                CONTINUE; -- a newer token came in between
+            END IF;
         END IF;
+        PERFORM fencedb.await(take.resource, stored.token = token, deadline);
     END LOOP;
     PERFORM fencedb.require_outermost(locker);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.take(text, bigint, uuid) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001.';
+COMMENT ON FUNCTION fencedb.take(text, bigint, uuid, numeric) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001, 40001, or 55P03 at the deadline.';
 
 -- No transaction may outlive its lease, and the server itself ends it. What the application or the role set tighter stays.
 -- transaction_timeout (17 and newer) counts from the start of the transaction, or from when it is switched on anew, hence
@@ -221,6 +338,9 @@ BEGIN
     ELSIF token IS NULL OR token <= 0 THEN
         RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be positive, got %', resource, coalesce(token::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
+    ELSIF token > 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource, ':', 1)) THEN
+        RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be at most 2^53 - 1 (9007199254740991), got %', resource, token
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Greater tokens shut package lease out. If another issuer makes the tokens of such resources, call fencedb.declare_foreign.';
     ELSIF lease_id IS NULL THEN
         RAISE EXCEPTION 'fencedb.enter: the lease id for resource "%" must not be NULL', resource
             USING ERRCODE = 'invalid_parameter_value';
@@ -234,19 +354,21 @@ COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. 
 -- admit checks and bounds, takes the fences if enter is true (fencedb.carry of 00004 takes none), and signs what the
 -- triggers are to see. A transaction may be admitted several times, for more resources.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.admit(enter boolean, resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint) RETURNS xid8
+CREATE FUNCTION fencedb.admit(enter boolean, resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint, wait_ms bigint, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    n       int     := coalesce(cardinality(resources), 0);
-    places  int[]   := ARRAY[1];
-    i       int;
-    before  jsonb   := fencedb.granted();
-    grants  jsonb   := coalesce(before -> 'grants', '{}');
-    until   numeric := (before ->> 'until')::numeric;
-    present jsonb;
-    body    text;
-    signed  text;
+    n        int     := coalesce(cardinality(resources), 0);
+    places   int[]   := ARRAY[1];
+    i        int;
+    before   jsonb   := fencedb.granted();
+    grants   jsonb   := coalesce(before -> 'grants', '{}');
+    until    numeric := (before ->> 'until')::numeric;
+    start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
+    deadline numeric; -- of the wait for all fences together
+    present  jsonb;
+    body     text;
+    signed   text;
 BEGIN
     IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
         RAISE EXCEPTION 'fencedb.enter: needs as many tokens and lease ids as resources, and at least one; got %, % and %',
@@ -260,9 +382,10 @@ BEGIN
     IF remaining_ms <= 0 THEN
         RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
-    ELSIF remaining_ms IS NOT NULL THEN
-        until := least(until, extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms);
     END IF;
+    until := least(until, start + remaining_ms);
+    deadline := least(until, start + wait_ms,
+        start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
 
     -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each other.
     IF n > 1 THEN
@@ -275,14 +398,13 @@ BEGIN
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
         END IF;
         IF enter AND (present ->> 'entered')::boolean IS NOT TRUE THEN
-            PERFORM fencedb.bound(until, '{lock_timeout}'); -- the other limits would end the wait without saying what for
-            PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i]);
+            PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i], deadline);
         END IF;
         grants := grants || jsonb_build_object(resources[i], jsonb_build_object(
             'token', tokens[i], 'lease', lease_ids[i], 'entered', enter OR coalesce((present ->> 'entered')::boolean, false)));
     END LOOP;
     IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
-        RAISE EXCEPTION 'the lease is over: it ended while its fence was waited for'
+        RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     END IF;
     PERFORM fencedb.bound(until);
@@ -295,35 +417,55 @@ BEGIN
         signed := fencedb.sign(body) || body;
     END IF;
     PERFORM set_config('fencedb.granted', signed, true);
-    RETURN pg_current_xact_id();
+    xid := pg_current_xact_id();
+    epoch := fencedb.epoch();
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint) IS 'Inner function. What enter and carry have in common.';
+COMMENT ON FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint, bigint) IS 'Inner function. What enter and carry have in common.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.enter(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL) RETURNS xid8
+CREATE FUNCTION fencedb.enter_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN fencedb.admit(true, resources, tokens, lease_ids, remaining_ms);
+    SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(true, resources, tokens, lease_ids, remaining_ms, wait_ms) a;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.enter(text[], bigint[], uuid[], bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See the form for one resource.';
+COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS xid8
-    LANGUAGE sql
+CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT fencedb.enter(ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms)
+BEGIN
+    SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms, wait_ms) a;
+END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint) IS 'Enters the fence of resource: the first statement of every fenced transaction, before any savepoint. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction. Returns the transaction id, to ask pg_xact_status after a lost COMMIT.';
+COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint) IS 'Enters the fence of resource: the first statement of every fenced transaction, before any savepoint. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF epoch = (SELECT s.last_value FROM fencedb.server_epoch s WHERE s.is_called) THEN
+        RETURN pg_xact_status(xid);
+    END IF;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed or failed over since, or the transaction is too old. Ask the server that is the primary now.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.last_token(resource text) RETURNS bigint
@@ -383,7 +525,7 @@ DECLARE
     door regprocedure;
 BEGIN
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'carry', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
     EXECUTE format('GRANT SELECT ON fencedb.goose_db_version TO %s', writer); -- so that a service can ask whether it is migrated
@@ -398,16 +540,22 @@ COMMENT ON FUNCTION fencedb.allow(regrole) IS 'Lets a role enter fences. The rol
 DROP FUNCTION fencedb.allow(regrole);
 DROP FUNCTION fencedb.blockers(text[]);
 DROP FUNCTION fencedb.last_token(text);
-DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint);
-DROP FUNCTION fencedb.enter(text[], bigint[], uuid[], bigint);
-DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint);
+DROP FUNCTION fencedb.outcome(xid8, bigint);
+DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint);
+DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
+DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
 DROP FUNCTION fencedb.bound(numeric, text[]);
-DROP FUNCTION fencedb.take(text, bigint, uuid);
+DROP FUNCTION fencedb.take(text, bigint, uuid, numeric);
+DROP FUNCTION fencedb.await(text, boolean, numeric);
+DROP FUNCTION fencedb.raise_busy(text);
+DROP FUNCTION fencedb.epoch();
 DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
 DROP FUNCTION fencedb.granted();
 DROP FUNCTION fencedb.sign(text);
+DROP TABLE fencedb.foreign_issuers;
+DROP SEQUENCE fencedb.server_epoch;
 DROP TABLE fencedb.signing_key;
 DROP TABLE fencedb.fences;
 REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC;

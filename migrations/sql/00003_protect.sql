@@ -42,15 +42,15 @@ AS $$
 BEGIN
     IF (granted ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN
         RAISE EXCEPTION USING
-            ERRCODE = 'FN004',
-            MESSAGE = 'the lease is over: the validity that this transaction entered with has passed',
-            HINT    = 'Nothing was written. Acquire the lease again; do the work in a shorter transaction, or under a longer lease.';
+            ERRCODE = 'FN006',
+            MESSAGE = 'the transaction has outlasted the validity that it entered with',
+            HINT    = 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.';
     END IF;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_lease(jsonb) IS 'Inner function. Raises FN004 when the validity given to enter has passed.';
+COMMENT ON FUNCTION fencedb.require_lease(jsonb) IS 'Inner function. Raises FN006 when the validity given to enter has passed.';
 
 -- The judge of one row. before and after are the resources of the old and the new row; stored is the token in the old row.
 -- +goose StatementBegin
@@ -92,7 +92,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN004 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
+COMMENT ON FUNCTION fencedb.require(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
 
 -- Refuses before the first row is touched, also where no row matches. A cascade from another table
 -- is left to the row trigger: it may match nothing, and then it writes nothing.

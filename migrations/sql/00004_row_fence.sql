@@ -4,27 +4,30 @@
 -- +goose Up
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.carry(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL) RETURNS xid8
+CREATE FUNCTION fencedb.carry_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN fencedb.admit(false, resources, tokens, lease_ids, remaining_ms);
+    SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(false, resources, tokens, lease_ids, remaining_ms, NULL) a;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.carry(text[], bigint[], uuid[], bigint) IS 'Carries the grants of several resources. See the form for one resource.';
+COMMENT ON FUNCTION fencedb.carry_all(text[], bigint[], uuid[], bigint) IS 'Carries the grants of several resources. See carry.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.carry(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS xid8
-    LANGUAGE sql
+CREATE FUNCTION fencedb.carry(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT fencedb.carry(ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms)
+BEGIN
+    SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(false, ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms, NULL) a;
+END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, for tables under fencedb.protect_row: takes no lock and writes nothing; the row that is updated judges the token. Until the transaction has updated or locked the row, another holder may change it, so lock it (SELECT ... FOR UPDATE) before deciding by what it holds.';
+COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, for tables under fencedb.protect_row: takes no lock and writes nothing; the row that is updated judges the token. Until the transaction has updated or locked the row, another holder may change it, so lock it (SELECT ... FOR UPDATE) before deciding by what it holds. At REPEATABLE READ and SERIALIZABLE that refuses a row that has changed since the snapshot, with 40001, but what the transaction reads elsewhere may be older than the lock: there, enter.';
 
 -- The judge of one row. Greater, or equal under the same lease, so that a holder can write RUNNING and then DONE.
 -- Plain >= would let two holders of one number both write; plain > would refuse the holder's own second write.
@@ -64,7 +67,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN004 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
+COMMENT ON FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN003 or FN006 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_row_key(target regclass, columns name[], several boolean) RETURNS void
@@ -121,11 +124,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.protect_row(regclass, text) IS 'Like protect, where every row is a resource of its own that is never deleted: the row is its own ledger, in last_fencing_token and last_lease_id. resource is a text expression over a unique key of target. Its transactions call fencedb.carry (or enter). DELETE is refused, and so is changing a row''s resource.';
 
-REVOKE ALL ON FUNCTION fencedb.carry(text, bigint, uuid, bigint), fencedb.carry(text[], bigint[], uuid[], bigint) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.carry(text, bigint, uuid, bigint), fencedb.carry_all(text[], bigint[], uuid[], bigint) FROM PUBLIC;
 
 -- +goose Down
 DROP FUNCTION fencedb.protect_row(regclass, text);
 DROP FUNCTION fencedb.check_row_key(regclass, name[], boolean);
 DROP FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid);
 DROP FUNCTION fencedb.carry(text, bigint, uuid, bigint);
-DROP FUNCTION fencedb.carry(text[], bigint[], uuid[], bigint);
+DROP FUNCTION fencedb.carry_all(text[], bigint[], uuid[], bigint);

@@ -34,6 +34,27 @@ COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fenc
 REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
 
 -- +goose StatementBegin
+CREATE FUNCTION fencedb.declare_foreign(resource_type text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF resource_type IS NULL OR resource_type = '' OR strpos(resource_type, ':') > 0 THEN
+        RAISE EXCEPTION 'fencedb.declare_foreign: the type of a resource is the part of its name before the colon, got %', quote_nullable(resource_type)
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    INSERT INTO fencedb.foreign_issuers AS f (resource_type) VALUES (declare_foreign.resource_type) ON CONFLICT DO NOTHING;
+    IF FOUND THEN
+        PERFORM fencedb.record('declare_foreign', NULL, session_user, 'by fencedb.declare_foreign', jsonb_build_object('resource_type', resource_type));
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+REVOKE ALL ON FUNCTION fencedb.declare_foreign(text) FROM PUBLIC;
+COMMENT ON FUNCTION fencedb.declare_foreign(text) IS 'From now on, tokens of resources of this type (the part of their names before the colon) may exceed 2^53 - 1: they come from another issuer, and package lease never holds such a resource. To be called by the role that ran the migrations.';
+
+-- +goose StatementBegin
 CREATE FUNCTION fencedb.allow_operator(operator regrole) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
@@ -42,7 +63,7 @@ DECLARE
     door regprocedure;
 BEGIN
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'last_token', 'blockers', 'record', 'forget_fences') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'record', 'forget_fences') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
     EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.audit, fencedb.goose_db_version TO %s', operator);
@@ -55,4 +76,5 @@ COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledg
 
 -- +goose Down
 DROP FUNCTION fencedb.allow_operator(regrole);
+DROP FUNCTION fencedb.declare_foreign(text);
 DROP FUNCTION fencedb.forget_fences(text[], interval);

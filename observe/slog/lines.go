@@ -69,6 +69,8 @@ var writeLines = map[string]line{
 	"committed":      debug("write committed"),
 	"stale":          warn("write refused"),
 	"lease_over":     warn("write failed"),
+	"too_long":       warn("write failed"),
+	"unsealed":       warn("write failed"),
 	"busy":           warn("write failed"),
 	"no_token":       bad("write failed"),
 	"wrong_resource": bad("write failed"),

@@ -64,6 +64,8 @@ var (
 		{fencedb.ErrNoToken, "no_token"},
 		{fencedb.ErrWrongResource, "wrong_resource"},
 		{fencedb.ErrLeaseOver, "lease_over"},
+		{fencedb.ErrTooLong, "too_long"},
+		{fencedb.ErrUnsealed, "unsealed"},
 		{fencedb.ErrBusy, "busy"},
 		{fencedb.ErrCommitUnknown, "commit_unknown"},
 		{fencedb.ErrInvalidGrant, "invalid_grant"},

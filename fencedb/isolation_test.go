@@ -1,0 +1,258 @@
+package fencedb_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// bookIfFree decides by what it reads: at most one guest for table 12, whatever the level.
+const bookIfFree = `INSERT INTO bookings (id, table_id, guest)
+	SELECT $1::int, 12, $2::text WHERE NOT EXISTS (SELECT FROM bookings WHERE table_id = 12)`
+
+// attempt books table 12 for ben under g if it is free, on a connection whose transactions have the level by default.
+type attempt func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error
+
+var attempts = map[string]attempt{
+	"Tx, Exec": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, bookIfFree, ids.Add(1), "ben")
+		return err
+	}),
+	"Tx, Query": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, bookIfFree, ids.Add(1), "ben")
+		if err != nil {
+			return err
+		}
+		rows.Close()
+		return rows.Err()
+	}),
+	"Tx, QueryRow": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, bookIfFree+" RETURNING id", ids.Add(1), "ben").Scan(new(int))
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		return err
+	}),
+	"Tx, SendBatch": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		b := &pgx.Batch{}
+		b.Queue(bookIfFree, ids.Add(1), "ben")
+		return tx.SendBatch(ctx, b).Close()
+	}),
+	"Tx, Begin": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, bookIfFree, ids.Add(1), "ben")
+			return err
+		})
+	}),
+	"Tx, Conn": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Conn().Exec(ctx, bookIfFree, ids.Add(1), "ben")
+		return err
+	}),
+	"Tx, Prepare": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Prepare(ctx, "book", bookIfFree); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "book", ids.Add(1), "ben")
+		return err
+	}),
+	"Tx, CopyFrom": inTx(func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"log"}, []string{"line"}, pgx.CopyFromRows([][]any{{"ben"}})); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, bookIfFree, ids.Add(1), "ben")
+		return err
+	}),
+	"Exec": func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
+		_, err := fencedb.Exec(ctx, conn, g, bookIfFree, ids.Add(1), "ben")
+		return err
+	},
+	"Query": func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
+		rows, err := fencedb.Query(ctx, conn, g, bookIfFree+" RETURNING id", ids.Add(1), "ben")
+		if err != nil {
+			return err
+		}
+		rows.Close()
+		return rows.Err()
+	},
+	"QueryRow": func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
+		err := fencedb.QueryRow(ctx, conn, g, bookIfFree+" RETURNING id", ids.Add(1), "ben").Scan(new(int))
+		if errors.Is(err, pgx.ErrNoRows) { // with ErrCommitted: there was no row
+			return nil
+		}
+		return err
+	},
+	"SendBatch": func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
+		b := &pgx.Batch{}
+		called := false
+		b.Queue(bookIfFree, ids.Add(1), "ben").Exec(func(pgconn.CommandTag) error {
+			if called {
+				return errors.New("called twice")
+			}
+			called = true
+			return nil
+		})
+		return fencedb.SendBatch(ctx, conn, g, b)
+	},
+	"Enter": func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
+		enter := func() error {
+			return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+				if err := fencedb.Enter(ctx, tx, g); err != nil {
+					return err
+				}
+				_, err := tx.Exec(ctx, bookIfFree, ids.Add(1), "ben")
+				return err
+			})
+		}
+		return afterSealing(ctx, conn, g, enter())(enter)
+	},
+}
+
+// afterSealing does what ErrUnsealed asks for.
+func afterSealing(ctx context.Context, db fencedb.DB, g fencedb.Grant, err error) func(again func() error) error {
+	return func(again func() error) error {
+		if !errors.Is(err, fencedb.ErrUnsealed) {
+			return err
+		}
+		if err := fencedb.Seal(ctx, db, g); err != nil {
+			return err
+		}
+		return again()
+	}
+}
+
+func inTx(book func(ctx context.Context, tx pgx.Tx) error) attempt {
+	return func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
+		return fencedb.Tx(ctx, conn, g, func(tx pgx.Tx) error { return book(ctx, tx) })
+	}
+}
+
+// S3. B takes over while A, who shares a fence that it had before, still decides. A only locks the fence, which is no conflict for Postgres: a
+// snapshot that B took before A ended would not show what A wrote.
+func TestANewcomerSeesWhatTheHolderBeforeHasWritten(t *testing.T) {
+	t.Parallel()
+	for level := range levels {
+		for name, attempt := range attempts {
+			t.Run(level+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.exec(`CREATE TABLE log (line text)`)
+				conn := w.connAt(level)
+				old := grant("table:12", 41)
+				require.NoError(t, fencedb.Seal(t.Context(), w.pool, old))
+				a := w.holder(old).enter()
+
+				newer := grant("table:12", 42)
+				waiting := make(chan error, 1)
+				go func() { waiting <- attempt(t.Context(), conn, newer) }()
+				w.awaitBlocked(conn.PgConn().PID())
+				a.book("ann")
+				a.commit()
+
+				require.NoError(t, received(t, waiting))
+				require.Equal(t, []string{"ann"}, w.guests(), "the table was taken")
+				require.EqualValues(t, 42, w.fence("table:12"))
+				require.NoError(t, attempt(t.Context(), conn, newer), "a later transaction under the same grant")
+
+				require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 43)))
+				require.ErrorIs(t, attempt(t.Context(), conn, newer), fencedb.ErrStale)
+			})
+		}
+	}
+}
+
+// A holder that has entered before meets a newcomer: its snapshot may show its own token, but the fence does not any more.
+func TestAHolderThatIsOvertakenWhileItBeginsIsStale(t *testing.T) {
+	t.Parallel()
+	for level := range levels {
+		for name, attempt := range attempts {
+			t.Run(level+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.exec(`CREATE TABLE log (line text)`)
+				conn := w.connAt(level)
+				older := grant("table:12", 41)
+				require.NoError(t, fencedb.Seal(t.Context(), w.pool, older))
+				b := w.holder(grant("table:12", 42)).enter()
+
+				waiting := make(chan error, 1)
+				go func() { waiting <- attempt(t.Context(), conn, older) }()
+				w.awaitBlocked(conn.PgConn().PID())
+				b.commit()
+
+				require.ErrorIs(t, received(t, waiting), fencedb.ErrStale)
+				require.Empty(t, w.guests())
+			})
+		}
+	}
+}
+
+// The same through database/sql, where nobody but the application can seal.
+func TestEnterSQLAsksForASealAboveReadCommitted(t *testing.T) {
+	t.Parallel()
+	for level, isolation := range map[string]sql.IsolationLevel{"repeatable read": sql.LevelRepeatableRead, "serializable": sql.LevelSerializable} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			g := grant("table:12", 41)
+			enter := func() error {
+				tx, err := w.sqlDB().BeginTx(t.Context(), &sql.TxOptions{Isolation: isolation})
+				require.NoError(t, err)
+				defer func() { _ = tx.Rollback() }()
+				if err := fencedb.EnterSQL(t.Context(), tx, g); err != nil {
+					return err
+				}
+				return tx.Commit()
+			}
+
+			err := enter()
+			require.ErrorIs(t, err, fencedb.ErrUnsealed)
+			var pgErr *pgconn.PgError
+			require.ErrorAs(t, err, &pgErr)
+			require.Equal(t, "40001", pgErr.Code, "whoever tries again on 40001 knows it")
+			require.Zero(t, w.fence("table:12"))
+
+			require.NoError(t, fencedb.Seal(t.Context(), w.pool, g))
+			require.NoError(t, enter())
+		})
+	}
+}
+
+// A transaction that was refused for want of a seal goes on in the isolation level that it was asked for.
+func TestTheLevelStaysWhatTheOptionSays(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for level := range levels {
+		var got string
+		err := fencedb.Tx(t.Context(), w.pool, grant("level:"+level, 1), func(tx pgx.Tx) error {
+			return tx.QueryRow(t.Context(), `SHOW transaction_isolation`).Scan(&got)
+		}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.TxIsoLevel(level)}))
+		require.NoError(t, err)
+		require.Equal(t, level, got)
+	}
+}
+
+// levels are those above READ COMMITTED.
+var levels = map[string]bool{"repeatable read": true, "serializable": true}
+
+// connAt is a connection whose transactions have the level by default.
+func (w *world) connAt(level string) *pgx.Conn {
+	w.Helper()
+	config := w.pool.Config().ConnConfig.Copy()
+	config.RuntimeParams["default_transaction_isolation"] = level
+	conn, err := pgx.ConnectConfig(w.Context(), config)
+	require.NoError(w, err)
+	w.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = conn.Close(ctx)
+	})
+	return conn
+}
