@@ -39,6 +39,10 @@ COMMENT ON TABLE fencedb.signing_key IS 'Signs what enter leaves for the trigger
 
 INSERT INTO fencedb.signing_key DEFAULT VALUES;
 
+-- Members of pg_read_all_data and pg_write_all_data reach every table, whatever is revoked, but not past row security. There
+-- is no policy, so only the owner reads the key, and with it the functions that run as the owner.
+ALTER TABLE fencedb.signing_key ENABLE ROW LEVEL SECURITY;
+
 -- Postgres hands transaction ids out again after a crash that lost their WAL, and on a standby that lagged when it was
 -- promoted. So an id proves nothing unless the server has run on since it was given. Crash recovery and promotion put every
 -- unlogged sequence back to its start, which is how this one tells; and unlike a row, what setval writes is there at once

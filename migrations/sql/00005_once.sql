@@ -1,11 +1,12 @@
 -- Durable idempotency keys: a key is done in the transaction that has the effect, or not at all.
---   FN005  the key was used before, for another request
+--   FN005  the key was used before, for another request, or by another role and without a request
 
 -- +goose Up
 
 CREATE TABLE fencedb.once (
     key         text COLLATE "C" PRIMARY KEY CHECK (key <> '' AND octet_length(key) <= 512),
     fingerprint bytea,
+    role        name        NOT NULL,
     result      bytea CHECK (octet_length(result) <= 1048576),
     done        boolean     NOT NULL DEFAULT false,
     claimed_at  timestamptz NOT NULL DEFAULT clock_timestamp()
@@ -16,6 +17,7 @@ CREATE INDEX once_claimed_at ON fencedb.once (claimed_at);
 COMMENT ON TABLE  fencedb.once IS 'Idempotency keys that are done, with their results. Forgetting a key lets its request run again; see fencedb.once_forget.';
 COMMENT ON COLUMN fencedb.once.key         IS 'Chosen by the client of the application; 1 to 512 bytes.';
 COMMENT ON COLUMN fencedb.once.fingerprint IS 'SHA-256 of the request, to refuse the same key with another one; NULL if the application does not tell.';
+COMMENT ON COLUMN fencedb.once.role        IS 'Who claimed it, after SET ROLE if there was one. Without a fingerprint the key is this role''s alone.';
 COMMENT ON COLUMN fencedb.once.result      IS 'What the first run answered, replayed to the others; up to 1 MiB.';
 COMMENT ON COLUMN fencedb.once.done        IS 'False where a transaction claimed the key and committed without a result: the next one to come runs again.';
 COMMENT ON COLUMN fencedb.once.claimed_at  IS 'By the clock of this server; keys are forgotten by age.';
@@ -24,6 +26,8 @@ REVOKE ALL ON fencedb.once FROM PUBLIC;
 
 -- A second transaction with the key waits in the INSERT for the first one to end. If that commits, the next statement
 -- sees its result; if it rolls back, the second one is now the first.
+-- A result goes to whoever knows the request. Where no request was told, it goes to the role that stored it: a key alone can
+-- be guessed. The setting role is what SET ROLE last said, and is not changed by calling this function, as current_user is.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.once_begin(key text, fingerprint bytea, OUT first boolean, OUT result bytea)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -31,33 +35,34 @@ CREATE FUNCTION fencedb.once_begin(key text, fingerprint bytea, OUT first boolea
 AS $$
 #variable_conflict use_column
 DECLARE
-    claim fencedb.once;
+    caller name := coalesce(nullif(current_setting('role'), 'none'), session_user);
+    claim  fencedb.once;
 BEGIN
     IF once_begin.key IS NULL OR once_begin.key = '' OR octet_length(once_begin.key) > 512 THEN
         RAISE EXCEPTION 'fencedb.once_begin: the key must be 1 to 512 bytes, got %', coalesce(octet_length(once_begin.key)::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP
-        INSERT INTO fencedb.once (key, fingerprint) VALUES (once_begin.key, once_begin.fingerprint) ON CONFLICT DO NOTHING;
+        INSERT INTO fencedb.once (key, fingerprint, role) VALUES (once_begin.key, once_begin.fingerprint, caller) ON CONFLICT DO NOTHING;
         first := FOUND;
         EXIT WHEN first;
         SELECT * INTO claim FROM fencedb.once o WHERE o.key = once_begin.key FOR UPDATE;
         EXIT WHEN FOUND; -- otherwise it was forgotten between the two statements
     END LOOP;
-    IF claim.done AND claim.fingerprint <> once_begin.fingerprint THEN
-        RAISE EXCEPTION 'the idempotency key "%" was used before, for another request', once_begin.key
-            USING ERRCODE = 'FN005', HINT = 'Nothing was written. A new request needs a new key.';
+    IF claim.done AND (claim.fingerprint IS DISTINCT FROM once_begin.fingerprint OR claim.fingerprint IS NULL AND claim.role <> caller) THEN
+        RAISE EXCEPTION 'the idempotency key "%" was used before, for another request, or by another role and without a request', once_begin.key
+            USING ERRCODE = 'FN005', HINT = 'Nothing was written. A new request needs a new key; a request sent again needs the same fingerprint.';
     END IF;
     IF NOT claim.done THEN
         first := true;
-        UPDATE fencedb.once o SET fingerprint = once_begin.fingerprint, claimed_at = clock_timestamp() WHERE o.key = once_begin.key;
+        UPDATE fencedb.once o SET fingerprint = once_begin.fingerprint, role = caller, claimed_at = clock_timestamp() WHERE o.key = once_begin.key;
     END IF;
     result := claim.result;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.once_begin(text, bytea) IS 'Claims an idempotency key in this transaction. first: do the work, then once_end in the same transaction. Otherwise result is what the first run answered. Waits for a transaction that has claimed the key.';
+COMMENT ON FUNCTION fencedb.once_begin(text, bytea) IS 'Claims an idempotency key in this transaction. first: do the work, then once_end in the same transaction. Otherwise result is what the first run answered: replayed to the same fingerprint; without one, to the role that stored it; else FN005. Waits for a transaction that has claimed the key.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.once_end(key text, result bytea) RETURNS void

@@ -1,0 +1,85 @@
+package migrations_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+)
+
+// as runs sql as a role that has logged in, in one transaction, and returns the SQLSTATE, empty for success.
+func (s *session) as(role, sql string) string {
+	s.Helper()
+	s.exec(`RESET SESSION AUTHORIZATION; SET SESSION AUTHORIZATION ` + role)
+	_, err := s.conn.PgConn().Exec(s.Context(), sql).ReadAll()
+	refused := new(pgconn.PgError)
+	if err != nil {
+		require.True(s, errors.As(err, &refused), err)
+	}
+	s.exec(`RESET SESSION AUTHORIZATION`)
+	return refused.Code
+}
+
+// The built-in roles for all data reach every table. The key that signs grants must not be among what they reach.
+func TestWhoReadsAndWritesAllDataCannotSignAGrant(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	key := s.one(`SELECT encode(key, 'hex') FROM fencedb.signing_key`)
+	require.NotEmpty(t, key)
+	s.exec(`ANALYZE fencedb.signing_key`)
+	role := s.withRole("allow")
+	s.exec(`GRANT pg_read_all_data, pg_write_all_data TO ` + role + `; SET SESSION AUTHORIZATION ` + role)
+
+	require.NotEqual(t, "0", s.one(`SELECT count(*) FROM fencedb.goose_db_version`), "it does read what is not its own")
+	for _, table := range []string{`fencedb.signing_key`, `(SELECT s FROM pg_statistic s WHERE s.starelid = 'fencedb.signing_key'::regclass AND s.stavalues1 IS NOT NULL)`} {
+		require.Equal(t, "0", s.one(`SELECT count(*) FROM `+table+` s`), table)
+	}
+	s.exec(`UPDATE fencedb.signing_key SET key = repeat('x', 48)::bytea; DELETE FROM fencedb.signing_key`)
+	s.refused(insufficientPrivilege, `INSERT INTO fencedb.signing_key (key) VALUES (repeat('x', 48)::bytea) ON CONFLICT DO NOTHING`)
+	s.refused(insufficientPrivilege, `TRUNCATE fencedb.signing_key`)
+	s.refused(insufficientPrivilege, `SET row_security = off; SELECT key FROM fencedb.signing_key`)
+	s.exec(`RESET row_security`)
+	s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
+
+	s.exec(`RESET SESSION AUTHORIZATION`)
+	require.Equal(t, key, s.one(`SELECT encode(key, 'hex') FROM fencedb.signing_key`))
+}
+
+// A result is replayed to whoever knows the request, and where none was told, to the role that stored it.
+func TestAResultIsNotReplayedToAStranger(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	owner, stranger := s.withRole("allow"), s.withRole("allow_operator") // both are let in
+	s.exec(`SELECT fencedb.allow('` + stranger + `')`)
+	for name, c := range map[string]struct{ stored, asked, stranger, same string }{
+		"no request stored, none asked with":  {`NULL`, `NULL`, "FN005", ""},
+		"no request stored, some asked with":  {`NULL`, `'a'`, "FN005", "FN005"},
+		"request stored, none asked with":     {`'a'`, `NULL`, "FN005", "FN005"},
+		"request stored, another asked with":  {`'a'`, `'b'`, "FN005", "FN005"},
+		"request stored, the same asked with": {`'a'`, `'a'`, "", ""},
+	} {
+		begin := fmt.Sprintf(`SELECT fencedb.once_begin('%s', %s)`, name, c.stored)
+		require.Empty(t, s.as(owner, begin+`; SELECT fencedb.once_end('`+name+`', 'first')`), name)
+
+		replay := fmt.Sprintf(`DO $$ DECLARE got record := fencedb.once_begin('%s', %s);
+			BEGIN ASSERT NOT got.first AND got.result = 'first'; END $$`, name, c.asked)
+		require.Equal(t, c.stranger, s.as(stranger, replay), name)
+		require.Equal(t, c.same, s.as(owner, replay), name)
+	}
+}
+
+// A login that changes, as rotated passwords make it, is the same caller behind SET ROLE.
+func TestAKeyBelongsToTheRoleThatWasSet(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	group, login := s.withRole("allow"), s.withRole("allow_operator")
+	s.exec(`GRANT ` + group + ` TO ` + login)
+	require.Empty(t, s.as(group, `SELECT fencedb.once_begin('order:1', NULL), fencedb.once_end('order:1', 'first')`))
+	s.exec(`SELECT fencedb.allow('` + login + `')`)
+
+	require.Equal(t, "FN005", s.as(login, `SELECT fencedb.once_begin('order:1', NULL)`))
+	require.Empty(t, s.as(login, `SET ROLE `+group+`; SELECT fencedb.once_begin('order:1', NULL)`))
+}
