@@ -2,6 +2,8 @@ package migrations_test
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -82,13 +84,43 @@ func TestProtectingAndUnprotectingIsRecorded(t *testing.T) {
 	s.exec(`CREATE TABLE seats (id int); ` + protect + protect)
 	require.Equal(t, "protect public.seats ledger  'seat:' || id ", s.protections(), "the second call changed nothing")
 
-	s.exec(`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_statement"; ` + protect)
-	s.exec(`SELECT fencedb.unprotect('seats'); SELECT fencedb.unprotect('seats')`)
+	s.exec(`ALTER TABLE seats RENAME TO chairs`)
+	s.exec(`SELECT fencedb.unprotect('chairs'); SELECT fencedb.unprotect('chairs')`)
 	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
 	s.exec(`BEGIN; SELECT fencedb.unprotect('jobs'); ROLLBACK`)
 
-	require.Equal(t, "protect public.seats ledger  'seat:' || id ; protect public.seats ledger  'seat:' || id ; "+
-		"unprotect public.seats ledger  'seat:' || id ; protect public.jobs row  'job:' || id ", s.protections())
+	require.Equal(t, "protect public.seats ledger  'seat:' || id ; unprotect public.chairs ledger  'seat:' || id ; "+
+		"protect public.jobs row  'job:' || id ", s.protections())
+}
+
+// Who finds a guard missing or switched off, and puts it back, leaves a trace of both.
+func TestAGuardThatWasTakenAwayByHandIsRecordedWhenItIsSeen(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	const protect = `SELECT fencedb.protect('seats', $$ 'seat:' || id $$);`
+	s.exec(`CREATE TABLE seats (id int); ` + protect)
+	for _, away := range []string{
+		`ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`,
+		`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_row"`,
+		`DROP TRIGGER "~fencedb_row" ON seats`,
+		`DROP TRIGGER "~fencedb_truncate" ON seats; DROP TRIGGER "~fencedb_statement" ON seats`,
+	} {
+		before := s.protections()
+		s.exec(away + `; ` + protect)
+		require.Equal(t, before+"; unprotect public.seats ledger  'seat:' || id ; protect public.seats ledger  'seat:' || id ", s.protections(), away)
+	}
+}
+
+// A database made from a dump of the schema alone has no audit.
+func TestUnprotectingWhatTheAuditDoesNotKnowIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	s.exec(`SET session_replication_role = replica; DELETE FROM fencedb.audit; RESET session_replication_role`)
+
+	s.exec(`SELECT fencedb.unprotect('seats')`)
+
+	require.Equal(t, "protect public.seats ledger  'seat:' || id ; unprotect public.seats ledger  'seat:' || id ", s.protections())
 }
 
 func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
@@ -110,15 +142,48 @@ func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (id int); CREATE TABLE rooms (id int); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
-	const noDataFound, invalidParameter = "P0002", "22023"
-	s.refused(noDataFound, `SELECT fencedb.record_protection('protect', 'rooms')`)
-	s.refused(invalidParameter, `SELECT fencedb.record_protection('revoke', 'seats')`)
+	s.exec(`SELECT fencedb.record_protection('rooms'), fencedb.record_protection('seats')`) // no news
 
 	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow"))
-	s.refused(insufficientPrivilege, `SELECT fencedb.record_protection('unprotect', 'seats')`)
+	s.refused(insufficientPrivilege, `SELECT fencedb.record_protection('seats')`)
 	s.refused(insufficientPrivilege, `SELECT fencedb.unprotect('seats')`)
 	s.exec(`RESET SESSION AUTHORIZATION`)
 	require.Equal(t, "protect public.seats ledger  'seat:' || id ", s.protections())
+}
+
+// The audit cannot be emptied, so nobody may fill it: not with a table that only looks protected, and not by repeating.
+func TestAStrangerCannotFloodTheAudit(t *testing.T) {
+	t.Parallel()
+	const plant = `CREATE FUNCTION %[1]s.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+		DO $$ BEGIN EXECUTE format('COMMENT ON FUNCTION %[1]s.f() IS %%L', jsonb_build_object('mode', 'ledger', 'resource', repeat('x', 100000))); END $$;
+		CREATE TABLE %[1]s.seats (id int);
+		CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON %[1]s.seats FOR EACH ROW EXECUTE FUNCTION %[1]s.f();
+		CREATE TRIGGER "~fencedb_statement" BEFORE INSERT ON %[1]s.seats FOR EACH STATEMENT EXECUTE FUNCTION %[1]s.f();
+		CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %[1]s.seats FOR EACH STATEMENT EXECUTE FUNCTION %[1]s.f();`
+	const loop = `DO $$ BEGIN FOR i IN 1 .. 100 LOOP %s; END LOOP; EXCEPTION WHEN wrong_object_type OR invalid_parameter_value THEN END $$`
+	for name, c := range map[string]struct {
+		before, repeated string
+		most             int // bytes
+	}{
+		"a temporary table that looks protected": {fmt.Sprintf(plant, "pg_temp"), `PERFORM fencedb.record_protection('pg_temp.seats')`, 0},
+		"a temporary table with real triggers": {strings.ReplaceAll(fmt.Sprintf(plant, "pg_temp"), "TRUNCATE ON pg_temp.seats FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.f", "TRUNCATE ON pg_temp.seats FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement"),
+			`PERFORM fencedb.record_protection('pg_temp.seats')`, 0},
+		"a temporary table of ours":    {`CREATE TEMPORARY TABLE seats (id int)`, `PERFORM fencedb.protect('pg_temp.seats', $r$ 'seat:' || id $r$)`, 0},
+		"a table that looks protected": {fmt.Sprintf(plant, "own"), `PERFORM fencedb.record_protection('own.seats')`, 0},
+		"a protected table": {`CREATE TABLE own.seats (id int); SELECT fencedb.protect('own.seats', $$ 'seat:' || id || repeat('', 1) || $$ || quote_literal(repeat('x', 100000)))`,
+			`PERFORM fencedb.record_protection('own.seats')`, 2000},
+		"a table protected again": {`CREATE TABLE own.seats (id int)`, `PERFORM fencedb.protect('own.seats', $r$ 'seat:' || id $r$)`, 2000},
+	} {
+		s := newSession(t)
+		role := s.withRole("allow")
+		s.exec(`CREATE SCHEMA own AUTHORIZATION ` + role)
+		require.Empty(t, s.as(role, c.before), name)
+		require.Empty(t, s.as(role, fmt.Sprintf(loop, c.repeated)), name)
+
+		var size int
+		require.NoError(t, s.conn.QueryRow(t.Context(), `SELECT coalesce(sum(pg_column_size(a.*)), 0) FROM fencedb.audit a`).Scan(&size))
+		require.LessOrEqual(t, size, c.most, name)
+	}
 }
 
 // The audit says of protection what this server knows, not what somebody says.

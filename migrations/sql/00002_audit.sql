@@ -14,6 +14,7 @@ CREATE TABLE fencedb.audit (
 );
 
 CREATE INDEX audit_resource ON fencedb.audit (resource, at);
+CREATE INDEX audit_protection ON fencedb.audit (id) WHERE event IN ('protect', 'unprotect');
 
 COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows are added by the functions of this schema and cannot be changed or deleted.';
 COMMENT ON COLUMN fencedb.audit.at       IS 'By the clock of this server.';
@@ -22,7 +23,7 @@ COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that rec
 COMMENT ON COLUMN fencedb.audit.event    IS 'protect, unprotect, revoke or prune.';
 COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
-COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token and former_lease_id of the holder (or null), sealed: whether its fence was entered. prune: fences, the number that were forgotten, and older_than. protect and unprotect: table, mode, expression.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token and former_lease_id of the holder (or null), sealed: whether its fence was entered. prune: fences, the number that were forgotten, and older_than. protect and unprotect: table, its oid, mode, and the first 1000 characters of the expression; recorded when a call of fencedb.protect or fencedb.unprotect sees that something has changed.';
 
 -- The owner could drop the trigger; nobody gets past it by mistake.
 -- +goose StatementBegin

@@ -166,31 +166,49 @@ WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger'
 
 COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off, or left it to replication.';
 
--- protect and unprotect run as whoever calls them, who may not write to the audit. What is recorded is therefore not theirs to
--- say: it is read from the catalog, while the table is protected.
+-- protect and unprotect run as whoever calls them, who may not write to the audit but may call this, as often as they like.
+-- So nothing here is theirs to say, and calling it again adds nothing: it records what the catalog says of a table, if that
+-- is not what was recorded of it last. A temporary table is nobody else's business.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.record_protection(event text, target regclass) RETURNS void
+CREATE FUNCTION fencedb.record_protection(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    protection fencedb.protected_tables;
+    class      pg_class := (SELECT c FROM pg_class c WHERE c.oid = target);
+    protection record;
+    recorded   record;
+    event      text;
 BEGIN
-    SELECT * INTO STRICT protection FROM fencedb.protected_tables p WHERE p.table_name = target;
-    IF event NOT IN ('protect', 'unprotect') THEN
-        RAISE EXCEPTION 'fencedb.record_protection: % is not about protection', event USING ERRCODE = 'invalid_parameter_value';
-    ELSIF NOT pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER') THEN
-        RAISE EXCEPTION 'fencedb.%: % does not own %', event, session_user, target
+    IF class.relpersistence IS NULL OR class.relpersistence = 't' THEN
+        RAISE EXCEPTION 'fencedb.protect: % is temporary', target USING ERRCODE = 'wrong_object_type';
+    ELSIF NOT pg_has_role(session_user, class.relowner, 'MEMBER') THEN
+        RAISE EXCEPTION 'fencedb.protect: % does not own %', session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
     END IF;
+
+    SELECT p.mode, left(p.resource, 1000) AS resource INTO protection
+    FROM fencedb.protected_tables p
+    WHERE p.table_name = target AND p.enabled
+      AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_truncate' AND t.tgfoid = 'fencedb.guard_statement'::regproc);
+    event := CASE WHEN FOUND THEN 'protect' ELSE 'unprotect' END;
+    -- By its oid, as it may have been renamed; by its name where the database is a copy.
+    SELECT a.event, a.details INTO recorded
+    FROM fencedb.audit a
+    WHERE a.event IN ('protect', 'unprotect') AND (a.details ->> 'oid' = target::oid::text OR a.details ->> 'table' = target::text)
+    ORDER BY a.details ->> 'oid' = target::oid::text DESC, a.id DESC LIMIT 1;
+    IF event = coalesce(recorded.event, 'unprotect') THEN
+        RETURN;
+    END IF;
     INSERT INTO fencedb.audit (event, operator, reason, details)
-    VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), format('by fencedb.%s', event),
-        jsonb_build_object('table', target::text, 'mode', protection.mode, 'expression', protection.resource));
+    VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'seen in the catalog',
+        coalesce(recorded.details, '{}') || jsonb_build_object('table', target::text, 'oid', target::oid::text)
+        || CASE event WHEN 'protect' THEN jsonb_build_object('mode', protection.mode, 'expression', protection.resource) ELSE '{}' END);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.record_protection(text, regclass) IS 'Inner function. Adds to fencedb.audit that the owner of a protected table has protected it or is about to unprotect it.';
+COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, or is not any more, if that is news.';
 
 -- Refuses what could not give a resource for every row, now instead of at the first write, and returns the expression as
 -- Postgres understood it: every function and operator named with its schema, so that no search_path changes its meaning.
@@ -314,36 +332,31 @@ COMMENT ON FUNCTION fencedb.check_triggers(regclass, text) IS 'Inner function. R
 -- Protecting again adds guards to members that have come since, and switches on those that were switched off or left to
 -- replication.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS boolean
+CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS void
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    m       record;
-    own     name;
-    changed boolean := false;
+    m   record;
+    own name;
 BEGIN
     FOR m IN SELECT * FROM fencedb.members(target) LOOP
         PERFORM fencedb.check_triggers(m.member, guard);
         IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
-            changed := true;
         END IF;
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()', m.member);
             EXECUTE format('CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement()', m.member);
-            changed := true;
         END IF;
         FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A') LOOP
             EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', m.member, own);
-            changed := true;
         END LOOP;
     END LOOP;
-    RETURN changed;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. Puts a guard before every member of a table; returns whether one was missing or switched off.';
+COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. Puts a guard before every member of a table, and switches on those that are switched off.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_target(target regclass, resource text, mode text) RETURNS void
@@ -356,7 +369,8 @@ BEGIN
     IF target IS NULL OR coalesce(btrim(resource), '') = '' THEN
         RAISE EXCEPTION 'fencedb.protect: needs a table and a resource expression'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.protect(''bookings'', resource => $resource$ ''table:'' || table_id $resource$)';
-    ELSIF NOT EXISTS (SELECT FROM fencedb.members(target)) OR (SELECT relnamespace FROM pg_class WHERE oid = target) = 'fencedb'::regnamespace THEN
+    ELSIF NOT EXISTS (SELECT FROM fencedb.members(target))
+       OR (SELECT relnamespace = 'fencedb'::regnamespace OR relpersistence = 't' FROM pg_class WHERE oid = target) THEN
         RAISE EXCEPTION 'fencedb.protect: % is not a table that can be protected', target
             USING ERRCODE = 'wrong_object_type', HINT = 'Protect ordinary and partitioned tables; the writes through a view reach the tables under it.';
     END IF;
@@ -391,6 +405,7 @@ DECLARE
     col      text;
 BEGIN
     PERFORM fencedb.check_target(target, resource, mode);
+    PERFORM fencedb.record_protection(target); -- if somebody has taken the guard away by hand
     IF guard IS NULL THEN
         compiled := fencedb.compile_resource(target, resource);
         IF mode = 'row' THEN
@@ -407,9 +422,8 @@ BEGIN
             jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added),
             format(body, compiled.expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)));
     END IF;
-    IF fencedb.create_triggers(target, guard) THEN
-        PERFORM fencedb.record_protection('protect', target);
-    END IF;
+    PERFORM fencedb.create_triggers(target, guard);
+    PERFORM fencedb.record_protection(target);
 END
 $$;
 -- +goose StatementEnd
@@ -466,7 +480,7 @@ BEGIN
         RAISE NOTICE 'fencedb.unprotect: % is not protected', target;
         RETURN;
     END IF;
-    PERFORM fencedb.record_protection('unprotect', target);
+    PERFORM fencedb.record_protection(target); -- what is not known to have been protected, as in a copy of the schema alone
     FOR m IN SELECT * FROM fencedb.members(target) LOOP
         IF NOT m.is_partition THEN
             EXECUTE format('DROP TRIGGER IF EXISTS "~fencedb_row" ON %s', m.member);
@@ -480,6 +494,7 @@ BEGIN
             EXECUTE format('ALTER TABLE %s DROP COLUMN %I', target, col);
         END LOOP;
     END IF;
+    PERFORM fencedb.record_protection(target);
 END
 $$;
 -- +goose StatementEnd
@@ -510,7 +525,7 @@ DROP FUNCTION fencedb.create_triggers(regclass, text);
 DROP FUNCTION fencedb.check_triggers(regclass, text);
 DROP FUNCTION fencedb.create_guard(regclass, jsonb, text);
 DROP FUNCTION fencedb.compile_resource(regclass, text);
-DROP FUNCTION fencedb.record_protection(text, regclass);
+DROP FUNCTION fencedb.record_protection(regclass);
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);
