@@ -48,6 +48,7 @@ func TestAnOperatorRecordsUnderTheNameItLoggedInWith(t *testing.T) {
 	for _, past := range []string{
 		`INSERT INTO fencedb.audit (operator, event, reason, role) VALUES ('ann', 'revoke', 'none', 'bob')`,
 		`DELETE FROM fencedb.audit`,
+		`SET LOCAL fencedb.forgets_audit = 'on'; DELETE FROM fencedb.audit`,
 		`DELETE FROM fencedb.fences`,
 		`ALTER TABLE fencedb.audit DISABLE TRIGGER keep`,
 	} {
@@ -64,6 +65,7 @@ func TestAnApplicationDoesNotReachTheAudit(t *testing.T) {
 		`SELECT * FROM fencedb.audit`,
 		`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs')`,
 		`SELECT fencedb.forget_fences('{seat:1}', interval '30 days')`,
+		`SELECT fencedb.forget_audit(interval '365 days', 'ann@host', 'yearly')`,
 		`DELETE FROM fencedb.audit`,
 	} {
 		s.refused(insufficientPrivilege, past)
@@ -226,4 +228,46 @@ func TestOnlyOldFencesThatNobodyHoldsAreForgotten(t *testing.T) {
 	const invalidParameter = "22023"
 	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{held}', interval '23 hours')`)
 	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{held}', NULL)`)
+}
+
+// aged makes everything that was recorded so far that much older, past the trigger, as only the owner can.
+func (s *session) aged(by string) {
+	s.Helper()
+	s.exec(`ALTER TABLE fencedb.audit DISABLE TRIGGER keep; UPDATE fencedb.audit SET at = at - interval '` + by + `'; ALTER TABLE fencedb.audit ENABLE TRIGGER keep`)
+}
+
+func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	const protect = `SELECT fencedb.protect('%[1]s', $$ '%[1]s:' || id $$);`
+	s.exec(`CREATE TABLE seats (id int); CREATE TABLE rooms (id int);` + fmt.Sprintf(protect, "seats") + fmt.Sprintf(protect, "rooms") + `SELECT fencedb.unprotect('rooms')`)
+	s.exec(`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs') FROM generate_series(1, 3)`)
+	s.aged("91 days")
+	s.exec(`SELECT fencedb.record('revoke', 'seat:2', 'ann@host', 'it hangs')`)
+	login := s.withRole("allow_operator")
+	const invalidParameter, notNull = "22023", "23502"
+
+	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit(interval '89 days', 'bob@host', 'yearly')`))
+	require.Equal(t, invalidParameter, s.as(login, `SELECT fencedb.forget_audit(NULL, 'bob@host', 'yearly')`))
+	require.Equal(t, notNull, s.as(login, `SELECT fencedb.forget_audit('90 days', 'bob@host', NULL)`))
+	require.Equal(t, "7", s.one(`SELECT count(*) FROM fencedb.audit`))
+	for _, want := range []string{"2", "2", "1", "0"} { // two at a time
+		require.Equal(t, want, s.one(`SELECT fencedb.forget_audit('90 days', 'bob@host', 'yearly', 2)`))
+	}
+
+	require.Equal(t, "protect public.seats  'seats:' || id ; revoke; prune_audit 2; prune_audit 2; prune_audit 1",
+		s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details ->> 'expression', details ->> 'rows'), '; ' ORDER BY id) FROM fencedb.audit`))
+	s.refused(insufficientPrivilege, `DELETE FROM fencedb.audit`)
+}
+
+// Membership in pg_write_all_data is a privilege on every table.
+func TestWhoWritesAllDataCannotDeleteARecord(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs')`)
+	role := s.withRole("allow")
+	s.exec(`GRANT pg_write_all_data, pg_read_all_data TO ` + role)
+
+	require.Equal(t, insufficientPrivilege, s.as(role, `SELECT set_config('fencedb.forgets_audit', 'on', false); DELETE FROM fencedb.audit`))
+	require.Equal(t, insufficientPrivilege, s.as(role, `SELECT set_config('fencedb.forgets_audit', 'on', false); TRUNCATE fencedb.audit`))
 }

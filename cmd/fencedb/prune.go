@@ -16,28 +16,37 @@ const (
 	flagOlderThan = "older-than"
 	flagMaxHold   = "max-hold"
 	flagRetention = "retention"
+	flagAuditAge  = "audit-older-than"
 	flagApply     = "apply"
 
 	day       = 24 * time.Hour
 	leastAge  = day // below it fencedb.forget_fences refuses
 	batchSize = 1000
+
+	leastAuditAge  = 90 * day // below it fencedb.forget_audit refuses
+	auditBatchSize = 10_000
 )
 
 func (a *app) prune() *cli.Command {
 	return &cli.Command{
 		Name:  "prune",
-		Usage: "forget fences of resources that nobody has used for long; only counts them unless told to --apply",
+		Usage: "forget fences of resources that nobody has used for long, and old records; only counts them unless told to --apply",
 		Description: `A forgotten fence accepts any token again. So a fence may go only when no holder can be left that is older than it: after
 the longest time that a lease is held, and a token remembered. --older-than must be at least the sum of the two, as the
 programs have them in lease.Config, and should be longer than any process can stay paused. Resources that are held now
 are kept, however old.
 
+What is in fencedb.audit stays for ever unless --audit-older-than says for how long, 90 days or more. Who protected a table
+stays for as long as it is protected.
+
    fencedb prune                                       count
-   fencedb prune --apply --reason 'monthly'            count, ask, forget in batches, record`,
+   fencedb prune --apply --reason 'monthly'            count, ask, forget in batches, record
+   fencedb prune --apply --reason 'monthly' --audit-older-than 9000h`,
 		Flags: append(auditFlags(), yesFlag(),
 			&cli.DurationFlag{Name: flagOlderThan, Usage: "`TIME` since the last new token", Value: 30 * day},
 			&cli.DurationFlag{Name: flagMaxHold, Usage: "the largest lease.Config.MaxHold, as `TIME`", Value: time.Hour},
 			&cli.DurationFlag{Name: flagRetention, Usage: "the largest lease.Config.FenceRetention, as `TIME`", Value: day},
+			&cli.DurationFlag{Name: flagAuditAge, Usage: "forget what was recorded in fencedb.audit longer ago than this `TIME`, too"},
 			&cli.BoolFlag{Name: flagApply, Usage: "forget them, after asking"},
 		),
 		Action: a.pruneFences,
@@ -50,7 +59,17 @@ type pruning struct {
 	Held        int64 `json:"held"`  // old enough, but held now
 	Forgotten   int64 `json:"forgotten"`
 	Applied     bool  `json:"applied"`
+
+	Audit *auditPruning `json:"audit"` // nil: what was recorded stays
 }
+
+type auditPruning struct {
+	OlderThanMS int64 `json:"older_than_ms"`
+	Found       int64 `json:"found"`
+	Forgotten   int64 `json:"forgotten"`
+}
+
+func (r *auditPruning) age() time.Duration { return time.Duration(r.OlderThanMS) * time.Millisecond }
 
 func (r *pruning) print(p page) {
 	older := span(time.Duration(r.OlderThanMS) * time.Millisecond)
@@ -59,6 +78,15 @@ func (r *pruning) print(p page) {
 		p.paragraph("", fmt.Sprintf("Forgot %d fences older than %s, kept %d that are held.", r.Forgotten, older, r.Held), "")
 	default:
 		p.paragraph("", fmt.Sprintf("%d fences are older than %s and may go, %d more are held. Nothing was changed; see --%s.", r.Found, older, r.Held, flagApply), "")
+	}
+	if r.Audit == nil {
+		return
+	}
+	older = span(r.Audit.age())
+	if r.Applied {
+		p.paragraph("", fmt.Sprintf("Forgot %d records older than %s.", r.Audit.Forgotten, older), "")
+	} else {
+		p.paragraph("", fmt.Sprintf("%d records are older than %s and may go.", r.Audit.Found, older), "")
 	}
 }
 
@@ -89,7 +117,11 @@ func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
 			r.Held += int64(held)
 			return nil
 		})
-		if err == nil && r.Applied && r.Found > 0 {
+		if age := cmd.Duration(flagAuditAge); err == nil && age > 0 {
+			r.Audit = &auditPruning{OlderThanMS: age.Milliseconds()}
+			err = s.countRecords(r.Audit)
+		}
+		if err == nil && r.Applied && (r.Found > 0 || r.Audit != nil && r.Audit.Found > 0) {
 			err = a.applyPruning(cmd, s, e, r)
 		}
 		if err != nil {
@@ -101,14 +133,21 @@ func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
 
 func (a *app) applyPruning(cmd *cli.Command, s *sweeper, e event, r *pruning) error {
 	question := fmt.Sprintf("Forget %d fences older than %s? Any token will be accepted for them again.", r.Found, span(s.older))
+	if r.Audit != nil {
+		question = fmt.Sprintf("Forget %d records, and %d fences older than %s? Any token will be accepted for them again.", r.Audit.Found, r.Found, span(s.older))
+	}
 	if err := a.confirm(cmd, question); err != nil {
 		return err
 	}
-	return s.sweep(func(ctx context.Context, free []string, _ int) error {
+	err := s.sweep(func(ctx context.Context, free []string, _ int) error {
 		forgotten, err := s.forget(ctx, e, free)
 		r.Forgotten += forgotten
 		return err
 	})
+	for more := r.Audit != nil; more && err == nil; {
+		more, err = s.forgetRecords(e, r.Audit)
+	}
+	return err
 }
 
 func pruneAge(cmd *cli.Command) (time.Duration, error) {
@@ -120,6 +159,8 @@ func pruneAge(cmd *cli.Command) (time.Duration, error) {
 		return 0, usage("--%s (%v) must be at least --%s + --%s (%v): younger fences may still be needed", flagOlderThan, older, flagMaxHold, flagRetention, hold+retention)
 	case older < leastAge:
 		return 0, usage("--%s must be at least %v, got %v", flagOlderThan, leastAge, older)
+	case cmd.IsSet(flagAuditAge) && cmd.Duration(flagAuditAge) < leastAuditAge:
+		return 0, usage("--%s must be at least %v, got %v: what was recorded stays that long", flagAuditAge, leastAuditAge, cmd.Duration(flagAuditAge))
 	}
 	return older, noArguments(cmd)
 }
@@ -173,4 +214,27 @@ func (s *sweeper) forget(ctx context.Context, e event, free []string) (forgotten
 		return err
 	})
 	return forgotten, explained(err)
+}
+
+func (s *sweeper) countRecords(r *auditPruning) error {
+	ctx, cancel, err := s.limit()
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	return explained(s.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`, r.age().Seconds()).Scan(&r.Found))
+}
+
+// forgetRecords forgets one batch, and says whether there may be more.
+func (s *sweeper) forgetRecords(e event, r *auditPruning) (more bool, err error) {
+	ctx, cancel, err := s.limit()
+	if err != nil {
+		return false, err
+	}
+	defer cancel()
+	var forgotten int64
+	err = s.pool.QueryRow(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,
+		r.age().Seconds(), e.operator, e.reason, auditBatchSize).Scan(&forgotten)
+	r.Forgotten += forgotten
+	return forgotten == auditBatchSize, explained(err)
 }

@@ -67,3 +67,30 @@ func TestPruneGoesOnAfterABatch(t *testing.T) {
 	require.Empty(t, w.fences())
 	require.Equal(t, "3", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`), "one for each batch")
 }
+
+func TestPruneForgetsOldRecordsIfToldHowOld(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`INSERT INTO fencedb.audit (event, operator, reason, at)
+		SELECT 'revoke', 'ann@host', 'it hangs', clock_timestamp() - interval '1 day' * n FROM generate_series(1, 200) n`)
+	var r pruning
+	records := func() string { return w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`) }
+
+	w.json("prune", &r, "prune", "--audit-older-than", "2400h")
+	require.Equal(t, &auditPruning{OlderThanMS: (100 * day).Milliseconds(), Found: 101}, r.Audit)
+	require.Contains(t, w.ok("prune", "--audit-older-than", "2400h"), "101 records are older than 100d and may go.")
+	require.Equal(t, exitUsage, w.run("prune", "--audit-older-than", "2159h").code)
+	require.Equal(t, exitUsage, w.run("prune", "--audit-older-than", "0").code)
+	w.answer = "no\n"
+	require.Equal(t, exitDeclined, w.run("prune", "--apply", "--reason", "yearly", "--audit-older-than", "2400h").code)
+	require.Equal(t, "200", records())
+
+	w.json("prune", &r, "prune", "--apply", "--reason", "yearly", "--yes")
+	require.Nil(t, r.Audit)
+	require.Equal(t, "200", records(), "what was recorded stays unless somebody says for how long")
+	w.json("prune", &r, "prune", "--apply", "--reason", "yearly", "--operator", "ann@host", "--yes", "--audit-older-than", "2400h")
+
+	require.EqualValues(t, 101, r.Audit.Forgotten)
+	require.Equal(t, "99", records())
+	require.Equal(t, "ann@host|yearly|101", w.one(`SELECT concat_ws('|', operator, reason, details ->> 'rows') FROM fencedb.audit WHERE event = 'prune_audit'`))
+}

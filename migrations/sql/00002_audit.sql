@@ -14,25 +14,31 @@ CREATE TABLE fencedb.audit (
 );
 
 CREATE INDEX audit_resource ON fencedb.audit (resource, at);
+CREATE INDEX audit_at ON fencedb.audit (at);
 CREATE INDEX audit_protection ON fencedb.audit (id) WHERE event IN ('protect', 'unprotect');
 
-COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows are added by the functions of this schema and cannot be changed or deleted.';
+COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows are added by the functions of this schema and cannot be changed; fencedb.forget_audit deletes old ones, and nothing else does.';
 COMMENT ON COLUMN fencedb.audit.at       IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.audit.role     IS 'The role that logged in, whatever SET ROLE said later.';
 COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. Of protect and unprotect, as this server knows it.';
-COMMENT ON COLUMN fencedb.audit.event    IS 'protect, unprotect, revoke or prune.';
+COMMENT ON COLUMN fencedb.audit.event    IS 'protect, unprotect, revoke, prune, prune_audit, or what operators record besides.';
 COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
-COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token and former_lease_id of the holder (or null), sealed: whether its fence was entered. prune: fences, the number that were forgotten, and older_than. protect and unprotect: table, its oid, mode, and the first 1000 characters of the expression; recorded when a call of fencedb.protect or fencedb.unprotect sees that something has changed.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token and former_lease_id of the holder (or null), sealed: whether its fence was entered. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect and unprotect: table, its oid, mode, and the first 1000 characters of the expression; recorded when a call of fencedb.protect or fencedb.unprotect sees that something has changed.';
 
--- The owner could drop the trigger; nobody gets past it by mistake.
+-- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as the owner and says what it does.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.keep_audit() RETURNS trigger
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
+    IF TG_OP = 'DELETE' AND current_setting('fencedb.forgets_audit', true) = 'on'
+       AND current_user = (SELECT pg_get_userbyid(c.relowner) FROM pg_class c WHERE c.oid = TG_RELID) THEN
+        RETURN NULL;
+    END IF;
     RAISE EXCEPTION '% on fencedb.audit: what was recorded stays', TG_OP
-        USING ERRCODE = 'insufficient_privilege', HINT = 'Record a correction instead, with fencedb.record.';
+        USING ERRCODE = 'insufficient_privilege', HINT = 'Record a correction instead, with fencedb.record. fencedb.forget_audit forgets what is old.';
 END
 $$;
 -- +goose StatementEnd
@@ -49,9 +55,9 @@ AS $$
 DECLARE
     added bigint;
 BEGIN
-    IF event IN ('protect', 'unprotect') THEN
-        RAISE EXCEPTION 'fencedb.record: % is recorded by fencedb.% itself', event, event
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'What the audit says of protection comes from the catalog and the login.';
+    IF event IN ('protect', 'unprotect', 'prune_audit') THEN
+        RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'What the audit says of it is what happened.';
     END IF;
     INSERT INTO fencedb.audit AS a (event, resource, operator, reason, details)
     VALUES (event, resource, operator, reason, details)
@@ -61,7 +67,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.record(text, text, text, text, jsonb) IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits. Refuses what fencedb.protect and fencedb.unprotect record themselves.';
+COMMENT ON FUNCTION fencedb.record(text, text, text, text, jsonb) IS 'Adds a row to fencedb.audit, under the name of the role that logged in, and returns its id. It stays only if the transaction commits. Refuses what functions of this schema record themselves.';
 
 REVOKE ALL ON fencedb.audit FROM PUBLIC;
 REVOKE ALL ON FUNCTION fencedb.keep_audit(), fencedb.record(text, text, text, text, jsonb) FROM PUBLIC;

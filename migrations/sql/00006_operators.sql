@@ -33,6 +33,52 @@ COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fenc
 
 REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
 
+-- Who protected a table is worth knowing for as long as it is protected.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.old_audit(older_than interval) RETURNS SETOF bigint
+    LANGUAGE sql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT a.id FROM fencedb.audit a
+    WHERE a.at < clock_timestamp() - older_than
+      AND NOT (a.event = 'protect' AND EXISTS (SELECT FROM fencedb.protected_tables p
+               WHERE p.table_name::oid::text = a.details ->> 'oid' OR p.table_name::text = a.details ->> 'table'))
+    ORDER BY a.id
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.old_audit(interval) IS 'The rows of fencedb.audit that fencedb.forget_audit would delete, by their ids.';
+
+-- The limit is a floor against slips, and against traces that somebody would like to be rid of.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.forget_audit(older_than interval, operator text, reason text, at_most int DEFAULT 10000) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    forgotten bigint;
+BEGIN
+    IF older_than IS NULL OR older_than < interval '90 days' THEN
+        RAISE EXCEPTION 'fencedb.forget_audit: what was recorded stays for 90 days at least, got %', coalesce(older_than::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM set_config('fencedb.forgets_audit', 'on', true);
+    DELETE FROM fencedb.audit a WHERE a.id IN (SELECT o FROM fencedb.old_audit(older_than) o LIMIT at_most);
+    GET DIAGNOSTICS forgotten = ROW_COUNT;
+    PERFORM set_config('fencedb.forgets_audit', '', true);
+    IF forgotten > 0 THEN
+        INSERT INTO fencedb.audit AS a (event, operator, reason, details)
+        VALUES ('prune_audit', operator, reason, jsonb_build_object('rows', forgotten, 'older_than', older_than::text));
+    END IF;
+    RETURN forgotten;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.forget_audit(interval, text, text, int) IS 'Deletes rows of fencedb.audit that are older than older_than, at least 90 days, and at most so many at a time; records that, and returns how many. Call again until it returns 0. Who protected a table stays while it is protected.';
+
+REVOKE ALL ON FUNCTION fencedb.old_audit(interval), fencedb.forget_audit(interval, text, text, int) FROM PUBLIC;
+
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.declare_foreign(resource_type text) RETURNS void
     LANGUAGE plpgsql
@@ -63,7 +109,7 @@ DECLARE
     door regprocedure;
 BEGIN
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'record', 'forget_fences') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'record', 'forget_fences', 'old_audit', 'forget_audit') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
     EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.audit, fencedb.goose_db_version TO %s', operator);
@@ -72,9 +118,11 @@ $$;
 -- +goose StatementEnd
 
 REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
-COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, revoke, forget old fences and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, revoke, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
 
 -- +goose Down
 DROP FUNCTION fencedb.allow_operator(regrole);
+DROP FUNCTION fencedb.forget_audit(interval, text, text, int);
+DROP FUNCTION fencedb.old_audit(interval);
 DROP FUNCTION fencedb.declare_foreign(text);
 DROP FUNCTION fencedb.forget_fences(text[], interval);
