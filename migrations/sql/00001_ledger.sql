@@ -18,16 +18,18 @@
 -- Half of each page is left free, so that advancing a fence stays a heap-only update.
 CREATE TABLE fencedb.fences (
     resource           text COLLATE "C" PRIMARY KEY CHECK (resource <> '' AND octet_length(resource) <= 512),
-    last_fencing_token bigint      NOT NULL CHECK (last_fencing_token > 0),
+    last_fencing_token bigint      NOT NULL CHECK (last_fencing_token >= 0),
     lease_id           uuid        NOT NULL,
-    advanced_at        timestamptz NOT NULL DEFAULT clock_timestamp()
+    advanced_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    annulled           text[]
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
 COMMENT ON TABLE  fencedb.fences IS 'The ledger: the highest fencing token that has entered, per resource. It outlives the rows it protects; deleting from it by hand lets stale holders write again.';
 COMMENT ON COLUMN fencedb.fences.resource           IS 'type:id, as the lease names it; compared byte by byte.';
-COMMENT ON COLUMN fencedb.fences.last_fencing_token IS 'No transaction with a lower token commits for this resource again.';
+COMMENT ON COLUMN fencedb.fences.last_fencing_token IS 'No transaction with a lower token commits for this resource again, unless fencedb.reset_fence sets it back.';
 COMMENT ON COLUMN fencedb.fences.lease_id           IS 'The lease that carries this token. The same token under another lease is stale: issuers that lose their data can issue a number twice.';
 COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token entered first, by the clock of this server.';
+COMMENT ON COLUMN fencedb.fences.annulled           IS 'NULL unless fencedb.reset_fence has set this fence back: the tokens from which, each followed by its lease id. Rows that were stamped before do not count any more.';
 
 CREATE TABLE fencedb.signing_key (
     singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),

@@ -4,7 +4,8 @@
 
 -- A fence may go when no token below it can still be in use. The limit here is a floor against slips; that no lease lasts
 -- longer, and that the resources are not held now, is for the caller to know: this server does not see leases.
--- A fence that has advanced since the caller looked is younger, so it stays. One that is held by a transaction stays too.
+-- A fence that has advanced since the caller looked is younger, so it stays. One that is held by a transaction stays too, and
+-- one that was set back, because it says which stamps do not count.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.forget_fences(resources text[], older_than interval) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -19,7 +20,7 @@ BEGIN
     END IF;
     WITH old AS (
         SELECT f.resource FROM fencedb.fences f
-        WHERE f.resource = ANY (resources) AND f.advanced_at < clock_timestamp() - older_than
+        WHERE f.resource = ANY (resources) AND f.advanced_at < clock_timestamp() - older_than AND f.annulled IS NULL
         FOR UPDATE SKIP LOCKED
     )
     DELETE FROM fencedb.fences f USING old WHERE f.resource = old.resource;
@@ -32,6 +33,83 @@ $$;
 COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fences of resources that have not advanced for older_than, at least a day; returns how many. Any token is then accepted for them again, so older_than must be longer than any holder can still believe in its lease, and no lease may be held on them. fencedb prune sees to both.';
 
 REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
+
+-- A token entered by mistake shuts every later holder out, for good. This sets the fence back, and says so in the audit.
+--
+-- Rows have stamps from before, in tables that the caller may not write to, by expressions that are others' code. So they are
+-- not looked for. The ledger remembers instead that stamps from before do not count, and the next write replaces them:
+--     protect: whoever has entered is current by the ledger, so any stamp may be replaced.
+--     protect_row: the row is the ledger. Only the stamp of the grant that was annulled, by token and lease id, may be
+--     replaced by a lower one: A (50) replaces it, and then B (45) finds 50, which was never annulled, and is refused.
+-- The fence gets a lease id that nobody has. So the token that it is set to is no one's: the next holder needs a higher one.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, reason text, row_token bigint DEFAULT NULL, row_lease_id uuid DEFAULT NULL, wait_ms bigint DEFAULT 10000,
+                                    OUT former_token bigint, OUT former_lease_id uuid, OUT lease_id uuid, OUT audit_id bigint)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    own     text    := current_setting('lock_timeout');
+    created boolean := false;
+BEGIN
+    IF reset_fence.token IS NULL OR reset_fence.token < 0 THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: the token must be 0 or more, got %', coalesce(reset_fence.token::text, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    ELSIF row_token <= reset_fence.token THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: the row''s token (%) is not above %, so it is in nobody''s way', row_token, reset_fence.token
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
+    BEGIN
+        PERFORM set_config('lock_timeout', greatest(1, wait_ms)::text, true);
+        IF row_token IS NOT NULL THEN -- a row that is its own fence may have none in the ledger
+            INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (reset_fence.resource, reset_fence.token, gen_random_uuid()) ON CONFLICT DO NOTHING;
+            created := FOUND;
+        END IF;
+        SELECT f.last_fencing_token, f.lease_id INTO former_token, former_lease_id
+        FROM fencedb.fences f WHERE f.resource = reset_fence.resource FOR UPDATE;
+    EXCEPTION WHEN lock_not_available THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'lock_not_available',
+            MESSAGE = format('the fence of resource "%s" is held by an open transaction', reset_fence.resource),
+            DETAIL  = jsonb_build_object('resource', reset_fence.resource, 'blockers', (SELECT coalesce(jsonb_agg(b), '[]') FROM fencedb.blockers(ARRAY[reset_fence.resource]) b))::text,
+            HINT    = 'Nothing was changed. End that transaction first; fencedb.blockers names it.';
+    END;
+    PERFORM set_config('lock_timeout', own, true);
+
+    IF former_token IS NULL THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: resource "%" has no fence', reset_fence.resource
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'If a row refuses tokens all the same, name its stamp: row_token, and row_lease_id in tables under protect_row.';
+    ELSIF former_token < reset_fence.token OR former_token = reset_fence.token AND row_token IS NULL THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: the fence of resource "%" is at token %, which is not above %', reset_fence.resource, former_token, reset_fence.token
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A reset only sets back. Entering a grant sets a fence forward.';
+    END IF;
+
+    UPDATE fencedb.fences f
+    SET last_fencing_token = reset_fence.token,
+        lease_id = CASE WHEN former_token > reset_fence.token THEN gen_random_uuid() ELSE f.lease_id END,
+        advanced_at = clock_timestamp(),
+        annulled = ARRAY(SELECT a FROM unnest(f.annulled) a UNION SELECT concat_ws(' ', former_token, former_lease_id) WHERE former_token > reset_fence.token
+                         UNION SELECT concat_ws(' ', row_token, row_lease_id) WHERE row_token IS NOT NULL)
+    WHERE f.resource = reset_fence.resource
+    RETURNING f.lease_id INTO lease_id;
+    IF created THEN
+        former_token := NULL;
+        former_lease_id := NULL;
+    END IF;
+
+    INSERT INTO fencedb.audit AS a (event, resource, operator, reason, details)
+    VALUES ('reset', reset_fence.resource, operator, reason, jsonb_build_object('former_token', former_token, 'former_lease_id', former_lease_id,
+        'token', reset_fence.token, 'lease_id', reset_fence.lease_id, 'row_token', row_token, 'row_lease_id', row_lease_id))
+    RETURNING a.id INTO audit_id;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, uuid, bigint) IS 'Sets the fence of resource back to a lower token, after one was entered by mistake, and records it. From then on every holder with a higher token can write again, also those that were shut out since: end them first, or seal a new grant at once. Waits for open transactions of the resource for wait_ms, then raises 55P03. Rows keep their stamps until the next write. row_token and row_lease_id name the stamp of a row that refuses tokens although its resource has no such fence: of one under protect_row, or one whose ledger was emptied.';
+
+REVOKE ALL ON FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, uuid, bigint) FROM PUBLIC;
 
 -- Who protected a table is worth knowing for as long as it is protected.
 -- +goose StatementBegin
@@ -109,7 +187,7 @@ DECLARE
     door regprocedure;
 BEGIN
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'record', 'forget_fences', 'old_audit', 'forget_audit') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
     EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.audit, fencedb.goose_db_version TO %s', operator);
@@ -118,10 +196,11 @@ $$;
 -- +goose StatementEnd
 
 REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
-COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, revoke, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, revoke, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
 
 -- +goose Down
 DROP FUNCTION fencedb.allow_operator(regrole);
+DROP FUNCTION fencedb.reset_fence(text, bigint, text, text, bigint, uuid, bigint);
 DROP FUNCTION fencedb.forget_audit(interval, text, text, int);
 DROP FUNCTION fencedb.old_audit(interval);
 DROP FUNCTION fencedb.declare_foreign(text);

@@ -1,0 +1,218 @@
+package migrations_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// mistake is the highest token that enter takes: nobody can have a higher one.
+const mistake = 1<<53 - 1
+
+func reset(resource string, to int) string {
+	return fmt.Sprintf(`SELECT fencedb.reset_fence('%s', %d, 'ann@host', 'entered by mistake')`, resource, to)
+}
+
+// mistaken is a session with a table in which everything of room red was written under token 41, and then under the mistake.
+func mistaken(t *testing.T, table, protect, how string) *session {
+	t.Helper()
+	s := newSession(t)
+	s.exec(table + `; INSERT INTO seats VALUES (1, 'red'), (2, 'red'), (3, 'blue')`)
+	s.exec(protect)
+	for _, token := range []int{41, mistake} {
+		s.exec("BEGIN; " + present(how, token, "room:red") + `; UPDATE seats SET id = id WHERE room = 'red'; COMMIT`)
+	}
+	s.refused("FN001", "BEGIN; "+present(how, 42, "room:red")+`; UPDATE seats SET id = id WHERE room = 'red'`)
+	return s
+}
+
+func TestAFenceThatIsSetBackLetsTheNextHolderWrite(t *testing.T) {
+	t.Parallel()
+	const protect, plain = `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`, `CREATE TABLE seats (id int, room text)`
+	for name, c := range map[string]struct{ table, protect string }{
+		"a table":           {plain, protect},
+		"several resources": {plain, `SELECT fencedb.protect('seats', $$ ARRAY['room:' || room, 'room:red'] $$)`},
+		"partitions": {`CREATE TABLE seats (id int, room text) PARTITION BY LIST (room); CREATE TABLE red PARTITION OF seats FOR VALUES IN ('red');
+			CREATE TABLE rest PARTITION OF seats DEFAULT`, protect},
+		"without a stamp of its own": {`CREATE TABLE seats (id int, room text, last_fencing_token bigint NOT NULL DEFAULT 0)`, protect},
+	} {
+		for _, write := range []string{`UPDATE seats SET id = id + 10 WHERE room = 'red'`, `DELETE FROM seats WHERE room = 'red'`, `INSERT INTO seats VALUES (9, 'red')`} {
+			s := mistaken(t, c.table, c.protect, "enter")
+			s.exec(reset("room:red", 41))
+
+			s.refused("FN001", enter(41, "room:red")) // had it before, but the token is nobody's now
+			s.refused("FN001", `SELECT fencedb.enter('room:red', 41, (SELECT (details ->> 'former_lease_id')::uuid FROM fencedb.audit WHERE event = 'reset'))`)
+			s.refused("FN001", enter(40, "room:red"))
+			s.exec(s.fenced(50, "room:red", write))
+			s.refused("FN001", s.fenced(45, "room:red", write))
+			require.Equal(t, "50", s.one(`fencedb.last_token('room:red')`), "%s: %s", name, write)
+			require.Equal(t, "", s.one(`SELECT string_agg(last_fencing_token::text, ',') FROM seats WHERE room = 'red' AND id > 3 AND last_fencing_token <> 50`))
+			s.exec(s.fenced(51, "room:red", `UPDATE seats SET id = id WHERE room = 'red'`))
+		}
+	}
+}
+
+// The row is its own ledger: only the stamp that was annulled may be replaced by a lower one.
+func TestARowThatIsItsOwnFenceIsSetBack(t *testing.T) {
+	t.Parallel()
+	const table = `CREATE TABLE seats (id int, room text, PRIMARY KEY (id, room))`
+	const protect = `SELECT fencedb.protect_row('seats', $$ CASE id WHEN 1 THEN 'room:' || room ELSE room || id END $$)`
+	const write = `UPDATE seats SET id = id WHERE id = 1`
+	for how, named := range map[string]string{"enter": "", "carry": ", (SELECT last_fencing_token FROM seats WHERE id = 1), (SELECT last_lease_id FROM seats WHERE id = 1)"} {
+		s := newSession(t)
+		s.exec(table + `; INSERT INTO seats VALUES (1, 'red'), (2, 'red');` + protect)
+		pass := func(token int) string { return "BEGIN; " + present(how, token, "room:red") + "; " + write + "; COMMIT" }
+		s.exec(pass(mistake))
+		s.refused("FN001", pass(50))
+
+		s.exec(fmt.Sprintf(`SELECT fencedb.reset_fence('room:red', 41, 'ann@host', 'entered by mistake'%s)`, named))
+
+		s.refused("FN001", pass(41))
+		s.refused("FN001", "BEGIN; "+carry(40, "room:red")+"; "+write)
+		s.exec(pass(50))
+		s.exec(pass(50))
+		for _, token := range []int{45, 49} {
+			s.refused("FN001", "BEGIN; "+carry(token, "room:red")+"; "+write)
+			s.refused("FN001", pass(token))
+		}
+		s.exec(pass(51))
+		require.Equal(t, "51", s.one(`SELECT last_fencing_token FROM seats WHERE id = 1`), how)
+	}
+}
+
+// Another row's stamp, or the same token under another lease, was not annulled.
+func TestOnlyTheStampThatIsNamedIsAnnulled(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (1, 'new'); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
+	pass := func(token int) string {
+		return "BEGIN; " + carry(token, "job:1") + `; UPDATE jobs SET state = 'done'; COMMIT`
+	}
+	s.exec(pass(70))
+	const invalidParameter = "22023"
+
+	s.refused(invalidParameter, reset("job:1", 41)) // has no fence in the ledger
+	s.exec(`SELECT fencedb.reset_fence('job:1', 41, 'ann@host', 'wrong lease', 70, gen_random_uuid())`)
+	s.refused("FN001", pass(50))
+	s.exec(`SELECT fencedb.reset_fence('job:1', 41, 'ann@host', 'wrong token', 71, (SELECT last_lease_id FROM jobs))`)
+	s.refused("FN001", pass(50))
+	s.exec(`SELECT fencedb.reset_fence('job:1', 41, 'ann@host', 'right', 70, (SELECT last_lease_id FROM jobs))`)
+	s.exec(pass(50))
+	s.refused("FN001", pass(49))
+	require.Equal(t, "[null, 41, 41]", s.one(`SELECT jsonb_agg(details -> 'former_token' ORDER BY id) FROM fencedb.audit WHERE event = 'reset'`))
+}
+
+func TestAResetIsRecorded(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(70, "seat:1"))
+	login := s.withRole("allow_operator")
+
+	require.Empty(t, s.as(login, reset("seat:1", 41)))
+	require.Empty(t, s.as(login, reset("seat:1", 0)))
+
+	require.Equal(t, "seat:1 ann@host entered by mistake 70 41; seat:1 ann@host entered by mistake 41 0",
+		s.one(`SELECT string_agg(concat_ws(' ', resource, operator, reason, details ->> 'former_token', details ->> 'token'), '; ' ORDER BY id) FROM fencedb.audit`))
+	require.Equal(t, "true", s.one(`SELECT bool_and(role::text LIKE 'allow_operator%' AND details ->> 'former_lease_id' IS NOT NULL AND details ->> 'lease_id' IS NOT NULL) FROM fencedb.audit`))
+	require.Equal(t, s.one(`SELECT lease_id FROM fencedb.fences`), s.one(`SELECT details ->> 'lease_id' FROM fencedb.audit ORDER BY id DESC LIMIT 1`))
+	s.exec(enter(1, "seat:1"))
+	const invalidParameter = "22023"
+	s.refused(invalidParameter, `SELECT fencedb.record('reset', 'seat:1', 'bob@host', 'made up')`)
+}
+
+func TestAResetOnlySetsBack(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(70, "seat:1"))
+	const invalidParameter, notNull, check = "22023", "23502", "23514"
+	for call, code := range map[string]string{
+		`('seat:1', 70, 'ann@host', 'equal')`:                     invalidParameter,
+		`('seat:1', 71, 'ann@host', 'higher')`:                    invalidParameter,
+		`('seat:1', 71, 'ann@host', 'higher than the fence', 72)`: invalidParameter,
+		`('seat:1', 41, 'ann@host', 'row below', 41)`:             invalidParameter,
+		`('seat:1', -1, 'ann@host', 'negative')`:                  invalidParameter,
+		`('seat:1', NULL, 'ann@host', 'none')`:                    invalidParameter,
+		`('seat:2', 41, 'ann@host', 'no such fence')`:             invalidParameter,
+		`(NULL, 41, 'ann@host', 'no resource')`:                   invalidParameter,
+		`('seat:1', 41, 'ann@host', NULL)`:                        notNull,
+		`('seat:1', 41, 'ann@host', '')`:                          check,
+		`('seat:1', 41, '', 'nobody')`:                            check,
+	} {
+		s.refused(code, `SELECT fencedb.reset_fence`+call)
+	}
+	require.Equal(t, insufficientPrivilege, s.as(s.withRole("allow"), reset("seat:1", 41)))
+
+	require.Equal(t, "seat:1 70", s.one(`SELECT string_agg(resource || ' ' || last_fencing_token, ',') FROM fencedb.fences WHERE annulled IS NULL`))
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.audit`))
+}
+
+func TestAResetWaitsForOpenTransactionsAndNamesThem(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	holder := s.beside()
+	for name, first := range map[string]string{"of a holder": enter(70, "seat:1"), "of the first holder ever": ""} {
+		resource := map[bool]string{true: "seat:1", false: "seat:2"}[first != ""]
+		if first != "" {
+			s.exec(first)
+		}
+		holder.exec("BEGIN; " + enter(70, resource))
+		row := map[bool]string{true: "", false: ", row_token => 99"}[first != ""]
+		refused := s.refused("55P03", fmt.Sprintf(`SELECT fencedb.reset_fence('%s', 41, 'ann@host', 'x'%s, wait_ms => 50)`, resource, row))
+		var detail struct {
+			Resource string
+			Blockers []struct{ PID uint32 }
+		}
+		require.NoError(t, json.Unmarshal([]byte(refused.Detail), &detail), name)
+		require.Equal(t, resource, detail.Resource)
+		require.Len(t, detail.Blockers, 1, name)
+		require.Equal(t, holder.conn.PgConn().PID(), detail.Blockers[0].PID, name)
+
+		other, done := s.beside(), make(chan error, 1)
+		go func() {
+			_, err := other.conn.PgConn().Exec(t.Context(), fmt.Sprintf(`SELECT fencedb.reset_fence('%s', 41, 'ann@host', 'x'%s, wait_ms => 60000)`, resource, row)).ReadAll()
+			done <- err
+		}()
+		s.awaitBlocked(other.conn.PgConn().PID())
+		holder.exec("COMMIT")
+		select {
+		case err := <-done:
+			require.NoError(t, err, name)
+		case <-time.After(time.Minute):
+			require.Fail(t, "still waiting", name)
+		}
+		require.Equal(t, "41", s.one(`fencedb.last_token('`+resource+`')`), name)
+		require.Equal(t, "0", s.one(`current_setting('lock_timeout')`))
+	}
+}
+
+// The expression is its author's code. A reset finds no rows by it, so it runs with nobody's rights.
+func TestAResetRunsNoResourceExpression(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE FUNCTION name(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN 'room:' || $1; END $$`)
+	s.exec(`CREATE TABLE seats (id int, room text); INSERT INTO seats VALUES (1, 'red'); SELECT fencedb.protect('seats', $$ public.name(room) $$)`)
+	s.exec(s.fenced(70, "room:red", `UPDATE seats SET id = 2`))
+	s.exec(`CREATE OR REPLACE FUNCTION name(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RAISE EXCEPTION 'run by %', current_user; END $$`)
+
+	s.exec(reset("room:red", 41))
+}
+
+// What is left of a reset goes with the fence that it is about, and then the rows are what is left to judge by.
+func TestAFenceThatWasSetBackIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	s := mistaken(t, `CREATE TABLE seats (id int, room text)`, `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`, "enter")
+	s.exec(reset("room:red", 41))
+	s.exec(`UPDATE fencedb.fences SET advanced_at = advanced_at - interval '31 days'`)
+	require.Equal(t, "0", s.one(`SELECT fencedb.forget_fences('{room:red}', interval '30 days')`))
+	s.exec(s.fenced(42, "room:red", `UPDATE seats SET id = id WHERE id = 1`))
+
+	s.exec(`DELETE FROM fencedb.fences`)
+
+	s.refused("FN001", s.fenced(41, "room:red", `UPDATE seats SET id = id WHERE id = 1`))
+	s.refused("FN001", s.fenced(42, "room:red", `UPDATE seats SET id = id WHERE id = 2`))
+	s.exec(`SELECT fencedb.reset_fence('room:red', 41, 'ann@host', 'the ledger was emptied', (SELECT last_fencing_token FROM seats WHERE id = 2))`)
+	s.exec(s.fenced(42, "room:red", `UPDATE seats SET id = id WHERE id = 2`))
+}
