@@ -85,8 +85,9 @@ BEGIN
     -- The ledger has already refused stale tokens. This catches a ledger that was emptied under its rows. Where the fence was set
     -- back on purpose, rows still have the stamps from before.
     token := (grants -> before[1] ->> 'token')::bigint;
-    IF token < stored AND NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL) THEN
-        PERFORM fencedb.raise_stale(before[1], token, stored);
+    IF token < stored THEN
+        PERFORM fencedb.raise_stale(before[1], token, stored)
+        WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
     END IF;
     RETURN (grants -> after[1] ->> 'token')::bigint;
 END
