@@ -41,6 +41,7 @@ Somebody asks what is held at all:                  fencedb leases table:
 What is going on just now?                          fencedb watch table:
 How long should a lease last?                       fencedb ttl table
 A holder is stuck and the work must go on:          fencedb revoke table:12 --reason 'worker 7 hangs'
+A fence is so high that nobody gets past it:        fencedb reset table:12 --to TOKEN --reason 'ticket 4713'
 
 Never delete keys in Redis or rows of fencedb.fences by hand instead: a deleted fence lets a stale holder write.
 
@@ -76,7 +77,7 @@ func version() string {
 }
 
 func (a *app) commands() []*cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.ttl(), a.prune(), a.doctor()}
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.prune(), a.doctor()}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

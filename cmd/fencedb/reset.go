@@ -1,0 +1,234 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/urfave/cli/v3"
+)
+
+const (
+	flagTo       = "to"
+	flagForce    = "force"
+	flagRowToken = "row-token"
+	flagRowLease = "row-lease"
+
+	// maxToken is the highest that package lease issues. No lease gets past a fence that is there.
+	maxToken = 1<<53 - 1
+)
+
+func (a *app) reset() *cli.Command {
+	return &cli.Command{
+		Name:      "reset",
+		Usage:     "set the fence of a resource back, after a token was entered by mistake that no lease gets past",
+		ArgsUsage: "RESOURCE",
+		Description: `Shows the resource and asks. Then sets its fence in Postgres back to the token --to, and records that in fencedb.audit.
+Redis's counter is raised to it, if it is lower. Rows keep the tokens that they were stamped with until the next write, but
+those do not count any more.
+
+From then on every holder with a token above --to can write to protected tables, also one that was shut out since. So stop
+what entered the token first. The best --to is the last token that Redis has issued: it lets in nobody but later holders.
+To shut out all that there are, revoke the resource afterwards. While the resource is held, only --force resets it.
+
+Reset waits for the transactions that have the resource open, for as long as --timeout, and names them if that is too short.
+
+A row under fencedb.protect_row is a fence of its own, and can refuse tokens that the ledger lets in. --row-token and
+--row-lease name its stamp, which are its columns last_fencing_token and last_lease_id.
+
+   fencedb reset table:12 --to 1795178573132056 --reason 'psql entered 2^53 - 1, ticket 4713'
+   fencedb reset job:7 --to 1795178573132056 --row-token 9007199254740991 --row-lease 43a7e30e-... --reason 'same'`,
+		Flags: append(auditFlags(), yesFlag(),
+			&cli.Int64Flag{Name: flagTo, Usage: "the `TOKEN` that the fence is set back to, 0 or more; required"},
+			&cli.BoolFlag{Name: flagForce, Usage: "reset even while the resource is held"},
+			&cli.Int64Flag{Name: flagRowToken, Usage: "the `TOKEN` in a row that refuses all others"},
+			&cli.StringFlag{Name: flagRowLease, Usage: "the lease `ID` in that row, if it is under fencedb.protect_row"},
+		),
+		Action: a.resetResource,
+	}
+}
+
+// setBack is what reset did.
+type setBack struct {
+	Resource  string    `json:"resource"`
+	Former    *former   `json:"former"` // nil: the ledger had no fence
+	Token     int64     `json:"token"`
+	LeaseID   uuid.UUID `json:"lease_id"`   // that nobody has
+	LastToken *int64    `json:"last_token"` // in Redis
+	AuditID   int64     `json:"audit_id"`
+}
+
+func (r *setBack) print(p page) {
+	if r.Former == nil {
+		p.paragraph("", fmt.Sprintf("The ledger had no fence of %s; it is at token %d now.", visible(r.Resource), r.Token), "")
+	} else {
+		p.paragraph("", fmt.Sprintf("The fence of %s was at token %d, of lease %s, and is at token %d now.",
+			visible(r.Resource), r.Former.Token, r.Former.LeaseID, r.Token), "")
+	}
+	fmt.Fprintln(p.out, "\nWhat is true now:")
+	p.paragraph("* ", fmt.Sprintf("Every holder with a token above %d can write to protected tables, also one that was shut out before, until a later one has written or is sealed. fencedb revoke shuts all of them out.", r.Token), "  ")
+	p.paragraph("* ", "Rows keep the tokens that they were stamped with until the next write. Those do not count any more, but for programs that compare last_fencing_token themselves.", "  ")
+	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
+}
+
+// resetting is what reset was asked for.
+type resetting struct {
+	event
+	to       int64
+	force    bool
+	rowToken *int64
+	rowLease *uuid.UUID
+}
+
+func newResetting(cmd *cli.Command) (resetting, error) {
+	resource := cmd.Args().First()
+	e, err := newEvent("reset", &resource, cmd)
+	r := resetting{event: e, to: cmd.Int64(flagTo), force: cmd.Bool(flagForce)}
+	if token := cmd.Int64(flagRowToken); cmd.IsSet(flagRowToken) {
+		r.rowToken = &token
+	}
+	switch {
+	case err != nil:
+		return r, err
+	case !cmd.IsSet(flagTo):
+		return r, usage("--%s is required: say which token the fence is set back to; see %s --help", flagTo, cmd.FullName())
+	case r.to < 0 || r.to > maxToken:
+		return r, usage("--%s must be 0 to %d (2^53 - 1), got %d", flagTo, int64(maxToken), r.to)
+	case r.rowToken != nil && *r.rowToken <= r.to:
+		return r, usage("--%s (%d) must be above --%s (%d), or it is in nobody's way", flagRowToken, *r.rowToken, flagTo, r.to)
+	case cmd.IsSet(flagRowLease) && r.rowToken == nil:
+		return r, usage("--%s needs --%s", flagRowLease, flagRowToken)
+	case cmd.IsSet(flagRowLease):
+		id, err := uuid.Parse(cmd.String(flagRowLease))
+		if err != nil {
+			return r, usage("--%s: %w", flagRowLease, err)
+		}
+		r.rowLease = &id
+	}
+	return r, nil
+}
+
+func (a *app) resetResource(ctx context.Context, cmd *cli.Command) error {
+	asked, err := newResetting(cmd)
+	if err != nil {
+		return err
+	}
+	return a.onResource(ctx, cmd, func(ctx context.Context, o *operation) error {
+		found, err := o.prepareReset(ctx, cmd, asked)
+		if err != nil {
+			return err
+		}
+		if !cmd.Bool(flagYes) {
+			found.print(page{a.errOut, a.screen})
+		}
+		if err := a.confirm(cmd, "\n"+asked.question(found)); err != nil {
+			return err
+		}
+		done, err := o.reset(ctx, cmd, asked, found)
+		if err != nil {
+			return err
+		}
+		return a.show(cmd, done)
+	})
+}
+
+var errUnchanged = errors.New("nothing was changed")
+
+// prepareReset does all that can fail and changes nothing.
+func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked resetting) (*inspection, error) {
+	ctx, cancel, err := bounded(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	if err := mayReset(ctx, o); err != nil {
+		return nil, err
+	}
+	found, err := o.look(ctx)
+	switch {
+	case err != nil:
+		return nil, err
+	case found.Holder != nil && !asked.force:
+		return nil, fmt.Errorf("%w: %s is held under token %d; wait for its end or revoke it, or reset with --%s", errUnchanged, visible(o.resource), found.Holder.Token, flagForce)
+	case asked.rowToken != nil:
+		return found, nil
+	case found.Fence == nil:
+		return nil, fmt.Errorf("%w: %s has no fence; if a row of it refuses tokens, name its stamp with --%s", errUnchanged, visible(o.resource), flagRowToken)
+	case found.Fence.Token <= asked.to:
+		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which is not above --%s", errUnchanged, visible(o.resource), found.Fence.Token, flagTo)
+	}
+	return found, nil
+}
+
+const resetSQL = `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6, $7)`
+
+func mayReset(ctx context.Context, o *operation) error {
+	var may bool
+	err := o.pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)', 'EXECUTE')`).Scan(&may)
+	if err == nil && !may {
+		return errMayNot
+	}
+	return explained(err)
+}
+
+func (r resetting) question(found *inspection) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Set its fence back to token %d? Every holder with a higher one can write again", r.to)
+	if found.LastToken != nil && *found.LastToken > r.to {
+		fmt.Fprintf(&b, "; Redis has issued tokens up to %d", *found.LastToken)
+	}
+	return b.String() + "."
+}
+
+// reset raises Redis first: a counter that is too high does no harm.
+func (o *operation) reset(ctx context.Context, cmd *cli.Command, asked resetting, found *inspection) (*setBack, error) {
+	ctx, cancel, err := bounded(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	done := &setBack{Resource: o.resource, Token: asked.to, LastToken: found.LastToken}
+	if asked.to > 0 && (found.LastToken == nil || *found.LastToken < asked.to) {
+		last, err := o.issuer.Raise(ctx, o.resource, asked.to)
+		if err != nil {
+			return nil, err
+		}
+		done.LastToken = &last
+	}
+
+	deadline, _ := ctx.Deadline()
+	const reserve = 10 // a tenth of the time is for the answer
+	wait := time.Until(deadline) * (reserve - 1) / reserve
+	var token *int64
+	var lease *uuid.UUID
+	err = o.pool.QueryRow(ctx, resetSQL, o.resource, asked.to, asked.operator, asked.reason, asked.rowToken, asked.rowLease, wait.Milliseconds()).
+		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
+	if token != nil && lease != nil {
+		done.Former = &former{*lease, *token}
+	}
+	return done, busy(explained(err))
+}
+
+const lockNotAvailable = "55P03"
+
+// busy adds to the error of a fence that could not be had whose transactions hold it.
+func busy(err error) error {
+	refused := new(pgconn.PgError)
+	if !errors.As(err, &refused) || refused.Code != lockNotAvailable {
+		return err
+	}
+	var detail struct {
+		Blockers []transaction `json:"blockers"`
+	}
+	_ = json.Unmarshal([]byte(refused.Detail), &detail)
+	var names []string
+	for _, t := range detail.Blockers {
+		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), t.State, span(t.open())))
+	}
+	return fmt.Errorf("%w: open transactions are in the way: %s: %w", errUnchanged, strings.Join(names, ", "), err)
+}

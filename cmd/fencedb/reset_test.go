@@ -1,0 +1,174 @@
+package main
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// mistaken is a world in which somebody has written to seat 1 under the highest token that there is.
+func mistaken(t *testing.T) (*world, fencedb.Grant) {
+	t.Helper()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	require.NoError(t, l.Release(t.Context()))
+	grant := fencedb.NewGrant("seat:1", maxToken, uuid.New(), time.Time{})
+	require.NoError(t, w.book(grant))
+	return w, grant
+}
+
+func TestAfterAResetTheNextHolderWrites(t *testing.T) {
+	t.Parallel()
+	w, grant := mistaken(t)
+	l := w.acquire("seat:1")
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+	require.NoError(t, l.Release(t.Context()))
+	var done setBack
+
+	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--operator", "ann@host", "--yes")
+
+	require.Equal(t, &former{grant.LeaseID(), maxToken}, done.Former)
+	require.Equal(t, l.Token(), done.Token)
+	require.Equal(t, l.Token(), *done.LastToken, "Redis was not behind")
+	require.Equal(t, fmt.Sprintf("reset|seat:1|ann@host|ticket 4713|%d|%d", int64(maxToken), l.Token()),
+		w.one(`SELECT concat_ws('|', event, resource, operator, reason, details ->> 'former_token', details ->> 'token') FROM fencedb.audit WHERE event <> 'protect'`))
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale, "the token that it was set back to is nobody's")
+	next := w.acquire("seat:1")
+	require.NoError(t, w.book(next))
+	require.Equal(t, next.Token(), w.inspected("seat:1").Fence.Token)
+	_, err := fencedb.Exec(t.Context(), w.pool, next, `UPDATE seats SET guest = 'Bob'`)
+	require.NoError(t, err, "the row that was stamped by mistake")
+}
+
+func TestAResetRaisesACounterThatIsLower(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	to := time.Now().Add(time.Hour).UnixMicro()
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", to+1, uuid.New(), time.Time{})))
+	var done setBack
+
+	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(to), "--reason", "the clock was ahead", "--yes")
+
+	require.Equal(t, to, *done.LastToken)
+	require.NoError(t, w.book(w.acquire("seat:1")))
+}
+
+func TestAResetAsksAndSaysWhatBecomesTrue(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	before := w.fences()
+
+	w.answer = "no\n"
+	got := w.run("reset", "seat:1", "--to", "41", "--reason", "ticket 4713")
+	require.Equal(t, exitDeclined, got.code)
+	require.Contains(t, got.errOut, "Every holder with a higher one can write again; Redis has issued tokens up to")
+	require.Equal(t, before, w.fences())
+	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
+
+	w.answer = "y\n"
+	require.Contains(t, w.run("reset", "seat:1", "--to", "41", "--reason", "ticket 4713").out, "with a token above 41 can write to protected tables")
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", 42, uuid.New(), time.Time{})))
+}
+
+func TestAResetOfWhatIsHeldNeedsForce(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	l := w.acquire("seat:1")
+
+	got := w.run("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "is held under token")
+	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+
+	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes", "--force")
+	require.NoError(t, w.book(l))
+}
+
+func TestAResetNamesTheTransactionInTheWay(t *testing.T) {
+	t.Parallel()
+	w, grant := mistaken(t)
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, fencedb.Enter(t.Context(), tx, grant))
+
+	got := w.run("--timeout", "10s", "reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "nothing was changed: open transactions are in the way: pid ")
+	require.Contains(t, got.errOut, "idle in transaction")
+	require.NoError(t, tx.Rollback(t.Context()))
+	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+}
+
+func TestARowThatIsItsOwnFenceIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (7, 'new'); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
+	write := func(g fencedb.Grant) error {
+		_, err := fencedb.Exec(t.Context(), w.pool, fencedb.Carry(g), `UPDATE jobs SET state = 'done'`)
+		return err
+	}
+	mistake := fencedb.NewGrant("job:7", maxToken, uuid.New(), time.Time{})
+	require.NoError(t, write(mistake))
+	l := w.acquire("job:7")
+	require.ErrorIs(t, write(l), fencedb.ErrStale)
+	require.NoError(t, l.Release(t.Context()))
+	var done setBack
+
+	require.Contains(t, w.run("reset", "job:7", "--to", "41", "--reason", "x", "--yes").errOut, "--row-token")
+	w.json("reset", &done, "reset", "job:7", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes",
+		"--row-token", fmt.Sprint(maxToken), "--row-lease", mistake.LeaseID().String())
+
+	require.Nil(t, done.Former)
+	require.NoError(t, write(w.acquire("job:7")))
+}
+
+func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	const some = "43a7e30e-bdee-49ba-b67b-ed2ea3433a3b"
+	for call, code := range map[string]int{
+		"reset seat:1 --to 41":                                          exitUsage,
+		"reset seat:1 --reason x":                                       exitUsage,
+		"reset --to 41 --reason x":                                      exitUsage,
+		"reset seat:1 --to -1 --reason x":                               exitUsage,
+		"reset seat:1 --to ten --reason x":                              exitUsage,
+		"reset seat:1 --to 9007199254740992 --reason x":                 exitUsage,
+		"reset seat:1 --to 41 --reason x --row-token 41":                exitUsage,
+		"reset seat:1 --to 41 --reason x --row-lease " + some:           exitUsage,
+		"reset seat:1 --to 41 --reason x --row-token 42 --row-lease me": exitUsage,
+		"reset seat:1 --yes --reason x --to " + fmt.Sprint(maxToken):    exitFailed,
+		"reset seat:2 --yes --to 41 --reason x":                         exitFailed,
+	} {
+		got := w.run(strings.Fields(call)...)
+		require.Equal(t, code, got.code, "%s: %s", call, got.errOut)
+	}
+	w.flags = append(w.flags, "--postgres", w.login("app", `SELECT fencedb.allow(%[1]s); GRANT SELECT ON fencedb.fences TO %[2]s`))
+	got := w.run("reset", "seat:1", "--to", "41", "--reason", "x", "--yes")
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "allow_operator")
+
+	require.Equal(t, fmt.Sprint(maxToken), w.one(`SELECT last_fencing_token FROM fencedb.fences`))
+	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
+}
+
+func TestAnOperatorMayReset(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	login := w.login("oncall", `SELECT fencedb.allow_operator(%[1]s)`)
+	parsed, err := url.Parse(login)
+	require.NoError(t, err)
+	w.flags = append(w.flags, "--postgres", login)
+
+	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+
+	require.Equal(t, parsed.User.Username(), w.one(`SELECT role FROM fencedb.audit WHERE event = 'reset'`))
+}
