@@ -7,7 +7,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -45,7 +47,7 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/command.md")
 	require.NoError(t, err)
 	found := sessions.FindAllStringSubmatch(string(guide), -1)
-	require.Len(t, found, 8)
+	require.Len(t, found, 9)
 	r := newRestaurant(t)
 	for _, session := range found {
 		line, want := session[1], strings.ReplaceAll("\n"+session[2], "\n    ", "\n")
@@ -83,10 +85,14 @@ func newRestaurant(t *testing.T) *restaurant {
 	return r
 }
 
+// lastToken is what the guide calls the last one of table 11.
+const lastToken = "1795178573130984"
+
 // typed is what a person sees who types line, and then y; of a command that goes on, the first lines.
 func (r *restaurant) typed(line string, lines int) string {
 	r.Helper()
 	var args []string
+	line = strings.Replace(line, lastToken, fmt.Sprint(r.tables["table:11"].Token()), 1)
 	for _, word := range regexp.MustCompile(`'[^']*'|\S+`).FindAllString(line, -1) {
 		args = append(args, strings.Trim(word, "'"))
 	}
@@ -123,6 +129,10 @@ func (r *restaurant) prepare(command string) {
 		require.NoError(r, fencedb.Enter(r.Context(), r.open, r.tables["table:12"]))
 	case "revoke":
 		require.NoError(r, r.open.Commit(r.Context()))
+	case "reset":
+		mistake := fencedb.NewGrant("table:11", maxToken, uuid.New(), time.Time{})
+		_, err := fencedb.Exec(r.Context(), r.pool, mistake, `SELECT`)
+		require.NoError(r, err)
 	case "ttl":
 		require.NoError(r, r.redis.Del(r.Context(), "fencedb:v1:"+r.namespace+":events").Err())
 		r.held("table", "released", 1500)

@@ -70,6 +70,10 @@ var longTransaction = question{finding{warning, "long_transaction", "a fenced tr
 	  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 	  AND s.xact_start < clock_timestamp() - make_interval(secs => $1) ORDER BY 1`}
 
+var fenceTooHigh = question{finding{failure, "fence_too_high", "the fence of %s is at the highest token that there is, or above",
+	"no lease gets past it, so nobody can write to its rows", "stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, call fencedb.declare_foreign"},
+	`SELECT f.resource FROM fencedb.fences f WHERE ` + tooHigh + ` ORDER BY 1 LIMIT 100`}
+
 func (e *examination) askSessions(ctx context.Context) error {
 	var role string
 	var sees bool

@@ -124,12 +124,12 @@ var redisBehind = finding{failure, "redis_behind", "the ledger has token %d for 
 // askCounters looks for fences that no new token would get past: ahead of Redis's clock, which is the floor of new
 // tokens, and of what Redis remembers.
 func (e *examination) askCounters(ctx context.Context) error {
-	if len(e.redis) == 0 {
-		return nil
+	if err := e.ask(ctx, fenceTooHigh); err != nil || len(e.redis) == 0 {
+		return err
 	}
 	const most = 100 // named; one is enough to act
-	rows, _ := e.pool.Query(ctx, `SELECT resource, last_fencing_token FROM fencedb.fences
-		WHERE last_fencing_token > $1 ORDER BY resource LIMIT $2`, e.floor().UnixMicro(), most)
+	rows, _ := e.pool.Query(ctx, `SELECT f.resource, f.last_fencing_token FROM fencedb.fences f
+		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.resource LIMIT $2`, e.floor().UnixMicro(), most)
 	type ahead struct {
 		Resource string
 		Token    int64

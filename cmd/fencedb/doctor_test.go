@@ -115,6 +115,8 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"later partition":    {latePartition, exitDone, "warning unguarded_partition"},
 		"schema behind":      {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, exitFailed, "error schema_pending"},
 		"ledger ahead":       {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger at its end":  {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},
+		"ledger beyond it":   {`INSERT INTO fencedb.fences VALUES ('seat:1', 9223372036854775807, gen_random_uuid())`, exitFailed, "error fence_too_high"},
 		"ledger by a minute": {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,6 +143,14 @@ func TestDoctorNamesAClockThatIsOff(t *testing.T) {
 		require.Equal(t, []string{"warning clock_difference"}, w.diagnosed(exitDone))
 		require.Regexp(t, `is (59m5\d|1h0m\d)s`, w.ok("doctor"), "by how much")
 	}
+}
+
+func TestDoctorLeavesTheTokensOfAnotherIssuerAlone(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.exec(`SELECT fencedb.declare_foreign('zxid')`)
+	w.exec(`INSERT INTO fencedb.fences VALUES ('zxid:1', 9223372036854775807, gen_random_uuid()), ('zxid:2', 9007199254740000, gen_random_uuid())`)
+	require.Empty(t, w.diagnosed(exitDone))
 }
 
 // A fence that is ahead of Redis's clock counts even where Postgres's clock has passed it.

@@ -17,17 +17,25 @@ type fence struct {
 	EnteredAt time.Time `json:"entered_at"`
 
 	revoked bool // its lease is a revocation's, so no holder was left below it
+	reset   bool // its lease is a reset's, so holders above it were let in again
+	tooHigh bool // no lease gets past it
 }
+
+// Conditions on a fence f. Where another issuer makes the tokens, Redis does not have to follow, and none is too high.
+const (
+	foreign = `EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(f.resource, ':', 1))`
+	tooHigh = `(f.last_fencing_token >= 9007199254740991 AND NOT ` + foreign + `)`
+)
 
 // readFence returns nil where no token has entered yet.
 func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
 	var f fence
 	err := pool.QueryRow(ctx, `
-		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, EXISTS (
-			SELECT FROM fencedb.audit a
-			WHERE a.resource = f.resource AND a.event = 'revoke' AND a.details ->> 'lease_id' = f.lease_id::text)
-		FROM fencedb.fences f WHERE f.resource = $1`, resource).
-		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked)
+		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, coalesce(a.event = 'revoke', false), coalesce(a.event = 'reset', false), `+tooHigh+`
+		FROM fencedb.fences f LEFT JOIN fencedb.audit a
+		  ON a.resource = f.resource AND a.event IN ('revoke', 'reset') AND a.details ->> 'lease_id' = f.lease_id::text
+		WHERE f.resource = $1`, resource).
+		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked, &f.reset, &f.tooHigh)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

@@ -27,6 +27,11 @@ func (r *inspection) conclude() []note {
 	}
 	switch {
 	case r.Holder == nil && r.Fence == nil:
+	case r.Fence != nil && r.Fence.tooHigh:
+		add("fence_too_high", "Nobody can write to protected tables: the fence is at the highest token that there is, or above, so no lease gets past it. fencedb reset sets it back.")
+		return notes
+	case r.Holder == nil && r.Fence.reset:
+		add("fence_reset", "Nobody holds it, and its fence was set back: any former holder with a token above %d could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
 	case r.Holder == nil && r.Fence.revoked:
 		add("revoked_and_sealed", "Nobody holds it, and the last one was revoked: no former holder can write to protected tables.")
 	case r.Holder == nil:

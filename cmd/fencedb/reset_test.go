@@ -28,7 +28,9 @@ func mistaken(t *testing.T) (*world, fencedb.Grant) {
 func TestAfterAResetTheNextHolderWrites(t *testing.T) {
 	t.Parallel()
 	w, grant := mistaken(t)
+	require.Equal(t, []string{"fence_too_high"}, codes(w.inspected("seat:1").Notes))
 	l := w.acquire("seat:1")
+	require.Equal(t, []string{"fence_too_high"}, codes(w.inspected("seat:1").Notes))
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
 	require.NoError(t, l.Release(t.Context()))
 	var done setBack
@@ -40,6 +42,7 @@ func TestAfterAResetTheNextHolderWrites(t *testing.T) {
 	require.Equal(t, l.Token(), *done.LastToken, "Redis was not behind")
 	require.Equal(t, fmt.Sprintf("reset|seat:1|ann@host|ticket 4713|%d|%d", int64(maxToken), l.Token()),
 		w.one(`SELECT concat_ws('|', event, resource, operator, reason, details ->> 'former_token', details ->> 'token') FROM fencedb.audit WHERE event <> 'protect'`))
+	require.Equal(t, []string{"fence_reset"}, codes(w.inspected("seat:1").Notes))
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale, "the token that it was set back to is nobody's")
 	next := w.acquire("seat:1")
 	require.NoError(t, w.book(next))
