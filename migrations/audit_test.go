@@ -188,13 +188,13 @@ func TestAStrangerCannotFloodTheAudit(t *testing.T) {
 	}
 }
 
-// The audit says of protection what this server knows, not what somebody says.
-func TestAnOperatorCannotRecordAProtection(t *testing.T) {
+// The audit says of what this server does itself what it knows, not what somebody says.
+func TestAnOperatorCannotRecordWhatTheServerDoes(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`SET SESSION AUTHORIZATION ` + s.withRole("allow_operator"))
 	const invalidParameter = "22023"
-	for _, event := range []string{"protect", "unprotect"} {
+	for _, event := range []string{"protect", "unprotect", "reset", "prune_audit", "declare_foreign"} {
 		s.refused(invalidParameter, `SELECT fencedb.record('`+event+`', NULL, 'bob@host', 'by fencedb.`+event+`', '{"table": "public.seats"}')`)
 	}
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.audit`))

@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -198,6 +199,23 @@ func TestAResetRunsNoResourceExpression(t *testing.T) {
 	s.exec(`CREATE OR REPLACE FUNCTION name(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RAISE EXCEPTION 'run by %', current_user; END $$`)
 
 	s.exec(reset("room:red", 41))
+}
+
+// Tokens of another issuer may be as high as a bigint.
+func TestTheHighestTokenOfAnotherIssuerIsSetBack(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE nodes (id int PRIMARY KEY); INSERT INTO nodes VALUES (1); SELECT fencedb.protect('nodes', $$ 'zxid:' || id $$); SELECT fencedb.declare_foreign('zxid')`)
+	write := func(token int) string { return s.fenced(token, "zxid:1", `UPDATE nodes SET id = id`) }
+	s.exec(write(math.MaxInt64))
+	s.refused("FN001", write(math.MaxInt64-1))
+
+	s.exec(reset("zxid:1", math.MaxInt64-3))
+
+	s.exec(write(math.MaxInt64 - 2))
+	s.refused("FN001", write(math.MaxInt64-3))
+	s.exec(reset("zxid:1", 41))
+	s.exec(write(42))
 }
 
 // What is left of a reset goes with the fence that it is about, and then the rows are what is left to judge by.

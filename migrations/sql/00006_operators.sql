@@ -50,8 +50,9 @@ CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, 
 AS $$
 #variable_conflict use_column
 DECLARE
-    own     text    := current_setting('lock_timeout');
-    created boolean := false;
+    own      text    := current_setting('lock_timeout');
+    deadline numeric := extract(epoch FROM clock_timestamp()) * 1000 + greatest(wait_ms, 0);
+    created  boolean := false;
 BEGIN
     IF reset_fence.token IS NULL OR reset_fence.token < 0 THEN
         RAISE EXCEPTION 'fencedb.reset_fence: the token must be 0 or more, got %', coalesce(reset_fence.token::text, 'NULL')
@@ -61,22 +62,23 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 
-    BEGIN
-        PERFORM set_config('lock_timeout', greatest(1, wait_ms)::text, true);
-        IF row_token IS NOT NULL THEN -- a row that is its own fence may have none in the ledger
-            INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES (reset_fence.resource, reset_fence.token, gen_random_uuid()) ON CONFLICT DO NOTHING;
+    IF row_token IS NOT NULL THEN -- a row that is its own fence may have none in the ledger
+        BEGIN
+            PERFORM fencedb.bound(deadline, '{lock_timeout}'); -- another transaction may be inserting it
+            INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
+            VALUES (reset_fence.resource, reset_fence.token, gen_random_uuid()) ON CONFLICT DO NOTHING;
             created := FOUND;
-        END IF;
+        EXCEPTION WHEN lock_not_available THEN
+            PERFORM fencedb.raise_busy(reset_fence.resource);
+        END;
+        PERFORM set_config('lock_timeout', own, true);
+    END IF;
+    LOOP
         SELECT f.last_fencing_token, f.lease_id INTO former_token, former_lease_id
-        FROM fencedb.fences f WHERE f.resource = reset_fence.resource FOR UPDATE;
-    EXCEPTION WHEN lock_not_available THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'lock_not_available',
-            MESSAGE = format('the fence of resource "%s" is held by an open transaction', reset_fence.resource),
-            DETAIL  = jsonb_build_object('resource', reset_fence.resource, 'blockers', (SELECT coalesce(jsonb_agg(b), '[]') FROM fencedb.blockers(ARRAY[reset_fence.resource]) b))::text,
-            HINT    = 'Nothing was changed. End that transaction first; fencedb.blockers names it.';
-    END;
-    PERFORM set_config('lock_timeout', own, true);
+        FROM fencedb.fences f WHERE f.resource = reset_fence.resource FOR NO KEY UPDATE SKIP LOCKED;
+        EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = reset_fence.resource);
+        PERFORM fencedb.await(reset_fence.resource, false, deadline);
+    END LOOP;
 
     IF former_token IS NULL THEN
         RAISE EXCEPTION 'fencedb.reset_fence: resource "%" has no fence', reset_fence.resource
@@ -169,7 +171,8 @@ BEGIN
     END IF;
     INSERT INTO fencedb.foreign_issuers AS f (resource_type) VALUES (declare_foreign.resource_type) ON CONFLICT DO NOTHING;
     IF FOUND THEN
-        PERFORM fencedb.record('declare_foreign', NULL, session_user, 'by fencedb.declare_foreign', jsonb_build_object('resource_type', resource_type));
+        INSERT INTO fencedb.audit (event, operator, reason, details)
+        VALUES ('declare_foreign', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.declare_foreign', jsonb_build_object('resource_type', resource_type));
     END IF;
 END
 $$;
