@@ -51,6 +51,23 @@ func TestAfterAResetTheNextHolderWrites(t *testing.T) {
 	require.NoError(t, err, "the row that was stamped by mistake")
 }
 
+func TestRevokeShutsOutWhomAResetHasLetIn(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	stale := func(token int64) fencedb.Grant { return fencedb.NewGrant("seat:1", token, uuid.New(), time.Time{}) }
+	got := w.run("revoke", "seat:1", "--reason", "x", "--yes")
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "fencedb reset")
+	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
+
+	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+	require.NoError(t, w.book(stale(45)))
+	w.revoked("seat:1")
+
+	require.ErrorIs(t, w.book(stale(46)), fencedb.ErrStale)
+	require.NoError(t, w.book(w.acquire("seat:1")))
+}
+
 func TestAResetRaisesACounterThatIsLower(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

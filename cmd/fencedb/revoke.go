@@ -103,7 +103,11 @@ func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection,
 	if err := mayRecord(ctx, o.pool); err != nil {
 		return nil, err
 	}
-	return o.look(ctx)
+	found, err := o.look(ctx)
+	if err == nil && found.Fence != nil && found.Fence.tooHigh {
+		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first", errUnchanged, visible(o.resource), found.Fence.Token)
+	}
+	return found, err
 }
 
 func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found *inspection) (*revocation, error) {
