@@ -47,8 +47,8 @@ var (
 	// entered the resource with another one. Nothing was written.
 	ErrInvalidGrant = errors.New("fencedb: invalid grant")
 
-	// ErrKeyReused: the idempotency key of Once was used before, for another request, or by another role and without a request.
-	// Nothing was written. SQLSTATE FN005.
+	// ErrKeyReused: the idempotency key of Once was used before, for another request, or by another role and without a
+	// request. Nothing was written. SQLSTATE FN005.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
 	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked in time what became of the

@@ -17,7 +17,8 @@ func reset(resource string, to int) string {
 	return fmt.Sprintf(`SELECT fencedb.reset_fence('%s', %d, 'ann@host', 'entered by mistake')`, resource, to)
 }
 
-// mistaken is a session with a table in which everything of room red was written under token 41, and then under the mistake.
+// mistaken is a session with a table in which everything of room red was written under token 41, and then under the
+// mistake.
 func mistaken(t *testing.T, table, protect, how string) *session {
 	t.Helper()
 	s := newSession(t)

@@ -41,8 +41,8 @@ COMMENT ON TABLE fencedb.signing_key IS 'Signs what enter leaves for the trigger
 
 INSERT INTO fencedb.signing_key DEFAULT VALUES;
 
--- Members of pg_read_all_data and pg_write_all_data reach every table, whatever is revoked, but not past row security. There
--- is no policy, so only the owner reads the key, and with it the functions that run as the owner.
+-- Members of pg_read_all_data and pg_write_all_data reach every table, whatever is revoked, but not past row security.
+-- There is no policy, so only the owner reads the key, and with it the functions that run as the owner.
 ALTER TABLE fencedb.signing_key ENABLE ROW LEVEL SECURITY;
 
 -- Postgres hands transaction ids out again after a crash that lost their WAL, and on a standby that lagged when it was

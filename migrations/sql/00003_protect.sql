@@ -82,8 +82,8 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- The ledger has already refused stale tokens. This catches a ledger that was emptied under its rows. Where the fence was set
-    -- back on purpose, rows still have the stamps from before.
+    -- The ledger has already refused stale tokens. This catches a ledger that was emptied under its rows. Where the
+    -- fence was set back on purpose, rows still have the stamps from before.
     token := (grants -> before[1] ->> 'token')::bigint;
     IF token < stored THEN
         PERFORM fencedb.raise_stale(before[1], token, stored)
@@ -168,9 +168,9 @@ WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger'
 
 COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off, or left it to replication.';
 
--- protect and unprotect run as whoever calls them, who may not write to the audit but may call this, as often as they like.
--- So nothing here is theirs to say, and calling it again adds nothing: it records what the catalog says of a table, if that
--- is not what was recorded of it last. A temporary table is nobody else's business.
+-- protect and unprotect run as whoever calls them, who may not write to the audit but may call this, as often as they
+-- like. So nothing here is theirs to say, and calling it again adds nothing: it records what the catalog says of a
+-- table, if that is not what was recorded of it last. A temporary table is nobody else's business.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.record_protection(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER

@@ -59,7 +59,8 @@ BEGIN
             DETAIL  = jsonb_build_object('resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(granted -> 'grants') k))::text,
             HINT    = 'Carry the grants of all resources the transaction writes to. Nothing was written.';
     ELSIF token > carried OR token = carried AND lease <> (own ->> 'lease')::uuid THEN
-        -- A stamp that fencedb.reset_fence has annulled counts as the fence that it left. What a later holder stamps counts again.
+        -- A stamp that fencedb.reset_fence has annulled counts as the fence that it left. What a later holder stamps
+        -- counts again.
         PERFORM fencedb.raise_stale(after, carried, token)
         WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = after AND concat_ws(' ', token, lease) = ANY (f.annulled)
                           AND (carried > f.last_fencing_token OR carried = f.last_fencing_token AND (own ->> 'lease')::uuid = f.lease_id));
