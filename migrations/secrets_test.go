@@ -83,3 +83,18 @@ func TestAKeyBelongsToTheRoleThatWasSet(t *testing.T) {
 	require.Equal(t, "FN005", s.as(login, `SELECT fencedb.once_begin('order:1', NULL)`))
 	require.Empty(t, s.as(login, `SET ROLE `+group+`; SELECT fencedb.once_begin('order:1', NULL)`))
 }
+
+// A claim that was committed without a result is free for whoever claims it anew, and for nobody else to answer.
+func TestAStrangerDoesNotAnswerForAnother(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	owner, stranger := s.withRole("allow"), s.withRole("allow_operator")
+	s.exec(`SELECT fencedb.allow('` + stranger + `')`)
+	require.Empty(t, s.as(owner, `SELECT fencedb.once_begin('order:1', 'a')`))
+
+	require.Equal(t, insufficientPrivilege, s.as(stranger, `SELECT fencedb.once_end('order:1', 'forged')`))
+
+	require.Empty(t, s.as(owner, `SELECT fencedb.once_begin('order:1', 'a'), fencedb.once_end('order:1', 'first')`))
+	require.Empty(t, s.as(stranger, `SELECT fencedb.once_end('order:1', 'forged')`))
+	require.Equal(t, "first", s.one(`SELECT convert_from(result, 'UTF8') FROM fencedb.once`))
+}

@@ -66,14 +66,23 @@ COMMENT ON FUNCTION fencedb.once_begin(text, bytea) IS 'Claims an idempotency ke
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.once_end(key text, result bytea) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE fencedb.once o SET result = once_end.result, done = true WHERE o.key = once_end.key AND NOT o.done
+#variable_conflict use_column
+DECLARE
+    claimant name;
+BEGIN
+    UPDATE fencedb.once o SET result = once_end.result, done = true WHERE o.key = once_end.key AND NOT o.done RETURNING o.role INTO claimant;
+    IF claimant <> coalesce(nullif(current_setting('role'), 'none'), session_user) THEN
+        RAISE EXCEPTION 'fencedb.once_end: the idempotency key "%" was claimed by role %', once_end.key, claimant
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Nothing was written. Call fencedb.once_begin first, under the same role.';
+    END IF;
+END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.once_end(text, bytea) IS 'Stores the result of a key that this transaction has claimed.';
+COMMENT ON FUNCTION fencedb.once_end(text, bytea) IS 'Stores the result of a key that this transaction has claimed. Does nothing if it has one.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.once_forget(older_than interval, at_most int DEFAULT 10000) RETURNS bigint
