@@ -60,6 +60,16 @@ func TestProtectIsNotFooledByAPlantedTrigger(t *testing.T) {
 		s.exec(`DROP TRIGGER "` + name + `" ON seats`)
 	}
 
+	// Nor does one whose comment says that it is what we make.
+	planter := s.withRole("allow")
+	s.exec(`GRANT TRIGGER ON seats TO ` + planter + `; CREATE SCHEMA planter AUTHORIZATION ` + planter + `; SET SESSION AUTHORIZATION ` + planter + `;
+		CREATE FUNCTION planter.fencedb_guard_seats() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
+		COMMENT ON FUNCTION planter.fencedb_guard_seats() IS '{"mode": "ledger", "resource": " room ", "columns_added": ["room"]}';
+		CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION planter.fencedb_guard_seats(); RESET SESSION AUTHORIZATION`)
+	s.refused("42710", `SELECT fencedb.protect('seats', $$ room $$)`)
+	s.exec(`SELECT fencedb.unprotect('seats')`)
+	require.Equal(t, "room", s.one(`SELECT string_agg(attname, ' ') FROM pg_attribute WHERE attrelid = 'seats'::regclass AND attnum > 0`), "its comment is not believed either")
+
 	// Nor does one on another table break the list of protected tables.
 	s.exec(`CREATE TABLE other (a int); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON other FOR EACH ROW EXECUTE FUNCTION f()`)
 	s.exec(`SELECT fencedb.protect('seats', $$ room $$)`)

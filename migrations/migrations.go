@@ -42,8 +42,8 @@ const (
 	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog. One statement, because not every
 	// driver sends several.
 	createSchema = `DO $$ BEGIN
-    PERFORM pg_advisory_xact_lock(x'66656e63656462'::bigint);
-    IF to_regnamespace('fencedb') IS NULL THEN
+    PERFORM pg_catalog.pg_advisory_xact_lock(x'66656e63656462'::bigint);
+    IF pg_catalog.to_regnamespace('fencedb') IS NULL THEN
         CREATE SCHEMA fencedb;
         COMMENT ON SCHEMA fencedb IS 'Fencing tokens at the storage boundary: github.com/fencedb/fencedb';
     END IF;
@@ -107,11 +107,11 @@ func Down(ctx context.Context, db *sql.DB) error {
 // protected meanwhile and for other tools; by then later migrations are gone, and what they kept.
 func refuseIfProtected(ctx context.Context, db *sql.DB) error {
 	var canProtect bool
-	if err := db.QueryRowContext(ctx, "SELECT to_regclass('fencedb.protected_tables') IS NOT NULL").Scan(&canProtect); err != nil || !canProtect {
+	if err := db.QueryRowContext(ctx, "SELECT pg_catalog.to_regclass('fencedb.protected_tables') IS NOT NULL").Scan(&canProtect); err != nil || !canProtect {
 		return err
 	}
 	var tables sql.NullString
-	err := db.QueryRowContext(ctx, "SELECT string_agg(table_name::text, ', ' ORDER BY table_name::text) FROM fencedb.protected_tables").Scan(&tables)
+	err := db.QueryRowContext(ctx, "SELECT pg_catalog.string_agg(table_name::pg_catalog.text, ', ' ORDER BY table_name::pg_catalog.text) FROM fencedb.protected_tables").Scan(&tables)
 	if err == nil && tables.Valid {
 		err = fmt.Errorf("still protected: %s; nothing was changed, call fencedb.unprotect for each first", tables.String)
 	}
@@ -155,7 +155,7 @@ func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 		return nil, errNilDB
 	}
 	var migrated bool
-	if err := db.QueryRowContext(ctx, "SELECT to_regclass('"+versionTable+"') IS NOT NULL").Scan(&migrated); err != nil || !migrated {
+	if err := db.QueryRowContext(ctx, "SELECT pg_catalog.to_regclass('"+versionTable+"') IS NOT NULL").Scan(&migrated); err != nil || !migrated {
 		return nil, err
 	}
 	rows, err := db.QueryContext(ctx, "SELECT version_id FROM "+versionTable+" WHERE is_applied")
@@ -199,11 +199,11 @@ func newProvider(db *sql.DB) (*goose.Provider, error) {
 type advisoryLock struct{}
 
 func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
-	_, err := conn.ExecContext(ctx, "SELECT pg_advisory_lock($1)", int64(lockID))
+	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_lock($1)", int64(lockID))
 	return err
 }
 
 func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
-	_, err := conn.ExecContext(ctx, "SELECT pg_advisory_unlock($1)", int64(lockID))
+	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_unlock($1)", int64(lockID))
 	return err
 }

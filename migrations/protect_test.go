@@ -333,7 +333,7 @@ func TestProtectRefusesAnExpressionThatCouldNotWork(t *testing.T) {
 		"parameter":         `$1`,
 	} {
 		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', $1)`, expression)
-		require.ErrorContains(t, err, "resource expression for seats cannot be used", name)
+		require.ErrorContains(t, err, "resource expression for public.seats cannot be used", name)
 	}
 	for _, expression := range []any{"", "  ", nil} {
 		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', $1)`, expression)

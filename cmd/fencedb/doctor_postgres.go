@@ -39,7 +39,18 @@ var aboutTables = []question{
 	{finding{failure, "unguarded_child", "table %s inherits from a protected table and has no guard",
 		"any client can write to it without a token, and its rows are rows of the protected table", "call fencedb.protect for the protected table once more"},
 		`SELECT m.member::text FROM fencedb.protected_tables p, fencedb.members(p.table_name) m
-		WHERE NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') ORDER BY 1`},
+		WHERE p.mode IS NOT NULL AND NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') ORDER BY 1`},
+
+	{finding{failure, "guard_lost", "table %s has guards of statements but none of rows, which DETACH PARTITION takes away",
+		"a detached partition refuses every write; any other table accepts the token of any resource", "call fencedb.protect for it to guard it again, or fencedb.unprotect to let any client write to it"},
+		`SELECT p.table_name::text FROM fencedb.protected_tables p
+		WHERE p.mode IS NULL AND p.table_name NOT IN (SELECT m.member FROM fencedb.protected_tables q, fencedb.members(q.table_name) m WHERE q.mode IS NOT NULL) ORDER BY 1`},
+
+	{finding{warning, "guard_left", "the guard %s guards no table",
+		"its table was dropped, or its trigger was, and then any client can write to that table", "look whether a table lacks its protection, then DROP FUNCTION"},
+		`SELECT p.oid::regprocedure::text FROM pg_proc p, fencedb.guard_facts(p.oid) AS facts
+		WHERE p.prorettype = 'trigger'::regtype AND p.proname ~ '^fencedb_guard_' AND facts.mode IS NOT NULL
+		  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid) ORDER BY 1`},
 
 	{finding{warning, "unguarded_partition", "partition %s was added after its table was protected",
 		"it can be emptied with TRUNCATE without a token; other writes to it are guarded", "call fencedb.protect for the protected table once more"},
@@ -52,6 +63,7 @@ var aboutTables = []question{
 		WHERE a.attname = 'last_fencing_token' AND a.attislocal AND NOT a.attisdropped AND c.relkind IN ('r', 'p')
 		  AND c.relnamespace <> 'fencedb'::regnamespace AND c.relpersistence <> 't'
 		  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgname = '~fencedb_row')
+		  AND c.oid NOT IN (SELECT p.table_name FROM fencedb.protected_tables p)
 		ORDER BY 1`},
 
 	{finding{warning, "superuser_writer", "sessions of superuser %s are connected, and there are protected tables",

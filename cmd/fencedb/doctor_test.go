@@ -108,16 +108,20 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		code int
 		want string
 	}{
-		"trigger disabled":   {`ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`, exitFailed, "error trigger_disabled"},
-		"statement trigger":  {`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_truncate"`, exitFailed, "error trigger_disabled"},
-		"not protected":      {`CREATE TABLE rooms (last_fencing_token bigint)`, exitDone, "warning unprotected_table"},
-		"inheritance child":  {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
-		"later partition":    {latePartition, exitDone, "warning unguarded_partition"},
-		"schema behind":      {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, exitFailed, "error schema_pending"},
-		"ledger ahead":       {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
-		"ledger at its end":  {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},
-		"ledger beyond it":   {`INSERT INTO fencedb.fences VALUES ('seat:1', 9223372036854775807, gen_random_uuid())`, exitFailed, "error fence_too_high"},
-		"ledger by a minute": {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"trigger disabled":        {`ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`, exitFailed, "error trigger_disabled"},
+		"statement trigger":       {`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_truncate"`, exitFailed, "error trigger_disabled"},
+		"not protected":           {`CREATE TABLE rooms (last_fencing_token bigint)`, exitDone, "warning unprotected_table"},
+		"inheritance child":       {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
+		"later partition":         {latePartition, exitDone, "warning unguarded_partition"},
+		"detached late partition": {lateAndDetached, exitDone, "warning unprotected_table"},
+		"detached partition":      {detached, exitFailed, "error guard_lost"},
+		"row trigger dropped":     {`DROP TRIGGER "~fencedb_row" ON seats; DROP FUNCTION fencedb_guard_seats`, exitFailed, "error guard_lost"},
+		"dropped table":           {`CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$); DROP TABLE rooms`, exitDone, "warning guard_left"},
+		"schema behind":           {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 6`, exitFailed, "error schema_pending"},
+		"ledger ahead":            {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger by a minute":      {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger at its end":       {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},
+		"ledger beyond it":        {`INSERT INTO fencedb.fences VALUES ('seat:1', 9223372036854775807, gen_random_uuid())`, exitFailed, "error fence_too_high"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -132,6 +136,11 @@ const latePartition = `
 	CREATE TABLE rooms (id int) PARTITION BY LIST (id);
 	SELECT fencedb.protect('rooms', $$ 'room:' || id $$);
 	CREATE TABLE rooms_1 PARTITION OF rooms FOR VALUES IN (1)`
+
+// It loses all that it had.
+const lateAndDetached = latePartition + `; ALTER TABLE rooms DETACH PARTITION rooms_1`
+
+const detached = latePartition + `; SELECT fencedb.protect('rooms', $$ 'room:' || id $$); ALTER TABLE rooms DETACH PARTITION rooms_1`
 
 func TestDoctorNamesAClockThatIsOff(t *testing.T) {
 	t.Parallel()

@@ -14,6 +14,10 @@
 
 -- +goose Up
 
+-- In every migration: what is read now (defaults, constraints, views, function bodies with RETURN) is not read in the search_path
+-- of whoever migrates, where others may have put functions and operators of their own. That path comes back at the end.
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
 -- Ordinary and logged on purpose: a fence that a crash forgets is no fence.
 -- Half of each page is left free, so that advancing a fence stays a heap-only update.
 CREATE TABLE fencedb.fences (
@@ -63,8 +67,10 @@ COMMENT ON TABLE  fencedb.foreign_issuers IS 'The types of resources (the part o
 
 REVOKE ALL ON fencedb.fences, fencedb.signing_key, fencedb.server_epoch, fencedb.foreign_issuers FROM PUBLIC;
 
--- From here on: functions marked SECURITY DEFINER are the doors. They fix the search_path, for themselves and for the
--- inner functions they call, which are for no one else (see the REVOKE at the end).
+-- Which functions and operators a function means must not depend on the search_path of its caller. So each one fixes its own,
+-- with SET or, where the body is a single expression, with RETURN, which is read when the migration runs. Functions marked
+-- SECURITY DEFINER are the doors. SET costs time in every call, so the inner functions that a door calls each time have
+-- none: they run under the door's, and are for no one else (see the REVOKE at the end).
 
 -- The signature covers the transaction id: a setting copied from another transaction does not verify.
 -- The key is hashed in twice, or a signed text could be extended without it.
@@ -105,6 +111,7 @@ COMMENT ON FUNCTION fencedb.granted() IS 'Inner function. The grants of this tra
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE EXCEPTION USING
@@ -176,6 +183,7 @@ COMMENT ON FUNCTION fencedb.epoch() IS 'Inner function. The epoch of the server,
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_busy(resource text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE EXCEPTION USING
@@ -541,6 +549,8 @@ $$;
 
 REVOKE ALL ON FUNCTION fencedb.allow(regrole) FROM PUBLIC;
 COMMENT ON FUNCTION fencedb.allow(regrole) IS 'Lets a role enter fences. The role that ran the migrations needs no grant.';
+
+SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
 DROP FUNCTION fencedb.allow(regrole);

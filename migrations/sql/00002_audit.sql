@@ -2,6 +2,8 @@
 
 -- +goose Up
 
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
 CREATE TABLE fencedb.audit (
     id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at       timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -72,6 +74,8 @@ COMMENT ON FUNCTION fencedb.record(text, text, text, text, jsonb) IS 'Adds a row
 
 REVOKE ALL ON fencedb.audit FROM PUBLIC;
 REVOKE ALL ON FUNCTION fencedb.keep_audit(), fencedb.record(text, text, text, text, jsonb) FROM PUBLIC;
+
+SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
 DROP FUNCTION fencedb.record(text, text, text, text, jsonb);

@@ -2,17 +2,15 @@
 
 -- +goose Up
 
--- +goose StatementBegin
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
 CREATE FUNCTION fencedb.resources_of(resource text) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT ARRAY[resource] $$;
--- +goose StatementEnd
+    RETURN ARRAY[resource];
 
--- +goose StatementBegin
 CREATE FUNCTION fencedb.resources_of(resources text[]) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-AS $$ SELECT CASE WHEN cardinality(resources) > 0 THEN resources ELSE ARRAY[NULL]::text[] END $$;
--- +goose StatementEnd
+    RETURN CASE WHEN cardinality(resources) > 0 THEN resources ELSE ARRAY[NULL]::text[] END;
 
 COMMENT ON FUNCTION fencedb.resources_of(text)   IS 'Gives resource expressions of either type one type.';
 COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions of either type one type.';
@@ -20,6 +18,7 @@ COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_no_token(target text, operation text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RAISE EXCEPTION USING
@@ -99,14 +98,26 @@ COMMENT ON FUNCTION fencedb.require(regclass, text, text[], text[], bigint) IS '
 -- Refuses before the first row is touched, also where no row matches. A cascade from another table
 -- is left to the row trigger: it may match nothing, and then it writes nothing.
 -- Later statements of a long transaction get only what is left of the lease.
+-- A partition has its row trigger from its parent, and DETACH PARTITION takes that away. So the triggers of a partition have
+-- an argument: look whether it is still there.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    granted jsonb := fencedb.granted();
+    granted jsonb;
 BEGIN
+    IF TG_NARGS > 0 THEN
+        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
+            RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', TG_OP, TG_RELID::regclass
+                USING ERRCODE = 'object_not_in_prerequisite_state',
+                      HINT = 'Nothing was written. As owner of the table call fencedb.protect to guard it again, or fencedb.unprotect to let any client write to it.';
+        ELSIF pg_trigger_depth() > 1 AND TG_OP <> 'TRUNCATE' THEN
+            RETURN NULL;
+        END IF;
+    END IF;
+    granted := fencedb.granted();
     IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
     END IF;
@@ -117,7 +128,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables.';
+COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables. An argument says that the row trigger is inherited from a partitioned table, and may have gone.';
 
 -- The table itself, its partitions and its children. Row triggers of a partitioned table come to its partitions by
 -- themselves, statement triggers do not, and a TRUNCATE may name the partition.
@@ -164,9 +175,35 @@ SELECT t.tgrelid::regclass     AS table_name,
        t.tgfoid::regprocedure  AS guard,
        t.tgenabled IN ('O', 'A') AS enabled
 FROM pg_trigger t, fencedb.guard_facts(t.tgfoid) AS facts
-WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger', 'row');
+WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger', 'row')
+UNION
+SELECT t.tgrelid::regclass, NULL, NULL, NULL, NULL, false
+FROM pg_trigger t
+WHERE t.tgfoid = 'fencedb.guard_statement'::regproc
+  AND NOT EXISTS (SELECT FROM pg_trigger r, fencedb.guard_facts(r.tgfoid) AS facts
+                  WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND facts.mode IN ('ledger', 'row'));
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row); enabled is false when somebody has switched the trigger off, or left it to replication.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row), and NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched the trigger off, or left it to replication, or it has gone.';
+
+-- A member of a protected table is guarded by that table's guard.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.check_no_member(target regclass) RETURNS void
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    parent regclass := (SELECT min(i.inhparent) FROM pg_inherits i JOIN pg_trigger t ON t.tgrelid = i.inhparent
+                        WHERE i.inhrelid = target AND t.tgname = '~fencedb_row');
+BEGIN
+    IF parent IS NOT NULL THEN
+        RAISE EXCEPTION '% is guarded as a part of %', target, parent
+            USING ERRCODE = 'object_in_use', HINT = format('Call fencedb.protect or fencedb.unprotect for %s, or take %s out of it first (ALTER TABLE ... DETACH PARTITION or NO INHERIT).', parent, target);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.check_no_member(regclass) IS 'Inner function. Raises for a partition or inheritance child of a protected table.';
 
 -- protect and unprotect run as whoever calls them, who may not write to the audit but may call this, as often as they
 -- like. So nothing here is theirs to say, and calling it again adds nothing: it records what the catalog says of a
@@ -212,115 +249,199 @@ $$;
 
 COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, or is not any more, if that is news.';
 
+-- What in an expression depends on more than the values in one row, NULL if nothing. What is not known to be harmless is
+-- named, so a construct of a future Postgres is refused and not overlooked.
+--   Functions and operators must be immutable. Of the stable ones, those may be used that only put text together.
+--   A value may become text only if its type's text depends on the value and on settings that the guard pins: a date may,
+--   a regclass, whose text is a name from the catalog, or a row, which contains our stamp, may not.
+--   Text may become a value only if that is immutable: 'today' is another date tomorrow.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.foreign_parts(tree text) RETURNS text
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE used(type) AS (
+        SELECT m[1]::oid FROM regexp_matches(tree, ':[a-z_]*type(?:id|Id)? ([1-9][0-9]*)', 'g') m
+        UNION
+        SELECT part.type FROM used JOIN pg_type t ON t.oid = used.type LEFT JOIN pg_range r ON t.oid IN (r.rngtypid, r.rngmultitypid),
+            LATERAL (VALUES (t.typelem), (t.typbasetype), (r.rngsubtype)) part(type)
+    ), foreign_part(name) AS (
+        SELECT CASE node WHEN 'SQLVALUEFUNCTION' THEN 'the time or the user' WHEN 'ROWEXPR' THEN 'a row' ELSE lower(node) END
+        FROM (SELECT m[1] AS node FROM regexp_matches(tree, '[{]([A-Z]+)', 'g') m) n
+        WHERE node NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'NAMEDARGEXPR', 'OPEXPR', 'DISTINCTEXPR', 'NULLIFEXPR', 'SCALARARRAYOPEXPR', 'BOOLEXPR',
+            'NULLTEST', 'BOOLEANTEST', 'COALESCEEXPR', 'MINMAXEXPR', 'CASEEXPR', 'CASEWHEN', 'CASETESTEXPR', 'ARRAYEXPR', 'SUBSCRIPTINGREF',
+            'RELABELTYPE', 'COERCEVIAIO', 'ARRAYCOERCEEXPR', 'COLLATEEXPR')
+        UNION
+        SELECT 'function ' || p.oid::regprocedure
+        FROM regexp_matches(tree, ':(?:funcid|opfuncid) ([0-9]+)', 'g') m JOIN pg_proc p ON p.oid = m[1]::oid
+        WHERE p.pronamespace = pg_my_temp_schema()
+           OR p.provolatile <> 'i' AND NOT (p.pronamespace = 'pg_catalog'::regnamespace
+              AND (p.proname IN ('textanycat', 'anytextcat', 'concat', 'concat_ws', 'format', 'array_to_string')
+                   OR p.proname = 'to_char' AND p.proargtypes[0] <> 'timestamptz'::regtype))
+        UNION
+        SELECT 'type ' || t.oid::regtype
+        FROM used JOIN pg_type t ON t.oid = used.type JOIN pg_proc p ON p.oid = t.typoutput
+        WHERE t.typtype = 'c' OR p.provolatile <> 'i' AND p.oid <> ALL ('{date_out, timestamp_out, timestamptz_out, interval_out, cash_out, enum_out,
+              array_out, range_out, multirange_out}'::regproc[])
+        UNION
+        SELECT 'cast to ' || t.oid::regtype
+        FROM regexp_matches(tree, ':resulttype ([0-9]+) :resultcollid', 'g') m JOIN pg_type t ON t.oid = m[1]::oid JOIN pg_proc p ON p.oid = t.typinput
+        WHERE p.provolatile <> 'i'
+    )
+    SELECT string_agg(name, ', ' ORDER BY name COLLATE "C") FROM foreign_part
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.foreign_parts(text) IS 'Inner function. What in an expression (a pg_node_tree, as text) depends on more than one row; NULL if nothing.';
+
 -- Refuses what could not give a resource for every row, now instead of at the first write, and returns the expression as
 -- Postgres understood it: every function and operator named with its schema, so that no search_path changes its meaning.
--- A CHECK constraint on an empty copy of the table is the probe: it admits expressions over one row and nothing else.
+-- A statistics object is the probe: it admits expressions over the columns of one row and nothing else, needs no right
+-- that a guard does not need, and keeps nobody from reading or writing.
+-- Only the two commands that contain the expression run in the caller's search_path, and they name all else in full.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, OUT expression text, OUT columns name[], OUT several boolean)
+CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, mode text, path text, OUT expression text, OUT columns name[], OUT several boolean, OUT simple boolean)
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     relname  name := (SELECT c.relname FROM pg_class c WHERE c.oid = target);
-    path     text := current_setting('search_path');
-    query    refcursor;
-    probe    record;
-    offender text;
-BEGIN
+    probe    text := (SELECT format('%s.%I', c.relnamespace::regnamespace, '~fencedb_probe_' || c.oid) FROM pg_class c WHERE c.oid = target);
     -- A cursor takes one query only; EXECUTE would run whatever follows a semicolon.
     -- The cast refuses a text that closes our parenthesis itself.
-    OPEN query FOR EXECUTE format(E'SELECT (fencedb.resources_of(%s\n))::text[] FROM ONLY %s AS %I LIMIT 0', resource, target, relname);
-    CLOSE query;
-
-    EXECUTE format('CREATE TEMPORARY TABLE %I (LIKE %s)', relname, target);
-    EXECUTE format(E'ALTER TABLE pg_temp.%I ADD CONSTRAINT fencedb_probe CHECK (fencedb.resources_of(%s\n) IS NOT NULL)', relname, resource);
-    PERFORM set_config('search_path', 'pg_catalog', true);
-    SELECT c.conbin::text AS tree, pg_get_expr(c.conbin, c.conrelid) AS source,
-           ARRAY(SELECT a.attname FROM pg_attribute a WHERE a.attrelid = c.conrelid AND a.attnum = ANY (c.conkey)) AS columns
-    INTO probe
-    FROM pg_constraint c
-    WHERE c.conrelid = format('pg_temp.%I', relname)::regclass AND c.conname = 'fencedb_probe';
+    parse    text := format(E'SELECT (fencedb.resources_of(%s\n))::pg_catalog.text[] FROM ONLY %s AS %I LIMIT 0', resource, target, relname);
+    describe text := format(E'CREATE STATISTICS %s ON (fencedb.resources_of(%s\n)) FROM %s', probe, resource, target);
+    query    refcursor;
+    tree     text;
+    offender text;
+BEGIN
     PERFORM set_config('search_path', path, true);
-    EXECUTE format('DROP TABLE pg_temp.%I', relname);
+    OPEN query FOR EXECUTE parse;
+    CLOSE query;
+    EXECUTE describe;
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    SELECT s.stxexprs::text, pg_get_expr(s.stxexprs, s.stxrelid) INTO tree, expression
+    FROM pg_statistic_ext s WHERE s.stxrelid = target AND s.stxname = '~fencedb_probe_' || target::oid;
+    EXECUTE format('DROP STATISTICS %s', probe);
+    columns := ARRAY(SELECT a.attname FROM pg_attribute a WHERE a.attrelid = target
+                     AND a.attnum IN (SELECT m[1]::int FROM regexp_matches(tree, ':varattno ([0-9]+)', 'g') m));
 
-    -- Stable functions of Postgres itself are needed to make text of other types; the guard pins the settings they look at.
-    SELECT string_agg(DISTINCT p.proname, ', ') INTO offender
-    FROM regexp_matches(probe.tree, ':(?:funcid|opfuncid) (\d+)', 'g') AS m
-    JOIN pg_proc p ON p.oid = m[1]::oid
-     AND (p.provolatile = 'v' OR p.provolatile = 's' AND (p.oid >= 16384 OR p.pronargs = 0 OR p.proname = 'current_setting'));
-    IF offender IS NOT NULL OR probe.tree ~ '\{SQLVALUEFUNCTION' THEN
-        RAISE EXCEPTION 'it depends on more than the row (%), so one row could have two resources; functions must be immutable',
-            coalesce(offender, 'the time or the user');
+    offender := fencedb.foreign_parts(tree);
+    IF offender IS NOT NULL THEN
+        RAISE EXCEPTION 'it depends on more than the row (%), so one row could have two resources', offender;
     END IF;
-
     SELECT string_agg(a.attname, ', ') INTO offender
     FROM pg_attribute a
-    WHERE a.attrelid = target AND a.attname = ANY (probe.columns) AND (a.attgenerated <> '' OR a.attnum < 0);
+    WHERE a.attrelid = target AND a.attname = ANY (columns) AND (a.attgenerated <> '' OR a.attname = 'last_fencing_token' OR mode = 'row' AND a.attname = 'last_lease_id');
     IF offender IS NOT NULL THEN
-        RAISE EXCEPTION 'it reads columns that have no value yet when a row is judged (%)', offender;
+        RAISE EXCEPTION 'it reads columns that get their value after a row is judged (%)', offender;
     END IF;
 
-    expression := regexp_replace(probe.source, '^\((.*) IS NOT NULL\)$', '\1');
-    columns    := probe.columns;
-    several    := probe.tree ~ format(':funcid %s ', 'fencedb.resources_of(text[])'::regprocedure::oid);
-EXCEPTION WHEN OTHERS THEN
-    RAISE EXCEPTION USING
-        ERRCODE = 'invalid_parameter_value',
-        MESSAGE = format('fencedb.protect: the resource expression for %s cannot be used as text or text[] over one row: %s', target, SQLERRM),
-        DETAIL  = format('resource => %s', resource),
-        HINT    = 'It must be a text (or text[]) expression over one row of the table, for example ''table:'' || table_id.';
+    several := tree ~ format(':funcid %s ', 'fencedb.resources_of(text[])'::regprocedure::oid);
+    -- Put together from columns without NULL, in types whose text no setting changes.
+    simple  := tree !~ format('(:constisnull true|:elements <>|:(?:var|const)type %s )', 'text[]'::regtype::oid) AND strpos(expression, E'\\') = 0
+        AND NOT EXISTS (SELECT FROM regexp_matches(tree, '[{]([A-Z]+)', 'g') m
+                        WHERE m[1] NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'OPEXPR', 'ARRAYEXPR', 'RELABELTYPE', 'COERCEVIAIO'))
+        AND NOT EXISTS (SELECT FROM regexp_matches(tree, ':[a-z_]*type(?:id|Id)? ([1-9][0-9]*)', 'g') m
+                        WHERE m[1]::oid <> ALL ('{text, text[], varchar, bpchar, name, smallint, int, bigint, numeric, uuid, boolean}'::regtype[]))
+        AND NOT EXISTS (SELECT FROM regexp_matches(tree, ':(?:funcid|opfuncid) ([0-9]+)', 'g') m JOIN pg_proc p ON p.oid = m[1]::oid
+                        WHERE (p.pronamespace::regnamespace::text, p.proname) NOT IN (('fencedb', 'resources_of'), ('pg_catalog', 'textcat'), ('pg_catalog', 'textanycat'),
+                              ('pg_catalog', 'anytextcat'), ('pg_catalog', 'text'), ('pg_catalog', 'lower'), ('pg_catalog', 'upper')))
+        AND NOT EXISTS (SELECT FROM fencedb.members(target) m JOIN pg_attribute a ON a.attrelid = m.member
+                        WHERE a.attname = ANY (columns) AND (NOT a.attnotnull OR EXISTS (SELECT FROM pg_constraint c
+                            WHERE c.conrelid = m.member AND c.contype = 'n' AND NOT c.convalidated AND a.attnum = ANY (c.conkey))));
+EXCEPTION
+    WHEN insufficient_privilege OR object_not_in_prerequisite_state OR transaction_rollback OR operator_intervention OR insufficient_resources THEN
+        RAISE; -- not the expression's fault
+    WHEN OTHERS THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('fencedb.protect: the resource expression for %s cannot be used as text or text[] over one row: %s', target, SQLERRM),
+            DETAIL  = format('resource => %s', resource),
+            HINT    = 'It must be a text (or text[]) expression over columns of one row of the table, not the row as a whole or its system columns: for example ''table:'' || table_id.';
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.compile_resource(regclass, text) IS 'Inner function. Checks a resource expression against a table; returns it fully qualified, the columns it reads, and whether it gives several resources.';
+COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, the columns it reads, whether it gives several resources, and whether it is simple: no row can give NULL and no setting of a session changes it.';
+
+-- A row without a resource could not be written again, not even deleted.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.check_rows(target regclass, expression text) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    relname name := (SELECT c.relname FROM pg_class c WHERE c.oid = target);
+    key     text := (SELECT string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum) FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                     WHERE i.indrelid = target AND i.indisprimary);
+    nulls   bigint;
+    first   text;
+BEGIN
+    EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', target);
+    EXECUTE format(
+        'WITH bad AS (SELECT (SELECT concat_ws('', '', %s)) AS id FROM %s AS %I WHERE array_position(%s, NULL) IS NOT NULL)
+         SELECT count(*), (SELECT string_agg(format(''(%%s)'', id), '', '') FROM (SELECT id FROM bad LIMIT 3) f) FROM bad',
+        coalesce(key, 'tableoid::regclass, ctid'), target, relname, expression) INTO nulls, first;
+    IF nulls > 0 THEN
+        RAISE EXCEPTION 'fencedb.protect: the resource of % rows of % is NULL, so nobody could write to them again', nulls, target
+            USING ERRCODE = 'null_value_not_allowed',
+                  DETAIL = format('The first by %s: %s.', coalesce(key, 'table and ctid'), first),
+                  HINT = 'Fill the columns of the resource expression in these rows and make them NOT NULL, or give these rows a resource with coalesce.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.check_rows(regclass, text) IS 'Inner function. Raises if the resource of a row is NULL; keeps writers out until the end of the transaction.';
 
 -- The guard of one table is a trigger function in the schema of that table. It reads the row as a table of the old name
 -- and declares no types, so that renaming the table or changing a column's type does not break it.
+-- It pins what guard_table runs under, or for a simple expression only the search_path: every setting costs time in every row.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text) RETURNS text
+CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, simple boolean) RETURNS text
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    relname name;
-    schema  name;
-    guard   text;
+    guard text;
 BEGIN
-    SELECT c.relname, n.nspname INTO relname, schema
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = target;
-
-    guard := format('%I.%I', schema, left(relname, 40) || '_fencedb_guard');
-    IF to_regprocedure(guard || '()') IS NOT NULL THEN -- left by a table that was renamed since
-        guard := format('%I.%I', schema, left(relname, 40) || '_fencedb_guard_' || target::oid);
-    END IF;
-    -- Pinned: whatever a session could set to make the same row read as another resource.
-    EXECUTE format($create$
-        CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql
-            SET search_path = pg_catalog, pg_temp
-            SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres' SET timezone = 'UTC'
-            SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET lc_numeric = 'C' SET lc_time = 'C'
-            AS %L $create$, guard, body);
+    -- The cast cuts at 63 bytes and at no other place than between characters. Another table may have had the name before.
+    FOR i IN 0 .. 2147483647 LOOP
+        guard := (SELECT format('%s.%I', c.relnamespace::regnamespace, ('fencedb_guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name)
+                  FROM pg_class c WHERE c.oid = target);
+        EXIT WHEN to_regprocedure(guard || '()') IS NULL;
+    END LOOP;
+    EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql %s AS %L', guard,
+        (SELECT string_agg(format('SET %I FROM CURRENT', split_part(setting, '=', 1)), ' ')
+         FROM pg_proc p, unnest(p.proconfig) setting
+         WHERE p.oid = 'fencedb.guard_table'::regproc AND (NOT simple OR split_part(setting, '=', 1) = 'search_path')),
+        body);
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
+COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text, boolean) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
 
 -- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges the row as it will be
 -- stored; triggers fire in the byte order of their names.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_triggers(member regclass, guard text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     later name := (SELECT min(t.tgname) FROM pg_trigger t
                    WHERE t.tgrelid = member AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3); -- BEFORE, FOR EACH ROW
 BEGIN
     IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = member AND (t.tgname = '~fencedb_row' AND t.tgfoid <> (guard || '()')::regprocedure
-               OR t.tgname IN ('~fencedb_statement', '~fencedb_truncate') AND t.tgfoid <> 'fencedb.guard_statement'::regproc)) THEN
-        RAISE EXCEPTION 'fencedb.protect: % has a trigger with the name of a guard that is none', member
-            USING ERRCODE = 'duplicate_object', HINT = 'Somebody with the TRIGGER privilege put it there. Drop it and protect again.';
+               OR t.tgname IN ('~fencedb_statement', '~fencedb_truncate') AND t.tgfoid <> 'fencedb.guard_statement'::regproc))
+       -- A comment on a function can be forged, its owner cannot.
+       OR NOT (SELECT pg_has_role(p.proowner, c.relowner, 'MEMBER') FROM pg_proc p, pg_class c WHERE p.oid = (guard || '()')::regprocedure AND c.oid = member) THEN
+        RAISE EXCEPTION 'fencedb.protect: % has a trigger with the name of a guard that is none, or its guard is not its owner''s', member
+            USING ERRCODE = 'duplicate_object', HINT = 'Either it is protected by itself; or somebody with the TRIGGER privilege put it there: drop it and protect again. If only the table has got another owner: ALTER FUNCTION ... OWNER TO for its guard.';
     ELSIF later IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: the trigger "%" of % would change rows after they were judged', later, member
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Triggers fire in the byte order of their names. Rename it to begin with an ASCII letter.';
@@ -336,6 +457,7 @@ COMMENT ON FUNCTION fencedb.check_triggers(regclass, text) IS 'Inner function. R
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     m   record;
@@ -346,9 +468,12 @@ BEGIN
         IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
         END IF;
-        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') THEN
-            EXECUTE format('CREATE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()', m.member);
-            EXECUTE format('CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement()', m.member);
+        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate' AND (t.tgnargs > 0) = m.is_partition)
+           OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_statement' AND (t.tgnargs > 0) = m.is_partition) THEN
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT %s', m.member,
+                CASE WHEN m.is_partition THEN 'EXECUTE FUNCTION fencedb.guard_statement(partition)' ELSE 'WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()' END);
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%s)', m.member,
+                CASE WHEN m.is_partition THEN 'partition' END);
         END IF;
         FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A') LOOP
             EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', m.member, own);
@@ -363,6 +488,7 @@ COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_target(target regclass, resource text, mode text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     present fencedb.protected_tables;
@@ -377,6 +503,7 @@ BEGIN
             USING ERRCODE = 'wrong_object_type', HINT = 'Protect ordinary and partitioned tables; the writes through a view reach the tables under it.';
     END IF;
 
+    PERFORM fencedb.check_no_member(target);
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF present.resource <> resource OR present.mode <> mode THEN
         RAISE EXCEPTION 'fencedb.protect: % is already protected, in mode %, with resource => %', target, present.mode, present.resource
@@ -395,10 +522,16 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_target(regclass, text, text) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
 
--- body is the trigger function, a template: %1$s is the resource expression, %2$I the name it knows the row by.
+-- body is the trigger function, a template: %1$s is the resource expression, %2$I the name it knows the row by. path is the
+-- search_path of the caller, in which the expression is read.
+-- The settings: whatever a session could set to make the same row read as another resource. The guard has them from here.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text) RETURNS void
+CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+    SET standard_conforming_strings = on SET quote_all_identifiers = off SET array_nulls = on
+    SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres' SET timezone = 'UTC'
+    SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C' SET lc_numeric = 'C' SET lc_time = 'C'
 AS $$
 DECLARE
     guard    text := (SELECT p.guard::oid::regproc FROM fencedb.protected_tables p WHERE p.table_name = target);
@@ -409,9 +542,12 @@ BEGIN
     PERFORM fencedb.check_target(target, resource, mode);
     PERFORM fencedb.record_protection(target); -- if somebody has taken the guard away by hand
     IF guard IS NULL THEN
-        compiled := fencedb.compile_resource(target, resource);
+        compiled := fencedb.compile_resource(target, resource, mode, path);
         IF mode = 'row' THEN
             PERFORM fencedb.check_row_key(target, compiled.columns, compiled.several);
+        END IF;
+        IF NOT compiled.simple THEN
+            PERFORM fencedb.check_rows(target, compiled.expression);
         END IF;
         added := ARRAY(SELECT own.name FROM (VALUES ('last_fencing_token', 'ledger'), ('last_lease_id', 'row')) own(name, since)
                        WHERE (mode = 'row' OR own.since = 'ledger')
@@ -422,7 +558,7 @@ BEGIN
         END LOOP;
         guard := fencedb.create_guard(target,
             jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added),
-            format(body, compiled.expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)));
+            format(body, compiled.expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)), compiled.simple);
     END IF;
     PERFORM fencedb.create_triggers(target, guard);
     PERFORM fencedb.record_protection(target);
@@ -430,14 +566,12 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text) IS 'Inner function. What protect and protect_row have in common.';
+COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text, text) IS 'Inner function. What protect and protect_row have in common.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.protect(target regclass, resource text) RETURNS void
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    body CONSTANT text := $body$
+    LANGUAGE sql
+    RETURN fencedb.guard_table(target, resource, 'ledger', $body$
 #variable_conflict use_column
 DECLARE
     "~before" text[] := '{}';
@@ -459,40 +593,39 @@ BEGIN
     NEW.last_fencing_token := "~token";
     RETURN NEW;
 END
-$body$;
-BEGIN
-    PERFORM fencedb.guard_table(target, resource, 'ledger', body);
-END
-$$;
+$body$, current_setting('search_path'));
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources). Adds last_fencing_token, the token of the last write to the row. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all).';
+COMMENT ON FUNCTION fencedb.protect(regclass, text) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources), and no row may have NULL. Adds last_fencing_token, the token of the last write to the row. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all), and for a partition after detaching it.';
 
+-- Takes away whatever is there of ours, also half of it.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.unprotect(target regclass, keep_columns boolean DEFAULT false) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     protection fencedb.protected_tables;
-    m          record;
+    own        record;
     col        text;
 BEGIN
+    PERFORM fencedb.check_no_member(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF NOT FOUND THEN
         RAISE NOTICE 'fencedb.unprotect: % is not protected', target;
         RETURN;
     END IF;
     PERFORM fencedb.record_protection(target); -- what is not known to have been protected, as in a copy of the schema alone
-    FOR m IN SELECT * FROM fencedb.members(target) LOOP
-        IF NOT m.is_partition THEN
-            EXECUTE format('DROP TRIGGER IF EXISTS "~fencedb_row" ON %s', m.member);
-        END IF;
-        EXECUTE format('DROP TRIGGER IF EXISTS "~fencedb_statement" ON %s', m.member);
-        EXECUTE format('DROP TRIGGER IF EXISTS "~fencedb_truncate" ON %s', m.member);
+    FOR own IN SELECT t.tgname, m.member FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
+               WHERE t.tgparentid = 0 AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') LOOP
+        EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
     END LOOP;
-    EXECUTE format('DROP FUNCTION %s', protection.guard);
+    -- It may still guard a child that no longer inherits.
+    IF protection.guard IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = protection.guard) THEN
+        EXECUTE format('DROP FUNCTION %s', protection.guard);
+    END IF;
     IF NOT keep_columns THEN
-        FOREACH col IN ARRAY protection.columns_added LOOP
+        FOR col IN SELECT unnest(protection.columns_added) INTERSECT VALUES ('last_fencing_token'), ('last_lease_id') LOOP
             EXECUTE format('ALTER TABLE %s DROP COLUMN %I', target, col);
         END LOOP;
     END IF;
@@ -505,6 +638,8 @@ COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and 
 
 REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text), fencedb.require_lease(jsonb) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
+
+SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
 -- +goose StatementBegin
@@ -521,13 +656,16 @@ $$;
 -- +goose StatementEnd
 DROP FUNCTION fencedb.unprotect(regclass, boolean);
 DROP FUNCTION fencedb.protect(regclass, text);
-DROP FUNCTION fencedb.guard_table(regclass, text, text, text);
+DROP FUNCTION fencedb.guard_table(regclass, text, text, text, text);
 DROP FUNCTION fencedb.check_target(regclass, text, text);
 DROP FUNCTION fencedb.create_triggers(regclass, text);
 DROP FUNCTION fencedb.check_triggers(regclass, text);
-DROP FUNCTION fencedb.create_guard(regclass, jsonb, text);
-DROP FUNCTION fencedb.compile_resource(regclass, text);
+DROP FUNCTION fencedb.create_guard(regclass, jsonb, text, boolean);
+DROP FUNCTION fencedb.check_rows(regclass, text);
+DROP FUNCTION fencedb.compile_resource(regclass, text, text, text);
+DROP FUNCTION fencedb.foreign_parts(text);
 DROP FUNCTION fencedb.record_protection(regclass);
+DROP FUNCTION fencedb.check_no_member(regclass);
 DROP VIEW fencedb.protected_tables;
 DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);

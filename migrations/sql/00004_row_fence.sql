@@ -3,6 +3,8 @@
 
 -- +goose Up
 
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.carry_all(resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -51,7 +53,7 @@ BEGIN
             USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
     ELSIF operation = 'DELETE' OR before <> after THEN
         RAISE EXCEPTION '% would take the fence of resource "%" away with its row', operation, before
-            USING ERRCODE = 'feature_not_supported', HINT = 'Rows under fencedb.protect_row stay and keep their resource. Use fencedb.protect for tables whose rows come and go.';
+            USING ERRCODE = 'feature_not_supported', HINT = 'Rows under fencedb.protect_row stay, in their partition too, and keep their resource. Nothing was written. Use fencedb.protect for tables whose rows come and go.';
     ELSIF own IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'FN003',
@@ -76,6 +78,7 @@ COMMENT ON FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_row_key(target regclass, columns name[], several boolean) RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     IF several OR NOT EXISTS (
@@ -94,10 +97,8 @@ COMMENT ON FUNCTION fencedb.check_row_key(regclass, name[], boolean) IS 'Inner f
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.protect_row(target regclass, resource text) RETURNS void
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    body CONSTANT text := $body$
+    LANGUAGE sql
+    RETURN fencedb.guard_table(target, resource, 'row', $body$
 #variable_conflict use_column
 DECLARE
     "~before" text[];
@@ -119,16 +120,14 @@ BEGIN
     NEW.last_lease_id      := "~stamp".lease;
     RETURN NEW;
 END
-$body$;
-BEGIN
-    PERFORM fencedb.guard_table(target, resource, 'row', body);
-END
-$$;
+$body$, pg_catalog.current_setting('search_path'));
 -- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.protect_row(regclass, text) IS 'Like protect, where every row is a resource of its own that is never deleted: the row is its own ledger, in last_fencing_token and last_lease_id. resource is a text expression over a unique key of target. Its transactions call fencedb.carry (or enter). DELETE is refused, and so is changing a row''s resource.';
 
 REVOKE ALL ON FUNCTION fencedb.carry(text, bigint, uuid, bigint), fencedb.carry_all(text[], bigint[], uuid[], bigint) FROM PUBLIC;
+
+SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
 DROP FUNCTION fencedb.protect_row(regclass, text);

@@ -3,6 +3,8 @@
 
 -- +goose Up
 
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
 CREATE TABLE fencedb.once (
     key         text COLLATE "C" PRIMARY KEY CHECK (key <> '' AND octet_length(key) <= 512),
     fingerprint bytea,
@@ -102,6 +104,8 @@ $$;
 COMMENT ON FUNCTION fencedb.once_forget(interval, int) IS 'Forgets keys claimed longer ago than older_than, at_most at a time; returns how many. Call again until it returns 0. A forgotten key runs again if its request comes again.';
 
 REVOKE ALL ON FUNCTION fencedb.once_begin(text, bytea), fencedb.once_end(text, bytea), fencedb.once_forget(interval, int) FROM PUBLIC;
+
+SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
 DROP FUNCTION fencedb.once_forget(interval, int);

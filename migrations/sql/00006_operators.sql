@@ -2,6 +2,8 @@
 
 -- +goose Up
 
+SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
 -- A fence may go when no token below it can still be in use. The limit here is a floor against slips; that no lease
 -- lasts longer, and that the resources are not held now, is for the caller to know: this server does not see leases. A
 -- fence that has advanced since the caller looked is younger, so it stays. One that is held by a transaction stays too,
@@ -203,6 +205,8 @@ $$;
 
 REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
 COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, revoke, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+
+SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
 DROP FUNCTION fencedb.allow_operator(regrole);

@@ -1,0 +1,197 @@
+package migrations_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const notInPrerequisiteState, objectInUse = "55000", "55006"
+
+const protectParts = `SELECT fencedb.protect('parts', $$ 'room:' || room $$);`
+
+// newParts is a session with a protected, partitioned table whose partition red has a row written with 42, and that is part
+// of a tree two levels deep.
+func newParts(t *testing.T) *session {
+	s := newSession(t)
+	s.exec(`CREATE TABLE parts (id int NOT NULL, room text NOT NULL, guest text) PARTITION BY LIST (room);
+		CREATE TABLE red PARTITION OF parts FOR VALUES IN ('red');
+		CREATE TABLE others PARTITION OF parts DEFAULT PARTITION BY RANGE (id); CREATE TABLE low PARTITION OF others FOR VALUES FROM (0) TO (100);` + protectParts)
+	s.exec(s.fenced(42, "room:red", `INSERT INTO parts VALUES (1, 'red', 'ann')`))
+	return s
+}
+
+func (s *session) listed() string {
+	s.Helper()
+	return s.one(`SELECT string_agg(concat_ws(' ', table_name, coalesce(mode, 'none'), enabled::text), ', ' ORDER BY table_name::text) FROM fencedb.protected_tables`)
+}
+
+func TestADetachedPartitionRefusesEveryWrite(t *testing.T) {
+	t.Parallel()
+	s := newParts(t)
+	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'); ALTER TABLE parts ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE;
+		CREATE TABLE log (x int); CREATE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE red SET guest = 'zoe'; RETURN NULL; END $$;
+		CREATE TRIGGER meddle AFTER INSERT ON log EXECUTE FUNCTION meddle()`)
+	s.exec(`ALTER TABLE parts DETACH PARTITION red; ALTER TABLE parts DETACH PARTITION others`)
+
+	for _, write := range []string{
+		`INSERT INTO red VALUES (2, 'red', 'zoe')`, `UPDATE red SET guest = 'zoe'`, `DELETE FROM red`, `TRUNCATE red`, `COPY red FROM PROGRAM 'true'`,
+		`MERGE INTO red USING (VALUES (1)) v(id) ON red.id = v.id WHEN MATCHED THEN DELETE`,
+		`DELETE FROM rooms`, `INSERT INTO log VALUES (1)`, `INSERT INTO others VALUES (1, 'blue')`, `INSERT INTO low VALUES (1, 'blue')`, `TRUNCATE low`,
+	} {
+		for _, sql := range []string{write, s.fenced(99, "something else", write), s.fenced(43, "room:red", write)} {
+			err := s.refused(notInPrerequisiteState, sql)
+			require.Contains(t, err.Message, "detached")
+			require.Contains(t, err.Hint, "fencedb.protect")
+			require.Contains(t, err.Hint, "fencedb.unprotect")
+		}
+	}
+	require.Equal(t, "low none false, others none false, parts ledger true, red none false", s.listed())
+
+	// Nor does somebody with the TRIGGER privilege get past that.
+	s.exec(`CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$; CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON red FOR EACH ROW EXECUTE FUNCTION f()`)
+	s.refused(notInPrerequisiteState, s.fenced(43, "room:red", `INSERT INTO red VALUES (2, 'red', 'zoe')`))
+	require.Contains(t, s.listed(), "red none false")
+	s.exec(`SELECT fencedb.unprotect('red'); INSERT INTO red VALUES (2, 'red', 'zoe')`)
+}
+
+func TestADetachedPartitionCanBeProtectedAgain(t *testing.T) {
+	t.Parallel()
+	s := newParts(t)
+	s.exec(`ALTER TABLE parts DETACH PARTITION red; ALTER TABLE parts DETACH PARTITION others`)
+
+	s.exec(`SELECT fencedb.protect('red', $$ 'room:' || room $$), fencedb.protect('others', $$ 'room:' || room $$)`)
+
+	require.Equal(t, "others ledger true, parts ledger true, red ledger true", s.listed())
+	s.refused("FN002", `UPDATE red SET guest = 'zoe'`)
+	s.refused("FN003", s.fenced(99, "something else", `UPDATE red SET guest = 'zoe'`))
+	s.refused("FN001", s.fenced(41, "room:red", `UPDATE red SET guest = 'zoe'`))
+	s.exec(s.fenced(43, "room:red", `UPDATE red SET guest = 'zoe'`))
+	s.exec(s.fenced(43, "room:blue", `INSERT INTO low VALUES (1, 'blue')`))
+	s.exec(`SELECT fencedb.unprotect('red'), fencedb.unprotect('others')`)
+	require.Equal(t, "43", s.one(`SELECT last_fencing_token FROM red`), "the column was there before")
+	s.exec(`UPDATE red SET guest = 'zoe'; TRUNCATE others; SELECT fencedb.unprotect('parts')`)
+	require.Empty(t, s.listed())
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM pg_proc WHERE proname ~ 'fencedb_guard'`))
+}
+
+// A partition that is taken out and put back, as maintenance does, with and without a guard of its own in between.
+func TestADetachedPartitionCanBeAttachedAgain(t *testing.T) {
+	t.Parallel()
+	for name, between := range map[string]string{
+		"as it is":            ``,
+		"unprotected":         `SELECT fencedb.unprotect('red'); UPDATE red SET guest = 'by anybody';`,
+		"protected by itself": `SELECT fencedb.protect('red', $$ 'room:' || room $$); BEGIN; SELECT fencedb.unprotect('red');`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newParts(t)
+			s.exec(`ALTER TABLE parts DETACH PARTITION red;` + between + `ALTER TABLE parts ATTACH PARTITION red FOR VALUES IN ('red'); COMMIT;` + protectParts)
+
+			require.Equal(t, "parts ledger true", s.listed())
+			for _, table := range []string{"parts", "red"} {
+				s.refused("FN002", `UPDATE `+table+` SET guest = 'zoe'`)
+				s.refused("FN003", s.fenced(99, "something else", `UPDATE `+table+` SET guest = 'zoe'`))
+				s.refused("FN001", s.fenced(41, "room:red", `UPDATE `+table+` SET guest = 'zoe'`))
+				s.exec(s.fenced(43, "room:red", `UPDATE `+table+` SET guest = 'zoe'`))
+				s.refused("FN002", `TRUNCATE `+table)
+			}
+			s.exec(`ALTER TABLE parts DETACH PARTITION red`)
+			s.refused(notInPrerequisiteState, s.fenced(43, "room:red", `UPDATE red SET guest = 'zoe'`))
+		})
+	}
+}
+
+func TestATableCanBeAttachedToAProtectedOne(t *testing.T) {
+	t.Parallel()
+	s := newParts(t)
+	s.exec(`CREATE TABLE blue (id int NOT NULL, room text NOT NULL, guest text, last_fencing_token bigint NOT NULL DEFAULT 0); INSERT INTO blue VALUES (7, 'blue', 'bob');
+		ALTER TABLE parts ATTACH PARTITION blue FOR VALUES IN ('blue')`)
+
+	s.refused("FN002", `UPDATE blue SET guest = 'zoe'`)
+	s.exec(s.fenced(41, "room:blue", `UPDATE blue SET guest = 'zoe'`))
+	s.exec(protectParts)
+	s.refused("FN002", `TRUNCATE blue`)
+}
+
+func TestAMemberIsGuardedWithItsParent(t *testing.T) {
+	t.Parallel()
+	s := newParts(t)
+	s.exec(`CREATE TABLE heap (room text NOT NULL); CREATE TABLE child () INHERITS (heap); SELECT fencedb.protect('heap', 'room'); CREATE TABLE later () INHERITS (heap)`)
+
+	for _, member := range []string{"red", "others", "low", "child", "later"} {
+		for _, call := range []string{`SELECT fencedb.unprotect('` + member + `')`, `SELECT fencedb.protect('` + member + `', 'room')`, `SELECT fencedb.protect_row('` + member + `', 'room')`} {
+			err := s.refused(objectInUse, call)
+			require.Contains(t, err.Message, "public."+member+" is guarded as a part of public.")
+		}
+	}
+	s.exec(`SELECT fencedb.unprotect('parts'), fencedb.unprotect('heap')`)
+	require.Empty(t, s.listed())
+}
+
+func TestAChildThatNoLongerInheritsStaysGuarded(t *testing.T) {
+	t.Parallel()
+	for _, order := range [][]string{{"heap", "child"}, {"child", "heap"}} {
+		s := newSession(t)
+		s.exec(`CREATE TABLE heap (room text NOT NULL); CREATE TABLE child (x int) INHERITS (heap); SELECT fencedb.protect('heap', $$ 'room:' || room $$); ALTER TABLE child NO INHERIT heap`)
+
+		require.Equal(t, "child ledger true, heap ledger true", s.listed())
+		for _, table := range []string{"child", "heap"} {
+			s.refused("FN002", `INSERT INTO `+table+` VALUES ('red')`)
+			s.refused("FN003", s.fenced(41, "room:blue", `INSERT INTO `+table+` VALUES ('red')`))
+			s.exec(s.fenced(41, "room:red", `INSERT INTO `+table+` VALUES ('red')`))
+		}
+		s.exec(`SELECT fencedb.unprotect('` + order[0] + `')`)
+		s.exec(`INSERT INTO ` + order[0] + ` VALUES ('red')`)
+		s.refused("FN002", `INSERT INTO `+order[1]+` VALUES ('red')`)
+		s.exec(`SELECT fencedb.unprotect('` + order[1] + `')`)
+		require.Empty(t, s.listed())
+		require.Equal(t, "0", s.one(`SELECT (SELECT count(*) FROM pg_trigger WHERE tgname ~ '^~fencedb') + (SELECT count(*) FROM pg_proc WHERE proname ~ 'fencedb_guard')`))
+		require.Equal(t, "room room x", s.one(`SELECT string_agg(attname, ' ' ORDER BY attname) FROM pg_attribute WHERE attrelid IN ('heap'::regclass, 'child'::regclass) AND attnum > 0 AND NOT attisdropped`))
+	}
+}
+
+func TestUnprotectCleansWhatIsLeft(t *testing.T) {
+	t.Parallel()
+	for _, gone := range [][]string{{"row"}, {"statement"}, {"truncate"}, {"row", "statement"}, {"row", "truncate"}, {"statement", "truncate"}} {
+		s := newSeats(t)
+		for _, trigger := range gone {
+			s.exec(`DROP TRIGGER "~fencedb_` + trigger + `" ON seats`)
+		}
+		require.NotEmpty(t, s.listed(), gone)
+		s.exec(`SELECT fencedb.unprotect('seats')`)
+		require.Equal(t, "0", s.one(`SELECT count(*) FROM pg_trigger WHERE tgname ~ '^~fencedb'`), gone)
+		s.exec(`TRUNCATE seats`)
+	}
+}
+
+// The names of guards are cut to what Postgres allows, which counts bytes.
+func TestLongNamesAndNamesUsedBeforeDoNotCollide(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	for _, name := range []string{"座席の予約を管理するための長い名前の表一", "ééééééééééééééééééééééééééééééé", "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"} {
+		for i := range 3 {
+			s.exec(`CREATE TABLE "` + name + `" (id int NOT NULL); SELECT fencedb.protect('"` + name + `"', $$ 'seat:' || id $$)`)
+			s.refused("FN002", `INSERT INTO "`+name+`" VALUES (1)`)
+			s.exec(s.fenced(41, "seat:1", `INSERT INTO "`+name+`" VALUES (1)`))
+			s.exec(`ALTER TABLE "` + name + `" RENAME TO "renamed` + string(rune('a'+i)) + s.one(`SELECT count(*) FROM fencedb.protected_tables`) + `"`)
+		}
+	}
+	require.Equal(t, "9", s.one(`SELECT count(DISTINCT guard) FROM fencedb.protected_tables`))
+}
+
+// The row would be deleted here and inserted there, and be without its fence in between.
+func TestARowFenceStaysInItsPartition(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE jobs (id int, region text, state text, PRIMARY KEY (id, region)) PARTITION BY LIST (region);
+		CREATE TABLE jobs_eu PARTITION OF jobs FOR VALUES IN ('eu'); CREATE TABLE jobs_us PARTITION OF jobs FOR VALUES IN ('us');
+		SELECT fencedb.protect_row('jobs', $$ 'job:' || id || left(region, 0) $$)`)
+	s.exec(s.carried(41, "job:1", `INSERT INTO jobs VALUES (1, 'eu', 'NEW'); UPDATE jobs SET state = 'RUNNING'`))
+
+	for _, token := range []int{41, 42} {
+		err := s.refused("0A000", s.carried(token, "job:1", `UPDATE jobs SET region = 'us' WHERE id = 1`))
+		require.Contains(t, err.Hint, "partition")
+	}
+	require.Equal(t, "eu RUNNING 41", s.one(`SELECT concat_ws(' ', region, state, last_fencing_token) FROM jobs`))
+}

@@ -1,0 +1,224 @@
+package migrations_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/migrations"
+)
+
+// Whoever may create functions in a schema of a search_path must not get one of theirs run by our functions. There are two
+// ways to stand in front of a function of Postgres: the same arguments in a schema that comes earlier, and arguments that fit
+// better than "any" or a coerced type, in a schema that comes later.
+
+// plantImpostors fills the schema evil. It takes every function and operator of Postgres whose name is somewhere in our SQL, and
+// plants one with the same arguments, and others with combinations of types that our SQL could call it with; catalogs too. All raise.
+const plantImpostors = `
+CREATE SCHEMA evil;
+CREATE FUNCTION evil.strike() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''impostor of a catalog''; END';
+DO $plant$
+DECLARE
+    sql  text := current_setting('impostors.sql');
+    body text := 'LANGUAGE plpgsql AS ''BEGIN RAISE EXCEPTION USING MESSAGE = $m$impostor %s$m$; END''';
+    f    record;
+    mix  regtype[] := '{text,name,oid,regclass,int,bigint,jsonb}';
+BEGIN
+    FOR f IN SELECT DISTINCT p.proname, pg_get_function_identity_arguments(p.oid) AS args, pg_get_function_result(p.oid) AS result, p.oid::regprocedure AS twin
+             FROM pg_proc p
+             WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.prokind = 'f' AND p.proname IN (SELECT m[1] FROM regexp_matches(sql, '([a-z_0-9]+)[(]', 'g') m)
+               AND NOT p.prorettype = ANY ('{internal,cstring,trigger,event_trigger}'::regtype[])
+               AND NOT 'internal'::regtype = ANY (p.proargtypes) AND NOT 'cstring'::regtype = ANY (p.proargtypes) AND NOT '"any"'::regtype = ANY (p.proargtypes)
+    LOOP
+        EXECUTE format('CREATE FUNCTION evil.%I(%s) RETURNS %s ' || body, f.proname, f.args, f.result, f.twin);
+    END LOOP;
+    FOR f IN SELECT DISTINCT p.proname, a.args, pg_get_function_result(p.oid) AS result
+             FROM pg_proc p, (SELECT m1::text AS args FROM unnest(mix) m1 UNION ALL SELECT m1 || ',' || m2 FROM unnest(mix) m1, unnest(mix) m2
+                              UNION ALL SELECT 'text,' || m1 || ',' || m2 FROM unnest(mix) m1, unnest(mix) m2
+                              UNION ALL SELECT 'text,text,text,' || m1 FROM unnest(mix) m1 UNION ALL SELECT 'text,text,text,text,text') a
+             WHERE p.pronamespace = 'pg_catalog'::regnamespace AND '"any"'::regtype = ANY (p.proargtypes) AND p.prokind = 'f'
+               AND p.proname IN (SELECT m[1] FROM regexp_matches(sql, '([a-z_0-9]+)[(]', 'g') m)
+    LOOP
+        EXECUTE format('CREATE OR REPLACE FUNCTION evil.%I(%s) RETURNS %s ' || body, f.proname, f.args, f.result, f.proname);
+    END LOOP;
+    FOR f IN SELECT DISTINCT ON (o.oprname, pair.l, pair.r) o.oprname, pair.l, pair.r, format_type(o.oprresult, NULL) AS result
+             FROM pg_operator o, LATERAL (SELECT l, r FROM unnest(mix) l, unnest(mix) r UNION SELECT o.oprleft, o.oprright) pair
+             WHERE o.oprkind = 'b' AND strpos(sql, o.oprname) > 0 AND o.oprnamespace = 'pg_catalog'::regnamespace
+               AND NOT EXISTS (SELECT FROM pg_type t WHERE t.oid IN (o.oprresult, pair.l, pair.r) AND t.typtype = 'p')
+             ORDER BY o.oprname, pair.l, pair.r, (o.oprleft = pair.l) DESC, (o.oprright = pair.r) DESC
+    LOOP
+        EXECUTE format('CREATE FUNCTION evil.%I(%s, %s) RETURNS %s ' || body, 'op ' || f.oprname, f.l, f.r, f.result, 'operator ' || f.oprname);
+        EXECUTE format('CREATE OPERATOR evil.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = evil.%I)', f.oprname, f.l, f.r, 'op ' || f.oprname);
+    END LOOP;
+    FOR f IN SELECT c.relname, (SELECT string_agg(a.attname, ', ') FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.atttypid <> 'anyarray'::regtype) AS columns
+             FROM pg_class c WHERE c.relnamespace = 'pg_catalog'::regnamespace AND c.relkind IN ('r', 'v') AND sql ~ ('\m' || c.relname || '\M') LOOP
+        EXECUTE format('CREATE VIEW evil.%I AS SELECT %s FROM pg_catalog.%I WHERE evil.strike()', f.relname, f.columns, f.relname);
+    END LOOP;
+END
+$plant$;`
+
+func (s *session) plantImpostors() {
+	s.Helper()
+	var ours strings.Builder
+	for _, script := range migrations.Scripts() {
+		ours.WriteString(script.Up)
+	}
+	_, err := s.conn.Exec(s.Context(), `SELECT set_config('impostors.sql', $1, false)`, ours.String())
+	require.NoError(s, err)
+	_, err = s.conn.PgConn().Exec(s.Context(), plantImpostors).ReadAll()
+	require.NoError(s, err)
+	require.Greater(s, s.one(`SELECT count(*) FROM pg_operator WHERE oprnamespace = 'evil'::regnamespace`), "1000")
+}
+
+var hostilePaths = map[string]string{
+	"before pg_catalog":  `evil, pg_catalog, public`,
+	"after pg_catalog":   `public, evil`,
+	"named after it too": `pg_catalog, evil, public`,
+}
+
+func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.plantImpostors()
+	// They would be called, if anything called them.
+	for path, calls := range map[string][]string{
+		"before pg_catalog": {`format('%s', 'a'::text)`, `octet_length('a'::text)`, `cardinality('{a}'::text[])`, `1 = 1`, `'a'::text || 'b'::text`, `'a'::text ~ 'b'::text`, `current_setting('role')`, `count(*) FROM pg_trigger`},
+		"after pg_catalog":  {`format('%s'::text, 'a'::text, 'b'::text)`, `1::oid = 1`, `jsonb_build_object('a'::text, 1::bigint)`},
+	} {
+		for _, call := range calls {
+			err := s.refused("P0001", `BEGIN; SET LOCAL search_path = `+hostilePaths[path]+`; SELECT `+call)
+			require.Contains(t, err.Message, "impostor", call)
+		}
+	}
+
+	for name, path := range hostilePaths {
+		t.Run(name, func(t *testing.T) {
+			s := &session{t, s.conn}
+			role := s.withRole("allow")
+			s.exec(`DROP TABLE IF EXISTS public.seats, public.jobs, public.plain, public.parts, public.part_1;
+				CREATE TABLE public.seats (id int PRIMARY KEY, room text NOT NULL); CREATE TABLE public.jobs (name text PRIMARY KEY, note text); CREATE TABLE public.plain (a text);
+				CREATE TABLE public.parts (a text, b text) PARTITION BY LIST (a); CREATE TABLE public.part_1 PARTITION OF public.parts FOR VALUES IN ('1');
+				INSERT INTO public.parts VALUES ('1', NULL); TRUNCATE fencedb.fences`)
+			defer s.exec(`RESET search_path`)
+			everyCall := s.callsWithNULL()
+			s.exec(`SET search_path = ` + path)
+
+			for _, sql := range append([]string{
+				// It may fail, but not through an impostor. An expression of the user's own is read in this path, so it names nothing.
+				`SELECT fencedb.protect('public.seats', 'room'), fencedb.protect('public.seats', 'room')`,
+				`SELECT fencedb.protect('public.seats', 'id::text')`,
+				`SELECT fencedb.protect_row('public.jobs', 'name')`,
+				`SELECT fencedb.protect_row('public.jobs', 'note')`,
+				`SELECT fencedb.protect('public.parts', 'a'); ALTER TABLE public.parts DETACH PARTITION public.part_1; DELETE FROM public.part_1`,
+				`SELECT fencedb.protect('public.parts', 'b')`,
+				`SELECT fencedb.protect('public.plain', 'ctid::text')`,
+				`SELECT fencedb.protect('public.plain', 'pg_catalog.random()::text')`,
+				`SELECT fencedb.protect('public.plain', '')`,
+				`SELECT fencedb.protect('public.plain', 'b')`,
+				`SELECT fencedb.protect('fencedb.fences', 'resource')`,
+				`INSERT INTO public.seats VALUES (1, 'red')`,
+				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, 'red'), (2, 'red'); UPDATE public.seats SET id = DEFAULT; COMMIT`,
+				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, 'red'); UPDATE public.seats SET room = 'red'; DELETE FROM public.seats; COMMIT`,
+				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, 'blue')`,
+				`BEGIN; ` + enter(41, "red") + `; INSERT INTO public.seats VALUES (1, NULL)`,
+				enter(40, "red"),
+				`BEGIN; SAVEPOINT a; ` + enter(42, "red"),
+				`SELECT fencedb.enter('red', 0, NULL)`,
+				`BEGIN; SELECT fencedb.enter('red', 50, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 60000); INSERT INTO public.seats VALUES (3, 'red')`,
+				`BEGIN; ` + carry(41, "x") + `; INSERT INTO public.jobs VALUES ('x', ''); UPDATE public.jobs SET note = 'a'; COMMIT`,
+				`BEGIN; ` + carry(40, "x") + `; UPDATE public.jobs SET note = 'a'`,
+				`BEGIN; ` + carry(41, "x") + `; DELETE FROM public.jobs`,
+				`BEGIN; ` + carry(41, "y") + `; UPDATE public.jobs SET note = 'a'`,
+				`TRUNCATE public.seats`,
+				`SELECT fencedb.once_begin('k', NULL), fencedb.once_end('k', 'v'), fencedb.once_begin('k', NULL)`,
+				`SELECT fencedb.once_begin('', NULL)`,
+				`SELECT fencedb.once_forget('0')`,
+				`SELECT fencedb.record('revoke', 'seat:1', 'ann@host', 'it hangs')`,
+				`SELECT fencedb.record('protect', 'seat:1', 'ann@host', 'it hangs')`,
+				`DELETE FROM fencedb.audit`,
+				`SELECT fencedb.forget_fences('{red}', '2 days')`,
+				`SELECT fencedb.last_token('red')`,
+				`SELECT * FROM fencedb.enter_all('{red,blue}', '{60,60}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8', '6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 60000, 60000)`,
+				`SELECT * FROM fencedb.carry_all('{red,blue}', '{60,60}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8', '6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 60000)`,
+				`SELECT fencedb.outcome('800', 1)`,
+				`SELECT * FROM fencedb.blockers('{red}')`,
+				`SELECT fencedb.allow('` + role + `'), fencedb.allow_operator('` + role + `')`,
+				`SELECT * FROM fencedb.protected_tables`,
+				`SELECT fencedb.unprotect('public.part_1')`,
+				`SELECT fencedb.unprotect('public.seats'), fencedb.unprotect('public.jobs'), fencedb.unprotect('public.jobs')`,
+			}, everyCall...) {
+				_, err := s.conn.PgConn().Exec(t.Context(), sql).ReadAll()
+				if err != nil {
+					require.NotContains(t, err.Error(), "impostor", sql)
+				}
+				s.exec(`ROLLBACK`)
+			}
+		})
+	}
+}
+
+// callsWithNULL calls each function that another role can be let call, so that none is forgotten above.
+func (s *session) callsWithNULL() (calls []string) {
+	s.Helper()
+	rows, _ := s.conn.Query(s.Context(), `
+		SELECT format('SELECT %s(%s)', p.oid::regproc, (SELECT string_agg('NULL::' || a::regtype, ', ') FROM unnest(p.proargtypes) a))
+		FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype <> 'trigger'::regtype AND p.oid NOT IN (`+innerFunctions+`)`)
+	for rows.Next() {
+		var call string
+		require.NoError(s, rows.Scan(&call))
+		calls = append(calls, call)
+	}
+	require.NoError(s, rows.Err())
+	return calls
+}
+
+// innerFunctions fix no search_path of their own: they are called in every fenced transaction or for every row, and SET costs
+// microseconds each time. They have the path of the doors that call them, and are for their owner alone.
+const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
+	AND p.proname IN ('sign', 'granted', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit', 'require_lease')`
+
+func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+
+	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
+		WHERE p.pronamespace = 'fencedb'::regnamespace AND p.oid NOT IN (`+innerFunctions+`)
+		AND p.prosqlbody IS NULL AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)`),
+		"give it SET search_path = pg_catalog, pg_temp, or a body with RETURN")
+	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
+		WHERE p.oid IN (`+innerFunctions+`) AND (p.prosecdef OR p.prorettype = 'trigger'::regtype
+			OR EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee <> p.proowner))`),
+		"others can call an inner function in a search_path of theirs: REVOKE ALL ... FROM PUBLIC")
+	require.Empty(t, s.one(`SELECT string_agg(c.oid::regprocedure::text, ', ') FROM pg_proc p, pg_proc c
+		WHERE p.oid IN (`+innerFunctions+`) AND c.pronamespace = 'fencedb'::regnamespace AND c.prosqlbody IS NOT NULL
+		AND pg_get_functiondef(c.oid) ~ ('fencedb\.' || p.proname || '\(')`),
+		"it calls an inner function in the search_path of its own caller")
+}
+
+// The guard itself is a function in the schema of the table.
+func TestEveryGuardHasAFixedSearchPath(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE jobs (at timestamptz PRIMARY KEY); SELECT fencedb.protect_row('jobs', 'at::text')`)
+
+	require.Equal(t, "2", s.one(`SELECT count(*) FROM fencedb.protected_tables t JOIN pg_proc p ON p.oid = t.guard WHERE p.proconfig[1] = 'search_path=pg_catalog, pg_temp'`))
+}
+
+func TestNothingOfOursIsReadInTheSearchPathOfWhoeverMigrates(t *testing.T) {
+	t.Parallel()
+	_, s := empty(t)
+	s.plantImpostors()
+	for name, path := range hostilePaths {
+		for _, script := range migrations.Scripts() {
+			_, err := s.conn.PgConn().Exec(t.Context(), `BEGIN; SET LOCAL search_path = `+path+`; `+script.Up+`; COMMIT`).ReadAll()
+			require.NoError(t, err, name)
+		}
+
+		require.Empty(t, s.one(`SELECT string_agg(DISTINCT pg_describe_object(d.classid, d.objid, d.objsubid), ', ') FROM pg_depend d
+			WHERE pg_describe_object(d.refclassid, d.refobjid, 0) ~ '\mevil\.' AND pg_describe_object(d.classid, d.objid, 0) !~ '\mevil\.'`), name)
+		s.exec(`CREATE TABLE public.seats (room text); SELECT fencedb.protect('public.seats', 'room')`)
+		s.exec(s.fenced(41, "red", `INSERT INTO public.seats VALUES ('red')`))
+		s.exec(`DROP TABLE public.seats; DROP SCHEMA fencedb CASCADE`)
+	}
+}
