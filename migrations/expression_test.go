@@ -83,7 +83,8 @@ func TestProtectNamesThePartThatDependsOnMoreThanTheRow(t *testing.T) {
 	require.Equal(t, "0", s.one(`SELECT (SELECT count(*) FROM fencedb.protected_tables) + (SELECT count(*) FROM pg_statistic_ext)`))
 }
 
-// Whatever is accepted gives the same resource whatever the session has set, in the guard as well as when it was protected.
+// Whatever is accepted gives the same resource whatever the session has set, in the guard as well as when it was
+// protected.
 func TestWhatProtectAcceptsDependsOnTheRowAlone(t *testing.T) {
 	t.Parallel()
 	s := newShelves(t)
@@ -145,8 +146,12 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('heap', 'room')`).Detail, "(public.child, (0,1)).")
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect_row('parts', 'room')`).Message, "2 rows of public.parts")
 
-	s.exec(`CREATE TABLE lists (id int PRIMARY KEY, rooms text[] NOT NULL); INSERT INTO lists VALUES (1, '{}'), (2, '{a,NULL}'), (3, '{a}')`)
-	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', 'rooms')`).Detail, "(1), (2).")
+	s.exec(`CREATE DOMAIN names AS text[]; CREATE TABLE lists (id int PRIMARY KEY, rooms text[] NOT NULL, v varchar(3)[] NOT NULL, n names NOT NULL, r int4range NOT NULL);
+		INSERT INTO lists SELECT i, x, x, x, '(,1)' FROM (VALUES (1, '{}'::text[]), (2, '{a,NULL}'), (3, '{a}')) v(i, x)`)
+	for _, list := range []string{`rooms`, `v`, `n`, `n::text[]`} {
+		require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', '`+list+`')`).Detail, "(1), (2).", list)
+	}
+	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', $$ 'r' || lower(r) $$)`).Message, "3 rows")
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', $$ '{a,NULL}'::text[] $$)`).Message, "3 rows")
 
 	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || coalesce(room, '') $$)`)
@@ -157,7 +162,7 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 func TestProtectReadsNoRowWhereNoneCanBeNULL(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, note text)`)
+	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, note text, d date NOT NULL, tags text[] NOT NULL)`)
 	scans := func(expression string) string {
 		s.exec(`BEGIN`)
 		defer s.exec(`ROLLBACK`)
@@ -166,10 +171,10 @@ func TestProtectReadsNoRowWhereNoneCanBeNULL(t *testing.T) {
 		require.NoError(t, err)
 		return s.one(`SELECT pg_stat_get_xact_numscans('seats'::regclass) - $1::bigint`, before)
 	}
-	for _, simple := range []string{`'room:' || room || '/' || id`, `ARRAY['seat:' || id, lower(room)]`, `id::text`} {
+	for _, simple := range []string{`'room:' || room || '/' || id`, `ARRAY['seat:' || id, lower(room)]`, `id::text`, `d || room`} {
 		require.Equal(t, "0", scans(simple), simple)
 	}
-	for _, read := range []string{`'note:' || note`, `nullif(room, '')`, `ARRAY[room, NULL]`} {
+	for _, read := range []string{`'note:' || note`, `nullif(room, '')`, `ARRAY[room, NULL]`, `tags`} {
 		require.Equal(t, "1", scans(read), read)
 	}
 }
@@ -184,4 +189,13 @@ func TestProtectNeedsNoTemporaryTables(t *testing.T) {
 	s.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
 
 	require.NotContains(t, s.refused(insufficientPrivilege, `SELECT fencedb.protect('other', $$ 'seat:' || id $$)`).Message, "expression")
+}
+
+// A column can get another type later. What its text depends on is pinned already.
+func TestASettingDoesNotChangeTheResourceOfAColumnThatIsRetyped(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE slots (day text NOT NULL); SELECT fencedb.protect('slots', $$ 'day:' || day $$); ALTER TABLE slots ALTER day TYPE date USING day::date`)
+
+	s.exec(`SET datestyle = 'German'; ` + s.fenced(41, "day:2026-05-01", `INSERT INTO slots VALUES ('1.5.2026')`))
 }

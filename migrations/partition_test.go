@@ -10,8 +10,8 @@ const notInPrerequisiteState, objectInUse = "55000", "55006"
 
 const protectParts = `SELECT fencedb.protect('parts', $$ 'room:' || room $$);`
 
-// newParts is a session with a protected, partitioned table whose partition red has a row written with 42, and that is part
-// of a tree two levels deep.
+// newParts is a session with a protected, partitioned table whose partition red has a row written with 42, and that is
+// part of a tree two levels deep.
 func newParts(t *testing.T) *session {
 	s := newSession(t)
 	s.exec(`CREATE TABLE parts (id int NOT NULL, room text NOT NULL, guest text) PARTITION BY LIST (room);

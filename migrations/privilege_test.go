@@ -9,12 +9,13 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// Whoever may create functions in a schema of a search_path must not get one of theirs run by our functions. There are two
-// ways to stand in front of a function of Postgres: the same arguments in a schema that comes earlier, and arguments that fit
-// better than "any" or a coerced type, in a schema that comes later.
+// Whoever may create functions in a schema of a search_path must not get one of theirs run by our functions. There are
+// two ways to stand in front of a function of Postgres: the same arguments in a schema that comes earlier, and
+// arguments that fit better than "any" or a coerced type, in a schema that comes later.
 
-// plantImpostors fills the schema evil. It takes every function and operator of Postgres whose name is somewhere in our SQL, and
-// plants one with the same arguments, and others with combinations of types that our SQL could call it with; catalogs too. All raise.
+// plantImpostors fills the schema evil. It takes every function and operator of Postgres whose name is somewhere in
+// our SQL, and plants one with the same arguments, and others with combinations of types that our SQL could call it
+// with; catalogs too. All raise.
 const plantImpostors = `
 CREATE SCHEMA evil;
 CREATE FUNCTION evil.strike() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''impostor of a catalog''; END';
@@ -105,7 +106,8 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 			s.exec(`SET search_path = ` + path)
 
 			for _, sql := range append([]string{
-				// It may fail, but not through an impostor. An expression of the user's own is read in this path, so it names nothing.
+				// It may fail, but not through an impostor. An expression of the user's own is read in this path, so
+				// it names nothing.
 				`SELECT fencedb.protect('public.seats', 'room'), fencedb.protect('public.seats', 'room')`,
 				`SELECT fencedb.protect('public.seats', 'id::text')`,
 				`SELECT fencedb.protect_row('public.jobs', 'name')`,
@@ -142,6 +144,9 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				`SELECT * FROM fencedb.enter_all('{red,blue}', '{60,60}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8', '6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 60000, 60000)`,
 				`SELECT * FROM fencedb.carry_all('{red,blue}', '{60,60}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8', '6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 60000)`,
 				`SELECT fencedb.outcome('800', 1)`,
+				`SELECT fencedb.declare_foreign('zxid')`,
+				`SELECT fencedb.reset_fence('red', 45, 'ann@host', 'a mistake')`,
+				`SELECT fencedb.old_audit('365 days'), fencedb.forget_audit('365 days', 'ann@host', 'yearly')`,
 				`SELECT * FROM fencedb.blockers('{red}')`,
 				`SELECT fencedb.allow('` + role + `'), fencedb.allow_operator('` + role + `')`,
 				`SELECT * FROM fencedb.protected_tables`,
@@ -173,8 +178,8 @@ func (s *session) callsWithNULL() (calls []string) {
 	return calls
 }
 
-// innerFunctions fix no search_path of their own: they are called in every fenced transaction or for every row, and SET costs
-// microseconds each time. They have the path of the doors that call them, and are for their owner alone.
+// innerFunctions fix no search_path of their own: they are called in every fenced transaction or for every row, and
+// SET costs microseconds each time. They have the path of the doors that call them, and are for their owner alone.
 const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
 	AND p.proname IN ('sign', 'granted', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit', 'require_lease')`
 

@@ -14,8 +14,9 @@
 
 -- +goose Up
 
--- In every migration: what is read now (defaults, constraints, views, function bodies with RETURN) is not read in the search_path
--- of whoever migrates, where others may have put functions and operators of their own. That path comes back at the end.
+-- In every migration: what is read now (defaults, constraints, views, function bodies with RETURN) is not read in the
+-- search_path of whoever migrates, where others may have put functions and operators of their own. That path comes
+-- back at the end.
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- Ordinary and logged on purpose: a fence that a crash forgets is no fence.
@@ -67,10 +68,10 @@ COMMENT ON TABLE  fencedb.foreign_issuers IS 'The types of resources (the part o
 
 REVOKE ALL ON fencedb.fences, fencedb.signing_key, fencedb.server_epoch, fencedb.foreign_issuers FROM PUBLIC;
 
--- Which functions and operators a function means must not depend on the search_path of its caller. So each one fixes its own,
--- with SET or, where the body is a single expression, with RETURN, which is read when the migration runs. Functions marked
--- SECURITY DEFINER are the doors. SET costs time in every call, so the inner functions that a door calls each time have
--- none: they run under the door's, and are for no one else (see the REVOKE at the end).
+-- Which functions and operators a function means must not depend on the search_path of its caller. So each one fixes
+-- its own, with SET or, where the body is a single expression, with RETURN, which is read when the migration runs.
+-- Functions marked SECURITY DEFINER are the doors. SET costs time in every call, so the inner functions that a door
+-- calls each time have none: they run under the door's, and are for no one else (see the REVOKE at the end).
 
 -- The signature covers the transaction id: a setting copied from another transaction does not verify.
 -- The key is hashed in twice, or a signed text could be extended without it.

@@ -95,11 +95,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
 
--- Refuses before the first row is touched, also where no row matches. A cascade from another table
--- is left to the row trigger: it may match nothing, and then it writes nothing.
--- Later statements of a long transaction get only what is left of the lease.
--- A partition has its row trigger from its parent, and DETACH PARTITION takes that away. So the triggers of a partition have
--- an argument: look whether it is still there.
+-- Refuses before the first row is touched, also where no row matches. A cascade from another table is left to the row
+-- trigger: it may match nothing, and then it writes nothing. Later statements of a long transaction get only what is
+-- left of the lease. A partition has its row trigger from its parent, and DETACH PARTITION takes that away. So the
+-- triggers of a partition have an argument: look whether it is still there.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -249,11 +248,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, or is not any more, if that is news.';
 
--- What in an expression depends on more than the values in one row, NULL if nothing. What is not known to be harmless is
--- named, so a construct of a future Postgres is refused and not overlooked.
+-- What in an expression depends on more than the values in one row, NULL if nothing. What is not known to be harmless
+-- is named, so a construct of a future Postgres is refused and not overlooked.
 --   Functions and operators must be immutable. Of the stable ones, those may be used that only put text together.
---   A value may become text only if its type's text depends on the value and on settings that the guard pins: a date may,
---   a regclass, whose text is a name from the catalog, or a row, which contains our stamp, may not.
+--   A value may become text only if its type's text depends on the value and on settings that the guard pins: a date
+--   may. A regclass, whose text is a name from the catalog, or a row, which contains our stamp, may not.
 --   Text may become a value only if that is immutable: 'today' is another date tomorrow.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.foreign_parts(tree text) RETURNS text
@@ -294,13 +293,13 @@ $$;
 
 COMMENT ON FUNCTION fencedb.foreign_parts(text) IS 'Inner function. What in an expression (a pg_node_tree, as text) depends on more than one row; NULL if nothing.';
 
--- Refuses what could not give a resource for every row, now instead of at the first write, and returns the expression as
--- Postgres understood it: every function and operator named with its schema, so that no search_path changes its meaning.
--- A statistics object is the probe: it admits expressions over the columns of one row and nothing else, needs no right
--- that a guard does not need, and keeps nobody from reading or writing.
--- Only the two commands that contain the expression run in the caller's search_path, and they name all else in full.
+-- Refuses what could not give a resource for every row, now instead of at the first write, and returns the expression
+-- as Postgres understood it: every function and operator named with its schema, so that no search_path changes its
+-- meaning. A statistics object is the probe: it admits expressions over the columns of one row and nothing else, needs
+-- no right that a guard does not need, and keeps nobody from reading or writing. Only the two commands that contain
+-- the expression run in the caller's search_path, and they name all else in full.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, mode text, path text, OUT expression text, OUT columns name[], OUT several boolean, OUT simple boolean)
+CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, mode text, path text, OUT expression text, OUT columns name[], OUT several boolean, OUT never_null boolean)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -338,15 +337,14 @@ BEGIN
     END IF;
 
     several := tree ~ format(':funcid %s ', 'fencedb.resources_of(text[])'::regprocedure::oid);
-    -- Put together from columns without NULL, in types whose text no setting changes.
-    simple  := tree !~ format('(:constisnull true|:elements <>|:(?:var|const)type %s )', 'text[]'::regtype::oid) AND strpos(expression, E'\\') = 0
+    -- Put together, by functions that give no NULL, from columns without NULL. A list can contain one.
+    never_null := tree !~ format('(:constisnull true|:elements <>|:(?:var|const|result)type %s )', 'text[]'::regtype::oid)
         AND NOT EXISTS (SELECT FROM regexp_matches(tree, '[{]([A-Z]+)', 'g') m
                         WHERE m[1] NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'OPEXPR', 'ARRAYEXPR', 'RELABELTYPE', 'COERCEVIAIO'))
-        AND NOT EXISTS (SELECT FROM regexp_matches(tree, ':[a-z_]*type(?:id|Id)? ([1-9][0-9]*)', 'g') m
-                        WHERE m[1]::oid <> ALL ('{text, text[], varchar, bpchar, name, smallint, int, bigint, numeric, uuid, boolean}'::regtype[]))
         AND NOT EXISTS (SELECT FROM regexp_matches(tree, ':(?:funcid|opfuncid) ([0-9]+)', 'g') m JOIN pg_proc p ON p.oid = m[1]::oid
                         WHERE (p.pronamespace::regnamespace::text, p.proname) NOT IN (('fencedb', 'resources_of'), ('pg_catalog', 'textcat'), ('pg_catalog', 'textanycat'),
-                              ('pg_catalog', 'anytextcat'), ('pg_catalog', 'text'), ('pg_catalog', 'lower'), ('pg_catalog', 'upper')))
+                              ('pg_catalog', 'anytextcat'), ('pg_catalog', 'text'), ('pg_catalog', 'lower'), ('pg_catalog', 'upper'))
+                           OR p.proname IN ('lower', 'upper') AND p.prorettype <> 'text'::regtype) -- of a range
         AND NOT EXISTS (SELECT FROM fencedb.members(target) m JOIN pg_attribute a ON a.attrelid = m.member
                         WHERE a.attname = ANY (columns) AND (NOT a.attnotnull OR EXISTS (SELECT FROM pg_constraint c
                             WHERE c.conrelid = m.member AND c.contype = 'n' AND NOT c.convalidated AND a.attnum = ANY (c.conkey))));
@@ -363,7 +361,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, the columns it reads, whether it gives several resources, and whether it is simple: no row can give NULL and no setting of a session changes it.';
+COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, the columns it reads, whether it gives several resources, and whether it is certain that no row gives NULL.';
 
 -- A row without a resource could not be written again, not even deleted.
 -- +goose StatementBegin
@@ -395,35 +393,42 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_rows(regclass, text) IS 'Inner function. Raises if the resource of a row is NULL; keeps writers out until the end of the transaction.';
 
--- The guard of one table is a trigger function in the schema of that table. It reads the row as a table of the old name
--- and declares no types, so that renaming the table or changing a column's type does not break it.
--- It pins what guard_table runs under, or for a simple expression only the search_path: every setting costs time in every row.
+-- The guard of one table is a trigger function in the schema of that table. It reads the row as a table of the old
+-- name and declares no types, so that renaming the table or changing a column's type does not break it. It pins the
+-- settings that guard_table runs under, but for those that cannot matter to this text: each costs time in every row.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, simple boolean) RETURNS text
+CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, expression text) RETURNS text
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     guard text;
 BEGIN
-    -- The cast cuts at 63 bytes and at no other place than between characters. Another table may have had the name before.
+    -- The cast cuts at 63 bytes and at no other place than between characters. Another table may have had the name
+    -- before.
     FOR i IN 0 .. 2147483647 LOOP
         guard := (SELECT format('%s.%I', c.relnamespace::regnamespace, ('fencedb_guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name)
                   FROM pg_class c WHERE c.oid = target);
         EXIT WHEN to_regprocedure(guard || '()') IS NULL;
     END LOOP;
     EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql %s AS %L', guard,
-        (SELECT string_agg(format('SET %I FROM CURRENT', split_part(setting, '=', 1)), ' ')
-         FROM pg_proc p, unnest(p.proconfig) setting
-         WHERE p.oid = 'fencedb.guard_table'::regproc AND (NOT simple OR split_part(setting, '=', 1) = 'search_path')),
-        body);
+        (SELECT string_agg(format('SET %I FROM CURRENT', name), ' ')
+         FROM pg_proc p, unnest(p.proconfig) setting, split_part(setting, '=', 1) name
+         WHERE p.oid = 'fencedb.guard_table'::regproc
+           AND CASE name
+                   WHEN 'standard_conforming_strings' THEN strpos(expression, E'\\') > 0
+                   WHEN 'quote_all_identifiers' THEN expression ~ '(format|quote_ident)'
+                   WHEN 'array_nulls' THEN expression ~* 'null'
+                   ELSE true
+               END),
+        format(body, expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text, boolean) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
+COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text, text) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
 
 -- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges the row as it will be
 -- stored; triggers fire in the byte order of their names.
@@ -522,9 +527,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_target(regclass, text, text) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
 
--- body is the trigger function, a template: %1$s is the resource expression, %2$I the name it knows the row by. path is the
--- search_path of the caller, in which the expression is read.
--- The settings: whatever a session could set to make the same row read as another resource. The guard has them from here.
+-- body is the trigger function, a template: %1$s is the resource expression, %2$I the name it knows the row by. path
+-- is the search_path of the caller, in which the expression is read. The settings: whatever a session could set to
+-- make the same row read as another resource. The guard has them from here.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text) RETURNS void
     LANGUAGE plpgsql
@@ -546,7 +551,7 @@ BEGIN
         IF mode = 'row' THEN
             PERFORM fencedb.check_row_key(target, compiled.columns, compiled.several);
         END IF;
-        IF NOT compiled.simple THEN
+        IF NOT compiled.never_null THEN
             PERFORM fencedb.check_rows(target, compiled.expression);
         END IF;
         added := ARRAY(SELECT own.name FROM (VALUES ('last_fencing_token', 'ledger'), ('last_lease_id', 'row')) own(name, since)
@@ -558,7 +563,7 @@ BEGIN
         END LOOP;
         guard := fencedb.create_guard(target,
             jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added),
-            format(body, compiled.expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)), compiled.simple);
+            body, compiled.expression);
     END IF;
     PERFORM fencedb.create_triggers(target, guard);
     PERFORM fencedb.record_protection(target);
@@ -660,7 +665,7 @@ DROP FUNCTION fencedb.guard_table(regclass, text, text, text, text);
 DROP FUNCTION fencedb.check_target(regclass, text, text);
 DROP FUNCTION fencedb.create_triggers(regclass, text);
 DROP FUNCTION fencedb.check_triggers(regclass, text);
-DROP FUNCTION fencedb.create_guard(regclass, jsonb, text, boolean);
+DROP FUNCTION fencedb.create_guard(regclass, jsonb, text, text);
 DROP FUNCTION fencedb.check_rows(regclass, text);
 DROP FUNCTION fencedb.compile_resource(regclass, text, text, text);
 DROP FUNCTION fencedb.foreign_parts(text);
