@@ -1,5 +1,6 @@
 // Package pgproxy stands between a client and a real Postgres server, understands the messages that pass, and cuts the
-// connection exactly where a test wants it cut. It also counts round trips.
+// connection exactly where a test wants it cut: at a message, within one, or at any byte of an answer; by closing, by a
+// reset, or by a silence in which everything is dropped. It also counts round trips.
 package pgproxy
 
 import (
@@ -24,6 +25,8 @@ const (
 	CutHalf          // close both connections after the first half of the message
 	CutAfter         // close both connections once the message has been delivered
 	Orphan           // close the client's connection only; the message is not delivered and the server learns of nothing
+	Reset            // Cut, but the client finds its connection reset instead of closed
+	Silence          // deliver nothing more on this connection, in either direction; both ends stay open and learn of nothing
 )
 
 // Proxy passes everything until told otherwise.
@@ -32,11 +35,16 @@ type Proxy struct {
 	server   string // host:port
 	url      string
 	turns    atomic.Int64
+	hung     atomic.Bool
 
-	mu       sync.Mutex
-	toServer func(pgproto3.FrontendMessage) Verdict // under mu, as is its call: called for one message at a time
-	toClient func(pgproto3.BackendMessage) Verdict  // the same
-	orphans  []net.Conn                             // server connections whose client is gone
+	mu        sync.Mutex
+	toServer  func(pgproto3.FrontendMessage) Verdict // under mu, as is its call: called for one message at a time
+	toClient  func(pgproto3.BackendMessage) Verdict  // the same
+	orphans   []net.Conn                             // connections that Sever ends
+	delivered int                                    // bytes that clients have got
+	limit     int                                    // of delivered, for verdict to befall; negative if there is none
+	verdict   Verdict
+	fired     bool
 }
 
 // New starts a proxy in front of the server that serverURL names. It ends with the test.
@@ -46,7 +54,7 @@ func New(t testing.TB, serverURL string) *Proxy {
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &Proxy{listener: listener, server: u.Host}
+	p := &Proxy{listener: listener, server: u.Host, limit: -1}
 	u.Host = listener.Addr().String()
 	p.url = u.String()
 	t.Cleanup(p.close)
@@ -74,7 +82,38 @@ func (p *Proxy) OnServer(judge func(pgproto3.BackendMessage) Verdict) {
 	p.toClient = judge
 }
 
-// Sever ends the connections to the server that were kept open for clients that are gone.
+// Delivered is how many bytes clients have got so far.
+func (p *Proxy) Delivered() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.delivered
+}
+
+// AfterBytes lets clients get n more bytes. What comes next from the server meets verdict, on its connection and once:
+// Cut, Reset, Orphan or Silence. So n from 0 to the length of an answer less 1 covers every place in it. A negative n
+// takes that back.
+func (p *Proxy) AfterBytes(n int, verdict Verdict) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.limit, p.verdict, p.fired = -1, verdict, false
+	if n >= 0 {
+		p.limit = p.delivered + n
+	}
+}
+
+// Fired reports whether the verdict of the last AfterBytes has befallen a connection.
+func (p *Proxy) Fired() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fired
+}
+
+// Hang is a network that drops everything: it silences the connections that are there for good, and those that come
+// later until Hang(false).
+func (p *Proxy) Hang(on bool) { p.hung.Store(on) }
+
+// Sever ends the connections to the server that were kept open for clients that are gone, and both ends of those that
+// are silent.
 func (p *Proxy) Sever() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,6 +142,7 @@ func (p *Proxy) serve() {
 type link struct {
 	*Proxy
 	client, server net.Conn
+	silent         atomic.Bool
 	backend        *pgproto3.Backend  // speaks with the client
 	frontend       *pgproto3.Frontend // speaks with the server
 }
@@ -132,10 +172,29 @@ func (l *link) cut() {
 }
 
 func (l *link) orphan() {
+	l.keep(l.server)
+	_ = l.client.Close()
+}
+
+// keep leaves the peers of conns in the dark until Sever.
+func (l *link) keep(conns ...net.Conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.orphans = append(l.orphans, l.server)
-	_ = l.client.Close()
+	l.orphans = append(l.orphans, conns...)
+}
+
+func (l *link) silence() {
+	if !l.silent.Swap(true) {
+		l.keep(l.server, l.client)
+	}
+}
+
+// isSilent silences the link as well if the whole network hangs.
+func (l *link) isSilent() bool {
+	if l.hung.Load() {
+		l.silence()
+	}
+	return l.silent.Load()
 }
 
 // startup passes the first message. Encryption is refused: we could not read it.
@@ -144,6 +203,10 @@ func (l *link) startup() error {
 		msg, err := l.backend.ReceiveStartupMessage()
 		if err != nil {
 			return err
+		}
+		if l.isSilent() {
+			_, err := io.Copy(io.Discard, l.client)
+			return errors.Join(io.EOF, err)
 		}
 		switch msg.(type) {
 		case *pgproto3.SSLRequest, *pgproto3.GSSEncRequest:
@@ -174,6 +237,9 @@ func (l *link) requests() {
 			l.lost()
 			return
 		}
+		if l.isSilent() {
+			continue
+		}
 		switch msg.(type) {
 		case *pgproto3.Query, *pgproto3.Sync:
 			l.turns.Add(1)
@@ -194,8 +260,13 @@ func (l *link) answers() {
 	for {
 		msg, err := l.frontend.Receive()
 		if err != nil {
-			_ = l.client.Close()
+			if !l.isSilent() {
+				_ = l.client.Close()
+			}
 			return
+		}
+		if l.isSilent() {
+			continue
 		}
 		l.expectPassword(msg)
 		l.mu.Lock()
@@ -217,20 +288,52 @@ func (l *link) deliver(verdict Verdict, to net.Conn, msg pgproto3.Message) bool 
 		panic("bug: a message that was received cannot be encoded: " + err.Error())
 	}
 	switch verdict {
-	case Cut:
-		l.cut()
-		return false
-	case Orphan:
-		l.orphan()
-		return false
+	case Pass, CutAfter:
 	case CutHalf:
 		raw = raw[:len(raw)/2]
+	default:
+		return l.befall(verdict)
 	}
-	if _, err := to.Write(raw); err != nil || verdict != Pass {
+	if verdict != Pass {
+		verdict = Cut
+	}
+	if to == l.client {
+		raw, verdict = l.count(raw, verdict)
+	}
+	if _, err := to.Write(raw); err != nil {
 		l.cut()
 		return false
 	}
-	return true
+	return verdict == Pass || l.befall(verdict)
+}
+
+// count takes raw for delivered, up to the limit of AfterBytes, whose verdict then replaces verdict.
+func (l *link) count(raw []byte, verdict Verdict) ([]byte, Verdict) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.limit >= 0 && l.delivered+len(raw) > l.limit {
+		raw, verdict = raw[:l.limit-l.delivered], l.verdict
+		l.limit, l.fired = -1, true
+	}
+	l.delivered += len(raw)
+	return raw, verdict
+}
+
+// befall carries out a verdict that delivers nothing more.
+func (l *link) befall(verdict Verdict) bool {
+	switch verdict {
+	case Orphan:
+		l.orphan()
+	case Silence:
+		l.silence()
+		return true
+	case Reset:
+		_ = l.client.(*net.TCPConn).SetLinger(0)
+		l.cut()
+	default:
+		l.cut()
+	}
+	return false
 }
 
 // lost passes on that the client is gone, unless the server is to be kept in the dark.

@@ -1,0 +1,127 @@
+package pgproxy_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func connect(t *testing.T) (*pgproxy.Proxy, *pgx.Conn) {
+	proxy := pgproxy.New(t, testenv.Postgres(t).Config().ConnString())
+	conn, err := pgx.Connect(t.Context(), proxy.URL())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return proxy, conn
+}
+
+// soon bounds what a silence would make last for ever.
+func soon(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func ask(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.PgConn().CopyTo(ctx, io.Discard, `COPY (SELECT 1) TO STDOUT`) // which passes on how the connection ended
+	return err
+}
+
+func TestAnAnswerEndsAtAnyByteOnce(t *testing.T) {
+	t.Parallel()
+	proxy, conn := connect(t)
+	before := proxy.Delivered()
+	require.NoError(t, ask(t.Context(), conn))
+	length := proxy.Delivered() - before
+
+	for n := range length {
+		before := proxy.Delivered()
+		proxy.AfterBytes(n, pgproxy.Cut)
+		require.ErrorIs(t, ask(t.Context(), conn), io.ErrUnexpectedEOF, "after %d of %d bytes", n, length)
+		require.Equal(t, n, proxy.Delivered()-before)
+		var err error
+		conn, err = pgx.Connect(t.Context(), proxy.URL())
+		require.NoError(t, err)
+	}
+	proxy.AfterBytes(length, pgproxy.Cut)
+	require.NoError(t, ask(t.Context(), conn))
+	require.False(t, proxy.Fired())
+	proxy.AfterBytes(-1, pgproxy.Cut)
+	require.NoError(t, ask(t.Context(), conn))
+	_ = conn.Close(t.Context())
+}
+
+func TestEachVerdictLooksDifferentToTheClient(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		verdict pgproxy.Verdict
+		says    error
+	}{
+		"cut":     {pgproxy.Cut, io.ErrUnexpectedEOF},
+		"orphan":  {pgproxy.Orphan, io.ErrUnexpectedEOF},
+		"reset":   {pgproxy.Reset, syscall.ECONNRESET},
+		"silence": {pgproxy.Silence, context.DeadlineExceeded},
+	} {
+		proxy, conn := connect(t)
+		proxy.AfterBytes(3, c.verdict)
+		require.ErrorIs(t, ask(soon(t), conn), c.says, name)
+
+		proxy, conn = connect(t)
+		proxy.OnServer(func(pgproto3.BackendMessage) pgproxy.Verdict { return c.verdict })
+		require.ErrorIs(t, ask(soon(t), conn), c.says, name)
+	}
+}
+
+func TestTheServerLearnsNothingOfASilence(t *testing.T) {
+	t.Parallel()
+	proxy, conn := connect(t)
+	other, err := pgx.Connect(t.Context(), proxy.URL())
+	require.NoError(t, err)
+	defer other.Close(context.Background())
+	_, err = conn.Exec(t.Context(), `BEGIN`)
+	require.NoError(t, err)
+	pid := conn.PgConn().PID()
+
+	proxy.AfterBytes(0, pgproxy.Silence)
+	require.Error(t, ask(soon(t), conn))
+	_ = conn.PgConn().Conn().Close()
+	<-conn.PgConn().CleanupDone()
+
+	backends := func() (n int) {
+		require.NoError(t, other.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid).Scan(&n))
+		return n
+	}
+	require.Equal(t, 1, backends())
+	proxy.Sever()
+	require.Eventually(t, func() bool { return backends() == 0 }, 10*time.Second, time.Millisecond)
+}
+
+func TestANetworkThatHangsComesBack(t *testing.T) {
+	t.Parallel()
+	proxy, conn := connect(t)
+	proxy.Hang(true)
+
+	err := ask(soon(t), conn)
+	require.True(t, pgconn.Timeout(err) || errors.Is(err, os.ErrDeadlineExceeded), "%v", err)
+	_, err = pgx.Connect(soon(t), proxy.URL())
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	proxy.Hang(false)
+	conn, err = pgx.Connect(t.Context(), proxy.URL())
+	require.NoError(t, err)
+	defer conn.Close(context.Background())
+	require.NoError(t, ask(t.Context(), conn))
+}
