@@ -56,11 +56,17 @@
 // writes to a protected table; one that only reads may be idle for the validity it had when it entered.
 // A holder that means to write for longer than its lease says so with Hold.
 //
+// No call outlasts its context, or the validity of its grant, by more than five seconds. That is the time for asking
+// what became of a lost COMMIT. A connection on which no answer has come by half of that, although the server must have
+// ended the transaction, is closed and counts as lost: a network can drop it in silence. A grant without validity is
+// bounded by contexts alone.
+//
 // # Outcomes
 //
-// A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards. ErrCommitUnknown means
-// that the connection was lost during COMMIT and the server could not tell afterwards: it did not answer in time, or it has
-// crashed or failed over since. Every other error means that nothing was written (S6).
+// A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards. ErrCommitUnknown
+// means that the connection was lost during COMMIT and the server could not tell afterwards: it did not answer in time,
+// or it has crashed or failed over since. ErrTxEnded means that a statement of the caller's own has ended the
+// transaction, and tells what it has written. Every other error means that nothing was written (S6).
 //
 // # What it does not give you
 //

@@ -15,8 +15,10 @@ import (
 //
 // Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails with ErrUnsealed.
 //
-// On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in every pgx call. Whether
-// the transaction then commits is for the caller to find out; prefer Tx, which does it for you.
+// On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in every pgx call.
+// Whether the transaction then commits is for the caller to find out; prefer Tx, which does it for you. Enter itself
+// returns within five seconds after grant's validity, if that has an end; what follows is bounded by the caller's
+// contexts.
 func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
 	e, err := newEntry(grant, opts)
 	if err != nil {
@@ -32,7 +34,9 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return err
 	}
-	if err := e.entered(tx.QueryRow(ctx, sql, args...)); err != nil {
+	bounded, cancel := e.untilOverdue(ctx)
+	defer cancel()
+	if err := e.entered(tx.QueryRow(bounded, sql, args...)); err != nil {
 		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
 	}
 	return nil
@@ -47,6 +51,8 @@ type entry struct {
 	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes
 	xid    uint64    // of the transaction that has entered; 0 before
 	epoch  int64     // of the server that gave it
+
+	overdue *time.Timer // of watch
 }
 
 func newEntry(grant Grant, opts []Option) (*entry, error) {

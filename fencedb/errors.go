@@ -57,7 +57,14 @@ var (
 	// and look: under a higher token nothing of the old transaction can arrive any more.
 	ErrCommitUnknown = errors.New("fencedb: unknown whether the transaction committed")
 
-	// ErrCommitted: the transaction committed, but reading a result failed afterwards. Everything was written.
+	// ErrTxEnded: a statement of the caller (COMMIT, ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or with a BEGIN
+	// behind it) ended the transaction that held the fence. What came before that statement is as TxEndedError tells.
+	// What came after it was outside the fence, and was rolled back unless the caller has committed that too. Leave the
+	// end to the function that you call. SQLSTATE FN007.
+	ErrTxEnded = errors.New("fencedb: a statement ended the transaction that held the fence")
+
+	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could not be read.
+	// Everything was written.
 	ErrCommitted = errors.New("fencedb: committed, but a result could not be read")
 )
 
@@ -138,6 +145,25 @@ func (e *CommitUnknownError) Error() string {
 func (e *CommitUnknownError) Is(target error) bool { return target == ErrCommitUnknown }
 func (e *CommitUnknownError) Unwrap() error        { return e.cause }
 
+// TxEndedError is the ErrTxEnded with its values.
+type TxEndedError struct {
+	XID uint64 // the transaction that held the fence
+
+	// Outcome is what became of it, in the words of Postgres: "committed", what came before the statement was written;
+	// "aborted", it was not; "in progress", it is prepared and still holds the fence, and COMMIT PREPARED or ROLLBACK
+	// PREPARED decides.
+	Outcome string
+	cause   error
+}
+
+func (e *TxEndedError) Error() string {
+	return fmt.Sprintf("%v: that transaction is %s, and what came after it is rolled back unless it was committed as well: %v",
+		ErrTxEnded, e.Outcome, e.cause)
+}
+
+func (e *TxEndedError) Is(target error) bool { return target == ErrTxEnded }
+func (e *TxEndedError) Unwrap() error        { return e.cause }
+
 // rejection gives a server's error the sentinel it stands for.
 type rejection struct {
 	sentinel error
@@ -156,6 +182,7 @@ const (
 	codeLeaseOver     = "FN004"
 	codeKeyReused     = "FN005"
 	codeTooLong       = "FN006"
+	codeTxEnded       = "FN007"
 )
 
 // SQLSTATEs of Postgres that mean something of their own in a fenced transaction.
@@ -205,6 +232,8 @@ func Explain(err error) error {
 		return &WrongResourceError{Resource: d.Resource, Entered: d.Entered, cause: err}
 	case codeLeaseOver:
 		return &rejection{ErrLeaseOver, err}
+	case codeTxEnded:
+		return &rejection{ErrTxEnded, err}
 	case codeKeyReused:
 		return &rejection{ErrKeyReused, err}
 	case codeTooLong, codeIdleInTransaction, codeTransactionTimeout:
@@ -214,7 +243,7 @@ func Explain(err error) error {
 }
 
 func alreadyTyped(err error) bool {
-	for _, sentinel := range []error{ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused} {
+	for _, sentinel := range []error{ErrTxEnded, ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused} {
 		if errors.Is(err, sentinel) {
 			return true
 		}

@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // The results of a first or only statement are part of a batch. These types close the batch where pgx would have freed the
@@ -35,6 +36,17 @@ func (r *firstRows) Err() error {
 	}
 	return r.Rows.Err()
 }
+
+// noRows returns what Query answers instead of rows. Those of pgx panic when they are asked for what they do not have.
+func noRows(err error) (pgx.Rows, error) {
+	rows, err := failed(err).Query()
+	return failedRows{rows}, err
+}
+
+type failedRows struct{ pgx.Rows }
+
+func (failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r failedRows) Scan(...any) error                          { return r.Err() }
 
 type firstRow struct{ results pgx.BatchResults }
 

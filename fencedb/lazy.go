@@ -3,6 +3,7 @@ package fencedb
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -19,7 +20,11 @@ type fencedTx struct {
 
 	inner   pgx.Tx // nil until begun, and after the end
 	release func() // gives the connection of inner back
-	err     error  // why the fence could not be entered, or pgx.ErrTxClosed after the end: the answer to everything
+	err     error  // why the fence could not be entered or is lost, or pgx.ErrTxClosed after the end: the answer to everything
+
+	gaveUp       bool // Rollback was called
+	mayHaveEnded bool // a statement was sent of which keepsOpen is not sure
+	savepoints   int
 }
 
 var _ pgx.Tx = (*fencedTx)(nil)
@@ -36,7 +41,7 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pg
 	if _, err := tx.entry.remaining(); err != nil {
 		return nil, err
 	}
-	conn, release, err := acquire(ctx, tx.db)
+	conn, release, err := tx.entry.acquire(ctx, tx.db)
 	if err != nil {
 		return nil, err
 	}
@@ -69,6 +74,8 @@ func (tx *fencedTx) send(ctx context.Context, conn DB, behind []*pgx.QueuedQuery
 	if err != nil {
 		return nil, err
 	}
+	tx.mayHaveEnded = !allKeepOpen(behind)
+	tx.entry.watch(conn)
 	results := conn.SendBatch(ctx, b)
 	tx.inner = results.Tx()
 	if _, err := results.Exec(); err != nil {
@@ -83,7 +90,7 @@ func (tx *fencedTx) send(ctx context.Context, conn DB, behind []*pgx.QueuedQuery
 // open begins the transaction for the methods whose own message cannot travel behind enter.
 func (tx *fencedTx) open(ctx context.Context) error {
 	if tx.begun() {
-		return tx.err
+		return tx.stillOpen()
 	}
 	results, err := tx.begin(ctx)
 	if err != nil {
@@ -94,6 +101,27 @@ func (tx *fencedTx) open(ctx context.Context) error {
 }
 
 func (tx *fencedTx) begun() bool { return tx.inner != nil || tx.err != nil }
+
+// stillOpen refuses what would be sent after the transaction has ended, and be a transaction of its own.
+func (tx *fencedTx) stillOpen() error {
+	switch {
+	case tx.err != nil:
+	case tx.gaveUp:
+		return errGaveUp
+	case !tx.inner.Conn().IsClosed() && !tx.inner.Conn().PgConn().IsBusy() && tx.inner.Conn().PgConn().TxStatus() == 'I':
+		tx.err = errEnded
+	}
+	return tx.err
+}
+
+var errGaveUp = fmt.Errorf("fencedb: rolled back: the function did so itself: %w", pgx.ErrTxClosed)
+
+// openFor is open, for statements that keep the transaction open or may not.
+func (tx *fencedTx) openFor(ctx context.Context, keepOpen bool) error {
+	err := tx.open(ctx)
+	tx.mayHaveEnded = tx.mayHaveEnded || !keepOpen
+	return err
+}
 
 // rides reports whether a statement can travel behind enter. Those that pgx sends in other ways cannot: with an option
 // before the arguments, or none or several statements in one string.
@@ -112,8 +140,11 @@ func rides(sql string, args []any) bool {
 func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	ctx = tx.within(ctx)
 	if tx.begun() || !rides(sql, args) {
-		if err := tx.open(ctx); err != nil {
+		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
 			return pgconn.CommandTag{}, err
+		}
+		if tx.mayHaveEnded && isString(sql, args, pgx.QueryExecModeSimpleProtocol) {
+			return tx.execString(ctx, sql)
 		}
 		return tx.inner.Exec(ctx, sql, args...)
 	}
@@ -128,18 +159,21 @@ func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	ctx = tx.within(ctx)
 	if tx.begun() || !rides(sql, args) {
-		if err := tx.open(ctx); err != nil {
-			return failed(err).Query()
+		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
+			return noRows(err)
+		}
+		if tx.mayHaveEnded && isString(sql, args, tx.inner.Conn().Config().DefaultQueryExecMode) {
+			sql += "\n;" + tx.entry.stillEntered()
 		}
 		return tx.inner.Query(ctx, sql, args...)
 	}
 	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
 	if err != nil {
-		return failed(err).Query()
+		return noRows(err)
 	}
 	rows, err := results.Query()
 	if err != nil {
-		return rows, errors.Join(err, after(results.Close(), err))
+		return noRows(errors.Join(err, after(results.Close(), err)))
 	}
 	return &firstRows{Rows: rows, close: results.Close}, nil
 }
@@ -147,8 +181,11 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	ctx = tx.within(ctx)
 	if tx.begun() || !rides(sql, args) {
-		if err := tx.open(ctx); err != nil {
+		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
 			return failed(err).QueryRow()
+		}
+		if tx.mayHaveEnded && isString(sql, args, tx.inner.Conn().Config().DefaultQueryExecMode) {
+			sql += "\n;" + tx.entry.stillEntered()
 		}
 		return tx.inner.QueryRow(ctx, sql, args...)
 	}
@@ -162,12 +199,15 @@ func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	ctx = tx.within(ctx)
 	if tx.begun() || begins(b) {
-		if err := tx.open(ctx); err != nil {
+		if err := tx.openFor(ctx, allKeepOpen(b.QueuedQueries)); err != nil {
 			return pgx.FailedBatchResults(b, err)
+		}
+		if !begins(b) { // which pgx refuses
+			b = &pgx.Batch{QueuedQueries: tx.checked(b.QueuedQueries)}
 		}
 		return tx.inner.SendBatch(ctx, b)
 	}
-	results, err := tx.begin(ctx, b.QueuedQueries...)
+	results, err := tx.begin(ctx, tx.checked(b.QueuedQueries)...)
 	if err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
@@ -193,20 +233,12 @@ func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 // Begin sets a savepoint.
 func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	ctx = tx.within(ctx)
-	if tx.begun() {
-		if tx.err != nil {
-			return nil, tx.err
-		}
-		return tx.inner.Begin(ctx)
-	}
-	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: setSavepoint})
-	if err != nil {
+	tx.savepoints++
+	s := &savepoint{Tx: tx, of: tx, name: fmt.Sprintf("fencedb_%d", tx.savepoints)}
+	if _, err := tx.Exec(ctx, "savepoint "+s.name); err != nil {
 		return nil, err
 	}
-	if err := results.Close(); err != nil {
-		return nil, err
-	}
-	return &savepoint{Tx: tx.inner}, nil
+	return s, nil
 }
 
 // LargeObjects opens the transaction first. If that fails, every use of the result answers pgx.ErrTxClosed.
@@ -222,7 +254,7 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 // Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil if there is no
 // connection to be had.
 func (tx *fencedTx) Conn() *pgx.Conn {
-	_ = tx.open(tx.ctx) // kept in tx.err; Tx returns it
+	_ = tx.openFor(tx.ctx, false) // kept in tx.err; Tx returns it
 	if tx.inner == nil {
 		return nil
 	}
@@ -240,6 +272,7 @@ func (tx *fencedTx) Rollback(ctx context.Context) error {
 		tx.err = pgx.ErrTxClosed
 		return nil
 	}
+	tx.gaveUp = true
 	return tx.inner.Rollback(ctx)
 }
 

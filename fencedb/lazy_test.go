@@ -249,7 +249,7 @@ func TestAFunctionThatMeddlesWithTheTransactionGetsAnError(t *testing.T) {
 			}
 			return err
 		})
-		require.ErrorContains(t, err, "ended the transaction itself", statement)
+		require.ErrorIs(t, err, fencedb.ErrTxEnded, statement)
 	}
 	err := fencedb.Tx(ctx, w.pool, grant("table:12", 99), func(tx pgx.Tx) error {
 		require.NoError(t, book(ctx, tx, 12, "ann"))

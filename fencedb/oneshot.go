@@ -12,7 +12,9 @@ import (
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round trip. Its errors are those
 // of Tx; without one, the statement has committed.
 //
-// The first time on a connection pgx needs one more round trip, to prepare the statement, and a refusal needs one to roll back.
+// The first time on a connection pgx needs one more round trip, to prepare the statement, and a refusal needs one to
+// roll back. So does a statement whose first word does not show that it leaves the transaction open, as the name of a
+// prepared one: it is asked first whether it did. One that ends the transaction is refused with ErrTxEnded.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgconn.CommandTag, error) {
 	var tag pgconn.CommandTag
 	b := &pgx.Batch{}
@@ -39,28 +41,59 @@ type oneRow func(dest ...any) error
 
 func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 
-// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask their Err: only then is
-// known what became of the statement. It is one of the errors of Tx; an error of scanning a row does not undo the statement.
+// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask their Err: only
+// then is known what became of the statement. It is one of the errors of Tx, and ErrCommitted if the statement has
+// committed but its rows did not all come; an error of scanning a row does not undo the statement. Rows can be read for
+// as long as grant is valid.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
+	if !keepsOpen(sql, args) {
+		return queryTx(ctx, db, grant, sql, args)
+	}
 	b := &pgx.Batch{}
 	b.Queue(sql, args...)
 	s, err := send(ctx, db, grant, b, nil)
 	if err != nil {
-		return failed(err).Query()
+		return noRows(err)
 	}
-	if err := s.enter(); err != nil {
-		return failed(s.end()).Query()
+	var rows pgx.Rows
+	if s.readErr = s.enter(); s.readErr == nil {
+		rows, s.readErr = s.results.Query()
 	}
-	rows, _ := s.results.Query()
+	if s.readErr != nil {
+		return noRows(s.end())
+	}
 	return &firstRows{Rows: rows, close: s.end}, nil
 }
 
-// SendBatch runs the statements of b behind the fence of grant, in one transaction and one round trip. Read their results with
-// the callbacks of pgx.QueuedQuery. All statements commit, or none; the errors are those of Tx. The statements must not end
-// the transaction themselves.
+// queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are closed, and that is
+// known.
+func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (pgx.Rows, error) {
+	e, err := newEntry(grant, nil)
+	if err != nil {
+		return noRows(err)
+	}
+	db = e.tracedBy(db)
+	t := e.trace(ctx, OpWrite)
+	tx := &fencedTx{caller: ctx, ctx: t.ctx, db: db, entry: e}
+	finish := func(err error) error {
+		defer t.end()
+		return t.is(tx.finish(err))
+	}
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return noRows(finish(err))
+	}
+	return &firstRows{Rows: rows, close: func() error { return finish(rows.Err()) }}, nil
+}
+
+// SendBatch runs the statements of b behind the fence of grant, in one transaction and one round trip. Read their
+// results with the callbacks of pgx.QueuedQuery. All statements commit, or none; the errors are those of Tx. The
+// statements must not end the transaction themselves: that is refused with ErrTxEnded. Like Exec it needs a second
+// round trip if that is not certain at sight.
 //
 // Callbacks run after the statements, so an error of one cannot undo them: if they have committed, it comes back
-// together with ErrCommitted, and the callbacks after it are not called.
+// together with ErrCommitted, and the callbacks after it are not called. A connection that is lost once everything has
+// committed, but before every callback has got its result, is ErrCommitted as well.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
 	if begins(b) {
 		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
@@ -70,11 +103,16 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 	for _, query := range b.QueuedQueries {
 		own.QueuedQueries = append(own.QueuedQueries, apart(query, &callbackErr))
 	}
-	s, err := send(ctx, db, grant, own, opts)
-	if err != nil {
-		return err
+	var err error
+	if allKeepOpen(own.QueuedQueries) {
+		var s *sent
+		if s, err = send(ctx, db, grant, own, opts); err == nil {
+			err = s.end()
+		}
+	} else {
+		err = Tx(ctx, db, grant, func(tx pgx.Tx) error { return tx.SendBatch(ctx, own).Close() }, opts...)
 	}
-	if err := s.end(); err != nil {
+	if err != nil {
 		return err
 	}
 	if callbackErr != nil {

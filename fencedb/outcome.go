@@ -13,14 +13,15 @@ import (
 // askTime is how long we ask for the fate of a commit beyond the time at which the server has ended the transaction.
 const askTime = 5 * time.Second
 
-// settle asks for the true result of a transaction whose COMMIT may have been carried out, although err came instead of the
-// answer: with the loss of the connection, or because a result before it could not be read.
-func (e *entry) settle(ctx context.Context, db DB, err error, lost bool) error {
+// settle asks for the true result of a transaction whose COMMIT may have been carried out, although err came instead of
+// the answer: with the loss of the connection, or because a result before it could not be read. delivered says that the
+// caller has got every result.
+func (e *entry) settle(ctx context.Context, db DB, err error, lost, delivered bool) error {
 	committed, askErr := e.ask(ctx, db)
 	switch {
 	case askErr != nil:
-		return &CommitUnknownError{XID: e.xid, Epoch: e.epoch, cause: errors.Join(err, askErr)}
-	case committed && lost:
+		return e.unknown(err, askErr)
+	case committed && delivered:
 		return nil
 	case committed:
 		return fmt.Errorf("%w: %w", ErrCommitted, err)
@@ -30,17 +31,41 @@ func (e *entry) settle(ctx context.Context, db DB, err error, lost bool) error {
 	return e.explain(ctx, nil, lost, err)
 }
 
-// ask finds out whether the transaction committed. A transaction still in
-// progress, because the server has not noticed that its client is gone, is waited for: until bounds it.
+func (e *entry) unknown(err, askErr error) error {
+	return &CommitUnknownError{XID: e.xid, Epoch: e.epoch, cause: errors.Join(err, askErr)}
+}
+
+// asking is the time that there is for asking, in a context of its own: askTime after the lease is over, or after ctx
+// is done if that is earlier. Without either it is askTime from now. Half of it in any case, since a process that was
+// stopped meanwhile could not ask earlier.
+func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc) {
+	now := time.Now()
+	end := now.Add(askTime)
+	if !e.until.IsZero() {
+		end = e.until.Add(askTime)
+	}
+	if least := now.Add(askTime / 2); end.Before(least) {
+		end = least
+	}
+	asking, cancel := context.WithDeadline(context.WithoutCancel(ctx), end)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(askTime, cancel) })
+	return asking, func() { stop(); cancel() }
+}
+
+// ask finds out whether the transaction committed. A transaction still in progress, because the server has not noticed
+// that its client is gone, is waited for: until bounds it. Each try is bounded as well: of the connections in a pool
+// some may be as lost as ours.
 //
 // A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one that is in recovery fails
 // to answer, and is asked again.
 func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
-	ctx, cancel := detached(ctx, max(0, time.Until(e.until))+askTime)
+	ctx, cancel := e.asking(ctx)
 	defer cancel()
 
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
-		status, err := e.status(ctx, db)
+		try, cancel := context.WithTimeout(ctx, askTime/2-askTime/10)
+		status, err := e.status(try, db)
+		cancel()
 		switch {
 		case status == "committed":
 			return true, nil
@@ -66,6 +91,7 @@ func (e *entry) status(ctx context.Context, db DB) (string, error) {
 		return "", err
 	}
 	defer release()
+	defer func() { abandon(pgxConn(conn)) }()
 	b := &pgx.Batch{}
 	b.Queue(`SELECT coalesce(fencedb.outcome($1::text::xid8, $2::bigint), '')`, strconv.FormatUint(e.xid, 10), e.epoch)
 	results := conn.SendBatch(ctx, b)

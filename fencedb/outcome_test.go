@@ -33,6 +33,7 @@ func (w *world) behindProxy() (*pgxpool.Pool, *pgproxy.Proxy) {
 	pool, err := pgxpool.NewWithConfig(w.Context(), config)
 	require.NoError(w, err)
 	w.Cleanup(pool.Close)
+	w.Cleanup(proxy.Sever)
 	return pool, proxy
 }
 

@@ -44,8 +44,9 @@ func uncarry(grants []Grant) (plain []Grant, allCarried bool) {
 //		err = fencedb.WhyNoRow(ctx, pool, lease, `SELECT last_fencing_token FROM jobs WHERE id = $1`, id)
 //	}
 //
-// sql selects the token stored in the row. The answer is ErrStale if that is not lower than the one of grant, pgx.ErrNoRows
-// if there is no such row, and nil if the row would accept the token now: then another condition did not hold.
+// sql selects the token stored in the row. The answer is ErrStale if that is not lower than the one of grant,
+// pgx.ErrNoRows if there is no such row, and nil if the row would accept the token now: then another condition did not
+// hold. Only ctx bounds it.
 //
 // Such an UPDATE is fenced only as a statement of its own, with the token in the row that it updates. Each token can write
 // the row once.

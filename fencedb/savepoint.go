@@ -7,31 +7,33 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// savepoint is the pseudo nested transaction that a fenced transaction begins with, when its first use is Begin: pgx would
-// set its savepoint in a round trip of its own. Savepoints within it, and later ones, are pgx's.
+// savepoint is the pseudo nested transaction that Begin returns. It differs from that of pgx in that its statements
+// pass through the fenced transaction around it; so the first can open that, in one round trip.
 type savepoint struct {
-	pgx.Tx // the transaction around it
+	pgx.Tx // of
+	of     *fencedTx
+	name   string
 	closed bool
 }
 
-const (
-	setSavepoint        = "savepoint fencedb_first"
-	releaseSavepoint    = "release savepoint fencedb_first"
-	rollbackToSavepoint = "rollback to savepoint fencedb_first"
-)
-
 // Commit keeps what was done since the savepoint, for the transaction around it to commit.
-func (s *savepoint) Commit(ctx context.Context) error { return s.close(ctx, releaseSavepoint) }
+func (s *savepoint) Commit(ctx context.Context) error { return s.close(ctx, "release savepoint ") }
 
 // Rollback undoes what was done since the savepoint.
-func (s *savepoint) Rollback(ctx context.Context) error { return s.close(ctx, rollbackToSavepoint) }
+func (s *savepoint) Rollback(ctx context.Context) error {
+	return s.close(ctx, "rollback to savepoint ")
+}
 
 func (s *savepoint) close(ctx context.Context, sql string) error {
 	if s.closed {
 		return pgx.ErrTxClosed
 	}
 	s.closed = true
-	_, err := s.Tx.Exec(ctx, sql)
+	ctx = s.of.within(ctx)
+	if err := s.of.open(ctx); err != nil {
+		return err
+	}
+	_, err := s.of.inner.Exec(ctx, sql+s.name)
 	return err
 }
 
@@ -51,7 +53,7 @@ func (s *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 
 func (s *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if s.closed {
-		return failed(pgx.ErrTxClosed).Query()
+		return noRows(pgx.ErrTxClosed)
 	}
 	return s.Tx.Query(ctx, sql, args...)
 }

@@ -1,16 +1,19 @@
 package fencedb
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// sent is a transaction on its way in one round trip: BEGIN, enter, queries, COMMIT. An explicit transaction, not the
-// implicit one that every batch is: a statement cannot commit half of it, and the state of the connection afterwards says whether
-// it has ended. If any statement fails, the server skips the rest, COMMIT too, and the transaction stays open.
+// sent is a transaction on its way in one round trip: BEGIN, enter, queries that keep it open, COMMIT. An explicit
+// transaction, not the implicit one that every batch is: a statement cannot commit half of it, and the state of the
+// connection afterwards says whether it has ended. If any statement fails, the server skips the rest, COMMIT too, and
+// the transaction stays open.
 type sent struct {
 	ctx     context.Context
 	db      DB
@@ -22,6 +25,10 @@ type sent struct {
 	results pgx.BatchResults   // nil until sent; first those of BEGIN and enter
 	tries   int                // how often it was sent
 	sealErr error              // why the fence could not be sealed
+
+	readErr   error // why results could not be read one by one
+	delivered bool  // the results of queries have all come, and were given to their callbacks
+	committed bool  // so has the answer of COMMIT, and it has committed
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
@@ -42,7 +49,7 @@ func (s *sent) send(b *pgx.Batch) error {
 	if err != nil {
 		return err
 	}
-	if s.conn, s.release, err = acquire(s.ctx, s.db); err != nil {
+	if s.conn, s.release, err = s.entry.acquire(s.ctx, s.db); err != nil {
 		return err
 	}
 	s.queries = b.QueuedQueries
@@ -54,10 +61,24 @@ func (s *sent) dispatch() error {
 	if err != nil {
 		return err
 	}
-	b.Queue("commit")
+	b.Queue(cmp.Or(s.entry.txOptions.CommitQuery, "commit")).Fn = s.readCommit
 	s.tries++
+	s.entry.watch(s.conn)
 	s.results = s.conn.SendBatch(s.ctx, b)
 	return nil
+}
+
+// readCommit is called when all results before that of COMMIT have been read. Its errors stay in results, for Close.
+func (s *sent) readCommit(results pgx.BatchResults) error {
+	s.delivered = !s.lost() && s.readErr == nil
+	tag, err := results.Exec()
+	s.committed = err == nil && tag.String() == "COMMIT"
+	return nil
+}
+
+func (s *sent) lost() bool {
+	pg := pgxConn(s.conn)
+	return pg == nil || pg.IsClosed()
 }
 
 // sealed seals and sends everything again, if err is that the token was not sealed (see fencedTx.begin).
@@ -105,7 +126,7 @@ func (s *sent) end() error {
 }
 
 func (s *sent) settle() error {
-	err := s.close()
+	err := cmp.Or(s.close(), s.readErr)
 	for s.sealed(err) {
 		err = s.close()
 	}
@@ -114,20 +135,30 @@ func (s *sent) settle() error {
 		return s.sealErr
 	}
 	pg := pgxConn(s.conn)
-	switch lost := pg == nil || pg.IsClosed(); {
+	switch lost := s.lost(); {
+	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
+		s.release()
+		return nil
+	case s.committed:
+		s.release()
+		return fmt.Errorf("%w: %w", ErrCommitted, err)
 	case !lost && pg.PgConn().TxStatus() != 'I':
 		defer s.release()
 		s.rollback()
 		return s.entry.explain(s.ctx, pg, false, s.hidden(err))
-	case err == nil, refused(err), s.nothingHappened(err, lost):
+	case !lost && err == nil:
+		s.release()
+		return errors.New("fencedb: rolled back: the answer of COMMIT says so")
+	case refused(err), s.nothingHappened(err, lost):
 		defer s.release()
 		return s.entry.explain(s.ctx, pg, lost, err)
 	case lost && s.entry.xid == 0:
 		s.release()
 		return &CommitUnknownError{cause: err}
 	default:
+		abandon(pg)
 		s.release() // first, or asking on another connection could wait for this one
-		return s.entry.settle(s.ctx, s.db, err, lost)
+		return s.entry.settle(s.ctx, s.db, err, lost, s.delivered || len(s.queries) == 0)
 	}
 }
 

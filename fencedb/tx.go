@@ -27,23 +27,28 @@ var (
 // Tx runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil. While it is open no other
 // holder of the resource can commit; if another holder has come since grant was given, nothing of fn is written.
 //
-// The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the statement travel together. So
-// what fn reads, it reads behind the fence. CopyFrom, Prepare, LargeObjects and Conn, which pgx sends in ways of their own, are
-// preceded by the opening in the round trip in which pgx alone would have sent BEGIN. A function that sends nothing checks the
-// fence all the same. The server ends the transaction when grant's validity is over; see Hold.
+// The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the statement travel
+// together. So what fn reads, it reads behind the fence. CopyFrom, Prepare, LargeObjects and Conn, which pgx sends in
+// ways of their own, are preceded by the opening in the round trip in which pgx alone would have sent BEGIN. A function
+// that sends nothing checks the fence all the same. The server ends the transaction when grant's validity is over; see
+// Hold. If no answer comes by then, the connection is taken for lost and closed; Tx answers within five seconds of that
+// time, or as soon as fn has returned. A grant without validity leaves the bounding to ctx, and to those of fn's statements.
 //
 // The error tells what is true of the data:
 //
 //   - nil: committed.
 //   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant: nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
+//   - ErrTxEnded: a statement of fn has ended the transaction. TxEndedError says what that one has written; COMMIT AND
+//     CHAIN, or a BEGIN behind it, saves nothing. After statements that may have done so, all that went through Conn
+//     included, Tx asks the server before COMMIT, in one more round trip.
 //   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when asked: it did not answer, or
 //     it has crashed or failed over since. This is the only case that leaves a doubt.
 //
-// Do not call Tx for the same resource within fn: it would wait for itself, until the lease is over. A panic in fn rolls
-// back and goes on. tx must not be used after fn has returned; its Commit and Rollback are for
-// Tx alone to call, and its Begin gives savepoints. Cancelling ctx before COMMIT has been sent rolls back; after that Tx
-// still finds out, for a few seconds, whether it took effect.
+// Do not call Tx for the same resource within fn: it would wait for itself, until the lease is over. A panic in fn
+// rolls back and goes on. tx must not be used after fn has returned; its Commit and Rollback are for Tx alone to call,
+// and its Begin gives savepoints. Cancelling ctx before COMMIT has been sent rolls back; after that Tx still finds out,
+// for five seconds at the most, whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
 	e, err := newEntry(grant, opts)
 	if err != nil {
@@ -58,7 +63,15 @@ func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts 
 func runTx(tx *fencedTx, fn func(tx pgx.Tx) error) error {
 	defer tx.end() // after a panic in fn; otherwise it has ended by then
 
-	if err := fn(tx); err != nil {
+	return tx.finish(fn(tx))
+}
+
+// finish commits, or rolls back because of err.
+func (tx *fencedTx) finish(err error) error {
+	if err != nil {
+		if tx.inner != nil {
+			_ = tx.stillOpen() // kept in tx.err
+		}
 		return tx.abort(tx.withOwn(err))
 	}
 	if err := tx.open(tx.ctx); err != nil {
@@ -83,7 +96,9 @@ func (tx *fencedTx) end() {
 	}
 	ctx, cancel := detached(tx.ctx, cleanUpTime)
 	defer cancel()
-	_ = tx.inner.Rollback(ctx) // if it fails, pgx has closed the connection, and the server rolls back
+	if tx.inner.Conn().PgConn().TxStatus() != 'I' {
+		_ = tx.inner.Rollback(ctx) // if it fails, pgx has closed the connection, and the server rolls back
+	}
 	tx.release()
 	tx.inner, tx.err = nil, pgx.ErrTxClosed
 }
@@ -107,6 +122,15 @@ func (tx *fencedTx) abort(err error) error {
 	ctx, cancel := detached(tx.ctx, cleanUpTime)
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
+	if tx.mayHaveEnded && tx.entry.xid != 0 {
+		if lost {
+			abandon(conn)
+			tx.end()
+		}
+		if ended := tx.entry.ended(tx.ctx, tx.db, conn, err); ended != nil {
+			return ended
+		}
+	}
 	return tx.entry.explain(tx.ctx, conn, lost, err)
 }
 
@@ -125,23 +149,25 @@ func (tx *fencedTx) commit() error {
 
 // sendCommit finds out what became of COMMIT when the answer is lost.
 func (tx *fencedTx) sendCommit(ctx context.Context) error {
-	ended := tx.inner.Conn().PgConn().TxStatus() == 'I' // COMMIT would only warn
+	conn := tx.inner.Conn()
+	if tx.mayHaveEnded && conn.PgConn().TxStatus() == 'T' {
+		if _, err := tx.inner.Exec(ctx, tx.entry.stillEntered()); err != nil {
+			return tx.abort(err)
+		}
+	}
 	err := tx.inner.Commit(ctx)
 	switch {
-	case err == nil && ended:
-		return tx.abort(errors.New("fencedb: the function ended the transaction itself, by a statement: what it wrote before is as that statement said"))
 	case err == nil:
 		tx.end()
 		return nil
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return tx.abort(fmt.Errorf("fencedb: rolled back: a statement failed, and the function returned nil: %w", err))
-	case errors.Is(err, pgx.ErrTxClosed):
-		return tx.abort(fmt.Errorf("fencedb: rolled back: the function did so itself and returned nil: %w", err))
 	case refused(err):
 		return tx.abort(err)
 	}
+	abandon(conn)
 	tx.end()
-	return tx.entry.settle(tx.ctx, tx.db, err, true)
+	return tx.entry.settle(tx.ctx, tx.db, err, true, true)
 }
 
 // refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as when it is being shut

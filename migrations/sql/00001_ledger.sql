@@ -7,6 +7,7 @@
 --   FN004  lease over: the validity given to enter is not positive, or ended while its fences were entered
 --   FN005  key reused: an idempotency key was used before, for another request
 --   FN006  too long: the transaction outlasted the validity that it entered with
+--   FN007  ended: the transaction that entered is not open any more
 -- Of Postgres's own, enter raises
 --   55P03  busy: an open transaction held the fence for as long as this one could wait
 --   40001  not sealed: above READ COMMITTED, the token has not entered yet (see take); or a newer one is entering
@@ -482,6 +483,26 @@ $$;
 
 COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed or failed over since, or the transaction is too old. Ask the server that is the primary now.';
 
+-- What enter leaves for the triggers is local to the transaction, so it tells whether that is still open.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.require_entered(xid xid8 DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(current_setting('fencedb.granted', true), '') = ''
+       OR xid IS NOT NULL AND xid IS DISTINCT FROM pg_current_xact_id_if_assigned() THEN
+        RAISE EXCEPTION 'the transaction that entered the fence has ended'
+            USING ERRCODE = 'FN007',
+            DETAIL = 'A statement since then was COMMIT, ROLLBACK, PREPARE TRANSACTION or the like.',
+            HINT = 'What was written since is outside the fence; roll it back.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.require_entered(xid8) IS 'Raises FN007 unless this transaction has entered; if xid is given, as what enter returned, unless it is that transaction. For the last statement before COMMIT, in the same round trip, where statements in between may have ended the transaction.';
+
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.last_token(resource text) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
@@ -540,7 +561,7 @@ DECLARE
     door regprocedure;
 BEGIN
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'require_entered', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
     EXECUTE format('GRANT SELECT ON fencedb.goose_db_version TO %s', writer); -- so that a service can ask whether it is migrated
@@ -557,6 +578,7 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 DROP FUNCTION fencedb.allow(regrole);
 DROP FUNCTION fencedb.blockers(text[]);
 DROP FUNCTION fencedb.last_token(text);
+DROP FUNCTION fencedb.require_entered(xid8);
 DROP FUNCTION fencedb.outcome(xid8, bigint);
 DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint);
 DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);

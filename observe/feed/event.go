@@ -37,8 +37,8 @@ type Event struct {
 	TTL      time.Duration `json:"-"`                  // what remains of the trust window; "ttl_ms" in JSON
 	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction
 
-	// Cause, of Lost: expired, unreachable, lost, revoked, stale. Of Failed: no_token, wrong_resource, lease_over, too_long, busy,
-	// commit_unknown, invalid_grant, error. Of Refused: stale.
+	// Cause, of Lost: expired, unreachable, lost, revoked, stale. Of Failed: no_token, wrong_resource, lease_over,
+	// too_long, tx_ended, busy, commit_unknown, invalid_grant, error. Of Refused: stale.
 	Cause string `json:"cause,omitempty"`
 }
 

@@ -70,6 +70,7 @@ var writeLines = map[string]line{
 	"stale":          warn("write refused"),
 	"lease_over":     warn("write failed"),
 	"too_long":       warn("write failed"),
+	"tx_ended":       bad("write failed"),
 	"unsealed":       warn("write failed"),
 	"busy":           warn("write failed"),
 	"no_token":       bad("write failed"),

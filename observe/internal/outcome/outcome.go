@@ -60,6 +60,7 @@ var (
 	}
 	write = words{
 		{fencedb.ErrCommitted, "committed"},
+		{fencedb.ErrTxEnded, "tx_ended"},
 		{fencedb.ErrStale, "stale"},
 		{fencedb.ErrNoToken, "no_token"},
 		{fencedb.ErrWrongResource, "wrong_resource"},

@@ -1,0 +1,236 @@
+package fencedb_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/pgproxy"
+)
+
+// S6 at every byte: the connection ends within the answers of the server, in every way of writing and every query mode.
+
+const insertReturning = `INSERT INTO bookings (id, table_id, guest) VALUES ($1, $1, 'ann') RETURNING id`
+
+func tableOf(id int) string { return fmt.Sprint("table:", id) }
+
+// write writes the booking id, of the table with the same number, and reports whether its result has come.
+type write func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (delivered bool, err error)
+
+func within(use func(ctx context.Context, tx pgx.Tx, id int) (bool, error)) write {
+	return func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (delivered bool, err error) {
+		err = fencedb.Tx(ctx, db, g, func(tx pgx.Tx) (err error) {
+			delivered, err = use(ctx, tx, id)
+			return err
+		})
+		return delivered, err
+	}
+}
+
+// readAll reads rows as callers do who look at the fields first.
+func readAll(rows pgx.Rows, id int) (delivered bool, err error) {
+	_ = rows.FieldDescriptions()
+	for rows.Next() {
+		var got int
+		if err := rows.Scan(&got); err != nil {
+			return false, err
+		}
+		delivered = got == id
+	}
+	rows.Close()
+	return delivered, rows.Err()
+}
+
+var writes = map[string]write{
+	"Exec": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (bool, error) {
+		tag, err := fencedb.Exec(ctx, db, g, insertReturning, id)
+		return tag.String() == "INSERT 0 1", err
+	},
+	"Query": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (bool, error) {
+		rows, err := fencedb.Query(ctx, db, g, insertReturning, id)
+		delivered, readErr := readAll(rows, id)
+		return delivered, errors.Join(err, readErr)
+	},
+	"QueryRow": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (bool, error) {
+		var got int
+		err := fencedb.QueryRow(ctx, db, g, insertReturning, id).Scan(&got)
+		return got == id, err
+	},
+	"SendBatch": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (bool, error) {
+		var called, got int
+		b := &pgx.Batch{}
+		b.Queue(`SELECT 1`).Exec(func(pgconn.CommandTag) error { called++; return nil })
+		b.Queue(insertReturning, id).QueryRow(func(row pgx.Row) error { return row.Scan(&got) })
+		b.Queue(`SELECT 2`)
+		b.Queue(`SELECT x FROM generate_series(1, 3) x`).Query(func(rows pgx.Rows) error {
+			for rows.Next() {
+			}
+			called++
+			return rows.Err()
+		})
+		err := fencedb.SendBatch(ctx, db, g, b)
+		return called == 2 && got == id, err
+	},
+	"SendBatch whose callback swallows its error": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (bool, error) {
+		var got int
+		b := &pgx.Batch{}
+		b.Queue(insertReturning, id).QueryRow(func(row pgx.Row) error { _ = row.Scan(&got); return nil })
+		err := fencedb.SendBatch(ctx, db, g, b)
+		return got == id, err
+	},
+	"Exec of a statement that could have ended the transaction": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (bool, error) {
+		tag, err := fencedb.Exec(ctx, db, g, `/* /* */ */ `+insertReturning, id)
+		return tag.String() == "INSERT 0 1", err
+	},
+	"Tx with Exec": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		tag, err := tx.Exec(ctx, insertReturning, id)
+		return tag.String() == "INSERT 0 1", err
+	}),
+	"Tx with Query": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		rows, _ := tx.Query(ctx, insertReturning, id)
+		return readAll(rows, id)
+	}),
+	"Tx with QueryRow": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		var got int
+		err := tx.QueryRow(ctx, insertReturning, id).Scan(&got)
+		return got == id, err
+	}),
+	"Tx with SendBatch": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		b := &pgx.Batch{}
+		b.Queue(insertReturning, id)
+		err := tx.SendBatch(ctx, b).Close()
+		return err == nil, err
+	}),
+	"Tx with CopyFrom": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		n, err := tx.CopyFrom(ctx, pgx.Identifier{"bookings"}, []string{"id", "table_id", "guest"}, pgx.CopyFromRows([][]any{{id, id, "ann"}}))
+		return n == 1, err
+	}),
+	"Tx with Begin": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, insertReturning, id)
+			return err
+		})
+		return err == nil, err
+	}),
+	"Tx with Conn": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		conn := tx.Conn()
+		if conn == nil {
+			return false, errors.New("no connection")
+		}
+		_, err := conn.Exec(ctx, insertReturning, id)
+		return err == nil, err
+	}),
+	"Tx with Once": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
+		result, _, err := fencedb.Once(ctx, tx, fmt.Sprint("once:", id), nil, func() ([]byte, error) {
+			_, err := tx.Exec(ctx, insertReturning, id)
+			return []byte("done"), err
+		})
+		return string(result) == "done", err
+	}),
+}
+
+// stride is how many bytes apart the cuts are. Close together where answers are read in ways of our own and of pgx's
+// own: in a pipeline, and in the simple protocol.
+func stride(mode pgx.QueryExecMode, name string) int {
+	own := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol
+	switch {
+	case own && !strings.HasPrefix(name, "Tx"):
+		return 3
+	case own:
+		return 11
+	}
+	return 37
+}
+
+func TestAnAnswerThatEndsAtAnyByteIsNoReasonForALie(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		for name, write := range writes {
+			t.Run(mode.String()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				pool, proxy := w.behindProxyIn(mode)
+				for n, again, id := 0, true, 1; again; n, id = n+stride(mode, name), id+2 {
+					_, err := write(t.Context(), pool, grant(tableOf(id), 1), id) // now the statement caches are warm
+					require.NoError(t, err)
+
+					proxy.AfterBytes(n, pgproxy.Cut)
+					delivered, err := write(t.Context(), pool, grant(tableOf(id+1), 1), id+1)
+					again = proxy.Fired()
+					proxy.AfterBytes(-1, pgproxy.Cut)
+
+					w.judge(fmt.Sprintf("after %d bytes", n), id+1, delivered, err)
+					w.awaitIdle(pool)
+				}
+			})
+		}
+	}
+}
+
+// judge compares what a write said with what the database holds.
+func (w *world) judge(when string, id int, delivered bool, err error) {
+	w.Helper()
+	committed := collect[bool](w, `SELECT EXISTS (SELECT FROM bookings WHERE id = $1)`, id)[0]
+	switch unknown := (*fencedb.CommitUnknownError)(nil); {
+	case err == nil:
+		require.True(w, committed, "%s: nil, and nothing was written", when)
+		require.True(w, delivered, "%s: nil, and the result has not come", when)
+	case errors.Is(err, fencedb.ErrCommitted):
+		require.True(w, committed, "%s: nothing was written: %v", when, err)
+	case errors.As(err, &unknown):
+		require.Zero(w, unknown.XID, "%s: the server could be asked: %v", when, err)
+	default:
+		require.False(w, committed, "%s: it was written: %v", when, err)
+	}
+}
+
+func (w *world) behindProxyIn(mode pgx.QueryExecMode) (*pgxpool.Pool, *pgproxy.Proxy) {
+	w.Helper()
+	pool, proxy := w.behindProxy()
+	config := pool.Config()
+	config.ConnConfig.DefaultQueryExecMode = mode
+	pool, err := pgxpool.NewWithConfig(w.Context(), config)
+	require.NoError(w, err)
+	w.Cleanup(pool.Close)
+	w.Cleanup(proxy.Sever)
+	return pool, proxy
+}
+
+// A seal has no result, so it is done or it is not.
+func TestASealThatIsCutAtAnyByteIsNoReasonForALie(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool, proxy := w.behindProxyIn(mode)
+			for n, again := 0, true; again; n += stride(mode, "Seal") {
+				require.NoError(t, fencedb.Seal(t.Context(), pool, grant("warm", int64(n)+1)))
+
+				proxy.AfterBytes(n, pgproxy.Cut)
+				err := fencedb.Seal(t.Context(), pool, grant("table:12", int64(n)+1))
+				again = proxy.Fired()
+				proxy.AfterBytes(-1, pgproxy.Cut)
+
+				switch sealed := w.fence("table:12") == int64(n)+1; {
+				case err == nil:
+					require.True(t, sealed, "after %d bytes", n)
+				case strings.Contains(err.Error(), "sealed or not"):
+				default:
+					require.False(t, sealed, "after %d bytes: %v", n, err)
+				}
+				require.NotErrorIs(t, err, fencedb.ErrCommitted)
+				require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+				w.awaitIdle(pool)
+			}
+		})
+	}
+}

@@ -1,0 +1,147 @@
+package fencedb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Statements can end the transaction that holds the fence: COMMIT, ROLLBACK and their like, with AND CHAIN, with a
+// BEGIN behind them, or several in one string. Most statements cannot, at sight. Once one was sent that may have, the
+// server is asked before COMMIT whether the transaction is still the one that entered. So what came after the end,
+// outside the fence, is not committed. It is asked in a round trip of its own: an answer that got lost together with
+// that of COMMIT would leave open which of two COMMITs the server tells of. Where several statements travel together
+// the check goes with them, since Postgres commits at the end of a batch or string what is then in no transaction.
+
+// stillEntered is the check. Unlike the setting that enter leaves, the id also tells if somebody has entered once more.
+func (e *entry) stillEntered() string {
+	if e.xid == 0 { // not known yet: it travels with enter
+		return `SELECT fencedb.require_entered()`
+	}
+	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::xid8)`, e.xid)
+}
+
+// keepsOpen reports whether sql is a single statement that cannot end the transaction, by its first word. What is not
+// sure counts as no: the name of a prepared statement, several statements in one string, SQL that is rewritten.
+func keepsOpen(sql string, args []any) bool {
+	for _, arg := range args {
+		switch arg.(type) {
+		case pgx.NamedArgs, pgx.StrictNamedArgs: // replace parameters only
+		case pgx.QueryRewriter:
+			return false
+		}
+	}
+	sql = strings.TrimRight(sql, space+";")
+	if strings.Contains(sql, ";") {
+		return false
+	}
+	sql = skipComments(sql)
+	word := sql
+	if end := strings.IndexAny(sql, space+"(*'\"-/"); end >= 0 {
+		word = sql[:end]
+	}
+	switch strings.ToUpper(word) {
+	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE", "COPY",
+		"LOCK", "SET", "SHOW", "CALL", "DO", "SAVEPOINT", "RELEASE", "TRUNCATE", "CREATE", "ALTER", "DROP":
+		return true // a procedure cannot end a transaction that it has not begun
+	}
+	return false
+}
+
+const space = " \t\r\n\f\v"
+
+// skipComments skips what comes before the first word: sqlc puts a comment there. A comment within a comment stays.
+func skipComments(sql string) string {
+	for {
+		sql = strings.TrimLeft(sql, space)
+		var end int
+		switch {
+		case strings.HasPrefix(sql, "--"):
+			end = strings.IndexAny(sql, "\r\n")
+		case strings.HasPrefix(sql, "/*"):
+			end = strings.Index(sql, "*/")
+			if end >= 0 && strings.Contains(sql[2:end], "/*") {
+				return sql
+			}
+			end += len("*")
+		default:
+			return sql
+		}
+		if end <= 0 {
+			return ""
+		}
+		sql = sql[end+1:]
+	}
+}
+
+// errEnded is found without asking the server.
+var errEnded = errors.New("fencedb: the connection is in no transaction any more")
+
+func allKeepOpen(queries []*pgx.QueuedQuery) bool {
+	for _, query := range queries {
+		if !keepsOpen(query.SQL, query.Arguments) {
+			return false
+		}
+	}
+	return true
+}
+
+// checked returns the queries of a batch with the check behind them, if they may end the transaction.
+func (tx *fencedTx) checked(queries []*pgx.QueuedQuery) []*pgx.QueuedQuery {
+	if allKeepOpen(queries) {
+		return queries
+	}
+	check := &pgx.QueuedQuery{SQL: tx.entry.stillEntered()}
+	check.Fn = func(results pgx.BatchResults) error {
+		_, err := results.Exec()
+		if tx.inner.Conn().Config().DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol { // or it may be another's result
+			tx.mayHaveEnded = err != nil
+		}
+		return err
+	}
+	return append(slices.Clip(queries), check)
+}
+
+// isString reports whether sql may be several statements in a string, which pgx sends in the simple protocol.
+func isString(sql string, args []any, mode pgx.QueryExecMode) bool {
+	return mode == pgx.QueryExecModeSimpleProtocol && len(args) == 0 && strings.Contains(sql, ";")
+}
+
+// execString is Exec of several statements, with the check behind them.
+func (tx *fencedTx) execString(ctx context.Context, sql string) (tag pgconn.CommandTag, err error) {
+	results := tx.inner.Conn().PgConn().Exec(ctx, sql+"\n;"+tx.entry.stillEntered())
+	for checked := (pgconn.CommandTag{}); results.NextResult(); {
+		tag = checked
+		checked, _ = results.ResultReader().Close()
+	}
+	return tag, results.Close()
+}
+
+// ended returns the error of a transaction that one of its statements has ended before err came: what that one has
+// committed, no rollback undoes. It returns nil if none has. conn is idle again, and is asked if it still stands, else
+// another one of db.
+func (e *entry) ended(ctx context.Context, db DB, conn *pgx.Conn, err error) error {
+	outcome := "aborted"
+	var askErr error
+	if conn != nil && !conn.IsClosed() {
+		ctx, cancel := detached(ctx, cleanUpTime)
+		defer cancel()
+		outcome, askErr = e.status(ctx, conn)
+	} else if committed, err := e.ask(ctx, db); err != nil {
+		askErr = err
+	} else if committed {
+		outcome = "committed"
+	}
+	switch ended := answered(err).code == codeTxEnded || errors.Is(err, errEnded); {
+	case askErr != nil || outcome == "":
+		return e.unknown(err, askErr)
+	case outcome == "aborted" && !ended:
+		return nil
+	}
+	return &TxEndedError{XID: e.xid, Outcome: outcome, cause: err}
+}

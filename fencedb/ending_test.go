@@ -1,0 +1,239 @@
+package fencedb_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+)
+
+// Statements of the caller that end the transaction which holds the fence.
+
+// ending is statements, and what is then true.
+type ending struct {
+	statements string // separated by semicolons
+	outcome    string // of the transaction; "" if the statements do not end it
+	effects    []int
+}
+
+var endings = []ending{
+	{`INSERT INTO effects VALUES (1); ROLLBACK`, "aborted", nil},
+	{`INSERT INTO effects VALUES (1); ABORT`, "aborted", nil},
+	{`INSERT INTO effects VALUES (1); ROLLBACK; INSERT INTO effects VALUES (2)`, "aborted", nil},
+	{`INSERT INTO effects VALUES (1); ROLLBACK AND CHAIN; INSERT INTO effects VALUES (2)`, "aborted", nil},
+	{`INSERT INTO effects VALUES (1); ROLLBACK; BEGIN; INSERT INTO effects VALUES (2)`, "aborted", nil},
+	{`INSERT INTO effects VALUES (1); COMMIT`, "committed", []int{1}},
+	{`INSERT INTO effects VALUES (1); COMMIT; INSERT INTO effects VALUES (2)`, "committed", []int{1}},
+	{`INSERT INTO effects VALUES (1); /* then */ COMMIT AND CHAIN; INSERT INTO effects VALUES (2)`, "committed", []int{1}},
+	{`INSERT INTO effects VALUES (1); COMMIT; BEGIN; INSERT INTO effects VALUES (2)`, "committed", []int{1}},
+	{`INSERT INTO effects VALUES (1); END; START TRANSACTION; INSERT INTO effects VALUES (2)`, "committed", []int{1}},
+	{`INSERT INTO effects VALUES (1); COMMIT; BEGIN; INSERT INTO effects VALUES (2), (2)`, "committed", []int{1}},
+	{`INSERT INTO effects VALUES (1); PREPARE TRANSACTION 'ending'`, "in progress", nil},
+	{`INSERT INTO effects VALUES (1); PREPARE TRANSACTION 'ending'; BEGIN; INSERT INTO effects VALUES (2)`, "in progress", nil},
+	{`COMMIT`, "committed", nil},
+	{`ROLLBACK`, "aborted", nil},
+	{`COMMIT AND CHAIN`, "committed", nil},
+	{"--\rROLLBACK AND CHAIN", "aborted", nil},
+	{`PREPARE TRANSACTION 'ending'`, "in progress", nil},
+
+	{`SAVEPOINT a; INSERT INTO effects VALUES (1); ROLLBACK TO a; INSERT INTO effects VALUES (2); RELEASE a`, "", []int{2}},
+	{`BEGIN; INSERT INTO effects VALUES (1)`, "", []int{1}},
+	{"-- name: Insert :exec\nINSERT INTO effects VALUES (1)", "", []int{1}},
+	{`/* /* */ SELECT */ INSERT INTO effects VALUES (1)`, "", []int{1}},
+}
+
+// run runs statements in one of many ways; those that it cannot run that way are skipped.
+type run func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error
+
+var errSkip = errors.New("skip")
+
+func batchOf(statements []string) *pgx.Batch {
+	b := &pgx.Batch{}
+	for _, sql := range statements {
+		b.Queue(sql)
+	}
+	return b
+}
+
+// each runs the statements one by one, in a transaction of Tx.
+func each(use func(ctx context.Context, tx pgx.Tx, sql string) error) run {
+	return func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
+			for _, sql := range statements {
+				if err := use(ctx, tx, sql); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// single runs the only statement.
+func single(use func(ctx context.Context, db fencedb.DB, g fencedb.Grant, sql string) error) run {
+	return func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		if len(statements) > 1 {
+			return errSkip
+		}
+		return use(ctx, db, g, statements[0])
+	}
+}
+
+func query(rows pgx.Rows, err error) error {
+	rows.Close()
+	return errors.Join(err, rows.Err())
+}
+
+var runs = map[string]run{
+	"SendBatch": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		return fencedb.SendBatch(ctx, db, g, batchOf(statements))
+	},
+	"Exec": single(func(ctx context.Context, db fencedb.DB, g fencedb.Grant, sql string) error {
+		_, err := fencedb.Exec(ctx, db, g, sql)
+		return err
+	}),
+	"Query": single(func(ctx context.Context, db fencedb.DB, g fencedb.Grant, sql string) error {
+		return query(fencedb.Query(ctx, db, g, sql))
+	}),
+	"QueryRow": single(func(ctx context.Context, db fencedb.DB, g fencedb.Grant, sql string) error {
+		err := fencedb.QueryRow(ctx, db, g, sql).Scan()
+		if errors.Is(err, pgx.ErrNoRows) && errors.Is(err, fencedb.ErrCommitted) {
+			return nil
+		}
+		return err
+	}),
+	"Exec of all in one string": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		if db.(*pgxpool.Pool).Config().ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol {
+			return errSkip
+		}
+		_, err := fencedb.Exec(ctx, db, g, strings.Join(statements, ";"))
+		return err
+	},
+	"Tx with Exec": each(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, sql)
+		return err
+	}),
+	"Tx with Query": each(func(ctx context.Context, tx pgx.Tx, sql string) error { return query(tx.Query(ctx, sql)) }),
+	"Tx with QueryRow": each(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		if err := tx.QueryRow(ctx, sql).Scan(); !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		return nil
+	}),
+	"Tx with a batch for each": each(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		return tx.SendBatch(ctx, batchOf([]string{sql})).Close()
+	}),
+	"Tx with SendBatch": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error { return tx.SendBatch(ctx, batchOf(statements)).Close() })
+	},
+	"Tx with a late SendBatch": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+				return err
+			}
+			return tx.SendBatch(ctx, batchOf(statements)).Close()
+		})
+	},
+	"Tx with all in one string": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, strings.Join(statements, ";"))
+			return err
+		})
+	},
+	"Tx with all in one string past us": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		if len(statements) == 3 && !strings.Contains(statements[1], "CHAIN") {
+			return errSkip // Postgres commits the third as the string ends, and we can only report it
+		}
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
+			_, err := tx.Conn().Exec(ctx, strings.Join(statements, ";"))
+			return err
+		})
+	},
+	"Tx with an error that is swallowed": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
+			for _, sql := range statements {
+				_, _ = tx.Exec(ctx, sql)
+			}
+			return nil
+		})
+	},
+	"Tx with a savepoint": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
+			inner, err := tx.Begin(ctx)
+			if err != nil {
+				return err
+			}
+			for _, sql := range statements {
+				if _, err := inner.Exec(ctx, sql); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	},
+}
+
+func TestAStatementThatEndsTheTransactionIsNoticed(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes {
+		for name, run := range runs {
+			t.Run(mode.String()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
+				pool := w.poolIn(mode)
+				gid := uuid.NewString() // of the whole server
+				for i, c := range endings {
+					w.exec(`TRUNCATE effects`)
+
+					err := run(t.Context(), pool, grant("effects", int64(i)+1), strings.Split(strings.ReplaceAll(c.statements, "'ending'", "'"+gid+"'"), ";"))
+					if errors.Is(err, errSkip) {
+						continue
+					}
+
+					effects := collect[int](w, `SELECT id FROM effects ORDER BY id`)
+					require.ElementsMatch(t, c.effects, effects, "%s: %v", c.statements, err)
+					if c.outcome == "" {
+						require.NoError(t, err, c.statements)
+						continue
+					}
+					require.ErrorIs(t, err, fencedb.ErrTxEnded, c.statements)
+					var ended *fencedb.TxEndedError
+					require.ErrorAs(t, err, &ended, c.statements)
+					require.Equal(t, c.outcome, ended.Outcome, c.statements)
+					require.Equal(t, []string{c.outcome}, collect[string](w, `SELECT pg_xact_status($1::text::xid8)`, fmt.Sprint(ended.XID)))
+					if c.outcome == "in progress" {
+						w.exec(`ROLLBACK PREPARED '` + gid + `'`)
+					}
+					w.awaitIdle(pool)
+				}
+			})
+		}
+	}
+}
+
+// The last statement of a batch must not be taken for COMMIT, and no result for another one's.
+func TestABatchThatMayEndTheTransactionCallsItsCallbacks(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for i, mode := range queryModes {
+		var first, second int
+		b := &pgx.Batch{}
+		b.Queue(`SELECT 1`).QueryRow(func(row pgx.Row) error { return row.Scan(&first) })
+		b.Queue(`SAVEPOINT a`)
+		b.Queue(`ROLLBACK TO a`)
+		b.Queue(`SELECT 2`).QueryRow(func(row pgx.Row) error { return row.Scan(&second) })
+
+		require.NoError(t, fencedb.SendBatch(t.Context(), w.poolIn(mode), grant("effects", int64(i)+1), b))
+
+		require.Equal(t, []int{1, 2}, []int{first, second}, mode.String())
+	}
+}

@@ -1,0 +1,243 @@
+package fencedb_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/pgproxy"
+)
+
+// S7 when nothing answers: the network drops everything in silence, and the context has no deadline.
+
+const (
+	asking = 5 * time.Second // how long a call may outlast its lease, or its context
+	slack  = 3 * time.Second // of a machine that is busy
+)
+
+// silences are the places where a connection falls silent in a write.
+var silences = map[string]func(*pgproxy.Proxy){
+	"before BEGIN arrives": func(p *pgproxy.Proxy) {
+		p.OnClient(once(func(pgproto3.FrontendMessage) bool { return true }, pgproxy.Silence))
+	},
+	"before the first answer": func(p *pgproxy.Proxy) { p.AfterBytes(0, pgproxy.Silence) },
+	"within the answers":      func(p *pgproxy.Proxy) { p.AfterBytes(150, pgproxy.Silence) },
+	"before COMMIT arrives":   func(p *pgproxy.Proxy) { p.OnClient(once(commits, pgproxy.Silence)) },
+	"before COMMIT's answer":  func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.Silence)) },
+}
+
+// commits is isCommit also where COMMIT is part of a batch.
+func commits(msg pgproto3.FrontendMessage) bool {
+	switch msg := msg.(type) {
+	case *pgproto3.Bind:
+		return false
+	case *pgproto3.Parse:
+		return msg.Query == "commit"
+	}
+	return isCommit(msg)
+}
+
+func TestASilentConnectionIsNotWaitedForLongerThanTheLease(t *testing.T) {
+	t.Parallel()
+	const validity = time.Second
+	w := newWorld(t)
+	var all waiting
+	for name, write := range writes {
+		for place, arm := range silences {
+			pool, proxy := w.behindProxyIn(pgx.QueryExecModeExec)
+			id := int(ids.Add(1))
+			arm(proxy)
+			all.start(func() (judge func()) {
+				start := time.Now()
+				delivered, err := write(context.Background(), pool, grantFor(tableOf(id), 1, validity), id)
+				took := time.Since(start)
+				return func() {
+					require.Less(t, took, validity+asking+slack, "%s, silent %s", name, place)
+					w.judge(name+", silent "+place, id, delivered, err)
+					w.awaitIdle(pool)
+				}
+			})
+		}
+	}
+	all.judge()
+}
+
+// waiting runs at once what mostly waits, and then judges it.
+type waiting struct {
+	running sync.WaitGroup
+	places  chan struct{}
+	mu      sync.Mutex
+	judges  []func()
+}
+
+func (all *waiting) start(run func() (judge func())) {
+	if all.places == nil {
+		all.places = make(chan struct{}, 20) // connections are few
+	}
+	all.places <- struct{}{}
+	all.running.Go(func() {
+		defer func() { <-all.places }()
+		judge := run()
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		all.judges = append(all.judges, judge)
+	})
+}
+
+func (all *waiting) judge() {
+	all.running.Wait()
+	for _, judge := range all.judges {
+		judge()
+	}
+}
+
+func TestANetworkThatHangsAtCommitLeavesTheOutcomeUnknownInTime(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		validity, cancelAfter time.Duration // 0 for none
+		bound                 time.Duration
+	}{
+		"lease":                     {validity: time.Second, bound: time.Second + asking},
+		"context before the lease":  {validity: time.Hour, cancelAfter: time.Millisecond, bound: asking},
+		"context without any lease": {cancelAfter: time.Millisecond, bound: asking},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool, proxy := w.behindProxy()
+			g := grant("table:12", 41)
+			if c.validity > 0 {
+				g = grantFor("table:12", 41, c.validity)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var start time.Time
+
+			err := fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error {
+				start = time.Now()
+				proxy.OnServer(once(func(msg pgproto3.BackendMessage) bool {
+					if !isCommitted(msg) {
+						return false
+					}
+					proxy.Hang(true)
+					if c.cancelAfter > 0 {
+						time.AfterFunc(c.cancelAfter, cancel)
+					}
+					return true
+				}, pgproxy.Silence))
+				return book(ctx, tx, 12, "ann")
+			})
+
+			require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
+			require.Less(t, time.Since(start), c.bound+slack)
+			proxy.Hang(false)
+			require.Equal(t, []string{"ann"}, w.guests())
+		})
+	}
+}
+
+// One idle connection of the pool is as silent as the one that was lost; only new ones stand.
+func TestAnIdleConnectionThatIsSilentAsWellDoesNotKeepUsFromAsking(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	config := pool.Config()
+	config.MaxConns = 2
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	t.Cleanup(proxy.Sever)
+	other, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	var asked atomic.Int32
+
+	err = fencedb.Tx(t.Context(), pool, grantFor("table:12", 41, time.Second), func(tx pgx.Tx) error {
+		other.Release()
+		proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+			if isCommitted(msg) {
+				return pgproxy.Silence
+			}
+			return pgproxy.Pass
+		})
+		proxy.OnClient(func(msg pgproto3.FrontendMessage) pgproxy.Verdict {
+			if parse, ok := msg.(*pgproto3.Parse); ok && strings.Contains(parse.Query, "fencedb.outcome") && asked.Add(1) == 1 {
+				return pgproxy.Silence
+			}
+			return pgproxy.Pass
+		})
+		return book(t.Context(), tx, 12, "ann")
+	})
+
+	require.NoError(t, err)
+	require.EqualValues(t, 2, asked.Load())
+}
+
+func TestAConnectionThatDoesNotComeInTimeEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, _ := w.behindProxy()
+	only, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer only.Release()
+	for name, write := range writes {
+		const validity = 200 * time.Millisecond
+		start := time.Now()
+
+		_, err := write(context.Background(), pool, grantFor("table:12", 41, validity), 1)
+
+		if name == "Tx with Conn" {
+			require.Error(t, err)
+		} else {
+			require.ErrorIs(t, err, fencedb.ErrLeaseOver, name)
+		}
+		require.Less(t, time.Since(start), validity+slack, name)
+	}
+	require.ErrorIs(t, fencedb.Seal(context.Background(), pool, grantFor("table:12", 41, 200*time.Millisecond)), fencedb.ErrLeaseOver)
+}
+
+// What bounds one user's wait must not end the next one's.
+func TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var all waiting
+	for name, write := range writes {
+		pool, _ := w.behindProxy()
+		id := int(ids.Add(1))
+		all.start(func() (judge func()) {
+			_, err := write(t.Context(), pool, grantFor(tableOf(id), 1, 3*time.Second), id)
+			_, nextErr := pool.Exec(t.Context(), `SELECT pg_sleep(6.5)`)
+			return func() {
+				require.NoError(t, err, name)
+				require.NoError(t, nextErr, name)
+				require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "%s: the next user had another connection", name)
+			}
+		})
+	}
+	all.judge()
+}
+
+func TestEnterOnASilentConnectionEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	proxy.AfterBytes(0, pgproxy.Silence)
+	start := time.Now()
+
+	err = fencedb.Enter(context.Background(), tx, grantFor("table:12", 41, 500*time.Millisecond))
+
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver, fmt.Sprint(err))
+	require.Less(t, time.Since(start), 500*time.Millisecond+asking+slack)
+	require.Error(t, tx.Rollback(t.Context()))
+}
