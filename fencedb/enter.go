@@ -46,6 +46,7 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 type entry struct {
 	config
 	grants []Grant
+	db     DB        // where transactions begin; nil in those of the application
 	carry  bool      // rows are to judge the grants, no fence is taken
 	asked  time.Time // when the query was made: the moment our waiting is counted from
 	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes

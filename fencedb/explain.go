@@ -26,6 +26,8 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	switch {
+	case e.xid == 0 && lost && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		return e.busyOr(ctx, err)
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
 	case e.xid == 0:
@@ -84,6 +86,25 @@ func (e *entry) staleOr(ctx context.Context, conn *pgx.Conn, err error) error {
 		if row.Scan(&stored) == nil && stored > g.Token() {
 			return &StaleError{Resource: g.Resource(), Token: g.Token(), Stored: stored, cause: err}
 		}
+	}
+	return err
+}
+
+// busyOr tells a deadline that passed while the fence was waited for from one that passed because the server did not answer. The
+// server was to give up first, and to name what blocks; it was too late with that.
+func (e *entry) busyOr(ctx context.Context, err error) error {
+	if e.db == nil {
+		return err
+	}
+	asking, cancel := detached(ctx, cleanUpTime)
+	defer cancel()
+	conn, release, acquireErr := acquire(asking, e.db)
+	if acquireErr != nil {
+		return err
+	}
+	defer release()
+	if blockers := e.blockers(asking, pgxConn(conn), err); len(blockers) > 0 {
+		return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: blockers, cause: err}
 	}
 	return err
 }

@@ -102,6 +102,6 @@ func (e *entry) status(ctx context.Context, db DB) (string, error) {
 
 // connectionIsGone reports whether db is a single connection that has been lost: there is nobody left to ask.
 func connectionIsGone(db DB) bool {
-	conn, ok := db.(interface{ IsClosed() bool })
-	return ok && conn.IsClosed()
+	conn := pgxConn(db)
+	return conn != nil && conn.IsClosed()
 }

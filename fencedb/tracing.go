@@ -50,6 +50,7 @@ var errPanicked = errors.New("fencedb: a panic came before the outcome was known
 func (e *entry) tracedBy(db DB) DB {
 	plain, tracers := untraced(db)
 	e.tracers = append(tracers[:len(tracers):len(tracers)], e.tracers...)
+	e.db = plain
 	return plain
 }
 

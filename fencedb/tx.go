@@ -122,11 +122,11 @@ func (tx *fencedTx) abort(err error) error {
 	ctx, cancel := detached(tx.ctx, cleanUpTime)
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
+	if lost { // first, or asking on another connection could wait for this one
+		abandon(conn)
+		tx.end()
+	}
 	if tx.mayHaveEnded && tx.entry.xid != 0 {
-		if lost {
-			abandon(conn)
-			tx.end()
-		}
 		if ended := tx.entry.ended(tx.ctx, tx.db, conn, err); ended != nil {
 			return ended
 		}

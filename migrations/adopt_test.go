@@ -96,7 +96,7 @@ func TestTheOwnerOfATableProtectsItWithoutRightsToTheLedger(t *testing.T) {
 		`ALTER TABLE shop.seats DISABLE TRIGGER ALL`,
 		`SELECT fencedb.unprotect('shop.seats')`,
 		`SET session_replication_role = replica`,
-		`CREATE OR REPLACE FUNCTION shop.seats_fencedb_guard() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'`,
+		`CREATE OR REPLACE FUNCTION shop.fencedb_guard_seats() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'`,
 	} {
 		s.refused(insufficientPrivilege, past)
 	}
