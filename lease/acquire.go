@@ -20,7 +20,7 @@ type Option func(*acquisition)
 // WithLeaseID gives the acquisition its lease id instead of a random one. A program that asks again with the id of an
 // acquisition whose outcome it does not know gets that very lease, if it still holds, with its token. Never use one id for
 // two pieces of work: both would hold.
-func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id, a.named = id, true } }
+func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }
 
 // Barge lets [Issuer.TryAcquire] go ahead of those who wait. Without it a free resource that others wait for is held for them.
 func Barge() Option { return func(a *acquisition) { a.barge = true } }
@@ -32,17 +32,26 @@ type acquisition struct {
 	resources []string
 	keys      []keys // of the resources, in their order
 	id        uuid.UUID
-	named     bool // the id is the caller's, who may use it again
+	call      *call
 	barge     bool
 	patience  *time.Duration // nil: as long as the context allows
 	asked     bool           // a request may have reached Redis
-	withdrawn atomic.Bool    // what that has left is being taken back
 	standing  standing       // since the latest refusal
 	waits     *tracing       // nil until the resource was found taken
 }
 
+// call is what one call of the program has of its own, and all requests of it have in common; a lease id may be shared by several. So a
+// withdrawal ends what its own call was granted, and nothing else. The steps of one call share it.
+type call struct {
+	id        string
+	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
+	withdrawn atomic.Bool // what the requests have left is being taken back
+}
+
+func newCall() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64())} }
+
 func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
-	a := &acquisition{issuer: i, caller: ctx, resources: resources, id: uuid.New()}
+	a := &acquisition{issuer: i, caller: ctx, resources: resources, id: uuid.New(), call: newCall()}
 	for _, resource := range resources {
 		if err := checkResource(resource); err != nil {
 			return nil, err
@@ -61,7 +70,7 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 // part is the acquisition of the nth resource alone, as a step of the whole.
 func (a *acquisition) part(n int) *acquisition {
 	return &acquisition{issuer: a.issuer, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
-		id: a.id, named: a.named, barge: a.barge}
+		id: a.id, call: a.call, barge: a.barge}
 }
 
 // name is what errors call the resources.
@@ -189,7 +198,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
 	}
 	answered := time.Now()
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
-		t.listenFor(a.id.String())
+		t.listenFor(a.call.id)
 		leases, refused, err := a.attempt(ctx, wait)
 		switch {
 		case leases != nil:
@@ -219,7 +228,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
 
 // sleep returns when the waiter is woken, or should have been.
 func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Duration) {
-	woken := t.woken(a.id.String())
+	woken := t.woken(a.call.id)
 	if woken == nil {
 		held = min(held, backoff/2+rand.N(backoff)) // far apart, or rivals for a majority split it again and again
 	}
@@ -254,7 +263,10 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	defer cancel()
 	a.asked = a.asked || ctx.Err() == nil
 	sent := time.Now()
-	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, m, i.cfg.TTL, i.cfg.FenceRetention, a.late})
+	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, a.call.id, m, i.cfg.TTL, i.cfg.FenceRetention, a.late})
+	if answer.unsure || errors.Is(err, ErrUnreachable) {
+		a.call.unsure.Store(true)
+	}
 	switch {
 	case err != nil:
 		return nil, nil, err
@@ -266,9 +278,14 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	}
 	leases := make(Leases, len(a.keys))
 	for n, k := range a.keys {
-		leases[n] = newLease(a.caller, i, a.resources[n], term{k, a.id, answer.tokens[n]}, sent, sent)
+		leases[n] = newLease(a.caller, i, a.resources[n], a.term(k, answer.tokens[n]), sent, sent)
 	}
 	return leases, nil, nil
+}
+
+// term is the lease with that token, or without any what the acquisition may have been granted without hearing of it.
+func (a *acquisition) term(k keys, token int64) term {
+	return term{k, a.id, token, a.call.id, a.call.unsure.Load()}
 }
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
@@ -279,21 +296,20 @@ func (a *acquisition) withdraw(ctx context.Context) {
 	if !a.asked {
 		return
 	}
-	a.withdrawn.Store(true)
+	a.call.withdrawn.Store(true)
 	ctx, cancel := script.Detached(ctx, withdrawTime)
 	defer cancel()
 	for _, k := range a.keys {
-		if err := script.Persist(ctx, func() error { return a.issuer.store.withdraw(ctx, k, a.id) }); err != nil {
+		if err := script.Persist(ctx, func() error { return a.issuer.store.withdraw(ctx, a.term(k, 0)) }); err != nil {
 			return
 		}
 	}
 }
 
 // late withdraws once more, when a request that ctx cut short has come to its end: it may have waited for a connection and
-// reached Redis behind the withdrawal, which would leave a waiter, or a holder, that nobody stands for. Not under an id of the
-// caller's own, who may hold by it by now.
+// reached Redis long after the withdrawal, which would leave a waiter, or a holder, that nobody stands for.
 func (a *acquisition) late() {
-	if a.withdrawn.Load() && !a.named {
+	if a.call.withdrawn.Load() {
 		a.withdraw(a.caller)
 	}
 }

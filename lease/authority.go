@@ -108,7 +108,7 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 		return nil, script.Invalid("floor %d is no token that another can follow", floor)
 	}
 	t := old.trace(ctx, OpHeal)
-	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), asked: true}
+	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
 	l, err := a.heal(t.ctx, old, floor)
 	t.granted(l).end(l, err)
 	return l, err
@@ -145,14 +145,14 @@ func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l 
 	cfg := a.issuer.cfg
 	err = script.Persist(ctx, func() error {
 		sent := time.Now()
-		token, err := a.issuer.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, floor)
+		token, err := a.issuer.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, a.call.id, floor)
 		if err != nil {
 			return err
 		}
 		if !time.Now().Before(a.issuer.trustedUntil(sent, cfg.TTL)) {
 			return errTooLate
 		}
-		l = newLease(a.caller, a.issuer, old.resource, term{old.term.keys, a.id, token}, sent, old.since)
+		l = newLease(a.caller, a.issuer, old.resource, a.term(old.term.keys, token), sent, old.since)
 		return nil
 	})
 	return l, err

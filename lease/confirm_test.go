@@ -19,7 +19,7 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	k := newKeys("", "a", false)
 	confirm := func(id uuid.UUID, token int64) outcome {
 		t.Helper()
-		result, err := s.confirm(t.Context(), extension{term{k, id, token}, time.Minute, time.Hour})
+		result, err := s.confirm(t.Context(), extension{term{keys: k, id: id, token: token, call: "ca11"}, time.Minute, time.Hour})
 		require.NoError(t, err)
 		return result
 	}
@@ -27,20 +27,20 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	require.Equal(t, gone, confirm(holder, 7))
 	require.False(t, server.Exists(k.owner), "never creates")
 
-	answer, err := s.acquire(t.Context(), ask{[]keys{k}, holder, try, time.Minute, time.Hour, nil})
+	answer, err := s.acquire(t.Context(), ask{[]keys{k}, holder, "ca11", try, time.Minute, time.Hour, nil})
 	require.NoError(t, err)
 	token := answer.tokens[0]
 	require.Equal(t, taken, confirm(other, token+5))
-	verdict, err := s.verify(t.Context(), term{k, holder, token})
+	verdict, err := s.verify(t.Context(), term{keys: k, id: holder, token: token, call: "ca11"})
 	require.NoError(t, err)
 	require.Equal(t, Current, verdict, "nothing was changed")
 
 	require.Equal(t, done, confirm(holder, token+5))
-	verdict, err = s.verify(t.Context(), term{k, holder, token + 5})
+	verdict, err = s.verify(t.Context(), term{keys: k, id: holder, token: token + 5, call: "ca11"})
 	require.NoError(t, err)
 	require.Equal(t, Current, verdict)
 	require.Equal(t, done, confirm(holder, token+2), "a smaller token of the majority does not lower the fence")
-	verdict, err = s.verify(t.Context(), term{k, holder, token + 2})
+	verdict, err = s.verify(t.Context(), term{keys: k, id: holder, token: token + 2, call: "ca11"})
 	require.NoError(t, err)
 	require.Equal(t, FenceStale, verdict)
 }

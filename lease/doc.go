@@ -101,7 +101,7 @@
 // The client's user needs no more than these rights, and INFO for [Issuer.Check] to tell all that it can:
 //
 //	ACL SETUSER leases on >password ~lease:v1:* &lease:v1:* +evalsha +eval +@connection +subscribe +unsubscribe +ssubscribe +sunsubscribe
-//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zscore +zcount +publish +spublish
+//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zscore +zcount +zrangebyscore +zremrangebyscore +zremrangebyrank +publish +spublish
 //
 // # Contexts
 //

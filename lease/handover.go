@@ -19,9 +19,9 @@ type grantedTo struct {
 	ttl   time.Duration
 }
 
-// news reads a message: "free <lease id>", or "granted <lease id> <token> <ttl in milliseconds>". Nil if it is the first, or
+// news reads a message: "free <call>", or "granted <call> <token> <ttl in milliseconds>". Nil if it is the first, or
 // neither; then the waiter has to ask.
-func news(message string) (leaseID string, granted *grantedTo) {
+func news(message string) (call string, granted *grantedTo) {
 	words := strings.Fields(message)
 	if len(words) < 2 {
 		return "", nil
@@ -60,5 +60,5 @@ func (a *acquisition) handedOver(ctx context.Context, t *turn) Leases {
 	if granted.token < last.floor || granted.ttl != i.cfg.TTL || now.Sub(last.sent) >= i.cfg.RenewEvery {
 		return nil
 	}
-	return Leases{newLease(a.caller, i, a.resources[0], term{a.keys[0], a.id, granted.token}, last.sent, now)}
+	return Leases{newLease(a.caller, i, a.resources[0], a.term(a.keys[0], granted.token), last.sent, now)}
 }

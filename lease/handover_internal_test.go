@@ -68,7 +68,7 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				e.listenFor("me")
 				e.hear(test.message)
 				sent := time.Now().Add(-test.asked)
-				a := &acquisition{issuer: i, caller: t.Context(), resources: []string{"a"}, keys: []keys{{}}, id: uuid.New(), standing: standing{sent, 42}}
+				a := &acquisition{issuer: i, caller: t.Context(), resources: []string{"a"}, keys: []keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 42}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
 				require.Nil(t, a.handedOver(over, &turn{line: &line{ear: e}}), "who has given up gives it back")

@@ -13,7 +13,7 @@ const maxResource = 512
 //
 //	lease:v1:{tenant/table:12}:owner
 type keys struct {
-	owner   string // "<lease id>:<token>", expires with the lease
+	owner   string // "<lease id>:<token>:<calls>", expires with the lease
 	fence   string // last token issued, expires with Config.FenceRetention
 	queue   string // sorted set: waiters by arrival
 	alive   string // sorted set: the same waiters by the time until which they are believed alive

@@ -43,9 +43,9 @@ func (e *ear) ring() {
 }
 
 func (e *ear) hear(message string) {
-	leaseID, grant := news(message)
+	call, grant := news(message)
 	e.mu.Lock()
-	mine := leaseID == e.waiter
+	mine := call == e.waiter
 	if mine && grant != nil {
 		e.grant = grant
 	}

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -31,6 +32,109 @@ func (h *slow) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		return next(context.WithoutCancel(ctx), cmd)
 	}
+}
+
+// ghost breaks the connection of the next script call that is chosen, as the client sees it; the request reaches the server later, behind
+// everything that was sent meanwhile.
+type ghost struct {
+	faulty.Redis
+	by     time.Duration
+	choose atomic.Pointer[func(redis.Cmder) bool] // nil: nothing
+}
+
+func (h *ghost) next(choose func(redis.Cmder) bool) { h.choose.Store(&choose) }
+
+func (h *ghost) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		choose := h.choose.Load()
+		if choose == nil || cmd.Name() != "evalsha" || !(*choose)(cmd) || !h.choose.CompareAndSwap(choose, nil) {
+			return next(ctx, cmd)
+		}
+		go func() {
+			time.Sleep(h.by)
+			_ = next(context.WithoutCancel(ctx), redis.NewCmd(ctx, cmd.Args()...))
+		}()
+		cmd.SetErr(faulty.ErrBroken)
+		return faulty.ErrBroken
+	}
+}
+
+// names chooses calls about that resource.
+func (w *world) names(resource string) func(redis.Cmder) bool {
+	return func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(w.key(resource, "owner"))) }
+}
+
+func only(resource string, w *world) func(redis.Cmder) bool {
+	about := w.names(resource)
+	return func(cmd redis.Cmder) bool { return cmd.Args()[2] == 4 && about(cmd) } // four keys: an acquisition of one
+}
+
+// The client asks again, has the lease, gives it back; then the first request arrives. It would hold for a TTL.
+func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
+	for name, opts := range map[string][]lease.Option{"random id": nil, "own id": {lease.WithLeaseID(uuid.New())}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: time.Minute})
+				require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
+				late := &ghost{by: 1500 * ms}
+				w.client.AddHook(late)
+
+				late.next(w.names("a"))
+				l := try(t, i, "a", opts...)
+				require.NoError(t, l.Release(t.Context()))
+				time.Sleep(2 * time.Second)
+				require.Empty(t, w.snapshot(t, "a").owner, "tried")
+
+				late.next(w.names("a"))
+				l, err := i.Acquire(t.Context(), "a", opts...)
+				require.NoError(t, err)
+				require.NoError(t, l.Release(t.Context()))
+				time.Sleep(2 * time.Second)
+				require.Empty(t, w.snapshot(t, "a").owner, "waited for")
+
+				// One of several, which the others were not to be had with.
+				b := try(t, i, "b")
+				late.next(only("a", w))
+				_, err = i.AcquireAll(t.Context(), []string{"a", "b"}, append(opts, lease.WaitAtMost(time.Second))...)
+				require.ErrorIs(t, err, lease.ErrHeld)
+				time.Sleep(2 * time.Second)
+				require.Empty(t, w.snapshot(t, "a").owner, "a step of several")
+				require.NoError(t, b.Release(t.Context()))
+
+				// What is remembered of the calls stands in nobody's way, and is forgotten.
+				require.NoError(t, try(t, i, "a").Release(t.Context()))
+				time.Sleep(time.Minute)
+				require.Zero(t, w.client.Exists(t.Context(), w.key("a", "queue")).Val())
+			})
+		})
+	}
+}
+
+// Under ids of their own, some of them used again at once.
+func TestSlowCancelsLeaveNoHolder(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		require.NoError(t, try(t, i, "warm").Release(t.Context()))
+		overtaken := &slow{by: 100 * ms}
+		w.client.AddHook(overtaken)
+		var id uuid.UUID
+		for n := range 100 {
+			if n%3 > 0 {
+				id = uuid.New()
+			}
+			overtaken.armed.Store(true)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+			l, err := i.TryAcquire(ctx, "a", lease.WithLeaseID(id))
+			cancel()
+			if err == nil { // a withdrawal of one before was slow instead
+				require.NoError(t, l.Release(t.Context()))
+			}
+			time.Sleep(time.Duration(n) * ms)
+		}
+		time.Sleep(time.Second)
+		require.Empty(t, w.snapshot(t, "a").owner)
+		require.NoError(t, try(t, i, "a").Release(t.Context()))
+	})
 }
 
 // It would block the resource for a TTL; a grant that is handed to it too.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -145,7 +146,7 @@ func (q *quorum) acquire(ctx context.Context, a ask) (acquired, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (acquired, error) { return m.acquire(ctx, a) })
 	tokens := make([]int64, len(a.keys))
 	won := 0
-	refused := acquired{wait: time.Millisecond}
+	refused := acquired{wait: time.Millisecond, unsure: missing(votes)}
 	for _, v := range votes {
 		switch {
 		case v.err != nil:
@@ -159,33 +160,38 @@ func (q *quorum) acquire(ctx context.Context, a ask) (acquired, error) {
 		}
 	}
 	if won < q.need {
-		q.undo(ctx, a.keys, a.id)
+		q.undo(ctx, a)
 		return refused, failure(q, votes)
 	}
 	for n, k := range a.keys {
-		result, err := q.confirm(ctx, extension{term{k, a.id, tokens[n]}, a.ttl, a.retention})
+		result, err := q.confirm(ctx, extension{term{keys: k, id: a.id, token: tokens[n], call: a.call}, a.ttl, a.retention})
 		if err != nil {
 			return acquired{}, err
 		}
 		if result != done { // lost again before it was won
-			q.undo(ctx, a.keys, a.id)
-			return acquired{wait: time.Millisecond, index: n}, nil
+			q.undo(ctx, a)
+			return acquired{wait: time.Millisecond, index: n, unsure: refused.unsure}, nil
 		}
 	}
-	return acquired{tokens: tokens}, nil
+	return acquired{tokens: tokens, unsure: refused.unsure}, nil
 }
 
 func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
 	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, e) }))
 }
 
-// undo gives back what a minority granted, so that the next attempt of a rival does not fail for it.
-func (q *quorum) undo(ctx context.Context, all []keys, id uuid.UUID) {
+// undo gives back what a minority granted, so that the next attempt of a rival does not fail for it. The call goes on.
+func (q *quorum) undo(ctx context.Context, a ask) {
 	ctx, cancel := script.Detached(ctx, q.patience)
 	defer cancel()
-	for _, k := range all {
-		_ = q.withdraw(ctx, k, id)
+	for _, k := range a.keys {
+		_ = q.withdraw(ctx, term{keys: k, id: a.id, call: a.call})
 	}
+}
+
+// missing is whether a member may still get what it was asked and has not answered.
+func missing(votes []vote[acquired]) bool {
+	return slices.ContainsFunc(votes, func(v vote[acquired]) bool { return errors.Is(v.err, ErrUnreachable) })
 }
 
 func (q *quorum) extend(ctx context.Context, batch []extension) []answered {
@@ -209,15 +215,15 @@ func (q *quorum) release(ctx context.Context, e extension) (outcome, error) {
 		result, err := m.release(ctx, e)
 		if err == nil && result == taken {
 			// Perhaps by this very lease, if the member granted too late to be asked to confirm.
-			err = m.withdraw(ctx, e.keys, e.id)
+			err = m.withdraw(ctx, e.term)
 		}
 		return result, err
 	}))
 }
 
-func (q *quorum) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
+func (q *quorum) withdraw(ctx context.Context, t term) error {
 	return failure(q, poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) {
-		return struct{}{}, m.withdraw(ctx, k, id)
+		return struct{}{}, m.withdraw(ctx, t)
 	}))
 }
 
@@ -276,8 +282,8 @@ func (q *quorum) raise(ctx context.Context, k keys, floor int64, retention time.
 	return last, failure(q, votes)
 }
 
-func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, floor) })
+func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error) {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, call, floor) })
 	var token int64
 	for _, v := range votes {
 		token = max(token, v.answer)
@@ -285,7 +291,7 @@ func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, floor
 	if err := failure(q, votes); err != nil {
 		return 0, err
 	}
-	result, err := q.confirm(ctx, extension{term{old.keys, id, token}, old.ttl, old.retention})
+	result, err := q.confirm(ctx, extension{term{keys: old.keys, id: id, token: token, call: call}, old.ttl, old.retention})
 	if err == nil && result != done {
 		err = result.loss()
 	}

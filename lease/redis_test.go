@@ -73,7 +73,7 @@ func (w *world) snapshot(t *testing.T, resource string) snapshot {
 		fence:        c.Get(ctx, fence).Val(),
 		ownerExpires: c.PExpireTime(ctx, owner).Val(),
 		fenceExpires: c.PExpireTime(ctx, fence).Val(),
-		waiters:      c.ZCard(ctx, w.key(resource, "queue")).Val(),
+		waiters:      c.ZCard(ctx, w.key(resource, "alive")).Val(),
 	}
 }
 
@@ -117,11 +117,11 @@ func TestCorruptKeysAreRefusedAndLeftAlone(t *testing.T) {
 		{"owner", func(k string) error { return w.client.Set(ctx, k, "", time.Hour).Err() }},
 		{"owner", func(k string) error { return w.client.Set(ctx, k, id, time.Hour).Err() }},
 		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":", time.Hour).Err() }},
-		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":0", time.Hour).Err() }},
-		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":-1", time.Hour).Err() }},
-		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":12345678901234567", time.Hour).Err() }},
-		{"owner", func(k string) error { return w.client.Set(ctx, k, "abc:1", time.Hour).Err() }},
-		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":1", 0).Err() }}, // never expires
+		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":0:ca11", time.Hour).Err() }},
+		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":-1:ca11", time.Hour).Err() }},
+		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":12345678901234567:ca11", time.Hour).Err() }},
+		{"owner", func(k string) error { return w.client.Set(ctx, k, "abc:1:ca11", time.Hour).Err() }},
+		{"owner", func(k string) error { return w.client.Set(ctx, k, id+":1:ca11", 0).Err() }}, // never expires
 		{"fence", func(k string) error { return w.client.RPush(ctx, k, "x").Err() }},
 		{"fence", func(k string) error { return w.client.Set(ctx, k, "", 0).Err() }},
 		{"fence", func(k string) error { return w.client.Set(ctx, k, "many", 0).Err() }},
@@ -232,7 +232,7 @@ func TestVerifyTellsThreeThingsApart(t *testing.T) {
 	require.NoError(t, l.Err(), "it still holds")
 
 	require.NoError(t, w.client.Set(t.Context(), w.key("a", "owner"),
-		fmt.Sprintf("%s:%d", l.LeaseID(), l.Token()+1), time.Minute).Err())
+		fmt.Sprintf("%s:%d:ca11", l.LeaseID(), l.Token()+1), time.Minute).Err())
 	require.Equal(t, lease.LeaseLost, verdict(l), "another token of the same lease id is another lease")
 	require.ErrorIs(t, l.Err(), lease.ErrLost)
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
@@ -252,7 +252,7 @@ func TestOperationsOfAnOldLeaseTouchNoNewerOne(t *testing.T) {
 	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	take := func(resource string, id uuid.UUID, token int64) {
 		t.Helper()
-		require.NoError(t, w.client.Set(t.Context(), w.key(resource, "owner"), fmt.Sprintf("%s:%d", id, token), time.Minute).Err())
+		require.NoError(t, w.client.Set(t.Context(), w.key(resource, "owner"), fmt.Sprintf("%s:%d:ca11", id, token), time.Minute).Err())
 	}
 	for name, op := range map[string]func(*lease.Lease) error{
 		"extend":  func(l *lease.Lease) error { return l.Extend(t.Context()) },

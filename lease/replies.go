@@ -13,6 +13,7 @@ import (
 // acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for which of them.
 type acquired struct {
 	tokens []int64 // nil when refused
+	unsure bool    // not everyone that was asked has answered
 	wait   time.Duration
 	index  int
 	floor  int64 // no smaller token is granted on that resource from now on
@@ -37,11 +38,16 @@ func decodeAcquire(r script.Reply, resources int) (acquired, error) {
 			return acquired{}, r.Unknown()
 		}
 		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1, floor: floor}, nil
+	case r.Is("over", 0):
+		return acquired{}, errOver
 	case r.Is("exhausted", 0):
 		return acquired{}, ErrExhausted
 	}
 	return acquired{}, r.Unknown()
 }
+
+// errOver is the answer to a request that comes when its call has been given up. Nobody waits for it, as a rule.
+var errOver = fmt.Errorf("%w: the acquisition was given up before", ErrLost)
 
 // maxToken is the largest token: what Lua's doubles hold exactly.
 const maxToken = script.MaxNumber

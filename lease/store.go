@@ -17,15 +17,18 @@ import (
 // term names one lease exactly. Every operation after the acquisition compares all of it, so that a late request of an old
 // lease cannot touch a newer one of the same resource.
 type term struct {
-	keys  keys
-	id    uuid.UUID
-	token int64
+	keys   keys
+	id     uuid.UUID
+	token  int64
+	call   string // the acquisition that got it
+	unsure bool   // another request of that call may still be under way
 }
 
 // ask is a request for one lease on each of the resources, or none.
 type ask struct {
 	keys      []keys
 	id        uuid.UUID
+	call      string
 	mode      mode
 	ttl       time.Duration
 	retention time.Duration
@@ -59,11 +62,11 @@ type store interface {
 	acquire(ctx context.Context, a ask) (acquired, error)
 	extend(ctx context.Context, batch []extension) []answered  // one answer for each, in order
 	release(ctx context.Context, e extension) (outcome, error) // with what the next holder gets, if it is handed over
-	withdraw(ctx context.Context, k keys, id uuid.UUID) error
+	withdraw(ctx context.Context, t term) error                // without its token, which is not known
 	verify(ctx context.Context, t term) (Verdict, error)
 	revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
 	raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error)
-	regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error)
+	regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error)
 	inspect(ctx context.Context, k keys) (Inspection, error)
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
 	spans(k []keys) bool                                                     // whether one ask can cover all these resources
@@ -133,7 +136,7 @@ func (s *single) spans(k []keys) bool {
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	names := make([]string, 0, 4*len(a.keys))
-	args := []any{a.id.String(), a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, s.listener}
+	args := []any{a.id.String(), a.call, a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, s.listener}
 	for _, k := range a.keys {
 		names = append(names, k.owner, k.fence, k.queue, k.alive)
 		args = append(args, k.channel)
@@ -165,13 +168,21 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 func (s *single) release(ctx context.Context, e extension) (outcome, error) {
 	k := e.keys
 	return script.Query(ctx, s.client, s.scripts.release.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel), decodeRelease)
+		e.id.String(), e.token, e.call, e.sureness(), e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel), decodeRelease)
 }
 
-func (s *single) withdraw(ctx context.Context, k keys, id uuid.UUID) error {
-	_, err := script.Query(ctx, s.client, s.scripts.withdraw.Call([]string{k.owner, k.queue, k.alive},
-		id.String(), s.publish, k.channel, s.listener), script.Only("withdrawn"))
+func (s *single) withdraw(ctx context.Context, t term) error {
+	_, err := script.Query(ctx, s.client, s.scripts.withdraw.Call([]string{t.keys.owner, t.keys.queue, t.keys.alive},
+		t.id.String(), t.call, t.sureness(), s.publish, t.keys.channel, s.listener), script.Only("withdrawn"))
 	return err
+}
+
+// sureness is what the scripts call it.
+func (t term) sureness() string {
+	if t.unsure {
+		return "unsure"
+	}
+	return "sure"
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
@@ -187,9 +198,9 @@ func (s *single) raise(ctx context.Context, k keys, floor int64, retention time.
 	return script.Query(ctx, s.client, raiseScript.Call([]string{k.fence}, floor, retention.Milliseconds()), decodeRaise)
 }
 
-func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, floor int64) (int64, error) {
+func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error) {
 	return grants(ctx, s, regrantScript.Call([]string{old.keys.owner, old.keys.fence},
-		old.id.String(), old.token, id.String(), floor, old.ttl.Milliseconds(), old.retention.Milliseconds()), decodeRegrant)
+		old.id.String(), old.token, id.String(), call, floor, old.ttl.Milliseconds(), old.retention.Milliseconds()), decodeRegrant)
 }
 
 func (s *single) confirm(ctx context.Context, e extension) (outcome, error) {

@@ -2,6 +2,10 @@ package lease
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,7 +13,62 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease/internal/kind"
 )
+
+// Two calls ask under one lease id; the first is given up. Whatever order the network makes of its requests, the second keeps its lease,
+// and when both are given up nobody has it.
+func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
+	server := miniredis.RunT(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	semaphores, err := os.ReadFile("semaphore/scripts/holders.lua")
+	require.NoError(t, err)
+	places := func(name string) string {
+		source, err := os.ReadFile("semaphore/scripts/" + name + ".lua")
+		require.NoError(t, err)
+		return string(semaphores) + "\n" + string(source)
+	}
+	for name, s := range map[string]*single{
+		"lease": newSingle(client, Config{}),
+		"semaphore": newSingle(client, Config{kind: &kind.Kind{Name: "semaphore", Acquire: places("acquire"), Extend: places("extend"),
+			Release: places("release"), Withdraw: places("withdraw"), Verify: places("verify"),
+			Ask: func(keys []string, args []any) ([]string, []any) {
+				return append(keys, keys[0]+"limit"), append(args, 1)
+			}}}),
+	} {
+		n := 0
+		for order := range slices.Values([]string{"1w2", "12w", "21w", "2w1", "w12", "w21", "112w", "12w1", "121w", "w212", "2w12"}) {
+			n++
+			k := newKeysOf(name, "", fmt.Sprint(n), false)
+			id := uuid.New()
+			named := func(call string) term { return term{keys: k, id: id, call: call, unsure: true} }
+			var token int64
+			for _, step := range order {
+				if step == 'w' {
+					require.NoError(t, s.withdraw(t.Context(), named("1111")))
+					continue
+				}
+				call := strings.Repeat(string(step), 4)
+				answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, call, try, time.Minute, time.Hour, nil})
+				if err != nil {
+					require.ErrorIs(t, err, errOver)
+					require.Equal(t, "1111", call)
+				} else if call == "2222" {
+					token = answer.tokens[0]
+				}
+			}
+			verdict, err := s.verify(t.Context(), term{keys: k, id: id, token: token})
+			require.NoError(t, err)
+			require.Equal(t, Current, verdict, "%s %s", name, order)
+			require.NoError(t, s.withdraw(t.Context(), named("2222")))
+			other, err := s.acquire(t.Context(), ask{[]keys{k}, uuid.New(), "3333", try, time.Minute, time.Hour, nil})
+			require.NoError(t, err)
+			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
+		}
+	}
+}
 
 // A waiter that was woken and then gives up has used up the wake-up. Its turn must pass on.
 func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
@@ -18,9 +77,10 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	defer client.Close()
 	s := newSingle(client, Config{})
 	k := newKeys("", "a", false)
+	named := func(id uuid.UUID) term { return term{keys: k, id: id, call: id.String()[:8]} }
 	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, m, time.Minute, time.Hour, nil})
+		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, named(id).call, m, time.Minute, time.Hour, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
@@ -43,16 +103,16 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 		return message.Payload
 	}
 
-	require.NoError(t, s.withdraw(t.Context(), k, second))
+	require.NoError(t, s.withdraw(t.Context(), named(second)))
 	require.Zero(t, request(second, wait), "it comes back, to the end")
-	result, err := s.release(t.Context(), extension{term{k, holder, granted}, time.Minute, time.Hour})
+	result, err := s.release(t.Context(), extension{term{keys: k, id: holder, token: granted, call: named(holder).call}, time.Minute, time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, done, result)
-	require.Contains(t, next(), "granted "+first.String(), "the withdrawal of a waiter while the resource is held wakes nobody")
+	require.Contains(t, next(), "granted "+named(first).call, "the withdrawal of a waiter while the resource is held wakes nobody")
 
-	require.NoError(t, s.withdraw(t.Context(), k, first))
-	require.Equal(t, "free "+second.String(), next())
+	require.NoError(t, s.withdraw(t.Context(), named(first)))
+	require.Equal(t, "free "+named(second).call, next())
 	require.Positive(t, request(second, wait))
-	require.NoError(t, s.withdraw(t.Context(), k, second), "a grant whose reply was lost is given back")
+	require.NoError(t, s.withdraw(t.Context(), named(second)), "a grant whose reply was lost is given back")
 	require.Positive(t, request(first, try))
 }

@@ -128,7 +128,7 @@ func TestLeasesOfACluster(t *testing.T) {
 // heldSince makes a lease look as if it had been acquired that long ago.
 func (w *world) heldSince(resource string, age time.Duration) {
 	w.Helper()
-	value := fmt.Sprintf("%s:%d", uuid.New(), time.Now().Add(-age).UnixMicro())
+	value := fmt.Sprintf("%s:%d:ca11", uuid.New(), time.Now().Add(-age).UnixMicro())
 	require.NoError(w, w.redis.Set(w.Context(), "lease:v1:{"+w.namespace+"/"+resource+"}:owner", value, time.Minute).Err())
 }
 
@@ -139,7 +139,7 @@ func TestLeasesByAge(t *testing.T) {
 	for resource, age := range map[string]time.Duration{"a:hour": time.Hour, "b:day": day, "c:minutes": 10 * time.Minute} {
 		w.heldSince(resource, age)
 	}
-	require.NoError(t, w.redis.Set(t.Context(), "lease:v1:{"+w.namespace+"/d:list}:owner", uuid.NewString()+":7", time.Minute).Err())
+	require.NoError(t, w.redis.Set(t.Context(), "lease:v1:{"+w.namespace+"/d:list}:owner", uuid.NewString()+":7:ca11", time.Minute).Err())
 	require.NoError(t, w.redis.LPush(t.Context(), "lease:v1:{"+w.namespace+"/e:broken}:owner", "by hand").Err())
 
 	names, list := w.listed("--oldest")
@@ -183,7 +183,7 @@ func TestOldPlacesOfASemaphoreAreListedWithoutTheNewOnes(t *testing.T) {
 	w := newWorld(t)
 	fresh, err := w.semaphore(3).TryAcquire(t.Context(), "tenant:7")
 	require.NoError(t, err)
-	old := redis.Z{Score: float64(time.Now().Add(time.Minute).UnixMicro()), Member: fmt.Sprintf("%s:%d", uuid.New(), time.Now().Add(-time.Hour).UnixMicro())}
+	old := redis.Z{Score: float64(time.Now().Add(time.Minute).UnixMicro()), Member: fmt.Sprintf("%s:%d:ca11", uuid.New(), time.Now().Add(-time.Hour).UnixMicro())}
 	require.NoError(t, w.redis.ZAdd(t.Context(), "semaphore:v1:{"+w.namespace+"/tenant:7}:owner", old).Err())
 
 	_, list := w.listed("--older-than", "30m")

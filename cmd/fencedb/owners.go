@@ -104,7 +104,7 @@ func oldestTokens(ctx context.Context, client redis.UniversalClient, owners []ow
 	return tokens, nil
 }
 
-// oldestToken is the lowest of "<lease id>:<token>".
+// oldestToken is the lowest of "<lease id>:<token>:<calls>".
 func oldestToken(value redis.Cmder) (oldest int64) {
 	var holders []string
 	switch v := value.(type) {
@@ -114,7 +114,8 @@ func oldestToken(value redis.Cmder) (oldest int64) {
 		holders = v.Val()
 	}
 	for _, h := range holders {
-		_, number, _ := strings.Cut(h, ":")
+		_, rest, _ := strings.Cut(h, ":")
+		number, _, _ := strings.Cut(rest, ":")
 		token, err := strconv.ParseInt(number, 10, 64)
 		if err == nil && (oldest == 0 || token < oldest) {
 			oldest = token

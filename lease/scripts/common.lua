@@ -56,15 +56,15 @@ local function read(key)
   return nil, mistyped(key, 'string') or error(value)
 end
 
--- The holder as {id, token (string)}, or nil when the resource is free; and a fault, if any.
+-- The holder as {id, token (string), calls (string)}, or nil when the resource is free; and a fault, if any.
 local function read_owner(key)
   local value, fault = read(key)
   if not value then return nil, fault end
-  local id, token = string.match(value, '^([%x%-]+):([1-9]%d*)$')
+  local id, token, calls = string.match(value, '^([%x%-]+):([1-9]%d*):([%x,]+)$')
   if not id or #id ~= 36 or #token > 16 then
-    return nil, {key = key, problem = 'does not hold a lease id and a token'}
+    return nil, {key = key, problem = 'does not hold a lease id, a token and a call'}
   end
-  return {id = id, token = token}
+  return {id = id, token = token, calls = calls}
 end
 
 -- The holder as above with left, the milliseconds until its lease ends.
@@ -94,9 +94,51 @@ local function next_token(last, now)
 end
 
 -- Writes the token before the owner, so that no owner ever stands without its token.
-local function grant(owner, fence, id, token, ttl, retention)
+local function grant(owner, fence, id, token, call, ttl, retention)
   redis.call('SET', fence, digits(token), 'PX', digits(retention))
-  redis.call('SET', owner, id .. ':' .. digits(token), 'PX', digits(ttl))
+  redis.call('SET', owner, id .. ':' .. digits(token) .. ':' .. call, 'PX', digits(ttl))
+end
+
+-- Calls. A call is one acquisition by a program: a name of its own, of which all its requests and its withdrawal have the same. A holder
+-- is named by its lease id; calls that asked for one lease id share the lease, and are listed with it, "<call>,<call>", the newest last. So
+-- the withdrawal of a call ends what nobody else has asked for, and nothing more.
+local MOST_CALLS = 8 -- listed; the withdrawal of one that was before those finds nothing
+
+local function add_call(calls, call)
+  if string.find(calls, call, 1, true) then return calls end
+  local _, n = string.gsub(calls, ',', ',')
+  if n + 1 >= MOST_CALLS then calls = string.gsub(calls, '^%x+,', '') end
+  return calls .. ',' .. call
+end
+
+-- The calls that are left; nil if there is none.
+local function remove_call(calls, call)
+  local left = {}
+  for each in string.gmatch(calls, '%x+') do
+    if each ~= call then left[#left + 1] = each end
+  end
+  if #left > 0 then return table.concat(left, ',') end
+end
+
+-- A call that is over although a request of it may still be under way is remembered for a while, so that the request does nothing when it
+-- comes. It stands in the queue, "!<call>" by minus the time until which it is remembered (milliseconds), in front of those who wait;
+-- so whoever finds the queue empty knows that there is none.
+local REMEMBERED = 60000 -- milliseconds
+local MOST_OVER = 100    -- calls; beyond them the oldest are forgotten
+
+-- Best effort: a server without memory refuses it.
+local function forget_call(queue, call, now)
+  local ms = math.floor(now / 1000)
+  if type(redis.pcall('ZADD', queue, digits(-(ms + REMEMBERED)), '!' .. call)) ~= 'number' then return end
+  redis.call('ZREMRANGEBYSCORE', queue, digits(-ms), '(0')
+  local n = redis.call('ZCOUNT', queue, '-inf', '(0')
+  if n > MOST_OVER then redis.call('ZREMRANGEBYRANK', queue, MOST_OVER, n - 1) end
+  redis.call('PEXPIRE', queue, REMEMBERED)
+end
+
+local function is_over(queue, call, now)
+  local till = redis.call('ZSCORE', queue, '!' .. call)
+  return till and -tonumber(till) > math.floor(now / 1000)
 end
 
 -- The latest revocation, "<lease id>:<token>:<revocation id>:<new token>", is left for the holder to find.
@@ -106,7 +148,7 @@ local function was_revoked(ended, id, token)
 end
 
 -- The queue: one sorted set of waiters by arrival (microseconds), one of the same waiters by the time until which they
--- are believed alive (milliseconds). A waiter is "<lease id>@<listener>". The listener is its process's; it hears what is published on
+-- are believed alive (milliseconds). A waiter is "<lease id>:<call>@<listener>". The listener is its process's; it hears what is published on
 -- "<channel of the resource>:<listener>", and nobody else does.
 
 local function queue_fault(queue, alive)
@@ -122,7 +164,7 @@ end
 local function enqueue(queue, alive, waiter, now, wait)
   redis.call('ZADD', queue, 'NX', digits(now), waiter)
   redis.call('ZADD', alive, digits(math.floor(now / 1000) + wait + GRACE), waiter)
-  redis.call('PEXPIRE', queue, PATIENCE + GRACE)
+  redis.call('PEXPIRE', queue, REMEMBERED)
   redis.call('PEXPIRE', alive, PATIENCE + GRACE)
 end
 
@@ -131,7 +173,7 @@ end
 local function first(queue, alive, now)
   local ms = math.floor(now / 1000)
   while true do
-    local head = redis.call('ZRANGE', queue, 0, 0)[1]
+    local head = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1)[1]
     if not head then return nil end
     local living = tonumber(redis.call('ZSCORE', alive, head) or 0)
     if living > ms and living <= ms + PATIENCE + GRACE then return head, living end
@@ -141,8 +183,8 @@ end
 
 -- Tells the waiter. Answers whether its process was listening; a connection that broke unnoticed counts, an ACL that forbids it does not.
 local function tell(waiter, publish, channel, what, news)
-  local id, listener = string.match(waiter, '^([^@]*)@?(.*)$')
-  local heard = redis.pcall(publish, channel .. ':' .. listener, what .. ' ' .. id .. (news or ''))
+  local call, listener = string.match(waiter, '^[^:@]*:?([^@]*)@?(.*)$')
+  local heard = redis.pcall(publish, channel .. ':' .. listener, what .. ' ' .. call .. (news or ''))
   return type(heard) == 'number' and heard > 0
 end
 

@@ -24,5 +24,5 @@ if fault then return corrupt(fault) end
 if not held then return {'gone'} end
 if held.id ~= id then return {'taken'} end
 redis.call('SET', fence, digits(math.max(last, token)), 'PX', digits(retention))
-redis.call('SET', owner, id .. ':' .. digits(token), 'PX', digits(ttl))
+redis.call('SET', owner, id .. ':' .. digits(token) .. ':' .. held.calls, 'PX', digits(ttl))
 return {'confirmed'}

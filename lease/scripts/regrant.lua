@@ -3,8 +3,8 @@
 --
 -- KEYS[1] owner   KEYS[2] fence
 -- ARGV[1] lease id   ARGV[2] token: the lease to be replaced
--- ARGV[3] new lease id   ARGV[4] floor, a token
--- ARGV[5] ttl, milliseconds, > 0   ARGV[6] fence retention, milliseconds, > 0
+-- ARGV[3] new lease id   ARGV[4] call   ARGV[5] floor, a token
+-- ARGV[6] ttl, milliseconds, > 0   ARGV[7] fence retention, milliseconds, > 0
 --
 -- Returns {'granted', token}  held by the new lease id for ttl from now; the old lease is gone. Asking again with the same new lease id
 --                             gives the same token and a full ttl.
@@ -14,10 +14,10 @@
 --         {'corrupt', key, problem}
 
 local owner, fence = KEYS[1], KEYS[2]
-local id, token, new_id = ARGV[1], ARGV[2], ARGV[3]
-local floor = whole(ARGV[4], 1, 'floor')
-local ttl = whole(ARGV[5], 1, 'ttl')
-local retention = whole(ARGV[6], 1, 'fence retention')
+local id, token, new_id, call_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local floor = whole(ARGV[5], 1, 'floor')
+local ttl = whole(ARGV[6], 1, 'ttl')
+local retention = whole(ARGV[7], 1, 'fence retention')
 
 local held, fault = read_owner(owner)
 if fault then return corrupt(fault) end
@@ -34,5 +34,5 @@ if held.id ~= id or held.token ~= token then return {'taken'} end
 
 local new = next_token(math.max(last, floor), clock())
 if new > MAX_TOKEN then return {'exhausted'} end
-grant(owner, fence, new_id, new, ttl, retention)
+grant(owner, fence, new_id, new, call_id, ttl, retention)
 return {'granted', digits(new)}

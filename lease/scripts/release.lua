@@ -3,8 +3,9 @@
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 -- ARGV[1] lease id   ARGV[2] token
--- ARGV[3] ttl of a lease that is handed over, milliseconds, > 0   ARGV[4] fence retention, milliseconds, > 0
--- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
+-- ARGV[3] call   ARGV[4] 'unsure' if a request of that call to acquire it may still be under way, which shall do nothing; 'sure' if not
+-- ARGV[5] ttl of a lease that is handed over, milliseconds, > 0   ARGV[6] fence retention, milliseconds, > 0
+-- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] channel
 --
 -- Returns {'released'}  it was held, and is free now or another's
 --         {'gone'}      nobody holds the resource: the lease ran out, or its key was lost. Nothing was changed.
@@ -12,18 +13,21 @@
 --         {'revoked'}   this lease was revoked. Nothing was changed.
 --         {'corrupt', key, problem}
 --
--- Publishes 'granted <lease id> <token> <ttl>' to the first waiter; 'free <lease id>', with right of way, if it does not listen.
+-- Publishes 'granted <call> <token> <ttl>' to the first waiter; 'free <call>', with right of way, if it does not listen.
 
 local owner, fence, queue, alive, ended = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local id, token, publish, channel = ARGV[1], ARGV[2], ARGV[5], ARGV[6]
-local ttl = whole(ARGV[3], 1, 'ttl')
-local retention = whole(ARGV[4], 1, 'fence retention')
+local id, token, call_id, publish, channel = ARGV[1], ARGV[2], ARGV[3], ARGV[7], ARGV[8]
+local unsure = ARGV[4] == 'unsure'
+local ttl = whole(ARGV[5], 1, 'ttl')
+local retention = whole(ARGV[6], 1, 'fence retention')
+local now = clock()
 
 local held, fault = read_owner(owner)
 if fault then return corrupt(fault) end
 fault = queue_fault(queue, alive)
 if fault then return corrupt(fault) end
 
+if unsure then forget_call(queue, call_id, now) end
 if not held or held.id ~= id or held.token ~= token then
   fault = mistyped(ended, 'string')
   if fault then return corrupt(fault) end
@@ -38,12 +42,12 @@ local function hand_over(waiter, now)
   local next = last and next_token(last, now)
   if not next or next > MAX_TOKEN then return false end -- for the next acquisition to report
   if not tell(waiter, publish, channel, 'granted', ' ' .. digits(next) .. ' ' .. digits(ttl)) then return false end
-  grant(owner, fence, string.match(waiter, '^[^@]*'), next, ttl, retention)
+  local waiter_id, waiter_call = string.match(waiter, '^([^:]*):([^@]*)')
+  grant(owner, fence, waiter_id, next, waiter_call, ttl, retention)
   leave(queue, alive, waiter)
   return true
 end
 
-local now = clock()
 redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it lets the others pass after this one
 local head, living = first(queue, alive, now)
 if head and not hand_over(head, now) then call(head, living, alive, now, publish, channel) end

@@ -160,9 +160,10 @@ func decodeInspect(r script.Reply) (Inspection, error) {
 	return found, nil
 }
 
-// decodeHolder reads "<lease id>:<token>" and the milliseconds left.
+// decodeHolder reads "<lease id>:<token>:<calls>" and the milliseconds left.
 func decodeHolder(r script.Reply, i int) (Holder, error) {
-	name, number, _ := strings.Cut(r.Args[i], ":")
+	name, rest, _ := strings.Cut(r.Args[i], ":")
+	number, _, _ := strings.Cut(rest, ":") // and the calls
 	id, err := uuid.Parse(name)
 	token, err2 := script.Reply{Script: r.Script, Args: []string{number}}.Number(0, 1)
 	left, err3 := r.Number(i+1, 1)

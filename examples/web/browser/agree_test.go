@@ -54,7 +54,8 @@ func (w *tab) requireProtected(want bool) {
 // owner is the token of the lease in Redis, or "".
 func (w *tab) owner() string {
 	w.Helper()
-	_, token, _ := strings.Cut(w.get("owner"), ":")
+	_, rest, _ := strings.Cut(w.get("owner"), ":")
+	token, _, _ := strings.Cut(rest, ":")
 	return token
 }
 

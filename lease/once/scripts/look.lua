@@ -22,6 +22,6 @@ problem = mistyped(owner, 'string')
 if problem then return corrupt(owner, problem) end
 local held = redis.call('GET', owner)
 if not held then return {'absent'} end
-local id, token = string.match(held, '^([%x%-]+):([1-9]%d*)$')
+local id, token = string.match(held, '^([%x%-]+):([1-9]%d*):')
 if not id then return corrupt(owner, 'does not hold a lease id and a token') end
 return {'running', id, token, digits(math.max(redis.call('PTTL', owner), 0))}

@@ -19,7 +19,8 @@ problem = mistyped(owner, 'string')
 if problem then return corrupt(owner, problem) end
 
 if redis.call('HGET', record, 'by') == me then return {'recorded'} end
-if redis.call('GET', owner) ~= me then return {'lost'} end
+local held = redis.call('GET', owner) or ''
+if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end
 redis.call('HSET', record, 'by', me, 'fingerprint', ARGV[4], 'result', ARGV[5]) -- all that there is, in place of any older
 redis.call('PEXPIRE', record, digits(keep))
 return {'recorded'}

@@ -2,26 +2,27 @@
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- KEYS[5] limit, if it was changed: how many may hold at once
--- ARGV[1] lease id, new for each acquisition
--- ARGV[2] ttl, milliseconds, > 0
--- ARGV[3] fence retention, milliseconds, > 0
--- ARGV[4] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
--- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] listener, where the waiter hears of its turn   ARGV[7] channel
--- ARGV[8] limit, > 0, unless it was changed
+-- ARGV[1] lease id   ARGV[2] call, new for each acquisition
+-- ARGV[3] ttl, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[5] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
+-- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn   ARGV[8] channel
+-- ARGV[9] limit, > 0, unless it was changed
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
 --         {'held', milliseconds, '1', floor}  all places are taken, or another waits with right of way; worth asking again after
 --                             that time. No token was used and no holder's time moved. Whoever gets a place from now on
 --                             has a token of floor or more.
+--         {'over'}            this call was given up, or its place given back; no place was given
 --         {'exhausted'}       tokens have reached 2^53; no place was given
 --         {'corrupt', key, problem}
 
 local owner, fence, queue, alive = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, mode, publish, channel = ARGV[1], ARGV[4], ARGV[5], ARGV[7]
-local waiter = id .. '@' .. ARGV[6]
-local ttl = whole(ARGV[2], 1, 'ttl')
-local retention = whole(ARGV[3], 1, 'fence retention')
+local id, call_id, mode, publish, channel = ARGV[1], ARGV[2], ARGV[5], ARGV[6], ARGV[8]
+local waiter = id .. ':' .. call_id .. '@' .. ARGV[7]
+local ttl = whole(ARGV[3], 1, 'ttl')
+local retention = whole(ARGV[4], 1, 'fence retention')
 local now = clock()
 
 local fault = mistyped(owner, 'zset') or queue_fault(queue, alive) or mistyped(KEYS[5], 'string')
@@ -31,12 +32,16 @@ last, fault = read_fence(fence)
 if fault then return corrupt(fault) end
 local limit = redis.call('GET', KEYS[5])
 if limit and not string.match(limit, '^[1-9]%d*$') then return corrupt({key = KEYS[5], problem = 'does not hold a limit'}) end
-limit = whole(limit or ARGV[8], 1, 'limit')
+limit = whole(limit or ARGV[9], 1, 'limit')
+
+if is_over(queue, call_id, now) then return {'over'} end
 
 drop_dead(owner, now)
-local mine, token = find(owner, id)
+local mine, token, calls = find(owner, id .. ':', '-inf')
 if mine then
-  hold(owner, mine, now, ttl)
+  local name = id .. ':' .. token .. ':' .. add_call(calls, call_id)
+  if name ~= mine then redis.call('ZREM', owner, mine) end
+  hold(owner, name, now, ttl)
   redis.call('PEXPIRE', fence, digits(retention))
   return {'granted', token}
 end
@@ -66,7 +71,7 @@ if wait then
 end
 
 redis.call('SET', fence, digits(token), 'PX', digits(retention))
-hold(owner, id .. ':' .. digits(token), now, ttl)
+hold(owner, id .. ':' .. digits(token) .. ':' .. call_id, now, ttl)
 leave(queue, alive, waiter)
 if taken + 1 < limit then wake(queue, alive, now, publish, channel) end -- one call for each place
 return {'granted', digits(token)}

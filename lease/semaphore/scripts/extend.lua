@@ -11,14 +11,15 @@
 --         {'corrupt', key, problem}
 
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
-local holder = ARGV[1] .. ':' .. ARGV[2]
+local name = ARGV[1] .. ':' .. ARGV[2] .. ':'
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = whole(ARGV[4], 1, 'fence retention')
 local now = clock()
 
 local fault = mistyped(owner, 'zset') or mistyped(ended, 'zset')
 if fault then return corrupt(fault) end
-if not holds(owner, holder, now) then return lost(ended, holder) end
+local holder = find_living(owner, name, now)
+if not holder then return lost(ended, name) end
 redis.call('PEXPIRE', fence, digits(retention))
 hold(owner, holder, now, ttl)
 return {'extended'}

@@ -1,7 +1,7 @@
 -- holders.lua: what the scripts of semaphores share. It is put in front of each of them, behind a common.lua, whose functions and rules
 -- are used here.
 --
--- The key owner is a sorted set of holders, "<lease id>:<token>" by the end of their time in microseconds of Redis's clock.
+-- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>" by the end of their time in microseconds of Redis's clock.
 -- Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that counts.
 
 -- Without any, nothing is written: a server without memory lets a script write on that has begun with what needs none.
@@ -11,18 +11,19 @@ local function drop_dead(owner, now)
   end
 end
 
--- The holder with that lease id as it stands in the set, and its token; nil if there is none.
-local function find(owner, id)
-  for _, holder in ipairs(redis.call('ZRANGE', owner, 0, -1)) do
-    local token = string.match(holder, '^' .. string.gsub(id, '%-', '%%-') .. ':(%d+)$')
-    if token then return holder, token end
+-- The holder of that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set from the given time on, its token and its calls; nil
+-- if there is none.
+local function find(owner, name, from)
+  for _, holder in ipairs(redis.call('ZRANGEBYSCORE', owner, from, '+inf')) do
+    if string.sub(holder, 1, #name) == name then
+      local token, calls = string.match(holder, ':(%d+):?([%x,]*)$')
+      return holder, token, calls
+    end
   end
 end
 
-local function holds(owner, holder, now)
-  local till = redis.call('ZSCORE', owner, holder)
-  return till and tonumber(till) > now
-end
+-- One that still has time.
+local function find_living(owner, name, now) return find(owner, name, '(' .. digits(now)) end
 
 -- Lets the holder hold for ttl milliseconds from now. The key lives as long as the last of its holders.
 local function hold(owner, holder, now, ttl)
@@ -32,14 +33,14 @@ end
 
 -- Wakes the first waiter without giving it right of way. Whoever gets a place calls the next.
 local function tell_first(queue, publish, channel)
-  local head = redis.call('ZRANGE', queue, 0, 0)[1]
+  local head = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1)[1]
   if not head then return end
-  local id, listener = string.match(head, '^([^@]*)@?(.*)$')
-  redis.pcall(publish, channel .. ':' .. listener, 'free ' .. id)
+  local call, listener = string.match(head, '^[^:@]*:?([^@]*)@?(.*)$')
+  redis.pcall(publish, channel .. ':' .. listener, 'free ' .. call)
 end
 
 -- Holders that were revoked lately are kept in the key ended, by when.
 local function lost(ended, holder)
-  if redis.call('ZSCORE', ended, holder) then return {'revoked'} end
+  if find(ended, holder, '-inf') then return {'revoked'} end
   return {'gone'}
 end

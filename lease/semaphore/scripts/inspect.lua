@@ -3,7 +3,7 @@
 -- KEYS[1] owner   KEYS[2] alive   KEYS[3] limit, if it was changed
 -- ARGV[1] limit, unless it was changed
 --
--- Returns {'inspected', limit, waiters, "<lease id>:<token>", milliseconds left, ...}  the last two for each holder, the one
+-- Returns {'inspected', limit, waiters, "<lease id>:<token>:<calls>", milliseconds left, ...}  the last two for each holder, the one
 --                                                                                 whose time ends first in front
 --         {'corrupt', key, problem}
 

@@ -18,9 +18,9 @@ end
 local t = redis.call('TIME')
 local now = tonumber(t[1]) * 1000000 + tonumber(t[2])
 
-local holder = find(owner, ARGV[1])
-if not holder or not holds(owner, holder, now) then
-  if find(ended, ARGV[1]) then return {'revoked'} end
+local holder = find_living(owner, ARGV[1] .. ':', now)
+if not holder then
+  if find(ended, ARGV[1] .. ':', '-inf') then return {'revoked'} end
   return {'gone'}
 end
 local left = redis.call('PTTL', owner)

@@ -8,5 +8,5 @@
 
 local fault = mistyped(KEYS[1], 'zset')
 if fault then return corrupt(fault) end
-if holds(KEYS[1], ARGV[1] .. ':' .. ARGV[2], clock()) then return {'current'} end
+if find_living(KEYS[1], ARGV[1] .. ':' .. ARGV[2] .. ':', clock()) then return {'current'} end
 return {'lost'}
