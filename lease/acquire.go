@@ -36,6 +36,7 @@ type acquisition struct {
 	barge     bool
 	patience  *time.Duration // nil: as long as the context allows
 	asked     bool           // a request may have reached Redis
+	requests  int64          // sent
 	standing  standing       // since the latest refusal
 	waits     *tracing       // nil until the resource was found taken
 }
@@ -126,9 +127,10 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	return leases, nil
 }
 
-// Acquire waits until it is its turn: first come, first served. Waiters of one process stand in a line there, and the first of
-// each line stands in Redis's queue; a release grants to the first of that. News that is lost costs at most five seconds, a waiter
-// that dies at the head of the queue half a second.
+// Acquire waits until it is its turn: first come, first served. Waiters of one process stand in a line there, and the
+// first of each line stands in Redis's queue; a release grants to the first of that who listens. News that is lost
+// costs at most five seconds. A waiter that has died costs nobody more than half a second, one that is stopped a
+// second.
 //
 // The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why it
 // ended, if the last that was heard is that another holds the resource; the waiter has left the queue. An outage of Redis, such
@@ -232,14 +234,26 @@ func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Dur
 	if woken == nil {
 		held = min(held, backoff/2+rand.N(backoff)) // far apart, or rivals for a majority split it again and again
 	}
-	timer := time.NewTimer(held + rand.N(held/20+time.Millisecond)) // not all at once
+	timer := time.NewTimer(spread(held))
 	defer timer.Stop()
-	select {
-	case <-woken:
-	case <-timer.C:
-	case <-ctx.Done():
+	for {
+		select {
+		case <-woken:
+			look := t.lookAfter()
+			if look == 0 {
+				return
+			}
+			timer.Reset(spread(look))
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
+
+// spread makes it a little longer, so that not all ask at once.
+func spread(d time.Duration) time.Duration { return d + rand.N(d/20+time.Millisecond) }
 
 // How often to ask a store that wakes nobody.
 const (
@@ -262,8 +276,9 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	ctx, cancel := script.Within(ctx, i.cfg.TTL)
 	defer cancel()
 	a.asked = a.asked || ctx.Err() == nil
+	a.requests++
 	sent := time.Now()
-	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, a.call.id, m, i.cfg.TTL, i.cfg.FenceRetention, a.late})
+	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, a.call.id, a.requests, m, i.cfg.TTL, i.cfg.FenceRetention, a.late})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
 		a.call.unsure.Store(true)
 	}
@@ -271,7 +286,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	case err != nil:
 		return nil, nil, err
 	case answer.tokens == nil:
-		a.standing = standing{sent, answer.floor}
+		a.standing = standing{sent, a.requests}
 		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait}, nil
 	case !time.Now().Before(i.trustedUntil(sent, i.cfg.TTL)):
 		return nil, nil, errTooLate
@@ -300,7 +315,7 @@ func (a *acquisition) withdraw(ctx context.Context) {
 	ctx, cancel := script.Detached(ctx, withdrawTime)
 	defer cancel()
 	for _, k := range a.keys {
-		if err := script.Persist(ctx, func() error { return a.issuer.store.withdraw(ctx, a.term(k, 0)) }); err != nil {
+		if err := script.Persist(ctx, func() error { return a.issuer.store.withdraw(ctx, a.term(k, 0), a.issuer.cfg.FenceRetention) }); err != nil {
 			return
 		}
 	}

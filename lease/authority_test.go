@@ -255,7 +255,7 @@ func TestAuthorityAndCorruptKeys(t *testing.T) {
 	w := newWorld(t)
 	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	for _, name := range []string{"owner", "fence", "queue", "alive", "ended"} {
-		require.NoError(t, w.client.HSet(t.Context(), w.key(name, name), "x", "y").Err())
+		require.NoError(t, w.client.RPush(t.Context(), w.key(name, name), "x").Err())
 		before := w.dump(t, name)
 		_, err := i.Revoke(t.Context(), name)
 		require.ErrorIs(t, err, lease.ErrCorrupt, name)

@@ -27,7 +27,7 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	require.Equal(t, gone, confirm(holder, 7))
 	require.False(t, server.Exists(k.owner), "never creates")
 
-	answer, err := s.acquire(t.Context(), ask{[]keys{k}, holder, "ca11", try, time.Minute, time.Hour, nil})
+	answer, err := s.acquire(t.Context(), ask{[]keys{k}, holder, "ca11", 1, try, time.Minute, time.Hour, nil})
 	require.NoError(t, err)
 	token := answer.tokens[0]
 	require.Equal(t, taken, confirm(other, token+5))

@@ -63,18 +63,26 @@
 //
 // # Waiting
 //
-// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release grants to the first in it and tells it its token, so
-// that a hand-over takes one round trip, shared by both sides. Goroutines of one process stand in a line of their own, and
-// only its front stands in the queue: many waiters cost Redis one each process, and a hand-over costs one release, and one request of
-// the next in line to stand in the queue, however many wait.
+// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release grants to the first in it that
+// listens and tells it its token, so that a hand-over takes one round trip, shared by both sides. Goroutines of one
+// process stand in a line of their own, and only its front stands in the queue: many waiters cost Redis one each
+// process, and a hand-over costs one release, and one request of the next in line to stand in the queue, however many
+// wait.
 //
-// A waiter that was told counts its trust window from its own latest request, which Redis refused, and so answered before it
-// granted. It asks again instead if that request is too long ago, and when it is merely woken. News may be lost; so a
-// waiter asks by itself when the holder's time is over, every five seconds at the latest.
+// A lease that was handed over is provisional: it lasts for a second, or its TTL if that is shorter. A renewal, sent
+// beside the work, makes it full: after 50 milliseconds, or as soon as [Lease.ValidUntil] is called, which waits for
+// the answer. So work that is done before costs no renewal, and a transaction that is bounded by the lease is bounded
+// by all of it. Should the renewal find the lease gone, or find nobody, the lease ends as any other does.
 //
-// A waiter whose process died does not listen and is granted nothing: it loses its place within six seconds, and half a second
-// after its turn has come. One that was cut off or stopped, with a connection that seems to stand, costs what a
-// holder costs that dies: its TTL.
+// The news names the request that it is an answer to, the latest that was refused, and how long the lease lasts from
+// the moment at which Redis answered that. So the trust window counts, as always, from before a request. News for
+// another request is a reason to ask, and no more. News may be lost; so a waiter asks by itself when the holder's time
+// is over, every five seconds at the latest.
+//
+// A waiter whose process died does not listen, and is passed over: it costs nobody anything, or a quarter of a second
+// if it had only just asked. One that was stopped or cut off, with a connection that seems to stand, costs a second,
+// and half a second where it is only called: the next who listens is told when to look. A process that falls silent
+// loses its place after six seconds. One whose connection is being made anew keeps it, although others may go first.
 //
 // # Authority
 //
@@ -84,10 +92,12 @@
 //
 // # When Redis does not answer
 //
-// A request without an answer may have been carried out. So it is sent again, a few times, and all requests are made so that this
-// does no harm: an acquisition carries its lease id and gets the same lease again, a renewal and a release name lease
-// and token. Should no answer come, the caller gets [ErrUnreachable] and holds nothing; Redis gives the resource
-// free after the TTL at the latest. Without Redis there are no leases: this package fails closed.
+// A request without an answer may have been carried out. So it is sent again, a few times, and all requests are made so
+// that this does no harm: an acquisition carries its lease id and gets the same lease again, a renewal and a release
+// name lease and token, and a withdrawal the one call that asked. A request to acquire that was never answered may
+// arrive late, when its call is over: for a minute after that it does nothing. Should no answer come, the caller gets
+// [ErrUnreachable] and holds nothing; Redis gives the resource free after the TTL at the latest. Without Redis there
+// are no leases: this package fails closed.
 //
 // An answer that refuses changes nothing and has one error each: [ErrOutOfMemory], [ErrCannotSave], [ErrTooFewReplicas], [ErrDenied];
 // [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy] pass, as a rule, and are tried again: shortly by every
@@ -101,7 +111,7 @@
 // The client's user needs no more than these rights, and INFO for [Issuer.Check] to tell all that it can:
 //
 //	ACL SETUSER leases on >password ~lease:v1:* &lease:v1:* +evalsha +eval +@connection +subscribe +unsubscribe +ssubscribe +sunsubscribe
-//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zscore +zcount +zrangebyscore +zremrangebyscore +zremrangebyrank +publish +spublish
+//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zrangebyscore +zscore +hset +hdel +hmget +hvals +publish +spublish
 //
 // # Contexts
 //

@@ -13,50 +13,53 @@ import (
 )
 
 func TestNews(t *testing.T) {
-	for message, want := range map[string]*grantedTo{
-		"granted me 57 10000":   {57, 10 * time.Second},
-		"free me":               nil,
-		"granted me 57":         nil,
-		"granted me x 10000":    nil,
-		"granted me 57 x":       nil,
-		"granted me 57 10000 x": nil,
-		"freed me 57 10000":     nil,
+	for message, want := range map[string]news{
+		"granted me 3 57 10000":   {call: "me", granted: &grantedTo{3, 57, 10 * time.Second}},
+		"free me":                 {call: "me"},
+		"look me 500":             {call: "me", look: 500 * time.Millisecond},
+		"look me":                 {call: "me"},
+		"look me x":               {call: "me"},
+		"look me 0":               {call: "me"},
+		"granted me 3 57":         {call: "me"},
+		"granted me 3 x 10000":    {call: "me"},
+		"granted me 3 57 x":       {call: "me"},
+		"granted me 0 57 10000":   {call: "me"},
+		"granted me 3 57 10000 x": {call: "me"},
+		"freed me 3 57 10000":     {call: "me"},
+		"":                        {},
+		"free":                    {},
+		" ":                       {},
 	} {
-		leaseID, granted := news(message)
-		require.Equal(t, "me", leaseID, message)
-		require.Equal(t, want, granted, message)
-	}
-	for _, message := range []string{"", "free", " "} {
-		leaseID, granted := news(message)
-		require.Empty(t, leaseID)
-		require.Nil(t, granted)
+		require.Equal(t, want, readNews(message), message)
 	}
 }
 
 func nobody(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed }
 
-// A waiter was refused at t0, when the next token was to be 42 or more.
+// A waiter's request 2 was refused; it stands in the queue.
 func TestWhichGrantsAreBelieved(t *testing.T) {
 	for name, test := range map[string]struct {
-		message  string
-		asked    time.Duration // ago
-		change   func(*Config)
-		believed bool
+		message string
+		asked   time.Duration // ago
+		change  func(*Config)
+		until   time.Duration // from the asking; 0: it is not believed
 	}{
-		"as it should be":                   {"granted me 42 9000", time.Second, nil, true},
-		"granted before t0, so over since":  {"granted me 41 9000", time.Second, nil, false},
-		"no grant":                          {"free me", time.Second, nil, false},
-		"another's":                         {"granted you 42 9000", time.Second, nil, false},
-		"a renewal is nearly due":           {"granted me 42 9000", 3*time.Second - 1, nil, true},
-		"a renewal is due":                  {"granted me 42 9000", 3 * time.Second, nil, false},
-		"shorter than what this one trusts": {"granted me 42 8999", time.Second, nil, false},
-		"longer than this one blocks":       {"granted me 42 9001", time.Second, nil, false},
-		"never renewed":                     {"granted me 42 9000", time.Second, func(c *Config) { c.RenewEvery = Never }, false},
-		"replicas have not confirmed":       {"granted me 42 9000", time.Second, func(c *Config) { c.Replicas = 1 }, false},
+		"as it should be":                   {"granted me 2 42 2000", time.Second, nil, 1980 * time.Millisecond},
+		"to a request before":               {"granted me 1 42 2000", time.Second, nil, 0},
+		"to a request that was not refused": {"granted me 3 42 2000", time.Second, nil, 0},
+		"with any token":                    {"granted me 2 1 2000", time.Second, nil, 1980 * time.Millisecond},
+		"no grant":                          {"free me", time.Second, nil, 0},
+		"another's":                         {"granted you 2 42 2000", time.Second, nil, 0},
+		"a little is left":                  {"granted me 2 42 2000", 1950 * time.Millisecond, nil, 1980 * time.Millisecond},
+		"nothing is left":                   {"granted me 2 42 2000", 1980 * time.Millisecond, nil, 0},
+		"the news was held up for long":     {"granted me 2 42 2000", time.Hour, nil, 0},
+		"never renewed":                     {"granted me 2 42 2000", time.Second, func(c *Config) { c.RenewEvery = Never }, 1980 * time.Millisecond},
+		"a margin longer than is left for":  {"granted me 2 42 2000", time.Second, func(c *Config) { c.Margin = 3600 * time.Millisecond }, 1200 * time.Millisecond},
+		"replicas have not confirmed":       {"granted me 2 42 2000", time.Second, func(c *Config) { c.Replicas = 1 }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				cfg := Config{TTL: 9 * time.Second}
+				cfg := Config{TTL: 9 * time.Second, Margin: 90 * time.Millisecond}
 				if test.change != nil {
 					test.change(&cfg)
 				}
@@ -68,18 +71,17 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				e.listenFor("me")
 				e.hear(test.message)
 				sent := time.Now().Add(-test.asked)
-				a := &acquisition{issuer: i, caller: t.Context(), resources: []string{"a"}, keys: []keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 42}}
+				a := &acquisition{issuer: i, caller: t.Context(), resources: []string{"a"}, keys: []keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 2}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
 				require.Nil(t, a.handedOver(over, &turn{line: &line{ear: e}}), "who has given up gives it back")
 
 				leases := a.handedOver(t.Context(), &turn{line: &line{ear: e}})
-				require.Equal(t, test.believed, leases != nil)
+				require.Equal(t, test.until > 0, leases != nil)
 				if leases == nil {
 					return
 				}
-				require.EqualValues(t, 42, leases[0].Token())
-				require.Equal(t, sent.Add(9*time.Second-i.cfg.Margin), leases[0].ValidUntil(), "trust counts from the asking")
+				require.Equal(t, sent.Add(test.until), leases[0].validity(), "trust counts from the asking")
 				leases[0].mu.Lock()
 				leases[0].end(ErrReleased)
 				leases[0].mu.Unlock()
@@ -88,16 +90,33 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 	}
 }
 
+// Who is told to look later is not to sleep past a call that came as well, in whatever order.
+func TestACallCountsForMoreThanALook(t *testing.T) {
+	for name, messages := range map[string][]string{"look last": {"free me", "look me 500"}, "look first": {"look me 500", "free me"}} {
+		e := &ear{rings: make(chan struct{}, 1)}
+		e.listenFor("me")
+		for _, m := range messages {
+			e.hear(m)
+		}
+		require.Zero(t, e.lookAfter(), name)
+		e.listenFor("me")
+		e.hear("look me 500")
+		require.Equal(t, 500*time.Millisecond, e.lookAfter())
+		e.ring() // the subscription was made anew
+		require.Zero(t, e.lookAfter())
+	}
+}
+
 // News for the waiter before this one must not be taken for this one's.
 func TestAnEarForgetsWhatItHeardForAnother(t *testing.T) {
 	e := &ear{rings: make(chan struct{}, 1)}
 	e.listenFor("me")
-	e.hear("granted me 42 9000")
+	e.hear("granted me 2 42 9000")
 	require.NotNil(t, e.granted())
 	e.listenFor("you")
 	require.Nil(t, e.granted())
 	require.Empty(t, e.rings)
-	e.hear("granted me 43 9000")
+	e.hear("granted me 2 43 9000")
 	require.Nil(t, e.granted())
 	require.Empty(t, e.rings)
 }

@@ -15,9 +15,9 @@ const maxResource = 512
 type keys struct {
 	owner   string // "<lease id>:<token>:<calls>", expires with the lease
 	fence   string // last token issued, expires with Config.FenceRetention
-	queue   string // sorted set: waiters by arrival
-	alive   string // sorted set: the same waiters by the time until which they are believed alive
-	ended   string // "<lease id>:<token>" of a lease that was revoked, for its holder to find
+	queue   string // sorted set: calls that wait by arrival, and calls that are over (internal/script/queue.lua)
+	alive   string // hash: for each call that waits until when it is believed alive, and what it asked for
+	ended   string // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
 	channel string // "<channel>:<listener>" is where one process hears of its turn; not a key
 }
 

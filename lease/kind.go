@@ -18,13 +18,12 @@ func scriptsOf(k *kind.Kind) scripts {
 	if k == nil {
 		return ownScripts
 	}
-	name := k.Name + "/"
 	return scripts{
-		acquire:  newScript(name+"acquire", k.Acquire),
-		extend:   newScript(name+"extend", k.Extend),
-		release:  newScript(name+"release", k.Release),
-		withdraw: newScript(name+"withdraw", k.Withdraw),
-		verify:   newScript(name+"verify", k.Verify),
+		acquire:  k.Acquire,
+		extend:   k.Extend,
+		release:  k.Release,
+		withdraw: k.Withdraw,
+		verify:   k.Verify,
 	}
 }
 

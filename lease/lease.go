@@ -18,6 +18,9 @@ type Lease struct {
 	resource string
 	term     term
 	since    time.Time // when the resource was first asked for
+
+	provisional *provisional // nil unless it was handed over
+
 	holdEnd  time.Time // no renewal reaches beyond; zero is never
 	expiring chan time.Time
 
@@ -41,18 +44,29 @@ type Lease struct {
 // newLease starts the life of a lease that was granted to a request sent at the time given: trust counts from there. MaxHold
 // counts from when the resource has been held.
 func newLease(ctx context.Context, i *Issuer, resource string, t term, sent, since time.Time) *Lease {
-	l := &Lease{issuer: i, resource: resource, term: t, since: since, expiring: make(chan time.Time, 1)}
+	l := startLease(ctx, i, resource, t, i.trustedUntil(sent, i.cfg.TTL), since, nil)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ended == nil {
+		i.watchdog.watch(l, sent)
+	}
+	return l
+}
+
+// startLease starts the life of a lease that may be believed in until the time given. Whoever calls sees to it that it
+// is renewed.
+func startLease(ctx context.Context, i *Issuer, resource string, t term, until, since time.Time, p *provisional) *Lease {
+	l := &Lease{issuer: i, resource: resource, term: t, since: since, provisional: p, expiring: make(chan time.Time, 1)}
 	if i.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(i.cfg.MaxHold)
 	}
 	hold := i.trace(ctx, TraceStart{Op: OpHold, Resource: resource, LeaseID: t.id, Token: t.token})
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
 	hold.endWith(l)
-	l.validUntil = i.trustedUntil(sent, i.cfg.TTL)
+	l.validUntil = until
 	l.mu.Lock() // the timer may fire before it is stored
 	defer l.mu.Unlock()
 	l.expiry = time.AfterFunc(time.Until(l.warnAt()), l.tick)
-	i.watchdog.watch(l, sent)
 	return l
 }
 
@@ -67,7 +81,17 @@ func (l *Lease) LeaseID() uuid.UUID { return l.term.id }
 
 // ValidUntil is the time, on this process's clock, until which the lease may be believed in as things stand. Renewals move it on. Of a
 // lease that is over it is the time when that became known, so that nothing is begun with it: package fencedb does not.
+//
+// Of a lease that was handed over it becomes known with the answer to a renewal, which is sent at once when it is asked
+// for and waited for here, for a quarter of a second at most; without that answer it is within a second.
 func (l *Lease) ValidUntil() time.Time {
+	if l.provisional.pending() {
+		l.provisional.await()
+	}
+	return l.validity()
+}
+
+func (l *Lease) validity() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.validUntil
@@ -113,6 +137,7 @@ func (l *Lease) overdue() error {
 // end is called once, with mu held.
 func (l *Lease) end(cause error) {
 	l.ended = cause
+	l.provisional.settle()
 	if now := time.Now(); now.Before(l.validUntil) {
 		l.validUntil = now
 	}
@@ -129,8 +154,13 @@ func (l *Lease) end(cause error) {
 // that nobody has received by then is replaced. The channel is never closed.
 func (l *Lease) Expiring() <-chan time.Time { return l.expiring }
 
-// warnAt is when to warn. The caller holds mu.
-func (l *Lease) warnAt() time.Time { return l.validUntil.Add(-l.issuer.cfg.WarnBefore) }
+// warnAt is when to warn: never, while the first renewal is under way anyway. The caller holds mu.
+func (l *Lease) warnAt() time.Time {
+	if l.provisional.pending() {
+		return l.validUntil
+	}
+	return l.validUntil.Add(-l.issuer.cfg.WarnBefore)
+}
 
 // tick is the timer's call. A renewal may have moved both times on since the timer fired; then it was reset as well.
 func (l *Lease) tick() {
@@ -233,6 +263,7 @@ func (l *Lease) renewed(r renewal, answer answered) error {
 		return l.ended
 	}
 	l.lastFail = nil
+	l.provisional.settle()
 	l.issuer.watchdog.watch(l, r.sent)
 	if until := l.issuer.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
 		l.validUntil = until

@@ -133,6 +133,14 @@ func (t *turn) woken(waiter string) <-chan struct{} {
 	return t.line.ear.rings
 }
 
+// lookAfter is how long whoever was woken may go on sleeping, because the one before it has its turn.
+func (t *turn) lookAfter() time.Duration {
+	if t.line.ear == nil {
+		return 0
+	}
+	return t.line.ear.lookAfter()
+}
+
 // granted is the news of a lease that the waiter woken last has been given, if there was any.
 func (t *turn) granted() *grantedTo {
 	if t.line.ear == nil {

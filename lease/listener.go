@@ -21,13 +21,15 @@ type ear struct {
 	known    bool        // to the listener's loop; guarded by the listener's mu
 
 	mu     sync.Mutex
-	waiter string     // whose news counts; guarded by mu
-	grant  *grantedTo // the latest for the waiter; guarded by mu
+	waiter string        // the call whose news counts; guarded by mu
+	grant  *grantedTo    // the latest for the waiter; guarded by mu
+	ask    bool          // the waiter should ask now; guarded by mu
+	look   time.Duration // or after that time, if it is not to ask now; guarded by mu
 }
 
 func (e *ear) listenFor(waiter string) {
 	e.mu.Lock()
-	e.waiter, e.grant = waiter, nil
+	e.waiter, e.grant, e.ask, e.look = waiter, nil, false, 0
 	e.mu.Unlock()
 	select {
 	case <-e.rings:
@@ -36,6 +38,13 @@ func (e *ear) listenFor(waiter string) {
 }
 
 func (e *ear) ring() {
+	e.mu.Lock()
+	e.ask = true
+	e.mu.Unlock()
+	e.wake()
+}
+
+func (e *ear) wake() {
 	select {
 	case e.rings <- struct{}{}:
 	default: // it rings already
@@ -43,16 +52,29 @@ func (e *ear) ring() {
 }
 
 func (e *ear) hear(message string) {
-	call, grant := news(message)
+	n := readNews(message)
 	e.mu.Lock()
-	mine := call == e.waiter
-	if mine && grant != nil {
-		e.grant = grant
+	mine := n.call != "" && n.call == e.waiter
+	if mine {
+		if n.granted != nil {
+			e.grant = n.granted
+		}
+		e.ask, e.look = e.ask || n.look == 0, n.look
 	}
 	e.mu.Unlock()
 	if mine {
-		e.ring()
+		e.wake()
 	}
+}
+
+// lookAfter is how long the waiter that was woken may go on sleeping; 0 if it should ask now.
+func (e *ear) lookAfter() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ask {
+		return 0
+	}
+	return e.look
 }
 
 func (e *ear) granted() *grantedTo {

@@ -185,7 +185,7 @@ func (q *quorum) undo(ctx context.Context, a ask) {
 	ctx, cancel := script.Detached(ctx, q.patience)
 	defer cancel()
 	for _, k := range a.keys {
-		_ = q.withdraw(ctx, term{keys: k, id: a.id, call: a.call})
+		_ = q.withdraw(ctx, term{keys: k, id: a.id, call: a.call}, a.retention)
 	}
 }
 
@@ -215,15 +215,15 @@ func (q *quorum) release(ctx context.Context, e extension) (outcome, error) {
 		result, err := m.release(ctx, e)
 		if err == nil && result == taken {
 			// Perhaps by this very lease, if the member granted too late to be asked to confirm.
-			err = m.withdraw(ctx, e.term)
+			err = m.withdraw(ctx, e.term, e.retention)
 		}
 		return result, err
 	}))
 }
 
-func (q *quorum) withdraw(ctx context.Context, t term) error {
+func (q *quorum) withdraw(ctx context.Context, t term, retention time.Duration) error {
 	return failure(q, poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) {
-		return struct{}{}, m.withdraw(ctx, t)
+		return struct{}{}, m.withdraw(ctx, t, retention)
 	}))
 }
 

@@ -2,7 +2,9 @@ package lease_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -73,7 +75,7 @@ func (w *world) snapshot(t *testing.T, resource string) snapshot {
 		fence:        c.Get(ctx, fence).Val(),
 		ownerExpires: c.PExpireTime(ctx, owner).Val(),
 		fenceExpires: c.PExpireTime(ctx, fence).Val(),
-		waiters:      c.ZCard(ctx, w.key(resource, "alive")).Val(),
+		waiters:      c.HLen(ctx, w.key(resource, "alive")).Val(),
 	}
 }
 
@@ -130,7 +132,10 @@ func TestCorruptKeysAreRefusedAndLeftAlone(t *testing.T) {
 		{"fence", func(k string) error { return w.client.Set(ctx, k, "0x10", 0).Err() }},
 		{"fence", func(k string) error { return w.client.Set(ctx, k, "9007199254740992", 0).Err() }},
 		{"queue", func(k string) error { return w.client.Set(ctx, k, "x", 0).Err() }},
-		{"alive", func(k string) error { return w.client.Set(ctx, k, "x", 0).Err() }},
+		{"alive", func(k string) error { // somebody waits
+			queue := strings.TrimSuffix(k, "alive") + "queue"
+			return errors.Join(w.client.Set(ctx, k, "x", 0).Err(), w.client.ZAdd(ctx, queue, redis.Z{Score: 1, Member: "x"}).Err())
+		}},
 	} {
 		resource := fmt.Sprint("r", n)
 		key := w.key(resource, test.key)
@@ -152,17 +157,21 @@ func TestCorruptKeysDoNotEndALease(t *testing.T) {
 	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	ctx := t.Context()
 
-	ended := try(t, i, "ended")
-	require.NoError(t, w.client.RPush(ctx, w.key("ended", "ended"), "x").Err())
-	require.ErrorIs(t, ended.Extend(ctx), lease.ErrCorrupt)
-	require.NoError(t, ended.Release(ctx), "it is not looked at")
-
-	queue := try(t, i, "queue")
-	require.NoError(t, w.client.Set(ctx, w.key("queue", "queue"), "x", 0).Err())
-	require.NoError(t, queue.Extend(ctx))
-	require.ErrorIs(t, queue.Release(ctx), lease.ErrCorrupt)
-	require.NoError(t, w.client.Del(ctx, w.key("queue", "queue")).Err())
-	require.NoError(t, queue.Release(ctx), "can be tried again once the key is repaired")
+	for _, name := range []string{"queue", "alive", "ended"} {
+		for n := range 2 {
+			l := try(t, i, name)
+			require.NoError(t, w.client.Del(ctx, w.key(name, name)).Err())
+			require.NoError(t, w.client.RPush(ctx, w.key(name, name), "x").Err())
+			require.NoError(t, l.Extend(ctx), name)
+			if n == 0 {
+				require.NoError(t, l.Release(ctx), "%s does not keep a holder from leaving", name)
+			} else {
+				require.NoError(t, w.client.Del(ctx, w.key(name, "owner")).Err())
+				require.ErrorIs(t, l.Extend(ctx), lease.ErrLost, name)
+			}
+			require.NoError(t, w.client.Del(ctx, w.key(name, name)).Err())
+		}
+	}
 
 	fence := try(t, i, "fence")
 	require.NoError(t, w.client.Set(ctx, w.key("fence", "fence"), "x", 0).Err())

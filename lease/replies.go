@@ -16,7 +16,6 @@ type acquired struct {
 	unsure bool    // not everyone that was asked has answered
 	wait   time.Duration
 	index  int
-	floor  int64 // no smaller token is granted on that resource from now on
 }
 
 func decodeAcquire(r script.Reply, resources int) (acquired, error) {
@@ -30,14 +29,13 @@ func decodeAcquire(r script.Reply, resources int) (acquired, error) {
 			}
 		}
 		return acquired{tokens: tokens}, nil
-	case r.Is("held", 3):
+	case r.Is("held", 2):
 		wait, err := r.Number(0, 1)
 		n, err2 := r.Number(1, 1)
-		floor, err3 := r.Number(2, 1)
-		if err != nil || err2 != nil || err3 != nil || n > int64(resources) {
+		if err != nil || err2 != nil || n > int64(resources) {
 			return acquired{}, r.Unknown()
 		}
-		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1, floor: floor}, nil
+		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1}, nil
 	case r.Is("over", 0):
 		return acquired{}, errOver
 	case r.Is("exhausted", 0):

@@ -8,8 +8,10 @@ import (
 
 // The scripts are the protocol; docs and clients in other languages read the same files.
 var (
-	//go:embed scripts/common.lua
-	commonLua string
+	//go:embed scripts/owner.lua
+	ownerLua string
+	//go:embed scripts/handover.lua
+	handoverLua string
 	//go:embed scripts/acquire.lua
 	acquireLua string
 	//go:embed scripts/extend.lua
@@ -32,17 +34,16 @@ var (
 	inspectLua string
 )
 
+// Each has in front of it what it uses.
 var (
-	acquireScript  = newScript("acquire", acquireLua)
-	extendScript   = newScript("extend", extendLua)
-	releaseScript  = newScript("release", releaseLua)
-	withdrawScript = newScript("withdraw", withdrawLua)
-	verifyScript   = newScript("verify", verifyLua)
-	revokeScript   = newScript("revoke", revokeLua)
-	raiseScript    = newScript("raise", raiseLua)
-	regrantScript  = newScript("regrant", regrantLua)
-	confirmScript  = newScript("confirm", confirmLua)
-	inspectScript  = newScript("inspect", inspectLua)
+	acquireScript  = script.New("acquire", script.Common, script.Holder, script.Queue, ownerLua, acquireLua)
+	extendScript   = script.New("extend", script.Common, script.Holder, ownerLua, extendLua)
+	releaseScript  = script.New("release", script.Common, script.Holder, script.Queue, ownerLua, handoverLua, releaseLua)
+	withdrawScript = script.New("withdraw", script.Common, script.Holder, script.Queue, ownerLua, handoverLua, withdrawLua)
+	verifyScript   = script.New("verify", script.Common, script.Holder, ownerLua, verifyLua)
+	revokeScript   = script.New("revoke", script.Common, script.Holder, script.Queue, ownerLua, handoverLua, revokeLua)
+	raiseScript    = script.New("raise", script.Common, script.Holder, raiseLua)
+	regrantScript  = script.New("regrant", script.Common, script.Holder, ownerLua, regrantLua)
+	confirmScript  = script.New("confirm", script.Common, script.Holder, ownerLua, confirmLua)
+	inspectScript  = script.New("inspect", script.Common, script.Holder, script.Queue, ownerLua, inspectLua)
 )
-
-func newScript(name, source string) script.Script { return script.New(name, commonLua, source) }

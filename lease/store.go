@@ -29,6 +29,7 @@ type ask struct {
 	keys      []keys
 	id        uuid.UUID
 	call      string
+	request   int64 // its number, 1 for the first of the call
 	mode      mode
 	ttl       time.Duration
 	retention time.Duration
@@ -60,9 +61,9 @@ type answered struct {
 // store keeps leases. Each call is one attempt; an error that is [ErrUnreachable] leaves open whether it was carried out.
 type store interface {
 	acquire(ctx context.Context, a ask) (acquired, error)
-	extend(ctx context.Context, batch []extension) []answered  // one answer for each, in order
-	release(ctx context.Context, e extension) (outcome, error) // with what the next holder gets, if it is handed over
-	withdraw(ctx context.Context, t term) error                // without its token, which is not known
+	extend(ctx context.Context, batch []extension) []answered            // one answer for each, in order
+	release(ctx context.Context, e extension) (outcome, error)           // its ttl is of no use
+	withdraw(ctx context.Context, t term, retention time.Duration) error // without its token, which is not known
 	verify(ctx context.Context, t term) (Verdict, error)
 	revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
 	raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error)
@@ -136,7 +137,7 @@ func (s *single) spans(k []keys) bool {
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	names := make([]string, 0, 4*len(a.keys))
-	args := []any{a.id.String(), a.call, a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, s.listener}
+	args := []any{a.id.String(), a.call, a.request, a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, s.listener}
 	for _, k := range a.keys {
 		names = append(names, k.owner, k.fence, k.queue, k.alive)
 		args = append(args, k.channel)
@@ -168,12 +169,12 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 func (s *single) release(ctx context.Context, e extension) (outcome, error) {
 	k := e.keys
 	return script.Query(ctx, s.client, s.scripts.release.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		e.id.String(), e.token, e.call, e.sureness(), e.ttl.Milliseconds(), e.retention.Milliseconds(), s.publish, k.channel), decodeRelease)
+		e.id.String(), e.token, e.call, e.sureness(), e.retention.Milliseconds(), s.publish, k.channel), decodeRelease)
 }
 
-func (s *single) withdraw(ctx context.Context, t term) error {
-	_, err := script.Query(ctx, s.client, s.scripts.withdraw.Call([]string{t.keys.owner, t.keys.queue, t.keys.alive},
-		t.id.String(), t.call, t.sureness(), s.publish, t.keys.channel, s.listener), script.Only("withdrawn"))
+func (s *single) withdraw(ctx context.Context, t term, retention time.Duration) error {
+	_, err := script.Query(ctx, s.client, s.scripts.withdraw.Call([]string{t.keys.owner, t.keys.fence, t.keys.queue, t.keys.alive},
+		t.id.String(), t.call, t.sureness(), retention.Milliseconds(), s.publish, t.keys.channel), script.Only("withdrawn"))
 	return err
 }
 

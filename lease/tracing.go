@@ -45,7 +45,7 @@ func (t *tracing) end(l *Lease, err error) {
 	}
 	e := TraceEnd{TraceStart: t.start, Took: time.Since(t.at), Err: err}
 	if l != nil && err == nil {
-		e.ValidFor = time.Until(l.ValidUntil())
+		e.ValidFor = time.Until(l.validity())
 	}
 	for _, tracer := range t.tracers {
 		tracer.TraceLeaseEnd(t.ctx, e)

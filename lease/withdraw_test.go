@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/lease/internal/kind"
+	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
 // Two calls ask under one lease id; the first is given up. Whatever order the network makes of its requests, the second keeps its lease,
@@ -23,12 +24,13 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	semaphores, err := os.ReadFile("semaphore/scripts/holders.lua")
-	require.NoError(t, err)
-	places := func(name string) string {
+	read := func(name string) string {
 		source, err := os.ReadFile("semaphore/scripts/" + name + ".lua")
 		require.NoError(t, err)
-		return string(semaphores) + "\n" + string(source)
+		return string(source)
+	}
+	places := func(name string) script.Script {
+		return script.New(name, script.Common, script.Holder, script.Queue, read("holders"), read(name))
 	}
 	for name, s := range map[string]*single{
 		"lease": newSingle(client, Config{}),
@@ -47,11 +49,11 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			var token int64
 			for _, step := range order {
 				if step == 'w' {
-					require.NoError(t, s.withdraw(t.Context(), named("1111")))
+					require.NoError(t, s.withdraw(t.Context(), named("1111"), time.Hour))
 					continue
 				}
 				call := strings.Repeat(string(step), 4)
-				answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, call, try, time.Minute, time.Hour, nil})
+				answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, call, 1, try, time.Minute, time.Hour, nil})
 				if err != nil {
 					require.ErrorIs(t, err, errOver)
 					require.Equal(t, "1111", call)
@@ -62,8 +64,8 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			verdict, err := s.verify(t.Context(), term{keys: k, id: id, token: token})
 			require.NoError(t, err)
 			require.Equal(t, Current, verdict, "%s %s", name, order)
-			require.NoError(t, s.withdraw(t.Context(), named("2222")))
-			other, err := s.acquire(t.Context(), ask{[]keys{k}, uuid.New(), "3333", try, time.Minute, time.Hour, nil})
+			require.NoError(t, s.withdraw(t.Context(), named("2222"), time.Hour))
+			other, err := s.acquire(t.Context(), ask{[]keys{k}, uuid.New(), "3333", 1, try, time.Minute, time.Hour, nil})
 			require.NoError(t, err)
 			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
 		}
@@ -80,7 +82,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	named := func(id uuid.UUID) term { return term{keys: k, id: id, call: id.String()[:8]} }
 	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, named(id).call, m, time.Minute, time.Hour, nil})
+		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, named(id).call, 1, m, time.Minute, time.Hour, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
@@ -98,21 +100,26 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	require.NoError(t, err)
 	next := func() string {
 		t.Helper()
-		message, err := messages.ReceiveMessage(t.Context())
-		require.NoError(t, err)
-		return message.Payload
+		for {
+			message, err := messages.ReceiveMessage(t.Context())
+			require.NoError(t, err)
+			if message.Payload != "" { // only asks who listens
+				return message.Payload
+			}
+		}
 	}
 
-	require.NoError(t, s.withdraw(t.Context(), named(second)))
+	require.NoError(t, s.withdraw(t.Context(), named(second), time.Hour))
 	require.Zero(t, request(second, wait), "it comes back, to the end")
 	result, err := s.release(t.Context(), extension{term{keys: k, id: holder, token: granted, call: named(holder).call}, time.Minute, time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, done, result)
-	require.Contains(t, next(), "granted "+named(first).call, "the withdrawal of a waiter while the resource is held wakes nobody")
+	require.Contains(t, next(), "granted "+named(first).call+" 1 ", "the withdrawal of a waiter while the resource is held wakes nobody")
 
-	require.NoError(t, s.withdraw(t.Context(), named(first)))
-	require.Equal(t, "free "+named(second).call, next())
-	require.Positive(t, request(second, wait))
-	require.NoError(t, s.withdraw(t.Context(), named(second)), "a grant whose reply was lost is given back")
+	require.NoError(t, s.withdraw(t.Context(), named(first), time.Hour))
+	require.Equal(t, "look "+named(second).call+" 1000", next())
+	require.Contains(t, next(), "granted "+named(second).call+" 1 ")
+	require.Positive(t, request(second, wait), "it asks all the same")
+	require.NoError(t, s.withdraw(t.Context(), named(second), time.Hour), "a grant whose reply was lost is given back")
 	require.Positive(t, request(first, try))
 }

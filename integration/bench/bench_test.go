@@ -60,10 +60,10 @@ func TestMoreWaitersDoNotCostMoreCommands(t *testing.T) {
 func TestAnOvertakingIsSeen(t *testing.T) {
 	o := newOrder("a")
 	for _, line := range []string{
-		`+1.0 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "1" "b@1"`,
-		`+1.1 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "2" "c@2"`,
-		`+1.2 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "3" "b@1"`,
-		`+1.3 [0 lua] "SET" "lease:v1:{a}:owner" "c:7" "PX" "10000"`,
+		`+1.0 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "1" "b"`,
+		`+1.1 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "2" "c"`,
+		`+1.2 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "3" "b"`,
+		`+1.3 [0 lua] "SET" "lease:v1:{a}:owner" "7:1:c" "PX" "10000"`,
 	} {
 		o.see(parse(line))
 	}

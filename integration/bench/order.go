@@ -15,7 +15,7 @@ import (
 type order struct {
 	queueKey, ownerKey string
 
-	queue     []string // waiters by arrival
+	queue     []string // calls that wait, by arrival
 	grants    int
 	waited    int // grants to somebody who stood in the queue
 	overtaken int // grants to somebody who was not the first
@@ -70,19 +70,14 @@ func (o *order) see(words []string) {
 	}
 	switch command, key := strings.ToUpper(words[0]), words[1]; {
 	case command == "ZADD" && key == o.queueKey:
-		o.arrive(leaseID(words[len(words)-1]))
+		o.arrive(words[len(words)-1])
 	case command == "SET" && key == o.ownerKey:
-		id, _, _ := strings.Cut(words[2], ":")
-		o.grant(id)
+		o.grant(words[2][strings.LastIndex(words[2], ":")+1:]) // "<lease id>:<token>:<call>"
 	case command == "ZREM" && key == o.queueKey:
-		o.drop(leaseID(words[2]))
+		for _, call := range words[2:] {
+			o.drop(call)
+		}
 	}
-}
-
-// leaseID of a waiter: "<lease id>@<listener>".
-func leaseID(waiter string) string {
-	id, _, _ := strings.Cut(waiter, "@")
-	return id
 }
 
 // arrive puts a waiter at the end, unless it stands there already: each asks more than once.

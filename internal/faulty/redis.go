@@ -4,7 +4,6 @@ package faulty
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"strings"
 	"sync"
@@ -50,12 +49,18 @@ func (f *Redis) Next(n int64, fault Fault) {
 	})
 }
 
-// First gives each script call that fate the first time it is sent; the same call sent again passes.
+// First gives each script call that fate the first time it is sent; the same call sent again passes. Calls are told
+// apart by their texts, not by their numbers, which may count the attempts.
 func (f *Redis) First(fault Fault) {
 	var seen sync.Map
 	f.Set(func(cmd redis.Cmder) Fault {
-		call := fmt.Sprint(cmd.Args()[2:]...) // without the script: by digest and in full are the same call
-		if _, again := seen.LoadOrStore(call, true); again {
+		var call strings.Builder
+		for _, arg := range cmd.Args()[2:] { // without the script: by digest and in full are the same call
+			if text, ok := arg.(string); ok {
+				call.WriteString(text + " ")
+			}
+		}
+		if _, again := seen.LoadOrStore(call.String(), true); again {
 			return None
 		}
 		return fault

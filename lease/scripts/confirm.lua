@@ -10,16 +10,17 @@
 --         {'taken'}      another lease holds the resource here. Nothing was changed.
 --         {'corrupt', key, problem}
 
+expect(2, 4)
 local owner, fence = KEYS[1], KEYS[2]
-local id, token = ARGV[1], whole(ARGV[2], 1, 'token')
+local id, token = uuid(ARGV[1], 'lease id'), whole(ARGV[2], 1, 'token')
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = whole(ARGV[4], 1, 'fence retention')
 
-local held, fault = read_owner(owner)
-if fault then return corrupt(fault) end
+local held, wrong = read_owner(owner)
+if wrong then return wrong end
 local last
-last, fault = read_fence(fence)
-if fault then return corrupt(fault) end
+last, wrong = read_fence(fence)
+if wrong then return wrong end
 
 if not held then return {'gone'} end
 if held.id ~= id then return {'taken'} end

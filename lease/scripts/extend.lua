@@ -9,23 +9,20 @@
 --         {'gone'}      nobody holds the resource: the lease ran out, or its key was lost
 --         {'taken'}     another lease holds the resource
 --         {'revoked'}   this lease was revoked
---         {'corrupt', key, problem}
+--         {'corrupt', key, problem}  of the owner; no other key can keep a holder from renewing
 
+expect(3, 4)
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
-local id, token = ARGV[1], ARGV[2]
+local id, token = uuid(ARGV[1], 'lease id'), digits(whole(ARGV[2], 1, 'token'))
 local ttl = whole(ARGV[3], 1, 'ttl')
 local retention = whole(ARGV[4], 1, 'fence retention')
 
-local held, fault = read_owner(owner)
-if fault then return corrupt(fault) end
-fault = mistyped(ended, 'string')
-if fault then return corrupt(fault) end
-
+local held, wrong = read_owner(owner)
+if wrong then return wrong end
 if held and held.id == id and held.token == token then
   redis.call('PEXPIRE', fence, digits(retention))
   redis.call('PEXPIRE', owner, digits(ttl))
   return {'extended'}
 end
 if was_revoked(ended, id, token) then return {'revoked'} end
-if held then return {'taken'} end
-return {'gone'}
+return {held and 'taken' or 'gone'}

@@ -4,20 +4,21 @@
 --
 -- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters, revoked}
 --           lease id '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
---           revoked: "<lease id>:<token>:<revocation id>:<new token>" of a recent revocation, or ''
+--           revoked: "<lease id>:<token>:<revocation id>:<new token>:<whether that ended it>" of a recent revocation, or ''
 --         {'corrupt', key, problem}
 
-local owner, fence, queue, alive, ended = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+expect(5, 0)
+local owner, fence, ended = KEYS[1], KEYS[2], KEYS[5]
+local q = {queue = KEYS[3], alive = KEYS[4]}
 
-local held, fault = read_owner_and_left(owner)
-if fault then return corrupt(fault) end
+local held, wrong = read_owner_and_left(owner)
+if wrong then return wrong end
 local last
-last, fault = read_fence(fence)
-if fault then return corrupt(fault) end
-fault = queue_fault(queue, alive) or mistyped(ended, 'string')
-if fault then return corrupt(fault) end
+last, wrong = read_fence(fence)
+wrong = wrong or queue_fault(q) or mistyped(ended, 'string')
+if wrong then return wrong end
 
 held = held or {id = '', token = '0', left = 0}
-local waiters = redis.call('ZCOUNT', alive, '(' .. digits(math.floor(clock() / 1000)), '+inf')
-return {'inspected', held.id, held.token, digits(held.left), digits(last), digits(redis.call('PTTL', fence)), digits(waiters),
+q.now = clock()
+return {'inspected', held.id, held.token, digits(held.left), digits(last), digits(redis.call('PTTL', fence)), digits(waiters(q)),
   redis.call('GET', ended) or ''}

@@ -6,12 +6,13 @@
 -- Returns {'raised', last}  the fence, at or above the floor; the next token is greater
 --         {'corrupt', key, problem}
 
+expect(1, 2)
 local fence = KEYS[1]
 local floor = whole(ARGV[1], 1, 'floor')
 local retention = whole(ARGV[2], 1, 'fence retention')
 
-local last, fault = read_fence(fence)
-if fault then return corrupt(fault) end
+local last, wrong = read_fence(fence)
+if wrong then return wrong end
 last = math.max(last, floor)
 redis.call('SET', fence, digits(last), 'PX', digits(retention))
 return {'raised', digits(last)}

@@ -13,17 +13,19 @@
 --         {'exhausted'}       tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
+expect(2, 7)
 local owner, fence = KEYS[1], KEYS[2]
-local id, token, new_id, call_id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local id, token = uuid(ARGV[1], 'lease id'), digits(whole(ARGV[2], 1, 'token'))
+local new_id, mine = uuid(ARGV[3], 'new lease id'), name_of(ARGV[4], 'call')
 local floor = whole(ARGV[5], 1, 'floor')
 local ttl = whole(ARGV[6], 1, 'ttl')
 local retention = whole(ARGV[7], 1, 'fence retention')
 
-local held, fault = read_owner(owner)
-if fault then return corrupt(fault) end
+local held, wrong = read_owner(owner)
+if wrong then return wrong end
 local last
-last, fault = read_fence(fence)
-if fault then return corrupt(fault) end
+last, wrong = read_fence(fence)
+if wrong then return wrong end
 
 if not held then return {'gone'} end
 if held.id == new_id then
@@ -33,6 +35,6 @@ end
 if held.id ~= id or held.token ~= token then return {'taken'} end
 
 local new = next_token(math.max(last, floor), clock())
-if new > MAX_TOKEN then return {'exhausted'} end
-grant(owner, fence, new_id, new, call_id, ttl, retention)
+if new > MAX_WHOLE then return {'exhausted'} end
+grant(owner, fence, new_id, new, mine, ttl, retention)
 return {'granted', digits(new)}

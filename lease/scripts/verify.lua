@@ -8,14 +8,15 @@
 --         {'stale', last}  it holds the resource, but a newer token was issued or the fence was raised
 --         {'corrupt', key, problem}
 
+expect(2, 2)
 local owner, fence = KEYS[1], KEYS[2]
-local id, token = ARGV[1], whole(ARGV[2], 1, 'token')
+local id, token = uuid(ARGV[1], 'lease id'), whole(ARGV[2], 1, 'token')
 
-local held, fault = read_owner(owner)
-if fault then return corrupt(fault) end
+local held, wrong = read_owner(owner)
+if wrong then return wrong end
 local last
-last, fault = read_fence(fence)
-if fault then return corrupt(fault) end
+last, wrong = read_fence(fence)
+if wrong then return wrong end
 
 if not held or held.id ~= id or held.token ~= digits(token) then return {'lost'} end
 if last > token then return {'stale', digits(last)} end

@@ -1,27 +1,29 @@
--- withdraw.lua: ends an acquisition whose caller has given up: out of the queue, and out of the lease if the grant's reply was lost.
--- Lease id and call identify it; the token is not known to the caller. A lease that another call has asked for as well, by the same id,
--- stays.
+-- withdraw.lua: ends an acquisition whose caller has given up: out of the queue, and out of the lease if the grant's
+-- reply was lost. Lease id and call identify it; the token is not known to the caller. A lease that another call has
+-- asked for as well, by the same id, stays. What is free then goes to the first waiter that listens, as in a release:
+-- the one that leaves may have been called already.
 --
--- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id   ARGV[2] call
 -- ARGV[3] 'unsure' if a request of that call may still be under way, which shall do nothing; 'sure' if not
--- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel   ARGV[6] listener
+-- ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
 --
 -- Returns {'withdrawn'}  this call neither holds nor waits
---         {'corrupt', key, problem}
+--         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
 
-local owner, queue, alive = KEYS[1], KEYS[2], KEYS[3]
-local id, call_id, publish, channel = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
-local now = clock()
+expect(4, 6)
+local owner, fence = KEYS[1], KEYS[2]
+local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local unsure = one_of(ARGV[3], 'unsure', 'sure', nil, 'sureness') == 'unsure'
+local retention = whole(ARGV[4], 1, 'fence retention')
+local q = {queue = KEYS[3], alive = KEYS[4], publish = one_of(ARGV[5], 'PUBLISH', 'SPUBLISH', nil, 'publish command'), channel = channel_of(ARGV[6])}
 
-local held, fault = read_owner(owner)
-if fault then return corrupt(fault) end
-fault = queue_fault(queue, alive)
-if fault then return corrupt(fault) end
-
-leave(queue, alive, id .. ':' .. call_id .. '@' .. ARGV[6])
-if held and held.id == id and string.find(held.calls, call_id, 1, true) then
-  local calls = remove_call(held.calls, call_id)
+local held, wrong = read_owner(owner)
+if wrong then return wrong end
+q.now = clock()
+if held and held.id == id and lists(held.calls, mine) then
+  local calls = remove_call(held.calls, mine)
   if calls then
     redis.call('SET', owner, id .. ':' .. held.token .. ':' .. calls, 'KEEPTTL')
   else
@@ -29,7 +31,7 @@ if held and held.id == id and string.find(held.calls, call_id, 1, true) then
     held = nil
   end
 end
-if ARGV[3] == 'unsure' then forget_call(queue, call_id, now) end
--- The one that leaves may have been woken already; its turn passes on.
-if not held then wake(queue, alive, now, publish, channel) end
+if not queue_fault(q) then leave(q, mine) end
+if unsure then forget_call(q, mine) end
+if not held and is_waited_for(q) then hand_over(q, owner, fence, retention) end
 return {'withdrawn'}

@@ -21,9 +21,9 @@ var (
 	//go:embed scripts/revoke.lua
 	revokeLua string
 
-	inspectScript = script.New("semaphore/inspect", script.Common, inspectLua)
-	limitScript   = script.New("semaphore/limit", script.Common, holdersLua, limitLua)
-	revokeScript  = script.New("semaphore/revoke", script.Common, holdersLua, revokeLua)
+	inspectScript = scriptOf("inspect", inspectLua)
+	limitScript   = scriptOf("limit", limitLua)
+	revokeScript  = scriptOf("revoke", revokeLua)
 )
 
 // maxResource is that of package lease, in bytes.
@@ -95,7 +95,7 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 	}
 	prefix := s.prefix(resource)
 	_, err := script.Ask(ctx, s.client,
-		limitScript.Call([]string{prefix + "limit", prefix + "queue"}, limit, s.publish(), prefix+"wake"), script.Only("set"))
+		limitScript.Call([]string{prefix + "limit", prefix + "queue", prefix + "alive"}, limit, s.publish(), prefix+"wake"), script.Only("set"))
 	if err != nil {
 		return fmt.Errorf("semaphore: limit of %q: %w", resource, err)
 	}
@@ -113,7 +113,7 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 		return false, err
 	}
 	prefix := s.prefix(resource)
-	held, err = script.Ask(ctx, s.client, revokeScript.Call([]string{prefix + "owner", prefix + "ended", prefix + "queue"},
+	held, err = script.Ask(ctx, s.client, revokeScript.Call([]string{prefix + "owner", prefix + "ended", prefix + "queue", prefix + "alive"},
 		leaseID.String(), s.publish(), prefix+"wake"), decodeRevoke)
 	if err != nil {
 		return false, fmt.Errorf("semaphore: revoke %v of %q: %w", leaseID, resource, err)

@@ -20,8 +20,8 @@
 //
 // # Waiting
 //
-// First come, first served, in the queue of package lease: a holder that leaves wakes the first waiter; if there is room for more, that
-// one wakes the next. Waiters of one process stand in a line there, so of several places that come free at
+// First come, first served, in the queue of package lease: a holder that leaves calls the first waiter that listens; if
+// there is room for more, that one calls the next. A waiter that was called and does not come costs half a second. Waiters of one process stand in a line there, so of several places that come free at
 // once, one process takes one after the other.
 //
 // # The limit

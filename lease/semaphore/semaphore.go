@@ -87,16 +87,18 @@ var (
 
 const kindName = "semaphore"
 
-func behindHolders(source string) string { return holdersLua + "\n" + source }
+func scriptOf(name, source string) script.Script {
+	return script.New(kindName+"/"+name, script.Common, script.Holder, script.Queue, holdersLua, source)
+}
 
 func kindOf(limit int) *kind.Kind {
 	return &kind.Kind{
 		Name:     kindName,
-		Acquire:  behindHolders(acquireLua),
-		Extend:   behindHolders(extendLua),
-		Release:  behindHolders(releaseLua),
-		Withdraw: behindHolders(withdrawLua),
-		Verify:   behindHolders(verifyLua),
+		Acquire:  scriptOf("acquire", acquireLua),
+		Extend:   scriptOf("extend", extendLua),
+		Release:  scriptOf("release", releaseLua),
+		Withdraw: scriptOf("withdraw", withdrawLua),
+		Verify:   scriptOf("verify", verifyLua),
 		Ask: func(keys []string, args []any) ([]string, []any) {
 			return append(keys, limitKey(keys[0])), append(args, limit)
 		},

@@ -67,29 +67,31 @@ func TestForeignValuesAreRefused(t *testing.T) {
 		require.NoError(t, w.client.Del(t.Context(), key).Err())
 		require.NoError(t, value(t.Context(), key))
 		_, err := s.TryAcquire(t.Context(), name)
-		if name == "ended" {
-			require.ErrorIs(t, l.Extend(t.Context()), lease.ErrCorrupt)
-		} else {
+		switch name {
+		case "ended", "alive": // not looked at: the holder was not revoked, and nobody waits
+			require.ErrorIs(t, err, lease.ErrHeld, name)
+		default:
 			require.ErrorIs(t, err, lease.ErrCorrupt, name)
 		}
-		if name == "owner" || name == "queue" || name == "ended" {
+		if name == "owner" || name == "queue" || name == "ended" || name == "alive" {
 			_, err = s.Revoke(t.Context(), name, l.LeaseID())
+			require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		}
+		if name == "queue" || name == "alive" || name == "limit" {
+			require.ErrorIs(t, s.SetLimit(t.Context(), name, 2), lease.ErrCorrupt)
+		}
+		if name == "owner" || name == "alive" || name == "limit" {
+			_, err = s.Inspect(t.Context(), name)
 			require.ErrorIs(t, err, lease.ErrCorrupt, name)
 		}
 		if name == "owner" {
 			_, err = l.Verify(t.Context())
 			require.ErrorIs(t, err, lease.ErrCorrupt)
 			require.ErrorIs(t, l.Extend(t.Context()), lease.ErrCorrupt)
-		}
-		if name == "owner" || name == "queue" || name == "ended" {
 			require.ErrorIs(t, l.Release(t.Context()), lease.ErrCorrupt)
-		}
-		if name == "queue" || name == "limit" {
-			require.ErrorIs(t, s.SetLimit(t.Context(), name, 2), lease.ErrCorrupt)
-		}
-		if name == "owner" || name == "alive" || name == "limit" {
-			_, err = s.Inspect(t.Context(), name)
-			require.ErrorIs(t, err, lease.ErrCorrupt, name)
+		} else {
+			require.NoError(t, l.Extend(t.Context()), name)
+			require.NoError(t, l.Release(t.Context()), "%s does not keep a holder from leaving", name)
 		}
 		require.NoError(t, w.client.Del(t.Context(), key).Err())
 	}
@@ -296,4 +298,58 @@ func TestAnAcquireThatIsNeverAnswered(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		try(t, s, "a")
 	})
+}
+
+// Whoever ends a hold calls the first waiter that listens; one that has died costs nobody anything, one that is stopped half a second.
+func TestDeadWaitersStallNobody(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, s *semaphore.Semaphore, l *lease.Lease) error{
+		"release": func(t *testing.T, _ *semaphore.Semaphore, l *lease.Lease) error { return l.Release(t.Context()) },
+		"revoke": func(t *testing.T, s *semaphore.Semaphore, l *lease.Lease) error {
+			_, err := s.Revoke(t.Context(), "a", l.LeaseID())
+			return err
+		},
+		"limit": func(t *testing.T, s *semaphore.Semaphore, _ *lease.Lease) error { return s.SetLimit(t.Context(), "a", 2) },
+	} {
+		for kind, bound := range map[string]time.Duration{"dead": 0, "stopped": 560 * ms} {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					s := w.semaphore(t, 1, lease.Config{TTL: time.Hour})
+					l := try(t, s, "a")
+					for n := range 5 {
+						w.enqueue(t, "a", fmt.Sprint("dead", n))
+					}
+					if kind == "stopped" {
+						stopped := w.client.Subscribe(t.Context(), w.key("a", "wake")+":stopped")
+						_, err := stopped.Receive(t.Context())
+						require.NoError(t, err)
+						go func() {
+							for err == nil {
+								_, err = stopped.Receive(context.Background())
+							}
+						}()
+						defer stopped.Close()
+						w.enqueue(t, "a", "stopped")
+					}
+					time.Sleep(ms)
+					next := waiting(t, w.semaphore(t, 1, lease.Config{TTL: time.Hour}), "a")
+					synctest.Wait()
+					start := time.Now()
+					require.NoError(t, end(t, s, l))
+					second := <-next
+					require.LessOrEqual(t, time.Since(start), bound)
+					requireVerdict(t, second, lease.Current)
+					require.NoError(t, second.Release(t.Context()))
+				})
+			})
+		}
+	}
+}
+
+// enqueue puts a call into the queue that nobody stands for, which asked a second ago. Its listener has the same name.
+func (w *world) enqueue(t *testing.T, resource, call string) {
+	t.Helper()
+	now := time.Now()
+	require.NoError(t, w.client.ZAdd(t.Context(), w.key(resource, "queue"), redis.Z{Score: float64(now.UnixMicro()), Member: call}).Err())
+	require.NoError(t, w.client.HSet(t.Context(), w.key(resource, "alive"), call,
+		fmt.Sprintf("%d:%d:1:3600000:%s@%s", now.Add(5*time.Second).UnixMilli(), now.Add(-time.Second).UnixMilli(), uuid.New(), call)).Err())
 }

@@ -11,6 +11,7 @@
 -- Count and expiry are set in one step. An expiry that is missing all the same (someone has called PERSIST), or that is beyond the
 -- window (it was made shorter since), is set right: the count stands and the window ends one window from now.
 
+expect(1, 2)
 local key = KEYS[1]
 local limit = whole(ARGV[1], 1, 'limit')
 local window = whole(ARGV[2], 1, 'window')

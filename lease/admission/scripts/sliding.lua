@@ -3,7 +3,7 @@
 -- KEYS[1] log, a sorted set: admitted requests by the time of their admission in microseconds
 -- ARGV[1] limit, > 0
 -- ARGV[2] window, milliseconds, > 0
--- ARGV[3] id of the request, of which there is no second
+-- ARGV[3] id of the request, a UUID of which there is no second
 --
 -- Returns {'admitted', count, milliseconds}  requests in the window with this one, and after how long there will be none
 --         {'refused', count, milliseconds, milliseconds}  a place comes free after the first time, all of them after
@@ -13,14 +13,15 @@
 -- An expiry that is missing is set right with the next request. Entries from the future, since Redis's clock was set back, are
 -- taken to be from now: they count, and no longer than one window.
 
-local key, id = KEYS[1], ARGV[3]
+expect(1, 3)
+local key = KEYS[1]
 local limit = whole(ARGV[1], 1, 'limit')
 local window = whole(ARGV[2], 1, 'window')
-local t = redis.call('TIME')
-local now = tonumber(t[1]) * 1000000 + tonumber(t[2])
+local id = uuid(ARGV[3], 'id of the request')
 
-local problem = mistyped(key, 'zset')
-if problem then return corrupt(key, problem) end
+local wrong = mistyped(key, 'zset')
+if wrong then return wrong end
+local now = clock()
 
 -- Only if there is something to remove: a server without memory lets a script write on that has begun with what needs none.
 local past = digits(now - window * 1000)

@@ -2,13 +2,14 @@
 // time, with everything else alike.
 package kind
 
-// Kind is another set of scripts for the life of a holder. Each keeps the calling convention of the lease's script of that
-// name, KEYS, ARGV and answers, and is put behind the same common.lua. Resources are taken one at a time.
+import "github.com/fencedb/fencedb/lease/internal/script"
+
+// Kind is another set of scripts for the life of a holder. Each keeps the calling convention of the lease's script of
+// that name, KEYS, ARGV and answers. Resources are taken one at a time.
 type Kind struct {
 	Name string // first word of the keys
 
-	// Sources of the scripts.
-	Acquire, Extend, Release, Withdraw, Verify string
+	Acquire, Extend, Release, Withdraw, Verify script.Script
 
 	// Ask adds to the KEYS and the ARGV of Acquire what the lease's script does not take.
 	Ask func(keys []string, args []any) ([]string, []any)

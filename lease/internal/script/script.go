@@ -15,10 +15,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Common is put in front of the scripts of the blocks beside the lease.
-//
-//go:embed common.lua
-var Common string
+// What scripts share. Each is put in front of those that use it, in this order.
+var (
+	//go:embed common.lua
+	Common string // for all
+	//go:embed holder.lua
+	Holder string // tokens and calls
+	//go:embed queue.lua
+	Queue string // those who wait
+)
 
 // Script is one Lua script.
 type Script struct {

@@ -5,8 +5,9 @@
 -- Returns {'forgotten'}  there is no recorded result now
 --         {'corrupt', key, problem}
 
+expect(1, 0)
 local record = KEYS[1]
-local problem = mistyped(record, 'hash')
-if problem then return corrupt(record, problem) end
+local wrong = mistyped(record, 'hash')
+if wrong then return wrong end
 redis.call('DEL', record)
 return {'forgotten'}

@@ -8,18 +8,19 @@
 --         {'absent'}
 --         {'corrupt', key, problem}
 
+expect(2, 0)
 local owner, record = KEYS[1], KEYS[2]
 
-local problem = mistyped(record, 'hash')
-if problem then return corrupt(record, problem) end
+local wrong = mistyped(record, 'hash')
+if wrong then return wrong end
 local done = redis.call('HMGET', record, 'by', 'fingerprint', 'result')
 if done[1] then
   if not (done[2] and done[3]) then return corrupt(record, 'lacks a field') end
   return {'done', done[2], done[3], digits(redis.call('PTTL', record))}
 end
 
-problem = mistyped(owner, 'string')
-if problem then return corrupt(owner, problem) end
+wrong = mistyped(owner, 'string')
+if wrong then return wrong end
 local held = redis.call('GET', owner)
 if not held then return {'absent'} end
 local id, token = string.match(held, '^([%x%-]+):([1-9]%d*):')

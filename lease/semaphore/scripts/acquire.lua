@@ -1,48 +1,63 @@
--- acquire.lua: gives a place to one more holder, if there is one and it is this waiter's turn.
+-- acquire.lua: gives a place to one more holder, if there is one and it is this call's turn.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- KEYS[5] limit, if it was changed: how many may hold at once
--- ARGV[1] lease id   ARGV[2] call, new for each acquisition
--- ARGV[3] ttl, milliseconds, > 0
--- ARGV[4] fence retention, milliseconds, > 0
--- ARGV[5] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
--- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn   ARGV[8] channel
--- ARGV[9] limit, > 0, unless it was changed
+-- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request, 1 for the first of the call
+-- ARGV[4] ttl, milliseconds, > 0
+-- ARGV[5] fence retention, milliseconds, > 0
+-- ARGV[6] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
+-- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] listener, where the waiter hears of its turn   ARGV[9] channel
+-- ARGV[10] limit, > 0, unless it was changed
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, '1', floor}  all places are taken, or another waits with right of way; worth asking again after
---                             that time. No token was used and no holder's time moved. Whoever gets a place from now on
---                             has a token of floor or more.
+--         {'held', milliseconds, '1'}  all places are taken, or another waits with right of way; worth asking again after
+--                             that time. No token was used and no holder's time moved.
 --         {'over'}            this call was given up, or its place given back; no place was given
 --         {'exhausted'}       tokens have reached 2^53; no place was given
 --         {'corrupt', key, problem}
 
-local owner, fence, queue, alive = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local id, call_id, mode, publish, channel = ARGV[1], ARGV[2], ARGV[5], ARGV[6], ARGV[8]
-local waiter = id .. ':' .. call_id .. '@' .. ARGV[7]
-local ttl = whole(ARGV[3], 1, 'ttl')
-local retention = whole(ARGV[4], 1, 'fence retention')
+expect(5, 10)
+local owner, fence = KEYS[1], KEYS[2]
+local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local request = digits(whole(ARGV[3], 1, 'number of the request'))
+local ttl = whole(ARGV[4], 1, 'ttl')
+local retention = whole(ARGV[5], 1, 'fence retention')
+local mode = one_of(ARGV[6], 'try', 'wait', 'barge', 'mode')
+local q = {queue = KEYS[3], alive = KEYS[4], publish = one_of(ARGV[7], 'PUBLISH', 'SPUBLISH', nil, 'publish command'), channel = channel_of(ARGV[9])}
+local listener = name_of(ARGV[8], 'listener')
+local limit = whole(ARGV[10], 1, 'limit')
 local now = clock()
+q.now = now
 
-local fault = mistyped(owner, 'zset') or queue_fault(queue, alive) or mistyped(KEYS[5], 'string')
-if fault then return corrupt(fault) end
-local last
-last, fault = read_fence(fence)
-if fault then return corrupt(fault) end
-local limit = redis.call('GET', KEYS[5])
-if limit and not string.match(limit, '^[1-9]%d*$') then return corrupt({key = KEYS[5], problem = 'does not hold a limit'}) end
-limit = whole(limit or ARGV[9], 1, 'limit')
-
-if is_over(queue, call_id, now) then return {'over'} end
+local wrong = mistyped(owner, 'zset')
+if wrong then return wrong end
+local last, changed
+last, wrong = read_fence(fence)
+if wrong then return wrong end
+local head = redis.pcall('ZRANGE', q.queue, 0, 0) -- spares the question for the type
+if head.err then return mistyped(q.queue, 'zset') end
+head = head[1]
+if head then
+  if string.sub(head, 1, 1) == '!' and is_over(q, mine) then return {'over'} end
+  wrong = mistyped(q.alive, 'hash')
+  if wrong then return wrong end
+end
+changed, wrong = read(KEYS[5])
+if wrong then return wrong end
+if changed then
+  if not string.match(changed, '^[1-9]%d*$') then return corrupt(KEYS[5], 'does not hold a limit') end
+  limit = tonumber(changed)
+end
 
 drop_dead(owner, now)
-local mine, token, calls = find(owner, id .. ':', '-inf')
-if mine then
-  local name = id .. ':' .. token .. ':' .. add_call(calls, call_id)
-  if name ~= mine then redis.call('ZREM', owner, mine) end
+local holder, token, calls = find(owner, id .. ':', '-inf')
+if holder then
+  local name = id .. ':' .. token .. ':' .. add_call(calls, mine)
+  if name ~= holder then redis.call('ZREM', owner, holder) end
   hold(owner, name, now, ttl)
   redis.call('PEXPIRE', fence, digits(retention))
+  if head then leave(q, mine) end
   return {'granted', token}
 end
 
@@ -55,23 +70,26 @@ local function obstacle()
     local next = redis.call('ZRANGE', owner, taken - limit, taken - limit, 'WITHSCORES')
     return math.ceil((tonumber(next[2]) - now) / 1000)
   end
-  if mode == 'barge' then return nil end
-  local head, living = first(queue, alive, now)
-  if not head or head == waiter then return nil end
-  return call(head, living, alive, now, publish, channel) - math.floor(now / 1000) -- its message may have been lost
+  if head and mode ~= 'barge' then return before(q, mine) end
 end
 
 token = next_token(last, now)
-if token > MAX_TOKEN then return {'exhausted'} end
+if token > MAX_WHOLE then return {'exhausted'} end
 local wait = obstacle()
 if wait then
   wait = math.min(math.max(wait, 1), PATIENCE)
-  if mode == 'wait' then enqueue(queue, alive, waiter, now, wait) end
-  return {'held', digits(wait), '1', digits(token)}
+  if mode == 'wait' then
+    wrong = not head and mistyped(q.alive, 'hash')
+    if wrong then return wrong end
+    enqueue(q, {call = mine, request = request, ttl = digits(ttl), id = id, listener = listener}, wait)
+  end
+  return {'held', digits(wait), '1'}
 end
 
 redis.call('SET', fence, digits(token), 'PX', digits(retention))
-hold(owner, id .. ':' .. digits(token) .. ':' .. call_id, now, ttl)
-leave(queue, alive, waiter)
-if taken + 1 < limit then wake(queue, alive, now, publish, channel) end -- one call for each place
+hold(owner, id .. ':' .. digits(token) .. ':' .. mine, now, ttl)
+if head then
+  leave(q, mine)
+  if taken + 1 < limit then wake(q, call) end -- one call for each place
+end
 return {'granted', digits(token)}

@@ -1,5 +1,4 @@
--- holders.lua: what the scripts of semaphores share. It is put in front of each of them, behind a common.lua, whose functions and rules
--- are used here.
+-- holders.lua: what the scripts of semaphores share. It is put behind queue.lua.
 --
 -- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>" by the end of their time in microseconds of Redis's clock.
 -- Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that counts.
@@ -11,18 +10,14 @@ local function drop_dead(owner, now)
   end
 end
 
--- The holder of that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set from the given time on, its token and its calls; nil
--- if there is none.
-local function find(owner, name, from)
-  for _, holder in ipairs(redis.call('ZRANGEBYSCORE', owner, from, '+inf')) do
-    if string.sub(holder, 1, #name) == name then
-      local token, calls = string.match(holder, ':(%d+):?([%x,]*)$')
-      return holder, token, calls
-    end
+-- The holder of that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set, its token and its calls;
+-- nil if there is none whose score is from the one given on.
+local function find(set, name, from)
+  for _, holder in ipairs(redis.call('ZRANGEBYSCORE', set, from, '+inf')) do
+    if string.sub(holder, 1, #name) == name then return holder, string.match(holder, ':(%d+):([%w%-,]+)$') end
   end
 end
 
--- One that still has time.
 local function find_living(owner, name, now) return find(owner, name, '(' .. digits(now)) end
 
 -- Lets the holder hold for ttl milliseconds from now. The key lives as long as the last of its holders.
@@ -31,16 +26,13 @@ local function hold(owner, holder, now, ttl)
   if redis.call('PTTL', owner) < ttl then redis.call('PEXPIRE', owner, digits(ttl)) end
 end
 
--- Wakes the first waiter without giving it right of way. Whoever gets a place calls the next.
-local function tell_first(queue, publish, channel)
-  local head = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1)[1]
-  if not head then return end
-  local call, listener = string.match(head, '^[^:@]*:?([^@]*)@?(.*)$')
-  redis.pcall(publish, channel .. ':' .. listener, 'free ' .. call)
+-- Holders that were revoked lately are kept in the key ended, by when.
+local function lost(ended, name)
+  if not mistyped(ended, 'zset') and find(ended, name, '-inf') then return {'revoked'} end
+  return {'gone'}
 end
 
--- Holders that were revoked lately are kept in the key ended, by when.
-local function lost(ended, holder)
-  if find(ended, holder, '-inf') then return {'revoked'} end
-  return {'gone'}
+-- Calls the first waiter that listens, if the queue can be used. Whoever gets a place calls the next.
+local function wake_next(q)
+  if not queue_fault(q) then wake(q, call) end
 end

@@ -6,7 +6,8 @@
 -- Returns {'current'} or {'lost'}
 --         {'corrupt', key, problem}
 
-local fault = mistyped(KEYS[1], 'zset')
-if fault then return corrupt(fault) end
-if find_living(KEYS[1], ARGV[1] .. ':' .. ARGV[2] .. ':', clock()) then return {'current'} end
-return {'lost'}
+expect(2, 2)
+local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
+local wrong = mistyped(KEYS[1], 'zset')
+if wrong then return wrong end
+return {find_living(KEYS[1], name, clock()) and 'current' or 'lost'}

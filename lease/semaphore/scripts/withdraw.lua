@@ -1,27 +1,34 @@
--- withdraw.lua: ends an acquisition whose caller has given up: out of the queue, and out of its place if the grant's reply was lost.
+-- withdraw.lua: ends an acquisition whose caller has given up: out of the queue, and out of its place if the grant's
+-- reply was lost. A place that another call has asked for as well, by the same lease id, stays.
 --
--- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id   ARGV[2] call
 -- ARGV[3] 'unsure' if a request of that call may still be under way, which shall do nothing; 'sure' if not
--- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel   ARGV[6] listener
+-- ARGV[4] fence retention, milliseconds, > 0, for leases that are handed over
+-- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
 --
 -- Returns {'withdrawn'}  this call neither holds nor waits
---         {'corrupt', key, problem}
+--         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
 
-local owner, queue, alive = KEYS[1], KEYS[2], KEYS[3]
-local id, call_id = ARGV[1], ARGV[2]
-local now = clock()
+expect(4, 6)
+local owner = KEYS[1]
+local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local unsure = one_of(ARGV[3], 'unsure', 'sure', nil, 'sureness') == 'unsure'
+whole(ARGV[4], 1, 'fence retention')
+local q = {queue = KEYS[3], alive = KEYS[4], publish = one_of(ARGV[5], 'PUBLISH', 'SPUBLISH', nil, 'publish command'), channel = channel_of(ARGV[6])}
 
-local fault = mistyped(owner, 'zset') or queue_fault(queue, alive)
-if fault then return corrupt(fault) end
-leave(queue, alive, id .. ':' .. call_id .. '@' .. ARGV[6])
+local wrong = mistyped(owner, 'zset')
+if wrong then return wrong end
+q.now = clock()
 local holder, token, calls = find(owner, id .. ':', '-inf')
-if holder and string.find(calls, call_id, 1, true) then
-  local left = remove_call(calls, call_id)
+if holder and lists(calls, mine) then
+  local left = remove_call(calls, mine)
   if left then redis.call('ZADD', owner, redis.call('ZSCORE', owner, holder), id .. ':' .. token .. ':' .. left) end
   redis.call('ZREM', owner, holder)
 end
-if ARGV[3] == 'unsure' then forget_call(queue, call_id, now) end
--- The one that leaves may have been woken already; its turn passes on. If there is no place, the next one goes on waiting.
-wake(queue, alive, now, ARGV[4], ARGV[5])
+if not queue_fault(q) then leave(q, mine) end
+if unsure then forget_call(q, mine) end
+-- The one that leaves may have been called already; its turn passes on. If there is no place, the next one goes on
+-- waiting.
+wake_next(q)
 return {'withdrawn'}

@@ -1,0 +1,34 @@
+-- owner.lua: the one holder of a resource. It is put behind holder.lua. The key owner is "<lease
+-- id>:<token>:<call>,<call>".
+
+-- The holder as {id, token (string), calls}, or nil when the resource is free; and the reply, if the key is wrong.
+local function read_owner(key)
+  local value, wrong = read(key)
+  if not value then return nil, wrong end
+  local id, token, calls = string.match(value, '^([%x%-]+):([1-9]%d*):([%w%-,]+)$')
+  if not id or #id ~= 36 or #token > 16 then return nil, corrupt(key, 'does not hold a lease id, a token and a call') end
+  return {id = id, token = token, calls = calls}
+end
+
+-- The holder as above with left, the milliseconds until its lease ends.
+local function read_owner_and_left(key)
+  local held, wrong = read_owner(key)
+  if not held then return nil, wrong end
+  held.left = redis.call('PTTL', key)
+  if held.left < 0 then return nil, corrupt(key, 'has no expiry') end
+  return held
+end
+
+-- Writes the token before the owner, so that no owner ever stands without its token.
+local function grant(owner, fence, id, token, calls, ttl, retention)
+  redis.call('SET', fence, digits(token), 'PX', digits(retention))
+  redis.call('SET', owner, id .. ':' .. digits(token) .. ':' .. calls, 'PX', digits(ttl))
+end
+
+-- The latest revocation, "<lease id>:<token>:<revocation id>:<new token>:<whether that ended it>", is left for the
+-- holder to find.
+local function was_revoked(ended, id, token)
+  local me = id .. ':' .. token .. ':'
+  local latest = redis.pcall('GET', ended)
+  return type(latest) == 'string' and string.sub(latest, 1, #me) == me
+end
