@@ -34,7 +34,9 @@ type acquisition struct {
 	id        uuid.UUID
 	call      *call
 	barge     bool
-	patience  *time.Duration // nil: as long as the context allows
+	patience  *time.Duration // of WaitAtMost; nil: as long as the context allows
+	noWait    bool
+	first     context.Context // of the first request, if it differs from that of the waiting
 	asked     bool           // a request may have reached Redis
 	requests  int64          // sent
 	standing  standing       // since the latest refusal
@@ -62,8 +64,13 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 	for _, opt := range opts {
 		opt(a)
 	}
-	if a.id == uuid.Nil {
+	switch {
+	case a.id == uuid.Nil:
 		return nil, script.Invalid("lease id is the zero UUID; use uuid.New()")
+	case a.patience != nil && *a.patience <= 0:
+		return nil, script.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *a.patience)
+	case a.patience != nil && a.noWait:
+		return nil, script.Invalid("NoWait and WaitAtMost(%v) contradict each other", *a.patience)
 	}
 	return a, nil
 }
@@ -140,6 +147,10 @@ func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (
 	if err != nil {
 		return nil, err
 	}
+	if a.noWait {
+		leases, err := a.run(ctx, a.try)
+		return leases.first(), err
+	}
 	leases, err := a.run(ctx, func(ctx context.Context) (Leases, error) {
 		waiting, cancel := a.limit(ctx)
 		defer cancel()
@@ -148,18 +159,41 @@ func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (
 	return leases.first(), err
 }
 
-// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then [ErrHeld] and
-// [context.DeadlineExceeded].
+// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as [Issuer.TryAcquire]
+// does: [ErrHeld] at once if another holds the resource, and then nothing was run.
+func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
+
+// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then [ErrHeld]
+// and [context.DeadlineExceeded]. The time must be positive: [NoWait] is for none.
+//
+// Redis is asked once however short the time is, unless others of this process stand in line before this call, and has a
+// quarter of a second at least for that answer. So a free resource is granted, and [ErrUnreachable] means what it says.
 func WaitAtMost(d time.Duration) Option {
 	return func(a *acquisition) { a.patience = &d }
 }
 
-// limit bounds the waiting as [WaitAtMost] says.
+// firstAnswer is how long Redis has for the first answer when a caller waits for less.
+const firstAnswer = 250 * time.Millisecond
+
+// limit bounds the waiting as [WaitAtMost] says. The first request has ctx itself, and firstAnswer at least.
 func (a *acquisition) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	if a.patience == nil {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, *a.patience, fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded))
+	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
+	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)
+	var cancelFirst context.CancelFunc
+	a.first, cancelFirst = context.WithTimeoutCause(ctx, max(*a.patience, firstAnswer), waited)
+	return waiting, func() { cancel(); cancelFirst() }
+}
+
+// asking is the context of the next request of one that waits in ctx.
+func (a *acquisition) asking(ctx context.Context) context.Context {
+	if first := a.first; first != nil {
+		a.first = nil
+		return first
+	}
+	return ctx
 }
 
 // wait stands in this process's line and then in Redis's queue. It is for one resource.
@@ -201,7 +235,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
 	answered := time.Now()
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
 		t.listenFor(a.call.id)
-		leases, refused, err := a.attempt(ctx, wait)
+		leases, refused, err := a.attempt(a.asking(ctx), wait)
 		switch {
 		case leases != nil:
 			return leases, nil

@@ -68,6 +68,9 @@ func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Opt
 	if err != nil {
 		return nil, err
 	}
+	if a.noWait {
+		return a.run(ctx, a.tryAll)
+	}
 	return a.run(ctx, a.waitAll)
 }
 
@@ -103,13 +106,21 @@ func (i *Issuer) several(ctx context.Context, resources []string, opts []Option)
 
 // waitAll asks for everything, and if that is refused waits for one after the other.
 func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
-	ctx, cancel := a.limit(ctx)
+	waiting, cancel := a.limit(ctx)
 	defer cancel()
-	leases, err := a.tryAll(ctx)
-	if errors.Is(err, ErrHeld) {
-		return a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(ctx) })
+	leases, err := a.tryAll(a.asking(waiting))
+	var held *HeldError
+	if !errors.As(err, &held) {
+		return leases, err
 	}
-	return leases, err
+	if waiting.Err() == nil {
+		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
+		if waiting.Err() == nil || !errors.Is(err, ErrUnreachable) {
+			return leases, err
+		}
+	}
+	held.Cause = context.Cause(waiting) // the last that was heard
+	return nil, held
 }
 
 // tryAll asks once for everything, where one script can see it, and otherwise for one after the other.

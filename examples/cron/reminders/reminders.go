@@ -37,15 +37,19 @@ type Scheduler struct {
 // On error the reminders sent until then are sent, and the others are still due: the next tick goes on. With
 // [fencedb.ErrStale] another scheduler has taken over, with [fencedb.ErrLeaseOver] one could have.
 func (s *Scheduler) Tick(ctx context.Context) (sent int, err error) {
-	l, err := s.Leases.TryAcquire(ctx, Resource)
-	if errors.Is(err, lease.ErrHeld) {
-		return 0, nil
+	done := false
+	err = s.Leases.Do(ctx, Resource, func(ctx context.Context, l *lease.Lease) (err error) {
+		sent, err = s.sendAll(ctx, l)
+		done = err == nil
+		return err
+	}, lease.NoWait())
+	if done || errors.Is(err, lease.ErrHeld) { // that the lease was over in the end changes nothing about what was done
+		return sent, nil
 	}
-	if err != nil {
-		return 0, err
-	}
-	// Work that was done is done; that the lease was over by then changes nothing about it.
-	defer func() { _ = l.Release(ctx) }()
+	return sent, err
+}
+
+func (s *Scheduler) sendAll(ctx context.Context, l *lease.Lease) (sent int, err error) {
 	for {
 		found, err := s.sendNext(ctx, l)
 		var stale *fencedb.StaleError
