@@ -54,6 +54,9 @@ type call struct {
 func newCall() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64())} }
 
 func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
+	if err := i.ready(); err != nil {
+		return nil, err
+	}
 	a := &acquisition{issuer: i, caller: ctx, resources: resources, id: uuid.New(), call: newCall()}
 	for _, resource := range resources {
 		if err := checkResource(resource); err != nil {

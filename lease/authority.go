@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -52,6 +53,9 @@ func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*R
 }
 
 func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revocation, error) {
+	if err := i.ready(); err != nil {
+		return nil, err
+	}
 	if err := checkResource(resource); err != nil {
 		return nil, err
 	}
@@ -76,6 +80,9 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 // store of the data has seen higher tokens than Redis remembers. A holder keeps its lease, with a stale token: see
 // [Issuer.Heal].
 func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
+	if err := i.ready(); err != nil {
+		return 0, err
+	}
 	if err := checkResource(resource); err != nil {
 		return 0, err
 	}
@@ -104,6 +111,9 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 // If the old lease does not stand any more the error is [ErrLost] or what had ended it: the store was right, someone else has the
 // resource. Every error means that this call holds nothing.
 func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
+	if err := errors.Join(i.ready(), old.granted()); err != nil {
+		return nil, err
+	}
 	if floor < 1 || floor >= maxToken {
 		return nil, script.Invalid("floor %d is no token that another can follow", floor)
 	}
@@ -172,6 +182,9 @@ type Inspection struct {
 
 // Inspect asks Redis about a resource. It changes nothing.
 func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, error) {
+	if err := i.ready(); err != nil {
+		return Inspection{}, err
+	}
 	if err := checkResource(resource); err != nil {
 		return Inspection{}, err
 	}

@@ -17,7 +17,7 @@ func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc)
 		if over := l.Err(); over != nil { // also for one whose timers have not run yet: the process was stopped
 			cancel(over)
 		}
-		stops[n] = context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+		stops[n] = context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })
 	}
 	return work, func() {
 		for _, stop := range stops {

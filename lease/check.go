@@ -72,6 +72,9 @@ func (h Health) Warnings() []string {
 // enough for a probe every few seconds.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	var h Health
+	if err := i.ready(); err != nil {
+		return h, err
+	}
 	servers, spare, err := i.store.servers(ctx)
 	clock := askReference(ctx, i.cfg.Clock)
 	for _, server := range servers {

@@ -8,11 +8,11 @@ import (
 	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
-// Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives.
+// Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives. It is no [Config.RenewEvery].
 const Unlimited = time.Duration(-1)
 
-// Never, as [Config.RenewEvery], leaves renewal to the caller, who calls [Lease.Extend].
-const Never = time.Duration(-1)
+// Never, as [Config.RenewEvery], leaves renewal to the caller, who calls [Lease.Extend]. It is no [Config.MaxHold].
+const Never = time.Duration(-2)
 
 // Config is what all leases of an [Issuer] have in common. [New] checks it.
 type Config struct {

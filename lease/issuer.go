@@ -41,6 +41,14 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 	}, nil
 }
 
+// ready refuses an Issuer that New has not made.
+func (i *Issuer) ready() error {
+	if i == nil || i.store == nil {
+		return script.Invalid("the Issuer was not made by lease.New or lease.NewQuorum")
+	}
+	return nil
+}
+
 // trustedUntil is the trust window: the clock read before the request was sent, plus what was asked for, less the margin.
 func (i *Issuer) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - i.cfg.Margin)

@@ -102,7 +102,30 @@ func (l *Lease) validity() time.Time {
 //
 // It carries the values of the context the lease was acquired with, but not its end: cancelling that one after the acquisition
 // does nothing to the lease.
-func (l *Lease) Context() context.Context { return l.ctx }
+func (l *Lease) Context() context.Context {
+	if l.ctx == nil {
+		return neverGranted
+	}
+	return l.ctx
+}
+
+// granted refuses a Lease that no Issuer has granted.
+func (l *Lease) granted() error {
+	if l == nil || l.issuer == nil {
+		return errNeverGranted
+	}
+	return nil
+}
+
+// What a Lease that no Issuer has granted answers.
+var (
+	errNeverGranted = script.Invalid("no Issuer has granted this Lease")
+	neverGranted    = func() context.Context {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		cancel(errNeverGranted)
+		return ctx
+	}()
+)
 
 // Err is nil while the lease may be believed in, and afterwards the reason why not. It reads the clock: a process that was
 // stopped learns here at once what its timers will tell it a moment later. It does not ask Redis.
@@ -114,6 +137,9 @@ func (l *Lease) Err() error {
 
 // check ends the lease if its time is over. The caller holds mu.
 func (l *Lease) check(now time.Time) error {
+	if l.issuer == nil {
+		return errNeverGranted
+	}
 	if l.ended == nil && !now.Before(l.validUntil) {
 		l.end(l.overdue())
 	}
@@ -281,6 +307,9 @@ func (l *Lease) renewed(r renewal, answer answered) error {
 // [ErrUnreachable] and the lease runs out by itself; Release may be called again. Calling it again after an answer
 // changes nothing and returns the same.
 func (l *Lease) Release(ctx context.Context) error {
+	if err := l.granted(); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	over := l.check(time.Now())
 	if over == nil {
@@ -359,6 +388,9 @@ func (v Verdict) String() string {
 // The answer is about the past by the time it arrives. It is for people and for deciding whether to start; what must not be
 // done by a stale holder is checked where the data lives.
 func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
+	if err := l.granted(); err != nil {
+		return 0, err
+	}
 	var verdict Verdict
 	err := script.Persist(ctx, func() (err error) {
 		verdict, err = l.issuer.store.verify(ctx, l.term)

@@ -82,6 +82,9 @@ type Decision struct {
 // An error means that nothing was asked: [lease.ErrInvalid] for a key that cannot be, or the cause of ctx if that is over. The
 // decision is then a refusal. When ctx ends while Redis is asked, the request is unjudged.
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
+	if l == nil || l.client == nil {
+		return Decision{}, script.Invalid("the Limiter was not made by admission.New")
+	}
 	if err := checkKey(key); err != nil {
 		return Decision{}, err
 	}

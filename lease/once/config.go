@@ -66,8 +66,11 @@ const (
 	MaxResult = 1 << 20
 )
 
-func checkKey(key string) error {
-	if key == "" {
+func (o *Once) check(key string) error {
+	switch {
+	case o == nil || o.client == nil:
+		return script.Invalid("the Once was not made by once.New")
+	case key == "":
 		return script.Invalid("key is empty; name what is to be done once, such as %q", "order:7")
 	}
 	return script.CheckName("key", key, MaxKey)

@@ -50,7 +50,7 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. A result that fn returns all the
 // same is recorded. fn must not call Do with its own key: it would wait for itself.
 func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts ...Option) (result []byte, replayed bool, err error) {
-	if err := checkKey(key); err != nil {
+	if err := o.check(key); err != nil {
 		return nil, false, err
 	}
 	c := &call{once: o, key: key, names: o.cfg.names(key), fn: fn}

@@ -61,7 +61,7 @@ type State struct {
 // State tells where a key is. The error is [lease.ErrUnreachable], [lease.ErrCorrupt], or one that package lease has
 // for a refusal; nothing is changed in any case.
 func (o *Once) State(ctx context.Context, key string) (State, error) {
-	if err := checkKey(key); err != nil {
+	if err := o.check(key); err != nil {
 		return State{}, err
 	}
 	s, err := o.look(ctx, o.cfg.names(key))
@@ -75,7 +75,7 @@ func (o *Once) State(ctx context.Context, key string) (State, error) {
 // After [lease.ErrUnreachable] the result may or may not be there; forgetting it again does no harm. After another error, one that package
 // lease has for a refusal, it is there.
 func (o *Once) Forget(ctx context.Context, key string) error {
-	if err := checkKey(key); err != nil {
+	if err := o.check(key); err != nil {
 		return err
 	}
 	_, err := script.Ask(ctx, o.client, forgetScript.Call([]string{o.cfg.names(key).record}), script.Only("forgotten"))

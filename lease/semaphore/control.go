@@ -29,8 +29,11 @@ var (
 // maxResource is that of package lease, in bytes.
 const maxResource = 512
 
-func checkResource(resource string) error {
-	if resource == "" {
+func (s *Semaphore) check(resource string) error {
+	switch {
+	case s == nil || s.client == nil:
+		return script.Invalid("the Semaphore was not made by semaphore.New")
+	case resource == "":
 		return script.Invalid("resource is empty; name what is shared, such as %q", "tenant:7")
 	}
 	return script.CheckName("resource", resource, maxResource)
@@ -60,7 +63,7 @@ type Holder struct {
 
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (found Inspection, err error) {
-	if err := checkResource(resource); err != nil {
+	if err := s.check(resource); err != nil {
 		return Inspection{}, err
 	}
 	prefix := s.prefix(resource)
@@ -90,7 +93,7 @@ func (s *Semaphore) ResetLimit(ctx context.Context, resource string) error {
 }
 
 func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) error {
-	if err := checkResource(resource); err != nil {
+	if err := s.check(resource); err != nil {
 		return err
 	}
 	prefix := s.prefix(resource)
@@ -109,7 +112,7 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 // It answers false, and has changed nothing, if nobody holds with that id. A request that goes unanswered is repeated; after
 // [lease.ErrUnreachable] it may have taken effect, and asking again does no harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
-	if err := checkResource(resource); err != nil {
+	if err := s.check(resource); err != nil {
 		return false, err
 	}
 	prefix := s.prefix(resource)

@@ -54,18 +54,27 @@ func checkLimit(limit int) error {
 // TryAcquire asks once and does not wait: [lease.ErrHeld] with the time after which to ask again, if all places are taken or
 // others wait for one. Otherwise it is like the method of [lease.Issuer].
 func (s *Semaphore) TryAcquire(ctx context.Context, resource string, opts ...lease.Option) (*lease.Lease, error) {
+	if err := s.check(resource); err != nil {
+		return nil, err
+	}
 	return s.issuer.TryAcquire(ctx, resource, opts...)
 }
 
 // Acquire waits for a place: first come, first served, bounded by ctx and [lease.WaitAtMost]. Otherwise it is like the method of
 // [lease.Issuer].
 func (s *Semaphore) Acquire(ctx context.Context, resource string, opts ...lease.Option) (*lease.Lease, error) {
+	if err := s.check(resource); err != nil {
+		return nil, err
+	}
 	return s.issuer.Acquire(ctx, resource, opts...)
 }
 
 // Do acquires a place, runs fn under a context that ends with ctx or with the place, and gives the place back, also when fn
 // panics. It is like the method of [lease.Issuer].
 func (s *Semaphore) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *lease.Lease) error, opts ...lease.Option) error {
+	if err := s.check(resource); err != nil {
+		return err
+	}
 	return s.issuer.Do(ctx, resource, fn, opts...)
 }
 
