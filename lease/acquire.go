@@ -37,10 +37,10 @@ type acquisition struct {
 	patience  *time.Duration // of WaitAtMost; nil: as long as the context allows
 	noWait    bool
 	first     context.Context // of the first request, if it differs from that of the waiting
-	asked     bool           // a request may have reached Redis
-	requests  int64          // sent
-	standing  standing       // since the latest refusal
-	waits     *tracing       // nil until the resource was found taken
+	asked     bool            // a request may have reached Redis
+	requests  int64           // sent
+	standing  standing        // since the latest refusal
+	waits     *tracing        // nil until the resource was found taken
 }
 
 // call is what one call of the program has of its own, and all requests of it have in common; a lease id may be shared by several. So a

@@ -30,7 +30,7 @@ func (r *Revocation) Token() int64 { return r.token }
 // LeaseID identifies this revocation, as a lease id does a lease.
 func (r *Revocation) LeaseID() uuid.UUID { return r.id }
 
-// Holder is the lease that was ended and its token. It answers false if nobody held the resource.
+// Holder is the lease that this revocation has ended and its token. It answers false if nobody held the resource.
 func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
 	return r.holder, r.holderToken, r.holderToken > 0
 }
@@ -178,6 +178,7 @@ type Inspection struct {
 	RememberedFor time.Duration // the fence; negative: it never expires, or is not known
 	Waiters       int           // processes that wait
 	Revoked       uuid.UUID     // the lease that was revoked lately; zero: none
+	RevokedTo     int64         // the latest revocation's token, if that was lately; LastToken, if nobody has acquired since; 0: none
 }
 
 // Inspect asks Redis about a resource. It changes nothing.

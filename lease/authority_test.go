@@ -171,6 +171,28 @@ func TestRaise(t *testing.T) {
 	require.Equal(t, floor+1, try(t, i, "a").Token())
 }
 
+// A second revocation ends nobody, moves the fence on, and leaves the first one's holder what it has to find.
+func TestARevocationOfNobodyNamesNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+		l := try(t, i, "a")
+		first, err := i.Revoke(t.Context(), "a")
+		require.NoError(t, err)
+		id, token, held := first.Holder()
+		require.Equal(t, []any{l.LeaseID(), l.Token(), true}, []any{id, token, held})
+		for range 2 {
+			w.faults.Next(1, faulty.LoseReply) // asking again gives the same answer
+			again, err := i.Revoke(t.Context(), "a")
+			require.NoError(t, err)
+			_, _, held = again.Holder()
+			require.False(t, held)
+			require.Greater(t, again.Token(), first.Token())
+		}
+		time.Sleep(ms)
+		require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+	})
+}
+
 func TestHeal(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, MaxHold: time.Minute})
@@ -301,6 +323,7 @@ func TestInspect(t *testing.T) {
 		found, err = i.Inspect(t.Context(), "a")
 		require.NoError(t, err)
 		require.Equal(t, l.LeaseID(), found.Revoked)
+		require.Equal(t, r.Token(), found.RevokedTo)
 		require.Zero(t, found.Holder)
 		require.Greater(t, found.LastToken, r.Token())
 	})

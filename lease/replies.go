@@ -2,6 +2,7 @@ package lease
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -152,10 +153,11 @@ func decodeInspect(r script.Reply) (Inspection, error) {
 	if r.Args[0] != "" {
 		found.Holder, err = uuid.Parse(r.Args[0])
 	}
-	if revoked, _, ok := strings.Cut(r.Args[6], ":"); ok && err == nil {
-		found.Revoked, err = uuid.Parse(revoked)
+	if latest := strings.Split(r.Args[6], ":"); len(latest) == 5 && err == nil {
+		found.Revoked, err = uuid.Parse(latest[0])
+		found.RevokedTo, _ = strconv.ParseInt(latest[3], 10, 64)
 	}
-	if err != nil {
+	if err != nil || (r.Args[6] != "" && found.RevokedTo < 1) {
 		return Inspection{}, r.Unknown()
 	}
 	return found, nil

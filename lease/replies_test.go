@@ -65,7 +65,7 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"regrant", words("exhausted"), nil, ErrExhausted},
 		{"inspect", words("inspected", "", "0", "0", "0", "-2", "0", ""), Inspection{RememberedFor: -2 * time.Millisecond}, nil},
 		{"inspect", words("inspected", id.String(), "42", "1000", "42", "5000", "3", id.String()+":41:x:42:1"), Inspection{
-			Holder: id, Token: 42, ExpiresIn: time.Second, LastToken: 42, RememberedFor: 5 * time.Second, Waiters: 3, Revoked: id,
+			Holder: id, Token: 42, ExpiresIn: time.Second, LastToken: 42, RememberedFor: 5 * time.Second, Waiters: 3, Revoked: id, RevokedTo: 42,
 		}, nil},
 
 		{"acquire 2", words("granted", "7"), nil, ErrProtocol},
@@ -86,7 +86,7 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"inspect", words("inspected"), nil, ErrProtocol},
 		{"inspect", words("inspected", "", "0", "x", "0", "-2", "0", ""), nil, ErrProtocol},
 		{"inspect", words("inspected", "x", "0", "0", "0", "-2", "0", ""), nil, ErrProtocol},
-		{"inspect", words("inspected", "", "0", "0", "0", "-2", "0", "x:"), nil, ErrProtocol},
+		{"inspect", words("inspected", "", "0", "0", "0", "-2", "0", "x:1:x:2:1"), nil, ErrProtocol},
 
 		{"acquire", words("granted"), nil, ErrProtocol},
 		{"acquire", words("granted", "0"), nil, ErrProtocol},

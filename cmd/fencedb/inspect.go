@@ -35,7 +35,8 @@ type inspection struct {
 	LastToken       *int64        `json:"last_token"`        // in Redis
 	RememberedForMS *int64        `json:"remembered_for_ms"` // how long Redis will know it
 	Revoked         *uuid.UUID    `json:"revoked_lease_id"`  // lately
-	Fence           *fence        `json:"fence"`             // in Postgres
+	revokedTo       int64         // by that revocation
+	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
 	Refusals        []refused     `json:"refusals"`  // the newest first; nil: nobody publishes
 	Semaphore       *places       `json:"semaphore"` // nil: nobody has a place or waits for one
@@ -116,6 +117,7 @@ func newInspection(known lease.Inspection) *inspection {
 	if known.Revoked != uuid.Nil {
 		found.Revoked = &known.Revoked
 	}
+	found.revokedTo = known.RevokedTo
 	return found
 }
 

@@ -39,7 +39,7 @@ type revocation struct {
 	Former   *former   `json:"former"` // nil: nobody held it
 	Token    int64     `json:"token"`  // older ones are refused from now on
 	LeaseID  uuid.UUID `json:"lease_id"`
-	AuditID  int64     `json:"audit_id"`
+	AuditID  int64     `json:"audit_id"` // 0: nothing was done, for nobody was left to be shut out
 }
 
 // former is the holder that was ended.
@@ -49,6 +49,11 @@ type former struct {
 }
 
 func (r *revocation) print(p page) {
+	if r.AuditID == 0 {
+		p.paragraph("", fmt.Sprintf("Nobody holds %s. Its last holder was revoked a moment ago and is shut out: its fence is at token %d. Nothing was changed.",
+			visible(r.Resource), r.Token), "")
+		return
+	}
 	if r.Former == nil {
 		p.paragraph("", fmt.Sprintf("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token), "")
 	} else {
@@ -72,6 +77,9 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 		if err != nil {
 			return err
 		}
+		if found.shutOut() {
+			return a.show(cmd, &revocation{Resource: o.resource, Token: found.revokedTo, LeaseID: found.Fence.LeaseID})
+		}
 		if !cmd.Bool(flagYes) {
 			found.print(page{a.errOut, a.screen})
 		}
@@ -84,6 +92,13 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 		}
 		return a.show(cmd, done)
 	})
+}
+
+// shutOut is whether the last holder was revoked a moment ago, and that is sealed, and nobody has had the resource since: then there is
+// nobody to revoke, and nothing to record.
+func (r *inspection) shutOut() bool {
+	return r.Holder == nil && r.revokedTo > 0 && r.LastToken != nil && *r.LastToken == r.revokedTo &&
+		r.Fence != nil && r.Fence.Token >= r.revokedTo
 }
 
 func (r *inspection) question() string {

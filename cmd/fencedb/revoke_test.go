@@ -83,6 +83,25 @@ func TestAnsweringNoChangesNothing(t *testing.T) {
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
 }
 
+// Whoever runs it twice, or runs what somebody else has just run, ends nobody a second time.
+func TestRevokingTwiceRecordsOneRevocation(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	first := w.revoked("seat:1")
+	require.Equal(t, &former{l.LeaseID(), l.Token()}, first.Former)
+
+	again := w.revoked("seat:1")
+	require.Nil(t, again.Former)
+	require.Equal(t, first.Token, again.Token)
+	require.Zero(t, again.AuditID)
+	require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs", "--yes").out, "Nothing was changed.")
+	require.Equal(t, "1", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`))
+
+	l = w.acquire("seat:1")
+	require.Equal(t, &former{l.LeaseID(), l.Token()}, w.revoked("seat:1").Former, "another holder is another matter")
+}
+
 func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

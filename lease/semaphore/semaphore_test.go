@@ -308,7 +308,9 @@ func TestDeadWaitersStallNobody(t *testing.T) {
 			_, err := s.Revoke(t.Context(), "a", l.LeaseID())
 			return err
 		},
-		"limit": func(t *testing.T, s *semaphore.Semaphore, _ *lease.Lease) error { return s.SetLimit(t.Context(), "a", 2) },
+		"limit": func(t *testing.T, s *semaphore.Semaphore, _ *lease.Lease) error {
+			return s.SetLimit(t.Context(), "a", 2)
+		},
 	} {
 		for kind, bound := range map[string]time.Duration{"dead": 0, "stopped": 560 * ms} {
 			t.Run(name+" "+kind, func(t *testing.T) {
