@@ -43,8 +43,8 @@ type acquisition struct {
 	waits     *tracing        // nil until the resource was found taken
 }
 
-// call is what one call of the program has of its own, and all requests of it have in common; a lease id may be shared by several. So a
-// withdrawal ends what its own call was granted, and nothing else. The steps of one call share it.
+// call is what one call of the program has of its own, and all requests of it have in common; a lease id may be shared
+// by several. So a withdrawal ends what its own call was granted, and nothing else. The steps of one call share it.
 type call struct {
 	id        string
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
@@ -166,11 +166,12 @@ func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (
 // does: [ErrHeld] at once if another holds the resource, and then nothing was run.
 func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
 
-// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then [ErrHeld]
-// and [context.DeadlineExceeded]. The time must be positive: [NoWait] is for none.
+// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then
+// [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is for none.
 //
-// Redis is asked once however short the time is, unless others of this process stand in line before this call, and has a
-// quarter of a second at least for that answer. So a free resource is granted, and [ErrUnreachable] means what it says.
+// Redis is asked once however short the time is, unless others of this process stand in line before this call, and has
+// a quarter of a second at least for that answer. So a free resource is granted, and [ErrUnreachable] means what it
+// says.
 func WaitAtMost(d time.Duration) Option {
 	return func(a *acquisition) { a.patience = &d }
 }
@@ -358,8 +359,8 @@ func (a *acquisition) withdraw(ctx context.Context) {
 	}
 }
 
-// late withdraws once more, when a request that ctx cut short has come to its end: it may have waited for a connection and
-// reached Redis long after the withdrawal, which would leave a waiter, or a holder, that nobody stands for.
+// late withdraws once more, when a request that ctx cut short has come to its end: it may have waited for a connection
+// and reached Redis long after the withdrawal, which would leave a waiter, or a holder, that nobody stands for.
 func (a *acquisition) late() {
 	if a.call.withdrawn.Load() {
 		a.withdraw(a.caller)

@@ -8,7 +8,8 @@ import (
 	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
-// Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives. It is no [Config.RenewEvery].
+// Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives. It is no
+// [Config.RenewEvery].
 const Unlimited = time.Duration(-1)
 
 // Never, as [Config.RenewEvery], leaves renewal to the caller, who calls [Lease.Extend]. It is no [Config.MaxHold].

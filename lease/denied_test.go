@@ -65,11 +65,11 @@ func TestTheRightsThatAreDocumentedSuffice(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("doc.go")
 	require.NoError(t, err)
-	found := regexp.MustCompile(`(?m)^//\tACL SETUSER leases on >password (.*)\n//\t    (.*)$`).FindStringSubmatch(string(text))
+	found := regexp.MustCompile(`(?m)^//\tACL SETUSER leases on >password (.*)\n//\t    (.*)\n//\t    (.*)$`).FindStringSubmatch(string(text))
 	require.NotNil(t, found)
 	server := testenv.OwnRedis(t)
 	user := []any{"ACL", "SETUSER", "leases", "on", ">password"}
-	for _, right := range strings.Fields(found[1] + " " + found[2]) {
+	for _, right := range strings.Fields(found[1] + " " + found[2] + " " + found[3]) {
 		user = append(user, right)
 	}
 	require.NoError(t, server.Client().Do(t.Context(), user...).Err())

@@ -111,7 +111,8 @@
 // The client's user needs no more than these rights, and INFO for [Issuer.Check] to tell all that it can:
 //
 //	ACL SETUSER leases on >password ~lease:v1:* &lease:v1:* +evalsha +eval +@connection +subscribe +unsubscribe +ssubscribe +sunsubscribe
-//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zrangebyscore +zscore +hset +hdel +hmget +hvals +publish +spublish
+//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zrangebyscore +zscore
+//	    +hset +hdel +hmget +hvals +publish +spublish
 //
 // # Contexts
 //

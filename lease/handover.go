@@ -61,7 +61,7 @@ func readNews(message string) news {
 // stands in the queue:
 //
 //	t0  the waiter sends request 2; refused; it waits in the queue, with the number 2
-//	t1  the holder's release grants, for a second; the news says: to request 2, 3.2 s after that was answered, so 4.2 s in all
+//	t1  the holder's release grants, for a second; the news says: to request 2, for 4.2 s from its answer, 3.2 s ago
 //	t2  the news arrives, late perhaps. Redis answered request 2 after t0, so trusting until t0 + 4.2 s - margin is safe
 //
 // It is the trust window of every lease, with Redis's clock running from the answer to request 2. News for another

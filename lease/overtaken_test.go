@@ -34,8 +34,8 @@ func (h *slow) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// ghost breaks the connection of the next script call that is chosen, as the client sees it; the request reaches the server later, behind
-// everything that was sent meanwhile.
+// ghost breaks the connection of the next script call that is chosen, as the client sees it; the request reaches the
+// server later, behind everything that was sent meanwhile.
 type ghost struct {
 	faulty.Redis
 	by     time.Duration

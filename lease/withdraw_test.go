@@ -18,8 +18,8 @@ import (
 	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
-// Two calls ask under one lease id; the first is given up. Whatever order the network makes of its requests, the second keeps its lease,
-// and when both are given up nobody has it.
+// Two calls ask under one lease id; the first is given up. Whatever order the network makes of its requests, the second
+// keeps its lease, and when both are given up nobody has it.
 func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})

@@ -94,8 +94,8 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// shutOut is whether the last holder was revoked a moment ago, and that is sealed, and nobody has had the resource since: then there is
-// nobody to revoke, and nothing to record.
+// shutOut is whether the last holder was revoked a moment ago, and that is sealed, and nobody has had the resource
+// since: then there is nobody to revoke, and nothing to record.
 func (r *inspection) shutOut() bool {
 	return r.Holder == nil && r.revokedTo > 0 && r.LastToken != nil && *r.LastToken == r.revokedTo &&
 		r.Fence != nil && r.Fence.Token >= r.revokedTo

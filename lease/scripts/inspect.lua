@@ -4,7 +4,7 @@
 --
 -- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters, revoked}
 --           lease id '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
---           revoked: "<lease id>:<token>:<revocation id>:<new token>:<whether that ended it>" of a recent revocation, or ''
+--           revoked: the latest, "<lease id>:<token>:<revocation id>:<new token>:<whether that ended it>", or ''
 --         {'corrupt', key, problem}
 
 expect(5, 0)

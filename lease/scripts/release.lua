@@ -3,7 +3,7 @@
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 -- ARGV[1] lease id   ARGV[2] token
--- ARGV[3] call   ARGV[4] 'unsure' if a request of that call to acquire it may still be under way, which shall do nothing; 'sure' if not
+-- ARGV[3] call   ARGV[4] 'unsure' if a request of that call may be under way, which shall do nothing; 'sure' if not
 -- ARGV[5] fence retention, milliseconds, > 0
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] channel
 --

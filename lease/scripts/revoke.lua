@@ -8,9 +8,9 @@
 -- ARGV[3] fence retention, milliseconds, > 0
 -- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel
 --
--- Returns {'revoked', new token, lease id, token}  the fence has moved to the new token; the lease named has ended by this revocation,
---                                                  or nobody held the resource (lease id of zeros, token 0). Asking again
---                                                  with the same revocation id gives the same answer for a minute.
+-- Returns {'revoked', new token, lease id, token}  the fence has moved to the new token; the lease named has ended by
+--                     this revocation, or nobody held the resource (lease id of zeros, token 0). Asking again with the
+--                     same revocation id gives the same answer for a minute.
 --         {'passed', last}  the token to take over from is not the newest any more: someone was faster. Nothing was changed.
 --         {'exhausted'}     tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}

@@ -21,8 +21,9 @@
 // # Waiting
 //
 // First come, first served, in the queue of package lease: a holder that leaves calls the first waiter that listens; if
-// there is room for more, that one calls the next. A waiter that was called and does not come costs half a second. Waiters of one process stand in a line there, so of several places that come free at
-// once, one process takes one after the other.
+// there is room for more, that one calls the next. A waiter that was called and does not come costs half a second.
+// Waiters of one process stand in a line there, so of several places that come free at once, one process takes one
+// after the other.
 //
 // # The limit
 //

@@ -300,7 +300,8 @@ func TestAnAcquireThatIsNeverAnswered(t *testing.T) {
 	})
 }
 
-// Whoever ends a hold calls the first waiter that listens; one that has died costs nobody anything, one that is stopped half a second.
+// Whoever ends a hold calls the first waiter that listens; one that has died costs nobody anything, one that is stopped
+// half a second.
 func TestDeadWaitersStallNobody(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, s *semaphore.Semaphore, l *lease.Lease) error{
 		"release": func(t *testing.T, _ *semaphore.Semaphore, l *lease.Lease) error { return l.Release(t.Context()) },

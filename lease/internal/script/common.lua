@@ -2,8 +2,8 @@
 -- in front of each of them before they are loaded, and does nothing by itself.
 --
 -- Rules that all scripts keep:
---   * Arguments are checked before anything else: how many KEYS and ARGV there are, and what each must be. What is wrong with them is a
---     client's error and ends the script with an error reply; nothing was changed.
+--   * Arguments are checked before anything else: how many KEYS and ARGV there are, what each must be. A wrong one is
+--     a client's error and ends the script with an error reply; nothing was changed.
 --   * Types are checked before the first write: Redis does not roll a script back.
 --   * Time comes from Redis only. Clients send durations, never points in time.
 --   * Only the KEYS given are touched, and all of them share one hash tag, so one Cluster slot.

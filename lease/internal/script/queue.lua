@@ -1,6 +1,6 @@
 -- queue.lua: those who wait for a resource, and how one of them hears of its turn. It is put behind holder.lua.
 --
---   queue  sorted set: the calls that wait, by arrival (microseconds); in front of them, by less than 0, calls that are over
+--   queue  sorted set: the calls that wait, by arrival (microseconds); in front of them, below 0, calls that are over
 --   alive  hash: for each call that waits "<until>:<asked>:<request>:<ttl>:<lease id>@<listener>"
 --            until    the time until which it is believed alive, milliseconds: it must ask again before
 --            asked    when its latest request was answered, milliseconds, rounded up
@@ -9,7 +9,7 @@
 --
 -- A listener is a process; it hears what is published on "<channel of the resource>:<listener>", and nobody else does:
 --   'free <call>'                         ask now, it may be your turn
---   'granted <call> <request> <token> <ms>'  you hold, for ms counted from the moment at which that request was answered
+--   'granted <call> <request> <token> <ms>'  you hold, for ms from the moment at which that request was answered
 --   'look <call> <ms>'                    whoever is before you has its turn now; ask in ms, for it may not have heard
 -- An empty message says nothing: its use is that PUBLISH counts those who listen.
 --

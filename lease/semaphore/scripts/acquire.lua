@@ -2,7 +2,7 @@
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- KEYS[5] limit, if it was changed: how many may hold at once
--- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request, 1 for the first of the call
+-- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request within the call, from 1
 -- ARGV[4] ttl, milliseconds, > 0
 -- ARGV[5] fence retention, milliseconds, > 0
 -- ARGV[6] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
@@ -11,8 +11,8 @@
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, '1'}  all places are taken, or another waits with right of way; worth asking again after
---                             that time. No token was used and no holder's time moved.
+--         {'held', milliseconds, '1'}  all places are taken, or another waits with right of way; worth asking again
+--                             after that time. No token was used and no holder's time moved.
 --         {'over'}            this call was given up, or its place given back; no place was given
 --         {'exhausted'}       tokens have reached 2^53; no place was given
 --         {'corrupt', key, problem}

@@ -1,7 +1,8 @@
 -- holders.lua: what the scripts of semaphores share. It is put behind queue.lua.
 --
--- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>" by the end of their time in microseconds of Redis's clock.
--- Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that counts.
+-- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>" by the end of their time in microseconds
+-- of Redis's clock. Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that
+-- counts.
 
 -- Without any, nothing is written: a server without memory lets a script write on that has begun with what needs none.
 local function drop_dead(owner, now)

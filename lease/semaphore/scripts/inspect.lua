@@ -3,8 +3,8 @@
 -- KEYS[1] owner   KEYS[2] alive   KEYS[3] limit, if it was changed
 -- ARGV[1] limit, > 0, unless it was changed
 --
--- Returns {'inspected', limit, waiters, "<lease id>:<token>:<calls>", milliseconds left, ...}  the last two for each holder, the one
---                                                                                 whose time ends first in front
+-- Returns {'inspected', limit, waiters, "<lease id>:<token>:<calls>", milliseconds left, ...}  the last two for each
+--                     holder, the one whose time ends first in front
 --         {'corrupt', key, problem}
 
 expect(3, 1)
