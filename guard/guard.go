@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -29,7 +28,7 @@ import (
 // The context that fn gets ends with ctx or with the lease. fn can run a second time, after its first run was rolled
 // back, when Redis had gone backwards. The errors are those of acquiring, where nothing was written, and of
 // fencedb.Tx; when fn's context ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A
-// release that fails is not an error: the lease runs out by itself.
+// release that fails is not an error: it is tried again behind the call, and in the end the lease runs out by itself.
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
 	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
 	return TxAll(ctx, issuer, db, []string{resource}, fn, opts...)
@@ -42,7 +41,7 @@ func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources [
 	if err != nil {
 		return err
 	}
-	defer func() { release(ctx, leases) }() // those that are held by then
+	defer func() { _ = leases.Release(ctx) }() // those that are held by then
 
 	err = write(ctx, db, leases, fn, opts)
 	healed, healErr := heal(ctx, issuer, leases, err)
@@ -94,13 +93,4 @@ func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err er
 	healed := slices.Clone(leases)
 	healed[i] = fresh
 	return healed, nil
-}
-
-// releaseTime bounds the release, which goes on when ctx is done. What it does not reach in that time runs out.
-const releaseTime = 5 * time.Second
-
-func release(ctx context.Context, leases lease.Leases) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
-	defer cancel()
-	_ = leases.Release(ctx)
 }

@@ -49,6 +49,8 @@ type call struct {
 	id        string
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
 	withdrawn atomic.Bool // what the requests have left is being taken back
+
+	behind // what the call gives back
 }
 
 func newCall() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64())} }
@@ -94,10 +96,10 @@ func (a *acquisition) name() string {
 
 // TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if another holds the resource.
 //
-// A request that goes unanswered is sent again, twice at most, with the same lease id; so an answer that was lost does no
-// harm. Cancelling ctx ends the attempt and gives back what it may have been granted; after the return ctx has no influence
-// on the lease. Every error means that this call holds nothing, except that after [ErrUnreachable] the resource
-// may stay blocked for up to one TTL.
+// A request that goes unanswered is sent again, twice at most and within one TTL, with the same lease id; so an answer that was lost does
+// no harm. Cancelling ctx ends the attempt at once; what it may have been granted is given back behind the call, for as long as that can
+// matter, and [Issuer.Close] waits for it. After the return ctx has no influence on the lease. Every error means that this call holds
+// nothing, except that after [ErrUnreachable] the resource may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
@@ -110,13 +112,31 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 // run is round every acquisition: what ask gets is sealed before the holder learns that it holds.
 func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
 	t := a.issuer.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id})
-	leases, err := ask(t.ctx)
-	if err != nil {
-		err = a.failed(err)
-	} else {
-		leases, err = a.seal(t.ctx, leases)
-	}
+	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) {
+		leases, err := ask(ctx)
+		if err != nil {
+			return nil, a.failed(err)
+		}
+		return a.seal(ctx, leases)
+	})
 	t.granted(leases.first()).end(leases.first(), err)
+	return leases, err
+}
+
+// begun is round everything that may be granted something: Close ends it, and leaves nobody with a lease.
+func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
+	open := a.issuer.open
+	ctx, end, err := open.begin(ctx)
+	if err != nil {
+		return nil, a.failed(err)
+	}
+	defer end()
+	leases, err := ask(ctx)
+	if open.closing.Err() != nil {
+		a.call.giveBack(ctx, leases)
+		leases, err = nil, a.failed(ErrClosed)
+	}
+	a.call.await()
 	return leases, err
 }
 
@@ -126,9 +146,9 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	if a.barge {
 		m = barge
 	}
-	leases, refused, err := a.attempt(ctx, m)
+	leases, refused, err := a.attempt(ctx, m, a.issuer.cfg.TTL)
 	if err != nil {
-		a.withdraw(ctx)
+		a.withdraw()
 		return nil, err
 	}
 	if refused != nil {
@@ -143,8 +163,9 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 // second.
 //
 // The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why it
-// ended, if the last that was heard is that another holds the resource; the waiter has left the queue. An outage of Redis, such
-// as a fail-over, is sat out for up to one TTL. Otherwise Acquire is like [Issuer.TryAcquire].
+// ended, if the last that was heard is that another holds the resource; the waiter leaves the queue behind the call. An outage of Redis,
+// such as a fail-over or a server that hangs, is sat out for one TTL from the first request that it leaves without an answer, and no
+// longer. Otherwise Acquire is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
@@ -203,14 +224,15 @@ func (a *acquisition) asking(ctx context.Context) context.Context {
 // wait stands in this process's line and then in Redis's queue. It is for one resource.
 func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
 	defer func() { a.waited(leases, err) }()
+	came := time.Now()
 	t, err := a.issuer.lines.join(ctx, a.keys[0].channel, a.waiting)
 	if err != nil {
 		return nil, &HeldError{Resource: a.resources[0], Cause: err}
 	}
 	defer t.leave()
-	leases, err = a.queue(ctx, t)
+	leases, err = a.queue(ctx, t, came)
 	if err != nil {
-		a.withdraw(ctx)
+		a.withdraw()
 	}
 	return leases, err
 }
@@ -231,28 +253,36 @@ func (a *acquisition) waited(leases Leases, err error) {
 }
 
 // queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
-func (a *acquisition) queue(ctx context.Context, t *turn) (Leases, error) {
+func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Leases, error) {
 	var last *HeldError
 	if a.waits != nil { // those in front of it in the line have heard so
 		last = &HeldError{Resource: a.resources[0]}
 	}
-	answered := time.Now()
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
 		t.listenFor(a.call.id)
-		leases, refused, err := a.attempt(a.asking(ctx), wait)
+		left := t.line.silence.left(came, a.issuer.cfg.TTL)
+		if left <= 0 {
+			return nil, t.line.silence.why
+		}
+		leases, refused, err := a.attempt(a.asking(ctx), wait, left)
+		if !script.Transient(err) {
+			t.line.silence = silence{}
+		} else if ctx.Err() == nil { // else the error is about this caller
+			t.line.silence.why = err
+		}
 		switch {
 		case leases != nil:
 			return leases, nil
 		case refused != nil:
 			a.waiting(ctx)
-			last, answered = refused, time.Now()
+			last = refused
 			a.sleep(ctx, t, refused.RetryAfter, backoff)
 			if leases = a.handedOver(ctx, t); leases != nil {
 				return leases, nil
 			}
-		case script.Transient(err) && time.Since(answered) < a.issuer.cfg.TTL:
-			script.Sleep(ctx, script.Jitter(backoff))
-			if ctx.Err() == nil {
+		case script.Transient(err):
+			left = t.line.silence.left(came, a.issuer.cfg.TTL)
+			if script.Sleep(ctx, min(script.Jitter(backoff), left)) && left > 0 {
 				continue
 			}
 		}
@@ -299,9 +329,9 @@ const (
 	pollLast  = time.Second
 )
 
-// attempt asks until there is an answer: all leases or a refusal.
-func (a *acquisition) attempt(ctx context.Context, m mode) (leases Leases, refused *HeldError, err error) {
-	err = script.Persist(ctx, func() error {
+// attempt asks until there is an answer, all leases or a refusal, or until bound has passed.
+func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (leases Leases, refused *HeldError, err error) {
+	err = script.Persist(ctx, bound, func(ctx context.Context) error {
 		leases, refused, err = a.once(ctx, m)
 		return err
 	})
@@ -311,12 +341,10 @@ func (a *acquisition) attempt(ctx context.Context, m mode) (leases Leases, refus
 // once asks one time. An answer that comes when its trust window is over already is as good as none.
 func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
 	i := a.issuer
-	ctx, cancel := script.Within(ctx, i.cfg.TTL)
-	defer cancel()
 	a.asked = a.asked || ctx.Err() == nil
 	a.requests++
 	sent := time.Now()
-	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, a.call.id, a.requests, m, i.cfg.TTL, i.cfg.FenceRetention, a.late})
+	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, a.call.id, a.requests, m, i.cfg.TTL, i.cfg.FenceRetention, a.abandoned})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
 		a.call.unsure.Store(true)
 	}
@@ -343,27 +371,37 @@ func (a *acquisition) term(k keys, token int64) term {
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
 
-// withdraw leaves nothing behind of an acquisition that failed: no waiter, and no grant whose reply was lost. On a context of its own:
-// should it fail, the waiter is dropped from the queue within seconds and the grant ends with its TTL.
-func (a *acquisition) withdraw(ctx context.Context) {
-	if !a.asked {
-		return
-	}
-	a.call.withdrawn.Store(true)
-	ctx, cancel := script.Detached(ctx, withdrawTime)
-	defer cancel()
-	for _, k := range a.keys {
-		if err := script.Persist(ctx, func() error { return a.issuer.store.withdraw(ctx, a.term(k, 0), a.issuer.cfg.FenceRetention) }); err != nil {
-			return
-		}
+// withdraw leaves nothing behind of an acquisition that failed: no waiter, and no grant whose reply was lost.
+func (a *acquisition) withdraw() {
+	if a.asked {
+		a.call.withdrawn.Store(true)
+		a.call.debts = append(a.call.debts, a.takeBack())
 	}
 }
 
-// late withdraws once more, when a request that ctx cut short has come to its end: it may have waited for a connection
-// and reached Redis long after the withdrawal, which would leave a waiter, or a holder, that nobody stands for.
-func (a *acquisition) late() {
-	if a.call.withdrawn.Load() {
-		a.withdraw(a.caller)
+func (a *acquisition) takeBack() *debt {
+	left := a.keys
+	return a.issuer.open.giveBack(a.caller, a.resources, a.issuer.cfg.TTL, func(ctx context.Context) error {
+		for ; len(left) > 0; left = left[1:] {
+			if err := a.issuer.store.withdraw(ctx, a.term(left[0], 0), a.issuer.cfg.FenceRetention); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func() {})
+}
+
+// abandoned is called when a request was cut short. When it has come to its end, after all, what it has left is withdrawn once more: it
+// may have waited for a connection and reached Redis long after the withdrawal, which would leave a waiter, or a holder, that nobody
+// stands for.
+func (a *acquisition) abandoned() (ended func()) {
+	a.call.unsure.Store(true)
+	d := a.issuer.open.owe(a.resources, a.issuer.cfg.TTL)
+	return func() {
+		if a.call.withdrawn.Load() {
+			a.takeBack()
+		}
+		a.issuer.open.settle(d, nil)
 	}
 }
 
@@ -378,7 +416,7 @@ func (a *acquisition) failed(err error) error {
 func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
 	for _, l := range leases {
 		if err := a.issuer.seal(ctx, l); err != nil {
-			_ = leases.Release(ctx)
+			a.call.giveBack(ctx, leases)
 			return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
 		}
 	}

@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-
-	"golang.org/x/sync/errgroup"
+	"sync"
 
 	"github.com/fencedb/fencedb/lease/internal/script"
 )
@@ -17,7 +16,7 @@ const maxResources = 1000
 // Leases are held together, in the order of their resources' bytes. They are grants as package fencedb takes them: fencedb.All(leases...).
 type Leases []*Lease
 
-// Release gives all of them back, each as [Lease.Release] does. The error joins what went wrong.
+// Release gives all of them back, each as [Lease.Release] does and all at once. The error joins what went wrong.
 func (ls Leases) Release(ctx context.Context) error {
 	return ls.each(func(l *Lease) error { return l.Release(ctx) })
 }
@@ -30,20 +29,18 @@ func (ls Leases) first() *Lease {
 	return ls[0]
 }
 
-// each calls f for all leases, some at a time, and joins the errors, each with its resource.
+// each calls f for all leases at once, so that one bound holds for all of them, and joins the errors, each with its resource.
 func (ls Leases) each(f func(*Lease) error) error {
 	errs := make([]error, len(ls))
-	var all errgroup.Group
-	all.SetLimit(16)
+	var all sync.WaitGroup
 	for n, l := range ls {
-		all.Go(func() error {
+		all.Go(func() {
 			if err := f(l); err != nil {
 				errs[n] = fmt.Errorf("%q: %w", l.resource, err)
 			}
-			return nil
 		})
 	}
-	_ = all.Wait()
+	all.Wait()
 	return errors.Join(errs...)
 }
 
@@ -113,7 +110,7 @@ func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
 	if !errors.As(err, &held) {
 		return leases, err
 	}
-	if waiting.Err() == nil {
+	if a.call.settled(waiting) {
 		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
 		if waiting.Err() == nil || !errors.Is(err, ErrUnreachable) {
 			return leases, err
@@ -141,7 +138,7 @@ func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)
 			err = leases.lost() // waiting may have taken longer than an earlier one lasts
 		}
 		if err != nil {
-			_ = leases.Release(context.Background())
+			a.call.giveBack(a.caller, leases)
 			return nil, err
 		}
 	}

@@ -63,7 +63,7 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	id := uuid.New()
 	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
 	ctx = t.ctx
-	err := script.Persist(ctx, func() (err error) {
+	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
 		r, err = i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
 		return err
 	})
@@ -92,7 +92,7 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 	var last int64
 	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
 	ctx = t.ctx
-	err := script.Persist(ctx, func() (err error) {
+	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
 		last, err = i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
 		return err
 	})
@@ -119,23 +119,23 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 	}
 	t := old.trace(ctx, OpHeal)
 	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
-	l, err := a.heal(t.ctx, old, floor)
+	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
+	l := leases.first()
 	t.granted(l).end(l, err)
 	return l, err
 }
 
-func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
+func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases, error) {
 	if err := old.supersede(); err != nil {
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
-		a.withdraw(ctx)
-		_ = old.Release(ctx)
+		a.call.giveBack(ctx, Leases{old})
+		a.withdraw()
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
-	leases, err := a.seal(ctx, Leases{l})
-	return leases.first(), err
+	return a.seal(ctx, Leases{l})
 }
 
 // supersede ends a lease that is to be exchanged.
@@ -153,7 +153,7 @@ func (l *Lease) supersede() error {
 
 func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l *Lease, err error) {
 	cfg := a.issuer.cfg
-	err = script.Persist(ctx, func() error {
+	err = script.Persist(ctx, cfg.TTL, func(ctx context.Context) error {
 		sent := time.Now()
 		token, err := a.issuer.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, a.call.id, floor)
 		if err != nil {
@@ -190,7 +190,7 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 		return Inspection{}, err
 	}
 	var found Inspection
-	err := script.Persist(ctx, func() (err error) {
+	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
 		found, err = i.store.inspect(ctx, i.keys(resource))
 		return err
 	})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -69,24 +70,31 @@ func (h Health) Warnings() []string {
 // because an ACL or a provider forbids INFO, that is a warning.
 //
 // Of a quorum, a minority may fail with no more than a warning. Check grants nothing, takes a few round trips, and costs little
-// enough for a probe every few seconds.
+// enough for a probe every few seconds. It takes five seconds at most, whatever ctx allows.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
-	var h Health
 	if err := i.ready(); err != nil {
-		return h, err
+		return Health{}, err
 	}
+	ctx, cancel := script.Within(ctx, script.Patience)
+	defer cancel()
 	servers, spare, err := i.store.servers(ctx)
 	clock := askReference(ctx, i.cfg.Clock)
-	for _, server := range servers {
-		found, problem := checkServer(ctx, server, clock)
-		if problem != nil {
-			if spare--; spare >= 0 {
-				found.warn(WarnMember, "%v", problem)
-			} else if err == nil {
-				err = fmt.Errorf("lease: check %s: %w", found.Addr, problem)
-			}
+	h := Health{Servers: make([]ServerHealth, len(servers))}
+	problems := make([]error, len(servers))
+	var all sync.WaitGroup
+	for n, server := range servers { // at once, so that one that hangs does not take the time of the others
+		all.Go(func() { h.Servers[n], problems[n] = checkServer(ctx, server, clock) })
+	}
+	all.Wait()
+	for n, problem := range problems {
+		if problem == nil {
+			continue
 		}
-		h.Servers = append(h.Servers, found)
+		if spare--; spare >= 0 {
+			h.Servers[n].warn(WarnMember, "%v", problem)
+		} else if err == nil {
+			err = fmt.Errorf("lease: check %s: %w", h.Servers[n].Addr, problem)
+		}
 	}
 	return h, err
 }

@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,7 +27,17 @@ func askReference(ctx context.Context, clock func(context.Context) (time.Time, e
 		return reference{name: "this process's"}
 	}
 	r := reference{name: "the data store's"}
-	r.ahead, r.roundTrip, r.err = compare(func() (time.Time, error) { return clock(ctx) })
+	r.ahead, r.roundTrip, r.err = compare(func() (time.Time, error) {
+		type told struct {
+			at  time.Time
+			err error
+		}
+		answer, err := script.Bounded(ctx, func() told {
+			at, err := clock(ctx)
+			return told{at, err}
+		})
+		return answer.at, errors.Join(err, answer.err)
+	})
 	return r
 }
 

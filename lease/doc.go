@@ -99,6 +99,10 @@
 // [ErrUnreachable] and holds nothing; Redis gives the resource free after the TTL at the latest. Without Redis there
 // are no leases: this package fails closed.
 //
+// All attempts of one acquisition together take one TTL at most, counted from the first request without an answer; those of a call that
+// asks or repairs (Verify, Revoke, Raise, Inspect, Check) five seconds. It does not matter whether Redis hangs, refuses
+// connections, or loses replies.
+//
 // An answer that refuses changes nothing and has one error each: [ErrOutOfMemory], [ErrCannotSave], [ErrTooFewReplicas], [ErrDenied];
 // [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy] pass, as a rule, and are tried again: shortly by every
 // call, for up to one TTL by an Acquire. [Issuer.Check] says beforehand what would go wrong.
@@ -116,8 +120,13 @@
 //
 // # Contexts
 //
-// A context bounds the call it is given to, and nothing beyond. A lease does not end with the context that it was acquired
-// with. A release is sent even if its context is over. [Issuer.Do] ties both together for the work.
+// A context bounds the call it is given to, and nothing beyond: within 50 ms of its end the call returns, even if Redis or the network
+// hangs and the client does not mind contexts. A lease does not end with the context that it was acquired with. [Issuer.Do] ties both
+// together for the work.
+//
+// What has to be given back is given back behind the call: a lease that is released, a grant whose reply was lost, a place in the
+// queue. It is tried on a context of its own until the TTL is over, also through a restart, a fail-over or a slot on its way; then
+// Redis has let it run out. [Issuer.Close] waits for all of that when a program shuts down, and releases what is held.
 //
 // # What a lease does not give you
 //

@@ -57,6 +57,9 @@ var (
 	// Give its user the rights that the package's documentation lists. Not tried again by itself.
 	ErrDenied = script.ErrDenied
 
+	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call.
+	ErrClosed = errors.New("lease: issuer is closed")
+
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only [Issuer.Check] says so.
 	ErrUnfit = errors.New("lease: redis is not fit for leases")
 

@@ -10,13 +10,14 @@ import (
 	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
-// Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. It needs no closing: what runs
-// in the background ends with the last lease and the last waiter.
+// Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. What runs in the background ends with the
+// last lease and the last waiter; a program that shuts down calls [Issuer.Close], so that nothing stays blocked behind it.
 type Issuer struct {
 	cfg      Config
 	store    store
 	watchdog *watchdog
 	lines    *lines
+	open     *open
 }
 
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to Redis. The client stays the
@@ -38,6 +39,7 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 		store:    s,
 		watchdog: newWatchdog(s, cfg),
 		lines:    &lines{open: s.listen, byChannel: make(map[string]*line)},
+		open:     newOpen(),
 	}, nil
 }
 
@@ -59,8 +61,8 @@ func (i *Issuer) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 //
 // Nil means that fn returned nil and that the lease held, by this process's clock, until it did. If the lease was lost while fn
 // ran, the error is the cause, joined with what fn returned: another holder may have worked at the same time, and what fn
-// wrote without fencing may have met with it. A release that Redis does not answer is not an error: the lease runs out by
-// itself.
+// wrote without fencing may have met with it. A release that Redis does not answer, or refuses for a moment, is not an error: it is
+// tried again behind Do, and in the end the lease runs out by itself. When ctx is over, Do returns as soon as fn has.
 func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) (err error) {
 	l, err := i.Acquire(ctx, resource, opts...)
 	if err != nil {
@@ -86,28 +88,8 @@ func (l *Lease) finish(ctx context.Context) error {
 		return nil
 	case over != nil:
 		return over
-	case errors.Is(err, ErrUnreachable):
+	case script.Transient(err):
 		return nil
 	}
 	return err
-}
-
-const (
-	releaseTime  = 5 * time.Second // for a release, unless the lease is over sooner
-	withdrawTime = time.Second     // for a withdrawal: the caller has given up and wants to go
-)
-
-// giveBack releases a term, detached from the end of ctx: a caller that was cancelled must release all the more. unsure is set
-// when a request went unanswered.
-func (i *Issuer) giveBack(ctx context.Context, t term, unsure *bool) (outcome, error) {
-	// Once the TTL is over, so is the lease.
-	ctx, cancel := script.Detached(ctx, min(releaseTime, max(i.cfg.TTL, 100*time.Millisecond)))
-	defer cancel()
-	var result outcome
-	err := script.Persist(ctx, func() (err error) {
-		result, err = i.store.release(ctx, extension{t, i.cfg.TTL, i.cfg.FenceRetention})
-		*unsure = *unsure || errors.Is(err, ErrUnreachable)
-		return err
-	})
-	return result, err
 }

@@ -21,9 +21,8 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	require.NoError(t, err)
 	a, err := i.acquisition(t.Context(), []string{"table:12"}, nil)
 	require.NoError(t, err)
-	i.cfg.TTL = 0 // over at once
 
-	_, _, err = a.once(t.Context(), try)
+	_, _, err = a.attempt(t.Context(), try, 0) // over at once
 
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.True(t, script.Transient(err))

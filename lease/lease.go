@@ -35,10 +35,8 @@ type Lease struct {
 	ended      error       // why it is over, nil while it is not; guarded by mu, set once
 	lastFail   error       // of the latest renewal, nil if it succeeded; guarded by mu
 
-	giveBack sync.Mutex // one release at a time; taken before mu
-	unsure   bool       // a release was sent and never answered; guarded by giveBack
-	back     bool       // a release was answered; guarded by giveBack
-	backErr  error      // with what; guarded by giveBack
+	back   *release // the latest, nil before the first; guarded by mu
+	unsure bool     // a release was sent and never answered; for one release at a time
 }
 
 // newLease starts the life of a lease that was granted to a request sent at the time given: trust counts from there. MaxHold
@@ -67,6 +65,7 @@ func startLease(ctx context.Context, i *Issuer, resource string, t term, until, 
 	l.mu.Lock() // the timer may fire before it is stored
 	defer l.mu.Unlock()
 	l.expiry = time.AfterFunc(time.Until(l.warnAt()), l.tick)
+	i.open.hold(l)
 	return l
 }
 
@@ -170,6 +169,7 @@ func (l *Lease) end(cause error) {
 	l.expiry.Stop()
 	l.cancel(cause)
 	l.issuer.watchdog.forget(l)
+	l.issuer.open.letGo(l)
 	if l.life != nil {
 		l.life.end(nil, cause)
 	}
@@ -221,7 +221,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
 	var answer answered
-	_ = script.Persist(ctx, func() error {
+	_ = script.Persist(ctx, l.issuer.cfg.TTL, func(ctx context.Context) error {
 		answer = l.issuer.store.extend(ctx, []extension{e.extension})[0]
 		return answer.err
 	})
@@ -299,45 +299,77 @@ func (l *Lease) renewed(r renewal, answer answered) error {
 }
 
 // Release gives the lease back. Its context ends first, with [ErrReleased], and a renewal in flight is waited for; then the
-// request is sent, on a context of its own that cancelling ctx does not end (only its values are used) and that is bounded by
-// the TTL and by five seconds.
+// request is sent, and sent again while Redis does not answer or refuses it for a moment ([ErrReadOnly], [ErrLoading],
+// [ErrClusterDown], [ErrBusy]), until the TTL is over. That goes on behind the call: ctx, and five seconds, bound only how long its outcome
+// is waited for, and of ctx nothing but the values are used for the request. A ctx that is over already leaves a moment of
+// 30 ms, in which a Redis that works has answered.
 //
 // It returns nil when the lease is given back. If the lease was over before, the error says why, as the cause of
-// [Lease.Context] does, and nothing of any other holder was touched. If Redis did not answer, the error is
-// [ErrUnreachable] and the lease runs out by itself; Release may be called again. Calling it again after an answer
-// changes nothing and returns the same.
+// [Lease.Context] does, and nothing of any other holder was touched. If it is not known yet, the error is what Redis refused it with, or
+// [ErrUnreachable]: the release is still being tried, and in the end the lease runs out by itself; [Issuer.Close] waits for that.
+// Release may be called again: it waits for the same outcome, tries once more if that could not be had, and
+// changes nothing after an answer.
 func (l *Lease) Release(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err
 	}
+	r := l.release(ctx)
+	cause := r.debt.wait(ctx, releaseTime)
+	switch last := r.debt.latest(); {
+	case cause == nil:
+		return r.err
+	case last == nil && errors.Is(cause, ErrUnreachable):
+		return fmt.Errorf("lease: release %q, which goes on: %w", l.resource, cause)
+	case last == nil:
+		return fmt.Errorf("lease: release %q, which goes on: %w: %w", l.resource, ErrUnreachable, cause)
+	default:
+		return fmt.Errorf("lease: release %q, which goes on: %w: %w", l.resource, last, cause)
+	}
+}
+
+// release is one that was begun.
+type release struct {
+	debt *debt
+	err  error // what Release returns; set before the debt is settled
+	done bool  // it was answered; set before the debt is settled
+}
+
+// release ends the lease and begins to give it back, unless that is done or under way.
+func (l *Lease) release(ctx context.Context) *release {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	over := l.check(time.Now())
 	if over == nil {
 		l.end(ErrReleased)
 	}
-	l.mu.Unlock()
-	l.renewals.Wait()
-
-	l.giveBack.Lock()
-	defer l.giveBack.Unlock()
-	if l.back {
-		return l.backErr
+	if l.back != nil && !l.back.failed() {
+		return l.back
 	}
+	r := new(release)
+	l.back = r
 	t := l.trace(ctx, OpRelease)
-	err := l.askRelease(t.ctx, over)
-	t.end(nil, err)
-	return err
+	r.debt = l.issuer.open.giveBack(t.ctx, []string{l.resource}, l.issuer.cfg.TTL, func(ctx context.Context) error {
+		l.renewals.Wait()
+		result, err := l.issuer.store.release(ctx, extension{l.term, l.issuer.cfg.TTL, l.issuer.cfg.FenceRetention})
+		l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
+		if err == nil {
+			r.done, r.err = true, releaseError(over, result, l.unsure)
+		} else {
+			r.err = fmt.Errorf("lease: release %q: %w", l.resource, err)
+		}
+		return err
+	}, func() { t.end(nil, r.err) })
+	return r
 }
 
-// askRelease is for one caller at a time.
-func (l *Lease) askRelease(ctx context.Context, over error) error {
-	result, err := l.issuer.giveBack(ctx, l.term, &l.unsure)
-	if err != nil {
-		return fmt.Errorf("lease: release %q: %w", l.resource, err)
+// failed reports whether it is over and was not answered.
+func (r *release) failed() bool {
+	select {
+	case <-r.debt.paid:
+		return !r.done
+	default:
+		return false
 	}
-	l.back = true
-	l.backErr = releaseError(over, result, l.unsure)
-	return l.backErr
 }
 
 func (l *Lease) trace(ctx context.Context, op Op) tracing {
@@ -392,7 +424,7 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 		return 0, err
 	}
 	var verdict Verdict
-	err := script.Persist(ctx, func() (err error) {
+	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
 		verdict, err = l.issuer.store.verify(ctx, l.term)
 		return err
 	})

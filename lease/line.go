@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -21,6 +22,27 @@ type line struct {
 	behind []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
 	empty  *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
 	ear    *ear            // belongs to whoever is at the front
+
+	silence silence // belongs to whoever is at the front
+}
+
+// silence is how long Redis has not answered whoever was at the front of a line. An outage is sat out for as long as a lease lasts, and
+// by those who stand in line meanwhile not once each, one after the other.
+type silence struct {
+	since time.Time // of the first request without an answer; zero if the latest was answered
+	why   error
+}
+
+// left is for how long one who came at that time goes on asking. It begins with the question.
+func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
+	if s.since.IsZero() {
+		s.since, s.why = time.Now(), fmt.Errorf("%w: no answer for %v", ErrUnreachable, patience)
+	}
+	since := s.since
+	if came.After(since) {
+		since = came
+	}
+	return time.Until(since.Add(patience))
 }
 
 // turn is the front of a line.
@@ -107,6 +129,17 @@ func (ls *lines) remove(channel string, l *line) {
 	delete(ls.byChannel, channel)
 	if l.ear != nil {
 		l.ear.close()
+	}
+}
+
+// close removes the lines that are empty, without the moment that they stay. It is for when nobody joins any more.
+func (ls *lines) close() {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for channel, l := range ls.byChannel {
+		if l.empty != nil && l.empty.Stop() {
+			ls.remove(channel, l)
+		}
 	}
 }
 

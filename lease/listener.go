@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,6 +90,12 @@ const (
 	retry  = 100 * time.Millisecond
 )
 
+// ears is where those who wait are woken.
+type ears interface {
+	open(channel string) *ear // nil if that is not possible now
+	hush()                    // ends what lingers
+}
+
 // listener is one connection that subscribes to the channels of all its ears. It runs while there are ears, and lingers a little.
 type listener struct {
 	connect func() subscription
@@ -100,6 +105,7 @@ type listener struct {
 	mu      sync.Mutex
 	ears    map[string]*ear // by channel; guarded by mu
 	running bool            // guarded by mu
+	hushed  bool            // does not linger; guarded by mu
 }
 
 func newListener(connect func() subscription) *listener {
@@ -111,6 +117,7 @@ func (l *listener) open(channel string) *ear {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ears[channel] = e
+	l.hushed = false
 	if !l.running {
 		l.running = true
 		go l.run()
@@ -126,6 +133,13 @@ func (l *listener) drop(e *ear) {
 		delete(l.ears, e.channel)
 		l.changed()
 	}
+}
+
+func (l *listener) hush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.hushed = true
+	l.changed()
 }
 
 func (l *listener) changed() {
@@ -150,30 +164,49 @@ func listenOn(client redis.UniversalClient) *listener {
 type shards struct {
 	cluster *redis.ClusterClient
 
-	mu     sync.Mutex
-	byAddr map[string]*listener // guarded by mu
+	mu       sync.Mutex
+	byMaster map[*redis.Client]*listener // those with ears, and a few more; guarded by mu
 }
 
-// open gives an ear on the master that serves the channel, or nil if that cannot be found out now.
+// open gives an ear on the master that serves the channel, or nil if that cannot be found out now. The cluster's client closes its client of
+// a master that leaves, and makes another if it returns, so that the address alone says nothing.
 func (s *shards) open(channel string) *ear {
 	master, err := s.cluster.MasterForKey(context.Background(), channel)
 	if err != nil {
 		return nil
 	}
-	addr := master.Options().Addr
 	s.mu.Lock()
-	l, known := s.byAddr[addr]
+	defer s.mu.Unlock()
+	for other, l := range s.byMaster {
+		if other != master && l.ended() {
+			delete(s.byMaster, other)
+		}
+	}
+	l, known := s.byMaster[master]
 	if !known {
 		l = newListener(func() subscription { return subscription{master.SSubscribe(context.Background()), true} })
-		s.byAddr[addr] = l
+		s.byMaster[master] = l
 	}
-	s.mu.Unlock()
 	e := l.open(channel)
 	e.moved = func() bool {
 		now, err := s.cluster.MasterForKey(context.Background(), channel)
-		return err == nil && now.Options().Addr != addr
+		return err == nil && now != master
 	}
 	return e
+}
+
+func (s *shards) hush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.byMaster {
+		l.hush()
+	}
+}
+
+func (l *listener) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.running
 }
 
 func (l *listener) run() {
@@ -182,7 +215,7 @@ func (l *listener) run() {
 }
 
 // serve keeps what one connection is subscribed to equal to what the ears want. It returns false when there are none, and true when
-// the connection has fallen silent and another is needed.
+// the connection has broken or fallen silent and another is needed.
 func (l *listener) serve() (again bool) {
 	s := l.connect()
 	defer s.Close()
@@ -190,19 +223,26 @@ func (l *listener) serve() (again bool) {
 	idle, check := time.NewTimer(linger), time.NewTicker(pulse)
 	defer idle.Stop()
 	defer check.Stop()
-	receiving, asked := false, false
+	var broken chan struct{}
+	asked := false
 	for {
 		add, remove := l.difference(subscribed)
 		s.change(add, remove)
 		if len(subscribed) > 0 {
 			idle.Reset(linger)
-			if !receiving { // connects, so there has to be a channel to choose the node by
-				receiving = true
-				go l.receive(s)
+			if broken == nil { // receiving connects, so there has to be a channel to choose the node by
+				broken = make(chan struct{})
+				go l.receive(s, broken)
 			}
+		} else if l.hasty() && l.stop() {
+			return false
 		}
 		select {
 		case <-l.poke:
+		case <-broken:
+			l.ringAll() // they ask again, and look where their channel is served by now
+			script.Sleep(context.Background(), retry)
+			return true
 		case <-check.C:
 			silent := !l.heard.Swap(false)
 			if silent && asked {
@@ -219,21 +259,32 @@ func (l *listener) serve() (again bool) {
 	}
 }
 
-// receive passes on what the connection hears until it is closed. A connection that breaks is made again by the next call, with all
-// its channels.
-func (l *listener) receive(s subscription) {
+// receive passes on what the connection hears until it is closed or breaks. It is not used again then: it would subscribe to all its
+// channels in one request, which a Cluster refuses when they are of several slots.
+func (l *listener) receive(s subscription, broken chan<- struct{}) {
+	defer close(broken)
 	for {
 		m, err := s.Receive(context.Background())
-		switch {
-		case errors.Is(err, redis.ErrClosed):
+		if err != nil {
 			return
-		case err != nil:
-			script.Sleep(context.Background(), retry)
-		default:
-			l.heard.Store(true)
-			l.dispatch(m)
 		}
+		l.heard.Store(true)
+		l.dispatch(m)
 	}
+}
+
+func (l *listener) ringAll() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.ears {
+		e.ring()
+	}
+}
+
+func (l *listener) hasty() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.hushed
 }
 
 // difference brings subscribed up to date and says how.
@@ -294,19 +345,24 @@ func (s subscription) ask() {
 	_ = s.Ping(ctx)
 }
 
-// change subscribes and unsubscribes. Errors are left to the connection, which reconnects with all channels that it was
-// given; until then waiters ask on their own.
+// change subscribes and unsubscribes. Errors are left to the connection; until there is a better one, waiters ask on their own. On a
+// Cluster one request is about one slot.
 func (s subscription) change(add, remove []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	subscribe, unsubscribe := s.Subscribe, s.Unsubscribe
 	if s.sharded {
-		subscribe, unsubscribe = s.SSubscribe, s.SUnsubscribe
+		for _, channel := range add {
+			_ = s.SSubscribe(ctx, channel)
+		}
+		for _, channel := range remove {
+			_ = s.SUnsubscribe(ctx, channel)
+		}
+		return
 	}
 	if len(add) > 0 {
-		_ = subscribe(ctx, add...)
+		_ = s.Subscribe(ctx, add...)
 	}
 	if len(remove) > 0 {
-		_ = unsubscribe(ctx, remove...)
+		_ = s.Unsubscribe(ctx, remove...)
 	}
 }

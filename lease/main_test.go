@@ -76,7 +76,8 @@ func inMemory(t *testing.T) *world {
 	server := miniredis.NewMiniRedis()
 	server.ClockTTL(true)
 	client := redis.NewClient(&redis.Options{
-		Addr: "127.0.0.1:6379", // never dialled
+		Addr:     "127.0.0.1:6379", // never dialled
+		PoolSize: 1000,             // or waiting for a connection takes timers that the client library shares with other bubbles
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := server.Dial()
 			if err != nil {
@@ -86,7 +87,7 @@ func inMemory(t *testing.T) *world {
 		},
 	})
 	t.Cleanup(func() {
-		time.Sleep(5 * time.Second) // the subscription lingers, and its health check wakes up
+		time.Sleep(time.Minute) // the subscription lingers, its health check wakes up, and what is given back gives up
 		_ = client.Close()
 		server.Close()
 	})

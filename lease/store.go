@@ -33,7 +33,7 @@ type ask struct {
 	mode      mode
 	ttl       time.Duration
 	retention time.Duration
-	late      func() // called when the answer comes after the context has ended
+	abandoned func() (ended func()) // see [script.Call]
 }
 
 // mode is what acquire.lua does when it cannot grant at once.
@@ -72,6 +72,7 @@ type store interface {
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
 	spans(k []keys) bool                                                     // whether one ask can cover all these resources
 	listen(channel string) *ear                                              // nil if waiters are not woken, or not now
+	hush()                                                                   // nobody listens any more: ends what lingers
 }
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
@@ -82,7 +83,7 @@ type single struct {
 	scripts  scripts              // of that kind
 	publish  string               // the command that wakes waiters
 	listener string               // the name under which this process listens for them
-	ears     func(channel string) *ear
+	ears     ears
 	replicas int           // that have to confirm a grant
 	within   time.Duration // that time
 }
@@ -91,16 +92,18 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 	s := &single{client: client, kind: cfg.kind, scripts: scriptsOf(cfg.kind), listener: uuid.NewString()[:18],
 		replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		masters := &shards{cluster: cluster, byAddr: make(map[string]*listener)}
-		s.cluster, s.publish, s.ears = cluster, "SPUBLISH", masters.open
+		masters := &shards{cluster: cluster, byMaster: make(map[*redis.Client]*listener)}
+		s.cluster, s.publish, s.ears = cluster, "SPUBLISH", masters
 	} else {
-		s.publish, s.ears = "PUBLISH", listenOn(client).open
+		s.publish, s.ears = "PUBLISH", listenOn(client)
 	}
 	return s
 }
 
 // listen gives an ear for what is published for this process's waiters alone.
-func (s *single) listen(channel string) *ear { return s.ears(channel + ":" + s.listener) }
+func (s *single) listen(channel string) *ear { return s.ears.open(channel + ":" + s.listener) }
+
+func (s *single) hush() { s.ears.hush() }
 
 func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
 	switch client := s.client.(type) {
@@ -115,18 +118,28 @@ func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, e
 }
 
 func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client, error) {
-	var mu sync.Mutex
-	var all []*redis.Client
-	err := cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		all = append(all, master)
-		return nil
+	type found struct {
+		masters []*redis.Client
+		err     error
+	}
+	f, err := script.Bounded(ctx, func() found {
+		var mu sync.Mutex
+		var all []*redis.Client
+		err := cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, master)
+			return nil
+		})
+		return found{all, err}
 	})
 	if err != nil {
-		return nil, script.Failed(ctx, "cluster slots", err)
+		return nil, err
 	}
-	return all, nil
+	if f.err != nil {
+		return nil, script.Failed(ctx, "cluster slots", f.err)
+	}
+	return f.masters, nil
 }
 
 // spans is false on a Cluster, where a script sees one slot only, and for kinds; whoever asks for several resources there goes
@@ -146,7 +159,7 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 		names, args = s.kind.Ask(names, args)
 	}
 	call := s.scripts.acquire.Call(names, args...)
-	call.Late = a.late
+	call.Abandoned = a.abandoned
 	return grants(ctx, s, call, func(r script.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
@@ -223,11 +236,21 @@ func grants[T any](ctx context.Context, s *single, c script.Call, decode func(sc
 	client := s.client
 	if s.cluster != nil {
 		// WAIT carries no key, and must go where the script went.
-		master, err := s.cluster.MasterForKey(ctx, c.Keys[0])
-		if err != nil {
-			return none, script.Failed(ctx, c.Script.Name, err)
+		type found struct {
+			master *redis.Client
+			err    error
 		}
-		client = master
+		f, err := script.Bounded(ctx, func() found {
+			master, err := s.cluster.MasterForKey(ctx, c.Keys[0])
+			return found{master, err}
+		})
+		switch {
+		case err != nil:
+			return none, err
+		case f.err != nil:
+			return none, script.Failed(ctx, c.Script.Name, f.err)
+		}
+		client = f.master
 	}
 	r, confirmed, err := c.RunAndWait(ctx, client, s.replicas, s.within)
 	if script.Moved(err) {

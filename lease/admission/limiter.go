@@ -26,13 +26,11 @@ var (
 // Limiter judges requests. One per process and [Config] is enough; it is safe for concurrent use and needs no closing.
 type Limiter struct {
 	client redis.UniversalClient
-	direct bool // the client honours contexts by itself
 	cfg    Config
 }
 
 // New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk to Redis. The client stays
-// the caller's: it is not closed here, and its own retries are not used. With ContextTimeoutEnabled in the client's options a
-// judgement takes about ten microseconds less.
+// the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if client == nil {
 		return nil, script.Invalid("client is nil")
@@ -41,19 +39,7 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &Limiter{client, honoursContexts(client), cfg}, nil
-}
-
-// honoursContexts is true only for clients that were told to: otherwise they mind a context until they have a connection, and then
-// wait for the reply as long as they like.
-func honoursContexts(client redis.UniversalClient) bool {
-	switch c := client.(type) {
-	case *redis.Client:
-		return c.Options().ContextTimeoutEnabled
-	case *redis.ClusterClient:
-		return c.Options().ContextTimeoutEnabled
-	}
-	return false
+	return &Limiter{client, cfg}, nil
 }
 
 // Decision is the answer to one request.
@@ -109,12 +95,7 @@ func (l *Limiter) judge(ctx context.Context, name string) (Decision, error) {
 	if l.cfg.Sliding {
 		judge, args = slidingScript, append(args, uuid.NewString())
 	}
-	call := judge.Call([]string{name}, args...)
-	run := call.Run
-	if l.direct {
-		run = call.RunDirect
-	}
-	r, err := run(ctx, l.client)
+	r, err := judge.Call([]string{name}, args...).Run(ctx, l.client)
 	if err != nil {
 		return Decision{}, err
 	}

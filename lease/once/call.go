@@ -42,7 +42,8 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 		return nil, false, err
 	}
 	// The claim runs out by itself if this fails.
-	defer func() { _ = claim.Release(ctx) }()
+	release := func() { _ = claim.Release(ctx) }
+	defer func() { release() }()
 
 	// Another run may have ended between the look and the claim. Under the claim nobody else can end one.
 	if seen, err = c.once.look(ctx, c.names); err != nil {
@@ -52,7 +53,11 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 		return c.replay(seen)
 	}
 	result, err = c.run(ctx, claim)
-	return result, false, err
+	if err != nil {
+		return nil, false, err
+	}
+	release = func() {} // behind the recording
+	return result, false, c.record(ctx, claim, result)
 }
 
 // replay gives the recorded result to whoever asks with the same request.
@@ -87,28 +92,44 @@ func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
 	if lost := claim.Err(); err != nil && lost != nil {
 		err = errors.Join(err, lost)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return result, c.record(ctx, claim, result)
+	return result, err
 }
 
-// recordTime bounds the recording of a result, whatever has become of the caller's context: the work is done.
+// recordTime bounds the recording of a result and the release behind it, whatever has become of the caller's context: the work is done.
 const recordTime = 5 * time.Second
 
 // record leaves it to Redis whether the claim still stands. Whoever has lost it without knowing is refused; whoever
-// thinks it lost, by a margin or a slow clock, while nobody else has come, is not.
+// thinks it lost, by a margin or a slow clock, while nobody else has come, is not. It goes on behind a caller whose time is over, and
+// gives the claim back.
 func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) error {
 	if len(result) > MaxResult {
+		_ = claim.Release(ctx)
 		return fmt.Errorf("%w: %w", ErrNotRecorded,
 			script.Invalid("the result of %q has %d bytes, more than %d; store it elsewhere and return where", c.key, len(result), MaxResult))
 	}
-	ctx, cancel := script.Detached(ctx, recordTime)
-	defer cancel()
-	if err := c.once.record(ctx, c, claim, result); err != nil {
+	result = slices.Clone(result) // the caller has the other
+	recorded, released := make(chan error, 1), make(chan struct{})
+	c.once.recordings.begin()
+	go func() {
+		defer c.once.recordings.end()
+		ctx, cancel := script.Detached(ctx, recordTime)
+		defer cancel()
+		recorded <- c.once.record(ctx, c, claim, result)
+		_ = claim.Release(ctx)
+		close(released)
+	}()
+	err, answered := script.Await(ctx, recorded)
+	if !answered {
+		err = fmt.Errorf("%w, the recording goes on: %w", lease.ErrUnreachable, context.Cause(ctx))
+	}
+	if err != nil {
 		return fmt.Errorf("%w: %q: %w", ErrNotRecorded, c.key, err)
 	}
-	c.learned = &State{Phase: Done, Result: slices.Clone(result), fingerprint: c.fingerprint}
+	select {
+	case <-released:
+	case <-ctx.Done():
+	}
+	c.learned = &State{Phase: Done, Result: result, fingerprint: c.fingerprint}
 	return nil
 }
 

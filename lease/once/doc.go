@@ -46,6 +46,7 @@
 //   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that of the refusal, such as
 //     [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied]; those that pass soon are tried again first. If that
 //     happens to the recording, the error is [ErrNotRecorded] as well.
+//   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is recorded behind it.
 //
 // # What it does not give you
 //

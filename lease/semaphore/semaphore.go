@@ -24,7 +24,8 @@ type Config struct {
 	Lease lease.Config
 }
 
-// Semaphore gives out places. One per process and [Config] is enough; it is safe for concurrent use and needs no closing.
+// Semaphore gives out places. One per process and [Config] is enough; it is safe for concurrent use. A program that shuts
+// down calls [Semaphore.Close].
 type Semaphore struct {
 	client redis.UniversalClient
 	cfg    Config
@@ -77,6 +78,9 @@ func (s *Semaphore) Do(ctx context.Context, resource string, fn func(ctx context
 	}
 	return s.issuer.Do(ctx, resource, fn, opts...)
 }
+
+// Close gives back every place that is held, in good order. It is like the method of [lease.Issuer].
+func (s *Semaphore) Close(ctx context.Context) error { return s.issuer.Close(ctx) }
 
 // The scripts are the protocol.
 var (

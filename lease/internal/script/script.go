@@ -46,7 +46,10 @@ type Call struct {
 	Script Script
 	Keys   []string
 	Args   []any
-	Late   func() // called when the answer, or that there is none, comes after ctx has ended; may be nil
+
+	// Abandoned is called when ctx ends before the answer is there, and what it returns when the answer comes, or that there is
+	// none. May be nil.
+	Abandoned func() (ended func())
 }
 
 // Result is what came back of one call.
@@ -65,19 +68,9 @@ func (c Call) Run(ctx context.Context, client redis.UniversalClient) (Reply, err
 	return r.Reply, r.Err
 }
 
-// RunDirect is Run without a goroutine of its own, which is a good part of the time that a script takes. The client has to honour the
-// deadline of ctx by itself; other ends of ctx it may not notice before that.
-func (c Call) RunDirect(ctx context.Context, client redis.UniversalClient) (Reply, error) {
-	if ctx.Err() != nil {
-		return Reply{}, context.Cause(ctx)
-	}
-	r := run(ctx, client, []Call{c})[0]
-	return r.Reply, r.Err
-}
-
 // RunAll sends calls in one round trip (on a Cluster, one per node), each with an outcome of its own.
 func RunAll(ctx context.Context, client redis.UniversalClient, calls []Call) []Result {
-	results, err := Bounded(ctx, func() []Result { return run(ctx, client, calls) }, whenLate(calls)...)
+	results, err := Bounded(ctx, func() []Result { return run(ctx, client, calls) }, whenAbandoned(calls)...)
 	if err != nil {
 		results = make([]Result, len(calls))
 		for i := range results {
@@ -87,13 +80,13 @@ func RunAll(ctx context.Context, client redis.UniversalClient, calls []Call) []R
 	return results
 }
 
-func whenLate(calls []Call) (late []func()) {
+func whenAbandoned(calls []Call) (all []func() (ended func())) {
 	for _, c := range calls {
-		if c.Late != nil {
-			late = append(late, c.Late)
+		if c.Abandoned != nil {
+			all = append(all, c.Abandoned)
 		}
 	}
-	return late
+	return all
 }
 
 // RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have its writes.
@@ -109,7 +102,7 @@ func (c Call) RunAndWait(ctx context.Context, client redis.UniversalClient, repl
 			r.Err = Failed(ctx, "wait", err)
 		}
 		return confirmed{r, wait.Val()}
-	}, whenLate([]Call{c})...)
+	}, whenAbandoned([]Call{c})...)
 	if err != nil {
 		return Reply{}, 0, err
 	}
@@ -134,9 +127,9 @@ func Query[T any](ctx context.Context, client redis.UniversalClient, c Call, dec
 	return decode(r)
 }
 
-// Ask is Query with as many attempts as [Persist] makes. It is for scripts that do no harm when they run twice.
+// Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that do no harm when they run twice.
 func Ask[T any](ctx context.Context, client redis.UniversalClient, c Call, decode func(Reply) (T, error)) (answer T, err error) {
-	err = Persist(ctx, func() (err error) {
+	err = Persist(ctx, Patience, func(ctx context.Context) (err error) {
 		answer, err = Query(ctx, client, c, decode)
 		return err
 	})

@@ -34,12 +34,10 @@ func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	require.NoError(t, err)
 
 	call := count.Call([]string{key})
-	for n, run := range []func(context.Context, redis.UniversalClient) (script.Reply, error){call.Run, call.RunDirect} {
-		wire.CutAfter(key)
-		_, err = run(t.Context(), client)
-		require.ErrorIs(t, err, lease.ErrUnreachable)
-		require.Equal(t, []string{"2", "3"}[n], client.Get(t.Context(), key).Val())
-	}
+	wire.CutAfter(key)
+	_, err = call.Run(t.Context(), client)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.Equal(t, "2", client.Get(t.Context(), key).Val())
 }
 
 func TestAServerThatHasForgottenTheScriptLearnsIt(t *testing.T) {
@@ -147,11 +145,9 @@ func TestTheEndOfABoundOfOurOwnIsSilence(t *testing.T) {
 	} {
 		ctx, cancel := bound()
 		defer cancel()
-		for _, run := range []func(context.Context, redis.UniversalClient) (script.Reply, error){count.Call(nil).Run, count.Call(nil).RunDirect} {
-			_, err := run(ctx, nil)
-			require.ErrorIs(t, err, lease.ErrUnreachable, name)
-			require.NotErrorIs(t, err, context.Canceled, name)
-		}
+		_, err := count.Call(nil).Run(ctx, nil)
+		require.ErrorIs(t, err, lease.ErrUnreachable, name)
+		require.NotErrorIs(t, err, context.Canceled, name)
 		require.ErrorIs(t, script.Failed(ctx, "test", ctx.Err()), lease.ErrUnreachable, name)
 	}
 }
@@ -173,8 +169,6 @@ func TestADeadContextSendsNothing(t *testing.T) {
 	cancel(gone)
 	_, err := count.Call(nil).Run(ctx, nil)
 	require.ErrorIs(t, err, gone)
-	_, err = count.Call(nil).RunDirect(ctx, nil)
-	require.ErrorIs(t, err, gone)
 }
 
 func TestPersist(t *testing.T) {
@@ -193,7 +187,7 @@ func TestPersist(t *testing.T) {
 			{[]error{lease.ErrUnreachable, lease.ErrUnreachable, lease.ErrUnreachable}, lease.ErrUnreachable},
 		} {
 			n := 0
-			err := script.Persist(t.Context(), func() error { n++; return test.answers[n-1] })
+			err := script.Persist(t.Context(), time.Minute, func(context.Context) error { n++; return test.answers[n-1] })
 			require.ErrorIs(t, err, test.want)
 			require.Equal(t, len(test.answers), n)
 		}
@@ -201,7 +195,7 @@ func TestPersist(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		n := 0
-		require.ErrorIs(t, script.Persist(ctx, func() error { n++; return lease.ErrUnreachable }), lease.ErrUnreachable)
+		require.ErrorIs(t, script.Persist(ctx, time.Minute, func(context.Context) error { n++; return lease.ErrUnreachable }), lease.ErrUnreachable)
 		require.Equal(t, 1, n, "no time for another attempt")
 	})
 }

@@ -1,0 +1,323 @@
+package lease_test
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// disturbances pass. A release in one of them is carried out when it has passed, whoever has stopped waiting for it.
+var disturbances = map[string]struct {
+	answer string // "" is silence
+	want   error
+}{
+	"silence":       {"", lease.ErrUnreachable},
+	"restart":       {"LOADING Redis is loading the dataset in memory", lease.ErrLoading},
+	"fail-over":     {"READONLY You can't write against a read only replica.", lease.ErrReadOnly},
+	"moving slot":   {"TRYAGAIN Multiple keys request during rehashing of slot", lease.ErrClusterDown},
+	"cluster down":  {"CLUSTERDOWN The cluster is down", lease.ErrClusterDown},
+	"endless work":  {"BUSY Redis is busy running a script.", lease.ErrBusy},
+	"full of users": {"ERR max number of clients reached", lease.ErrBusy},
+}
+
+func TestAReleaseOutlastsADisturbance(t *testing.T) {
+	for name, disturbance := range disturbances {
+		begin := func(w *world) {
+			w.faults.Always(faulty.LoseRequest)
+			if disturbance.answer != "" {
+				w.faults.Always(faulty.None)
+				w.memory.SetError(disturbance.answer)
+			}
+		}
+		end := func(w *world) {
+			w.faults.Always(faulty.None)
+			w.memory.SetError("")
+		}
+		for _, lasting := range []time.Duration{time.Second, 4 * time.Second, 20 * time.Second} {
+			t.Run(name+" "+lasting.String(), func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					i := w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: lease.Never})
+					free := func() {
+						t.Helper()
+						require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
+					}
+					l := try(t, i, "a")
+					begin(w)
+					time.AfterFunc(lasting, func() { end(w) })
+					start := time.Now()
+					err := l.Release(t.Context())
+					if lasting < 5*time.Second {
+						require.NoError(t, err)
+						require.Less(t, time.Since(start), lasting+550*ms)
+					} else {
+						require.ErrorIs(t, err, disturbance.want)
+						require.Equal(t, 5*time.Second, time.Since(start))
+						time.Sleep(time.Until(start.Add(lasting + 550*ms)))
+						require.NoError(t, l.Release(t.Context()), "the outcome of the release that went on")
+					}
+					free()
+
+					// Do waits for no more than its caller does, and what passes is no error of it.
+					ctx, cancel := context.WithTimeout(t.Context(), 500*ms)
+					defer cancel()
+					start = time.Now()
+					require.NoError(t, i.Do(ctx, "a", func(context.Context, *lease.Lease) error {
+						begin(w)
+						time.AfterFunc(lasting, func() { end(w) })
+						return nil
+					}))
+					require.LessOrEqual(t, time.Since(start), 550*ms)
+					time.Sleep(time.Until(start.Add(lasting + 550*ms)))
+					free()
+				})
+			})
+		}
+	}
+}
+
+// It is not tried for longer than the lease can last.
+func TestAReleaseGivesUpWhenTheLeaseHasRunOut(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")
+		w.faults.Always(faulty.LoseRequest)
+		require.ErrorIs(t, l.Release(t.Context()), lease.ErrUnreachable)
+		time.Sleep(5 * time.Second)
+		w.faults.Always(faulty.None)
+		time.Sleep(time.Second)
+		require.NoError(t, l.Release(t.Context()), "it is asked once more, and gone, perhaps by a request that went unanswered")
+	})
+}
+
+func TestAReleaseOutlastsARestart(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t, "--appendonly", "yes", "--appendfsync", "always")
+	w := worldOn(t, server.Client())
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never}), "a")
+	server.Kill()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*ms)
+	defer cancel()
+	require.ErrorIs(t, l.Release(ctx), lease.ErrUnreachable)
+	server.Restart()
+	require.Eventually(t, func() bool { return w.client.Get(t.Context(), w.key("a", "owner")).Val() == "" }, 20*time.Second, 10*ms)
+}
+
+// The keys of a resource are moved one by one. Until the last has come, a script that needs several is refused by both sides.
+func TestAReleaseOutlastsAMovingSlot(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	w := &world{client: cluster.Client(), namespace: "cluster"}
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never}), "a")
+	slot := cluster.Slot(w.key("a", "owner"))
+	from := cluster.Owner(slot)
+	cluster.BeginMove(slot)
+	to := cluster.Nodes()[0]
+	for n, node := range cluster.Nodes() {
+		if node == from {
+			to = cluster.Nodes()[(n+1)%3]
+		}
+	}
+	host, port, err := net.SplitHostPort(to.Addr())
+	require.NoError(t, err)
+	require.NoError(t, from.Client().Do(t.Context(), "MIGRATE", host, port, w.key("a", "fence"), 0, 5000).Err())
+
+	ctx, cancel := context.WithTimeout(t.Context(), 300*ms)
+	defer cancel()
+	err = l.Release(ctx)
+	require.ErrorIs(t, err, lease.ErrClusterDown)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	cluster.FinishMove(slot)
+	require.Eventually(t, func() bool { return w.client.Get(t.Context(), w.key("a", "owner")).Val() == "" }, 20*time.Second, 10*ms)
+	require.NoError(t, l.Release(t.Context()))
+}
+
+func TestClose(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 30 * time.Second})
+		var held lease.Leases
+		for n := range 50 {
+			held = append(held, try(t, i, "a"+itoa(int64(n))))
+		}
+		others := try(t, w.issuer(t, lease.Config{TTL: 30 * time.Second}), "others")
+		waiting := make(chan error, 2)
+		go func() {
+			_, err := i.Acquire(context.Background(), "others")
+			waiting <- err
+		}()
+		go func() {
+			_, err := i.AcquireAll(context.Background(), []string{"free", "others"})
+			waiting <- err
+		}()
+		time.Sleep(time.Second)
+
+		var all sync.WaitGroup
+		for range 3 {
+			all.Go(func() {
+				if err := i.Close(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		for _, l := range held {
+			require.ErrorIs(t, context.Cause(l.Context()), lease.ErrReleased)
+			require.Empty(t, w.client.Get(t.Context(), w.key(l.Resource(), "owner")).Val())
+			require.NoError(t, l.Release(t.Context()), "by Close")
+		}
+		for range 2 {
+			require.ErrorIs(t, <-waiting, lease.ErrClosed)
+		}
+		require.Empty(t, w.client.Get(t.Context(), w.key("free", "owner")).Val())
+		found, err := i.Inspect(t.Context(), "others")
+		require.NoError(t, err)
+		require.Zero(t, found.Waiters)
+		require.NoError(t, others.Err())
+
+		ctx := t.Context()
+		_, err = i.TryAcquire(ctx, "b")
+		require.ErrorIs(t, err, lease.ErrClosed)
+		require.NotErrorIs(t, err, lease.ErrHeld)
+		_, err = i.Acquire(ctx, "b")
+		require.ErrorIs(t, err, lease.ErrClosed)
+		_, err = i.AcquireAll(ctx, []string{"b", "c"})
+		require.ErrorIs(t, err, lease.ErrClosed)
+		_, err = i.Heal(ctx, held[0], 1)
+		require.ErrorIs(t, err, lease.ErrClosed)
+		require.ErrorIs(t, i.Do(ctx, "b", func(context.Context, *lease.Lease) error { t.Error("it ran"); return nil }), lease.ErrClosed)
+		_, err = i.Inspect(ctx, "b")
+		require.NoError(t, err, "asking goes on")
+		require.NoError(t, i.Close(ctx), "and once more")
+	})
+}
+
+// Work that was under way when Close began learns of it, and what its acquisition gets in the meantime goes back.
+func TestCloseDuringAnAcquisition(t *testing.T) {
+	for name, fault := range map[string]faulty.Fault{"hang": faulty.Hang, "reply lost": faulty.LoseReply} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: 30 * time.Second})
+				w.faults.Always(fault)
+				acquired := make(chan error, 1)
+				go func() {
+					_, err := i.Acquire(context.Background(), "a")
+					acquired <- err
+				}()
+				time.Sleep(time.Second)
+				time.AfterFunc(2*time.Second, func() { w.faults.Always(faulty.None) })
+				start := time.Now()
+				require.NoError(t, i.Close(t.Context()))
+				require.Less(t, time.Since(start), 6*time.Second)
+				require.ErrorIs(t, <-acquired, lease.ErrClosed)
+				require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
+			})
+		})
+	}
+}
+
+func TestCloseDuringASeal(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		sealing, goOn := make(chan struct{}), make(chan struct{})
+		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, Seal: func(context.Context, *lease.Lease) error {
+			close(sealing)
+			<-goOn
+			return nil
+		}})
+		acquired := make(chan error, 1)
+		go func() {
+			_, err := i.TryAcquire(context.Background(), "a")
+			acquired <- err
+		}()
+		<-sealing
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, i.Close(ctx), context.DeadlineExceeded, "the call has not come to its end")
+		close(goOn)
+		require.ErrorIs(t, <-acquired, lease.ErrClosed)
+		require.NoError(t, i.Close(t.Context()))
+		require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
+	})
+}
+
+func TestCloseSaysWhatStaysBlocked(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: lease.Never})
+		try(t, i, "b")
+		try(t, i, "a")
+		time.Sleep(10 * time.Second)
+		w.faults.Always(faulty.LoseRequest)
+		start := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		err := i.Close(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.LessOrEqual(t, time.Since(start), 1050*ms)
+		var left *lease.NotGivenBackError
+		require.ErrorAs(t, err, &left)
+		require.Len(t, left.Blocked, 2)
+		for n, resource := range []string{"a", "b"} {
+			require.Equal(t, resource, left.Blocked[n].Resource)
+			require.Equal(t, start.Add(30*time.Second), left.Blocked[n].Until, "Redis may have got a renewal as late as now")
+			require.ErrorIs(t, left.Blocked[n].Err, lease.ErrUnreachable)
+		}
+		require.ErrorContains(t, err, `"a" until `)
+
+		w.faults.Always(faulty.None)
+		require.NoError(t, i.Close(t.Context()), "it went on")
+		require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
+	})
+}
+
+func TestCloseSaysWhatWasRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: lease.Never})
+		l := try(t, i, "a")
+		w.memory.SetError("NOPERM this user has no permissions")
+		var left *lease.NotGivenBackError
+		require.ErrorAs(t, i.Close(t.Context()), &left)
+		require.Equal(t, "a", left.Blocked[0].Resource)
+		require.ErrorIs(t, left, lease.ErrDenied)
+		w.memory.SetError("")
+		require.NoError(t, l.Release(t.Context()))
+	})
+}
+
+func TestNothingRunsOnAfterClose(t *testing.T) {
+	server := testenv.OwnRedis(t) // not parallel: other tests' goroutines must not come and go
+	w := worldOn(t, server.Client())
+	require.NoError(t, w.client.Ping(t.Context()).Err())
+	before := goleak.IgnoreCurrent()
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	others := w.issuer(t, lease.Config{TTL: time.Minute})
+	l, err := others.TryAcquire(t.Context(), "held")
+	require.NoError(t, err)
+	for n := range 20 {
+		_, err := i.TryAcquire(t.Context(), "a"+itoa(int64(n)))
+		require.NoError(t, err)
+	}
+	waiting := make(chan error)
+	go func() {
+		_, err := i.Acquire(context.Background(), "held")
+		waiting <- err
+	}()
+	require.Eventually(t, func() bool { return w.snapshot(t, "held").waiters == 1 }, 10*time.Second, ms)
+	server.Pause()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+	defer cancel()
+	_, err = i.TryAcquire(ctx, "free")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	time.AfterFunc(200*ms, server.Resume)
+	require.NoError(t, i.Close(t.Context()))
+	require.ErrorIs(t, <-waiting, lease.ErrClosed)
+	require.NoError(t, l.Release(t.Context()))
+	require.NoError(t, others.Close(t.Context()))
+	require.NoError(t, w.client.Close())
+	goleak.VerifyNone(t, before)
+}
