@@ -280,6 +280,9 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 			if leases = a.handedOver(ctx, t); leases != nil {
 				return leases, nil
 			}
+			if err = t.refusal(); err != nil {
+				return nil, err
+			}
 		case script.Transient(err):
 			left = t.line.silence.left(came, a.issuer.cfg.TTL)
 			if script.Sleep(ctx, min(script.Jitter(backoff), left)) && left > 0 {

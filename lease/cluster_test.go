@@ -2,9 +2,13 @@ package lease_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
@@ -67,4 +71,111 @@ func TestWaitingSurvivesAMovedSlot(t *testing.T) {
 	require.NoError(t, g.err)
 	require.Greater(t, g.lease.Token(), holder.Token())
 	require.NoError(t, g.lease.Release(t.Context()))
+}
+
+// listens reports whether a waiter's process is subscribed on the server that has the resource.
+func listens(t *testing.T, w *world, cluster *testenv.ClusterServers, resource string) bool {
+	owner := cluster.Owner(cluster.Slot(w.key(resource, "owner")))
+	channels, err := owner.Client().PubSubShardChannels(t.Context(), w.key(resource, "wake")+":*").Result()
+	return err == nil && len(channels) == 1
+}
+
+// requireWoken hands the lease over to a waiter that is woken, and does not come by asking again.
+func requireWoken(t *testing.T, w *world, cluster *testenv.ClusterServers, holder *lease.Lease, grants chan grant) *lease.Lease {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return listens(t, w, cluster, holder.Resource()) && w.snapshot(t, holder.Resource()).waiters == 1
+	}, 15*time.Second, ms, "the waiter listens")
+	released := time.Now()
+	require.NoError(t, holder.Release(t.Context()))
+	g := <-grants
+	require.NoError(t, g.err)
+	require.Less(t, g.at.Sub(released), 2*time.Second, "woken, not by asking again")
+	return g.lease
+}
+
+// The client library closes its client of a master that is not in the topology, and makes another when it returns.
+func TestAMasterThatLeavesAndReturnsIsListenedToAgain(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	options, plain := cluster.Options(), cluster.Client()
+	var absent atomic.Pointer[string]
+	options.ClusterSlots = func(ctx context.Context) ([]redis.ClusterSlot, error) {
+		all, err := plain.ClusterSlots(ctx).Result()
+		var present []redis.ClusterSlot
+		for _, slot := range all {
+			if addr := absent.Load(); addr == nil || slot.Nodes[0].Addr != *addr {
+				present = append(present, slot)
+			}
+		}
+		return present, err
+	}
+	client := redis.NewClusterClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	w := &world{client: client, namespace: "cluster"}
+	i := w.issuer(t, lease.Config{TTL: 10 * time.Minute, RenewEvery: lease.Never})
+	key := w.key("a", "owner")
+	addr := cluster.Owner(cluster.Slot(key)).Addr()
+	master := func() *redis.Client {
+		client, err := client.MasterForKey(t.Context(), key)
+		require.NoError(t, err)
+		return client
+	}
+	leaveAndReturn := func() {
+		before := master()
+		absent.Store(&addr)
+		require.Eventually(t, func() bool {
+			client.ReloadState(t.Context())
+			return errors.Is(before.Ping(t.Context()).Err(), redis.ErrClosed)
+		}, 2*time.Minute, 100*ms, "go-redis gives a node a minute")
+		absent.Store(nil)
+		require.Eventually(t, func() bool {
+			client.ReloadState(t.Context())
+			now := master()
+			return now.Options().Addr == before.Options().Addr && now != before
+		}, 20*time.Second, 100*ms)
+	}
+
+	holder := try(t, i, "a")
+	grants := make(chan grant)
+	wait(context.Background(), i, 0, grants)
+	holder = requireWoken(t, w, cluster, holder, grants)
+
+	wait(context.Background(), i, 1, grants) // while somebody waits, and for those who come later
+	require.Eventually(t, func() bool { return listens(t, w, cluster, "a") }, 15*time.Second, ms)
+	leaveAndReturn()
+	holder = requireWoken(t, w, cluster, holder, grants)
+	wait(context.Background(), i, 2, grants)
+	holder = requireWoken(t, w, cluster, holder, grants)
+
+	require.NoError(t, holder.Release(t.Context()))
+}
+
+// A connection that breaks had channels of several slots, for which a Cluster takes one request each.
+func TestASubscriptionOfSeveralSlotsIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	w := &world{client: cluster.Client(), namespace: "cluster"}
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	server := cluster.Nodes()[0]
+	var held lease.Leases
+	var waiting []chan grant
+	for n := 0; len(held) < 4; n++ {
+		resource := fmt.Sprint("a", n)
+		if cluster.Owner(cluster.Slot(w.key(resource, "owner"))) != server {
+			continue
+		}
+		held = append(held, try(t, i, resource))
+		grants := make(chan grant, 1)
+		waiting = append(waiting, grants)
+		go func() {
+			l, err := i.Acquire(context.Background(), resource)
+			grants <- grant{lease: l, err: err, at: time.Now()}
+		}()
+		require.Eventually(t, func() bool { return listens(t, w, cluster, resource) }, 15*time.Second, ms)
+	}
+	require.Positive(t, server.Client().ClientKillByFilter(t.Context(), "TYPE", "pubsub").Val())
+	for n, l := range held {
+		require.NoError(t, requireWoken(t, w, cluster, l, waiting[n]).Release(t.Context()))
+	}
 }

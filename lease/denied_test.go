@@ -1,16 +1,12 @@
 package lease_test
 
 import (
-	"os"
-	"regexp"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/leasetest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -58,24 +54,4 @@ func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
 	require.NoError(t, w.client.ScriptKill(t.Context()).Err())
 	require.Error(t, <-ended)
 	require.NoError(t, acquireOn(t, w, lease.Config{TTL: time.Minute}))
-}
-
-// The user that the package's documentation describes can do everything.
-func TestTheRightsThatAreDocumentedSuffice(t *testing.T) {
-	t.Parallel()
-	text, err := os.ReadFile("doc.go")
-	require.NoError(t, err)
-	found := regexp.MustCompile(`(?m)^//\tACL SETUSER leases on >password (.*)\n//\t    (.*)\n//\t    (.*)$`).FindStringSubmatch(string(text))
-	require.NotNil(t, found)
-	server := testenv.OwnRedis(t)
-	user := []any{"ACL", "SETUSER", "leases", "on", ">password"}
-	for _, right := range strings.Fields(found[1] + " " + found[2] + " " + found[3]) {
-		user = append(user, right)
-	}
-	require.NoError(t, server.Client().Do(t.Context(), user...).Err())
-	w := as(t, server, "leases", "password")
-	leasetest.Run(t, func(t *testing.T, cfg lease.Config) *lease.Issuer {
-		cfg.Namespace = t.Name()
-		return w.issuer(t, cfg)
-	})
 }

@@ -112,11 +112,8 @@
 // On one Redis, on Sentinel and on Cluster, version 7 or later. All keys of a resource share a hash tag. A fail-over may
 // forget a lease that no replica has; [Config.Replicas] makes that unlikely. [NewQuorum] spans independent servers.
 //
-// The client's user needs no more than these rights, and INFO for [Issuer.Check] to tell all that it can:
-//
-//	ACL SETUSER leases on >password ~lease:v1:* &lease:v1:* +evalsha +eval +@connection +subscribe +unsubscribe +ssubscribe +sunsubscribe
-//	    +get +set +del +type +time +pttl +pexpire +zadd +zrem +zrange +zrangebyscore +zscore
-//	    +hset +hdel +hmget +hvals +publish +spublish
+// The rights that the client's user needs are listed in docs/leases.md, for each deployment and for the packages beside this one. Who
+// lacks one of them gets [ErrDenied].
 //
 // # Contexts
 //

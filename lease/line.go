@@ -152,7 +152,7 @@ func (t *turn) listenFor(waiter string) {
 
 // woken receives when the waiter should ask again: it was called, or a call may have been missed. Nil if the store cannot call.
 func (t *turn) woken(waiter string) <-chan struct{} {
-	if e := t.line.ear; e != nil && e.moved() {
+	if e := t.line.ear; e != nil && (e.moved() || e.refusal() != nil) {
 		e.close()
 		t.line.ear = nil
 	}
@@ -172,6 +172,14 @@ func (t *turn) lookAfter() time.Duration {
 		return 0
 	}
 	return t.line.ear.lookAfter()
+}
+
+// refusal is why the waiter cannot be woken, nil if it can.
+func (t *turn) refusal() error {
+	if t.line.ear == nil {
+		return nil
+	}
+	return t.line.ear.refusal()
 }
 
 // granted is the news of a lease that the waiter woken last has been given, if there was any.

@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,11 +20,12 @@ type ear struct {
 	moved    func() bool // the channel is served elsewhere by now
 	known    bool        // to the listener's loop; guarded by the listener's mu
 
-	mu     sync.Mutex
-	waiter string        // the call whose news counts; guarded by mu
-	grant  *grantedTo    // the latest for the waiter; guarded by mu
-	ask    bool          // the waiter should ask now; guarded by mu
-	look   time.Duration // or after that time, if it is not to ask now; guarded by mu
+	mu      sync.Mutex
+	waiter  string        // the call whose news counts; guarded by mu
+	grant   *grantedTo    // the latest for the waiter; guarded by mu
+	ask     bool          // the waiter should ask now; guarded by mu
+	look    time.Duration // or after that time, if it is not to ask now; guarded by mu
+	refused error         // why Redis does not let this process listen; guarded by mu
 }
 
 func (e *ear) listenFor(waiter string) {
@@ -80,6 +82,20 @@ func (e *ear) granted() *grantedTo {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.grant
+}
+
+// refuse tells the waiter that it will never be woken.
+func (e *ear) refuse(err error) {
+	e.mu.Lock()
+	e.refused = err
+	e.mu.Unlock()
+	e.ring()
+}
+
+func (e *ear) refusal() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.refused
 }
 
 func (e *ear) close() { e.listener.drop(e) }
@@ -157,7 +173,9 @@ func (l *listener) ear(channel string) *ear {
 
 // listenOn gives an ear on a deployment where every server passes every message on.
 func listenOn(client redis.UniversalClient) *listener {
-	return newListener(func() subscription { return subscription{PubSub: client.Subscribe(context.Background())} })
+	return newListener(func() subscription {
+		return subscription{PubSub: client.Subscribe(context.Background()), publish: client.Publish}
+	})
 }
 
 // shards are the listeners on a Cluster's masters: a message stays on the shard that serves its channel.
@@ -184,7 +202,9 @@ func (s *shards) open(channel string) *ear {
 	}
 	l, known := s.byMaster[master]
 	if !known {
-		l = newListener(func() subscription { return subscription{master.SSubscribe(context.Background()), true} })
+		l = newListener(func() subscription {
+			return subscription{master.SSubscribe(context.Background()), true, master.SPublish}
+		})
 		s.byMaster[master] = l
 	}
 	e := l.open(channel)
@@ -227,6 +247,9 @@ func (l *listener) serve() (again bool) {
 	asked := false
 	for {
 		add, remove := l.difference(subscribed)
+		if broken == nil && len(add) > 0 {
+			l.probe(s, add[0])
+		}
 		s.change(add, remove)
 		if len(subscribed) > 0 {
 			idle.Reset(linger)
@@ -266,10 +289,36 @@ func (l *listener) receive(s subscription, broken chan<- struct{}) {
 	for {
 		m, err := s.Receive(context.Background())
 		if err != nil {
+			l.refused(err)
 			return
 		}
 		l.heard.Store(true)
 		l.dispatch(m)
+	}
+}
+
+// probe asks for what a connection needs later, before it has subscribed to anything: to tell others, to leave, to give signs of life. Who
+// may not do that learns it when it waits, and not by waking nobody.
+func (l *listener) probe(s subscription, channel string) {
+	ctx, cancel := context.WithTimeout(context.Background(), pulse)
+	defer cancel()
+	if err := s.publish(ctx, channel, "").Err(); err != nil {
+		l.refused(err)
+	}
+	s.change(nil, []string{channel + ":probe"})
+	s.ask()
+}
+
+// refused tells the waiters if the error is that this process is not allowed to listen.
+func (l *listener) refused(err error) {
+	err = script.Failed(context.Background(), "to listen", err)
+	if !errors.Is(err, ErrDenied) {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.ears {
+		e.refuse(err)
 	}
 }
 
@@ -336,6 +385,7 @@ func (l *listener) dispatch(m any) {
 type subscription struct {
 	*redis.PubSub
 	sharded bool
+	publish func(ctx context.Context, channel string, message any) *redis.IntCmd
 }
 
 // ask wants a sign of life. Errors are left to the connection.

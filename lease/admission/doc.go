@@ -37,6 +37,10 @@
 // A request without an answer, or with a refusal, is not sent again: an answer that comes late is of no use. It may have been counted, so a
 // lost reply can cost one place of the window; it never makes one.
 //
+// # Rights
+//
+// Those that the client's user needs are listed in docs/leases.md. Who lacks one of them gets [lease.ErrDenied].
+//
 // # What it does not give you
 //
 // Limits on what runs at the same time; that is what package semaphore is for. Order or fairness between callers of one key. Limits

@@ -48,6 +48,10 @@
 //     happens to the recording, the error is [ErrNotRecorded] as well.
 //   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is recorded behind it.
 //
+// # Rights
+//
+// Those that the client's user needs are listed in docs/leases.md. Who lacks one of them gets [lease.ErrDenied].
+//
 // # What it does not give you
 //
 // "Exactly once". Redis may forget a result (eviction, a fail-over, [Config.Done]), and a run that was given up for dead may still

@@ -48,7 +48,7 @@ for n = 1, count do
   r.held, wrong = read_owner_and_left(r.owner)
   if wrong then return wrong end
   local head = redis.pcall('ZRANGE', r.queue, 0, 0) -- spares the question for the type
-  if head.err then return mistyped(r.queue, 'zset') end
+  if head.err then return mistyped(r.queue, 'zset') or error(head) end
   r.head = head[1]
   if r.head then
     if string.sub(r.head, 1, 1) == '!' and is_over(r, mine) then return {'over'} end

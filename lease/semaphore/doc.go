@@ -41,6 +41,10 @@
 // and its like with one, and then nothing was changed. What passes soon, such as [lease.ErrReadOnly] in a fail-over, is tried again
 // shortly.
 //
+// # Rights
+//
+// Those that the client's user needs are listed in docs/leases.md. Who lacks one of them gets [lease.ErrDenied].
+//
 // # What it does not give you
 //
 // Fencing. The tokens rise, but an older one is not stale: several are current at once. So a place is no grant for a resource that all

@@ -17,7 +17,7 @@ local limit = whole(ARGV[1], 1, 'limit')
 local window = whole(ARGV[2], 1, 'window')
 
 local value = redis.pcall('GET', key) -- spares the question for the type
-if type(value) == 'table' then return corrupt(key, 'is not a string') end
+if type(value) == 'table' then return mistyped(key, 'string') or error(value) end
 if not value then
   redis.call('SET', key, '1', 'PX', digits(window))
   return {'admitted', '1', digits(window + 1)}

@@ -76,6 +76,8 @@ var refusals = []struct {
 	{redis.IsMaxClientsError, ErrBusy, true},
 	{redis.IsAuthError, ErrDenied, false},
 	{redis.IsPermissionError, ErrDenied, false},
+	{coded("ACL failure in script"), ErrDenied, false},               // of a command within a script, which has no code
+	{coded("The user executing the script can't"), ErrDenied, false}, // the same until Redis 7.0
 }
 
 // coded tells errors by the word that Redis puts before them.

@@ -36,7 +36,7 @@ local last, changed
 last, wrong = read_fence(fence)
 if wrong then return wrong end
 local head = redis.pcall('ZRANGE', q.queue, 0, 0) -- spares the question for the type
-if head.err then return mistyped(q.queue, 'zset') end
+if head.err then return mistyped(q.queue, 'zset') or error(head) end
 head = head[1]
 if head then
   if string.sub(head, 1, 1) == '!' and is_over(q, mine) then return {'over'} end

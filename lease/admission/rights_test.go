@@ -1,0 +1,36 @@
+package admission_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/internal/leasetest"
+	"github.com/fencedb/fencedb/lease/admission"
+)
+
+func TestRights(t *testing.T) {
+	t.Parallel()
+	leasetest.RunRights(t, "lease/admission", func(t *testing.T, client, _ redis.UniversalClient, namespace string) (errs []error) {
+		for _, sliding := range []bool{false, true} {
+			l, err := admission.New(client, admission.Config{Limit: 50, Window: 50 * time.Millisecond, Sliding: sliding, Namespace: namespace,
+				WhenUnjudged: admission.FailClosed, Timeout: 10 * time.Second})
+			errs = append(errs, err)
+			if err != nil {
+				return errs
+			}
+			for admitted := 0; admitted < 120; { // some that are refused, too, and those of the next windows
+				d, err := l.Allow(t.Context(), "a")
+				errs = append(errs, err, d.Unjudged)
+				if err != nil || d.Unjudged != nil {
+					break
+				}
+				if d.Allowed {
+					admitted++
+				}
+			}
+		}
+		return errs
+	})
+}

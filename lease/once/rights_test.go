@@ -1,0 +1,85 @@
+package once_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/leasetest"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
+)
+
+func TestRights(t *testing.T) {
+	t.Parallel()
+	leasetest.RunRights(t, "lease/once", func(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		bounded := ctx
+		try := func(err error) error {
+			errs = append(errs, err)
+			return err
+		}
+		cfg := once.Config{Namespace: namespace}
+		o, err := once.New(client, cfg)
+		others, err2 := once.New(admin, cfg)
+		if try(err) != nil || try(err2) != nil {
+			return errs
+		}
+		defer func() { try(o.Close(ctx)); try(others.Close(ctx)) }()
+		paid := func(context.Context, *lease.Lease) ([]byte, error) { return []byte("paid"), nil }
+		for range 2 { // run, and replayed
+			_, _, err = o.Do(ctx, "a", nil, paid)
+			try(err)
+		}
+		_, _, err = o.Do(ctx, "a", nil, paid, once.NoWait())
+		try(err)
+		_, err = o.State(ctx, "a")
+		try(err)
+		try(o.Forget(ctx, "a"))
+
+		// A runner whose claim another waits for, first theirs and then ours.
+		for n, pair := range [][2]*once.Once{{others, o}, {o, others}} {
+			key := []string{"b", "c"}[n]
+			running, waited := make(chan struct{}), make(chan error, 1)
+			_, _, err = pair[0].Do(ctx, key, nil, func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+				try(claim.Extend(ctx))
+				close(running)
+				go func() {
+					_, _, err := pair[1].Do(bounded, key, nil, paid)
+					waited <- err
+				}()
+				timer := time.NewTimer(300 * time.Millisecond)
+				defer timer.Stop()
+				select {
+				case <-timer.C: // it waits by now, as a rule
+				case err := <-waited:
+					waited <- err
+				case <-ctx.Done():
+				}
+				return []byte("paid"), nil
+			})
+			try(err)
+			select {
+			case <-running:
+				try(<-waited)
+			default:
+			}
+		}
+
+		// After a lost reply a run leaves a note of its call.
+		faults := new(faulty.Redis)
+		client.AddHook(faults)
+		faults.First(faulty.LoseReply)
+		for range 2 {
+			_, _, err = o.Do(ctx, "d", nil, paid)
+			try(err)
+			try(o.Forget(ctx, "d"))
+		}
+		faults.Always(faulty.None)
+		return errs
+	})
+}
