@@ -60,6 +60,11 @@ test-versions: ## Run the tests of the write layer on each major version of Post
 	@internal/tools/ensure.sh go programs npm
 	@internal/tools/versions.sh $(POSTGRES_VERSIONS)
 
+.PHONY: matrix
+matrix: ## Hold every promise of the write layer against every fault, on each major version (some hours)
+	@internal/tools/ensure.sh go programs npm
+	@FENCEDB_MATRIX=full VERSIONS_TEST='-timeout 24h ./integration/matrix' internal/tools/versions.sh $(POSTGRES_VERSIONS)
+
 .PHONY: bench
 bench: ## Measure waiting for a lease, side by side with other libraries (four minutes, an idle machine)
 	@internal/tools/ensure.sh go programs

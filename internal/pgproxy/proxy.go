@@ -32,7 +32,7 @@ const (
 // Proxy passes everything until told otherwise.
 type Proxy struct {
 	listener net.Listener
-	server   string // host:port
+	server   atomic.Pointer[string] // host:port
 	url      string
 	turns    atomic.Int64
 	hung     atomic.Bool
@@ -54,7 +54,9 @@ func New(t testing.TB, serverURL string) *Proxy {
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &Proxy{listener: listener, server: u.Host, limit: -1}
+	p := &Proxy{listener: listener, limit: -1}
+	server := u.Host
+	p.server.Store(&server)
 	u.Host = listener.Addr().String()
 	p.url = u.String()
 	t.Cleanup(p.close)
@@ -64,6 +66,15 @@ func New(t testing.TB, serverURL string) *Proxy {
 
 // URL is serverURL with the proxy's address.
 func (p *Proxy) URL() string { return p.url }
+
+// Redirect sends connections that come later to another server, as after a fail-over.
+func (p *Proxy) Redirect(serverURL string) error {
+	u, err := url.Parse(serverURL)
+	if err == nil {
+		p.server.Store(&u.Host)
+	}
+	return err
+}
 
 // Turns is how often a client has handed the word to the server, with a Query or a Sync: the round trips so far.
 func (p *Proxy) Turns() int64 { return p.turns.Load() }
@@ -148,7 +159,7 @@ type link struct {
 }
 
 func (p *Proxy) relay(client net.Conn) {
-	server, err := net.Dial("tcp", p.server)
+	server, err := net.Dial("tcp", *p.server.Load())
 	if err != nil {
 		_ = client.Close()
 		return

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -64,6 +65,30 @@ func (s *PostgresServer) Kill() {
 	s.must("kill", s.cluster.end(syscall.SIGKILL))
 }
 
+// Standby returns a copy of the server as it is now, a standby that has received nothing since and that is not running: Restart
+// starts it, and then pg_promote makes it the primary. The server itself is restarted on the way.
+func (s *PostgresServer) Standby() *PostgresServer {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
+	defer cancel()
+	dir, err := s.cluster.account.tempDir()
+	s.must("make a directory beside", err)
+	standby := &PostgresServer{t: s.t, cluster: &postgresCluster{
+		bin: s.cluster.bin, dir: dir, account: s.cluster.account, config: s.cluster.config,
+	}}
+	s.t.Cleanup(standby.Stop)
+	s.must("shut down", s.cluster.end(syscall.SIGINT))
+	_, err = output(ctx, "cp", "-a", s.cluster.data(), standby.cluster.data()) // with its owner
+	s.must("copy", err)
+	s.must("restart", s.cluster.restart(ctx))
+	signal := filepath.Join(standby.cluster.data(), "standby.signal")
+	s.must("mark the copy of", os.WriteFile(signal, nil, 0o600))
+	if account := s.cluster.account; account != nil {
+		s.must("mark the copy of", os.Chown(signal, account.uid, account.gid))
+	}
+	return standby
+}
+
 // Restart starts the server again, on its port and its data, and returns once it takes connections.
 // A server that still runs is shut down in good order first, ending its connections.
 func (s *PostgresServer) Restart() {
@@ -71,6 +96,10 @@ func (s *PostgresServer) Restart() {
 	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
 	defer cancel()
 	const fastShutdown = syscall.SIGINT
+	if s.cluster.process == nil { // a standby
+		s.must("start", onFreePort(ctx, func(port int) error { return s.cluster.start(ctx, port) }))
+		return
+	}
 	s.must("shut down", s.cluster.end(fastShutdown))
 	s.must("restart", s.cluster.restart(ctx))
 }

@@ -5,6 +5,8 @@
 #
 # VERSION  a major version that internal/tools/postgres/package.json pins
 #
+# VERSIONS_TEST  arguments of go test, instead of the write layer's own packages
+#
 # The servers come as npm packages, for Linux on x64; npm checks them against the hashes of package-lock.json. They are
 # kept in .bin/postgres until those change. Elsewhere, set FENCEDB_POSTGRES_BIN to another version's binaries and run go test.
 set -eu
@@ -40,5 +42,5 @@ for version in "$@"; do
 	[ -x "$bin/postgres" ] || fail "no Postgres $version; package.json in $pins pins the versions there are"
 	echo "versions: $("$bin/postgres" --version)"
 	env -u FENCEDB_POSTGRES_URL FENCEDB_POSTGRES_BIN="$bin" \
-		go test -count=1 ./migrations ./fencedb ./integration/pgbouncer
+		go test -count=1 ${VERSIONS_TEST:-./migrations ./fencedb ./integration/pgbouncer}
 done

@@ -1,0 +1,205 @@
+// Package matrix holds every promise of the write layer against every entry point, isolation level, query mode and fault, and asks
+// the database afterwards.
+//
+//	go test ./integration/matrix -run 'TestWrites/Exec/.*/cut'    one slice, in the form that CI runs
+//	make matrix                                                   all of it, on every version of Postgres
+package matrix
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+// sideBySide is how many cases run at once. Most of their time they wait.
+const sideBySide = 20
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+		_ = f.Value.Set(strconv.Itoa(sideBySide))
+	}
+	testenv.Main(m)
+}
+
+// full is whether everything is run, or what CI has the time for; written is whether the page is to show this run.
+var (
+	full    = os.Getenv("FENCEDB_MATRIX") == "full"
+	written = full || os.Getenv("FENCEDB_MATRIX") == "sample"
+)
+
+func TestWrites(t *testing.T) {
+	leaks := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, leaks) })
+	worlds := newWorlds(t, sideBySide)
+	for i := range entries {
+		t.Run(entries[i].name, func(t *testing.T) {
+			t.Parallel()
+			for f := range faults {
+				for _, s := range setups(&entries[i], i, f) {
+					t.Run(s.path()+"/"+faults[f].name, func(t *testing.T) {
+						t.Parallel()
+						w := <-worlds
+						defer func() { worlds <- w }()
+						w.try(t, s, &faults[f])
+					})
+				}
+			}
+		})
+	}
+}
+
+// TestThePageSaysWhatTheMatrixFound comes last. It writes the page after a whole run that found nothing wrong, if asked to, and
+// compares it with the tables of this package otherwise.
+func TestThePageSaysWhatTheMatrixFound(t *testing.T) {
+	byVersion := map[string]results{}
+	text, err := os.ReadFile(kept)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &byVersion))
+	shown, err := os.ReadFile(page)
+	require.NoError(t, err)
+	if written && !tally.wrong && complete(tally.results) {
+		byVersion[serverVersion(t)] = tally.results
+		text, err := json.MarshalIndent(byVersion, "", "\t")
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(kept, append(text, '\n'), 0o644))
+		require.NoError(t, os.WriteFile(page, []byte(withTables(string(shown), byVersion)), 0o644))
+		return
+	}
+	for version, found := range byVersion {
+		require.True(t, complete(found), "the results for Postgres %s lack a fault or an entry point; run make matrix", version)
+	}
+	require.True(t, withTables(string(shown), byVersion) == string(shown), "%s is not what this package says; run make matrix", page)
+}
+
+// setups are those in which an entry point meets a fault. Without any, all. With one, CI takes every byte in the default setup, and
+// of the rest a sample in which each fault meets each level, each mode and each handle, and each entry point each fault.
+func setups(e *entry, nth, f int) (all []setup) {
+	fault := &faults[f]
+	for l, level := range levels {
+		for m, mode := range modes {
+			for again, warm := range []bool{false, true} {
+				s := setup{e, level, mode, warm, pooled}
+				byDefault := l == 0 && m == 0
+				switch {
+				case level.option != "" && !e.options, fault.unless != nil && fault.unless(s):
+				case fault.name == "cut at a byte":
+					if byDefault && warm || full && (l == 0 || m == 0) {
+						all = append(all, s)
+					}
+				case !full && fault.unasked && !(byDefault && warm):
+				case full, fault.name == "none" && (nth+l+m)%2 == again, byDefault && (fault.unasked || !warm), (nth+f+l)%5 == 0 && (nth+2*f+m)%5 == 0 && (nth+f)%2 == again:
+					all = append(all, s)
+				}
+			}
+		}
+	}
+	for i, handle := range []handle{connection, single} {
+		s := setup{e, levels[0], modes[0], (nth+f)%4 < 2, handle}
+		if e.name != "EnterSQL" && (fault.unless == nil || !fault.unless(s)) && (full || (nth+f)%2 == i) && fault.name != "cut at a byte" {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// try runs one setup at every point of a fault.
+func (w *world) try(t *testing.T, s setup, f *fault) {
+	t.Helper()
+	rehearsal := w.rehearse(t, s, f)
+	for _, p := range sample(s, f, f.points(rehearsal)) {
+		o := w.must(t, s, f, p)
+		late := (*lateError)(nil)
+		if errors.As(o.wrong, &late) {
+			o = w.alone(t, s, f, p)
+		}
+		check(t, s, f, p, o, f.mayBeUnknown(s, p, o.sent, rehearsal))
+		if errors.Is(o.wrong, errEndless) {
+			return // the next points would take as long
+		}
+	}
+}
+
+// rehearse records the conversation without a fault, which must succeed.
+func (w *world) rehearse(t *testing.T, s setup, f *fault) []sent {
+	t.Helper()
+	if f.verdict == pgproxy.Pass && f.do == nil {
+		return nil // it happens beside the conversation
+	}
+	o := w.must(t, s, &faults[0], once(nil)[0])
+	require.NoError(t, o.wrong)
+	require.Equal(t, committed, o.answer, "without any fault: %v", o.err)
+	return o.sent
+}
+
+// sample is all points in full and in the default setup. Elsewhere CI has the time for one of those that take long, and for
+// some of those that are many.
+func sample(s setup, f *fault, points []point) (some []point) {
+	every, byDefault := 1, s.level == levels[0] && s.mode == modes[0] && s.handle == pooled
+	switch {
+	case full, byDefault:
+	case f.slow:
+		every = len(points)
+	case len(points) > 10:
+		every = 5
+	}
+	for i := int(names.Load()) % every; i < len(points); i += every {
+		some = append(some, points[i])
+	}
+	return some
+}
+
+// check reports an outcome that should not be.
+func check(t *testing.T, s setup, f *fault, p point, o outcome, mayBeUnknown bool) {
+	t.Helper()
+	wrong := o.wrong
+	if !slices.Contains(f.allowed(s), o.answer) {
+		wrong = errors.Join(wrong, fmt.Errorf("answers %s", o.answer))
+	}
+	if o.answer == unknown && !mayBeUnknown {
+		wrong = errors.Join(wrong, errCouldKnow)
+	}
+	if f.outcome != nil && !errors.Is(o.err, f.outcome) {
+		wrong = errors.Join(wrong, fmt.Errorf("is not %w", f.outcome))
+	}
+	record(s, f, o, wrong != nil)
+	if wrong != nil {
+		t.Errorf("%s, %s: %v\n\tanswer %s after %v: %v", s.name, p.name, wrong, o.answer, o.took.Round(time.Millisecond), o.err)
+	}
+}
+
+// must runs a case beside others.
+func (w *world) must(t *testing.T, s setup, f *fault, p point) outcome {
+	t.Helper()
+	quiet.RLock()
+	defer quiet.RUnlock()
+	return w.carryOut(t, s, f, p)
+}
+
+// alone runs it while no other runs.
+func (w *world) alone(t *testing.T, s setup, f *fault, p point) outcome {
+	t.Helper()
+	quiet.Lock()
+	defer quiet.Unlock()
+	return w.carryOut(t, s, f, p)
+}
+
+func (w *world) carryOut(t *testing.T, s setup, f *fault, p point) outcome {
+	t.Helper()
+	o, err := w.run(t.Context(), s, f, p)
+	require.NoError(t, err, p.name)
+	return o
+}
