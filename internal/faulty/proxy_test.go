@@ -1,0 +1,80 @@
+package faulty_test
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+var count = redis.NewScript("-- count.lua: counts.\nreturn redis.call('INCR', KEYS[1])")
+
+func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]struct {
+		verdict faulty.Verdict
+		answer  string // or what the error contains; the client does not ask again
+		after   int    // how often the server has counted, once held requests were delivered
+	}{
+		"pass":    {faulty.Verdict{}, "1", 1},
+		"lose":    {faulty.Verdict{Fate: faulty.Lose}, "EOF", 0},
+		"reset":   {faulty.Verdict{Fate: faulty.Reset}, "EOF", 0}, // the client meets the reset where it looks for notifications
+		"cut":     {faulty.Verdict{Fate: faulty.Cut}, "EOF", 1},
+		"half":    {faulty.Verdict{Fate: faulty.Half}, "EOF", 1},
+		"swallow": {faulty.Verdict{Fate: faulty.Swallow}, "timeout", 0},
+		"hold":    {faulty.Verdict{Fate: faulty.Hold}, "EOF", 1},
+		"answer":  {faulty.Verdict{Fate: faulty.Answer, Text: "-OOM no\r\n"}, "OOM no", 0},
+		"garble":  {faulty.Verdict{Fate: faulty.Garble, Text: ":7\r\n"}, "7", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct, key := testenv.Redis(t), testenv.Namespace(t)
+			proxy := new(faulty.Proxy)
+			options := *direct.Options()
+			options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 200*time.Millisecond
+			client := redis.NewClient(&options)
+			defer client.Close()
+			require.NoError(t, count.Run(t.Context(), client, []string{key + ":taught"}).Err())
+
+			proxy.OnScript(func(script string) faulty.Verdict {
+				require.Equal(t, "count", script)
+				return want.verdict
+			})
+			n, err := count.EvalSha(t.Context(), client, []string{key}).Int()
+			answer := strconv.Itoa(n)
+			if err != nil {
+				answer = err.Error()
+			}
+			require.Contains(t, answer, want.answer)
+			require.NoError(t, proxy.Deliver())
+			counted, _ := direct.Get(t.Context(), key).Int()
+			require.Equal(t, want.after, counted)
+		})
+	}
+}
+
+func TestAProxyThatIsStoppedDeliversBehindItsClients(t *testing.T) {
+	t.Parallel()
+	direct, key := testenv.Redis(t), testenv.Namespace(t)
+	proxy := new(faulty.Proxy)
+	options := *direct.Options()
+	options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 100*time.Millisecond
+	client := redis.NewClient(&options)
+	defer client.Close()
+	require.NoError(t, client.Ping(t.Context()).Err())
+
+	proxy.Stop()
+	require.Error(t, client.Set(t.Context(), key, "late", 0).Err())
+	require.Empty(t, direct.Get(t.Context(), key).Val())
+	proxy.Go()
+	require.Eventually(t, func() bool { return direct.Get(context.Background(), key).Val() == "late" }, 10*time.Second, time.Millisecond)
+	require.NoError(t, client.Ping(t.Context()).Err())
+}
