@@ -65,6 +65,11 @@ matrix: ## Hold every promise of the write layer against every fault, on each ma
 	@internal/tools/ensure.sh go programs npm
 	@FENCEDB_MATRIX=full VERSIONS_TEST='-timeout 24h ./integration/matrix' internal/tools/versions.sh $(POSTGRES_VERSIONS)
 
+.PHONY: matrix-leases
+matrix-leases: ## Try every call of a lease under every fault, not only the sample that make test takes (ten minutes)
+	@internal/tools/ensure.sh go programs
+	FENCEDB_MATRIX=full go test -count=1 -timeout 60m -run TestLeases ./integration/matrix
+
 .PHONY: bench
 bench: ## Measure waiting for a lease, side by side with other libraries (four minutes, an idle machine)
 	@internal/tools/ensure.sh go programs

@@ -1,0 +1,455 @@
+package matrix
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/admission"
+	"github.com/fencedb/fencedb/lease/once"
+	"github.com/fencedb/fencedb/lease/semaphore"
+)
+
+// leaseCall is one way into the packages.
+type leaseCall struct {
+	name      string
+	scripts   []string                                           // that it sends
+	resources int                                                // how many; 0: one
+	prefix    string                                             // of the resources' names
+	renews    bool                                               // the lease is renewed by itself
+	waits     bool                                               // for another holder
+	impatient bool                                               // it does so for a time that is its own
+	detached  bool                                               // it asks although its context is over
+	base      error                                              // without a fault
+	alone     bool                                               // takes one deployment, so no quorum
+	ttls      int                                                // how long it takes at most, in TTLs
+	more      time.Duration                                      // and this
+	only      func(script string, f leaseFault, end ending) bool // where there is no other cell; nil: everywhere
+
+	prepare func(*leaseCell)
+	run     func(*leaseCell, context.Context) error
+	want    func(*leaseCell) error // instead of what is wanted of all calls; nil: that
+	check   func(*leaseCell)       // what else is true afterwards; may be nil
+}
+
+const (
+	wait      = 250 * time.Millisecond // how long a waiter waits that waits in vain
+	ask       = 5 * time.Second        // how long a request is sent again that grants nothing
+	judgement = time.Second            // how long the limiter waits
+)
+
+var leaseCalls = []leaseCall{
+	{name: "TryAcquire free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquire},
+	{name: "TryAcquire held", scripts: []string{"acquire"}, ttls: 1, base: lease.ErrHeld, prepare: rivalHolds, run: tryAcquire},
+	{name: "TryAcquire again", scripts: []string{"acquire", "withdraw"}, ttls: 1, prepare: unprepared, run: tryAcquireAgain},
+	{name: "Acquire free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: acquire},
+	{name: "Acquire held", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true, impatient: true, base: lease.ErrHeld,
+		prepare: rivalHolds, run: waitInVain},
+	{name: "Acquire handed over", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,
+		prepare: rivalLeaves, run: acquire},
+	{name: "TryAcquireAll", scripts: []string{"acquire"}, resources: 3, ttls: 1, prepare: unprepared, run: tryAcquireAll},
+	{name: "AcquireAll free", scripts: []string{"acquire"}, resources: 3, ttls: 1, prepare: unprepared, run: acquireAll},
+	{name: "AcquireAll handed over", scripts: []string{"acquire", "withdraw", "release"}, resources: 3, ttls: 2, waits: true,
+		prepare: rivalLeaves, run: acquireAll},
+	{name: "Do", scripts: []string{"acquire", "release"}, ttls: 1, prepare: unprepared, run: do, want: releaseIsNoError},
+	{name: "DoAll", scripts: []string{"acquire", "release"}, resources: 3, ttls: 1,
+		prepare: unprepared, run: doAll, want: releaseIsNoError},
+	{name: "Extend", scripts: []string{"extend"}, ttls: 1, prepare: holds, run: extend},
+	{name: "renewal", scripts: []string{"extend"}, ttls: 2, renews: true, prepare: holds, run: renewal, want: renewalIsRepeated,
+		only: func(_ string, _ leaseFault, end ending) bool { return end.name == "no end" }},
+	{name: "Release", scripts: []string{"release"}, ttls: 1, detached: true, prepare: holds, run: release},
+	{name: "Verify", scripts: []string{"verify"}, more: ask, prepare: holds, run: verify},
+	{name: "Inspect", scripts: []string{"inspect"}, more: ask, prepare: rivalHolds, run: inspect},
+	{name: "Revoke", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: revoke},
+	{name: "TakeOver", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: takeOver},
+	{name: "Raise", scripts: []string{"raise"}, more: ask, prepare: unprepared, run: raise},
+	{name: "Heal", scripts: []string{"regrant", "withdraw"}, ttls: 1, more: ask, prepare: holdsStale, run: heal},
+	{name: "semaphore TryAcquire", alone: true, scripts: []string{"acquire"}, ttls: 1,
+		prepare: places(unprepared), run: tryPlace},
+	{name: "semaphore Acquire handed over", alone: true, scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,
+		prepare: places(rivalPlaceLeaves), run: place},
+	{name: "semaphore Do", alone: true, scripts: []string{"acquire", "release"}, ttls: 1,
+		prepare: places(unprepared), run: doPlace, want: releaseIsNoError},
+	{name: "semaphore Extend", alone: true, scripts: []string{"extend"}, ttls: 1, prepare: places(holdsPlace), run: extend},
+	{name: "semaphore Release", alone: true, scripts: []string{"release"}, ttls: 1, detached: true,
+		prepare: places(holdsPlace), run: release},
+	{name: "once Do", alone: true, scripts: []string{"look", "acquire", "record", "release"}, prefix: "once:", ttls: 1, more: ask,
+		prepare: unprepared, run: onceDo, want: recordIsSaid, check: recorded},
+	{name: "once Do, work fails", alone: true, scripts: []string{"look", "acquire", "release"}, prefix: "once:", ttls: 1, more: ask,
+		base: errWork, prepare: unprepared, run: onceFails, want: releaseIsIgnored, check: notRecorded},
+	{name: "admission Allow", alone: true, scripts: []string{"fixed"}, more: judgement,
+		prepare: unprepared, run: allow, want: askedOnce, check: counted},
+	{name: "guard Tx", scripts: []string{"acquire", "release"}, ttls: 1,
+		prepare: database, run: guardTx, want: releaseIsIgnored, check: written},
+}
+
+func unprepared(*leaseCell) {}
+
+func database(c *leaseCell) { c.db() }
+
+// rivalHolds lets a rival hold the last of the resources.
+func rivalHolds(c *leaseCell) {
+	l, err := c.rival.TryAcquire(c.Context(), c.resources[len(c.resources)-1])
+	require.NoError(c, err)
+	c.theirs = append(c.theirs, l)
+}
+
+// rivalLeaves lets it release when it is waited for.
+func rivalLeaves(c *leaseCell) {
+	rivalHolds(c)
+	c.leaves(c.theirs[0])
+}
+
+// leaves lets a rival release when it is waited for, unless the waiter is to give up then, or does before.
+func (c *leaseCell) leaves(l *lease.Lease) {
+	if c.end.name == "queued" {
+		return
+	}
+	done := make(chan struct{})
+	var leaving sync.WaitGroup
+	leaving.Go(func() {
+		if c.awaitWaiter(done) {
+			_ = l.Release(context.Background())
+		}
+	})
+	c.left = func() { close(done); leaving.Wait() }
+}
+
+func holds(c *leaseCell) {
+	l, err := c.own.TryAcquire(c.Context(), c.resources[0])
+	require.NoError(c, err)
+	c.mine = append(c.mine, l)
+}
+
+// holdsStale lifts the fence above the token of a lease.
+func holdsStale(c *leaseCell) {
+	holds(c)
+	c.floor = c.mine[0].Token() + int64(time.Hour/time.Microsecond)
+	_, err := c.rival.Raise(c.Context(), c.resources[0], c.floor)
+	require.NoError(c, err)
+}
+
+func (c *leaseCell) got(l *lease.Lease, err error) error {
+	if (l == nil) != (err != nil) {
+		c.Errorf("a lease (%v) and an error (%v) exclude each other", l, err)
+	}
+	if l != nil {
+		c.mine = append(c.mine, l)
+	}
+	return err
+}
+
+func (c *leaseCell) gotAll(ls lease.Leases, err error) error {
+	c.mine = append(c.mine, ls...)
+	return err
+}
+
+func tryAcquire(c *leaseCell, ctx context.Context) error {
+	return c.got(c.own.TryAcquire(ctx, c.resources[0]))
+}
+
+// tryAcquireAgain asks again under one lease id if the first answer was an error, as a program does that does not know
+// what became of it.
+func tryAcquireAgain(c *leaseCell, ctx context.Context) error {
+	id := uuid.New()
+	err := c.got(c.own.TryAcquire(ctx, c.resources[0], lease.WithLeaseID(id)))
+	if err != nil {
+		c.again = func() error {
+			return c.got(c.own.TryAcquire(context.Background(), c.resources[0], lease.WithLeaseID(id)))
+		}
+	}
+	return err
+}
+
+func acquire(c *leaseCell, ctx context.Context) error {
+	return c.got(c.own.Acquire(ctx, c.resources[0]))
+}
+
+func waitInVain(c *leaseCell, ctx context.Context) error {
+	return c.got(c.own.Acquire(ctx, c.resources[0], lease.WaitAtMost(wait)))
+}
+
+func tryAcquireAll(c *leaseCell, ctx context.Context) error {
+	return c.gotAll(c.own.TryAcquireAll(ctx, c.resources))
+}
+
+func acquireAll(c *leaseCell, ctx context.Context) error {
+	return c.gotAll(c.own.AcquireAll(ctx, c.resources))
+}
+
+// work is judged while it runs.
+func (c *leaseCell) work(ls ...*lease.Lease) error {
+	c.ran++
+	c.mine = append(c.mine, ls...)
+	c.judgeBeliefs()
+	return nil
+}
+
+func do(c *leaseCell, ctx context.Context) error {
+	return c.own.Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error { return c.work(l) })
+}
+
+func doAll(c *leaseCell, ctx context.Context) error {
+	return c.own.DoAll(ctx, c.resources, func(_ context.Context, ls lease.Leases) error { return c.work(ls...) })
+}
+
+func extend(c *leaseCell, ctx context.Context) error {
+	before := c.mine[0].ValidUntil()
+	err := c.mine[0].Extend(ctx)
+	if err == nil && !c.mine[0].ValidUntil().After(before) {
+		c.Errorf("extended, and valid no longer than before")
+	}
+	return err
+}
+
+// renewal waits for longer than a lease lasts that is not renewed.
+func renewal(c *leaseCell, _ context.Context) error {
+	select {
+	case <-c.mine[0].Context().Done():
+		return context.Cause(c.mine[0].Context())
+	case <-time.After(c.ttl * 4 / 3):
+		return nil
+	}
+}
+
+func release(c *leaseCell, ctx context.Context) error { return c.mine[0].Release(ctx) }
+
+func verify(c *leaseCell, ctx context.Context) error {
+	verdict, err := c.mine[0].Verify(ctx)
+	if err == nil && verdict != lease.Current {
+		c.Errorf("a lease that stands is found to be %v", verdict)
+	}
+	return err
+}
+
+func inspect(c *leaseCell, ctx context.Context) error {
+	found, err := c.own.Inspect(ctx, c.resources[0])
+	if err == nil && (found.Holder != c.theirs[0].LeaseID() || found.Token != c.theirs[0].Token()) {
+		c.Errorf("%v holds, and %v is found to", c.theirs[0].LeaseID(), found.Holder)
+	}
+	return err
+}
+
+// revoked: whoever held may not know yet.
+func (c *leaseCell) revoked(r *lease.Revocation, err error) error {
+	held := c.theirs[0]
+	if err != nil {
+		if c.fault.verdict.Fate != faulty.Answer || len(c.direct) > 1 || c.end.name != endings[0].name { // it may have been carried out
+			c.theirs, c.doubtful = nil, c.theirs
+		}
+		return err
+	}
+	c.theirs = nil
+	c.floor = r.Token()
+	if id, token, _ := r.Holder(); id != held.LeaseID() || token != held.Token() {
+		c.Errorf("%v held, and %v is said to have been ended", held.LeaseID(), id)
+	}
+	if now := c.look()[c.resources[0]]; len(now.holders) > 0 || now.last < r.Token() {
+		c.Errorf("revoked with token %d, and Redis has %v", r.Token(), now)
+	}
+	return nil
+}
+
+func revoke(c *leaseCell, ctx context.Context) error {
+	return c.revoked(c.own.Revoke(ctx, c.resources[0]))
+}
+
+func takeOver(c *leaseCell, ctx context.Context) error {
+	return c.revoked(c.own.TakeOver(ctx, c.resources[0], c.theirs[0].Token()))
+}
+
+func raise(c *leaseCell, ctx context.Context) error {
+	floor := time.Now().Add(time.Hour).UnixMicro()
+	last, err := c.own.Raise(ctx, c.resources[0], floor)
+	if err == nil {
+		c.floor = last
+		if now := c.look()[c.resources[0]]; now.last < floor || now.last != last {
+			c.Errorf("raised to %d, %d asked for, and Redis has %v", last, floor, now)
+		}
+	}
+	return err
+}
+
+func heal(c *leaseCell, ctx context.Context) error {
+	old := c.mine[0]
+	err := c.got(c.own.Heal(ctx, old, c.floor))
+	if old.Err() == nil {
+		c.Errorf("the lease that was to be exchanged is believed in")
+	}
+	return err
+}
+
+// releaseIsNoError if Redis may answer it later, or does not: the lease runs out by itself.
+func releaseIsNoError(c *leaseCell) error {
+	if c.script == "release" && (c.fault.passing || errors.Is(c.fault.want, lease.ErrUnreachable)) {
+		return c.call.base
+	}
+	return c.wanted()
+}
+
+// releaseIsIgnored, whatever the answer is.
+func releaseIsIgnored(c *leaseCell) error {
+	if c.script == "release" {
+		return c.call.base
+	}
+	return c.wanted()
+}
+
+// recordIsSaid to have failed when the work is done.
+func recordIsSaid(c *leaseCell) error {
+	if c.script == "record" && !c.fault.outlasted() {
+		return once.ErrNotRecorded
+	}
+	return releaseIsIgnored(c)
+}
+
+// renewalIsRepeated, as long as the lease lasts, whatever the answer was.
+func renewalIsRepeated(c *leaseCell) error {
+	if c.fault.times > 0 {
+		return nil
+	}
+	return c.wanted()
+}
+
+// places makes the resource one of a semaphore, with one place.
+func places(prepare func(*leaseCell)) func(*leaseCell) {
+	return func(c *leaseCell) {
+		c.kind = "semaphore"
+		prepare(c)
+	}
+}
+
+func (c *leaseCell) semaphore(direct bool) *semaphore.Semaphore {
+	clients, cfg := c.clients, lease.Config{TTL: c.ttl, RenewEvery: lease.Never, Namespace: c.namespace}
+	if direct {
+		clients, cfg.TTL = c.direct, time.Minute
+	}
+	s, err := semaphore.New(clients[0], semaphore.Config{Limit: 1, Lease: cfg})
+	require.NoError(c, err)
+	return s
+}
+
+func holdsPlace(c *leaseCell) {
+	l, err := c.semaphore(false).TryAcquire(c.Context(), c.resources[0])
+	require.NoError(c, err)
+	c.mine = append(c.mine, l)
+}
+
+func rivalPlaceLeaves(c *leaseCell) {
+	l, err := c.semaphore(true).TryAcquire(c.Context(), c.resources[0])
+	require.NoError(c, err)
+	c.theirs = append(c.theirs, l)
+	c.leaves(l)
+}
+
+func tryPlace(c *leaseCell, ctx context.Context) error {
+	return c.got(c.semaphore(false).TryAcquire(ctx, c.resources[0]))
+}
+
+func place(c *leaseCell, ctx context.Context) error {
+	return c.got(c.semaphore(false).Acquire(ctx, c.resources[0]))
+}
+
+func doPlace(c *leaseCell, ctx context.Context) error {
+	return c.semaphore(false).Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error { return c.work(l) })
+}
+
+var errWork = errors.New("the work failed")
+
+func (c *leaseCell) once() *once.Once {
+	o, err := once.New(c.clients[0], once.Config{InFlight: c.ttl, Namespace: c.namespace})
+	require.NoError(c, err)
+	return o
+}
+
+func (c *leaseCell) onceKey() string { return c.resources[0][len("once:"):] }
+
+func onceDo(c *leaseCell, ctx context.Context) error {
+	result, replayed, err := c.once().Do(ctx, c.onceKey(), nil, func(_ context.Context, claim *lease.Lease) ([]byte, error) {
+		return []byte("done"), c.work(claim)
+	})
+	if err == nil && (replayed || string(result) != "done") {
+		c.Errorf("result %q, replayed %v", result, replayed)
+	}
+	return err
+}
+
+func onceFails(c *leaseCell, ctx context.Context) error {
+	_, _, err := c.once().Do(ctx, c.onceKey(), nil, func(_ context.Context, claim *lease.Lease) ([]byte, error) {
+		return nil, errors.Join(errWork, c.work(claim))
+	})
+	return err
+}
+
+// record is what Redis has of the result.
+func (c *leaseCell) record() bool {
+	n, err := c.direct[0].Exists(context.Background(), "once:v1:{"+c.namespace+"/"+c.resources[0]+"}:record").Result()
+	require.NoError(c, err)
+	return n == 1
+}
+
+func recorded(c *leaseCell) {
+	switch there := c.record(); {
+	case c.err == nil && (!there || c.ran != 1):
+		c.Errorf("no error, and the work ran %d times, with a record: %v", c.ran, there)
+	case c.err != nil && !errors.Is(c.err, once.ErrNotRecorded) && (there || c.ran > 0):
+		c.Errorf("an error that says that nothing ran, and the work ran %d times, with a record: %v: %v", c.ran, there, c.err)
+	}
+}
+
+func notRecorded(c *leaseCell) {
+	if c.record() || errors.Is(c.err, errWork) != (c.ran == 1) {
+		c.Errorf("the work failed, ran %d times, with a record: %v: %v", c.ran, c.record(), c.err)
+	}
+}
+
+// allow is no error if the request was judged.
+func allow(c *leaseCell, ctx context.Context) error {
+	l, err := admission.New(c.clients[0], admission.Config{
+		Limit: 3, Window: time.Minute, WhenUnjudged: admission.FailClosed, Timeout: judgement, Namespace: c.namespace})
+	require.NoError(c, err)
+	d, err := l.Allow(ctx, c.resources[0])
+	if err == nil && d.Allowed != (d.Unjudged == nil) {
+		c.Errorf("allowed: %v, and %v", d.Allowed, d.Unjudged)
+	}
+	return errors.Join(err, d.Unjudged)
+}
+
+// askedOnce: an answer that comes late is of no use.
+func askedOnce(c *leaseCell) error {
+	if c.fault.name == "NOSCRIPT once" {
+		return nil
+	}
+	return c.fault.want
+}
+
+func counted(c *leaseCell) {
+	n, _ := c.direct[0].Get(context.Background(), "admission:v1:{"+c.namespace+"/"+c.resources[0]+"}:fixed").Int()
+	if n > 1 || c.err == nil && n != 1 {
+		c.Errorf("one request, counted %d times: %v", n, c.err)
+	}
+}
+
+func guardTx(c *leaseCell, ctx context.Context) error {
+	return guard.Tx(ctx, c.own, c.db(), c.resources[0], func(ctx context.Context, tx pgx.Tx) error {
+		c.ran++
+		_, err := tx.Exec(ctx, `INSERT INTO done VALUES ($1)`, c.name)
+		return err
+	})
+}
+
+func written(c *leaseCell) {
+	var n int
+	require.NoError(c, c.db().QueryRow(context.Background(), `SELECT count(*) FROM done WHERE cell = $1`, c.name).Scan(&n))
+	if (n == 1) != (c.err == nil) {
+		c.Errorf("%d rows are written, and the answer is %v", n, c.err)
+	}
+}

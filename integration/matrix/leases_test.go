@@ -1,0 +1,387 @@
+package matrix
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+const readTimeout = 500 * time.Millisecond // of the clients that faults are in front of
+
+// atOnce is how many cells there are at a time. Most of their time they wait; but a bound in time is of a machine that is not held up.
+var atOnce = map[bool]int{false: 16, true: 48}[full]
+
+// TestLeases is the matrix: each call, on each deployment, with each fault of each script that it sends, and each end
+// of the context.
+//
+//	go test ./integration/matrix -run 'TestLeases/single/Acquire_held/withdraw/reply_lost_once/queued'
+func TestLeases(t *testing.T) {
+	lag := measureLag(t)
+	leaks := []goleak.Option{
+		goleak.IgnoreCurrent(),
+		// Of a FailoverClient that is closed while it subscribes to its sentinel. We do not use these.
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9.(*channel).initHealthCheck.func1"),
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9.(*channel).initMsgChan.func1"),
+		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9.(*sentinelFailover).listen"),
+	}
+	var all errgroup.Group
+	turns := make(chan struct{}, atOnce)
+	for _, d := range deployments {
+		all.Go(func() error {
+			t.Run(d.name, func(t *testing.T) { newLeaseWorld(t, d, lag).run(t, turns) })
+			return nil
+		})
+	}
+	_ = all.Wait()
+	var left error
+	for begin := time.Now(); time.Since(begin) < 10*time.Second+lag(); { // a listener lingers
+		if left = goleak.Find(leaks...); left == nil {
+			return
+		}
+	}
+	t.Error(left)
+}
+
+// anyScript stands for all of them.
+const anyScript = "all"
+
+type deployment struct {
+	name   string
+	ttl    time.Duration // of the leases that are judged
+	sample bool          // of the calls and faults
+	open   func(t *testing.T) connector
+}
+
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// connector makes the clients that an issuer takes.
+type connector = func(dial dialer, readTimeout time.Duration) []redis.UniversalClient
+
+var deployments = []deployment{
+	{name: "single", ttl: 3 * time.Second, open: func(t *testing.T) connector {
+		return on(testenv.OwnRedis(t))
+	}},
+	{name: "sentinel", ttl: 3 * time.Second, sample: true, open: func(t *testing.T) connector {
+		servers := testenv.Sentinel(t)
+		return func(dial dialer, readTimeout time.Duration) []redis.UniversalClient {
+			options := servers.Options()
+			options.Dialer, options.ReadTimeout, options.PoolSize = dial, readTimeout, 2*atOnce
+			return []redis.UniversalClient{redis.NewFailoverClient(options)}
+		}
+	}},
+	{name: "cluster", ttl: 3 * time.Second, sample: true, open: func(t *testing.T) connector {
+		servers := testenv.Cluster(t)
+		return func(dial dialer, readTimeout time.Duration) []redis.UniversalClient {
+			options := servers.Options()
+			options.Dialer, options.ReadTimeout, options.PoolSize = dial, readTimeout, 2*atOnce
+			return []redis.UniversalClient{redis.NewClusterClient(options)}
+		}
+	}},
+	{name: "quorum", ttl: 9 * time.Second, sample: true, open: func(t *testing.T) connector {
+		return on(testenv.OwnRedis(t), testenv.OwnRedis(t), testenv.OwnRedis(t))
+	}},
+}
+
+// on connects a client to each of the servers.
+func on(servers ...*testenv.RedisServer) connector {
+	return func(dial dialer, readTimeout time.Duration) (clients []redis.UniversalClient) {
+		for _, s := range servers {
+			clients = append(clients, redis.NewClient(&redis.Options{
+				Addr: s.Addr(), Dialer: dial, ReadTimeout: readTimeout, PoolSize: 2 * atOnce,
+				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+			}))
+		}
+		return clients
+	}
+}
+
+// has says which cells there are. Of a sample, a call ends by itself under a fault, and at one end of the context, which
+// is not the same for all faults.
+func (d deployment) has(call leaseCall, script string, f leaseFault, end ending) bool {
+	switch {
+	case call.alone && d.name == "quorum":
+		return false
+	case call.only != nil && !call.only(script, f, end):
+		return false
+	case f.stops && script != anyScript, f.times > 0 && script == anyScript, f.verdict.Fate == faulty.Pass && script != anyScript:
+		return false
+	case (script == "withdraw" || script == "release" && call.waits) && end.name != "queued" && end.name != "deadline":
+		return false // is not sent otherwise
+	case end.name == "queued" && !call.waits, f.stops && (end.name == "in flight" || end.name == "backing off"):
+		return false
+	case full && !d.sample:
+		return true
+	}
+	hash := fnv.New32()
+	fmt.Fprint(hash, d.name, call.name, script, f.name)
+	pick := hash.Sum32()
+	some := uint32(5) // one of so many
+	if script == anyScript && !f.stops || d.sample {
+		some = 30
+	}
+	if !full && pick/16%some != 0 {
+		return false
+	}
+	return end.name == endings[0].name || end.name == endings[pick%uint32(len(endings))].name
+}
+
+// leaseWorld is one deployment.
+type leaseWorld struct {
+	deployment
+	t         *testing.T
+	connect   connector
+	direct    []redis.UniversalClient // that no fault is in front of
+	namespace string
+	rival     *lease.Issuer // over direct
+	db        func() *pgxpool.Pool
+	lag       func() time.Duration
+	count     atomic.Int64
+
+	reapers sync.WaitGroup
+}
+
+func newLeaseWorld(t *testing.T, d deployment, lag func() time.Duration) *leaseWorld {
+	w := &leaseWorld{deployment: d, t: t, connect: d.open(t), namespace: "matrix", lag: lag}
+	var direct net.Dialer
+	w.direct = w.connect(direct.DialContext, 10*time.Second)
+	t.Cleanup(func() { closeAll(w.direct) })
+	w.rival = w.issuer(t, w.direct, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+	w.db = sync.OnceValue(func() *pgxpool.Pool {
+		pool := testenv.Postgres(t)
+		_, err := pool.Exec(t.Context(), `CREATE TABLE done (cell text PRIMARY KEY)`)
+		require.NoError(t, err)
+		return pool
+	})
+	return w
+}
+
+// run judges all cells. Each takes a turn.
+func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
+	w.teach(t)
+	var cells sync.WaitGroup
+	for _, call := range leaseCalls {
+		for _, script := range append(call.scripts, anyScript) {
+			for _, fault := range leaseFaults {
+				for _, end := range endings {
+					if !w.has(call, script, fault, end) {
+						continue
+					}
+					name := strings.Join([]string{call.name, script, fault.name, end.name}, "/")
+					turns <- struct{}{}
+					cells.Go(func() {
+						defer func() { <-turns }()
+						t.Run(name, func(t *testing.T) { w.cell(t, call, script, fault, end).play() })
+					})
+				}
+			}
+		}
+	}
+	cells.Wait()
+	w.reapers.Wait()
+}
+
+// teach lets the proxies see each script once, whatever cells are to run.
+func (w *leaseWorld) teach(t *testing.T) {
+	for _, call := range leaseCalls {
+		if !call.renews && !(call.alone && w.deployment.name == "quorum") {
+			w.cell(t, call, "", leaseFaults[0], endings[0]).play()
+		}
+	}
+}
+
+func closeAll(clients []redis.UniversalClient) {
+	for _, client := range clients {
+		_ = client.Close()
+	}
+}
+
+func (w *leaseWorld) issuer(t *testing.T, clients []redis.UniversalClient, cfg lease.Config) *lease.Issuer {
+	cfg.Namespace = w.namespace
+	if len(clients) == 1 {
+		i, err := lease.New(clients[0], cfg)
+		require.NoError(t, err)
+		return i
+	}
+	i, err := lease.NewQuorum(clients, cfg)
+	require.NoError(t, err)
+	return i
+}
+
+// measureLag watches how much later than asked this machine lets a program run, and gives what a bound in time has to allow
+// here: a request has four stations on its way.
+func measureLag(t *testing.T) func() time.Duration {
+	var most atomic.Int64
+	const every = 10 * time.Millisecond
+	ticks := time.NewTicker(every)
+	done := make(chan struct{})
+	t.Cleanup(func() { ticks.Stop(); close(done) })
+	go func() {
+		for last := time.Now(); ; {
+			select {
+			case <-ticks.C:
+			case <-done:
+				return
+			}
+			now := time.Now()
+			most.Store(max(most.Load(), int64(now.Sub(last)-every)))
+			last = now
+		}
+	}()
+	return func() time.Duration { return 200*time.Millisecond + 4*time.Duration(most.Load()) }
+}
+
+// leaseCell is one call under one fault.
+type leaseCell struct {
+	*testing.T
+	*leaseWorld
+	call   leaseCall
+	script string
+	fault  leaseFault
+	end    ending
+
+	proxy     *faulty.Proxy
+	clients   []redis.UniversalClient // through the proxy
+	own       *lease.Issuer           // over them
+	kind      string
+	resources []string
+	name      string
+
+	arrived, struck, queued, returned func() // when the context ends; may be nil
+	cancel                            context.CancelFunc
+	deadline                          time.Time    // zero: none
+	left                              func()       // waits for the rival that is to leave; may be nil
+	again                             func() error // asks again under the same lease id; may be nil
+	endedAt                           atomic.Pointer[time.Time]
+
+	mu   sync.Mutex
+	seen int // requests that the fault is for; under mu
+	sent int // requests; under mu
+
+	before   map[string]facts // by resource
+	mine     lease.Leases     // held through the proxy before the call, or got by it
+	theirs   lease.Leases     // held by rivals
+	doubtful lease.Leases     // held by rivals, or not any more
+	floor    int64            // a token that later ones are above
+	ran      int              // how often the work was
+	err      error
+	took     time.Duration
+}
+
+func (w *leaseWorld) cell(t *testing.T, call leaseCall, script string, fault leaseFault, end ending) *leaseCell {
+	c := &leaseCell{T: t, leaseWorld: w, call: call, script: script, fault: fault, end: end, kind: "lease", proxy: new(faulty.Proxy)}
+	c.name = t.Name()
+	c.clients = w.connect(c.proxy.Dial, readTimeout)
+	n := w.count.Add(1)
+	for i := range max(call.resources, 1) {
+		c.resources = append(c.resources, fmt.Sprintf("%s%d-%d", call.prefix, n, i))
+	}
+	cfg := lease.Config{TTL: w.ttl, RenewEvery: lease.Never}
+	if call.renews {
+		cfg.RenewEvery = 0
+	}
+	c.own = w.issuer(t, c.clients, cfg)
+	for _, client := range c.clients { // connects, which is not what is judged
+		require.NoError(t, client.Exists(t.Context(), c.key(c.resources[0])+"owner").Err())
+	}
+	t.Cleanup(func() { w.reap(c) })
+	return c
+}
+
+// key is what the names of a resource's keys begin with.
+func (c *leaseCell) key(resource string) string {
+	return c.kind + ":v1:{" + c.namespace + "/" + resource + "}:"
+}
+
+// cancelled is a context that over ends.
+func (c *leaseCell) cancelled() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	c.Cleanup(cancel)
+	c.cancel = cancel
+	return ctx
+}
+
+func (c *leaseCell) over() {
+	now := time.Now()
+	c.endedAt.CompareAndSwap(nil, &now)
+	c.cancel()
+}
+
+// strike is the proxy's judge.
+func (c *leaseCell) strike(script string) faulty.Verdict {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.sent++
+	if script != c.script && c.script != anyScript {
+		return faulty.Verdict{}
+	}
+	c.seen++
+	first := c.seen == 1
+	if first && c.arrived != nil {
+		c.arrived()
+	}
+	if c.fault.times > 0 && c.seen > c.fault.times {
+		return faulty.Verdict{}
+	}
+	v := c.fault.verdict
+	if first {
+		v.Then = c.struck
+	}
+	return v
+}
+
+func (c *leaseCell) requests() (sent, seen int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent, c.seen
+}
+
+func (c *leaseCell) play() {
+	c.call.prepare(c)
+	c.before = c.look()
+	ctx := c.end.begin(c)
+	c.proxy.OnScript(c.strike)
+	done := make(chan struct{})
+	switch {
+	case c.queued != nil:
+		go func() {
+			if c.awaitWaiter(done) {
+				if c.fault.stops {
+					c.proxy.Stop()
+				}
+				c.queued()
+			}
+		}()
+	case c.fault.stops:
+		c.proxy.Stop()
+	}
+	begin := time.Now()
+	c.err = c.call.run(c, ctx)
+	back := time.Now()
+	close(done)
+	c.took = back.Sub(begin)
+	if !c.deadline.IsZero() && back.After(c.deadline) {
+		c.endedAt.Store(&c.deadline)
+	}
+	c.judgeTime(back)
+	if c.returned != nil {
+		c.returned()
+	}
+	c.judge()
+}
