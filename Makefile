@@ -68,7 +68,7 @@ matrix: ## Hold every promise of the write layer against every fault, on each ma
 .PHONY: matrix-leases
 matrix-leases: ## Try every call of a lease under every fault, not only the sample that make test takes (ten minutes)
 	@internal/tools/ensure.sh go programs
-	FENCEDB_MATRIX=full go test -count=1 -timeout 60m -run TestLeases ./integration/matrix
+	FENCEDB_MATRIX=full go test -count=1 -timeout 60m ./integration/matrix/leases
 
 .PHONY: bench
 bench: ## Measure waiting for a lease, side by side with other libraries (four minutes, an idle machine)

@@ -1,4 +1,4 @@
-package matrix
+package leases
 
 import (
 	"context"
@@ -88,7 +88,7 @@ var leaseCalls = []leaseCall{
 	{name: "admission Allow", alone: true, scripts: []string{"fixed"}, more: judgement,
 		prepare: unprepared, run: allow, want: askedOnce, check: counted},
 	{name: "guard Tx", scripts: []string{"acquire", "release"}, ttls: 1,
-		prepare: database, run: guardTx, want: releaseIsIgnored, check: written},
+		prepare: database, run: guardTx, want: releaseIsIgnored, check: rowIsWritten},
 }
 
 func unprepared(*leaseCell) {}
@@ -446,7 +446,7 @@ func guardTx(c *leaseCell, ctx context.Context) error {
 	})
 }
 
-func written(c *leaseCell) {
+func rowIsWritten(c *leaseCell) {
 	var n int
 	require.NoError(c, c.db().QueryRow(context.Background(), `SELECT count(*) FROM done WHERE cell = $1`, c.name).Scan(&n))
 	if (n == 1) != (c.err == nil) {

@@ -1,4 +1,4 @@
-package matrix
+package leases
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ import (
 // What the cells are judged by is what the documentation says.
 func TestTheTablesOfLeasesAreThoseOfTheMatrix(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/leases.md")
+	text, err := os.ReadFile("../../../docs/leases.md")
 	require.NoError(t, err)
 	for _, table := range []string{faultsInWords(), callsInWords()} {
 		require.Contains(t, string(text), table, "docs/leases.md should say:\n%s", table)

@@ -1,4 +1,4 @@
-package matrix
+package leases
 
 import (
 	"context"
@@ -31,7 +31,7 @@ var atOnce = map[bool]int{false: 16, true: 48}[full]
 // TestLeases is the matrix: each call, on each deployment, with each fault of each script that it sends, and each end
 // of the context.
 //
-//	go test ./integration/matrix -run 'TestLeases/single/Acquire_held/withdraw/reply_lost_once/queued'
+//	go test ./integration/matrix/leases -run 'TestLeases/single/Acquire_held/withdraw/reply_lost_once/queued'
 func TestLeases(t *testing.T) {
 	lag := measureLag(t)
 	leaks := []goleak.Option{
