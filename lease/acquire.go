@@ -294,7 +294,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 			last.Cause = context.Cause(ctx)
 			return nil, last
 		case err != nil:
-			return nil, err
+			return nil, script.Ended(ctx, err)
 		}
 	}
 }

@@ -14,7 +14,8 @@ var (
 	// ErrInvalid: an argument or a [Config] was refused. Redis was not asked.
 	ErrInvalid = script.ErrInvalid
 
-	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed, no token was used.
+	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed, no token was used (but for
+	// a waiter that gave up at the moment of its turn: then it was granted, and given back).
 	// The error is a [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
@@ -63,7 +64,8 @@ var (
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only [Issuer.Check] says so.
 	ErrUnfit = errors.New("lease: redis is not fit for leases")
 
-	// ErrProtocol: a script answered what no version of it answers; something between us and Redis rewrites replies.
+	// ErrProtocol: a script answered what no version of it answers; something between us and Redis rewrites replies. Whether
+	// the request was carried out is as unknown as after [ErrUnreachable].
 	ErrProtocol = script.ErrProtocol
 )
 

@@ -48,6 +48,9 @@ func Failed(ctx context.Context, request string, err error) error {
 	if !errors.As(err, &answered) {
 		return unanswered(ctx, err)
 	}
+	if errors.Is(err, redis.Nil) { // which is no error of Redis's, and no answer of a script's
+		return fmt.Errorf("%w: nothing, to %s", ErrProtocol, request)
+	}
 	for _, refusal := range refusals {
 		if refusal.is(err) {
 			return fmt.Errorf("%w: %w", refusal.as, err)

@@ -3,6 +3,7 @@ package script
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -24,13 +25,13 @@ const Patience = 5 * time.Second
 // Persist makes one attempt after the other until one has an answer that counts, the attempts are used up, or all of them together
 // have taken as long as bound; then the error is [ErrUnreachable]. An attempt that hangs leaves half of the time to those after it.
 func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
-	end := time.Now().Add(bound)
+	end, caller := time.Now().Add(bound), ctx
 	ctx, cancel := Within(ctx, bound)
 	defer cancel()
 	var err error
 	for n := range attempts {
 		if n > 0 && !Sleep(ctx, Jitter(pause<<(n-1))) {
-			return err
+			return Ended(caller, err)
 		}
 		most := time.Until(end)
 		if n < attempts-1 {
@@ -54,6 +55,14 @@ func Insist(ctx context.Context, attempt func(ctx context.Context) error) error 
 			return err
 		}
 	}
+}
+
+// Ended adds the reason why ctx has ended, if it has, to an error from before.
+func Ended(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
 }
 
 func bounded(ctx context.Context, most time.Duration, attempt func(ctx context.Context) error) error {
