@@ -96,10 +96,11 @@ func (a *acquisition) name() string {
 
 // TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if another holds the resource.
 //
-// A request that goes unanswered is sent again, twice at most and within one TTL, with the same lease id; so an answer that was lost does
-// no harm. Cancelling ctx ends the attempt at once; what it may have been granted is given back behind the call, for as long as that can
-// matter, and [Issuer.Close] waits for it. After the return ctx has no influence on the lease. Every error means that this call holds
-// nothing, except that after [ErrUnreachable] the resource may stay blocked for up to one TTL.
+// A request that goes unanswered is sent again, twice at most and within one TTL, with the same lease id; so an answer
+// that was lost does no harm. Cancelling ctx ends the attempt at once; what it may have been granted is given back
+// behind the call, for as long as that can matter, and [Issuer.Close] waits for it. After the return ctx has no
+// influence on the lease. Every error means that this call holds nothing, except that after [ErrUnreachable] the
+// resource may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
@@ -162,10 +163,10 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 // costs at most five seconds. A waiter that has died costs nobody more than half a second, one that is stopped a
 // second.
 //
-// The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why it
-// ended, if the last that was heard is that another holds the resource; the waiter leaves the queue behind the call. An outage of Redis,
-// such as a fail-over or a server that hangs, is sat out for one TTL from the first request that it leaves without an answer, and no
-// longer. Otherwise Acquire is like [Issuer.TryAcquire].
+// The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why
+// it ended, if the last that was heard is that another holds the resource; the waiter leaves the queue behind the call.
+// An outage of Redis, such as a fail-over or a server that hangs, is sat out for one TTL from the first request that it
+// leaves without an answer, and no longer. Otherwise Acquire is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
@@ -394,9 +395,9 @@ func (a *acquisition) takeBack() *debt {
 	}, func() {})
 }
 
-// abandoned is called when a request was cut short. When it has come to its end, after all, what it has left is withdrawn once more: it
-// may have waited for a connection and reached Redis long after the withdrawal, which would leave a waiter, or a holder, that nobody
-// stands for.
+// abandoned is called when a request was cut short. When it has come to its end, after all, what it has left is
+// withdrawn once more: it may have waited for a connection and reached Redis long after the withdrawal, which would
+// leave a waiter, or a holder, that nobody stands for.
 func (a *acquisition) abandoned() (ended func()) {
 	a.call.unsure.Store(true)
 	d := a.issuer.open.owe(a.resources, a.issuer.cfg.TTL)

@@ -29,7 +29,8 @@ func (ls Leases) first() *Lease {
 	return ls[0]
 }
 
-// each calls f for all leases at once, so that one bound holds for all of them, and joins the errors, each with its resource.
+// each calls f for all leases at once, so that one bound holds for all of them, and joins the errors, each with its
+// resource.
 func (ls Leases) each(f func(*Lease) error) error {
 	errs := make([]error, len(ls))
 	var all sync.WaitGroup

@@ -16,8 +16,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// deaf is a client that does not mind contexts, as go-redis by default does not while it reads: once Redis hangs, so do its requests,
-// until it ends. What was asked is then carried out.
+// deaf is a client that does not mind contexts, as go-redis by default does not while it reads: once Redis hangs, so do
+// its requests, until it ends. What was asked is then carried out.
 type deaf struct {
 	faulty.Redis
 	hangs atomic.Pointer[chan struct{}]

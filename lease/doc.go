@@ -99,9 +99,9 @@
 // [ErrUnreachable] and holds nothing; Redis gives the resource free after the TTL at the latest. Without Redis there
 // are no leases: this package fails closed.
 //
-// All attempts of one acquisition together take one TTL at most, counted from the first request without an answer; those of a call that
-// asks or repairs (Verify, Revoke, Raise, Inspect, Check) five seconds. It does not matter whether Redis hangs, refuses
-// connections, or loses replies.
+// All attempts of one acquisition together take one TTL at most, counted from the first request without an answer;
+// those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check) five seconds. It does not matter whether
+// Redis hangs, refuses connections, or loses replies.
 //
 // An answer that refuses changes nothing and has one error each: [ErrOutOfMemory], [ErrCannotSave], [ErrTooFewReplicas], [ErrDenied];
 // [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy] pass, as a rule, and are tried again: shortly by every
@@ -112,18 +112,19 @@
 // On one Redis, on Sentinel and on Cluster, version 7 or later. All keys of a resource share a hash tag. A fail-over may
 // forget a lease that no replica has; [Config.Replicas] makes that unlikely. [NewQuorum] spans independent servers.
 //
-// The rights that the client's user needs are listed in docs/leases.md, for each deployment and for the packages beside this one. Who
-// lacks one of them gets [ErrDenied].
+// The rights that the client's user needs are listed in docs/leases.md, for each deployment and for the packages beside
+// this one. Who lacks one of them gets [ErrDenied].
 //
 // # Contexts
 //
-// A context bounds the call it is given to, and nothing beyond: within 50 ms of its end the call returns, even if Redis or the network
-// hangs and the client does not mind contexts. A lease does not end with the context that it was acquired with. [Issuer.Do] ties both
-// together for the work.
+// A context bounds the call it is given to, and nothing beyond: within 50 ms of its end the call returns, even if Redis
+// or the network hangs and the client does not mind contexts. A lease does not end with the context that it was
+// acquired with. [Issuer.Do] ties both together for the work.
 //
-// What has to be given back is given back behind the call: a lease that is released, a grant whose reply was lost, a place in the
-// queue. It is tried on a context of its own until the TTL is over, also through a restart, a fail-over or a slot on its way; then
-// Redis has let it run out. [Issuer.Close] waits for all of that when a program shuts down, and releases what is held.
+// What has to be given back is given back behind the call: a lease that is released, a grant whose reply was lost, a
+// place in the queue. It is tried on a context of its own until the TTL is over, also through a restart, a fail-over or
+// a slot on its way; then Redis has let it run out. [Issuer.Close] waits for all of that when a program shuts down, and
+// releases what is held.
 //
 // # What a lease does not give you
 //

@@ -110,7 +110,8 @@ func TestAReleaseOutlastsARestart(t *testing.T) {
 	require.Eventually(t, func() bool { return w.client.Get(t.Context(), w.key("a", "owner")).Val() == "" }, 20*time.Second, 10*ms)
 }
 
-// The keys of a resource are moved one by one. Until the last has come, a script that needs several is refused by both sides.
+// The keys of a resource are moved one by one. Until the last has come, a script that needs several is refused by both
+// sides.
 func TestAReleaseOutlastsAMovingSlot(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)

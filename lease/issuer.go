@@ -10,8 +10,9 @@ import (
 	"github.com/fencedb/fencedb/lease/internal/script"
 )
 
-// Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. What runs in the background ends with the
-// last lease and the last waiter; a program that shuts down calls [Issuer.Close], so that nothing stays blocked behind it.
+// Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. What runs in the
+// background ends with the last lease and the last waiter; a program that shuts down calls [Issuer.Close], so that
+// nothing stays blocked behind it.
 type Issuer struct {
 	cfg      Config
 	store    store
@@ -59,10 +60,11 @@ func (i *Issuer) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 // Do acquires the resource, waiting if it must, runs fn and gives the lease back, also when fn panics. The context that fn gets ends
 // with ctx or with the lease, whichever is first; [context.Cause] tells which.
 //
-// Nil means that fn returned nil and that the lease held, by this process's clock, until it did. If the lease was lost while fn
-// ran, the error is the cause, joined with what fn returned: another holder may have worked at the same time, and what fn
-// wrote without fencing may have met with it. A release that Redis does not answer, or refuses for a moment, is not an error: it is
-// tried again behind Do, and in the end the lease runs out by itself. When ctx is over, Do returns as soon as fn has.
+// Nil means that fn returned nil and that the lease held, by this process's clock, until it did. If the lease was lost
+// while fn ran, the error is the cause, joined with what fn returned: another holder may have worked at the same time,
+// and what fn wrote without fencing may have met with it. A release that Redis does not answer, or refuses for a
+// moment, is not an error: it is tried again behind Do, and in the end the lease runs out by itself. When ctx is over,
+// Do returns as soon as fn has.
 func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) (err error) {
 	l, err := i.Acquire(ctx, resource, opts...)
 	if err != nil {

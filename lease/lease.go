@@ -298,17 +298,17 @@ func (l *Lease) renewed(r renewal, answer answered) error {
 	return nil
 }
 
-// Release gives the lease back. Its context ends first, with [ErrReleased], and a renewal in flight is waited for; then the
-// request is sent, and sent again while Redis does not answer or refuses it for a moment ([ErrReadOnly], [ErrLoading],
-// [ErrClusterDown], [ErrBusy]), until the TTL is over. That goes on behind the call: ctx, and five seconds, bound only how long its outcome
-// is waited for, and of ctx nothing but the values are used for the request. A ctx that is over already leaves a moment of
-// 30 ms, in which a Redis that works has answered.
+// Release gives the lease back. Its context ends first, with [ErrReleased], and a renewal in flight is waited for; then
+// the request is sent, and sent again while Redis does not answer or refuses it for a moment ([ErrReadOnly],
+// [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That goes on behind the call: ctx, and five
+// seconds, bound only how long its outcome is waited for, and of ctx nothing but the values are used for the request. A
+// ctx that is over already leaves a moment of 30 ms, in which a Redis that works has answered.
 //
 // It returns nil when the lease is given back. If the lease was over before, the error says why, as the cause of
-// [Lease.Context] does, and nothing of any other holder was touched. If it is not known yet, the error is what Redis refused it with, or
-// [ErrUnreachable]: the release is still being tried, and in the end the lease runs out by itself; [Issuer.Close] waits for that.
-// Release may be called again: it waits for the same outcome, tries once more if that could not be had, and
-// changes nothing after an answer.
+// [Lease.Context] does, and nothing of any other holder was touched. If it is not known yet, the error is what Redis
+// refused it with, or [ErrUnreachable]: the release is still being tried, and in the end the lease runs out by itself;
+// [Issuer.Close] waits for that. Release may be called again: it waits for the same outcome, tries once more if that
+// could not be had, and changes nothing after an answer.
 func (l *Lease) Release(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err

@@ -26,8 +26,8 @@ type line struct {
 	silence silence // belongs to whoever is at the front
 }
 
-// silence is how long Redis has not answered whoever was at the front of a line. An outage is sat out for as long as a lease lasts, and
-// by those who stand in line meanwhile not once each, one after the other.
+// silence is how long Redis has not answered whoever was at the front of a line. An outage is sat out for as long as a
+// lease lasts, and by those who stand in line meanwhile not once each, one after the other.
 type silence struct {
 	since time.Time // of the first request without an answer; zero if the latest was answered
 	why   error

@@ -186,8 +186,8 @@ type shards struct {
 	byMaster map[*redis.Client]*listener // those with ears, and a few more; guarded by mu
 }
 
-// open gives an ear on the master that serves the channel, or nil if that cannot be found out now. The cluster's client closes its client of
-// a master that leaves, and makes another if it returns, so that the address alone says nothing.
+// open gives an ear on the master that serves the channel, or nil if that cannot be found out now. The cluster's client
+// closes its client of a master that leaves, and makes another if it returns, so that the address alone says nothing.
 func (s *shards) open(channel string) *ear {
 	master, err := s.cluster.MasterForKey(context.Background(), channel)
 	if err != nil {
@@ -282,8 +282,8 @@ func (l *listener) serve() (again bool) {
 	}
 }
 
-// receive passes on what the connection hears until it is closed or breaks. It is not used again then: it would subscribe to all its
-// channels in one request, which a Cluster refuses when they are of several slots.
+// receive passes on what the connection hears until it is closed or breaks. It is not used again then: it would
+// subscribe to all its channels in one request, which a Cluster refuses when they are of several slots.
 func (l *listener) receive(s subscription, broken chan<- struct{}) {
 	defer close(broken)
 	for {
@@ -297,8 +297,8 @@ func (l *listener) receive(s subscription, broken chan<- struct{}) {
 	}
 }
 
-// probe asks for what a connection needs later, before it has subscribed to anything: to tell others, to leave, to give signs of life. Who
-// may not do that learns it when it waits, and not by waking nobody.
+// probe asks for what a connection needs later, before it has subscribed to anything: to tell others, to leave, to give
+// signs of life. Who may not do that learns it when it waits, and not by waking nobody.
 func (l *listener) probe(s subscription, channel string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
@@ -395,8 +395,8 @@ func (s subscription) ask() {
 	_ = s.Ping(ctx)
 }
 
-// change subscribes and unsubscribes. Errors are left to the connection; until there is a better one, waiters ask on their own. On a
-// Cluster one request is about one slot.
+// change subscribes and unsubscribes. Errors are left to the connection; until there is a better one, waiters ask on
+// their own. On a Cluster one request is about one slot.
 func (s subscription) change(add, remove []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()

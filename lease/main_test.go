@@ -77,7 +77,7 @@ func inMemory(t *testing.T) *world {
 	server.ClockTTL(true)
 	client := redis.NewClient(&redis.Options{
 		Addr:     "127.0.0.1:6379", // never dialled
-		PoolSize: 1000,             // or waiting for a connection takes timers that the client library shares with other bubbles
+		PoolSize: 1000,             // or waiting for one takes timers that the client library shares with other bubbles
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := server.Dial()
 			if err != nil {

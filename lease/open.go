@@ -20,8 +20,8 @@ const (
 	minGiveBack = 100 * time.Millisecond
 )
 
-// open is what an issuer has open: the calls that may be granted something, the leases that are held, and what is being given back
-// behind a caller who has gone.
+// open is what an issuer has open: the calls that may be granted something, the leases that are held, and what is being
+// given back behind a caller who has gone.
 //
 // Lock order: a lease's mu before this one's.
 type open struct {
@@ -33,7 +33,7 @@ type open struct {
 	leases map[*Lease]struct{} // guarded by mu
 	owed   map[*debt]struct{}  // guarded by mu
 	failed []Blocked           // what could not be given back since Close began; guarded by mu
-	quiet  chan struct{}       // closed when there are no calls and debts, made anew by the next; nil before the first; guarded by mu
+	quiet  chan struct{}       // closed when there are no calls and debts, made anew by the next; guarded by mu
 }
 
 func newOpen() *open {
@@ -121,8 +121,8 @@ func (o *open) settle(d *debt, err error) {
 	o.calm()
 }
 
-// giveBack makes attempts, detached from the end of ctx, until one has an answer that counts or the debt has run out: a caller that was
-// cancelled must give back all the more. It calls done before the debt is settled.
+// giveBack makes attempts, detached from the end of ctx, until one has an answer that counts or the debt has run out: a
+// caller that was cancelled must give back all the more. It calls done before the debt is settled.
 func (o *open) giveBack(ctx context.Context, resources []string, ttl time.Duration, attempt func(ctx context.Context) error, done func()) *debt {
 	bound := max(ttl, minGiveBack)
 	d := o.owe(resources, bound)
@@ -160,7 +160,8 @@ func (d *debt) blocked() []Blocked {
 	return all
 }
 
-// wait returns nil when the debt is settled, and otherwise why it was not waited for any longer: ctx has ended, or most has passed.
+// wait returns nil when the debt is settled, and otherwise why it was not waited for any longer: ctx has ended, or most
+// has passed.
 func (d *debt) wait(ctx context.Context, most time.Duration) error {
 	waiting, cancel := script.Within(ctx, most)
 	defer cancel()
@@ -186,8 +187,8 @@ func (b *behind) giveBack(ctx context.Context, leases Leases) {
 	}
 }
 
-// settled waits for all of it; false if ctx ends before. A call that goes on with its lease id waits, or it would get once more what is on
-// its way back.
+// settled waits for all of it; false if ctx ends before. A call that goes on with its lease id waits, or it would get
+// once more what is on its way back.
 func (b *behind) settled(ctx context.Context) bool {
 	for _, d := range b.debts {
 		select {
@@ -262,14 +263,14 @@ func (e *NotGivenBackError) Unwrap() []error {
 	return all
 }
 
-// Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with [ErrClosed] from now on, also those
-// that wait; every lease that is held ends, with [ErrReleased], and is released; and what earlier calls have left to be given back is
-// waited for. Nothing of the issuer runs on when it returns nil.
+// Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with [ErrClosed] from
+// now on, also those that wait; every lease that is held ends, with [ErrReleased], and is released; and what earlier
+// calls have left to be given back is waited for. Nothing of the issuer runs on when it returns nil.
 //
-// When ctx ends first, the error is a [*NotGivenBackError] that names what could not be given back yet, and until when it stays blocked
-// at most. Giving back goes on until then; calling Close again waits for it again. Close may be called by several at once.
-// The client is left open: close it afterwards. Work that goes on under a lease has to end before Close, or is told so by the end of the
-// lease's context.
+// When ctx ends first, the error is a [*NotGivenBackError] that names what could not be given back yet, and until when
+// it stays blocked at most. Giving back goes on until then; calling Close again waits for it again. Close may be called
+// by several at once. The client is left open: close it afterwards. Work that goes on under a lease has to end before
+// Close, or is told so by the end of the lease's context.
 func (i *Issuer) Close(ctx context.Context) error {
 	if err := i.ready(); err != nil {
 		return err

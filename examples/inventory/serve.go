@@ -74,7 +74,14 @@ func serve(ctx context.Context, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	return listen(ctx, s, log)
+	return errors.Join(listen(ctx, s, log), closeLeases(ctx, leases))
+}
+
+// closeLeases gives back what is held still, so that the next who starts need not wait for it to run out.
+func closeLeases(ctx context.Context, leases *lease.Issuer) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
+	defer cancel()
+	return leases.Close(ctx)
 }
 
 // listen answers where the settings say.

@@ -58,8 +58,9 @@ func (d Deployment) as(t *testing.T, user string, rights []string) redis.Univers
 	return d.Client(user, "password")
 }
 
-// RunRights runs everything that a package offers with exactly the rights that the documentation lists, and again without each one of
-// them, whereupon something has to be denied. everything returns the error of each thing that it has tried; admin may do all.
+// RunRights runs everything that a package offers with exactly the rights that the documentation lists, and again
+// without each one of them, whereupon something has to be denied. everything returns the error of each thing that it
+// has tried; admin may do all.
 func RunRights(t *testing.T, name string, everything func(t *testing.T, client, admin redis.UniversalClient, namespace string) []error) {
 	for _, d := range Deployments(t) {
 		rights := documented(t, name, d.Name)
@@ -71,7 +72,7 @@ func RunRights(t *testing.T, name string, everything func(t *testing.T, client, 
 			})
 			for n, right := range rights {
 				t.Run("without "+right, func(t *testing.T) {
-					if right == "+eval" { // needed while the servers do not know the scripts, which those that run later tell them
+					if right == "+eval" { // needed while the servers do not know the scripts; those that run later tell them
 						for _, node := range d.nodes {
 							require.NoError(t, node.Client().ScriptFlush(t.Context()).Err())
 						}

@@ -95,12 +95,13 @@ func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
 	return result, err
 }
 
-// recordTime bounds the recording of a result and the release behind it, whatever has become of the caller's context: the work is done.
+// recordTime bounds the recording of a result and the release behind it, whatever has become of the caller's context:
+// the work is done.
 const recordTime = 5 * time.Second
 
 // record leaves it to Redis whether the claim still stands. Whoever has lost it without knowing is refused; whoever
-// thinks it lost, by a margin or a slow clock, while nobody else has come, is not. It goes on behind a caller whose time is over, and
-// gives the claim back.
+// thinks it lost, by a margin or a slow clock, while nobody else has come, is not. It goes on behind a caller whose
+// time is over, and gives the claim back.
 func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) error {
 	if len(result) > MaxResult {
 		_ = claim.Release(ctx)

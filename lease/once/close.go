@@ -6,9 +6,10 @@ import (
 	"sync"
 )
 
-// Close ends the work in good order, for a program that shuts down. It waits until the results that are being recorded are, and then
-// closes the claims as [lease.Issuer.Close] does: the context of every run that is still at work ends, its claim is given back, and calls
-// that would run anything fail with [lease.ErrClosed]. Results are replayed as before.
+// Close ends the work in good order, for a program that shuts down. It waits until the results that are being recorded
+// are, and then closes the claims as [lease.Issuer.Close] does: the context of every run that is still at work ends,
+// its claim is given back, and calls that would run anything fail with [lease.ErrClosed]. Results are replayed as
+// before.
 func (o *Once) Close(ctx context.Context) error {
 	if err := o.recordings.wait(ctx); err != nil {
 		return fmt.Errorf("once: close: results are still being recorded: %w", err)

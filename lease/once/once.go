@@ -9,8 +9,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Once runs work once for each key. One per process and [Config] is enough; it is safe for concurrent use. A program that shuts down
-// calls [Once.Close].
+// Once runs work once for each key. One per process and [Config] is enough; it is safe for concurrent use. A program
+// that shuts down calls [Once.Close].
 type Once struct {
 	client     redis.UniversalClient
 	cfg        Config
@@ -49,8 +49,9 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // is recorded and the key is free. If the claim was lost while fn failed, the cause is joined. With [ErrNotRecorded] fn
 // has succeeded and what it returned is returned too, but it may not be what others get.
 //
-// Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. A result that fn returns all the
-// same is recorded; if that takes longer than a moment, behind the call, which answers [ErrNotRecorded] then. fn must not call Do with its own key: it would wait for itself.
+// Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. A result that fn returns
+// all the same is recorded; if that takes longer than a moment, behind the call, which answers [ErrNotRecorded] then.
+// fn must not call Do with its own key: it would wait for itself.
 func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts ...Option) (result []byte, replayed bool, err error) {
 	if err := o.check(key); err != nil {
 		return nil, false, err

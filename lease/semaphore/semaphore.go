@@ -24,8 +24,8 @@ type Config struct {
 	Lease lease.Config
 }
 
-// Semaphore gives out places. One per process and [Config] is enough; it is safe for concurrent use. A program that shuts
-// down calls [Semaphore.Close].
+// Semaphore gives out places. One per process and [Config] is enough; it is safe for concurrent use. A program that
+// shuts down calls [Semaphore.Close].
 type Semaphore struct {
 	client redis.UniversalClient
 	cfg    Config

@@ -51,7 +51,7 @@ func Run(ctx context.Context, cfg Config) error {
 	defer client.Close()
 	cfg.Log = slog.New(api.LogRequestID(cfg.Log.Handler()))
 
-	handler, err := newHandler(pool, client, cfg)
+	handler, leases, err := newHandler(pool, client, cfg)
 	if err != nil {
 		return err
 	}
@@ -64,10 +64,17 @@ func Run(ctx context.Context, cfg Config) error {
 	if cfg.Listening != nil {
 		cfg.Listening(listener.Addr())
 	}
-	return serve(ctx, newServer(handler, cfg), listener, cfg.Shutdown)
+	return errors.Join(serve(ctx, newServer(handler, cfg), listener, cfg.Shutdown), closeLeases(ctx, leases))
 }
 
-func newHandler(pool *pgxpool.Pool, client *redis.Client, cfg Config) (http.Handler, error) {
+// closeLeases waits until what requests have left behind is given back, so that no table stays blocked.
+func closeLeases(ctx context.Context, leases *lease.Issuer) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	return leases.Close(ctx)
+}
+
+func newHandler(pool *pgxpool.Pool, client *redis.Client, cfg Config) (http.Handler, *lease.Issuer, error) {
 	logs := fencelog.New(cfg.Log, fencelog.Config{})
 	service, err := booking.New(client, booking.Config{
 		Lease: lease.Config{
@@ -78,13 +85,13 @@ func newHandler(pool *pgxpool.Pool, client *redis.Client, cfg Config) (http.Hand
 		CheckCard: cfg.CheckCard,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s or %s: %w", TTLVar, NamespaceVar, err)
+		return nil, nil, fmt.Errorf("%s or %s: %w", TTLVar, NamespaceVar, err)
 	}
 	ready, err := readiness(service, stdlib.OpenDBFromPool(pool), cfg.Log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return api.New(api.Config{Desk: service, Ready: ready, Timeout: cfg.requestTime(), Log: cfg.Log}), nil
+	return api.New(api.Config{Desk: service, Ready: ready, Timeout: cfg.requestTime(), Log: cfg.Log}), service.Leases(), nil
 }
 
 // requestTime bounds a request: the waiting for its turn, and what it may take from then on, with the card check in it.

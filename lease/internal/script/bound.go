@@ -17,10 +17,10 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 	return Within(context.WithoutCancel(ctx), bound)
 }
 
-// Bounded returns when f does or ctx ends, whichever is first; in the second case it is [ErrUnreachable], and the server may still
-// act on what f has sent. Then each of abandoned is called before the return, and what it returns once f has returned as well. If ctx
-// was over before, nothing is called, and the error is its cause. (The client library honours a context only when told to, and is
-// not ours to configure.)
+// Bounded returns when f does or ctx ends, whichever is first; in the second case it is [ErrUnreachable], and the
+// server may still act on what f has sent. Then each of abandoned is called before the return, and what it returns once
+// f has returned as well. If ctx was over before, nothing is called, and the error is its cause. (The client library
+// honours a context only when told to, and is not ours to configure.)
 func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended func())) (T, error) {
 	var none T
 	if ctx.Err() != nil {
@@ -48,7 +48,8 @@ func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended 
 	}
 }
 
-// Grace is how long a call whose time is over still waits for what goes on behind it: a Redis that works has answered by then.
+// Grace is how long a call whose time is over still waits for what goes on behind it: a Redis that works has answered
+// by then.
 const Grace = 30 * time.Millisecond
 
 // Await receives, or answers false when ctx has been over for Grace.

@@ -22,8 +22,9 @@ const (
 // Patience bounds requests that nothing else bounds.
 const Patience = 5 * time.Second
 
-// Persist makes one attempt after the other until one has an answer that counts, the attempts are used up, or all of them together
-// have taken as long as bound; then the error is [ErrUnreachable]. An attempt that hangs leaves half of the time to those after it.
+// Persist makes one attempt after the other until one has an answer that counts, the attempts are used up, or all of
+// them together have taken as long as bound; then the error is [ErrUnreachable]. An attempt that hangs leaves half of
+// the time to those after it.
 func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
 	end, caller := time.Now().Add(bound), ctx
 	ctx, cancel := Within(ctx, bound)
@@ -44,8 +45,8 @@ func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.
 	return err
 }
 
-// Insist makes attempts until one has an answer that counts, ctx ends, or the client is closed. It is for what must not be left undone,
-// behind the caller.
+// Insist makes attempts until one has an answer that counts, ctx ends, or the client is closed. It is for what must not
+// be left undone, behind the caller.
 func Insist(ctx context.Context, attempt func(ctx context.Context) error) error {
 	end, _ := ctx.Deadline()
 	most := min(max(time.Until(end)/4, shortest), longest)

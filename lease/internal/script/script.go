@@ -47,8 +47,8 @@ type Call struct {
 	Keys   []string
 	Args   []any
 
-	// Abandoned is called when ctx ends before the answer is there, and what it returns when the answer comes, or that there is
-	// none. May be nil.
+	// Abandoned is called when ctx ends before the answer is there, and what it returns when the answer comes, or that
+	// there is none. May be nil.
 	Abandoned func() (ended func())
 }
 
@@ -127,7 +127,8 @@ func Query[T any](ctx context.Context, client redis.UniversalClient, c Call, dec
 	return decode(r)
 }
 
-// Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that do no harm when they run twice.
+// Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that do no harm when they
+// run twice.
 func Ask[T any](ctx context.Context, client redis.UniversalClient, c Call, decode func(Reply) (T, error)) (answer T, err error) {
 	err = Persist(ctx, Patience, func(ctx context.Context) (err error) {
 		answer, err = Query(ctx, client, c, decode)
