@@ -113,7 +113,7 @@ func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
 	}
 	if a.call.settled(waiting) {
 		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
-		if waiting.Err() == nil || !errors.Is(err, ErrUnreachable) {
+		if waiting.Err() == nil || err == nil || !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)) {
 			return leases, err
 		}
 	}

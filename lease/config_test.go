@@ -39,7 +39,7 @@ func TestNewRefuses(t *testing.T) {
 		"MaxHold less than TTL":          {TTL: time.Second, MaxHold: 999 * ms},
 		"MaxHold negative":               {TTL: time.Second, MaxHold: -2},
 		"FenceRetention less than TTL":   {TTL: time.Second, FenceRetention: 999 * ms},
-		"RenewEvery negative":            {TTL: time.Second, RenewEvery: -2},
+		"RenewEvery negative":            {TTL: time.Second, RenewEvery: -3},
 		"RenewTimeout negative":          {TTL: time.Second, RenewTimeout: -1},
 		"renewal as long as the lease":   {TTL: time.Second, Margin: 10 * ms, RenewEvery: 500 * ms, RenewTimeout: 490 * ms},
 		"RenewEvery longer than the TTL": {TTL: time.Second, RenewEvery: 2 * time.Second},

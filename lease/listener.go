@@ -297,8 +297,7 @@ func (l *listener) receive(s subscription, broken chan<- struct{}) {
 	}
 }
 
-// probe asks for what a connection needs later, before it has subscribed to anything: to tell others, to leave, to give
-// signs of life. Who may not do that learns it when it waits, and not by waking nobody.
+// probe asks for what a connection needs later, before it has subscribed to anything: to tell others, and to leave. Who may not do that learns it when it waits, and not by waking nobody.
 func (l *listener) probe(s subscription, channel string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
@@ -306,7 +305,6 @@ func (l *listener) probe(s subscription, channel string) {
 		l.refused(err)
 	}
 	s.change(nil, []string{channel + ":probe"})
-	s.ask()
 }
 
 // refused tells the waiters if the error is that this process is not allowed to listen.

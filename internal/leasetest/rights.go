@@ -71,6 +71,9 @@ func RunRights(t *testing.T, name string, everything func(t *testing.T, client, 
 				require.NoError(t, errors.Join(everything(t, d.as(t, "all", rights), admin, "all")...), "%v", rights)
 			})
 			for n, right := range rights {
+				if right == "+ping" { // a subscription asks for signs of life after three seconds; nothing waits so long here
+					continue
+				}
 				t.Run("without "+right, func(t *testing.T) {
 					if right == "+eval" { // needed while the servers do not know the scripts; those that run later tell them
 						for _, node := range d.nodes {
