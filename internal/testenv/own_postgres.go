@@ -65,8 +65,8 @@ func (s *PostgresServer) Kill() {
 	s.must("kill", s.cluster.end(syscall.SIGKILL))
 }
 
-// Standby returns a copy of the server as it is now, a standby that has received nothing since and that is not running: Restart
-// starts it, and then pg_promote makes it the primary. The server itself is restarted on the way.
+// Standby returns a copy of the server as it is now, a standby that has received nothing since and that is not
+// running: Restart starts it, and then pg_promote makes it the primary. The server itself is restarted on the way.
 func (s *PostgresServer) Standby() *PostgresServer {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
