@@ -88,11 +88,17 @@ func (s *sent) sealed(err error) bool {
 	}
 	_ = s.results.Close() // fails as before
 	s.rollback()
-	if s.sealErr = Seal(s.ctx, s.conn, All(s.entry.grants...)); s.sealErr == nil {
+	s.sealErr = Seal(s.ctx, s.conn, All(s.entry.grants...))
+	if s.sealErr == nil && s.lost() {
+		s.sealErr = errLostSealing
+	}
+	if s.sealErr == nil {
 		s.sealErr = s.dispatch()
 	}
 	return s.sealErr == nil
 }
+
+var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost after sealing")
 
 // afterFailure ends what was not sent: there was no connection, or an argument's encoder has panicked.
 func (s *sent) afterFailure() {
