@@ -278,6 +278,7 @@ func (l *listener) serve() (again bool) {
 			if l.stop() {
 				return false
 			}
+			idle.Reset(linger) // the last ear may go before the loop sees that it was there
 		}
 	}
 }
