@@ -50,10 +50,13 @@ type call struct {
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
 	withdrawn atomic.Bool // what the requests have left is being taken back
 
-	behind // what the call gives back
+	*behind // what the call gives back
 }
 
-func newCall() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64())} }
+func newCall() *call { return (&call{behind: new(behind)}).again() }
+
+// again is a call of another name that owes what this one does.
+func (c *call) again() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64()), behind: c.behind} }
 
 func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
 	if err := i.ready(); err != nil {
@@ -201,15 +204,18 @@ func WaitAtMost(d time.Duration) Option {
 // firstAnswer is how long Redis has for the first answer when a caller waits for less.
 const firstAnswer = 250 * time.Millisecond
 
-// limit bounds the waiting as [WaitAtMost] says. The first request has ctx itself, and firstAnswer at least.
+// limit bounds the waiting as [WaitAtMost] says. The first request has firstAnswer at least.
 func (a *acquisition) limit(ctx context.Context) (context.Context, context.CancelFunc) {
 	if a.patience == nil {
 		return ctx, func() {}
 	}
 	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
 	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)
+	if *a.patience >= firstAnswer {
+		return waiting, cancel
+	}
 	var cancelFirst context.CancelFunc
-	a.first, cancelFirst = context.WithTimeoutCause(ctx, max(*a.patience, firstAnswer), waited)
+	a.first, cancelFirst = context.WithTimeoutCause(ctx, firstAnswer, waited)
 	return waiting, func() { cancel(); cancelFirst() }
 }
 
@@ -269,7 +275,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 		if !script.Transient(err) {
 			t.line.silence = silence{}
 		} else if ctx.Err() == nil { // else the error is about this caller
-			t.line.silence.why = err
+			t.line.silence.why = script.Latest(t.line.silence.why, err)
 		}
 		switch {
 		case leases != nil:
@@ -345,12 +351,18 @@ func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) 
 // once asks one time. An answer that comes when its trust window is over already is as good as none.
 func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
 	i := a.issuer
+	if _, votes := i.store.(*quorum); votes && a.call.unsure.Load() { // what takes back the last vote may reach a member after the next
+		a.withdraw()
+		a.call = a.call.again()
+	}
 	a.asked = a.asked || ctx.Err() == nil
 	a.requests++
 	sent := time.Now()
-	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, a.call.id, a.requests, m, i.cfg.TTL, i.cfg.FenceRetention, a.abandoned})
+	c := a.call
+	abandoned := func() func() { return a.abandoned(c) }
+	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, c.id, a.requests, m, i.cfg.TTL, i.cfg.FenceRetention, abandoned})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
-		a.call.unsure.Store(true)
+		c.unsure.Store(true)
 	}
 	switch {
 	case err != nil:
@@ -368,7 +380,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	return leases, nil, nil
 }
 
-// term is the lease with that token, or without any what the acquisition may have been granted without hearing of it.
+// term is the lease with that token.
 func (a *acquisition) term(k keys, token int64) term {
 	return term{k, a.id, token, a.call.id, a.call.unsure.Load()}
 }
@@ -379,15 +391,16 @@ var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", E
 func (a *acquisition) withdraw() {
 	if a.asked {
 		a.call.withdrawn.Store(true)
-		a.call.debts = append(a.call.debts, a.takeBack())
+		a.call.debts = append(a.call.debts, a.takeBack(a.call))
 	}
 }
 
-func (a *acquisition) takeBack() *debt {
+func (a *acquisition) takeBack(c *call) *debt {
 	left := a.keys
 	return a.issuer.open.giveBack(a.caller, a.resources, a.issuer.cfg.TTL, func(ctx context.Context) error {
 		for ; len(left) > 0; left = left[1:] {
-			if err := a.issuer.store.withdraw(ctx, a.term(left[0], 0), a.issuer.cfg.FenceRetention); err != nil {
+			t := term{keys: left[0], id: a.id, call: c.id, unsure: c.unsure.Load()}
+			if err := a.issuer.store.withdraw(ctx, t, a.issuer.cfg.FenceRetention); err != nil {
 				return err
 			}
 		}
@@ -398,12 +411,12 @@ func (a *acquisition) takeBack() *debt {
 // abandoned is called when a request was cut short. When it has come to its end, after all, what it has left is
 // withdrawn once more: it may have waited for a connection and reached Redis long after the withdrawal, which would
 // leave a waiter, or a holder, that nobody stands for.
-func (a *acquisition) abandoned() (ended func()) {
-	a.call.unsure.Store(true)
+func (a *acquisition) abandoned(c *call) (ended func()) {
+	c.unsure.Store(true)
 	d := a.issuer.open.owe(a.resources, a.issuer.cfg.TTL)
 	return func() {
-		if a.call.withdrawn.Load() {
-			a.takeBack()
+		if c.withdrawn.Load() {
+			a.takeBack(c)
 		}
 		a.issuer.open.settle(d, nil)
 	}

@@ -221,7 +221,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
 	var answer answered
-	_ = script.Persist(ctx, l.issuer.cfg.TTL, func(ctx context.Context) error {
+	answer.err = script.Persist(ctx, l.issuer.cfg.TTL, func(ctx context.Context) error {
 		answer = l.issuer.store.extend(ctx, []extension{e.extension})[0]
 		return answer.err
 	})
@@ -275,7 +275,7 @@ func (l *Lease) renewed(r renewal, answer answered) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(time.Now()); err != nil {
-		return err
+		return script.Latest(answer.err, err)
 	}
 	switch {
 	case errors.Is(answer.err, context.Canceled):
@@ -355,7 +355,7 @@ func (l *Lease) release(ctx context.Context) *release {
 		if err == nil {
 			r.done, r.err = true, releaseError(over, result, l.unsure)
 		} else {
-			r.err = fmt.Errorf("lease: release %q: %w", l.resource, err)
+			r.err = fmt.Errorf("lease: release %q: %w", l.resource, script.Latest(r.err, err))
 		}
 		return err
 	}, func() { t.end(nil, r.err) })

@@ -143,7 +143,7 @@ func (o *open) giveBack(ctx context.Context, resources []string, ttl time.Durati
 func (d *debt) note(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.last = err
+	d.last = script.Latest(d.last, err)
 }
 
 func (d *debt) latest() error {

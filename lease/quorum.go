@@ -177,7 +177,7 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 		}
 	}
 	if won < q.need {
-		q.undo(ctx, a)
+		refused.unsure = !q.undone(ctx, a) || refused.unsure
 		return refused, failure(q, votes)
 	}
 	for n, k := range a.keys {
@@ -186,8 +186,7 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 			return acquired{}, err
 		}
 		if result != done { // lost again before it was won
-			q.undo(ctx, a)
-			return acquired{wait: time.Millisecond, index: n, unsure: refused.unsure}, nil
+			return acquired{wait: time.Millisecond, index: n, unsure: !q.undone(ctx, a) || refused.unsure}, nil
 		}
 	}
 	return acquired{tokens: tokens, unsure: refused.unsure}, nil
@@ -197,13 +196,18 @@ func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
 	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, e) }))
 }
 
-// undo gives back what a minority granted, so that the next attempt of a rival does not fail for it. The call goes on.
-func (q *quorum) undo(ctx context.Context, a ask) {
+// undone gives back what a minority granted, so that the next attempt of a rival does not fail for it. The call goes on. It
+// reports whether every member has answered.
+func (q *quorum) undone(ctx context.Context, a ask) bool {
 	ctx, cancel := script.Detached(ctx, q.patience)
 	defer cancel()
+	all := true
 	for _, k := range a.keys {
-		_ = q.withdraw(ctx, term{keys: k, id: a.id, call: a.call}, a.retention)
+		for _, v := range q.withdrawals(ctx, term{keys: k, id: a.id, call: a.call}, a.retention) {
+			all = all && v.err == nil
+		}
 	}
+	return all
 }
 
 // missing is whether a member may still get what it was asked and has not answered.
@@ -239,9 +243,11 @@ func (q *quorum) release(ctx context.Context, e extension) (outcome, error) {
 }
 
 func (q *quorum) withdraw(ctx context.Context, t term, retention time.Duration) error {
-	return failure(q, poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) {
-		return struct{}{}, m.withdraw(ctx, t, retention)
-	}))
+	return failure(q, q.withdrawals(ctx, t, retention))
+}
+
+func (q *quorum) withdrawals(ctx context.Context, t term, retention time.Duration) []vote[struct{}] {
+	return poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) { return struct{}{}, m.withdraw(ctx, t, retention) })
 }
 
 func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -162,4 +163,76 @@ func TestAMemberThatForgetsIsOutvoted(t *testing.T) {
 	require.NoError(t, q.clients[1].FlushAll(t.Context()).Err())
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrLost)
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
+}
+
+// straggler is a member that hears of withdrawals only when deliver is called, long after they were given up.
+type straggler struct {
+	redis.Hook
+	mu   sync.Mutex
+	late []func()
+}
+
+func (s *straggler) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (s *straggler) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (s *straggler) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if args := cmd.Args(); len(args) != 13 || args[9] != "sure" && args[9] != "unsure" {
+			return next(ctx, cmd)
+		}
+		s.mu.Lock()
+		s.late = append(s.late, func() { _ = next(context.WithoutCancel(ctx), redis.NewCmd(ctx, cmd.Args()...)) })
+		s.mu.Unlock()
+		<-ctx.Done()
+		cmd.SetErr(ctx.Err())
+		return ctx.Err()
+	}
+}
+
+func (s *straggler) deliver() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, command := range s.late {
+		command()
+	}
+	return len(s.late)
+}
+
+func TestALateWithdrawalOfALostVoteSparesTheNext(t *testing.T) {
+	t.Parallel()
+	q := newQuorum(t)
+	cfg := lease.Config{TTL: time.Minute, RenewTimeout: 200 * ms, Namespace: "q", RenewEvery: lease.Never}
+	var rivals []*lease.Lease
+	for _, client := range q.clients[:2] {
+		i, err := lease.New(client, cfg)
+		require.NoError(t, err)
+		rivals = append(rivals, try(t, i, "a"))
+	}
+	_, err := q.issuer(t, cfg).TryAcquire(t.Context(), "a")
+	require.ErrorIs(t, err, lease.ErrHeld, "and the third member knows all scripts")
+	late := new(straggler)
+	q.clients[2].AddHook(late)
+
+	type answer struct {
+		l   *lease.Lease
+		err error
+	}
+	answers := make(chan answer)
+	go func() {
+		l, err := q.issuer(t, cfg).Acquire(t.Context(), "a")
+		answers <- answer{l, err}
+	}()
+	require.Eventually(t, func() bool { late.mu.Lock(); defer late.mu.Unlock(); return len(late.late) > 0 }, 20*time.Second, ms)
+	for _, rival := range rivals {
+		require.NoError(t, rival.Release(t.Context()))
+	}
+	a := <-answers
+	require.NoError(t, a.err)
+
+	require.NotZero(t, late.deliver())
+	for n, client := range q.clients {
+		require.Contains(t, client.Get(t.Context(), "lease:v1:{q/a}:owner").Val(), a.l.LeaseID().String(), "member %d", n)
+	}
 }

@@ -20,7 +20,7 @@ func TestRights(t *testing.T) {
 			if err != nil {
 				return errs
 			}
-			for admitted := 0; admitted < 120; { // some that are refused, too, and those of the next windows
+			for admitted := 0; admitted < 120; { // also those of the next windows
 				d, err := l.Allow(t.Context(), "a")
 				errs = append(errs, err, d.Unjudged)
 				if err != nil || d.Unjudged != nil {
@@ -29,6 +29,13 @@ func TestRights(t *testing.T) {
 				if d.Allowed {
 					admitted++
 				}
+			}
+			l, err = admission.New(client, admission.Config{Limit: 1, Window: time.Hour, Sliding: sliding, Namespace: namespace,
+				WhenUnjudged: admission.FailClosed, Timeout: 10 * time.Second})
+			errs = append(errs, err)
+			for range 2 {
+				d, err := l.Allow(t.Context(), "b") // the second is refused, however slow the machine is
+				errs = append(errs, err, d.Unjudged)
 			}
 		}
 		return errs

@@ -99,13 +99,24 @@ func Moved(err error) bool {
 }
 
 // Transient: the same request is worth sending again soon, and safe to.
-func Transient(err error) bool {
+func Transient(err error) bool { return refused(err) != nil || errors.Is(err, ErrUnreachable) }
+
+// refused is which of the refusals that pass err is, or nil.
+func refused(err error) error {
 	for _, refusal := range refusals {
 		if refusal.transient && errors.Is(err, refusal.as) {
-			return true
+			return refusal.as
 		}
 	}
-	return errors.Is(err, ErrUnreachable)
+	return nil
+}
+
+// Latest is err, the outcome of the latest attempt, and if that had no answer also the refusal that one before it had met.
+func Latest(before, err error) error {
+	if why := refused(before); why != nil && err != nil && refused(err) == nil {
+		return fmt.Errorf("%w; before that, %w", err, why)
+	}
+	return err
 }
 
 // unanswered is the error of a request that may or may not have been carried out.

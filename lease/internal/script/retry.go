@@ -38,9 +38,11 @@ func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.
 		if n < attempts-1 {
 			most /= 2
 		}
-		if err = bounded(ctx, most, attempt); !Transient(err) {
-			return err
+		answer := bounded(ctx, most, attempt)
+		if !Transient(answer) {
+			return answer
 		}
+		err = Latest(err, answer)
 	}
 	return err
 }
@@ -50,9 +52,14 @@ func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.
 func Insist(ctx context.Context, attempt func(ctx context.Context) error) error {
 	end, _ := ctx.Deadline()
 	most := min(max(time.Until(end)/4, shortest), longest)
+	var err error
 	for wait := pause; ; wait = min(2*wait, longestPause) {
-		err := bounded(ctx, most, attempt)
-		if !Transient(err) || errors.Is(err, redis.ErrClosed) || !Sleep(ctx, Jitter(wait)) {
+		answer := bounded(ctx, most, attempt)
+		if !Transient(answer) {
+			return answer
+		}
+		err = Latest(err, answer)
+		if errors.Is(err, redis.ErrClosed) || !Sleep(ctx, Jitter(wait)) {
 			return err
 		}
 	}
