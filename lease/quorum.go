@@ -100,19 +100,28 @@ var errNoVote = fmt.Errorf("%w: a member of the quorum did not answer in time", 
 
 // failure is the error when fewer than a majority could answer at all; nil otherwise.
 func failure[T any](q *quorum, votes []vote[T]) error {
-	good := 0
-	var errs []error
-	for _, v := range votes {
-		if v.err == nil {
-			good++
-		} else {
-			errs = append(errs, v.err)
-		}
-	}
-	if good >= q.need {
+	if heard(votes) >= q.need {
 		return nil
 	}
-	return fmt.Errorf("only %d of %d members of the quorum answered: %w", good, len(votes), errors.Join(errs...))
+	return undecided(votes)
+}
+
+func heard[T any](votes []vote[T]) (n int) {
+	for _, v := range votes {
+		if v.err == nil {
+			n++
+		}
+	}
+	return n
+}
+
+// undecided is the error when the votes that are missing could have decided.
+func undecided[T any](votes []vote[T]) error {
+	var errs []error
+	for _, v := range votes {
+		errs = append(errs, v.err)
+	}
+	return fmt.Errorf("only %d of %d members of the quorum answered: %w", heard(votes), len(votes), errors.Join(errs...))
 }
 
 // decide makes one outcome of many. It is done if a majority did it, and lost once no majority can have.
@@ -130,7 +139,7 @@ func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
 	case count[done] >= q.need:
 		return done, nil
 	case count[done]+silent >= q.need:
-		return "", failure(q, votes)
+		return "", undecided(votes)
 	case count[revoked] > 0:
 		return revoked, nil
 	case count[taken] > 0:
@@ -247,7 +256,9 @@ func (q *quorum) withdraw(ctx context.Context, t term, retention time.Duration) 
 }
 
 func (q *quorum) withdrawals(ctx context.Context, t term, retention time.Duration) []vote[struct{}] {
-	return poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) { return struct{}{}, m.withdraw(ctx, t, retention) })
+	return poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) {
+		return struct{}{}, m.withdraw(ctx, t, retention)
+	})
 }
 
 func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
@@ -259,12 +270,12 @@ func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
 	switch {
 	case count[Current] >= q.need:
 		return Current, nil
-	case count[Current]+count[FenceStale] >= q.need:
-		return FenceStale, nil
 	case count[LeaseLost] > len(q.members)-q.need:
 		return LeaseLost, nil
+	case count[Current]+count[0] >= q.need, count[0] > 0 && count[Current]+count[FenceStale] < q.need:
+		return 0, undecided(votes)
 	}
-	return 0, failure(q, votes)
+	return FenceStale, nil
 }
 
 func (q *quorum) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
@@ -338,7 +349,10 @@ func (q *quorum) inspect(ctx context.Context, k keys) (Inspection, error) {
 		}
 	}
 	found.LastToken, found.RememberedFor = last.LastToken, last.RememberedFor
-	return found, failure(q, votes)
+	if n := heard(votes); n < len(votes) && count[found.Holder] < q.need {
+		return found, undecided(votes)
+	}
+	return found, nil
 }
 
 func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
