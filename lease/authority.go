@@ -38,7 +38,8 @@ func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
 // Revoke ends whoever holds the resource and moves its fence on. The former holder's context ends with [ErrRevoked] at its next
 // renewal; seal the revocation where the data lives to stop it at once. The first of those who wait is woken.
 //
-// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have taken effect.
+// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have taken effect, or may still do so,
+// and then end the lease of a later holder: look with [Issuer.Inspect] before revoking again.
 func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, error) {
 	return i.revoke(ctx, resource, 0)
 }
