@@ -1,10 +1,12 @@
 package fencedb
 
 import (
+	"cmp"
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
-	"math"
-	"time"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -42,120 +44,117 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// entry is one passage through fencedb.enter: the grants, and what bounds the transaction that enters.
-type entry struct {
-	config
-	grants []Grant
-	db     DB        // where transactions begin; nil in those of the application
-	carry  bool      // rows are to judge the grants, no fence is taken
-	asked  time.Time // when the query was made: the moment our waiting is counted from
-	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes
-	xid    uint64    // of the transaction that has entered; 0 before
-	epoch  int64     // of the server that gave it
-
-	overdue *time.Timer // of watch
+// SQLTx is a transaction of database/sql that the application has begun: *sql.Tx, *sqlx.Tx, tx.Statement.ConnPool in a GORM
+// transaction, tx.Tx in one of bun. A *sql.Conn that has executed BEGIN is one too.
+type SQLTx interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-func newEntry(grant Grant, opts []Option) (*entry, error) {
-	e := &entry{}
-	e.grants, e.carry = uncarry(flatten(grant))
-	for _, opt := range opts {
-		opt(&e.config)
-	}
-	return e, check(e.grants)
-}
-
-const (
-	enterOne = `SELECT xid::text::bigint, epoch FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint, $5::bigint)`
-	enterAll = `SELECT xid::text::bigint, epoch FROM fencedb.enter_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint, $5::bigint)`
-	carryAll = `SELECT xid::text::bigint, epoch FROM fencedb.carry_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint)`
+var (
+	_ SQLTx = (*sql.Tx)(nil)
+	_ SQLTx = (*sql.Conn)(nil)
 )
 
-// batch is what begins the transaction: BEGIN, enter and copies of the queries behind them, since pgx notes on each to which
-// connection it was sent.
-func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batch, error) {
-	sql, args, err := e.query(ctx)
+// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and before any savepoint,
+// it returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction must be rolled back. Of the options only Hold and Trace have an effect. What
+// the application writes afterwards comes back with the errors of its driver, which Explain turns into those of this package.
+//
+//	tx, err := db.BeginTx(ctx, nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer tx.Rollback()
+//	if err := fencedb.EnterSQL(ctx, tx, lease); err != nil {
+//		return err
+//	}
+//	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`); err != nil {
+//		return fencedb.Explain(err)
+//	}
+//	return tx.Commit()
+//
+// A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the token has entered by then, and
+// nothing else has happened. To find out costs one more round trip on handles without a method Commit. Cancelling ctx ends
+// the wait for the fence and, with the usual drivers, the connection.
+func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error {
+	e, err := newEntry(grant, opts)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	b := &pgx.Batch{}
-	b.BeginTx(e.txOptions)
-	b.Queue(sql, args...).QueryRow(e.entered)
-	for _, query := range behind {
-		own := *query
-		b.QueuedQueries = append(b.QueuedQueries, &own)
+	if isNil(tx) {
+		return errors.New("fencedb: the transaction is nil; did it begin?")
 	}
-	return b, nil
+	t := e.trace(ctx, OpEnter)
+	defer t.end()
+	return t.is(e.enterSQL(t.ctx, tx))
 }
 
-// sealTries is how often a transaction is sent that is refused because its token was not sealed.
-const sealTries = 3
-
-// unsealed reports whether enter refused because the fence may be younger than the transaction's snapshot.
-func unsealed(err error) bool { return answered(err).code == codeSerializationFailure }
-
-// entered reads the answer to query.
-func (e *entry) entered(row pgx.Row) error { return row.Scan(&e.xid, &e.epoch) }
-
-// query returns the statement that enters, with what remains of the lease as of now.
-func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
-	remaining, err := e.remaining()
+func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
+	query, args, err := e.query(ctx)
 	if err != nil {
-		return "", nil, err
+		return err
 	}
-	if len(e.grants) == 1 && !e.carry {
-		g := e.grants[0]
-		return enterOne, []any{g.Resource(), g.Token(), g.LeaseID().String(), remaining, patience(ctx)}, nil
+	if err := queryOne(ctx, tx, query, portable(args), &e.xid, &e.epoch); err != nil {
+		return e.explainSQL(ctx, err)
 	}
-	var (
-		resources = make([]string, len(e.grants))
-		tokens    = make([]int64, len(e.grants))
-		leaseIDs  = make([]string, len(e.grants))
-	)
-	for i, g := range e.grants {
-		resources[i], tokens[i], leaseIDs[i] = g.Resource(), g.Token(), g.LeaseID().String()
-	}
-	if e.carry {
-		return carryAll, []any{resources, tokens, leaseIDs, remaining}, nil
-	}
-	return enterAll, []any{resources, tokens, leaseIDs, remaining, patience(ctx)}, nil
+	return e.requireOpen(ctx, tx)
 }
 
-// patience is how long the server may wait for the fence on behalf of ctx, in whole milliseconds, or nil for no bound. It gives up
-// a little before ctx ends: only its answer names the sessions in the way, and leaves the connection usable.
-func patience(ctx context.Context) *int64 {
-	deadline, ok := ctx.Deadline()
-	if !ok {
+// requireOpen refuses a handle whose transaction was over as soon as it had entered.
+func (e *entry) requireOpen(ctx context.Context, tx SQLTx) error {
+	if _, ok := tx.(interface{ Commit() error }); ok {
 		return nil
 	}
-	left := time.Until(deadline)
-	ms := max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds()
-	return &ms
+	var current sql.Null[uint64]
+	if err := queryOne(ctx, tx, `SELECT pg_current_xact_id_if_assigned()::text::bigint`, nil, &current); err != nil {
+		return e.explainSQL(ctx, err)
+	}
+	if current.V != e.xid {
+		return fmt.Errorf("fencedb: this %T is not in a transaction, so the fence was given back at once; begin a transaction and enter in it", tx)
+	}
+	return nil
 }
 
-// remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server starts to count
-// later than we do, so it ends the transaction a network delay after until and never before; the fence does not depend on it.
-func (e *entry) remaining() (*int64, error) {
-	e.asked = time.Now()
-	e.until = validUntil(e.grants)
-	if !e.until.IsZero() && e.until.Sub(e.asked) < time.Millisecond {
-		return nil, &rejection{ErrLeaseOver, fmt.Errorf("its validity ended %v ago", e.asked.Sub(e.until).Round(time.Millisecond))}
-	}
-	if e.hold > 0 {
-		e.until = e.asked.Add(e.hold)
-	}
-	if e.until.IsZero() {
-		return nil, nil
-	}
-	ms := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
-	e.until = e.asked.Add(time.Duration(ms) * time.Millisecond)
-	return &ms, nil
+// explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
+func (e *entry) explainSQL(ctx context.Context, err error) error {
+	return e.explain(ctx, nil, true, err)
 }
 
-func (e *entry) resources() []string {
-	names := make([]string, len(e.grants))
-	for i, g := range e.grants {
-		names[i] = g.Resource()
+// queryOne is QueryRowContext, which not everything that wraps a transaction has.
+func queryOne(ctx context.Context, tx SQLTx, query string, args []any, dest ...any) error {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
 	}
-	return names
+	defer rows.Close()
+	if !rows.Next() {
+		return cmp.Or(rows.Err(), sql.ErrNoRows)
+	}
+	if err := rows.Scan(dest...); err != nil {
+		return err
+	}
+	return rows.Close()
+}
+
+// portable writes arrays as text, because not every driver takes a slice.
+func portable(args []any) []any {
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case []string:
+			args[i] = arrayText(arg)
+		case []int64:
+			args[i] = arrayText(arg)
+		}
+	}
+	return args
+}
+
+var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
+// arrayText returns the text form of an array of Postgres.
+func arrayText[T any](elements []T) string {
+	quoted := make([]string, len(elements))
+	for i, element := range elements {
+		quoted[i] = `"` + arrayEscapes.Replace(fmt.Sprint(element)) + `"`
+	}
+	return "{" + strings.Join(quoted, ",") + "}"
 }

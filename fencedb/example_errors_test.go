@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencedb/fencedb/fencedb"
 )
@@ -51,13 +52,13 @@ func ExampleBusyError() {
 }
 
 // The classic conditional update, on a table without triggers: was the token too old, or was there no such row?
-func ExampleWhyNoRow() {
+func ExampleExplainNoRows() {
 	ctx, pool := context.Background(), database()
 	finish := func(id int, grant fencedb.Grant) error {
 		tag, err := pool.Exec(ctx, `UPDATE reports SET state = 'DONE', last_fencing_token = $2
 			WHERE id = $1 AND $2 > last_fencing_token`, id, grant.Token())
 		if err == nil && tag.RowsAffected() == 0 {
-			err = fencedb.WhyNoRow(ctx, pool, grant, `SELECT last_fencing_token FROM reports WHERE id = $1`, id)
+			err = fencedb.ExplainNoRows(ctx, pool, grant, `SELECT last_fencing_token FROM reports WHERE id = $1`, id)
 		}
 		return err
 	}
@@ -90,4 +91,107 @@ func ExampleCommitUnknownError() {
 		fmt.Println(status, err)
 	}
 	// Output: committed <nil>
+}
+
+// The lease has seconds left and is being renewed; this transaction may take a minute.
+func ExampleHold() {
+	ctx, pool := context.Background(), database()
+
+	err := fencedb.Tx(ctx, pool, acquired("table:16", 41), func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) SELECT 16, 'guest ' || n FROM generate_series(1, 1000) n`)
+		return err
+	}, fencedb.Hold(time.Minute))
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
+func ExampleTxOptions() {
+	ctx, pool := context.Background(), database()
+	var level string
+
+	err := fencedb.Tx(ctx, pool, acquired("table:17", 41), func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SHOW transaction_isolation`).Scan(&level)
+	}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}))
+
+	fmt.Println(level, err)
+	// Output: serializable <nil>
+}
+
+// teller is a tracer. Those of packages observe/slog, observe/prom and observe/otel do something useful.
+type teller struct{}
+
+func (teller) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
+
+func (teller) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
+	fmt.Println(e.Op, e.Grants[0].Resource(), e.Err)
+}
+
+// The tracers belong to the pool: every write through it is told.
+func ExampleTraced() {
+	ctx, db := context.Background(), fencedb.Traced(database(), teller{})
+
+	_ = fencedb.Seal(ctx, db, acquired("table:18", 42))
+	_ = fencedb.Seal(ctx, db, acquired("table:18", 41))
+	// Output:
+	// write table:18 <nil>
+	// write table:18 fencedb: stale fencing token: resource "table:18": carried 41, stored 42
+}
+
+// A transaction that the application opened itself has no pool to trace.
+func ExampleTrace() {
+	ctx, pool := context.Background(), database()
+
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		return fencedb.Enter(ctx, tx, acquired("table:19", 41), fencedb.Trace(teller{}))
+	})
+
+	fmt.Println(err)
+	// Output:
+	// enter table:19 <nil>
+	// <nil>
+}
+
+// The clock by which rows are dated, for lease.Config.Clock.
+func ExampleClock() {
+	ctx, clock := context.Background(), fencedb.Clock(database())
+
+	now, err := clock(ctx)
+
+	fmt.Println(time.Since(now).Round(time.Hour), err)
+	// Output: 0s <nil>
+}
+
+// A transaction of database/sql, as GORM, sqlx and bun have them: enter first.
+func ExampleEnterSQL() {
+	ctx, db := context.Background(), stdlib.OpenDBFromPool(database())
+	defer db.Close()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer tx.Rollback()
+
+	if err := fencedb.EnterSQL(ctx, tx, acquired("table:14", 41)); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings (table_id, guest) VALUES (14, 'ann')`); err != nil {
+		log.Fatal(fencedb.Explain(err))
+	}
+
+	fmt.Println(tx.Commit())
+	// Output: <nil>
+}
+
+// What came back from a driver or an ORM, in the words of this package.
+func ExampleExplain() {
+	ctx, pool := context.Background(), database()
+
+	_, err := pool.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (15, 'eve')`) // no token
+
+	fmt.Println(errors.Is(err, fencedb.ErrNoToken))
+	fmt.Println(errors.Is(fencedb.Explain(err), fencedb.ErrNoToken))
+	// Output:
+	// false
+	// true
 }

@@ -134,3 +134,40 @@ type blocker struct {
 	State       string
 	OpenMS      int64 `json:"open_ms" db:"open_ms"`
 }
+
+// ExplainNoRows tells why a conditional UPDATE on a table without triggers has matched no row:
+//
+//	tag, err := pool.Exec(ctx, `UPDATE jobs SET state = 'DONE', last_fencing_token = $2
+//		WHERE id = $1 AND $2 > last_fencing_token`, id, lease.Token())
+//	if err == nil && tag.RowsAffected() == 0 {
+//		err = fencedb.ExplainNoRows(ctx, pool, lease, `SELECT last_fencing_token FROM jobs WHERE id = $1`, id)
+//	}
+//
+// sql selects the token stored in the row. The answer is ErrStale if that is not lower than the one of grant,
+// pgx.ErrNoRows if there is no such row, and nil if the row would accept the token now: then another condition did not
+// hold. Only ctx bounds it.
+//
+// Such an UPDATE is fenced only as a statement of its own, with the token in the row that it updates. Each token can write
+// the row once.
+func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...any) error {
+	if err := check(flatten(grant)); err != nil {
+		return err
+	}
+	conn, release, err := acquire(ctx, db)
+	if err != nil {
+		return err
+	}
+	defer release()
+	b := &pgx.Batch{}
+	b.Queue(sql, args...)
+	results := conn.SendBatch(ctx, b)
+	var stored int64
+	err = results.QueryRow().Scan(&stored)
+	switch closeErr := results.Close(); {
+	case err != nil || closeErr != nil:
+		return errors.Join(err, after(closeErr, err))
+	case stored >= grant.Token():
+		return &StaleError{Resource: grant.Resource(), Token: grant.Token(), Stored: stored}
+	}
+	return nil
+}

@@ -86,6 +86,35 @@ func flatten(g Grant) []Grant {
 	return []Grant{g}
 }
 
+// Carry returns a grant that is carried instead of entered, for tables under fencedb.protect_row, whose rows are their own
+// ledger: one write less for each transaction.
+//
+//	err := fencedb.Tx(ctx, pool, fencedb.Carry(lease), func(tx pgx.Tx) error { ... })
+//
+// A carried grant locks nothing until its row is updated, so S3 holds only from then on: lock the row (SELECT ... FOR
+// UPDATE) before deciding by what it holds. Above READ COMMITTED that protects the row and nothing else, since the snapshot is older than
+// the lock: there, enter. It does not admit to tables under fencedb.protect.
+// Together with grants that are entered, in All, it is entered too.
+func Carry(g Grant) Grant { return carriedGrant{g} }
+
+type carriedGrant struct{ Grant }
+
+// uncarry takes the marks of Carry off, and reports whether all grants had one.
+func uncarry(grants []Grant) (plain []Grant, allCarried bool) {
+	allCarried = true
+	for _, g := range grants {
+		c, carried := g.(carriedGrant)
+		if carried {
+			inner, _ := uncarry(flatten(c.Grant))
+			plain = append(plain, inner...)
+		} else {
+			plain = append(plain, g)
+			allCarried = false
+		}
+	}
+	return plain, allCarried
+}
+
 // validUntil is the earliest end of the grants, or the zero time if none has one.
 func validUntil(grants []Grant) time.Time {
 	var earliest time.Time

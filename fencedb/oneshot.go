@@ -1,6 +1,7 @@
 package fencedb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,4 +150,205 @@ func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
 		return err
 	}
 	return own
+}
+
+// sent is a transaction on its way in one round trip: BEGIN, enter, queries that keep it open, COMMIT. An explicit
+// transaction, not the implicit one that every batch is: a statement cannot commit half of it, and the state of the
+// connection afterwards says whether it has ended. If any statement fails, the server skips the rest, COMMIT too, and
+// the transaction stays open.
+type sent struct {
+	ctx     context.Context
+	db      DB
+	conn    DB // of db, until end
+	release func()
+	entry   *entry
+	trace   tracing            // begun by send, ended by end
+	queries []*pgx.QueuedQuery // behind enter
+	results pgx.BatchResults   // nil until sent; first those of BEGIN and enter
+	tries   int                // how often it was sent
+	sealErr error              // why the fence could not be sealed
+
+	readErr   error // why results could not be read one by one
+	delivered bool  // the results of queries have all come, and were given to their callbacks
+	committed bool  // so has the answer of COMMIT, and it has committed
+}
+
+// send checks the grant and sends everything. The caller must end what it returns.
+func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) (*sent, error) {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return nil, err
+	}
+	db = e.tracedBy(db)
+	s := &sent{db: db, entry: e, trace: e.trace(ctx, OpWrite)}
+	s.ctx = s.trace.ctx
+	defer s.afterFailure()
+	return s, s.trace.is(s.send(b))
+}
+
+func (s *sent) send(b *pgx.Batch) error {
+	_, err := s.entry.remaining()
+	if err != nil {
+		return err
+	}
+	if s.conn, s.release, err = s.entry.acquire(s.ctx, s.db); err != nil {
+		return err
+	}
+	s.queries = b.QueuedQueries
+	return s.dispatch()
+}
+
+func (s *sent) dispatch() error {
+	b, err := s.entry.batch(s.ctx, s.queries)
+	if err != nil {
+		return err
+	}
+	b.Queue(cmp.Or(s.entry.txOptions.CommitQuery, "commit")).Fn = s.readCommit
+	s.tries++
+	s.entry.watch(s.conn)
+	s.results = s.conn.SendBatch(s.ctx, b)
+	return nil
+}
+
+// readCommit is called when all results before that of COMMIT have been read. Its errors stay in results, for Close.
+func (s *sent) readCommit(results pgx.BatchResults) error {
+	s.delivered = !s.lost() && s.readErr == nil
+	tag, err := results.Exec()
+	s.committed = err == nil && tag.String() == "COMMIT"
+	return nil
+}
+
+func (s *sent) lost() bool {
+	pg := pgxConn(s.conn)
+	return pg == nil || pg.IsClosed()
+}
+
+// sealed seals and sends everything again, if err is that the token was not sealed (see fencedTx.begin).
+func (s *sent) sealed(err error) bool {
+	if !unsealed(err) || s.entry.xid != 0 || s.tries == sealTries || s.sealErr != nil {
+		return false
+	}
+	_ = s.results.Close() // fails as before
+	s.rollback()
+	s.sealErr = Seal(s.ctx, s.conn, All(s.entry.grants...))
+	if s.sealErr == nil && s.lost() {
+		s.sealErr = errLostSealing
+	}
+	if s.sealErr == nil {
+		s.sealErr = s.dispatch()
+	}
+	return s.sealErr == nil
+}
+
+var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost after sealing")
+
+// afterFailure ends what was not sent: there was no connection, or an argument's encoder has panicked.
+func (s *sent) afterFailure() {
+	if s.results != nil {
+		return
+	}
+	if s.release != nil {
+		s.release()
+	}
+	s.trace.end()
+}
+
+// enter reads the results of BEGIN and enter, for who then reads the others one by one.
+func (s *sent) enter() error {
+	for {
+		_, err := s.results.Exec()
+		if err == nil {
+			err = s.entry.entered(s.results.QueryRow())
+		}
+		if !s.sealed(err) {
+			return err
+		}
+	}
+}
+
+// end reads what is left of the results, gives the connection back and tells what became of the transaction.
+func (s *sent) end() error {
+	defer s.trace.end()
+	s.trace.outcome = errPanicked // in a callback
+	return s.trace.is(s.settle())
+}
+
+func (s *sent) settle() error {
+	err := cmp.Or(s.close(), s.readErr)
+	for s.sealed(err) {
+		err = s.close()
+	}
+	if s.sealErr != nil {
+		s.release()
+		return s.sealErr
+	}
+	pg := pgxConn(s.conn)
+	switch lost := s.lost(); {
+	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
+		s.release()
+		return nil
+	case s.committed:
+		s.release()
+		return fmt.Errorf("%w: %w", ErrCommitted, err)
+	case !lost && pg.PgConn().TxStatus() != 'I':
+		defer s.release()
+		s.rollback()
+		return s.entry.explain(s.ctx, pg, false, s.hidden(err))
+	case !lost && err == nil:
+		s.release()
+		return errors.New("fencedb: rolled back: the answer of COMMIT says so")
+	case refused(err), s.nothingHappened(err, lost):
+		defer s.release()
+		return s.entry.explain(s.ctx, pg, lost, err)
+	case lost && s.entry.xid == 0:
+		s.release()
+		return &CommitUnknownError{cause: err}
+	default:
+		abandon(pg)
+		s.release() // first, or asking on another connection could wait for this one
+		return s.entry.settle(s.ctx, s.db, err, lost, s.delivered || len(s.queries) == 0)
+	}
+}
+
+// close runs the callbacks. One that panics leaves results unread, and so a connection that nobody can use.
+func (s *sent) close() error {
+	panicked := true
+	defer func() {
+		if pg := pgxConn(s.conn); panicked && pg != nil {
+			ctx, cancel := detached(s.ctx, cleanUpTime)
+			defer cancel()
+			_ = pg.Close(ctx)
+		}
+		if panicked {
+			s.release()
+		}
+	}()
+	err := s.results.Close()
+	panicked = false
+	return err
+}
+
+// rollback ends a transaction whose COMMIT the server has skipped.
+func (s *sent) rollback() {
+	ctx, cancel := detached(s.ctx, cleanUpTime)
+	defer cancel()
+	_ = s.results.Tx().Rollback(ctx)
+}
+
+// hidden finds the error of a statement whose callback did not pass it on: pgx keeps it for the next call.
+func (s *sent) hidden(err error) error {
+	if err != nil {
+		return err
+	}
+	return errors.Join(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
+}
+
+// nothingHappened reports whether err came before anything could be written: pgx could not prepare the batch; or it was not
+// sent, or else the connection would not have stayed usable; or Postgres ended the session while it was entering. For
+// answers come in order, and that one came in the place of the first. What a connection pooler says of a session that
+// it lost is no such answer.
+func (s *sent) nothingHappened(err error, lost bool) bool {
+	var notSent pgx.ErrPreprocessingBatch
+	var pgErr *pgconn.PgError
+	return errors.As(err, &notSent) || s.entry.xid == 0 && (!lost || errors.As(err, &pgErr) && pgErr.SeverityUnlocalized != "")
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // askTime is how long we ask for the fate of a commit beyond the time at which the server has ended the transaction.
@@ -100,8 +101,10 @@ func (e *entry) status(ctx context.Context, db DB) (string, error) {
 	return status, errors.Join(err, after(results.Close(), err))
 }
 
-// connectionIsGone reports whether db is a single connection that has been lost: there is nobody left to ask.
-func connectionIsGone(db DB) bool {
-	conn := pgxConn(db)
-	return conn != nil && conn.IsClosed()
+// refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as when it is being shut
+// down, the transaction may have committed all the same. So may it after an answer of a connection pooler, which lost its
+// own connection to Postgres: what poolers write has no severity in the field that Postgres always fills.
+func refused(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
 }

@@ -4,24 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
-)
-
-// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one, on purpose: inside a
-// transaction call Enter.
-type DB interface {
-	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-}
-
-var (
-	_ DB = (*pgxpool.Pool)(nil)
-	_ DB = (*pgxpool.Conn)(nil)
-	_ DB = (*pgx.Conn)(nil)
 )
 
 // Tx runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil. While it is open no other
@@ -79,14 +63,6 @@ func (tx *fencedTx) finish(err error) error {
 	}
 	return tx.commit()
 }
-
-// detached is for what must be tried although ctx may be done: rolling back, and asking what became of a commit.
-// Bounded, because nobody else will.
-func detached(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), atMost)
-}
-
-const cleanUpTime = 5 * time.Second
 
 // end rolls back what is still open and gives the connection back. There is nothing to do after the first time.
 func (tx *fencedTx) end() {
@@ -168,27 +144,4 @@ func (tx *fencedTx) sendCommit(ctx context.Context) error {
 	abandon(conn)
 	tx.end()
 	return tx.entry.settle(tx.ctx, tx.db, err, true, true)
-}
-
-// refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as when it is being shut
-// down, the transaction may have committed all the same. So may it after an answer of a connection pooler, which lost its
-// own connection to Postgres: what poolers write has no severity in the field that Postgres always fills.
-func refused(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
-}
-
-// acquire takes a connection from a pool; other kinds of DB are used as they are.
-func acquire(ctx context.Context, db DB) (DB, func(), error) {
-	pool, ok := db.(interface {
-		Acquire(ctx context.Context) (*pgxpool.Conn, error)
-	})
-	if !ok {
-		return db, func() {}, nil
-	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	return conn, conn.Release, nil
 }

@@ -2,14 +2,93 @@ package fencedb_test
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
+
+func TestWritesOfAnotherResourceSaySo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		return book(t.Context(), tx, 13, "ann")
+	})
+
+	var wrong *fencedb.WrongResourceError
+	require.ErrorAs(t, err, &wrong)
+	require.ErrorIs(t, err, fencedb.ErrWrongResource)
+	require.Equal(t, "table:13", wrong.Resource)
+	require.Equal(t, []string{"table:12"}, wrong.Entered)
+	require.ErrorContains(t, err, `the row belongs to "table:13"`)
+	require.Empty(t, w.guests())
+}
+
+// A transaction can lose its token only by tampering; the error is the same as without Tx.
+func TestWritesWithoutATokenSaySo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SELECT set_config('fencedb.granted', '', true)`); err != nil {
+			return err
+		}
+		return book(t.Context(), tx, 12, "ann")
+	})
+
+	require.ErrorIs(t, err, fencedb.ErrNoToken)
+	var pgErr *pgconn.PgError
+	require.True(t, errors.As(err, &pgErr), "the server's error stays in the chain")
+	require.Equal(t, "FN002", pgErr.Code)
+}
+
+func TestADatabaseWithoutMigrationsSaysSo(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), testenv.PostgresURL(t))
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+
+	require.ErrorContains(t, fencedb.Seal(t.Context(), pool, grant("table:12", 41)), "run migrations.Up")
+	err = fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error { return nil })
+	require.ErrorContains(t, err, "run migrations.Up")
+}
+
+func TestARoleThatMayNotEnterSaysSo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	role := "app_" + collect[string](w, `SELECT current_database()::text`)[0]
+	w.exec(`CREATE ROLE "` + role + `"`)
+	defer w.exec(`DROP ROLE "` + role + `"`)
+	conn := w.conn()
+	_, err := conn.Exec(t.Context(), `SET ROLE "`+role+`"`)
+	require.NoError(t, err)
+
+	require.ErrorContains(t, fencedb.Seal(t.Context(), conn, grant("table:12", 41)), "fencedb.allow('role')")
+}
+
+func TestAClosedPoolSaysSo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.pool.Close()
+
+	for _, err := range []error{
+		fencedb.Seal(t.Context(), w.pool, grant("table:12", 41)),
+		fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error { return nil }),
+	} {
+		require.ErrorContains(t, err, "closed pool")
+		require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+	}
+}
 
 // What a single round trip answers, when the server or the client stumbles over one of its statements: in every query mode,
 // for pgx reads errors at different moments in each.
@@ -131,4 +210,52 @@ func TestARefusedQueryRowSaysSoInEveryQueryMode(t *testing.T) {
 		require.NotErrorIs(t, err, fencedb.ErrCommitted, mode.String())
 	}
 	require.Empty(t, w.guests())
+}
+
+// Whatever stands in the DETAIL of a refusal, it stays that refusal, and can be printed.
+func FuzzExplain(f *testing.F) {
+	for _, detail := range []string{
+		`{"resource": "table:12", "token": 41, "stored": 42}`, `{"resource": "table:12", "entered": ["a", "b"]}`,
+		``, `null`, `{}`, `[]`, `{"token": "41"}`, `{"token": 1e400}`, `{"token": 9223372036854775808}`, `{"resource": 7}`, `{"entered": "a"}`, `{`, "\xff",
+	} {
+		for _, code := range []string{"FN001", "FN002", "FN003", "FN004", "FN005", "FN999", "23505", ""} {
+			f.Add(code, detail)
+		}
+	}
+	sentinels := map[string]error{
+		"FN001": fencedb.ErrStale, "FN002": fencedb.ErrNoToken, "FN003": fencedb.ErrWrongResource,
+		"FN004": fencedb.ErrLeaseOver, "FN005": fencedb.ErrKeyReused,
+	}
+	f.Fuzz(func(t *testing.T, code, detail string) {
+		cause := fmt.Errorf("query: %w", &pgconn.PgError{Code: code, Detail: detail})
+
+		err := fencedb.Explain(cause)
+
+		require.ErrorIs(t, err, cause)
+		require.NotEmpty(t, err.Error())
+		for c, sentinel := range sentinels {
+			require.Equal(t, c == code, errors.Is(err, sentinel), "%s is %v", code, sentinel)
+		}
+	})
+}
+
+// Whatever a resource is called: it has a fence of its own, or it is refused before anything is sent.
+func FuzzResources(f *testing.F) {
+	for _, seed := range []string{"a", "table:12", "", " ", "\x00", "\xff", "é", "{}", "🎉", "'", `"`, `\`, "%s", "\n", strings.Repeat("x", 512), strings.Repeat("x", 513)} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, resource string) {
+		w := newWorld(t)
+
+		err := fencedb.Seal(t.Context(), w.pool, grant(resource, 2))
+
+		if resource == "" || len(resource) > 512 || !utf8.ValidString(resource) || strings.ContainsRune(resource, 0) {
+			require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+			return
+		}
+		require.NoError(t, err)
+		require.EqualValues(t, 2, w.fence(resource))
+		require.ErrorIs(t, fencedb.Seal(t.Context(), w.pool, grant(resource, 1)), fencedb.ErrStale)
+		require.Equal(t, []int{1}, collect[int](w, `SELECT count(*) FROM fencedb.fences`))
+	})
 }

@@ -276,16 +276,145 @@ func (tx *fencedTx) Rollback(ctx context.Context) error {
 	return tx.inner.Rollback(ctx)
 }
 
-// after drops the error of closing what has already failed with first: pgx repeats it.
-func after(closeErr, first error) error {
-	if first != nil {
-		return nil
-	}
-	return closeErr
-}
-
 // failed returns results that answer err to everything.
 func failed(err error) pgx.BatchResults { return pgx.FailedBatchResults(&pgx.Batch{}, err) }
 
 // begins reports whether b begins a transaction of its own, which pgx refuses inside another.
 func begins(b *pgx.Batch) bool { return pgx.FailedBatchResults(b, nil).Tx() != nil }
+
+// savepoint is the pseudo nested transaction that Begin returns. It differs from that of pgx in that its statements
+// pass through the fenced transaction around it; so the first can open that, in one round trip.
+type savepoint struct {
+	pgx.Tx // of
+	of     *fencedTx
+	name   string
+	closed bool
+}
+
+// Commit keeps what was done since the savepoint, for the transaction around it to commit.
+func (s *savepoint) Commit(ctx context.Context) error { return s.close(ctx, "release savepoint ") }
+
+// Rollback undoes what was done since the savepoint.
+func (s *savepoint) Rollback(ctx context.Context) error {
+	return s.close(ctx, "rollback to savepoint ")
+}
+
+func (s *savepoint) close(ctx context.Context, sql string) error {
+	if s.closed {
+		return pgx.ErrTxClosed
+	}
+	s.closed = true
+	ctx = s.of.within(ctx)
+	if err := s.of.open(ctx); err != nil {
+		return err
+	}
+	_, err := s.of.inner.Exec(ctx, sql+s.name)
+	return err
+}
+
+func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
+	if s.closed {
+		return nil, pgx.ErrTxClosed
+	}
+	return s.Tx.Begin(ctx)
+}
+
+func (s *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if s.closed {
+		return pgconn.CommandTag{}, pgx.ErrTxClosed
+	}
+	return s.Tx.Exec(ctx, sql, args...)
+}
+
+func (s *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if s.closed {
+		return noRows(pgx.ErrTxClosed)
+	}
+	return s.Tx.Query(ctx, sql, args...)
+}
+
+func (s *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if s.closed {
+		return failed(pgx.ErrTxClosed).QueryRow()
+	}
+	return s.Tx.QueryRow(ctx, sql, args...)
+}
+
+func (s *savepoint) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if s.closed {
+		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
+	}
+	return s.Tx.SendBatch(ctx, b)
+}
+
+func (s *savepoint) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+	if s.closed {
+		return 0, pgx.ErrTxClosed
+	}
+	return s.Tx.CopyFrom(ctx, table, columns, src)
+}
+
+func (s *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	if s.closed {
+		return nil, pgx.ErrTxClosed
+	}
+	return s.Tx.Prepare(ctx, name, sql)
+}
+
+// The results of a first or only statement are part of a batch. These types close the batch where pgx would have freed the
+// connection: when the rows are read to their end or closed, and when the row is scanned.
+
+type firstRows struct {
+	pgx.Rows
+	close    func() error // closes the batch; what it returns is the error of the rows
+	closed   bool
+	closeErr error
+}
+
+func (r *firstRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+func (r *firstRows) Close() {
+	r.Rows.Close()
+	if !r.closed {
+		r.closed, r.closeErr = true, r.close()
+	}
+}
+
+func (r *firstRows) Err() error {
+	if r.closeErr != nil {
+		return r.closeErr
+	}
+	return r.Rows.Err()
+}
+
+// noRows returns what Query answers instead of rows. Those of pgx panic when they are asked for what they do not have.
+func noRows(err error) (pgx.Rows, error) {
+	rows, err := failed(err).Query()
+	return failedRows{rows}, err
+}
+
+type failedRows struct{ pgx.Rows }
+
+func (failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (r failedRows) Scan(...any) error                          { return r.Err() }
+
+type firstRow struct{ results pgx.BatchResults }
+
+func (r firstRow) Scan(dest ...any) error {
+	err := r.results.QueryRow().Scan(dest...)
+	if closeErr := r.results.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+// firstBatch hides that its batch began the transaction.
+type firstBatch struct{ pgx.BatchResults }
+
+func (firstBatch) Tx() pgx.Tx { return nil }

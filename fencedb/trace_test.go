@@ -7,10 +7,54 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
 )
+
+// recorder is a tracer of pgx that keeps the SQL it is told of.
+type recorder struct{ seen []string }
+
+func (r *recorder) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
+	r.seen = append(r.seen, d.SQL)
+	return ctx
+}
+func (r *recorder) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (r *recorder) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (r *recorder) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	r.seen = append(r.seen, d.SQL)
+}
+func (r *recorder) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// What travels in one round trip is told to the tracer as a batch, each statement once and in order.
+func TestTracersSeeEveryStatement(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	trace := &recorder{}
+	config := w.pool.Config()
+	config.ConnConfig.Tracer = trace
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	const enter = `SELECT xid::text::bigint, epoch FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint, $5::bigint)`
+
+	require.NoError(t, fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), insertAnn, 1); err != nil {
+			return err
+		}
+		_, err := tx.Exec(t.Context(), `SELECT 1`)
+		return err
+	}))
+	require.Equal(t, []string{"begin", enter, insertAnn, `SELECT 1`, "commit"}, trace.seen)
+
+	trace.seen = nil
+	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 42), insertAnn, 2)
+	require.NoError(t, err)
+	require.Equal(t, []string{"begin", enter, insertAnn, "commit"}, trace.seen)
+}
 
 // journal is a tracer that keeps what it is told.
 type journal struct {
@@ -162,4 +206,63 @@ func TestTracersOfOneCallJoinThoseOfTheDB(t *testing.T) {
 	refused := own.takeOne(t)
 	require.Equal(t, fencedb.OpEnter, refused.Op)
 	require.ErrorIs(t, refused.Err, fencedb.ErrStale)
+}
+
+type key string
+
+// marks is a tracer of writes and of pgx: what the pair puts into the context, and what statements have in theirs.
+type marks struct{ seen []any }
+
+func (m *marks) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) context.Context {
+	return context.WithValue(ctx, key("span"), string(s.Op))
+}
+
+func (m *marks) TraceWriteEnd(context.Context, fencedb.TraceEnd) {}
+
+func (m *marks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	m.seen = append(m.seen, ctx.Value(key("span")))
+	return ctx
+}
+
+func (m *marks) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (m *marks) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	m.seen = append(m.seen, ctx.Value(key("span")))
+	return ctx
+}
+
+func (m *marks) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (m *marks) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// The function has the context of the caller, from before there was a pair.
+func TestStatementsOfTheFunctionAreWithinThePair(t *testing.T) {
+	t.Parallel()
+	w, m := newWorld(t), new(marks)
+	cfg := w.pool.Config()
+	cfg.ConnConfig.Tracer = m
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	require.NoError(t, err)
+	defer pool.Close()
+	db := fencedb.Traced(pool, m)
+	g := grant("table:12", 41)
+
+	for name, outer := range map[string]any{"none": nil, "of the caller": "request", "not comparable": []int{1}} {
+		m.seen = nil
+		ctx := context.WithValue(t.Context(), key("span"), outer)
+		own := context.WithValue(ctx, key("span"), "own")
+		require.NoError(t, fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
+			for _, ctx := range []context.Context{ctx, ctx, own} {
+				if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		wanted := []any{"write", "write", "own", "commit"}
+		if name == "not comparable" {
+			wanted[0], wanted[1] = outer, outer
+		}
+		require.Equal(t, wanted, m.seen, name)
+	}
 }

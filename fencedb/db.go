@@ -1,0 +1,87 @@
+package fencedb
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one, on purpose: inside a
+// transaction call Enter.
+type DB interface {
+	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+var (
+	_ DB = (*pgxpool.Pool)(nil)
+	_ DB = (*pgxpool.Conn)(nil)
+	_ DB = (*pgx.Conn)(nil)
+)
+
+// acquire takes a connection from a pool; other kinds of DB are used as they are.
+func acquire(ctx context.Context, db DB) (DB, func(), error) {
+	pool, ok := db.(interface {
+		Acquire(ctx context.Context) (*pgxpool.Conn, error)
+	})
+	if !ok {
+		return db, func() {}, nil
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return conn, conn.Release, nil
+}
+
+func pgxConn(db DB) *pgx.Conn {
+	switch db := db.(type) {
+	case *pgx.Conn:
+		return db
+	case interface{ Conn() *pgx.Conn }:
+		return db.Conn()
+	}
+	return nil
+}
+
+// connectionIsGone reports whether db is a single connection that has been lost: there is nobody left to ask.
+func connectionIsGone(db DB) bool {
+	conn := pgxConn(db)
+	return conn != nil && conn.IsClosed()
+}
+
+// abandon closes a lost connection at once. pgx goes on to read from it for up to 15 seconds, and until then the pool
+// keeps its place from a new one, which we need for asking.
+func abandon(conn *pgx.Conn) {
+	if conn != nil && conn.IsClosed() {
+		_ = conn.PgConn().Conn().Close()
+	}
+}
+
+// detached is for what must be tried although ctx may be done: rolling back, and asking what became of a commit.
+// Bounded, because nobody else will.
+func detached(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), atMost)
+}
+
+const cleanUpTime = 5 * time.Second
+
+// after drops the error of closing what has already failed with first: pgx repeats it.
+func after(closeErr, first error) error {
+	if first != nil {
+		return nil
+	}
+	return closeErr
+}
+
+// Clock returns a function that asks Postgres for the time, for lease.Config.Clock: so lease.Issuer.Check compares
+// Redis's clock, from which tokens come, with the one by which rows are dated. Only its context bounds it.
+func Clock(db DB) func(context.Context) (time.Time, error) {
+	return func(ctx context.Context) (now time.Time, err error) {
+		batch := new(pgx.Batch)
+		batch.Queue(`SELECT clock_timestamp()`).QueryRow(func(row pgx.Row) error { return row.Scan(&now) })
+		return now, db.SendBatch(ctx, batch).Close()
+	}
+}

@@ -1,0 +1,209 @@
+package fencedb
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Option changes how one transaction is run.
+type Option func(*config)
+
+type config struct {
+	txOptions pgx.TxOptions
+	hold      time.Duration // > 0: replaces what remains of the lease
+	tracers   []Tracer
+}
+
+// TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ COMMITTED, which is enough: the
+// fence keeps every other holder out, and statements see what the last one committed. At REPEATABLE READ and SERIALIZABLE
+// the fence has to be older than the snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a
+// Seal, which costs two more round trips. One that meets a newer holder fails with ErrStale; one that Postgres could not serialize,
+// with SQLSTATE 40001, may be tried again.
+func TxOptions(o pgx.TxOptions) Option {
+	return func(c *config) { c.txOptions = o }
+}
+
+// Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It is for a
+// holder that keeps renewing its lease while it writes. A holder that takes over waits that long for the fence, even if
+// the lease is lost meanwhile, so keep it within the lease's maximum hold time. The lease must still be
+// valid when the transaction begins. Ignored unless positive.
+func Hold(d time.Duration) Option {
+	return func(c *config) { c.hold = d }
+}
+
+// entry is one passage through fencedb.enter: the grants, and what bounds the transaction that enters.
+type entry struct {
+	config
+	grants []Grant
+	db     DB        // where transactions begin; nil in those of the application
+	carry  bool      // rows are to judge the grants, no fence is taken
+	asked  time.Time // when the query was made: the moment our waiting is counted from
+	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes
+	xid    uint64    // of the transaction that has entered; 0 before
+	epoch  int64     // of the server that gave it
+
+	overdue *time.Timer // of watch
+}
+
+func newEntry(grant Grant, opts []Option) (*entry, error) {
+	e := &entry{}
+	e.grants, e.carry = uncarry(flatten(grant))
+	for _, opt := range opts {
+		opt(&e.config)
+	}
+	return e, check(e.grants)
+}
+
+const (
+	enterOne = `SELECT xid::text::bigint, epoch FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint, $5::bigint)`
+	enterAll = `SELECT xid::text::bigint, epoch FROM fencedb.enter_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint, $5::bigint)`
+	carryAll = `SELECT xid::text::bigint, epoch FROM fencedb.carry_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint)`
+)
+
+// batch is what begins the transaction: BEGIN, enter and copies of the queries behind them, since pgx notes on each to which
+// connection it was sent.
+func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batch, error) {
+	sql, args, err := e.query(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b := &pgx.Batch{}
+	b.BeginTx(e.txOptions)
+	b.Queue(sql, args...).QueryRow(e.entered)
+	for _, query := range behind {
+		own := *query
+		b.QueuedQueries = append(b.QueuedQueries, &own)
+	}
+	return b, nil
+}
+
+// sealTries is how often a transaction is sent that is refused because its token was not sealed.
+const sealTries = 3
+
+// unsealed reports whether enter refused because the fence may be younger than the transaction's snapshot.
+func unsealed(err error) bool { return answered(err).code == codeSerializationFailure }
+
+// entered reads the answer to query.
+func (e *entry) entered(row pgx.Row) error { return row.Scan(&e.xid, &e.epoch) }
+
+// query returns the statement that enters, with what remains of the lease as of now.
+func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
+	remaining, err := e.remaining()
+	if err != nil {
+		return "", nil, err
+	}
+	if len(e.grants) == 1 && !e.carry {
+		g := e.grants[0]
+		return enterOne, []any{g.Resource(), g.Token(), g.LeaseID().String(), remaining, patience(ctx)}, nil
+	}
+	var (
+		resources = make([]string, len(e.grants))
+		tokens    = make([]int64, len(e.grants))
+		leaseIDs  = make([]string, len(e.grants))
+	)
+	for i, g := range e.grants {
+		resources[i], tokens[i], leaseIDs[i] = g.Resource(), g.Token(), g.LeaseID().String()
+	}
+	if e.carry {
+		return carryAll, []any{resources, tokens, leaseIDs, remaining}, nil
+	}
+	return enterAll, []any{resources, tokens, leaseIDs, remaining, patience(ctx)}, nil
+}
+
+// patience is how long the server may wait for the fence on behalf of ctx, in whole milliseconds, or nil for no bound. It gives up
+// a little before ctx ends: only its answer names the sessions in the way, and leaves the connection usable.
+func patience(ctx context.Context) *int64 {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return nil
+	}
+	left := time.Until(deadline)
+	ms := max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds()
+	return &ms
+}
+
+// remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server starts to count
+// later than we do, so it ends the transaction a network delay after until and never before; the fence does not depend on it.
+func (e *entry) remaining() (*int64, error) {
+	e.asked = time.Now()
+	e.until = validUntil(e.grants)
+	if !e.until.IsZero() && e.until.Sub(e.asked) < time.Millisecond {
+		return nil, &rejection{ErrLeaseOver, fmt.Errorf("its validity ended %v ago", e.asked.Sub(e.until).Round(time.Millisecond))}
+	}
+	if e.hold > 0 {
+		e.until = e.asked.Add(e.hold)
+	}
+	if e.until.IsZero() {
+		return nil, nil
+	}
+	ms := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
+	e.until = e.asked.Add(time.Duration(ms) * time.Millisecond)
+	return &ms, nil
+}
+
+func (e *entry) resources() []string {
+	names := make([]string, len(e.grants))
+	for i, g := range e.grants {
+		names[i] = g.Resource()
+	}
+	return names
+}
+
+// The server ends a transaction when its time is over and says so. If nothing comes, the connection is lost and nobody
+// has noticed: a network can drop it in silence. overdueTime is how long after the end an answer is waited for.
+const overdueTime = askTime / 2
+
+// acquire takes a connection while the lease is valid: one that comes later is of no use.
+func (e *entry) acquire(ctx context.Context, db DB) (DB, func(), error) {
+	bounded, cancel := ctx, context.CancelFunc(func() {})
+	if until := validUntil(e.grants); !until.IsZero() {
+		bounded, cancel = context.WithDeadline(ctx, until)
+	}
+	defer cancel()
+	conn, release, err := acquire(bounded, db)
+	switch {
+	case err == nil:
+		return conn, sync.OnceFunc(func() { e.unwatch(conn); release() }), nil
+	case bounded.Err() != nil && ctx.Err() == nil:
+		return nil, nil, &rejection{ErrLeaseOver, fmt.Errorf("no connection was to be had while it was valid: %w", err)}
+	}
+	return nil, nil, err
+}
+
+// watch closes conn when an answer is overdue, and with it whatever is waited for on it. A deadline of the net.Conn
+// would not do: pgx sets and resets that itself, for the contexts of statements.
+func (e *entry) watch(conn DB) {
+	pg := pgxConn(conn)
+	if e.until.IsZero() || pg == nil {
+		return
+	}
+	e.unwatch(conn)
+	wire := pg.PgConn().Conn()
+	e.overdue = time.AfterFunc(time.Until(e.until)+overdueTime, func() { _ = wire.Close() })
+}
+
+// unwatch leaves conn to its next user, or closed.
+func (e *entry) unwatch(conn DB) {
+	if e.overdue != nil && !e.overdue.Stop() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = pgxConn(conn).Close(ctx)
+	}
+	e.overdue = nil
+}
+
+// untilOverdue bounds a statement on a connection of the caller's own, as watch bounds one of ours.
+func (e *entry) untilOverdue(ctx context.Context) (context.Context, context.CancelFunc) {
+	if e.until.IsZero() {
+		return ctx, func() {}
+	}
+	return context.WithDeadlineCause(ctx, e.until.Add(overdueTime), errOverdue)
+}
+
+var errOverdue = errors.New("fencedb: the server gave no answer although the lease is over")
