@@ -143,11 +143,11 @@ func stride(mode pgx.QueryExecMode, name string) int {
 	own := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol
 	switch {
 	case own && !strings.HasPrefix(name, "Tx"):
-		return 3
+		return 17
 	case own:
-		return 11
+		return 41
 	}
-	return 37
+	return 101
 }
 
 func TestAnAnswerThatEndsAtAnyByteIsNoReasonForALie(t *testing.T) {
