@@ -73,12 +73,13 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batc
 	if err != nil {
 		return nil, err
 	}
-	b := &pgx.Batch{}
+	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(behind)+2)} // enter before them, COMMIT behind
 	b.BeginTx(e.txOptions)
 	b.Queue(sql, args...).QueryRow(e.entered)
-	for _, query := range behind {
-		own := *query
-		b.QueuedQueries = append(b.QueuedQueries, &own)
+	own := make([]pgx.QueuedQuery, len(behind))
+	for i, query := range behind {
+		own[i] = *query
+		b.QueuedQueries = append(b.QueuedQueries, &own[i])
 	}
 	return b, nil
 }
@@ -87,7 +88,7 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batc
 const sealTries = 3
 
 // unsealed reports whether enter refused because the fence may be younger than the transaction's snapshot.
-func unsealed(err error) bool { return answered(err).code == codeSerializationFailure }
+func unsealed(err error) bool { return err != nil && answered(err).code == codeSerializationFailure }
 
 // entered reads the answer to query.
 func (e *entry) entered(row pgx.Row) error { return row.Scan(&e.xid, &e.epoch) }

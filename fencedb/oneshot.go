@@ -23,7 +23,7 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgc
 		tag = ct
 		return nil
 	})
-	err := SendBatch(ctx, db, grant, b)
+	err := sendAll(ctx, db, grant, b, nil)
 	return tag, err
 }
 
@@ -104,22 +104,25 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 	for _, query := range b.QueuedQueries {
 		own.QueuedQueries = append(own.QueuedQueries, apart(query, &callbackErr))
 	}
-	var err error
-	if allKeepOpen(own.QueuedQueries) {
-		var s *sent
-		if s, err = send(ctx, db, grant, own, opts); err == nil {
-			err = s.end()
-		}
-	} else {
-		err = Tx(ctx, db, grant, func(tx pgx.Tx) error { return tx.SendBatch(ctx, own).Close() }, opts...)
-	}
-	if err != nil {
+	if err := sendAll(ctx, db, grant, own, opts); err != nil {
 		return err
 	}
 	if callbackErr != nil {
 		return fmt.Errorf("%w: %w", ErrCommitted, callbackErr)
 	}
 	return nil
+}
+
+// sendAll is SendBatch for callbacks that do not fail.
+func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) error {
+	if !allKeepOpen(b.QueuedQueries) {
+		return Tx(ctx, db, grant, func(tx pgx.Tx) error { return tx.SendBatch(ctx, b).Close() }, opts...)
+	}
+	s, err := send(ctx, db, grant, b, opts)
+	if err != nil {
+		return err
+	}
+	return s.end()
 }
 
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without writing anything else:

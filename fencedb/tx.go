@@ -70,9 +70,9 @@ func (tx *fencedTx) end() {
 		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it
 		return
 	}
-	ctx, cancel := detached(tx.ctx, cleanUpTime)
-	defer cancel()
 	if tx.inner.Conn().PgConn().TxStatus() != 'I' {
+		ctx, cancel := detached(tx.ctx, cleanUpTime)
+		defer cancel()
 		_ = tx.inner.Rollback(ctx) // if it fails, pgx has closed the connection, and the server rolls back
 	}
 	tx.release()

@@ -145,3 +145,40 @@ func TestRoundTrips(t *testing.T) {
 		require.Equal(t, c.trips, proxy.Turns()-before, c.name)
 	}
 }
+
+// What a fenced write allocates more than pgx does for the four statements alone.
+func TestAllocations(t *testing.T) {
+	w := newWorld(t)
+	conn, err := w.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	ctx, g := t.Context(), grant("table:1", 1)
+	const sql = `SELECT $1::text, $2::int`
+	args := []any{"bob", 1}
+
+	bare := testing.AllocsPerRun(50, func() {
+		b := &pgx.Batch{}
+		b.BeginTx(pgx.TxOptions{})
+		b.Queue(`SELECT 1::bigint, 2::bigint, $1::text, $2::bigint`, "table:1", int64(1)).QueryRow(func(row pgx.Row) error {
+			var xid, epoch, token int64
+			var resource string
+			return row.Scan(&xid, &epoch, &resource, &token)
+		})
+		b.Queue(sql, args...)
+		b.Queue("commit")
+		err = errors.Join(err, conn.SendBatch(ctx, b).Close())
+	})
+	exec := testing.AllocsPerRun(50, func() {
+		_, execErr := fencedb.Exec(ctx, conn, g, sql, args...)
+		err = errors.Join(err, execErr)
+	})
+	tx := testing.AllocsPerRun(50, func() {
+		err = errors.Join(err, fencedb.Tx(ctx, conn, g, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, sql, args...)
+			return err
+		}))
+	})
+	require.NoError(t, err)
+	require.LessOrEqual(t, exec, bare+20, "Exec")
+	require.LessOrEqual(t, tx, bare+10, "Tx, whose COMMIT pgx sends without a pipeline")
+}
