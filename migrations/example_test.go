@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"log"
 	"strings"
+	"testing/fstest"
 
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/migrations"
@@ -40,6 +41,21 @@ func ExampleUp() {
 
 	fmt.Println("pending:", before, "err:", err, "pending:", after)
 	// Output: pending: true err: <nil> pending: false
+}
+
+// An application embeds its own migrations, with //go:embed *.sql, and applies them behind those of fencedb.
+func ExampleApply() {
+	db, drop := nothing()
+	defer drop()
+	files := fstest.MapFS{"00001_bookings.sql": {Data: []byte(`-- +goose Up
+CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL);
+SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);`)}}
+
+	err := migrations.Apply(context.Background(), db, files, "goose_db_version")
+
+	_, unfenced := db.Exec(`INSERT INTO bookings VALUES (12, 'Ann')`)
+	fmt.Println("err:", err, "refused without a token:", unfenced != nil)
+	// Output: err: <nil> refused without a token: true
 }
 
 // Down refuses while a table is protected: without the fences every old token would be good again.

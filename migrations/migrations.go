@@ -6,7 +6,7 @@
 //
 // # Ways to migrate
 //
-// Up is all that a Go program needs. A service that must not change schemas itself asks Pending in its readiness check
+// Up is all that a Go program needs; Apply is Up and then the application's own migrations. A service that must not change schemas itself asks Pending in its readiness check
 // and leaves the rest to whoever may: a program with Up, the command fencedb migrate, or the tool that migrates the
 // application, from Scripts. All of them leave the same database, and each can go on where another stopped.
 // Files is for tools that read goose's annotations, such as the goose command; they need the schema beforehand and
@@ -27,6 +27,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 
@@ -124,7 +125,7 @@ func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fencedb/migrations: status: %w", err)
 	}
-	provider, err := newProvider(db)
+	provider, err := newProvider(db, Files(), versionTable)
 	if err != nil {
 		return nil, fmt.Errorf("fencedb/migrations: status: %w", err)
 	}
@@ -183,13 +184,13 @@ func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	if _, err := db.ExecContext(ctx, createSchema); err != nil {
 		return nil, fmt.Errorf("create schema: %w", err)
 	}
-	return newProvider(db)
+	return newProvider(db, Files(), versionTable)
 }
 
 // newProvider keeps goose's global registry out, or the application's own Go migrations would run here.
-func newProvider(db *sql.DB) (*goose.Provider, error) {
-	return goose.NewProvider(goose.DialectPostgres, db, Files(),
-		goose.WithTableName(versionTable),
+func newProvider(db *sql.DB, files fs.FS, table string) (*goose.Provider, error) {
+	return goose.NewProvider(goose.DialectPostgres, db, files,
+		goose.WithTableName(table),
 		goose.WithDisableGlobalRegistry(true),
 		goose.WithSessionLocker(advisoryLock{}),
 	)

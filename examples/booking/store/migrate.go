@@ -8,7 +8,6 @@ import (
 	"io/fs"
 
 	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/lock"
 
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -16,20 +15,13 @@ import (
 //go:embed migrations/*.sql
 var files embed.FS
 
-// Migrate brings the database up: the fences first, then the tables of this application, each with a version table of its own. It does
-// nothing where nothing is missing.
+// Migrate brings the database up: the fences first, then the tables of this application. It does nothing where nothing is missing.
 func Migrate(ctx context.Context, db *sql.DB) error {
-	if err := migrations.Up(ctx, db); err != nil {
+	dir, err := fs.Sub(files, "migrations")
+	if err != nil {
 		return err
 	}
-	own, err := provider(db)
-	if err != nil {
-		return fmt.Errorf("booking migrations: %w", err)
-	}
-	if _, err := own.Up(ctx); err != nil {
-		return fmt.Errorf("booking migrations: %w", err)
-	}
-	return nil
+	return migrations.Apply(ctx, db, dir, "goose_db_version")
 }
 
 // Pending reports whether the database lacks a migration, of the fences or of this application: for a readiness check.
@@ -53,10 +45,5 @@ func provider(db *sql.DB) (*goose.Provider, error) {
 	if err != nil {
 		return nil, err
 	}
-	inTurn, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60)) // asks every second, for a minute
-	if err != nil {
-		return nil, err
-	}
-	return goose.NewProvider(goose.DialectPostgres, db, dir,
-		goose.WithSessionLocker(inTurn), goose.WithDisableGlobalRegistry(true))
+	return goose.NewProvider(goose.DialectPostgres, db, dir, goose.WithDisableGlobalRegistry(true))
 }

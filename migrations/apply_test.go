@@ -1,0 +1,58 @@
+package migrations_test
+
+import (
+	"testing"
+	"testing/fstest"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
+)
+
+var ofAnApplication = fstest.MapFS{
+	"00001_tables.sql": {Data: []byte("-- +goose Up\nCREATE TABLE tables (id int);\n-- +goose Down\nDROP TABLE tables;")},
+	"00002_protect.sql": {Data: []byte("-- +goose Up\nSELECT fencedb.protect('tables', $$ 'table:' || id $$);\n" +
+		"-- +goose Down\nSELECT fencedb.unprotect('tables');")},
+}
+
+// Each program finds nothing, and each but one finds everything when it has the lock.
+func TestProgramsMayApplyTheirOwnMigrationsAtOnce(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	var programs errgroup.Group
+	for range 8 {
+		db := open(t, url)
+		programs.Go(func() error { return migrations.Apply(t.Context(), db, ofAnApplication, "goose_db_version") })
+	}
+	require.NoError(t, programs.Wait())
+
+	psql := connect(t, url)
+	require.Equal(t, "1", psql.one("SELECT count(*) FROM fencedb.protected_tables"))
+	require.Equal(t, "2", psql.one("SELECT max(version_id) FROM goose_db_version"))
+}
+
+func TestAFailedMigrationOfAnApplicationLeavesTheOnesBefore(t *testing.T) {
+	t.Parallel()
+	db, psql := empty(t)
+	broken := fstest.MapFS{
+		"00001_tables.sql": ofAnApplication["00001_tables.sql"],
+		"00002_broken.sql": {Data: []byte("-- +goose Up\nCREATE TABLE chairs (id int); SELECT 1/0;")},
+	}
+
+	require.Error(t, migrations.Apply(t.Context(), db, broken, "versions"))
+	require.Equal(t, "true", psql.one("to_regclass('tables') IS NOT NULL AND to_regclass('chairs') IS NULL"))
+
+	require.NoError(t, migrations.Apply(t.Context(), db, ofAnApplication, "versions"), "once the cause is gone")
+}
+
+func TestAnApplicationNeedsAVersionTableOfItsOwn(t *testing.T) {
+	t.Parallel()
+	db, _ := empty(t)
+	for _, table := range []string{"", "fencedb.goose_db_version"} {
+		require.ErrorContains(t, migrations.Apply(t.Context(), db, ofAnApplication, table), "version table", table)
+	}
+	require.Error(t, migrations.Apply(t.Context(), db, fstest.MapFS{}, "versions"), "no migrations at all")
+	require.Error(t, migrations.Apply(t.Context(), nil, ofAnApplication, "versions"))
+}
