@@ -16,13 +16,13 @@ help: ## Print this list
 .PHONY: demo
 demo: ## Watch a stale writer being refused, on real servers (under 20 seconds)
 	@internal/tools/ensure.sh go servers
-	go run ./examples/booking
+	go run ./internal/demo
 
 .PHONY: demo-web
 demo-web: ## Watch leases, tokens and refusals on a page, and press buttons that do harm (until Ctrl-C)
 	@internal/tools/ensure.sh go programs
-	@go build -o .bin/web ./examples/web
-	@.bin/web
+	@go build -o .bin/demo ./internal/demo
+	@.bin/demo page
 
 .PHONY: fencedb
 fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
@@ -32,12 +32,13 @@ fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
 .PHONY: booking
 booking: ## Run the service of examples/booking, on http://localhost:8080, until Ctrl-C
 	@internal/tools/ensure.sh go servers
-	go run ./examples/booking serve
+	@go build -o .bin/ ./internal/demo ./examples/booking
+	@.bin/demo with sh -c '.bin/booking migrate && exec .bin/booking'
 
 .PHONY: inventory
 inventory: ## Sell a flash sale four ways, side by side, with processes stopped (a minute and a half)
 	@internal/tools/ensure.sh go servers
-	go run ./examples/inventory
+	go run ./internal/demo sale
 
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
@@ -53,7 +54,7 @@ test: ## Run every test on real servers with the race detector, and check covera
 .PHONY: test-web
 test-web: ## Press every button of the page of make demo-web in a real browser
 	@internal/tools/ensure.sh go programs browser
-	go -C examples/web/browser test -count=1 ./...
+	go -C internal/demo/browser test -count=1 ./...
 
 .PHONY: test-versions
 test-versions: ## Run the tests of the write layer on each major version of Postgres
@@ -93,11 +94,10 @@ alerts: ## Check the alert rules, and run their tests: each fires, and not on a 
 
 # Without cgo, sqlc brings Postgres's parser as WebAssembly and needs no C compiler.
 .PHONY: sqlc
-sqlc: ## Generate the code that sqlc makes from queries, in integration/compat and examples/booking
+sqlc: ## Generate the code that sqlc makes from queries, in integration/compat
 	@internal/tools/ensure.sh go
 	CGO_ENABLED=0 go -C internal/tools/sqlc build -o ../../../.bin/ github.com/sqlc-dev/sqlc/cmd/sqlc
 	.bin/sqlc generate --file integration/compat/sqlc/sqlc.yaml
-	.bin/sqlc generate --file examples/booking/store/sqlc.yaml
 
 .PHONY: fmt
 fmt: ## Format the Go code

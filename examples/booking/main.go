@@ -1,51 +1,280 @@
-// Command booking is a restaurant's table service, and a demonstration of what fencedb does for it.
+// Command booking is a restaurant's table service over HTTP. See README.md.
 //
-//	go run ./examples/booking serve           # the HTTP service of package server
-//	go run ./examples/booking migrate         # brings its database up, where that is not a private one
-//	go run ./examples/booking                 # the stories of package story; exits with 0 if every promise was kept
-//	go run ./examples/booking -unprotected    # takes the fence away: exits with 1
+//	booking            # serves until it is interrupted
+//	booking migrate    # brings its database up, as the owner of the database; the service needs no more than to use it
 //
-// The stories find or start a Postgres and a Redis, and leave nothing behind; so does the service, unless its settings name
-// servers. Package server has the settings; of them the stories know BOOKING_TTL.
+// It starts whether or not its stores answer, and migrates nothing itself: GET /readyz says what is missing.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
+	"slices"
+	"sync"
 	"syscall"
+	"time"
 
-	"github.com/fencedb/fencedb/examples/booking/server"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/ready"
+	fencelog "github.com/fencedb/fencedb/observe/slog"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "booking:", err)
 		os.Exit(1)
 	}
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) > 1 && (args[0] == "serve" || args[0] == "migrate") {
-		return fmt.Errorf("%s takes no %q; its settings are in variables, such as %s", args[0], args[1], server.AddrVar)
+	s, err := settingsFrom(os.Getenv)
+	switch {
+	case len(args) > 1 || len(args) == 1 && args[0] != "migrate":
+		return fmt.Errorf("unknown argument %q; there is migrate, and the settings are variables, such as %s", args[len(args)-1], addrVar)
+	case err != nil:
+		return err
+	case len(args) == 1:
+		return migrate(ctx, s)
 	}
-	if len(args) == 1 {
-		switch args[0] {
-		case "serve":
-			return serve(ctx)
-		case "migrate":
-			return migrate(ctx)
-		case workerCommand:
-			return work(ctx)
+	anyCard := func(context.Context, string) error { return nil } // where a restaurant would call its bank
+	return serve(ctx, config{settings: s, CheckCard: anyCard, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+}
+
+// The variables of the environment that the settings are read from, each with its default. The two URLs have none.
+const (
+	postgresVar  = "FENCEDB_POSTGRES_URL" // postgres://user:password@host:5432/database
+	redisVar     = "FENCEDB_REDIS_URL"    // redis://host:6379/0
+	addrVar      = "BOOKING_ADDR"         // where to listen; 127.0.0.1:8080
+	namespaceVar = "BOOKING_NAMESPACE"    // of the leases, where several environments share a Redis; booking
+	ttlVar       = "BOOKING_TTL"          // how long a lease lasts, and so how long a table stays blocked after a crash; 10s
+	waitVar      = "BOOKING_WAIT"         // how long a request may wait for another at the same table; 2s
+	shutdownVar  = "BOOKING_SHUTDOWN"     // how long running requests may take when the service ends; 15s
+)
+
+type settings struct {
+	Addr      string
+	Postgres  *pgxpool.Config
+	Redis     *redis.Options
+	Namespace string
+	TTL       time.Duration
+	Wait      time.Duration
+	Shutdown  time.Duration
+}
+
+// settingsFrom reads settings with a function such as os.Getenv. The error names every variable that is wrong. A wrong URL is not
+// repeated in it, since it may hold a password.
+func settingsFrom(getenv func(string) string) (s settings, err error) {
+	const program = "booking" // shows in pg_stat_activity and in Redis's CLIENT LIST
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	if s.Postgres, err = pgxpool.ParseConfig(getenv(postgresVar)); err != nil || getenv(postgresVar) == "" {
+		wrong("%s must be the URL of a database, such as postgres://user:password@host:5432/database", postgresVar)
+	} else if params := s.Postgres.ConnConfig.RuntimeParams; params["application_name"] == "" {
+		params["application_name"] = program
+	}
+	if s.Redis, err = redis.ParseURL(getenv(redisVar)); err != nil {
+		wrong("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", redisVar)
+	} else {
+		s.Redis.ClientName = cmp.Or(s.Redis.ClientName, lease.ClientName(program))
+		// An extension of some hosted Redis. Others refuse it, and the client logs that.
+		s.Redis.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	}
+	s.Addr = cmp.Or(getenv(addrVar), "127.0.0.1:8080")
+	if _, _, err := net.SplitHostPort(s.Addr); err != nil {
+		wrong("%s is %q; it must be host:port, such as 127.0.0.1:8080", addrVar, s.Addr)
+	}
+	s.Namespace = cmp.Or(getenv(namespaceVar), "booking")
+	duration := func(name, otherwise string, least time.Duration) time.Duration {
+		text := cmp.Or(getenv(name), otherwise)
+		d, err := time.ParseDuration(text)
+		if err != nil || d < least {
+			wrong("%s is %q; it must be a duration of at least %v, such as 2s", name, text, least)
 		}
+		return d
 	}
-	return demo(ctx, args)
+	s.TTL = duration(ttlVar, "10s", time.Millisecond)
+	s.Wait = duration(waitVar, "2s", 0)
+	s.Shutdown = duration(shutdownVar, "15s", 0)
+	return s, errors.Join(errs...)
+}
+
+func migrate(ctx context.Context, s settings) error {
+	db := stdlib.OpenDB(*s.Postgres.ConnConfig)
+	return errors.Join(booking.Migrate(ctx, db), db.Close())
+}
+
+// config is what serve runs with.
+type config struct {
+	settings
+	CheckCard booking.CardCheck
+	Log       *slog.Logger   // of requests, leases and writes; what belongs to a request carries its ID
+	Listening func(net.Addr) // called when requests are taken; defaults to nothing
+}
+
+// undoTime bounds what requests that were cancelled still do: roll back, and release.
+const undoTime = 5 * time.Second
+
+// serve runs the service until ctx ends. Then it takes no more requests, and those that are running may end within settings.Shutdown; what
+// is left is cancelled, which undoes its work and gives its lease back. Nil means that all of them could end.
+func serve(ctx context.Context, cfg config) error {
+	pool, err := pgxpool.NewWithConfig(ctx, cfg.Postgres)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	client := redis.NewClient(cfg.Redis)
+	defer client.Close()
+	cfg.Log = slog.New(withRequestID(cfg.Log.Handler()))
+
+	logs, counts := fencelog.New(cfg.Log, fencelog.Config{}), &metrics{counts: map[string]int{}}
+	service, err := booking.New(client, booking.Config{
+		Lease: lease.Config{
+			TTL: cfg.TTL, Namespace: cfg.Namespace, Tracers: []lease.Tracer{logs, counts}, Clock: fencedb.Clock(pool),
+		},
+		Wait:      cfg.Wait,
+		Store:     booking.NewPostgres(pool, logs, counts),
+		CheckCard: cfg.CheckCard,
+	})
+	if err != nil {
+		return fmt.Errorf("%s or %s: %w", ttlVar, namespaceVar, err)
+	}
+	probe, err := readiness(service, pool, cfg.Log)
+	if err != nil {
+		return err
+	}
+	requestTime := cfg.Wait + 10*time.Second // the waiting for its turn, and then the card check and the writing
+	routes := &api{Desk: service, Ready: probe, Metrics: counts, Timeout: requestTime, Log: cfg.Log}
+	const readTime = 5 * time.Second
+	server := &http.Server{ // with bounds on what a client can make us wait for, and keep
+		Handler:        routes.handler(),
+		ReadTimeout:    readTime,
+		WriteTimeout:   readTime + requestTime + 5*time.Second, // since the header was read; the last part is for the answer
+		IdleTimeout:    time.Minute,
+		MaxHeaderBytes: 16 << 10,
+		ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
+	}
+	listener, err := net.Listen("tcp", cfg.Addr)
+	if err != nil {
+		return fmt.Errorf("%s: %w", addrVar, err)
+	}
+	cfg.Log.Info("listening", "url", "http://"+listener.Addr().String())
+	defer context.AfterFunc(ctx, func() { cfg.Log.Info("stopping", "within", cfg.Shutdown) })()
+	if cfg.Listening != nil {
+		cfg.Listening(listener.Addr())
+	}
+	served := serveUntil(ctx, server, listener, cfg.Shutdown)
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
+	return errors.Join(served, service.Leases().Close(ending)) // what requests have left behind is given back, so that no table stays blocked
+}
+
+func serveUntil(ctx context.Context, s *http.Server, listener net.Listener, grace time.Duration) error {
+	work, cancelWork := context.WithCancel(context.WithoutCancel(ctx)) // requests do not end with ctx, but after grace
+	defer cancelWork()
+	s.BaseContext = func(net.Listener) context.Context { return work }
+	failed := make(chan error, 1)
+	go func() { failed <- s.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	shutdown := func(within time.Duration) error {
+		ctx, cancel := context.WithTimeout(context.Background(), within)
+		defer cancel()
+		return s.Shutdown(ctx)
+	}
+	if shutdown(grace) == nil {
+		return nil
+	}
+	cancelWork()
+	if err := shutdown(undoTime); err != nil {
+		return errors.Join(fmt.Errorf("requests were cut off: %w", err), s.Close())
+	}
+	return fmt.Errorf("requests were cancelled: they took longer than %v", grace)
+}
+
+// readiness answers whether tables can be booked now: Redis gives leases, Postgres takes fenced writes, and the bookings are there.
+func readiness(service *booking.Service, pool *pgxpool.Pool, log *slog.Logger) (http.Handler, error) {
+	bookings := ready.Check{Name: "bookings", Run: func(ctx context.Context) error {
+		if _, _, err := service.List(ctx, 1, time.Now()); err != nil {
+			return fmt.Errorf("the bookings cannot be read; was this program run with the argument migrate? %w", err)
+		}
+		return nil
+	}}
+	return ready.New(ready.Config{
+		Checks: []ready.Check{ready.Leases(service.Leases()), ready.Fences(stdlib.OpenDBFromPool(pool)), bookings},
+		Failed: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
+	})
+}
+
+// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client library in your go.mod take
+// observe/prom in its place, which also times them. It is a Go module of its own that needs this one, so this one cannot need it.
+type metrics struct {
+	mu     sync.Mutex
+	counts map[string]int // by name and labels; guarded by mu
+}
+
+func (m *metrics) count(name string, op any, err error) {
+	outcome := "ok"
+	switch {
+	case errors.Is(err, lease.ErrHeld):
+		outcome = "held"
+	case errors.Is(err, fencedb.ErrStale):
+		outcome = "stale"
+	case err != nil:
+		outcome = "error"
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counts[fmt.Sprintf("%s{op=%q,outcome=%q}", name, op, outcome)]++
+}
+
+// TraceLeaseStart implements [lease.Tracer].
+func (m *metrics) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context {
+	return ctx
+}
+
+// TraceLeaseEnd implements [lease.Tracer].
+func (m *metrics) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
+	m.count("leases_total", e.Op, e.Err)
+}
+
+// TraceWriteStart implements [fencedb.Tracer].
+func (m *metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context {
+	return ctx
+}
+
+// TraceWriteEnd implements [fencedb.Tracer].
+func (m *metrics) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
+	m.count("writes_total", e.Op, e.Err)
+}
+
+// ServeHTTP answers GET /metrics.
+func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+	for _, name := range slices.Sorted(maps.Keys(m.counts)) {
+		fmt.Fprintln(w, name, m.counts[name])
+	}
 }

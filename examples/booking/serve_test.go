@@ -1,101 +1,438 @@
 package main
 
 import (
-	"os"
-	"os/exec"
-	"regexp"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/examples/booking/server"
+	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// The lines of the README are run as they are printed, but for the address. Each says which status its answer has.
-func TestTheREADMEWorksAsPrinted(t *testing.T) {
+func TestOneOfFiftyGuestsGetsTheTable(t *testing.T) {
 	t.Parallel()
-	lines := commandsAfter(t, "In another terminal:\n\n")
-	url := serving(t, privateServers(t)).url
+	const guests = 50
+	w := newWorld(t)
+	w.settings.Wait = 5 * time.Second // in which each of them hears who holds, on a busy machine too
+	card := newHeldCard()
+	s := w.start(card.check)
+	answers := make(chan answer, guests)
+	for n := range guests {
+		go func() { answers <- s.book(fmt.Sprintf("guest %d", n), "") }()
+	}
 
-	script := exec.CommandContext(t.Context(), "sh", "-eu", "-c", strings.ReplaceAll(lines, "localhost:8080", url))
-	said, err := script.Output()
-	require.NoError(t, err)
+	for range guests - 1 { // while one waits for the bank
+		a := <-answers
+		require.Equal(t, http.StatusConflict, a.status, a)
+		require.Equal(t, "urn:problem-type:booking:busy", a.Type)
+		require.NotEmpty(t, a.header.Get("Retry-After"))
+	}
+	close(card.good)
+	require.Equal(t, http.StatusCreated, (<-answers).status)
 
-	require.Equal(t, matches(lines, `# (\d{3})`), matches(string(said), `(?m)^HTTP/1.1 (\d{3})`), string(said))
-	require.NotEmpty(t, matches(lines, `# (\d{3})`))
+	again := s.book("another guest", "")
+	require.Equal(t, http.StatusConflict, again.status)
+	require.Equal(t, "urn:problem-type:booking:taken", again.Type)
+	require.Empty(t, again.header.Get("Retry-After"))
+	require.Len(t, w.guests(), 1)
 }
 
-func TestMigrateAndServeOnServersOfOnesOwn(t *testing.T) {
+func TestFiftyGuestsWhoCanWaitFindTheTableTaken(t *testing.T) {
 	t.Parallel()
-	env := []string{
-		server.PostgresVar + "=" + testenv.PostgresURL(t),
-		server.RedisVar + "=redis://" + testenv.Redis(t).Options().Addr + "/0",
-		server.NamespaceVar + "=" + testenv.Namespace(t),
+	w := newWorld(t)
+	w.settings.Wait = time.Minute
+	s := w.start(goodCard)
+
+	kinds := map[string]int{}
+	for _, a := range concurrently(50, func(n int) answer { return s.book(fmt.Sprintf("guest %d", n), "") }) {
+		kinds[fmt.Sprint(a.status, a.Type)]++
 	}
-	migrate := program(t, "migrate")
-	migrate.Env = append(migrate.Env, env...)
-	said, err := migrate.CombinedOutput()
-	require.NoError(t, err, string(said))
 
-	s := serving(t, env)
-	ready := exec.CommandContext(t.Context(), "curl", "--silent", "--fail", s.url+"/readyz")
-	require.NoError(t, ready.Run())
-
-	require.NoError(t, s.cmd.Process.Signal(os.Interrupt))
-	require.NoError(t, s.cmd.Wait(), "ends in good order")
+	require.Equal(t, map[string]int{"201": 1, "409urn:problem-type:booking:taken": 49}, kinds)
+	require.Len(t, w.guests(), 1)
 }
 
-// commandsAfter returns the indented lines that follow a text in the README.
-func commandsAfter(t *testing.T, text string) string {
-	t.Helper()
-	readme, err := os.ReadFile("README.md")
+func TestARequestThatIsSentTwentyTimesIsCarriedOutOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.settings.Wait = time.Minute
+	one, two := w.start(goodCard), w.start(goodCard)
+
+	answers := concurrently(20, func(n int) answer { return []*service{one, two}[n%2].book("Ann", "0b6f") })
+
+	for _, a := range answers {
+		require.Equal(t, http.StatusCreated, a.status, a)
+		require.Equal(t, answers[0].body, a.body)
+		require.Equal(t, answers[0].header.Get("Location"), a.header.Get("Location"))
+	}
+	require.Equal(t, []string{"Ann"}, w.guests())
+
+	another := one.book("Bob", "0b6f")
+	require.Equal(t, http.StatusUnprocessableEntity, another.status)
+	require.Equal(t, "urn:problem-type:booking:key-reused", another.Type)
+	require.Equal(t, []string{"Ann"}, w.guests())
+}
+
+func TestWhatIsCancelledCanBeBookedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.start(goodCard)
+	booked := s.book("Ann", "")
+	require.Equal(t, http.StatusConflict, s.book("Bob", "").status)
+	require.Equal(t, http.StatusOK, s.send(http.MethodGet, booked.header.Get("Location"), "", "").status)
+
+	require.Equal(t, http.StatusNoContent, s.send(http.MethodDelete, booked.header.Get("Location"), "", "").status)
+
+	require.Equal(t, http.StatusNotFound, s.send(http.MethodDelete, booked.header.Get("Location"), "", "").status)
+	require.Equal(t, http.StatusCreated, s.book("Bob", "").status)
+	require.Equal(t, []string{"Bob"}, w.guests())
+}
+
+func TestALateRequestOverwritesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	card := newHeldCard()
+	slow, quick := w.start(card.check), w.start(goodCard)
+	late := make(chan answer, 1)
+	go func() { late <- slow.book("Ann", "") }()
+	<-card.asked
+	w.redis().Del(t.Context(), w.ownerKey()) // its lease is over
+
+	require.Equal(t, http.StatusCreated, quick.book("Bob", "").status)
+	close(card.good)
+
+	a := <-late
+	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, "urn:problem-type:booking:overtaken", a.Type)
+	require.Equal(t, []string{"Bob"}, w.guests())
+	require.Regexp(t, `msg="write refused".* request_id=`+a.header.Get("X-Request-Id")+`\n`, slow.log)
+}
+
+func TestReadinessFollowsRedis(t *testing.T) {
+	t.Parallel()
+	own := testenv.OwnRedis(t)
+	w := newWorld(t)
+	w.settings.Redis.Addr = own.Addr()
+	s := w.start(goodCard)
+	s.untilReady(http.StatusOK)
+
+	own.Kill()
+	s.untilReady(http.StatusServiceUnavailable)
+	refused := s.book("Ann", "")
+	require.Equal(t, http.StatusServiceUnavailable, refused.status)
+	require.Equal(t, "urn:problem-type:booking:unavailable", refused.Type)
+	require.NotEmpty(t, refused.header.Get("Retry-After"))
+	require.Equal(t, http.StatusOK, s.send(http.MethodGet, "/healthz", "", "").status, "alive all the same")
+	require.Equal(t, http.StatusOK, s.send(http.MethodGet, "/tables/12/bookings", "", "").status, "reading needs no lease")
+
+	own.Restart()
+	s.untilReady(http.StatusOK)
+	require.Equal(t, http.StatusCreated, s.book("Ann", "").status)
+}
+
+func TestReadinessFollowsPostgres(t *testing.T) {
+	t.Parallel()
+	own := testenv.OwnPostgres(t, "synchronous_commit=on") // it is crashed
+	w := newWorldOn(t, own.URL())
+	s := w.start(goodCard)
+	s.untilReady(http.StatusOK)
+
+	own.Kill()
+	s.untilReady(http.StatusServiceUnavailable)
+	refused := s.book("Ann", "")
+	require.Equal(t, http.StatusServiceUnavailable, refused.status)
+	require.NotEmpty(t, refused.header.Get("Retry-After"))
+
+	own.Restart()
+	s.untilReady(http.StatusOK)
+	require.Equal(t, http.StatusCreated, s.book("Ann", "").status)
+}
+
+func TestNotReadyUntilMigrated(t *testing.T) {
+	t.Parallel()
+	for name, postgres := range map[string]string{
+		"nothing there":   testenv.PostgresURL(t),
+		"only the fences": testenv.Postgres(t).Config().ConnString(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := unmigrated(t, postgres)
+			s := w.start(goodCard)
+			s.untilReady(http.StatusServiceUnavailable)
+
+			require.NoError(t, migrate(t.Context(), w.settings))
+
+			s.untilReady(http.StatusOK)
+		})
+	}
+}
+
+func TestShutdownLetsRunningRequestsEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	card := newHeldCard()
+	s := w.start(card.check)
+	running := make(chan answer, 1)
+	go func() { running <- s.book("Ann", "") }()
+	<-card.asked
+
+	s.stop()
+	s.untilClosed()
+	close(card.good)
+
+	require.Equal(t, http.StatusCreated, (<-running).status)
+	require.NoError(t, <-s.ended)
+	require.Zero(t, w.redis().Exists(t.Context(), w.ownerKey()).Val(), "the lease was given back")
+	require.Equal(t, []string{"Ann"}, w.guests())
+}
+
+func TestShutdownWaitsNoLongerThanItMay(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.settings.Shutdown = 0
+	asked := make(chan struct{})
+	s := w.start(func(ctx context.Context, _ string) error {
+		close(asked)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	running := make(chan answer, 1)
+	go func() { running <- s.book("Ann", "") }()
+	<-asked
+
+	s.stop()
+
+	require.Equal(t, http.StatusServiceUnavailable, (<-running).status)
+	require.Error(t, <-s.ended)
+	require.Zero(t, w.redis().Exists(t.Context(), w.ownerKey()).Val(), "the lease was given back")
+	require.Empty(t, w.guests())
+}
+
+func TestAGuestWhoHangsUpGivesTheTableFree(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, hangUp := context.WithCancel(t.Context())
+	s := w.start(func(ctx context.Context, _ string) error {
+		hangUp()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	w.settings.Wait = time.Minute
+	other := w.start(goodCard)
+
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url+"/tables/12/bookings", strings.NewReader(body("Ann")))
 	require.NoError(t, err)
-	_, rest, found := strings.Cut(string(readme), text)
-	require.True(t, found)
-	lines, _, _ := strings.Cut(rest, "\n\n")
-	return lines
+	request.Header.Set("Content-Type", "application/json")
+	_, err = http.DefaultClient.Do(request)
+	require.ErrorIs(t, err, context.Canceled)
+
+	require.Equal(t, http.StatusCreated, other.book("Bob", "").status)
 }
 
-func matches(text, pattern string) (all []string) {
-	for _, match := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
-		all = append(all, match[1])
-	}
-	return all
+func TestRunFailsWhereItCannotListen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	w.settings.Addr = taken.Addr().String()
+	err = serve(t.Context(), config{settings: w.settings, CheckCard: goodCard, Log: slog.New(slog.DiscardHandler)})
+	require.ErrorContains(t, err, addrVar)
 }
 
-// privateServers is an environment without settings, in which the service finds servers for itself.
-func privateServers(t *testing.T) []string {
+func goodCard(context.Context, string) error { return nil }
+
+// heldCard is a bank that takes its time, and does not look at its context, as many a client library does not.
+type heldCard struct{ asked, good chan struct{} }
+
+func newHeldCard() heldCard { return heldCard{make(chan struct{}), make(chan struct{})} }
+
+func (c heldCard) check(context.Context, string) error {
+	close(c.asked)
+	<-c.good
+	return nil
+}
+
+// world is a database and a namespace, for any number of services.
+type world struct {
+	*testing.T
+	settings settings
+}
+
+func newWorld(t *testing.T) *world {
 	t.Helper()
-	return []string{
-		"FENCEDB_POSTGRES_URL=" + testenv.PostgresURL(t),
-		"FENCEDB_REDIS_URL=redis://" + testenv.Redis(t).Options().Addr + "/0",
-		server.NamespaceVar + "=" + testenv.Namespace(t),
-	}
+	return newWorldOn(t, testenv.PostgresURL(t))
 }
 
-// served is the service as a process.
-type served struct {
-	cmd *exec.Cmd
-	url string
-}
-
-func serving(t *testing.T, env []string) served {
+func newWorldOn(t *testing.T, postgres string) *world {
 	t.Helper()
-	cmd := program(t, "serve")
-	cmd.Env = append(cmd.Env, env...)
-	cmd.Env = append(cmd.Env, server.AddrVar+"=127.0.0.1:0")
-	log := &watched{more: make(chan struct{}, 1)}
-	cmd.Stderr = log
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(os.Interrupt) // fails if it has ended
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Log(log)
+	w := unmigrated(t, postgres)
+	require.NoError(t, migrate(t.Context(), w.settings))
+	return w
+}
+
+func unmigrated(t *testing.T, postgres string) *world {
+	t.Helper()
+	environment := map[string]string{
+		addrVar:      "127.0.0.1:0",
+		postgresVar:  postgres,
+		redisVar:     "redis://" + testenv.Redis(t).Options().Addr + "/0",
+		namespaceVar: testenv.Namespace(t),
+	}
+	settings, err := settingsFrom(func(name string) string { return environment[name] })
+	require.NoError(t, err)
+	return &world{t, settings}
+}
+
+func (w *world) ownerKey() string { return "lease:v1:{" + w.settings.Namespace + "/table:12}:owner" }
+
+func (w *world) redis() *redis.Client {
+	client := redis.NewClient(w.settings.Redis)
+	w.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// guests are those who have table 12.
+func (w *world) guests() (names []string) {
+	w.Helper()
+	pool, err := pgxpool.NewWithConfig(w.Context(), w.settings.Postgres.Copy())
+	require.NoError(w, err)
+	defer pool.Close()
+	require.NoError(w, pool.QueryRow(w.Context(), `SELECT array_agg(guest) FROM bookings WHERE table_id = 12`).Scan(&names))
+	return names
+}
+
+// service is one that runs.
+type service struct {
+	*testing.T
+	url   string
+	log   *logged
+	stop  context.CancelFunc
+	ended chan error
+}
+
+func (w *world) start(card booking.CardCheck) *service {
+	w.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	s := &service{w.T, "", &logged{}, stop, make(chan error, 1)}
+	listening := make(chan net.Addr, 1)
+	settings := w.settings
+	settings.Postgres = settings.Postgres.Copy()
+	go func() {
+		s.ended <- serve(ctx, config{
+			settings: settings, CheckCard: card, Log: slog.New(slog.NewTextHandler(s.log, nil)),
+			Listening: func(addr net.Addr) { listening <- addr },
+		})
+		close(s.ended)
+	}()
+	w.Cleanup(func() {
+		stop()
+		for range s.ended { // until it has let go of the database
+		}
+		if w.Failed() {
+			w.Log(s.log)
 		}
 	})
-	log.until(t, "listening")
-	return served{cmd, matches(log.String(), `url=(\S+)`)[0]}
+	select {
+	case addr := <-listening:
+		s.url = "http://" + addr.String()
+	case err := <-s.ended:
+		require.NoError(w, err)
+	}
+	return s
+}
+
+// logged is a buffer for several goroutines.
+type logged struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// answer is what came back.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+	Type   string // of a problem
+}
+
+func body(guest string) string {
+	return fmt.Sprintf(`{"slot":"2030-06-01T19:00:00Z","guest":%q,"party":4}`, guest)
+}
+
+func (s *service) book(guest, key string) answer {
+	return s.send(http.MethodPost, "/tables/12/bookings", key, body(guest))
+}
+
+// send may be called from any goroutine: what goes wrong is in the answer, without a status.
+func (s *service) send(method, path, key, body string) (a answer) {
+	request, err := http.NewRequest(method, s.url+path, strings.NewReader(body))
+	if err != nil {
+		return answer{body: err.Error()}
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Idempotency-Key", key)
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return answer{body: err.Error()}
+	}
+	defer response.Body.Close()
+	var text json.RawMessage
+	_ = json.NewDecoder(response.Body).Decode(&text) // there may be none
+	a = answer{status: response.StatusCode, header: response.Header, body: string(text)}
+	_ = json.Unmarshal(text, &a) // it may be no problem
+	return a
+}
+
+// untilReady waits until /readyz answers with a status.
+func (s *service) untilReady(status int) {
+	s.Helper()
+	require.Eventually(s, func() bool { return s.send(http.MethodGet, "/readyz", "", "").status == status },
+		30*time.Second, 50*time.Millisecond)
+}
+
+// untilClosed waits until nobody listens any more.
+func (s *service) untilClosed() {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err != nil
+	}, 30*time.Second, 10*time.Millisecond)
+}
+
+func concurrently(n int, f func(n int) answer) []answer {
+	answers := make([]answer, n)
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() { answers[i] = f(i) })
+	}
+	all.Wait()
+	return answers
 }

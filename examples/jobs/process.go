@@ -6,7 +6,7 @@ import (
 	"os"
 	"os/exec"
 
-	"github.com/fencedb/fencedb/internal/process"
+	process "github.com/fencedb/fencedb/internal/demo/worker"
 )
 
 // workerProcess is one process of the demo, seen from outside.
@@ -23,7 +23,7 @@ func startWorker(ctx context.Context, name, postgresURL, redisURL, namespace str
 	}
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), workerVar+"="+name, postgresVar+"="+postgresURL, redisVar+"="+redisURL, namespaceVar+"="+namespace)
-	p, err := process.Start[event](ctx, cmd)
+	p, err := process.Spawn[event](ctx, cmd)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@
 package booking
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -14,6 +15,10 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // Booking is one table for one party, for one hour.
@@ -65,6 +70,39 @@ func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 // Resource names the lease and the fence of a table. The migration says the same in SQL: 'table:' || table_id.
 func Resource(table int) string { return "table:" + strconv.Itoa(table) }
 
+// Store keeps the bookings. Reading needs no grant; what writes carries one, and comes too late with
+// [fencedb.ErrStale] once a newer one has been there: then it has written nothing.
+type Store interface {
+	// Seal makes grant the oldest that can still write: every earlier one is refused from now on.
+	Seal(ctx context.Context, grant fencedb.Grant) error
+
+	// Find returns the booking of a table and hour, and false if there is none.
+	Find(ctx context.Context, table int, slot time.Time) (Booking, bool, error)
+
+	// Get returns a booking, and false if there is none.
+	Get(ctx context.Context, id uuid.UUID) (Booking, bool, error)
+
+	// List returns the first so many bookings of a table that begin at from or later, in their order.
+	List(ctx context.Context, table int, from time.Time, limit int) ([]Booking, error)
+
+	// Answered returns what Save has answered to key, and false if it has not yet.
+	Answered(ctx context.Context, key string, b Booking) (Answer, bool, error)
+
+	// Save writes the booking over whatever is there, which then keeps its ID. The answer is kept in the same transaction: the
+	// same key gets it again and writes nothing. With another booking it is refused, with [fencedb.ErrKeyReused]. No key,
+	// nothing kept.
+	Save(ctx context.Context, grant fencedb.Grant, key string, b Booking) (Answer, error)
+
+	// Remove deletes a booking, and returns false if there is none. The table's fence stays.
+	Remove(ctx context.Context, grant fencedb.Grant, id uuid.UUID) (bool, error)
+}
+
+// Answer is what a guest is told.
+type Answer struct {
+	Booking
+	Created bool `json:"created"` // false: the guest had the table before, and the party was changed
+}
+
 func (b Booking) validate() error {
 	if err := validateTable(b.Table); err != nil {
 		return err
@@ -91,4 +129,156 @@ func validateTable(table int) error {
 		return &InvalidError{"table", fmt.Sprintf("tables are numbered from 1 to %d", MaxTable)}
 	}
 	return nil
+}
+
+// CardCheck asks the guest's bank whether the card is good; [ErrCardDeclined] if not. It charges nothing. It takes a
+// moment, and that moment is why there is a lease: a transaction should not stay open across a call to a bank.
+type CardCheck func(ctx context.Context, guest string) error
+
+// Config is what a Service works with.
+type Config struct {
+	Lease     lease.Config  // of the leases on tables; New sets its Seal
+	Wait      time.Duration // at most so long for whoever is at the same table; 0 refuses at once
+	Store     Store
+	CheckCard CardCheck
+}
+
+// Service takes reservations. It is safe for concurrent use.
+//
+// The errors of its methods say what is true of the data. [lease.ErrHeld] says that somebody is at this table right now, and
+// when to ask again. After any error nothing was changed, except that [fencedb.ErrCommitUnknown] leaves it open; asking
+// again, with the same key, settles it. Cancelling ctx ends the waiting and the work, and gives the lease back all the same.
+type Service struct {
+	Config
+	leases *lease.Issuer
+}
+
+// New returns a service whose leases come from client and are sealed in the store.
+//
+// Sealing is what lets Reserve read before its transaction: once a holder knows that it holds, no earlier holder can write,
+// and if a later one comes, the Save of this one is refused. So what was read is still true of what is saved.
+func New(client redis.UniversalClient, cfg Config) (*Service, error) {
+	cfg.Lease.Seal = func(ctx context.Context, l *lease.Lease) error { return cfg.Store.Seal(ctx, l) }
+	leases, err := lease.New(client, cfg.Lease)
+	if err != nil {
+		return nil, err
+	}
+	return &Service{cfg, leases}, nil
+}
+
+// Leases is where the leases come from, for readiness checks and operators.
+func (s *Service) Leases() *lease.Issuer { return s.leases }
+
+// Reserve books a table, and gives the booking an ID. The guest who has the table already may change the size of the party by
+// booking again. A key that was answered before gets the same answer again, however often it is sent.
+func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer Answer, err error) {
+	if err := b.validate(); err != nil {
+		return Answer{}, err
+	}
+	b.ID, b.Slot = uuid.New(), b.Slot.UTC()
+	l, err := s.acquire(ctx, b.Table)
+	if err != nil {
+		return Answer{}, err
+	}
+	defer func() { err = giveBack(ctx, l, err) }()
+
+	if key != "" {
+		if answer, found, err := s.Store.Answered(ctx, key, b); found || err != nil {
+			return answer, err
+		}
+	}
+	there, found, err := s.Store.Find(ctx, b.Table, b.Slot)
+	switch {
+	case err != nil:
+		return Answer{}, err
+	case found && there.Guest != b.Guest:
+		return Answer{}, ErrTaken
+	}
+	if err := s.checkCardUnder(ctx, l, b.Guest); err != nil {
+		return Answer{}, err
+	}
+	// Under ctx, not under the lease's context: the grant bounds the transaction by the lease's time, on the server too, and whether it
+	// comes too late is for Postgres to say. A context that ends meanwhile would only cut off the answer.
+	return s.Store.Save(ctx, l, key, b)
+}
+
+// Get returns a booking; [ErrUnknown] if there is none.
+func (s *Service) Get(ctx context.Context, id uuid.UUID) (Booking, error) {
+	b, found, err := s.Store.Get(ctx, id)
+	if err == nil && !found {
+		err = ErrUnknown
+	}
+	return b, err
+}
+
+// Cancel gives a table free again; [ErrUnknown] if there is no such booking, or no longer.
+func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
+	b, err := s.Get(ctx, id)
+	if err != nil {
+		return err
+	}
+	l, err := s.acquire(ctx, b.Table) // a booking never changes its table
+	if err != nil {
+		return err
+	}
+	defer func() { err = giveBack(ctx, l, err) }()
+
+	removed, err := s.Store.Remove(ctx, l, id)
+	if err == nil && !removed {
+		return ErrUnknown
+	}
+	return err
+}
+
+// pageSize is how many bookings List returns at most.
+const pageSize = 100
+
+// List returns bookings of a table that begin at from or later. If there are more, next is the slot of the one to go on
+// with; otherwise it is zero.
+func (s *Service) List(ctx context.Context, table int, from time.Time) (page []Booking, next time.Time, err error) {
+	if err := validateTable(table); err != nil {
+		return nil, next, err
+	}
+	page, err = s.Store.List(ctx, table, from, pageSize+1)
+	if len(page) > pageSize {
+		page, next = page[:pageSize], page[pageSize].Slot
+	}
+	return page, next, err
+}
+
+// acquire returns a sealed lease on the table. Sealing refuses one whose token is older than what the store has seen: Redis
+// has lost its data, and its clock is behind. Then its counter is raised, and it is asked once more.
+func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) {
+	l, err := s.lease(ctx, Resource(table))
+	var stale *fencedb.StaleError
+	if !errors.As(err, &stale) {
+		return l, err
+	}
+	if _, err := s.leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
+		return nil, err
+	}
+	return s.lease(ctx, Resource(table))
+}
+
+func (s *Service) lease(ctx context.Context, resource string) (*lease.Lease, error) {
+	if s.Wait == 0 {
+		return s.leases.TryAcquire(ctx, resource)
+	}
+	return s.leases.Acquire(ctx, resource, lease.WaitAtMost(s.Wait))
+}
+
+// checkCardUnder stops waiting for the bank when the lease ends: the answer would be of no use.
+func (s *Service) checkCardUnder(ctx context.Context, l *lease.Lease, guest string) error {
+	ctx, unbind := l.Bind(ctx)
+	defer unbind()
+	return s.CheckCard(ctx, guest)
+}
+
+// giveBack releases the lease. That it was lost is worth telling only if nothing was written; what was let in stands.
+func giveBack(ctx context.Context, l *lease.Lease, err error) error {
+	lost := l.Release(ctx)
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, lost)
 }

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencedb/fencedb/internal/process"
+	process "github.com/fencedb/fencedb/internal/demo/worker"
 )
 
 // workerProcess is a worker seen from outside.
@@ -36,7 +36,7 @@ func startWorker(ctx context.Context, s settings) (*workerProcess, error) {
 	}
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), WorkerVar+"="+string(told))
-	running, err := process.Start[report](ctx, cmd)
+	running, err := process.Spawn[report](ctx, cmd)
 	if err != nil {
 		return nil, err
 	}

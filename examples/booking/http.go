@@ -1,0 +1,244 @@
+// The booking service over HTTP: JSON in, JSON out, problems as RFC 9457 has them. The file openapi.yaml, which it serves, is its
+// contract. What became of a request is in the status:
+//
+//   - 2xx: done. The same Idempotency-Key gets the same answer again.
+//   - 4xx: refused, and nothing was written. With Retry-After it may be sent again as it is.
+//   - 503: a store did not answer. Unless the problem says otherwise nothing was written; with the same Idempotency-Key it
+//     may be sent again without a second thought.
+
+package main
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"mime"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+)
+
+// desk is what takes the requests: *booking.Service.
+type desk interface {
+	Reserve(ctx context.Context, key string, b booking.Booking) (booking.Answer, error)
+	Get(ctx context.Context, id uuid.UUID) (booking.Booking, error)
+	List(ctx context.Context, table int, from time.Time) (page []booking.Booking, next time.Time, err error)
+	Cancel(ctx context.Context, id uuid.UUID) error
+}
+
+// api is what the handlers are made of.
+type api struct {
+	Desk    desk
+	Ready   http.Handler  // answers GET /readyz
+	Metrics http.Handler  // answers GET /metrics
+	Timeout time.Duration // of one request; then its context ends, and with it the waiting and the work
+	Log     *slog.Logger  // a line for each request; see withRequestID
+}
+
+//go:embed openapi.yaml
+var openAPI []byte
+
+// handler serves every route.
+func (a *api) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /tables/{table}/bookings", a.reserve)
+	mux.HandleFunc("GET /tables/{table}/bookings", a.list)
+	mux.HandleFunc("GET /bookings/{id}", a.get)
+	mux.HandleFunc("DELETE /bookings/{id}", a.cancel)
+	mux.HandleFunc("GET /healthz", live)
+	mux.Handle("GET /readyz", a.Ready)
+	mux.Handle("GET /metrics", a.Metrics)
+	mux.HandleFunc("GET /openapi.yaml", contractFile)
+	return a.identified(a.logged(a.recovered(a.bounded(a.routed(mux)))))
+}
+
+// live says that the process runs. Whether it can work is for /readyz to say: a restart does not bring a store back.
+func live(w http.ResponseWriter, _ *http.Request) {
+	writeJSON(w, http.StatusOK, "application/json", map[string]string{"status": "ok"})
+}
+
+func contractFile(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	_, _ = w.Write(openAPI) // the client may have gone
+}
+
+func (a *api) reserve(w http.ResponseWriter, r *http.Request) {
+	key, b, err := decodeReservation(w, r)
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	answer, err := a.Desk.Reserve(r.Context(), key, b)
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	status := http.StatusOK
+	if answer.Created {
+		status = http.StatusCreated
+		w.Header().Set("Location", "/bookings/"+answer.ID.String())
+	}
+	writeJSON(w, status, "application/json", answer.Booking)
+}
+
+// page is the answer to a list.
+type page struct {
+	Bookings []booking.Booking `json:"bookings"`
+	Next     time.Time         `json:"next,omitzero"` // go on with ?from=
+}
+
+func (a *api) list(w http.ResponseWriter, r *http.Request) {
+	table, from, err := decodeList(r)
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	bookings, next, err := a.Desk.List(r.Context(), table, from)
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, "application/json", page{bookings, next})
+}
+
+func (a *api) get(w http.ResponseWriter, r *http.Request) {
+	id, err := decodeID(r)
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	b, err := a.Desk.Get(r.Context(), id)
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, "application/json", b)
+}
+
+func (a *api) cancel(w http.ResponseWriter, r *http.Request) {
+	id, err := decodeID(r)
+	if err == nil {
+		err = a.Desk.Cancel(r.Context(), id)
+	}
+	if err != nil {
+		a.refuse(w, r, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// decodeID: what is no ID is the ID of no booking.
+func decodeID(r *http.Request) (uuid.UUID, error) {
+	id, err := uuid.Parse(r.PathValue("id"))
+	if err != nil {
+		return uuid.Nil, booking.ErrUnknown
+	}
+	return id, nil
+}
+
+const (
+	maxBody = 4 << 10 // bytes
+	maxKey  = 255     // bytes of an Idempotency-Key
+)
+
+var (
+	errMediaType = errors.New("api: not application/json")
+	errMalformed = errors.New("api: not one JSON object")
+)
+
+func decodeReservation(w http.ResponseWriter, r *http.Request) (key string, b booking.Booking, err error) {
+	if b.Table, err = decodeTable(r); err != nil {
+		return "", b, err
+	}
+	if key, err = decodeKey(r); err != nil {
+		return "", b, err
+	}
+	fields, err := decodeObject(w, r)
+	if err != nil {
+		return "", b, err
+	}
+	return key, b, assign(fields, map[string]any{"slot": &b.Slot, "guest": &b.Guest, "party": &b.Party})
+}
+
+// decodeObject reads the body, which must be one JSON object and no more.
+func decodeObject(w http.ResponseWriter, r *http.Request) (map[string]json.RawMessage, error) {
+	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
+		return nil, errMediaType
+	}
+	var fields map[string]json.RawMessage
+	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	if err := body.Decode(&fields); err != nil {
+		return nil, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	if _, err := body.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.Join(errMalformed, err)
+	}
+	return fields, nil
+}
+
+// assign is json.Unmarshal, except that its errors are for the field's sender: a field that is unknown or of another type is
+// named.
+func assign(fields map[string]json.RawMessage, known map[string]any) error {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		target, ok := known[name]
+		if !ok {
+			names := strings.Join(slices.Sorted(maps.Keys(known)), ", ")
+			return &booking.InvalidError{Field: name, Problem: "unknown; there are " + names}
+		}
+		if err := json.Unmarshal(fields[name], target); err != nil {
+			return &booking.InvalidError{Field: name, Problem: "must be " + typeName(target)}
+		}
+	}
+	return nil
+}
+
+func typeName(target any) string {
+	switch target.(type) {
+	case *time.Time:
+		return "a time such as 2030-06-01T19:00:00Z"
+	case *int:
+		return "a whole number"
+	}
+	return "a text"
+}
+
+func decodeTable(r *http.Request) (int, error) {
+	table, err := strconv.Atoi(r.PathValue("table"))
+	if err != nil {
+		return 0, &booking.InvalidError{Field: "table", Problem: "must be a whole number"}
+	}
+	return table, nil
+}
+
+func decodeKey(r *http.Request) (string, error) {
+	key := r.Header.Get("Idempotency-Key")
+	if len(key) > maxKey || strings.ContainsFunc(key, notVisible) {
+		return "", &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
+	}
+	return key, nil
+}
+
+func notVisible(r rune) bool { return r <= ' ' || r > '~' }
+
+func decodeList(r *http.Request) (table int, from time.Time, err error) {
+	if table, err = decodeTable(r); err != nil {
+		return 0, from, err
+	}
+	if text := r.URL.Query().Get("from"); text != "" {
+		if from, err = time.Parse(time.RFC3339, text); err != nil {
+			err = &booking.InvalidError{Field: "from", Problem: "must be " + typeName(&from)}
+		}
+	}
+	return table, from, err
+}

@@ -1,0 +1,446 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+var evening = time.Date(2030, time.June, 1, 19, 0, 0, 0, time.UTC)
+
+var ann = booking.Booking{
+	ID: uuid.MustParse("7a3e1d2c-4b5f-4c6d-8e9f-0a1b2c3d4e5f"), Table: 12, Slot: evening, Guest: "Ann", Party: 4,
+}
+
+const annJSON = `{"id":"7a3e1d2c-4b5f-4c6d-8e9f-0a1b2c3d4e5f","table":12,"slot":"2030-06-01T19:00:00Z","guest":"Ann","party":4}`
+
+const (
+	reservePath = "POST /tables/{table}/bookings"
+	listPath    = "GET /tables/{table}/bookings"
+	getPath     = "GET /bookings/{id}"
+	cancelPath  = "DELETE /bookings/{id}"
+)
+
+// Each answer in openapi.yaml is given to some request here, and no answer is given that is not in it.
+func TestEveryAnswerOfTheContractAndNoOther(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	given := map[documented]bool{}
+	ask := func(want documented, d answering, r *http.Request) {
+		t.Helper()
+		w.desk = d
+		_, got := w.send(r)
+		require.Equal(t, want, got)
+		given[got] = true
+	}
+	created, changed := booking.Answer{Booking: ann, Created: true}, booking.Answer{Booking: ann}
+	ask(reservePath+" 201", answering{answer: created}, reservation())
+	ask(reservePath+" 200", answering{answer: changed}, reservation())
+	ask(reservePath+" 400", answering{}, withBody(reservation(), `{"slot":`))
+	ask(reservePath+" 402", answering{err: booking.ErrCardDeclined}, reservation())
+	ask(reservePath+" 409", answering{err: booking.ErrTaken}, reservation())
+	ask(reservePath+" 413", answering{}, withBody(reservation(), `{"guest":"`+strings.Repeat("a", 5000)+`"}`))
+	ask(reservePath+" 415", answering{}, withHeader(reservation(), "Content-Type", "text/plain"))
+	ask(reservePath+" 422", answering{err: fencedb.ErrKeyReused}, reservation())
+	ask(reservePath+" 500", answering{err: errors.New("a bug")}, reservation())
+	ask(reservePath+" 503", answering{err: lease.ErrUnreachable}, reservation())
+	ask(listPath+" 200", answering{page: []booking.Booking{ann}}, get("/tables/12/bookings"))
+	ask(listPath+" 422", answering{}, get("/tables/twelve/bookings"))
+	ask(listPath+" 500", answering{err: errors.New("a bug")}, get("/tables/12/bookings"))
+	ask(listPath+" 503", answering{err: booking.ErrUnavailable}, get("/tables/12/bookings"))
+	ask(getPath+" 200", answering{answer: created}, get("/bookings/"+ann.ID.String()))
+	ask(getPath+" 404", answering{}, get("/bookings/12"))
+	ask(getPath+" 500", answering{err: errors.New("a bug")}, get("/bookings/"+ann.ID.String()))
+	ask(getPath+" 503", answering{err: booking.ErrUnavailable}, get("/bookings/"+ann.ID.String()))
+	ask(cancelPath+" 204", answering{}, cancellation())
+	ask(cancelPath+" 404", answering{err: booking.ErrUnknown}, cancellation())
+	ask(cancelPath+" 409", answering{err: &lease.HeldError{}}, cancellation())
+	ask(cancelPath+" 500", answering{err: errors.New("a bug")}, cancellation())
+	ask(cancelPath+" 503", answering{err: booking.ErrUnavailable}, cancellation())
+	ask("GET /healthz 200", answering{}, get("/healthz"))
+	ask("GET /readyz 200", answering{}, get("/readyz"))
+	ask("GET /readyz 503", answering{err: errors.New("not ready")}, get("/readyz"))
+	ask("GET /metrics 200", answering{}, get("/metrics"))
+	ask("GET /openapi.yaml 200", answering{}, get("/openapi.yaml"))
+
+	for a := range w.contract.answers() {
+		require.True(t, given[a], "%s is in the contract, but not in this test", a)
+	}
+}
+
+func TestReserveHandsOverWhatWasAsked(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	w.desk.answer = booking.Answer{Booking: ann, Created: true}
+
+	response, _ := w.send(withHeader(reservation(), "Idempotency-Key", "0b6f"))
+
+	require.Equal(t, "/bookings/"+ann.ID.String(), response.Header().Get("Location"))
+	require.JSONEq(t, annJSON, response.Body.String())
+	require.Equal(t, "0b6f", w.asked.key)
+	require.Equal(t, booking.Booking{Table: 12, Slot: evening, Guest: "Ann", Party: 4}, w.asked.booking)
+}
+
+func TestListHandsOverWhatWasAsked(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	w.desk.page, w.desk.next = []booking.Booking{ann}, evening.Add(time.Hour)
+
+	response, _ := w.send(get("/tables/12/bookings?from=2030-06-01T19:00:00Z"))
+
+	require.JSONEq(t, `{"bookings":[`+annJSON+`],"next":"2030-06-01T20:00:00Z"}`, response.Body.String())
+	require.Equal(t, 12, w.asked.booking.Table)
+	require.Equal(t, evening, w.asked.booking.Slot)
+
+	w.desk.page, w.desk.next = []booking.Booking{}, time.Time{}
+	response, _ = w.send(get("/tables/12/bookings"))
+	require.JSONEq(t, `{"bookings":[]}`, response.Body.String())
+	require.Zero(t, w.asked.booking.Slot)
+}
+
+func TestCancelHandsOverWhatWasAsked(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	w.send(cancellation())
+	require.Equal(t, ann.ID, w.asked.booking.ID)
+}
+
+func TestBadInputIsNamedAndGoesNoFurther(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		request *http.Request
+		field   string
+	}{
+		"slot no time":     {withBody(reservation(), `{"slot":"tonight"}`), "slot"},
+		"slot no text":     {withBody(reservation(), `{"slot":19}`), "slot"},
+		"guest no text":    {withBody(reservation(), `{"guest":["Ann"]}`), "guest"},
+		"party no number":  {withBody(reservation(), `{"party":"4"}`), "party"},
+		"party in parts":   {withBody(reservation(), `{"party":4.5}`), "party"},
+		"unknown":          {withBody(reservation(), `{"tip":5}`), "tip"},
+		"another case":     {withBody(reservation(), `{"Guest":"Ann"}`), "Guest"},
+		"ID of one's own":  {withBody(reservation(), annJSON), "id"},
+		"table no number":  {httptest.NewRequest(http.MethodPost, "/tables/x/bookings", nil), "table"},
+		"from no time":     {get("/tables/12/bookings?from=tonight"), "from"},
+		"key with a space": {withHeader(reservation(), "Idempotency-Key", "a b"), "Idempotency-Key"},
+		"key of 256 bytes": {withHeader(reservation(), "Idempotency-Key", strings.Repeat("a", 256)), "Idempotency-Key"},
+		"key in Unicode":   {withHeader(reservation(), "Idempotency-Key", "schlüssel"), "Idempotency-Key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newDesktop(t)
+			p := w.refused(tc.request)
+			require.Equal(t, http.StatusUnprocessableEntity, p.Status)
+			require.Equal(t, tc.field, p.Field)
+			require.NotEmpty(t, p.Detail)
+			require.Zero(t, w.asked)
+		})
+	}
+}
+
+func TestAnUnknownFieldIsToldWhichThereAre(t *testing.T) {
+	t.Parallel()
+	require.Contains(t, newDesktop(t).refused(withBody(reservation(), `{"tip":5}`)).Detail, "guest, party, slot")
+}
+
+func TestTheBodyIsOneObject(t *testing.T) {
+	t.Parallel()
+	for name, body := range map[string]string{
+		"nothing": "",
+		"a list":  `[]`,
+		"a text":  `"Ann"`,
+		"half":    `{"guest":"Ann"`,
+		"two":     `{"guest":"Ann"}{"party":4}`,
+		"rest":    `{"guest":"Ann"} and Bob`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newDesktop(t)
+			require.Equal(t, http.StatusBadRequest, w.refused(withBody(reservation(), body)).Status)
+			require.Zero(t, w.asked)
+		})
+	}
+}
+
+func TestAKeyOfVisibleCharactersIsTaken(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	key := "!~" + strings.Repeat("a", 253)
+	w.send(withHeader(reservation(), "Idempotency-Key", key))
+	require.Equal(t, key, w.asked.key)
+}
+
+func TestProblems(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		err        error
+		status     int
+		kind       string
+		retryAfter string
+	}{
+		"held":         {&lease.HeldError{RetryAfter: 1200 * time.Millisecond}, 409, "busy", "2"},
+		"held, no TTL": {&lease.HeldError{}, 409, "busy", "1"},
+		"fence held":   {&fencedb.BusyError{}, 409, "busy", "1"},
+		"stale":        {&fencedb.StaleError{Token: 41, Stored: 42}, 409, "overtaken", "1"},
+		"joined":       {errors.Join(&fencedb.StaleError{}, lease.ErrExpired), 409, "overtaken", "1"},
+		"lease over":   {fencedb.ErrLeaseOver, 409, "overtaken", "1"},
+		"revoked":      {lease.ErrRevoked, 409, "overtaken", "1"},
+		"expired":      {lease.ErrExpired, 409, "overtaken", "1"},
+		"lost":         {lease.ErrLost, 409, "overtaken", "1"},
+		"taken":        {booking.ErrTaken, 409, "taken", ""},
+		"declined":     {booking.ErrCardDeclined, 402, "card-declined", ""},
+		"key reused":   {fencedb.ErrKeyReused, 422, "key-reused", ""},
+		"invalid":      {&booking.InvalidError{Field: "party", Problem: "no"}, 422, "invalid", ""},
+		"no Redis":     {lease.ErrUnreachable, 503, "unavailable", "2"},
+		"full Redis":   {lease.ErrOutOfMemory, 503, "unavailable", "2"},
+		"no Postgres":  {fmt.Errorf("%w: no route", booking.ErrUnavailable), 503, "unavailable", "2"},
+		"too slow":     {context.DeadlineExceeded, 503, "unavailable", "2"},
+		"doubt":        {errors.Join(booking.ErrUnavailable, &fencedb.CommitUnknownError{}), 503, "unsettled", "1"},
+		"bug":          {errors.New("secret"), 500, "internal", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newDesktop(t)
+			w.desk.err = tc.err
+			p := w.refused(reservation())
+			require.Equal(t, tc.status, p.Status)
+			require.Equal(t, "urn:problem-type:booking:"+tc.kind, p.Type)
+			require.Equal(t, tc.retryAfter, p.retryAfter)
+			require.NotContains(t, p.Title+p.Detail, "secret")
+			require.Equal(t, tc.status >= 500, strings.Contains(w.log.String(), "level=ERROR"), w.log)
+		})
+	}
+}
+
+func TestWhereThereIsNoRoute(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	require.Equal(t, http.StatusNotFound, w.refused(get("/tables")).Status)
+
+	response, _ := w.send(httptest.NewRequest(http.MethodPatch, "/bookings/1", nil))
+	require.Equal(t, http.StatusMethodNotAllowed, response.Code)
+	require.Equal(t, "DELETE, GET, HEAD", response.Header().Get("Allow"))
+}
+
+func TestRequestIDsComeInAndGoOut(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		sent string
+		kept bool
+	}{
+		"fit":       {"req-7.b_3", true},
+		"none":      {"", false},
+		"too long":  {strings.Repeat("a", 65), false},
+		"two lines": {"a\nb", false},
+		"foreign":   {"é", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newDesktop(t)
+			w.desk.err = booking.ErrTaken
+
+			p := w.refused(withHeader(reservation(), "X-Request-Id", tc.sent))
+
+			require.NotEmpty(t, p.RequestID)
+			require.Equal(t, tc.kept, p.RequestID == tc.sent)
+			require.Equal(t, p.RequestID, p.header.Get("X-Request-Id"))
+			require.Equal(t, p.RequestID, w.asked.requestID)
+			require.Contains(t, w.log.String(), "request_id="+p.RequestID)
+		})
+	}
+	require.Empty(t, requestID(t.Context()))
+}
+
+func TestALineForEachRequest(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	w.desk.err = booking.ErrTaken
+	w.send(reservation())
+	require.Contains(t, w.log.String(), "msg=request method=POST path=/tables/12/bookings status=409 ")
+}
+
+func TestLinesOfARequestCarryItsID(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	w.desk.during = func(ctx context.Context) {
+		w.config.Log.With("a", 1).InfoContext(ctx, "said")
+		w.config.Log.WithGroup("g").InfoContext(ctx, "grouped")
+		w.config.Log.Info("elsewhere")
+	}
+	w.send(withHeader(reservation(), "X-Request-Id", "7"))
+	require.Contains(t, w.log.String(), "msg=said a=1 request_id=7\n")
+	require.Contains(t, w.log.String(), "msg=grouped g.request_id=7\n")
+	require.Contains(t, w.log.String(), "msg=elsewhere\n")
+}
+
+func TestAPanicIsAnswered(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	w.desk.during = func(context.Context) { panic("secret") }
+
+	p := w.refused(reservation())
+
+	require.Equal(t, http.StatusInternalServerError, p.Status)
+	require.Contains(t, w.log.String(), "secret")
+
+	w.desk.during = func(context.Context) { panic(http.ErrAbortHandler) }
+	require.PanicsWithError(t, http.ErrAbortHandler.Error(), func() { w.send(reservation()) })
+}
+
+func TestARequestIsGivenSoMuchTime(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	w.config.Timeout = time.Millisecond
+	w.desk.during = func(ctx context.Context) {
+		<-ctx.Done()
+		w.desk.err = ctx.Err()
+	}
+	require.Equal(t, http.StatusServiceUnavailable, w.refused(reservation()).Status)
+}
+
+func TestTheContractIsServed(t *testing.T) {
+	t.Parallel()
+	response, _ := newDesktop(t).send(get("/openapi.yaml"))
+	text, err := os.ReadFile("openapi.yaml")
+	require.NoError(t, err)
+	require.Equal(t, string(text), response.Body.String())
+}
+
+// desktop is the API with a desk that answers as it is told.
+type desktop struct {
+	testing.TB
+	contract contract
+	config   api
+	log      *bytes.Buffer
+	desk     answering
+	asked    asked
+}
+
+type answering struct {
+	answer booking.Answer
+	page   []booking.Booking
+	next   time.Time
+	err    error
+	during func(context.Context) // of each call
+}
+
+// asked is what the desk was asked last.
+type asked struct {
+	key       string
+	booking   booking.Booking
+	requestID string
+}
+
+func newDesktop(t testing.TB) *desktop {
+	w := &desktop{TB: t, contract: readContract(t), log: &bytes.Buffer{}}
+	level := &slog.HandlerOptions{Level: slog.LevelDebug}
+	w.config = api{
+		Desk: w, Ready: http.HandlerFunc(w.ready), Metrics: &metrics{}, Timeout: time.Minute,
+		Log: slog.New(withRequestID(slog.NewTextHandler(w.log, level))),
+	}
+	return w
+}
+
+func (w *desktop) ready(out http.ResponseWriter, _ *http.Request) {
+	out.Header().Set("Content-Type", "application/json")
+	if w.desk.err != nil {
+		out.WriteHeader(http.StatusServiceUnavailable)
+	}
+}
+
+func (w *desktop) take(ctx context.Context, key string, b booking.Booking) error {
+	w.asked = asked{key, b, requestID(ctx)}
+	if w.desk.during != nil {
+		w.desk.during(ctx)
+	}
+	return w.desk.err
+}
+
+func (w *desktop) Reserve(ctx context.Context, key string, b booking.Booking) (booking.Answer, error) {
+	return w.desk.answer, w.take(ctx, key, b)
+}
+
+func (w *desktop) Get(ctx context.Context, id uuid.UUID) (booking.Booking, error) {
+	return w.desk.answer.Booking, w.take(ctx, "", booking.Booking{ID: id})
+}
+
+func (w *desktop) List(ctx context.Context, table int, from time.Time) ([]booking.Booking, time.Time, error) {
+	return w.desk.page, w.desk.next, w.take(ctx, "", booking.Booking{Table: table, Slot: from})
+}
+
+func (w *desktop) Cancel(ctx context.Context, id uuid.UUID) error {
+	return w.take(ctx, "", booking.Booking{ID: id})
+}
+
+// send sends a request, and holds the answer to the contract.
+func (w *desktop) send(r *http.Request) (*httptest.ResponseRecorder, documented) {
+	w.Helper()
+	response := httptest.NewRecorder()
+	w.config.handler().ServeHTTP(response, r)
+	require.Equal(w, "no-store", response.Header().Get("Cache-Control"))
+	return response, w.contract.require(w, r, response)
+}
+
+type refusal struct {
+	Type      string `json:"type"`
+	Title     string `json:"title"`
+	Status    int    `json:"status"`
+	Detail    string `json:"detail"`
+	Field     string `json:"field"`
+	RequestID string `json:"request_id"`
+
+	retryAfter string
+	header     http.Header
+}
+
+// refused sends a request that must get a problem, of a type that the contract lists.
+func (w *desktop) refused(r *http.Request) refusal {
+	w.Helper()
+	response, _ := w.send(r)
+	require.Equal(w, "application/problem+json", response.Header().Get("Content-Type"))
+	p := refusal{retryAfter: response.Header().Get("Retry-After"), header: response.Header()}
+	require.NoError(w, json.Unmarshal(response.Body.Bytes(), &p))
+	require.Equal(w, response.Code, p.Status)
+	require.NotEmpty(w, p.Title)
+	require.True(w, slices.Contains(w.contract.Components.Schemas["Problem"].Properties["type"].Enum, p.Type), p.Type)
+	return p
+}
+
+func reservation() *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "/tables/12/bookings", nil)
+	r.Header.Set("Content-Type", "application/json; charset=utf-8")
+	return withBody(r, `{"slot":"2030-06-01T19:00:00Z","guest":"Ann","party":4}`)
+}
+
+func cancellation() *http.Request {
+	return httptest.NewRequest(http.MethodDelete, "/bookings/"+ann.ID.String(), nil)
+}
+
+func get(path string) *http.Request { return httptest.NewRequest(http.MethodGet, path, nil) }
+
+func withHeader(r *http.Request, name, value string) *http.Request {
+	r.Header.Set(name, value)
+	return r
+}
+
+func withBody(r *http.Request, body string) *http.Request {
+	with := httptest.NewRequest(r.Method, r.URL.Path, strings.NewReader(body))
+	with.Header = r.Header
+	return with
+}

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// problem is the body of an answer that is not a success (RFC 9457).
+type problem struct {
+	Type      string `json:"type"`
+	Title     string `json:"title"`
+	Status    int    `json:"status"`
+	Detail    string `json:"detail,omitempty"`
+	Field     string `json:"field,omitempty"`      // what is wrong, with 422
+	RequestID string `json:"request_id,omitempty"` // by which the log knows this request
+
+	retryAfter time.Duration // 0: sending it again will not help
+}
+
+// shortly is when to send a request again that would probably succeed now.
+const shortly = time.Second
+
+var (
+	invalid    = problem{Type: "invalid", Title: "The request is not valid", Status: http.StatusUnprocessableEntity}
+	keyReused  = problem{Type: "key-reused", Title: "The Idempotency-Key was used for another request", Status: http.StatusUnprocessableEntity}
+	malformed  = problem{Type: "malformed", Title: "The body is not one JSON object", Status: http.StatusBadRequest}
+	tooLarge   = problem{Type: "too-large", Title: "The body is too large", Status: http.StatusRequestEntityTooLarge}
+	mediaType  = problem{Type: "media-type", Title: "The body must be application/json", Status: http.StatusUnsupportedMediaType}
+	declined   = problem{Type: "card-declined", Title: "The card was declined", Status: http.StatusPaymentRequired}
+	unknown    = problem{Type: "unknown-booking", Title: "There is no such booking", Status: http.StatusNotFound}
+	taken      = problem{Type: "taken", Title: "The table is taken at that time", Status: http.StatusConflict}
+	busy       = problem{Type: "busy", Title: "Somebody else is at this table right now", Status: http.StatusConflict, retryAfter: shortly}
+	overtaken  = problem{Type: "overtaken", Title: "Somebody else came to this table meanwhile; nothing was written", Status: http.StatusConflict, retryAfter: shortly}
+	unsettled  = problem{Type: "unsettled", Title: "Not known whether it was written; send it again with the same Idempotency-Key", Status: http.StatusServiceUnavailable, retryAfter: shortly}
+	outOfOrder = problem{Type: "unavailable", Title: "What this needs does not answer; nothing was written", Status: http.StatusServiceUnavailable, retryAfter: 2 * shortly}
+	internal   = problem{Type: "internal", Title: "Something is wrong here; the log has the request ID", Status: http.StatusInternalServerError}
+)
+
+// problems say what an error means to the sender. The first that fits counts.
+var problems = []struct {
+	problem problem
+	errs    []error
+}{
+	{unsettled, []error{fencedb.ErrCommitUnknown}}, // first: it is the only one that leaves a doubt
+	{invalid, []error{booking.ErrInvalid}},
+	{keyReused, []error{fencedb.ErrKeyReused}},
+	{mediaType, []error{errMediaType}},
+	{malformed, []error{errMalformed}},
+	{declined, []error{booking.ErrCardDeclined}},
+	{unknown, []error{booking.ErrUnknown}},
+	{taken, []error{booking.ErrTaken}},
+	{busy, []error{lease.ErrHeld, fencedb.ErrBusy}},
+	{overtaken, []error{fencedb.ErrStale, fencedb.ErrLeaseOver, lease.ErrLost, lease.ErrExpired, lease.ErrRevoked}},
+	{outOfOrder, []error{
+		booking.ErrUnavailable, lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown,
+		lease.ErrOutOfMemory, lease.ErrTooFewReplicas, context.DeadlineExceeded, context.Canceled,
+	}},
+}
+
+func explain(err error) problem {
+	p := find(err)
+	var (
+		wrong *booking.InvalidError
+		large *http.MaxBytesError
+		held  *lease.HeldError
+	)
+	switch {
+	case errors.As(err, &wrong):
+		p.Field, p.Detail = wrong.Field, wrong.Problem
+	case errors.As(err, &large):
+		p = tooLarge
+		p.Detail = "at most " + strconv.FormatInt(large.Limit, 10) + " bytes"
+	case errors.As(err, &held):
+		p.retryAfter = max(held.RetryAfter, shortly)
+	}
+	return p
+}
+
+func find(err error) problem {
+	for _, candidate := range problems {
+		for _, target := range candidate.errs {
+			if errors.Is(err, target) {
+				return candidate.problem
+			}
+		}
+	}
+	return internal
+}
+
+// refuse answers with the problem that err stands for. What the sender is not told is in the log.
+func (a *api) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	p := explain(err)
+	level := slog.LevelDebug
+	if p.Status >= http.StatusInternalServerError {
+		level = slog.LevelError
+	}
+	a.Log.Log(r.Context(), level, "refused", "problem", p.Type, "error", err)
+	p.write(w, r)
+}
+
+func (p problem) write(w http.ResponseWriter, r *http.Request) {
+	p.Type = "urn:problem-type:booking:" + p.Type
+	p.RequestID = requestID(r.Context())
+	if p.retryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(p.retryAfter.Seconds()))))
+	}
+	writeJSON(w, p.Status, "application/problem+json", p)
+}
+
+func writeJSON(w http.ResponseWriter, status int, contentType string, body any) {
+	w.Header().Set("Content-Type", contentType)
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // the client may have gone
+}
+
+// logged writes a line for each request.
+func (a *api) logged(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		began, seen := time.Now(), &observed{ResponseWriter: w, status: http.StatusOK}
+		next.ServeHTTP(seen, r)
+		a.Log.InfoContext(r.Context(), "request", "method", r.Method, "path", r.URL.Path,
+			"status", seen.status, "took", time.Since(began).Round(time.Microsecond))
+	})
+}
+
+// recovered answers when a handler panics, which without it would close the connection.
+func (a *api) recovered(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			switch cause := recover(); cause {
+			case nil:
+			case http.ErrAbortHandler:
+				panic(cause)
+			default:
+				a.refuse(w, r, fmt.Errorf("panic: %v", cause))
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// bounded ends the context of a request that takes too long. What it had begun is undone, and its lease given back.
+func (a *api) bounded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
+		defer cancel()
+		w.Header().Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+// routed answers with a problem where mux has nothing but a line of text.
+func (a *api) routed(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r)
+			return
+		}
+		answer := &statusOnly{header: w.Header()} // with Allow, if it is the method
+		h.ServeHTTP(answer, r)
+		problem{Type: "no-route", Title: http.StatusText(answer.status), Status: answer.status}.write(w, r)
+	})
+}
+
+// observed remembers the status of an answer.
+type observed struct {
+	http.ResponseWriter
+	status int
+}
+
+func (o *observed) WriteHeader(status int) {
+	o.status = status
+	o.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (o *observed) Unwrap() http.ResponseWriter { return o.ResponseWriter }
+
+// statusOnly takes the header and the status of an answer, and drops the rest.
+type statusOnly struct {
+	header http.Header
+	status int
+}
+
+func (s *statusOnly) Header() http.Header         { return s.header }
+func (s *statusOnly) WriteHeader(status int)      { s.status = status }
+func (s *statusOnly) Write(p []byte) (int, error) { return len(p), nil }
+
+const (
+	requestIDHeader = "X-Request-Id"
+	maxRequestID    = 64 // bytes
+)
+
+type requestIDKey struct{}
+
+// requestID is what the request that ctx belongs to is known by, or "" if it belongs to none.
+func requestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestIDKey{}).(string)
+	return id
+}
+
+// identified gives each request the ID that it brings along, or a new one if it brings none that is fit for a log.
+func (a *api) identified(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get(requestIDHeader)
+		if id == "" || len(id) > maxRequestID || strings.ContainsFunc(id, notVisible) {
+			id = uuid.NewString()
+		}
+		w.Header().Set(requestIDHeader, id)
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestIDKey{}, id)))
+	})
+}
+
+// withRequestID makes every line that is logged with a request's context carry the request's ID.
+func withRequestID(h slog.Handler) slog.Handler { return logHandler{h} }
+
+type logHandler struct{ slog.Handler }
+
+func (h logHandler) Handle(ctx context.Context, line slog.Record) error {
+	if id := requestID(ctx); id != "" {
+		line.AddAttrs(slog.String("request_id", id))
+	}
+	return h.Handler.Handle(ctx, line)
+}
+
+func (h logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return logHandler{h.Handler.WithAttrs(attrs)}
+}
+
+func (h logHandler) WithGroup(name string) slog.Handler {
+	return logHandler{h.Handler.WithGroup(name)}
+}

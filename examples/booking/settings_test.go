@@ -1,0 +1,71 @@
+package main
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// environment is one that is fine, with changes: pairs of a variable and its value.
+func environment(changes ...string) func(string) string {
+	values := map[string]string{
+		postgresVar: "postgres://me:secret@db.example:5432/tables",
+		redisVar:    "redis://:secret@redis.example:6379/3",
+	}
+	for i := 0; i < len(changes); i += 2 {
+		values[changes[i]] = changes[i+1]
+	}
+	return func(name string) string { return values[name] }
+}
+
+func TestSettingsHaveDefaults(t *testing.T) {
+	t.Parallel()
+	s, err := settingsFrom(environment())
+	require.NoError(t, err)
+	require.Equal(t, "127.0.0.1:8080", s.Addr)
+	require.Equal(t, "booking", s.Namespace)
+	require.Equal(t, []time.Duration{10 * time.Second, 2 * time.Second, 15 * time.Second}, []time.Duration{s.TTL, s.Wait, s.Shutdown})
+	require.Equal(t, "db.example", s.Postgres.ConnConfig.Host)
+	require.Equal(t, "booking", s.Postgres.ConnConfig.RuntimeParams["application_name"])
+	require.Equal(t, "redis.example:6379", s.Redis.Addr)
+	require.Equal(t, lease.ClientName("booking"), s.Redis.ClientName)
+}
+
+func TestSettingsAreRead(t *testing.T) {
+	t.Parallel()
+	s, err := settingsFrom(environment(
+		addrVar, ":80", namespaceVar, "test", ttlVar, "1m", waitVar, "0s", shutdownVar, "1s",
+		postgresVar, "postgres://db.example/tables?application_name=mine", redisVar, "redis://redis.example?client_name=mine",
+	))
+	require.NoError(t, err)
+	require.Equal(t, ":80", s.Addr)
+	require.Equal(t, "test", s.Namespace)
+	require.Equal(t, []time.Duration{time.Minute, 0, time.Second}, []time.Duration{s.TTL, s.Wait, s.Shutdown})
+	require.Equal(t, "mine", s.Postgres.ConnConfig.RuntimeParams["application_name"])
+	require.Equal(t, "mine", s.Redis.ClientName)
+}
+
+func TestEverySettingThatIsWrongIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, values := range map[string][]string{
+		addrVar:     {"8080", "localhost"},
+		postgresVar: {"", "secret", "postgres://me:secret@db.example:port/tables"},
+		redisVar:    {"", "secret", "http://:secret@redis.example", "redis://:sec%ret@redis.example"},
+		ttlVar:      {"10", "0s", "-1s", "soon"},
+		waitVar:     {"2", "-1s"},
+		shutdownVar: {"15", "-1s"},
+	} {
+		for _, value := range values {
+			_, err := settingsFrom(environment(name, value))
+			require.ErrorContains(t, err, name, value)
+			require.NotContains(t, err.Error(), "sec", "a URL may hold a password")
+		}
+	}
+
+	_, err := settingsFrom(environment(ttlVar, "soon", waitVar, "later"))
+	require.ErrorContains(t, err, ttlVar)
+	require.ErrorContains(t, err, waitVar)
+}

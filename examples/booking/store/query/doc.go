@@ -1,2 +1,0 @@
-// Package query is what sqlc makes of the queries beside it: make sqlc. It knows nothing of fences.
-package query

@@ -1,0 +1,121 @@
+// Command demo shows what fencedb is for, on real servers and real processes.
+//
+//	go run ./internal/demo [-unprotected] [-ttl 1.5s]   # five stories; exits with 0 if every promise was kept
+//	go run ./internal/demo jobs                         # jobs whose owners die and stop
+//	go run ./internal/demo page                         # a live page, with buttons that do harm
+//	go run ./internal/demo sale                         # a flash sale in four ways, side by side
+//	go run ./internal/demo with COMMAND...              # runs a command, such as an example, with servers of its own
+//
+// It finds or starts a Postgres and a Redis and ends what it has started. A Redis that it found keeps the last tokens for a day.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/fencedb/fencedb/internal/demo/page"
+	"github.com/fencedb/fencedb/internal/demo/stories"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func main() {
+	worker.Become(worker.Kinds)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	var exit *exec.ExitError
+	switch {
+	case err == nil, errors.Is(err, flag.ErrHelp):
+	case errors.As(err, &exit): // it has said why
+		os.Exit(max(1, exit.ExitCode()))
+	default:
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) > 0 {
+		switch args[0] {
+		case "page":
+			return page.Run(ctx, args[1:], os.Stdout)
+		case "with":
+			return with(args[1:])
+		}
+	}
+	return tell(ctx, args)
+}
+
+// tell tells the stories.
+func tell(ctx context.Context, args []string) (err error) {
+	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
+	unprotected := flags.Bool("unprotected", false, "take the fence away, to see that the demo notices")
+	ttl := flags.Duration("ttl", 1500*time.Millisecond, "how long a lease lasts; the stories wait for that")
+	flags.Usage = func() {
+		fmt.Fprint(flags.Output(), "demo: five stories, and how they ended. There are also jobs, page, sale and with.\n\n")
+		flags.PrintDefaults()
+	}
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q; there are jobs, page, sale and with, and see -help", flags.Arg(0))
+	}
+	if *ttl < time.Millisecond {
+		return fmt.Errorf("-ttl is %v; it must be at least 1ms, such as 1.5s", *ttl)
+	}
+	env, err := testenv.Start(ctx, testenv.Options{AllowMiniredis: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, env.Close()) }()
+	return stories.Run(ctx, stories.Config{
+		PostgresURL: env.PostgresURL,
+		RedisURL:    env.RedisURL,
+		Namespace:   namespace(),
+		TTL:         *ttl,
+		Notes:       env.Notes,
+		Out:         os.Stdout,
+		Colour:      terminal() && os.Getenv("NO_COLOR") == "", // https://no-color.org
+		Unprotected: *unprotected,
+	})
+}
+
+// with runs a command with the URLs of servers in its environment. Ctrl-C reaches the command too: then the servers stay until it has
+// ended.
+func with(command []string) (err error) {
+	if len(command) == 0 {
+		return errors.New("with what? Such as: with go run ./examples/jobs")
+	}
+	env, err := testenv.Start(context.Background(), testenv.Options{AllowMiniredis: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, env.Close()) }()
+	for _, note := range env.Notes {
+		fmt.Fprintln(os.Stderr, note)
+	}
+	cmd := exec.Command(command[0], command[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
+	return cmd.Run()
+}
+
+// namespace keeps the leases apart on a Redis that others use too.
+func namespace() string { return "demo_" + strconv.FormatUint(rand.Uint64()>>16, 36) }
+
+// terminal reports whether a person looks at the output.
+func terminal() bool {
+	info, err := os.Stdout.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
+}

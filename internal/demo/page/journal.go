@@ -1,0 +1,123 @@
+package page
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// kept is how many records a reader who comes late still gets.
+const kept = 5000
+
+// Journal keeps what happened, each record with a sentence that says why, and the latest state of the servers, for as many readers as
+// like. It is kept here and not read from Redis again, because the page lets people empty and restart that Redis. It is safe for
+// concurrent use.
+type Journal struct {
+	ID string // another one after a restart of this program: sequence numbers begin anew
+
+	mu       sync.Mutex
+	changed  chan struct{} // closed when there is something new
+	last     int64         // Seq of the last record
+	records  []Record      // the last of them
+	state    State
+	version  int64 // of state
+	narrator narrator
+}
+
+// NewJournal returns an empty journal.
+func NewJournal() *Journal {
+	return &Journal{
+		ID:       strconv.FormatUint(rand.Uint64()>>24, 36),
+		changed:  make(chan struct{}),
+		narrator: newNarrator(),
+	}
+}
+
+// Add gives the record its number and its sentence. A time that is not set is now.
+func (j *Journal) Add(r Record) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if r.At.IsZero() {
+		r.At = time.Now()
+	}
+	if missed, ok := j.narrator.missed(r); ok {
+		j.append(missed)
+	}
+	j.append(r)
+	j.announce()
+}
+
+// Expire notes that Redis does not have the lease any more, if nothing was heard of its end.
+func (j *Journal) Expire(token int64, at time.Time) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if t := j.narrator.terms[token]; t == nil || t.ended != "" {
+		return
+	}
+	j.append(Record{Kind: Expired, Token: token, At: at})
+	j.announce()
+}
+
+// append numbers the record. The caller holds mu.
+func (j *Journal) append(r Record) {
+	j.last++
+	r.Seq = j.last
+	j.records = append(j.records, j.narrator.tell(r))
+	if len(j.records) > kept+kept/4 {
+		j.records = slices.Clone(j.records[len(j.records)-kept:])
+	}
+}
+
+// SetState replaces the state, if it is another one, and adds what only the journal knows: who holds the lease, and who was told what.
+func (j *Journal) SetState(s State) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if t := j.narrator.terms[s.Redis.Token]; t != nil {
+		s.Redis.Owner = t.worker
+	}
+	for i, b := range s.Postgres.Bookings {
+		s.Postgres.Bookings[i].Told = slices.Clone(j.narrator.told[b.Evening])
+	}
+	if reflect.DeepEqual(s, j.state) {
+		return
+	}
+	j.state = s
+	j.version++
+	j.announce()
+}
+
+// announce wakes all readers. The caller holds mu.
+func (j *Journal) announce() {
+	close(j.changed)
+	j.changed = make(chan struct{})
+}
+
+// News is what a reader does not know yet.
+type News struct {
+	Records []Record
+	State   State
+	Version int64           // of State
+	More    <-chan struct{} // closed when there is more
+}
+
+// After returns the records that follow seq, and the state.
+func (j *Journal) After(seq int64) News {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	first := j.last - int64(len(j.records)) // Seq of the record before the first that is kept
+	from := min(max(seq-first, 0), int64(len(j.records)))
+	return News{slices.Clone(j.records[from:]), j.state, j.version, j.changed}
+}
+
+// MarshalJSON writes the time as a page wants it.
+func (r Record) MarshalJSON() ([]byte, error) {
+	type plain Record
+	return json.Marshal(struct {
+		At int64 `json:"at"`
+		plain
+	}{r.At.UnixMilli(), plain(r)})
+}

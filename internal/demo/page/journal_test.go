@@ -1,0 +1,151 @@
+package page
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// told adds records and returns what became of them.
+func told(records ...Record) []Record {
+	j := NewJournal()
+	for _, r := range records {
+		j.Add(r)
+	}
+	return j.After(0).Records
+}
+
+func kinds(records []Record) (kinds []Kind) {
+	for _, r := range records {
+		kinds = append(kinds, r.Kind)
+	}
+	return kinds
+}
+
+func TestAWriteBeforeTheGrantIsItsSealing(t *testing.T) {
+	t.Parallel()
+	got := told(
+		Record{Kind: Committed, Worker: "A", Token: 41},
+		Record{Kind: Granted, Worker: "A", Token: 41},
+		Record{Kind: Committed, Worker: "A", Token: 41},
+	)
+	require.Equal(t, []Kind{Sealed, Granted, Committed}, kinds(got))
+	require.Equal(t, []string{"S8", "L1", "S1"}, []string{got[0].Promise, got[1].Promise, got[2].Promise})
+}
+
+func TestALeaseOfWhoseEndNothingWasHeardHasRunOut(t *testing.T) {
+	t.Parallel()
+	got := told(
+		Record{Kind: Granted, Worker: "A", Token: 41},
+		Record{Kind: Committed, Worker: "B", Token: 42}, // sealed
+		Record{Kind: Granted, Worker: "B", Token: 42},
+	)
+	require.Equal(t, []Kind{Granted, Expired, Sealed, Granted}, kinds(got))
+	require.EqualValues(t, 41, got[1].Token)
+	require.Equal(t, "A", got[1].Worker)
+}
+
+func TestALeaseEndsOnce(t *testing.T) {
+	t.Parallel()
+	j := NewJournal()
+	j.Add(Record{Kind: Granted, Worker: "A", Token: 41})
+	j.Add(Record{Kind: Released, Worker: "A", Token: 41})
+	j.Expire(41, time.Now())
+	j.Expire(40, time.Now()) // never heard of
+	j.Add(Record{Kind: Granted, Worker: "B", Token: 42})
+	j.Expire(42, time.Now())
+	j.Expire(42, time.Now())
+	require.Equal(t, []Kind{Granted, Released, Granted, Expired}, kinds(j.After(0).Records))
+}
+
+func TestTheSecondOfTwoGuestsWhoWereToldYesIsALostUpdate(t *testing.T) {
+	t.Parallel()
+	got := told(
+		Record{Kind: Asked, Worker: "A", Guest: "Ann", Evening: 1},
+		Record{Kind: Asked, Worker: "B", Guest: "Bob", Evening: 1},
+		Record{Kind: Wrote, Worker: "B"},
+		Record{Kind: Told, Worker: "B", Cause: "booked"},
+		Record{Kind: Wrote, Worker: "A"},
+		Record{Kind: Told, Worker: "A", Cause: "booked"},
+	)
+	require.Equal(t, []Tone{Plain, Good, Bad, Bad}, []Tone{got[2].Tone, got[3].Tone, got[4].Tone, got[5].Tone})
+	require.Equal(t, "Lost update: Bob is overwritten", got[4].Title)
+	require.Equal(t, "Ann", got[4].Guest)
+}
+
+func TestTheStateNamesTheHolderAndWhoWasToldWhat(t *testing.T) {
+	t.Parallel()
+	j := NewJournal()
+	j.Add(Record{Kind: Asked, Worker: "A", Guest: "Ann", Evening: 1})
+	j.Add(Record{Kind: Granted, Worker: "A", Token: 41})
+	j.Add(Record{Kind: Told, Worker: "A", Cause: "booked"})
+	state := func() State {
+		return State{Redis: Redis{Token: 41}, Postgres: Postgres{Bookings: []Booking{{Evening: 1, Guest: "Ann"}}}}
+	}
+	j.SetState(state())
+	first := j.After(0)
+	require.Equal(t, "A", first.State.Redis.Owner)
+	require.Equal(t, []string{"Ann"}, first.State.Postgres.Bookings[0].Told)
+
+	j.SetState(state())
+	require.Equal(t, first.Version, j.After(0).Version, "the same state is no news")
+}
+
+func TestAReaderGetsWhatFollowsAndIsWoken(t *testing.T) {
+	t.Parallel()
+	j := NewJournal()
+	j.Add(Record{Kind: Started, Worker: "A"})
+	j.Add(Record{Kind: Started, Worker: "B"})
+	news := j.After(1)
+	require.Len(t, news.Records, 1)
+	require.EqualValues(t, 2, news.Records[0].Seq)
+
+	news = j.After(2)
+	require.Empty(t, news.Records)
+	select {
+	case <-news.More:
+		require.Fail(t, "woken for nothing")
+	default:
+	}
+	j.Add(Record{Kind: Started, Worker: "C"})
+	<-news.More
+	require.Len(t, j.After(99).Records, 0, "a number that is not there yet")
+}
+
+func TestOldRecordsAreForgotten(t *testing.T) {
+	t.Parallel()
+	j := NewJournal()
+	for range 2 * kept {
+		j.Add(Record{Kind: Started, Worker: "A"})
+	}
+	all := j.After(0).Records
+	require.GreaterOrEqual(t, len(all), kept)
+	require.LessOrEqual(t, len(all), kept+kept/4)
+	require.EqualValues(t, 2*kept, all[len(all)-1].Seq)
+	require.Len(t, j.After(2*kept-3).Records, 3)
+}
+
+func TestEveryKindIsExplained(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []Kind{Waiting, Granted, Held, Extended, Released, Lost, Revoked, Healed, Committed, Refused, Failed, Started, Asked,
+		Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Flushed, RedisDown, RedisUp, Unprotected, Protected, Speed, SceneFailed} {
+		got := told(Record{Kind: kind, Worker: "A", Token: 41, Stored: 42, Cause: "expired", Guest: "Ann", Evening: 1})[0]
+		require.NotEmpty(t, got.Title, kind)
+		require.NotEmpty(t, got.Why, kind)
+		require.NotContains(t, got.Title+got.Why, "%!", kind)
+	}
+	for name := range scenes {
+		require.NotEmpty(t, told(Record{Kind: Scene, Cause: name})[0].Title, name)
+	}
+}
+
+func TestTokensAreTextInJSON(t *testing.T) {
+	t.Parallel()
+	const token = 1<<53 + 1 // would lose its last digit as a number of JavaScript
+	text, err := json.Marshal(told(Record{Kind: Granted, Worker: "A", Token: token, At: time.UnixMilli(7)})[0])
+	require.NoError(t, err)
+	require.True(t, strings.Contains(string(text), `"token":"9007199254740993"`) && strings.Contains(string(text), `"at":7`), string(text))
+}

@@ -1,0 +1,90 @@
+package page
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+// Run is the whole program. It returns when ctx ends and nothing of it is left. out is told the addresses.
+func Run(ctx context.Context, args []string, out io.Writer) error {
+	redis.SetLogger(worker.Silent{})
+	flags := flag.NewFlagSet("demo page", flag.ContinueOnError)
+	addr := flags.String("addr", "127.0.0.1:0", "loopback `address` to listen on; port 0 takes a free one")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("unknown argument %q; see -help", flags.Arg(0))
+	}
+	listener, err := listen(*addr)
+	if err != nil {
+		return err
+	}
+	return show(ctx, listener, out)
+}
+
+// listen refuses what others could reach: the buttons kill processes and empty servers.
+func listen(addr string) (net.Listener, error) {
+	listener, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("-addr: %w", err)
+	}
+	if at, ok := listener.Addr().(*net.TCPAddr); !ok || !at.IP.IsLoopback() {
+		return nil, errors.Join(fmt.Errorf("-addr is %q; the page is for this machine alone, so it must be a loopback address such as 127.0.0.1:0", addr),
+			listener.Close())
+	}
+	return listener, nil
+}
+
+// show serves the page until ctx ends.
+func show(ctx context.Context, listener net.Listener, out io.Writer) (err error) {
+	defer listener.Close()
+	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, env.Close()) }()
+
+	j := NewJournal()
+	s, err := Open(ctx, Config{
+		PostgresURL: env.PostgresURL,
+		RedisURL:    env.RedisURL,
+		StopRedis:   env.StopRedis,
+		StartRedis:  env.StartRedis,
+	}, j)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+
+	fmt.Fprintf(out, "\n  http://%s\n\n", listener.Addr())
+	fmt.Fprintf(out, "  Look for yourself:  psql '%[1]s'\n                      redis-cli -u %[2]s\n                      fencedb watch --redis %[2]s\n\n  Ctrl-C ends it all.\n", env.PostgresURL, env.RedisURL)
+	return serve(ctx, listener, Handler(j, s.Do))
+}
+
+func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{
+		Handler:           handler,
+		BaseContext:       func(net.Listener) context.Context { return ctx }, // ends the streams
+		ReadHeaderTimeout: 5 * time.Second,
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+		return server.Close()
+	}
+}

@@ -1,0 +1,173 @@
+package page
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// Config is what a stage needs.
+type Config struct {
+	PostgresURL string // an empty database
+	RedisURL    string // of nobody else: it is flushed and restarted
+
+	// StopRedis and StartRedis return when it is gone, and when it answers again.
+	StopRedis  func() error
+	StartRedis func(context.Context) error
+}
+
+// Stage has three worker processes, a Redis and a Postgres of its own, and can do to them what a bad night does: pause, kill, empty,
+// restart. It writes what it sees and does into a journal. It is safe for concurrent use.
+type Stage struct {
+	cfg     Config
+	journal *Journal
+	db      *pgxpool.Pool
+	redis   *redis.Client
+	leases  *lease.Issuer // to look at them only
+	crew    []*hand
+
+	life context.Context // of everything in the background
+	end  context.CancelFunc
+	work sync.WaitGroup
+
+	redisDown sync.Mutex // held while Redis restarts
+
+	mu      sync.Mutex
+	changed chan struct{} // closed when one of the following, or a hand, changes; guarded by mu
+	speed   string        // guarded by mu
+	fenced  bool          // guarded by mu
+	scene   string        // that is playing, or ""; guarded by mu
+	guests  int           // who have come; guarded by mu
+}
+
+// table is what everybody wants here.
+const table = 12
+
+// slot is when an evening begins. Evenings are numbered from 1.
+func slot(evening int) time.Time {
+	return time.Date(2030, time.May, 31+evening, 19, 0, 0, 0, time.UTC)
+}
+
+// names of the workers.
+var names = []string{"A", "B", "C"}
+
+// Open migrates the database and starts the workers. Close ends everything, also when ctx has ended before.
+func Open(ctx context.Context, cfg Config, j *Journal) (_ *Stage, err error) {
+	s := &Stage{cfg: cfg, journal: j, changed: make(chan struct{}), speed: "normal", fenced: true}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if err := s.connect(ctx); err != nil {
+		return nil, err
+	}
+	if err := s.migrate(ctx); err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		h := &hand{stage: s, name: name}
+		s.crew = append(s.crew, h)
+		if err := h.start(ctx); err != nil {
+			return nil, err
+		}
+	}
+	s.work.Go(s.follow)
+	s.work.Go(s.observe)
+	return s, nil
+}
+
+func (s *Stage) connect(ctx context.Context) (err error) {
+	if s.redis, err = worker.Redis(s.cfg.RedisURL, "page"); err != nil {
+		return err
+	}
+	if s.leases, err = lease.New(s.redis, lease.Config{TTL: time.Minute}); err != nil {
+		return err
+	}
+	s.db, err = worker.Postgres(ctx, s.cfg.PostgresURL, "page", nil)
+	return err
+}
+
+// protect is what the migrations of the booking service have done already.
+const protect = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`
+
+// The column stays, so that the tokens of the rows can still be looked at.
+const unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
+
+func (s *Stage) migrate(ctx context.Context) error {
+	db := stdlib.OpenDBFromPool(s.db)
+	return errors.Join(booking.Migrate(ctx, db), db.Close())
+}
+
+// Close ends the workers and waits for everything in the background.
+func (s *Stage) Close() {
+	s.end()
+	for _, h := range s.crew {
+		h.dismiss()
+	}
+	s.work.Wait()
+	if s.db != nil {
+		s.db.Close()
+	}
+	if s.redis != nil {
+		_ = s.redis.Close()
+	}
+}
+
+// change runs f, under which what mu guards may change, and wakes those who await it.
+func (s *Stage) change(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// await returns when the condition, which is asked under mu, is true; or the cause of ctx.
+func (s *Stage) await(ctx context.Context, condition func() bool) error {
+	for {
+		s.mu.Lock()
+		met, changed := condition(), s.changed
+		s.mu.Unlock()
+		if met {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// follow writes down what the workers publish, as `fencedb watch` would show it.
+func (s *Stage) follow() {
+	from := "0" // the workers are there already, and Redis is ours
+	for s.life.Err() == nil {
+		_ = feed.Follow(s.life, s.redis, from, func(e feed.Event) error { // it comes back only when Redis refuses, or at the end
+			from = e.ID
+			return s.heard(e)
+		})
+		s.rest(time.Second)
+	}
+}
+
+func (s *Stage) heard(e feed.Event) error {
+	s.journal.Add(Record{
+		At: e.At, Kind: Kind(e.Kind), Worker: e.Worker,
+		Token: e.Token, Stored: e.Stored, LeaseID: e.LeaseID,
+		TTL: e.TTL.Milliseconds(), Took: e.Took.Milliseconds(), Cause: e.Cause,
+	})
+	return context.Cause(s.life)
+}

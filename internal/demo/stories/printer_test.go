@@ -1,0 +1,111 @@
+package stories
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var (
+	before = row{owner: "A", ttl: "1.50s", token: "1795168076399263", fence: "1795168076399263", booking: "-"}
+	after  = row{owner: "-", ttl: "-", token: "1795168076399263", fence: "1795168076399263", booking: "Ann"}
+)
+
+func TestStepAlignsStatesUnderTheirHeads(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	p := newPrinter(&out, false)
+
+	p.intro(1, story{title: "Title", intro: "Intro."})
+	p.step(40*time.Millisecond, "A books the table.", before, after)
+
+	require.Equal(t, `
+
+1  Title
+   Intro.
+
+         Redis                             Postgres
+         owner  TTL     last token         fence              booked for
+         -----------------------------------------------------------------------
+  0.04s  A books the table.
+         -      -       1795168076399263   1795168076399263   Ann
+`, out.String())
+}
+
+func TestStepMakesChangesStandOutInColour(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	newPrinter(&out, true).step(0, "A books the table.", before, after)
+
+	require.Contains(t, out.String(), "\x1b[1mAnn\x1b[0m")
+	require.Contains(t, out.String(), "\x1b[2m1795168076399263\x1b[0m")
+}
+
+func TestVerdictSaysWhatWasPromisedAndSeen(t *testing.T) {
+	t.Parallel()
+	st := story{promise: "one booking"}
+	for name, tc := range map[string]struct {
+		verdict verdict
+		want    string
+	}{
+		"kept": {verdict{seen: "booked for Ann"}, `
+   promised  one booking
+   seen      booked for Ann
+   AS PROMISED
+`},
+		"broken": {verdict{seen: "booked for Ann, Bob", broken: []string{"two bookings"}}, `
+   promised  one booking
+   seen      booked for Ann, Bob
+   but       two bookings
+   NOT AS PROMISED
+`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out strings.Builder
+			newPrinter(&out, false).verdict(st, tc.verdict)
+			require.Equal(t, tc.want, out.String())
+		})
+	}
+}
+
+func TestWrap(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		text string
+		want []string
+	}{
+		"fits":          {"one two", []string{"one two"}},
+		"breaks":        {"one two three", []string{"one two", "three"}},
+		"spaces":        {" one\n\ttwo ", []string{"one two"}},
+		"too long":      {"a verylongword b", []string{"a", "verylongword", "b"}},
+		"nothing":       {"", []string{""}},
+		"exactly seven": {"one two one two", []string{"one two", "one two"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, tc.want, wrap(tc.text, 7))
+		})
+	}
+}
+
+func TestUntouchedMeansThatTheTTLFellWithTheClock(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	// Two looks of 10 ms each, 100 ms from the start of one to the start of the other.
+	first := timed{state{ttl: time.Second}, began, began.Add(10 * time.Millisecond)}
+	for left, untouched := range map[time.Duration]bool{
+		1010 * time.Millisecond: false, // renewed
+		950 * time.Millisecond:  false, // renewed in between
+		908 * time.Millisecond:  true,
+		890 * time.Millisecond:  true,
+		850 * time.Millisecond:  false, // cut short
+		0:                       false, // released
+	} {
+		s := &scene{}
+		s.checkUntouched(first, timed{state{ttl: left}, began.Add(100 * time.Millisecond), began.Add(110 * time.Millisecond)})
+		require.Equal(t, untouched, len(s.broken) == 0, left)
+	}
+}

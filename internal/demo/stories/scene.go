@@ -1,0 +1,192 @@
+package stories
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+)
+
+// scene is one story being played. After the first error its methods do nothing, so that a story reads as a script; the error
+// is looked at when the story is over.
+type scene struct {
+	*stage
+	ctx    context.Context
+	story  story
+	plain  string // the table that the workers write to without a fence, "" if they use one
+	began  time.Time
+	before state // as last shown
+	broken []string
+	err    error
+}
+
+// evening is the slot that everybody wants.
+var evening = time.Date(2030, time.June, 1, 19, 0, 0, 0, time.UTC)
+
+// request is a reservation of the story's table for the whole table.
+func (s *scene) request(guest string) worker.Request {
+	return worker.Request{
+		Booking: booking.Booking{Table: s.story.table, Slot: evening, Guest: guest, Party: 4},
+		TTL:     s.TTL,
+		Plain:   s.plain,
+	}
+}
+
+func (s *scene) do(f func() error) {
+	if s.err == nil {
+		s.err = f()
+	}
+}
+
+func (s *scene) reserve(w *actor, r worker.Request) {
+	s.do(func() error { return w.Reserve(r) })
+}
+
+// held is the same request, to wait somewhere on its way.
+func (s *scene) held(guest string, at worker.Point) worker.Request {
+	r := s.request(guest)
+	r.Hold = at
+	return r
+}
+
+func (s *scene) goOn(w *actor) { s.do(w.Go) }
+
+// progress is how far a request has come: it is held somewhere, or done.
+type progress struct {
+	lease worker.Lease // zero if none was granted since the last time
+	held  worker.Point
+	done  worker.Result
+}
+
+// settle waits until the request is held or done.
+func (s *scene) settle(w *actor) progress {
+	var p progress
+	s.do(func() error {
+		for {
+			e, err := s.next(w)
+			switch {
+			case err != nil:
+				return err
+			case e.Lease != nil:
+				p.lease = *e.Lease
+			case e.Held:
+				p.held = e.At
+				return nil
+			case e.Done != nil:
+				p.done = *e.Done
+				return nil
+			}
+		}
+	})
+	return p
+}
+
+// untilHeld waits until the request is held, and returns the lease it has.
+func (s *scene) untilHeld(w *actor) worker.Lease {
+	p := s.settle(w)
+	s.do(func() error {
+		if p.held == worker.Nowhere {
+			return fmt.Errorf("worker %s was to wait, and is done: %s %s", w.name, p.done.Outcome, p.done.Error)
+		}
+		return nil
+	})
+	return p.lease
+}
+
+// untilDone waits until the request has ended.
+func (s *scene) untilDone(w *actor) (worker.Result, worker.Lease) {
+	p := s.settle(w)
+	s.do(func() error {
+		if p.held != worker.Nowhere {
+			return fmt.Errorf("worker %s was to be done, and waits at its %s", w.name, p.held)
+		}
+		return nil
+	})
+	return p.done, p.lease
+}
+
+func (s *scene) next(w *actor) (worker.Event, error) {
+	e, err := w.Next(s.ctx)
+	if e.Lease != nil {
+		s.holders[e.Lease.ID] = w.name
+	}
+	return e, err
+}
+
+// untilFree waits until Redis has dropped the owner key.
+func (s *scene) untilFree() {
+	s.do(func() error {
+		poll := time.NewTicker(5 * time.Millisecond)
+		defer poll.Stop()
+		for {
+			there, err := s.redis.Exists(s.ctx, s.keys(s.story.table).owner).Result()
+			if err != nil || there == 0 {
+				return err
+			}
+			select {
+			case <-poll.C:
+			case <-s.ctx.Done():
+				return fmt.Errorf("waiting for the lease to run out: %w", context.Cause(s.ctx))
+			}
+		}
+	})
+}
+
+// look asks both servers.
+func (s *scene) look() state {
+	var st state
+	s.do(func() (err error) {
+		st, err = s.observe(s.ctx, s.story.table, s.relation())
+		return err
+	})
+	return st
+}
+
+// say tells what has just happened, with what both servers hold now, and returns that.
+func (s *scene) say(format string, args ...any) state {
+	at := time.Since(s.began)
+	st := s.look()
+	if s.err == nil {
+		s.out.step(at, fmt.Sprintf(format, args...), s.row(s.before), s.row(st))
+		s.before = st
+	}
+	return st
+}
+
+// check notes what is not as promised.
+func (s *scene) check(ok bool, format string, args ...any) {
+	if s.err == nil && !ok {
+		s.broken = append(s.broken, fmt.Sprintf(format, args...))
+	}
+}
+
+// relation is where the bookings of this scene are.
+func (s *scene) relation() string {
+	if s.plain != "" {
+		return s.plain
+	}
+	return "bookings"
+}
+
+// row is how a state is shown.
+func (s *scene) row(st state) row {
+	r := row{owner: "-", ttl: "-", token: "-", fence: "-", booking: "-"}
+	if st.ownerKey != "" {
+		r.owner, r.ttl = "?", seconds(st.ttl) // of somebody who never told us
+		if name, known := s.holders[st.owner]; known {
+			r.owner = name
+		}
+	}
+	if st.issued != 0 {
+		r.token = fmt.Sprint(st.issued)
+	}
+	if st.fence != 0 {
+		r.fence = fmt.Sprint(st.fence)
+	}
+	if guests := st.guests(); guests != "" {
+		r.booking = guests
+	}
+	return r
+}

@@ -1,0 +1,223 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
+)
+
+// Kinds is for [Become] where only booking workers are needed.
+var Kinds = map[string]Life{"booking": Booking}
+
+// Booking carries out reservations until the orders end, one at a time.
+func Booking(ctx context.Context, self *Self) error {
+	var cfg Config
+	if err := self.Config(&cfg); err != nil {
+		return err
+	}
+	d := &desk{Self: self, cfg: cfg, goOn: make(chan struct{}, 1)}
+	if err := d.connect(ctx); err != nil {
+		return fmt.Errorf("%s: %w", cfg.Name, err)
+	}
+	defer d.disconnect()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // first, so that a request that is held ends and gives its connection back
+
+	self.Tell(Event{})
+	for {
+		var o order
+		if err := self.Order(&o); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("%s: order: %w", cfg.Name, err)
+		}
+		if o.Reserve == nil {
+			select {
+			case d.goOn <- struct{}{}:
+			default: // one is there already
+			}
+			continue
+		}
+		go d.reserve(ctx, *o.Reserve)
+	}
+}
+
+// desk is the booking service in a worker, with its own connections.
+type desk struct {
+	*Self
+	cfg  Config
+	goOn chan struct{} // holds the order to go on
+
+	db         *pgxpool.Pool
+	beforeNext faulty.Breakpoint // in the driver of db
+	redis      *redis.Client
+	answers    answers    // of the scripts that redis ran
+	feed       *feed.Feed // nil unless the configuration asks for it
+}
+
+func (d *desk) connect(ctx context.Context) (err error) {
+	if d.redis, err = Redis(d.cfg.RedisURL, ClientName(d.cfg.Name)); err != nil {
+		return err
+	}
+	d.redis.AddHook(&d.answers)
+	if d.cfg.Feed {
+		d.feed = feed.New(d.redis, feed.Worker(d.cfg.Name))
+	}
+	if d.db, err = Postgres(ctx, d.cfg.PostgresURL, ClientName(d.cfg.Name), &d.beforeNext); err != nil {
+		return err
+	}
+	return errors.Join(d.db.Ping(ctx), d.redis.Ping(ctx).Err())
+}
+
+func (d *desk) disconnect() {
+	d.db.Close()
+	if d.feed != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = d.feed.Close(ctx) // nobody waits for what is not published in time
+	}
+	_ = d.redis.Close()
+}
+
+// reserve sets the booking service up as any program would, with two spies: a store that tells of new leases, and a bank that is as slow
+// as was ordered.
+func (d *desk) reserve(ctx context.Context, r Request) {
+	defer d.beforeNext.Arm(func() {}) // in case that nothing was written
+	cfg := booking.Config{Lease: lease.Config{TTL: r.TTL, Namespace: d.cfg.Namespace}, Wait: r.Wait, CheckCard: d.bank(ctx, r)}
+	if r.NoRenew {
+		cfg.Lease.RenewEvery = lease.Never
+	}
+	var store booking.Store
+	if d.feed == nil {
+		store = booking.NewPostgres(d.db)
+	} else {
+		store = booking.NewPostgres(d.db, d.feed)
+		cfg.Lease.Tracers = []lease.Tracer{d.feed}
+	}
+	if r.Plain != "" {
+		store = plainStore{store, d.db, r.Plain}
+	}
+	cfg.Store = witness{store, d}
+	service, err := booking.New(d.redis, cfg)
+	if err == nil {
+		const noKey = "" // each request is sent once
+		_, err = service.Reserve(ctx, noKey, r.Booking)
+	}
+	done := result(err)
+	done.Redis = d.answers.last()
+	d.Tell(Event{Done: &done})
+}
+
+// bank accepts every card. It does not look at the context it is given, which ends with the lease; many client libraries do not either.
+func (d *desk) bank(life context.Context, r Request) booking.CardCheck {
+	return func(context.Context, string) error {
+		d.reached(life, AtCard, r.Hold, r.Card)
+		// In the driver, after this side has looked at the lease for the last time, and before anything is sent. No check can cover
+		// a pause here: garbage collection, a virtual machine that is moved, a slow disk.
+		d.beforeNext.Arm(func() { d.reached(life, AtWrite, r.Hold, r.Write) })
+		return nil
+	}
+}
+
+// reached stays at a point: until it is told to go on if the request is held there, and for a time otherwise.
+func (d *desk) reached(life context.Context, at, hold Point, stay time.Duration) {
+	select {
+	case <-d.goOn: // left over from before: whoever wakes a worker also tells it to go on
+	default:
+	}
+	d.Tell(Event{At: at, Held: at == hold})
+	var over <-chan time.Time
+	goOn := d.goOn
+	if at != hold {
+		over, goOn = time.After(stay), nil
+	}
+	select {
+	case <-goOn:
+	case <-over:
+	case <-life.Done():
+	}
+}
+
+// witness tells of each lease when it is sealed, which is before its holder gets it.
+type witness struct {
+	booking.Store
+	desk *desk
+}
+
+func (s witness) Seal(ctx context.Context, grant fencedb.Grant) error {
+	err := s.Store.Seal(ctx, grant)
+	if err == nil {
+		s.desk.Tell(Event{Lease: &Lease{ID: grant.LeaseID(), Token: grant.Token()}})
+	}
+	return err
+}
+
+// plainStore is the control of the experiment, not something to copy: the same statements, protected by nothing but the lock.
+type plainStore struct {
+	booking.Store // for what the experiment does not do
+	db            *pgxpool.Pool
+	table         string
+}
+
+// Seal does nothing: there is no fence.
+func (plainStore) Seal(context.Context, fencedb.Grant) error { return nil }
+
+func (s plainStore) Find(ctx context.Context, table int, slot time.Time) (booking.Booking, bool, error) {
+	b := booking.Booking{Table: table, Slot: slot}
+	err := s.db.QueryRow(ctx, `
+		SELECT id, guest, party FROM `+s.name()+` WHERE table_id = $1 AND slot = $2`,
+		table, slot).Scan(&b.ID, &b.Guest, &b.Party)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return booking.Booking{}, false, nil
+	}
+	return b, err == nil, err
+}
+
+func (s plainStore) Save(ctx context.Context, _ fencedb.Grant, _ string, b booking.Booking) (booking.Answer, error) {
+	_, err := s.db.Exec(ctx, `
+		INSERT INTO `+s.name()+` (id, table_id, slot, guest, party) VALUES ($1, $2, $3, $4, $5)
+		ON CONFLICT (table_id, slot) DO UPDATE SET guest = excluded.guest, party = excluded.party`,
+		b.ID, b.Table, b.Slot, b.Guest, b.Party)
+	return booking.Answer{Booking: b}, err
+}
+
+func (s plainStore) name() string { return pgx.Identifier{s.table}.Sanitize() }
+
+// result puts the answer of the service in the protocol's words.
+func result(err error) Result {
+	if err == nil {
+		return Result{Outcome: Booked}
+	}
+	var (
+		r       = Result{Outcome: Failed, Error: err.Error()}
+		held    *lease.HeldError
+		stale   *fencedb.StaleError
+		refused *pgconn.PgError
+	)
+	switch {
+	case errors.As(err, &held):
+		r.Outcome, r.RetryAfter = Held, held.RetryAfter
+	case errors.As(err, &stale):
+		r.Outcome, r.Carried, r.Stored = Stale, stale.Token, stale.Stored
+	case errors.Is(err, booking.ErrTaken):
+		r.Outcome = Taken
+	case errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost):
+		r.Outcome = LeaseOver
+	case errors.As(err, &refused) && refused.Code == "FN002": // of plainStore, whose statements do not go through package fencedb
+		r.Outcome = NoToken
+	}
+	return r
+}

@@ -1,0 +1,129 @@
+// Package worker runs workers in processes of their own, which the demos stop, wake and kill: a goroutine cannot be stopped with
+// SIGSTOP. It is the one way in which the demos start processes.
+//
+// Orders go in and events come out as JSON, a value a line. A worker ends with its orders, and so with the process that started it,
+// however that ends. If it is stopped at that moment and cannot notice, the kernel ends it: it is in a process group of its
+// own, which is then an orphan with a stopped member, and gets SIGHUP and SIGCONT. The group also keeps Ctrl-C in a terminal away.
+//
+// [Booking] is the kind of worker that the stories and the page use: the service of examples/booking, which can be held at one of two
+// points of a request.
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+)
+
+// Process is a worker seen from outside, which tells events of type E.
+type Process[E any] struct {
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	events chan E
+
+	mu     sync.Mutex
+	orders *json.Encoder // guarded by mu
+}
+
+// Spawn runs command and returns when it has told its first event: that it is ready. Its events must be read from then on, or it waits to
+// tell more. Cancelling ctx ends the waiting, and with it the worker; after the return it has no influence.
+func Spawn[E any](ctx context.Context, command *exec.Cmd) (*Process[E], error) {
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command.Stderr = os.Stderr
+	stdin, err := command.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	p := &Process[E]{cmd: command, stdin: stdin, orders: json.NewEncoder(stdin), events: make(chan E, 16)}
+	go p.listen(stdout)
+	if _, err := p.Next(ctx); err != nil {
+		p.Kill()
+		return nil, fmt.Errorf("start a worker: %w", err)
+	}
+	return p, nil
+}
+
+func (p *Process[E]) listen(stdout io.Reader) {
+	defer close(p.events)
+	for events := json.NewDecoder(stdout); ; {
+		var e E
+		if events.Decode(&e) != nil {
+			return
+		}
+		p.events <- e
+	}
+}
+
+// PID is the process id.
+func (p *Process[E]) PID() int { return p.cmd.Process.Pid }
+
+// Order tells the worker something and does not wait for it. One that is stopped finds it when it wakes.
+func (p *Process[E]) Order(order any) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.orders.Encode(order)
+}
+
+// EndOrders ends the orders, as the end of this process would. The worker has to end then.
+func (p *Process[E]) EndOrders() { _ = p.stdin.Close() }
+
+// Events are what the worker tells; closed when it has ended.
+func (p *Process[E]) Events() <-chan E { return p.events }
+
+// Next waits for what the worker tells next.
+func (p *Process[E]) Next(ctx context.Context) (E, error) {
+	var none E
+	select {
+	case e, ok := <-p.events:
+		if !ok {
+			return none, fmt.Errorf("worker %d has ended", p.PID())
+		}
+		return e, nil
+	case <-ctx.Done():
+		return none, fmt.Errorf("waiting for worker %d: %w", p.PID(), context.Cause(ctx))
+	}
+}
+
+// Stop freezes the process with SIGSTOP and returns when all of it stands still.
+func (p *Process[E]) Stop() error {
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for {
+		var status syscall.WaitStatus
+		_, err := syscall.Wait4(p.PID(), &status, syscall.WUNTRACED, nil)
+		switch {
+		case err == syscall.EINTR:
+			continue
+		case err != nil:
+			return fmt.Errorf("stop worker %d: %w", p.PID(), err)
+		case !status.Stopped():
+			return fmt.Errorf("stop worker %d: it has ended", p.PID())
+		}
+		return nil
+	}
+}
+
+// Continue wakes a stopped process.
+func (p *Process[E]) Continue() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
+
+// Kill ends the process with SIGKILL, stopped or not, and returns when it is gone. Call it once.
+func (p *Process[E]) Kill() {
+	_ = p.cmd.Process.Kill() // fails only if it has ended
+	p.EndOrders()
+	for range p.events { // until the other end of the pipe is closed, which comes before Wait
+	}
+	_ = p.cmd.Wait()
+}
