@@ -89,8 +89,8 @@ lint: ## Check format, go vet, staticcheck, shell syntax and go.mod
 .PHONY: alerts
 alerts: ## Check the alert rules, and run their tests: each fires, and not on a near miss
 	@internal/tools/ensure.sh prometheus
-	promtool check config observe/prometheus/prometheus.yml
-	promtool test rules observe/prometheus/rules_test.yml
+	promtool check config observe/dashboards/prometheus.yml
+	promtool test rules observe/dashboards/rules_test.yml
 
 # Without cgo, sqlc brings Postgres's parser as WebAssembly and needs no C compiler.
 .PHONY: sqlc

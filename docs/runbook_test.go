@@ -43,7 +43,7 @@ func sections(t *testing.T) map[string]string {
 // alerts are the runbook_urls of the alert rules, by the name of the alert.
 func alerts(t *testing.T) map[string]string {
 	t.Helper()
-	rules, err := os.ReadFile("../observe/prometheus/rules.yml")
+	rules, err := os.ReadFile("../observe/dashboards/rules.yml")
 	require.NoError(t, err)
 	alerts := map[string]string{}
 	for _, rule := range strings.Split(string(rules), "- alert: ")[1:] {
@@ -131,7 +131,7 @@ func TestAlertsLinkToTheirSections(t *testing.T) {
 
 func TestTheDashboardLinksToSections(t *testing.T) {
 	t.Parallel()
-	dashboard, err := os.ReadFile("../observe/grafana/dashboards/fencedb.json")
+	dashboard, err := os.ReadFile("../observe/dashboards/fencedb.json")
 	require.NoError(t, err)
 	links := regexp.MustCompile(`runbook\.md#([a-z-]+)`).FindAllStringSubmatch(string(dashboard), -1)
 	require.NotEmpty(t, links)

@@ -3,19 +3,87 @@ package feed_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log"
 	"net"
 	"os"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// stream is one test's own.
+type stream struct {
+	*testing.T
+	client    *redis.Client
+	namespace string
+}
+
+func newStream(t *testing.T) *stream {
+	t.Helper()
+	return &stream{t, testenv.Redis(t), testenv.Namespace(t)}
+}
+
+func (s *stream) key() string { return "fencedb:v1:" + s.namespace + ":events" }
+
+// feed is closed at the end of the test at the latest.
+func (s *stream) feed(opts ...feed.Option) *feed.Feed {
+	s.Helper()
+	f := feed.New(s.client, append([]feed.Option{feed.Namespace(s.namespace), feed.Worker("w")}, opts...)...)
+	s.Cleanup(func() { require.NoError(s, f.Close(context.Background())) })
+	return f
+}
+
+var errEnough = errors.New("enough")
+
+// read returns the first n events after from, for which it waits.
+func (s *stream) read(from string, n int) []feed.Event {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), 20*time.Second)
+	defer cancel()
+	var events []feed.Event
+	if n == 0 {
+		return nil
+	}
+	err := feed.Follow(ctx, s.client, from, func(e feed.Event) error {
+		if events = append(events, e); len(events) == n {
+			return errEnough
+		}
+		return nil
+	}, feed.Namespace(s.namespace))
+	require.ErrorIs(s, err, errEnough, "after %d events", len(events))
+	return events
+}
+
+// all closes the feed and returns what it has published, without the values that differ from run to run.
+func (s *stream) all(f *feed.Feed) []feed.Event {
+	s.Helper()
+	require.NoError(s, f.Close(s.Context()))
+	require.Zero(s, f.Dropped())
+	n, err := s.client.XLen(s.Context(), s.key()).Result()
+	require.NoError(s, err)
+	events := s.read("0", int(n))
+	for i := range events {
+		require.NotEmpty(s, events[i].ID)
+		require.WithinDuration(s, time.Now(), events[i].At, time.Hour)
+		events[i].ID, events[i].At = "", time.Time{}
+	}
+	return events
+}
 
 func TestAnEventInJSON(t *testing.T) {
 	t.Parallel()
@@ -147,4 +215,56 @@ func TestItTracesBothHalves(t *testing.T) {
 	var f any = newStream(t).feed()
 	require.Implements(t, (*lease.Tracer)(nil), f)
 	require.Implements(t, (*fencedb.Tracer)(nil), f)
+}
+
+// The kinds are the constants that event.go declares.
+func TestTheDocumentationListsEveryKind(t *testing.T) {
+	t.Parallel()
+	read := func(file, from, pattern string) (names []string) {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		_, section, found := strings.Cut(string(text), from)
+		require.True(t, found)
+		for _, match := range regexp.MustCompile(pattern).FindAllStringSubmatch(section, -1) {
+			names = append(names, match[1])
+		}
+		return names
+	}
+	declared := read("event.go", "type Kind string", `Kind = "(\w+)"`)
+	require.NotEmpty(t, declared)
+	require.Equal(t, declared, read("../../docs/observing.md", "\n## Events\n", "(?m)^\\| `(\\w+)` \\|"))
+}
+
+func Example() {
+	server, err := miniredis.Run()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	ctx := context.Background()
+
+	events := feed.New(client, feed.Worker("kitchen-2"))
+	write := fencedb.TraceStart{ // what a refused write tells its tracers
+		Op:     fencedb.OpWrite,
+		Grants: []fencedb.Grant{fencedb.NewGrant("table:12", 41, uuid.New(), time.Time{})},
+	}
+	events.TraceWriteEnd(events.TraceWriteStart(ctx, write), fencedb.TraceEnd{
+		TraceStart: write,
+		Err:        &fencedb.StaleError{Resource: "table:12", Token: 41, Stored: 42},
+	})
+	if err := events.Close(ctx); err != nil {
+		log.Fatal(err)
+	}
+
+	enough := errors.New("enough")
+	err = feed.Follow(ctx, client, "0", func(e feed.Event) error {
+		fmt.Printf("%s %s on %s: carried %d, stored %d\n", e.Worker, e.Kind, e.Resource, e.Token, e.Stored)
+		return enough
+	})
+	fmt.Println(errors.Is(err, enough))
+	// Output:
+	// kitchen-2 refused on table:12: carried 41, stored 42
+	// true
 }

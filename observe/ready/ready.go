@@ -1,12 +1,46 @@
+// Package ready answers a load balancer's or an orchestrator's question whether this process can do its work now: whether
+// leases can be had and fenced writes can commit.
+//
+//	handler, err := ready.New(ready.Config{Checks: []ready.Check{
+//		ready.Leases(issuer),
+//		ready.Fences(stdlib.OpenDBFromPool(pool)),
+//	}})
+//	...
+//	mux.Handle("/readyz", handler)
+//
+// # Failing closed
+//
+// The answer is 200 only if every check has returned nil in time. One that returns an error, panics, takes longer than
+// [Config.Timeout], or still hangs from an earlier question makes it 503 with Retry-After. There is no state before the first
+// answer: whoever asks first waits for it.
+//
+//	{"ready":false,"checks":{"leases":"ok","fences":"failed"}}
+//
+// Nothing else is told, because who asks is not known here; [Config.Failed] hears the reasons, and [Config.Details] shows them.
+//
+// # Many questions
+//
+// The checks run side by side, at most once at a time and once in [Config.Fresh], however many ask; all of them get the same
+// answer. They do not end with the request that caused them, because others wait for them too.
+//
+// # What it is not for
+//
+// Liveness. A process that is not ready because Redis is away does not get better by being restarted; let the liveness probe ask
+// something else.
 package ready
 
 import (
+	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/migrations"
 )
 
 // ErrInvalid: a [Config] was refused. The message names the field.
@@ -111,4 +145,52 @@ func (h *handler) judge(results []error) answer {
 		}
 	}
 	return a
+}
+
+// Check is something without which this process cannot work.
+type Check struct {
+	Name string // what the answer calls it
+
+	// Run returns nil if it is there. ctx ends after [Config.Timeout]; an answer that comes later does not count.
+	Run func(ctx context.Context) error
+}
+
+// Leases checks that leases can be had and kept, with [lease.Issuer.Check]. Warnings do not count.
+func Leases(issuer *lease.Issuer) Check {
+	return Check{"leases", func(ctx context.Context) error {
+		_, err := issuer.Check(ctx)
+		return err
+	}}
+}
+
+var (
+	// ErrNotMigrated: the database lacks a migration that this program knows.
+	ErrNotMigrated = errors.New("ready: the schema fencedb is not up to date; migrations.Up or the command fencedb migrate brings it there")
+
+	// ErrReadOnly: the database takes no writes; it is a standby, or set to read-only.
+	ErrReadOnly = errors.New("ready: postgres is read-only")
+)
+
+// Fences checks that fenced writes can commit: Postgres answers, takes writes, and has every migration that this program
+// knows. With pgx, pass stdlib.OpenDBFromPool(pool).
+func Fences(db *sql.DB) Check {
+	return Check{"fences", func(ctx context.Context) error {
+		pending, err := migrations.Pending(ctx, db)
+		switch {
+		case err != nil:
+			return err
+		case pending:
+			return ErrNotMigrated
+		}
+		return takesWrites(ctx, db)
+	}}
+}
+
+func takesWrites(ctx context.Context, db *sql.DB) error {
+	var readOnly bool // true of a standby whatever is set there
+	err := db.QueryRowContext(ctx, "SELECT current_setting('transaction_read_only')::bool").Scan(&readOnly)
+	if err == nil && readOnly {
+		return ErrReadOnly
+	}
+	return err
 }

@@ -3,6 +3,8 @@ package ready_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"sync"
@@ -11,9 +13,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/ready"
 )
 
@@ -192,4 +197,61 @@ func TestBadConfigurationsAreRefused(t *testing.T) {
 		_, err := ready.New(cfg)
 		require.ErrorIs(t, err, ready.ErrInvalid, name)
 	}
+}
+
+func TestLeases(t *testing.T) {
+	t.Parallel()
+	issuer, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Second})
+	require.NoError(t, err)
+	require.NoError(t, ready.Leases(issuer).Run(t.Context()))
+
+	nowhere := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
+	defer nowhere.Close()
+	issuer, err = lease.New(nowhere, lease.Config{TTL: time.Second})
+	require.NoError(t, err)
+	require.ErrorIs(t, ready.Leases(issuer).Run(t.Context()), lease.ErrUnreachable)
+}
+
+func TestFences(t *testing.T) {
+	t.Parallel()
+	pool := testenv.Postgres(t)
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	fences := ready.Fences(db)
+	require.NoError(t, fences.Run(t.Context()))
+
+	db.SetMaxOpenConns(1)
+	exec := func(sql string) {
+		t.Helper()
+		_, err := db.ExecContext(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec(`SET default_transaction_read_only = on`)
+	require.ErrorIs(t, fences.Run(t.Context()), ready.ErrReadOnly)
+	exec(`SET default_transaction_read_only = off`)
+	exec(`DELETE FROM fencedb.goose_db_version WHERE version_id = 1`)
+	require.ErrorIs(t, fences.Run(t.Context()), ready.ErrNotMigrated)
+	pool.Close()
+	require.Error(t, fences.Run(t.Context()))
+}
+
+func Example() {
+	handler, err := ready.New(ready.Config{
+		Checks: []ready.Check{ // ready.Leases(issuer), ready.Fences(db), and what else you need:
+			{Name: "menu", Run: func(context.Context) error { return nil }},
+			{Name: "kitchen", Run: func(context.Context) error { return errors.New("10.0.0.7: connection refused") }},
+		},
+		Failed: func(name string, err error) { fmt.Println(name, "failed:", err) },
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	answer := httptest.NewRecorder()
+	handler.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	fmt.Println(answer.Code, answer.Header().Get("Retry-After"))
+	fmt.Print(answer.Body)
+	// Output:
+	// kitchen failed: 10.0.0.7: connection refused
+	// 503 1
+	// {"ready":false,"checks":{"kitchen":"failed","menu":"ok"}}
 }

@@ -1,13 +1,39 @@
+// Package slog logs what becomes of leases and fenced writes, with log/slog. It is mostly imported under another name:
+//
+//	import fencelog "github.com/fencedb/fencedb/observe/slog"
+//
+//	logs := fencelog.New(slog.Default(), fencelog.Config{})
+//	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{logs}})
+//	db := fencedb.Traced(pool, logs)
+//
+// # Levels
+//
+// What is ordinary under contention is at debug: grants, waiting, being held off, renewals, commits, and errors that the
+// caller's own function returned. What somebody decided is at info: revocations, healing. A lease that is lost, a late write
+// that is refused, a store that does not answer: warn. What only a mistake in a program can cause, and a commit whose outcome
+// is unknown: error. docs/observing.md lists every message.
+//
+// # What is not logged
+//
+// Names of resources, which may be personal data: "resource" is the first 12 hexadecimal digits of the SHA-256, for which
+//
+//	printf table:12 | sha256sum
+//
+// gives the digits to search for. For the same reason the text of errors, which names resources; the word of their
+// outcome is. [Config.Plain] logs both. Lease ids are shortened to 8 characters.
 package slog
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"log/slog"
+
+	"github.com/google/uuid"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/observe/internal/outcome"
 )
 
 // Config is how a [Tracer] logs. The zero value is a good one.
@@ -43,7 +69,7 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 
 // TraceLeaseEnd implements [lease.Tracer].
 func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
-	result := outcome.Lease(e.Op, e.Err)
+	result := e.Outcome()
 	l, ok := leaseLines[e.Op][result]
 	if errors.Is(e.Err, context.Canceled) { // the caller's doing
 		l.level = slog.LevelDebug
@@ -72,8 +98,8 @@ func (t *Tracer) ofLease(s lease.TraceStart) []slog.Attr {
 	if s.Namespace != "" {
 		attrs = append(attrs, slog.String("namespace", s.Namespace))
 	}
-	if id := outcome.Short(s.LeaseID); id != "" {
-		attrs = append(attrs, slog.String("lease_id", id))
+	if s.LeaseID != uuid.Nil {
+		attrs = append(attrs, slog.String("lease_id", s.LeaseID.String()[:8]))
 	}
 	if s.Token != 0 {
 		attrs = append(attrs, slog.Int64("token", s.Token))
@@ -88,7 +114,7 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) cont
 
 // TraceWriteEnd implements [fencedb.Tracer].
 func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
-	result := outcome.Write(e.Err)
+	result := e.Outcome()
 	l, ok := writeLine(e.Op, result)
 	if !ok || !t.logger.Enabled(ctx, l.level) {
 		return
@@ -99,8 +125,8 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 
 // ofWrite is about the grant that was refused, or else the first.
 func (t *Tracer) ofWrite(e fencedb.TraceEnd) []slog.Attr {
-	g, stored := outcome.Subject(e)
-	attrs := []slog.Attr{slog.String("resource", t.name(g.Resource())), slog.String("lease_id", outcome.Short(g.LeaseID())), slog.Int64("token", g.Token())}
+	g, stored := e.Subject()
+	attrs := []slog.Attr{slog.String("resource", t.name(g.Resource())), slog.String("lease_id", g.LeaseID().String()[:8]), slog.Int64("token", g.Token())}
 	if stored != 0 {
 		attrs = append(attrs, slog.Int64("stored", stored))
 	}
@@ -126,7 +152,7 @@ func (t *Tracer) name(resource string) string {
 	if t.cfg.Plain {
 		return resource
 	}
-	return outcome.Hashed(resource)
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))[:12]
 }
 
 func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr) {

@@ -1,6 +1,6 @@
-// Package grafana checks the dashboard as far as that goes without a Grafana. That its metrics are those of observe/prom, and
+// Package dashboards checks the dashboard as far as that goes without a Grafana. That its metrics are those of observe/prom, and
 // that each panel has something to show, is tested there.
-package grafana
+package dashboards
 
 import (
 	"encoding/json"
@@ -39,7 +39,7 @@ func (a area) overlaps(b area) bool {
 
 func read(t *testing.T) dashboard {
 	t.Helper()
-	text, err := os.ReadFile("dashboards/fencedb.json")
+	text, err := os.ReadFile("fencedb.json")
 	require.NoError(t, err)
 	var d dashboard
 	require.NoError(t, json.Unmarshal(text, &d))

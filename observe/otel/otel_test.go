@@ -1,17 +1,131 @@
 package otel_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"log"
+	"os"
+	"regexp"
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	fenceotel "github.com/fencedb/fencedb/observe/otel"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// recorder is a tracer and the spans that have ended.
+type recorder struct {
+	*fenceotel.Tracer
+	*tracetest.SpanRecorder
+	provider *trace.TracerProvider
+}
+
+func newRecorder(cfg fenceotel.Config) *recorder {
+	spans := tracetest.NewSpanRecorder()
+	cfg.Provider = trace.NewTracerProvider(trace.WithSpanProcessor(spans))
+	return &recorder{fenceotel.New(cfg), spans, cfg.Provider.(*trace.TracerProvider)}
+}
+
+// span returns the one of that name that has ended, once it has.
+func (r *recorder) span(t *testing.T, name string) trace.ReadOnlySpan {
+	t.Helper()
+	var found []trace.ReadOnlySpan
+	require.Eventually(t, func() bool {
+		found = r.named(name)
+		return len(found) > 0
+	}, 10*time.Second, time.Millisecond, "no span %q", name)
+	require.Len(t, found, 1, name)
+	return found[0]
+}
+
+func (r *recorder) named(name string) (found []trace.ReadOnlySpan) {
+	for _, s := range r.Ended() {
+		if s.Name() == name {
+			found = append(found, s)
+		}
+	}
+	return found
+}
+
+// said is what a span tells, by attribute.
+func said(s trace.ReadOnlySpan) map[string]any {
+	all := map[string]any{}
+	for _, a := range s.Attributes() {
+		all[string(a.Key)] = a.Value.AsInterface()
+	}
+	return all
+}
+
+// events are those of a span, each with what it says.
+func events(s trace.ReadOnlySpan) map[string]map[string]any {
+	all := map[string]map[string]any{}
+	for _, e := range s.Events() {
+		all[e.Name] = map[string]any{}
+		for _, a := range e.Attributes {
+			all[e.Name][string(a.Key)] = a.Value.AsInterface()
+		}
+	}
+	return all
+}
+
+func requireChild(t *testing.T, parent, child trace.ReadOnlySpan) {
+	t.Helper()
+	require.Equal(t, parent.SpanContext().SpanID(), child.Parent().SpanID(), "%s is not within %s", child.Name(), parent.Name())
+}
+
+var id = uuid.MustParse("11111111-0000-4000-8000-000000000000")
+
+// table12 is how table:12 is shown.
+const table12 = "38ab6cd93feb"
+
+func started(op lease.Op) lease.TraceStart {
+	return lease.TraceStart{Op: op, Kind: "lease", Resource: "table:12", Resources: 1, LeaseID: id, Token: 7}
+}
+
+// lease tells of one pair with nothing in between, and returns its span.
+func (r *recorder) lease(t *testing.T, op lease.Op, err error) trace.ReadOnlySpan {
+	t.Helper()
+	r.Reset()
+	ctx := r.TraceLeaseStart(context.Background(), started(op))
+	r.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: started(op), Err: err})
+	return r.span(t, "lease "+string(op))
+}
+
+func (r *recorder) wrote(t *testing.T, op fencedb.Op, err error, grants ...fencedb.Grant) trace.ReadOnlySpan {
+	t.Helper()
+	r.Reset()
+	s := fencedb.TraceStart{Op: op, Grants: grants}
+	r.TraceWriteEnd(r.TraceWriteStart(context.Background(), s), fencedb.TraceEnd{TraceStart: s, Err: err})
+	require.Len(t, r.Ended(), 1)
+	return r.Ended()[0]
+}
+
+func grant(resource string, token int64) fencedb.Grant {
+	return fencedb.NewGrant(resource, token, id, time.Time{})
+}
+
+func requireStatus(t *testing.T, s trace.ReadOnlySpan, outcome string, worth bool) {
+	t.Helper()
+	require.Equal(t, outcome, said(s)["fencedb.outcome"], s.Name())
+	if worth {
+		require.Equal(t, trace.Status{Code: codes.Error, Description: outcome}, s.Status(), "%s: %s", s.Name(), outcome)
+		return
+	}
+	require.Equal(t, codes.Unset, s.Status().Code, "%s: %s", s.Name(), outcome)
+}
 
 func TestOutcomesOfLeases(t *testing.T) {
 	t.Parallel()
@@ -132,4 +246,60 @@ func TestTheGlobalProviderIsTheDefault(t *testing.T) {
 	tracer := fenceotel.New(fenceotel.Config{})
 	s := fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{fencedb.NewGrant("table:12", 7, uuid.New(), time.Time{})}}
 	tracer.TraceWriteEnd(tracer.TraceWriteStart(t.Context(), s), fencedb.TraceEnd{TraceStart: s}) // without one, nowhere
+}
+
+func TestTheDocumentationListsEverySpan(t *testing.T) {
+	t.Parallel()
+	r := newRecorder(fenceotel.Config{})
+	made := map[string]bool{}
+	for _, op := range []lease.Op{lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal} {
+		made[r.lease(t, op, nil).Name()] = true
+	}
+	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter} {
+		made[r.wrote(t, op, nil, grant("table:12", 7)).Name()] = true
+	}
+
+	page, err := os.ReadFile("../../docs/observing.md")
+	require.NoError(t, err)
+	documented := map[string]bool{}
+	for _, match := range regexp.MustCompile("(?m)^\\| `((?:lease|fenced|fence) \\w+)` \\|").FindAllStringSubmatch(string(page), -1) {
+		documented[match[1]] = true
+	}
+	require.Equal(t, made, documented)
+}
+
+func Example() {
+	server, err := miniredis.Run()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	ctx := context.Background()
+
+	exporter := tracetest.NewInMemoryExporter() // in a program, one that sends
+	provider := trace.NewTracerProvider(trace.WithSyncer(exporter))
+	spans := fenceotel.New(fenceotel.Config{Provider: provider})
+	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{spans}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := issuer.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_ = l.Release(ctx)
+
+	acquired := exporter.GetSpans()[0]
+	fmt.Println(acquired.Name)
+	for _, a := range acquired.Attributes {
+		if a.Key == "fencedb.resource" || a.Key == "fencedb.outcome" {
+			fmt.Println(a.Key, a.Value.AsString())
+		}
+	}
+	// Output:
+	// lease acquire
+	// fencedb.resource 38ab6cd93feb
+	// fencedb.outcome granted
 }

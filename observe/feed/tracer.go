@@ -7,8 +7,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/observe/internal/outcome"
 )
 
 // acquisition gathers what the end of one does not tell. All that belongs to it has its lease id.
@@ -102,7 +102,7 @@ func (f *Feed) acquired(a acquisition, e lease.TraceEnd) {
 
 func (f *Feed) over(e lease.TraceEnd) {
 	event := about(Released, e.TraceStart)
-	if cause := outcome.Loss(e.Err); cause != "" {
+	if cause := e.Outcome(); cause != "released" {
 		event.Kind, event.Cause = Lost, cause
 	}
 	event.Took = e.Took
@@ -119,5 +119,49 @@ func (f *Feed) ifDone(kind Kind, e lease.TraceEnd) {
 }
 
 func about(kind Kind, s lease.TraceStart) Event {
-	return Event{Kind: kind, Resource: s.Resource, Token: s.Token, LeaseID: outcome.Short(s.LeaseID)}
+	return Event{Kind: kind, Resource: s.Resource, Token: s.Token, LeaseID: short(s.LeaseID)}
+}
+
+// short returns the first 8 characters of a lease id, and nothing for the nil id.
+func short(id uuid.UUID) string {
+	if id == uuid.Nil {
+		return ""
+	}
+	return id.String()[:8]
+}
+
+// TraceWriteStart implements [fencedb.Tracer].
+func (f *Feed) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
+
+// TraceWriteEnd implements [fencedb.Tracer]. Of a transaction that was only entered ([fencedb.OpEnter]) it is not known
+// whether it commits, so that only refusals and failures are published.
+func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
+	result := e.Outcome()
+	switch {
+	case e.Op == fencedb.OpCommit, e.Op == fencedb.OpEnter && result == "committed":
+	case result == "committed":
+		f.each(Committed, "", e)
+	case result == "stale":
+		f.refused(e)
+	default:
+		f.each(Failed, result, e)
+	}
+}
+
+func (f *Feed) each(kind Kind, cause string, e fencedb.TraceEnd) {
+	event := Event{Kind: kind, Cause: cause, Took: e.Took}
+	for _, g := range e.Grants {
+		f.publish(event.of(g))
+	}
+}
+
+// refused is about the resource that was refused, of however many the transaction entered.
+func (f *Feed) refused(e fencedb.TraceEnd) {
+	grant, stored := e.Subject()
+	f.publish(Event{Kind: Refused, Cause: "stale", Took: e.Took, Stored: stored}.of(grant))
+}
+
+func (e Event) of(g fencedb.Grant) Event {
+	e.Resource, e.Token, e.LeaseID = g.Resource(), g.Token(), short(g.LeaseID())
+	return e
 }

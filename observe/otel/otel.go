@@ -1,0 +1,234 @@
+// Package otel makes OpenTelemetry spans of what leases and fenced writes go through. It is mostly imported under another name:
+//
+//	import fenceotel "github.com/fencedb/fencedb/observe/otel"
+//
+//	spans := fenceotel.New(fenceotel.Config{})
+//	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{spans}})
+//	db := fencedb.Traced(pool, spans)
+//
+// # Spans
+//
+//	lease acquire     a call that acquires, with its sealing
+//	  lease wait      from when the resource was found taken
+//	lease hold        the life of a lease; what runs under its context is within
+//	lease release, lease revoke, lease raise, lease heal
+//	fenced write      Tx, Exec, Query, QueryRow, SendBatch or Seal
+//	  fenced commit   COMMIT, and what was done to find out its outcome
+//	fence enter       Enter or EnterSQL
+//
+// The work within a span is within its context, so the spans of otelpgx and redisotel are its children.
+//
+// The span of a hold ends, and is exported, with the lease; a renewal is not a span but an event of it if it fails
+// (lease.not_extended), and so are its loss (lease.lost, with the cause) and each write that was refused under it
+// (fence.refused, with the tokens). A refusal is an event of the span of the write as well.
+//
+// # Attributes and status
+//
+// fencedb.resource, fencedb.lease_id (8 characters), fencedb.token, fencedb.outcome, and where there is something to say
+// fencedb.resources, fencedb.kind, fencedb.namespace, fencedb.stored. The resource is the first 12 hexadecimal digits of its
+// SHA-256, unless [Config.Plain] is set. docs/observing.md lists the outcomes. What is ordinary under contention leaves the
+// status unset: a lease that is held by another, a release, an error of the caller's own function. What is worth somebody's
+// look makes it an error.
+package otel
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"sync"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Config is how a [Tracer] makes spans. The zero value is a good one.
+type Config struct {
+	// Provider makes the spans. Defaults to the global one.
+	Provider trace.TracerProvider
+
+	// Plain shows resources by name, and the text of errors, which name resources. Defaults to false.
+	Plain bool
+}
+
+// Tracer makes spans. It is a tracer of leases and of writes, and safe for concurrent use.
+type Tracer struct {
+	spans trace.Tracer
+	plain bool
+	holds sync.Map // of term to trace.Span: the leases that are held
+}
+
+var (
+	_ lease.Tracer   = (*Tracer)(nil)
+	_ fencedb.Tracer = (*Tracer)(nil)
+)
+
+// term tells leases apart; several that were acquired together share an id.
+type term struct {
+	id       uuid.UUID
+	resource string
+}
+
+// New returns a tracer. Its spans belong to the instrumentation scope that is named like this package.
+func New(cfg Config) *Tracer {
+	if cfg.Provider == nil {
+		cfg.Provider = otel.GetTracerProvider()
+	}
+	return &Tracer{spans: cfg.Provider.Tracer("github.com/fencedb/fencedb/observe/otel"), plain: cfg.Plain}
+}
+
+const (
+	keyResource  = attribute.Key("fencedb.resource")
+	keyResources = attribute.Key("fencedb.resources")
+	keyKind      = attribute.Key("fencedb.kind")
+	keyNamespace = attribute.Key("fencedb.namespace")
+	keyLeaseID   = attribute.Key("fencedb.lease_id")
+	keyToken     = attribute.Key("fencedb.token")
+	keyStored    = attribute.Key("fencedb.stored")
+	keyOutcome   = attribute.Key("fencedb.outcome")
+	keyCause     = attribute.Key("fencedb.cause")
+)
+
+func (t *Tracer) resource(name string) attribute.KeyValue {
+	if !t.plain {
+		name = fmt.Sprintf("%x", sha256.Sum256([]byte(name)))[:12]
+	}
+	return keyResource.String(name)
+}
+
+// end ends the span in ctx. worth says whether the outcome is worth somebody's look.
+func (t *Tracer) end(ctx context.Context, result string, worth bool, err error) {
+	span := trace.SpanFromContext(ctx)
+	span.SetAttributes(keyOutcome.String(result))
+	if err != nil && t.plain {
+		span.RecordError(err)
+	}
+	if worth {
+		span.SetStatus(codes.Error, result)
+	}
+	span.End()
+}
+
+// TraceLeaseStart implements [lease.Tracer].
+func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
+	if s.Op == lease.OpExtend { // many, and of no interest while they succeed
+		return ctx
+	}
+	ctx, span := t.spans.Start(ctx, "lease "+string(s.Op), trace.WithAttributes(t.ofLease(s)...))
+	if s.Op == lease.OpHold {
+		t.holds.Store(term{s.LeaseID, s.Resource}, span)
+	}
+	return ctx
+}
+
+func (t *Tracer) ofLease(s lease.TraceStart) []attribute.KeyValue {
+	attrs := append(make([]attribute.KeyValue, 0, 6), t.resource(s.Resource), keyLeaseID.String(short(s.LeaseID)))
+	if s.Token != 0 {
+		attrs = append(attrs, keyToken.Int64(s.Token))
+	}
+	if s.Resources > 1 {
+		attrs = append(attrs, keyResources.Int(s.Resources))
+	}
+	if s.Kind != "lease" {
+		attrs = append(attrs, keyKind.String(s.Kind))
+	}
+	if s.Namespace != "" {
+		attrs = append(attrs, keyNamespace.String(s.Namespace))
+	}
+	return attrs
+}
+
+// TraceLeaseEnd implements [lease.Tracer].
+func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
+	switch e.Op {
+	case lease.OpExtend:
+		t.extended(e)
+		return
+	case lease.OpHold:
+		t.over(ctx, e)
+		return
+	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise, lease.OpHeal: // what was not known at the start
+		trace.SpanFromContext(ctx).SetAttributes(keyLeaseID.String(short(e.LeaseID)), keyToken.Int64(e.Token))
+	}
+	result := e.Outcome()
+	t.end(ctx, result, e.Err != nil && result != "held", e.Err)
+}
+
+// extended tells of a failure where the lease's life is told.
+func (t *Tracer) extended(e lease.TraceEnd) {
+	span, ok := t.hold(e.LeaseID, e.Resource)
+	if e.Err == nil || !ok {
+		return
+	}
+	span.AddEvent("lease.not_extended", trace.WithAttributes(keyCause.String(e.Outcome())))
+}
+
+func (t *Tracer) over(ctx context.Context, e lease.TraceEnd) {
+	t.holds.CompareAndDelete(term{e.LeaseID, e.Resource}, trace.SpanFromContext(ctx))
+	cause := e.Outcome()
+	if cause == "released" {
+		t.end(ctx, cause, false, nil)
+		return
+	}
+	trace.SpanFromContext(ctx).AddEvent("lease.lost", trace.WithAttributes(keyCause.String(cause)))
+	t.end(ctx, cause, true, e.Err)
+}
+
+// TraceWriteStart implements [fencedb.Tracer].
+func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) context.Context {
+	name := "fenced " + string(s.Op)
+	if s.Op == fencedb.OpEnter {
+		name = "fence enter"
+	}
+	ctx, _ = t.spans.Start(ctx, name, trace.WithAttributes(t.ofWrite(s.Grants)...))
+	return ctx
+}
+
+func (t *Tracer) ofWrite(grants []fencedb.Grant) []attribute.KeyValue {
+	first := grants[0] // there is one, or nothing would be told
+	attrs := []attribute.KeyValue{t.resource(first.Resource()), keyLeaseID.String(short(first.LeaseID())), keyToken.Int64(first.Token())}
+	if len(grants) > 1 {
+		attrs = append(attrs, keyResources.Int(len(grants)))
+	}
+	return attrs
+}
+
+// TraceWriteEnd implements [fencedb.Tracer].
+func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
+	result := e.Outcome()
+	if result == "stale" && e.Op != fencedb.OpCommit {
+		t.refused(ctx, e)
+	}
+	t.end(ctx, result, result != "committed" && result != "error", e.Err)
+}
+
+// refused tells of it in the span of the write, and in that of the lease's life if the lease is this process's.
+func (t *Tracer) refused(ctx context.Context, e fencedb.TraceEnd) {
+	g, stored := e.Subject()
+	event := trace.WithAttributes(t.resource(g.Resource()), keyToken.Int64(g.Token()), keyStored.Int64(stored))
+	trace.SpanFromContext(ctx).AddEvent("fence.refused", event)
+	if span, ok := t.hold(g.LeaseID(), g.Resource()); ok {
+		span.AddEvent("fence.refused", event)
+	}
+}
+
+func (t *Tracer) hold(id uuid.UUID, resource string) (trace.Span, bool) {
+	span, ok := t.holds.Load(term{id, resource})
+	if !ok {
+		return nil, false
+	}
+	return span.(trace.Span), true
+}
+
+// short returns the first 8 characters of a lease id, and nothing for the nil id.
+func short(id uuid.UUID) string {
+	if id == uuid.Nil {
+		return ""
+	}
+	return id.String()[:8]
+}
