@@ -15,7 +15,8 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// S7. The holder stops in the middle of its transaction, as in a long GC pause, and keeps its connection open.
+// S7. The holder stops in the middle of its transaction, as in a long GC pause, and keeps its
+// connection open.
 func TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -45,8 +46,9 @@ func TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease(t *testing.T) {
 	require.Equal(t, []string{"ben"}, w.guests())
 }
 
-// Transactions of one lease share the fence, and a new one need not wait behind a newcomer who wants it alone. So they could
-// keep it out for as long as they come; but they come for no longer than the lease is valid.
+// Transactions of one lease share the fence, and a new one need not wait behind a newcomer who
+// wants it alone. So they could keep it out for as long as they come; but they come for no longer
+// than the lease is valid.
 func TestAStreamOfTransactionsDelaysTheNextByNoMoreThanTheirLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -125,7 +127,8 @@ func TestHoldReplacesTheRemainingValidity(t *testing.T) {
 	require.Regexp(t, `^(359\d\d\d\dms|1h)$`, timeout(fencedb.Hold(time.Hour)))
 }
 
-// The settings go back with the transaction: a pooled connection must not carry them to its next user.
+// The settings go back with the transaction: a pooled connection must not carry them to its next
+// user.
 func TestTheBoundsEndWithTheTransaction(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -191,7 +194,8 @@ type renewed struct {
 
 func (g renewed) ValidUntil() time.Time { return time.Now().Add(g.validity) }
 
-// The server goes by what remained when the transaction entered. A lease that was renewed since is not over, and the error says so.
+// The server goes by what remained when the transaction entered. A lease that was renewed since is
+// not over, and the error says so.
 func TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
 	const validity = 300 * time.Millisecond
@@ -250,8 +254,9 @@ func awaitEnd(w *world, pid uint32) {
 	}, 10*time.Second, 5*time.Millisecond, "the server ends the session")
 }
 
-// One bound holds for the whole entry, though lock_timeout starts anew for each of those who share the fence and leave one after the other.
-// Whether it is the lease's or the context's, the error names who is in the way.
+// One bound holds for the whole entry, though lock_timeout starts anew for each of those who share
+// the fence and leave one after the other. Whether it is the lease's or the context's, the error
+// names who is in the way.
 func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 	t.Parallel()
 	const bound = time.Second
@@ -311,7 +316,8 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 	}
 }
 
-// A limit of the role's own may be tighter than the lease. Then it is the bound of the wait as well.
+// A limit of the role's own may be tighter than the lease. Then it is the bound of the wait as
+// well.
 func TestTighterLimitsBoundTheWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

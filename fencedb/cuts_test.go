@@ -16,13 +16,15 @@ import (
 	"github.com/fencedb/fencedb/internal/pgproxy"
 )
 
-// S6 at every byte: the connection ends within the answers of the server, in every way of writing and every query mode.
+// S6 at every byte: the connection ends within the answers of the server, in every way of writing
+// and every query mode.
 
 const insertReturning = `INSERT INTO bookings (id, table_id, guest) VALUES ($1, $1, 'ann') RETURNING id`
 
 func tableOf(id int) string { return fmt.Sprint("table:", id) }
 
-// write writes the booking id, of the table with the same number, and reports whether its result has come.
+// write writes the booking id, of the table with the same number, and reports whether its result
+// has come.
 type write func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (delivered bool, err error)
 
 func within(use func(ctx context.Context, tx pgx.Tx, id int) (bool, error)) write {
@@ -137,8 +139,8 @@ var writes = map[string]write{
 	}),
 }
 
-// stride is how many bytes apart the cuts are. Close together where answers are read in ways of our own and of pgx's
-// own: in a pipeline, and in the simple protocol.
+// stride is how many bytes apart the cuts are. Close together where answers are read in ways of our
+// own and of pgx's own: in a pipeline, and in the simple protocol.
 func stride(mode pgx.QueryExecMode, name string) int {
 	own := mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeSimpleProtocol
 	switch {

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one, on purpose: inside a
-// transaction call Enter.
+// DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one,
+// on purpose: inside a transaction call Enter.
 type DB interface {
 	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
@@ -46,22 +46,23 @@ func pgxConn(db DB) *pgx.Conn {
 	return nil
 }
 
-// connectionIsGone reports whether db is a single connection that has been lost: there is nobody left to ask.
+// connectionIsGone reports whether db is a single connection that has been lost: there is nobody
+// left to ask.
 func connectionIsGone(db DB) bool {
 	conn := pgxConn(db)
 	return conn != nil && conn.IsClosed()
 }
 
-// abandon closes a lost connection at once. pgx goes on to read from it for up to 15 seconds, and until then the pool
-// keeps its place from a new one, which we need for asking.
+// abandon closes a lost connection at once. pgx goes on to read from it for up to 15 seconds, and
+// until then the pool keeps its place from a new one, which we need for asking.
 func abandon(conn *pgx.Conn) {
 	if conn != nil && conn.IsClosed() {
 		_ = conn.PgConn().Conn().Close()
 	}
 }
 
-// detached is for what must be tried although ctx may be done: rolling back, and asking what became of a commit.
-// Bounded, because nobody else will.
+// detached is for what must be tried although ctx may be done: rolling back, and asking what became
+// of a commit. Bounded, because nobody else will.
 func detached(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), atMost)
 }
@@ -76,8 +77,9 @@ func after(closeErr, first error) error {
 	return closeErr
 }
 
-// Clock returns a function that asks Postgres for the time, for lease.Config.Clock: so lease.Issuer.Check compares
-// Redis's clock, from which tokens come, with the one by which rows are dated. Only its context bounds it.
+// Clock returns a function that asks Postgres for the time, for lease.Config.Clock: so
+// lease.Issuer.Check compares Redis's clock, from which tokens come, with the one by which rows are
+// dated. Only its context bounds it.
 func Clock(db DB) func(context.Context) (time.Time, error) {
 	return func(ctx context.Context) (now time.Time, err error) {
 		batch := new(pgx.Batch)

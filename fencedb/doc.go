@@ -1,7 +1,8 @@
 // Package fencedb lets only the current holder of a lease write to Postgres.
 //
-// A lock service can tell a program that it holds a lock. It cannot stop a program that held one, was paused, and writes
-// late. Only the place where the data lives can, so that is where this package checks:
+// A lock service can tell a program that it holds a lock. It cannot stop a program that held one,
+// was paused, and writes late. Only the place where the data lives can, so that is where this
+// package checks:
 //
 //	A gets the lease on table:12 with fencing token 41, then pauses.
 //	The lease runs out. B gets it with token 42, reads, writes, tells its guest "booked".
@@ -19,25 +20,26 @@
 //		// Somebody else holds the table now. Nothing was written.
 //	}
 //
-// The database needs the schema of package migrations. Tables that must never be written to without a token, by any
-// client, are protected once, in the application's own migration:
+// The database needs the schema of package migrations. Tables that must never be written to without
+// a token, by any client, are protected once, in the application's own migration:
 //
 //	SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
 //
-// Exec, QueryRow and SendBatch are Tx for what needs no decisions in between, in one round trip. Enter joins a transaction
-// that is already open, EnterSQL one of database/sql. Seal makes older tokens stale without writing anything else.
+// Exec, QueryRow and SendBatch are Tx for what needs no decisions in between, in one round trip.
+// Enter joins a transaction that is already open, EnterSQL one of database/sql. Seal makes older
+// tokens stale without writing anything else.
 //
 // # What the fence is
 //
-// For each resource the table fencedb.fences keeps the highest token that has entered, and the lease that carried it. Every
-// fenced transaction enters first, as a statement of its own:
+// For each resource the table fencedb.fences keeps the highest token that has entered, and the
+// lease that carried it. Every fenced transaction enters first, as a statement of its own:
 //
 //   - A lower token, or the same token under another lease, is refused at once and locks nothing.
 //   - The stored token under the same lease locks the fence shared: transactions of one lease run side by side.
 //   - A higher token is stored and locks the fence exclusively: it waits for the open transactions of the old holder.
 //
-// The lock lasts until the transaction ends. That gives, for each resource and whatever happens to Redis, to the network, to
-// clocks or to holders:
+// The lock lasts until the transaction ends. That gives, for each resource and whatever happens to
+// Redis, to the network, to clocks or to holders:
 //
 //   - S1: Committed transactions carry tokens that never go down, and equal tokens come from one lease.
 //   - S2: Once a transaction has committed with a token, none with a lower token commits.
@@ -49,32 +51,37 @@
 //
 // # Time
 //
-// A grant with a method ValidUntil bounds the transaction: the server ends it when that time has come (lock, statement and
-// idle time limits, from Postgres 17 also a limit on the whole transaction, each for this transaction only and never
-// looser than what was set before). So a paused holder delays the next one by its remaining validity at the most (S7). On
-// Postgres 15 and 16, which cannot limit a transaction as a whole, the limits are drawn in with every statement that
-// writes to a protected table; one that only reads may be idle for the validity it had when it entered.
-// A holder that means to write for longer than its lease says so with Hold.
+// A grant with a method ValidUntil bounds the transaction: the server ends it when that time has
+// come (lock, statement and idle time limits, from Postgres 17 also a limit on the whole
+// transaction, each for this transaction only and never looser than what was set before). So a
+// paused holder delays the next one by its remaining validity at the most (S7). On Postgres 15 and
+// 16, which cannot limit a transaction as a whole, the limits are drawn in with every statement
+// that writes to a protected table; one that only reads may be idle for the validity it had when it
+// entered. A holder that means to write for longer than its lease says so with Hold.
 //
-// No call outlasts its context, or the validity of its grant, by more than five seconds. That is the time for asking
-// what became of a lost COMMIT. A connection on which no answer has come by half of that, although the server must have
-// ended the transaction, is closed and counts as lost: a network can drop it in silence. A grant without validity is
-// bounded by contexts alone.
+// No call outlasts its context, or the validity of its grant, by more than five seconds. That is
+// the time for asking what became of a lost COMMIT. A connection on which no answer has come by
+// half of that, although the server must have ended the transaction, is closed and counts as lost:
+// a network can drop it in silence. A grant without validity is bounded by contexts alone.
 //
 // # Outcomes
 //
-// A nil error means committed, and so does ErrCommitted, when a result could not be read afterwards. ErrCommitUnknown
-// means that the connection was lost during COMMIT and the server could not tell afterwards: it did not answer in time,
-// or it has crashed or failed over since. ErrTxEnded means that a statement of the caller's own has ended the
-// transaction, and tells what it has written. Every other error means that nothing was written (S6).
+// A nil error means committed, and so does ErrCommitted, when a result could not be read
+// afterwards. ErrCommitUnknown means that the connection was lost during COMMIT and the server
+// could not tell afterwards: it did not answer in time, or it has crashed or failed over since.
+// ErrTxEnded means that a statement of the caller's own has ended the transaction, and tells what
+// it has written. Every other error means that nothing was written (S6).
 //
 // # What it does not give you
 //
-// A grant goes stale when a newer token enters, not when its lease is released or runs out: until then there is nobody whom a
-// late write could hurt. What its own process knows to be over is refused before that, with ErrLeaseOver. PREPARE TRANSACTION keeps a fence for as long as it likes; no time limit of the server ends that.
+// A grant goes stale when a newer token enters, not when its lease is released or runs out: until
+// then there is nobody whom a late write could hurt. What its own process knows to be over is
+// refused before that, with ErrLeaseOver. PREPARE TRANSACTION keeps a fence for as long as it
+// likes; no time limit of the server ends that.
 //
-// Writes to tables that are not protected are fenced only inside these functions. Effects outside Postgres (mail, payments,
-// other databases) are not fenced at all; write the intent behind the fence and act on it idempotently. Superusers and table
-// owners can switch triggers off. A predicate on the fences table inside your own statement does not fence: after
-// waiting for a lock Postgres checks it against the old snapshot.
+// Writes to tables that are not protected are fenced only inside these functions. Effects outside
+// Postgres (mail, payments, other databases) are not fenced at all; write the intent behind the
+// fence and act on it idempotently. Superusers and table owners can switch triggers off. A
+// predicate on the fences table inside your own statement does not fence: after waiting for a lock
+// Postgres checks it against the old snapshot.
 package fencedb

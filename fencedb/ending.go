@@ -11,14 +11,17 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Statements can end the transaction that holds the fence: COMMIT, ROLLBACK and their like, with AND CHAIN, with a
-// BEGIN behind them, or several in one string. Most statements cannot, at sight. Once one was sent that may have, the
-// server is asked before COMMIT whether the transaction is still the one that entered. So what came after the end,
-// outside the fence, is not committed. It is asked in a round trip of its own: an answer that got lost together with
-// that of COMMIT would leave open which of two COMMITs the server tells of. Where several statements travel together
-// the check goes with them, since Postgres commits at the end of a batch or string what is then in no transaction.
+// Statements can end the transaction that holds the fence: COMMIT, ROLLBACK and their like, with
+// AND CHAIN, with a BEGIN behind them, or several in one string. The first word of most statements
+// shows that they cannot. After any other statement the server is asked, before COMMIT, whether the
+// transaction is still the one that entered. So a statement that ran after the end, outside the
+// fence, is not committed. The question has a round trip of its own: if its answer were lost
+// together with the answer of COMMIT, it would be open which of two COMMITs the server reports.
+// Where several statements travel together the check travels with them: at the end of a batch or
+// string Postgres commits what is in no transaction.
 
-// stillEntered is the check. Unlike the setting that enter leaves, the id also tells if somebody has entered once more.
+// stillEntered is the check. Unlike the setting that enter leaves, the id also tells if somebody
+// has entered once more.
 func (e *entry) stillEntered() string {
 	if e.xid == 0 { // not known yet: it travels with enter
 		return `SELECT fencedb.require_entered()`
@@ -26,8 +29,9 @@ func (e *entry) stillEntered() string {
 	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::xid8)`, e.xid)
 }
 
-// keepsOpen reports whether sql is a single statement that cannot end the transaction, by its first word. What is not
-// sure counts as no: the name of a prepared statement, several statements in one string, SQL that is rewritten.
+// keepsOpen reports whether sql is a single statement that cannot end the transaction, by its first
+// word. Doubt counts as no: the name of a prepared statement, several statements in one string, SQL
+// that is rewritten.
 func keepsOpen(sql string, args []any) bool {
 	for _, arg := range args {
 		switch arg.(type) {
@@ -55,7 +59,8 @@ func keepsOpen(sql string, args []any) bool {
 
 const space = " \t\r\n\f\v"
 
-// skipComments skips what comes before the first word: sqlc puts a comment there. A comment within a comment stays.
+// skipComments skips what comes before the first word: sqlc puts a comment there. A comment within
+// a comment stays.
 func skipComments(sql string) string {
 	for {
 		sql = strings.TrimLeft(sql, space)
@@ -91,7 +96,8 @@ func allKeepOpen(queries []*pgx.QueuedQuery) bool {
 	return true
 }
 
-// checked returns the queries of a batch with the check behind them, if they may end the transaction.
+// checked returns the queries of a batch with the check behind them, if they may end the
+// transaction.
 func (tx *fencedTx) checked(queries []*pgx.QueuedQuery) []*pgx.QueuedQuery {
 	if allKeepOpen(queries) {
 		return queries
@@ -107,7 +113,8 @@ func (tx *fencedTx) checked(queries []*pgx.QueuedQuery) []*pgx.QueuedQuery {
 	return append(slices.Clip(queries), check)
 }
 
-// isString reports whether sql may be several statements in a string, which pgx sends in the simple protocol.
+// isString reports whether sql may be several statements in a string, which pgx sends in the simple
+// protocol.
 func isString(sql string, args []any, mode pgx.QueryExecMode) bool {
 	return mode == pgx.QueryExecModeSimpleProtocol && len(args) == 0 && strings.Contains(sql, ";")
 }
@@ -122,9 +129,9 @@ func (tx *fencedTx) execString(ctx context.Context, sql string) (tag pgconn.Comm
 	return tag, results.Close()
 }
 
-// ended returns the error of a transaction that one of its statements has ended before err came: what that one has
-// committed, no rollback undoes. It returns nil if none has. conn is idle again, and is asked if it still stands, else
-// another one of db.
+// ended returns the error of a transaction that one of its statements has ended before err came:
+// what that one has committed, no rollback undoes. It returns nil if none has. conn is idle again,
+// and is asked if it still stands, else another one of db.
 func (e *entry) ended(ctx context.Context, db DB, conn *pgx.Conn, err error) error {
 	outcome := "aborted"
 	var askErr error

@@ -11,16 +11,18 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Enter takes the fence of grant in a transaction that the application has begun itself, and holds it until that
-// transaction ends. It must come first: what the transaction read before it may already be old. It must not come after a
-// savepoint, and the server refuses that: rolling back to the savepoint would give the fence back.
+// Enter takes the fence of grant in a transaction that the application has begun itself, and holds
+// it until that transaction ends. It must come first: what the transaction read before it may
+// already be old. It must not come after a savepoint, and the server refuses that: rolling back to
+// the savepoint would give the fence back.
 //
-// Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails with ErrUnsealed.
+// Above READ COMMITTED the grant must have been sealed before the transaction began, or Enter fails
+// with ErrUnsealed.
 //
-// On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in every pgx call.
-// Whether the transaction then commits is for the caller to find out; prefer Tx, which does it for you. Enter itself
-// returns within five seconds after grant's validity, if that has an end; what follows is bounded by the caller's
-// contexts.
+// On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in
+// every pgx call. Whether the transaction then commits is for the caller to find out; prefer Tx,
+// which does it for you. Enter itself returns within five seconds after grant's validity, if that
+// has an end; what follows is bounded by the caller's contexts.
 func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
 	e, err := newEntry(grant, opts)
 	if err != nil {
@@ -44,8 +46,9 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// SQLTx is a transaction of database/sql that the application has begun: *sql.Tx, *sqlx.Tx, tx.Statement.ConnPool in a GORM
-// transaction, tx.Tx in one of bun. A *sql.Conn that has executed BEGIN is one too.
+// SQLTx is a transaction of database/sql that the application has begun: *sql.Tx, *sqlx.Tx,
+// tx.Statement.ConnPool in a GORM transaction, tx.Tx in one of bun. A *sql.Conn that has executed
+// BEGIN is one too.
 type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
@@ -55,9 +58,11 @@ var (
 	_ SQLTx = (*sql.Conn)(nil)
 )
 
-// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and before any savepoint,
-// it returns the same errors (also ErrUnsealed above READ COMMITTED), and on error the transaction must be rolled back. Of the options only Hold and Trace have an effect. What
-// the application writes afterwards comes back with the errors of its driver, which Explain turns into those of this package.
+// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and
+// before any savepoint, it returns the same errors (also ErrUnsealed above READ COMMITTED), and on
+// error the transaction must be rolled back. Of the options only Hold and Trace have an effect.
+// What the application writes afterwards comes back with the errors of its driver, which Explain
+// turns into those of this package.
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	if err != nil {
@@ -72,9 +77,10 @@ var (
 //	}
 //	return tx.Commit()
 //
-// A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the token has entered by then, and
-// nothing else has happened. To find out costs one more round trip on handles without a method Commit. Cancelling ctx ends
-// the wait for the fence and, with the usual drivers, the connection.
+// A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the
+// token has entered by then, and nothing else has happened. To find out costs one more round trip
+// on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with the
+// usual drivers, the connection.
 func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error {
 	e, err := newEntry(grant, opts)
 	if err != nil {

@@ -238,7 +238,8 @@ func TestExplainReadsTheErrorsOfOtherDrivers(t *testing.T) {
 	}
 }
 
-// The server ends a session that stays idle beyond the validity that it entered with. What the driver then says names no lease.
+// The server ends a session that stays idle beyond the validity that it entered with. What the
+// driver then says names no lease.
 func TestExplainTellsTheEndOfAnSQLTransactionByTime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -20,24 +20,27 @@ type config struct {
 	tracers   []Tracer
 }
 
-// TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ COMMITTED, which is enough: the
-// fence keeps every other holder out, and statements see what the last one committed. At REPEATABLE READ and SERIALIZABLE
-// the fence has to be older than the snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a
-// Seal, which costs two more round trips. One that meets a newer holder fails with ErrStale; one that Postgres could not serialize,
-// with SQLSTATE 40001, may be tried again.
+// TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ
+// COMMITTED, which is enough: the fence keeps every other holder out, and statements see what the
+// last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
+// snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
+// which costs two more round trips. One that meets a newer holder fails with ErrStale; one that
+// Postgres could not serialize, with SQLSTATE 40001, may be tried again.
 func TxOptions(o pgx.TxOptions) Option {
 	return func(c *config) { c.txOptions = o }
 }
 
-// Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It is for a
-// holder that keeps renewing its lease while it writes. A holder that takes over waits that long for the fence, even if
-// the lease is lost meanwhile, so keep it within the lease's maximum hold time. The lease must still be
-// valid when the transaction begins. Ignored unless positive.
+// Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It
+// is for a holder that keeps renewing its lease while it writes. A holder that takes over waits
+// that long for the fence, even if the lease is lost meanwhile, so keep it within the lease's
+// maximum hold time. The lease must still be valid when the transaction begins. Ignored unless
+// positive.
 func Hold(d time.Duration) Option {
 	return func(c *config) { c.hold = d }
 }
 
-// entry is one passage through fencedb.enter: the grants, and what bounds the transaction that enters.
+// entry is one passage through fencedb.enter: the grants, and what bounds the transaction that
+// enters.
 type entry struct {
 	config
 	grants []Grant
@@ -66,8 +69,8 @@ const (
 	carryAll = `SELECT xid::text::bigint, epoch FROM fencedb.carry_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint)`
 )
 
-// batch is what begins the transaction: BEGIN, enter and copies of the queries behind them, since pgx notes on each to which
-// connection it was sent.
+// batch is what begins the transaction: BEGIN, enter and copies of the queries behind them, since
+// pgx notes on each to which connection it was sent.
 func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batch, error) {
 	sql, args, err := e.query(ctx)
 	if err != nil {
@@ -87,7 +90,8 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batc
 // sealTries is how often a transaction is sent that is refused because its token was not sealed.
 const sealTries = 3
 
-// unsealed reports whether enter refused because the fence may be younger than the transaction's snapshot.
+// unsealed reports whether enter refused because the fence may be younger than the transaction's
+// snapshot.
 func unsealed(err error) bool { return err != nil && answered(err).code == codeSerializationFailure }
 
 // entered reads the answer to query.
@@ -117,8 +121,9 @@ func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 	return enterAll, []any{resources, tokens, leaseIDs, remaining, patience(ctx)}, nil
 }
 
-// patience is how long the server may wait for the fence on behalf of ctx, in whole milliseconds, or nil for no bound. It gives up
-// a little before ctx ends: only its answer names the sessions in the way, and leaves the connection usable.
+// patience is how long the server may wait for the fence on behalf of ctx, in whole milliseconds,
+// or nil for no bound. It gives up a little before ctx ends: only its answer names the sessions in
+// the way, and leaves the connection usable.
 func patience(ctx context.Context) *int64 {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -129,8 +134,9 @@ func patience(ctx context.Context) *int64 {
 	return &ms
 }
 
-// remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server starts to count
-// later than we do, so it ends the transaction a network delay after until and never before; the fence does not depend on it.
+// remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
+// starts to count later than we do, so it ends the transaction a network delay after until and
+// never before; the fence does not depend on it.
 func (e *entry) remaining() (*int64, error) {
 	e.asked = time.Now()
 	e.until = validUntil(e.grants)
@@ -156,11 +162,12 @@ func (e *entry) resources() []string {
 	return names
 }
 
-// The server ends a transaction when its time is over and says so. If nothing comes, the connection is lost and nobody
-// has noticed: a network can drop it in silence. overdueTime is how long after the end an answer is waited for.
+// The server ends a transaction when its time is over and says so. If nothing comes, the connection
+// is lost and nobody has noticed: a network can drop it in silence. overdueTime is how long after
+// the end an answer is waited for.
 const overdueTime = askTime / 2
 
-// acquire takes a connection while the lease is valid: one that comes later is of no use.
+// acquire takes a connection while the lease is valid. A later one is of no use.
 func (e *entry) acquire(ctx context.Context, db DB) (DB, func(), error) {
 	bounded, cancel := ctx, context.CancelFunc(func() {})
 	if until := validUntil(e.grants); !until.IsZero() {
@@ -172,13 +179,13 @@ func (e *entry) acquire(ctx context.Context, db DB) (DB, func(), error) {
 	case err == nil:
 		return conn, sync.OnceFunc(func() { e.unwatch(conn); release() }), nil
 	case bounded.Err() != nil && ctx.Err() == nil:
-		return nil, nil, &rejection{ErrLeaseOver, fmt.Errorf("no connection was to be had while it was valid: %w", err)}
+		return nil, nil, &rejection{ErrLeaseOver, fmt.Errorf("no connection came free while it was valid: %w", err)}
 	}
 	return nil, nil, err
 }
 
-// watch closes conn when an answer is overdue, and with it whatever is waited for on it. A deadline of the net.Conn
-// would not do: pgx sets and resets that itself, for the contexts of statements.
+// watch closes conn when an answer is overdue, and with it whatever is waited for on it. A deadline
+// of the net.Conn would not do: pgx sets and resets that itself, for the contexts of statements.
 func (e *entry) watch(conn DB) {
 	pg := pgxConn(conn)
 	if e.until.IsZero() || pg == nil {

@@ -11,63 +11,71 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// What went wrong, to be asked with errors.Is. Each says what is then true of the data. The errors that carry values are
-// StaleError, WrongResourceError, BusyError and CommitUnknownError. The cause, usually a *pgconn.PgError, stays in the
-// chain for errors.As.
+// What went wrong, to be asked with errors.Is. Each says what is then true of the data. The errors
+// that carry values are StaleError, WrongResourceError, BusyError and CommitUnknownError. The
+// cause, usually a *pgconn.PgError, stays in the chain for errors.As.
 var (
-	// ErrStale: a newer holder's token has entered for the resource, or the same token under another lease. Nothing was
-	// written. The work belongs to the other holder now: drop it, or acquire the lease again. SQLSTATE FN001.
-	// (lease.ErrStale is what Redis says of a lease, before any write.)
+	// ErrStale: a newer holder's token has entered for the resource, or the same token under
+	// another lease. Nothing was written. The work belongs to the other holder now: drop it, or
+	// acquire the lease again. SQLSTATE FN001. (lease.ErrStale is what Redis says of a lease,
+	// before any write.)
 	ErrStale = errors.New("fencedb: stale fencing token")
 
-	// ErrNoToken: a protected table was written to in a transaction that had not entered a fence. Nothing was written. Wrap
-	// the write in Tx, Exec or SendBatch, or call Enter first. SQLSTATE FN002.
+	// ErrNoToken: a protected table was written to in a transaction that had not entered a fence.
+	// Nothing was written. Wrap the write in Tx, Exec or SendBatch, or call Enter first. SQLSTATE
+	// FN002.
 	ErrNoToken = errors.New("fencedb: write without a fencing token")
 
-	// ErrWrongResource: a row belongs to a resource whose fence the transaction did not enter. Nothing was written. Pass
-	// the grants of all resources that are written to, with All. SQLSTATE FN003.
+	// ErrWrongResource: a row belongs to a resource whose fence the transaction did not enter.
+	// Nothing was written. Pass the grants of all resources that are written to, with All. SQLSTATE
+	// FN003.
 	ErrWrongResource = errors.New("fencedb: row of another resource")
 
-	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the server ended it. Nothing was
-	// written. Acquire the lease again; write in shorter transactions, or use Hold. SQLSTATE FN004.
+	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the
+	// server ended it. Nothing was written. Acquire the lease again; write in shorter transactions,
+	// or use Hold. SQLSTATE FN004.
 	ErrLeaseOver = errors.New("fencedb: the lease is over")
 
-	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its Hold, or a tighter limit of the
-	// role), and the server ended it. The lease itself was renewed meanwhile and still stands. Nothing was written. Write in a shorter
-	// transaction, or say with Hold how long it takes. SQLSTATE FN006, 25P03 and 25P04.
+	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
+	// Hold, or a tighter limit of the role), and the server ended it. The lease itself was renewed
+	// meanwhile and still stands. Nothing was written. Write in a shorter transaction, or say with
+	// Hold how long it takes. SQLSTATE FN006, 25P03 and 25P04.
 	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit, which is the lease's validity when it entered; use Hold, or a shorter transaction")
 
-	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered yet, or that a newer one is
-	// entering. Nothing was written. Roll back, call Seal with the same grant, and begin again: Seal tells if the grant is stale.
-	// Tx, Exec, Query, QueryRow and SendBatch do so themselves. SQLSTATE 40001.
+	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered
+	// yet, or that a newer one is entering. Nothing was written. Roll back, call Seal with the same
+	// grant, and begin again: Seal tells if the grant is stale. Tx, Exec, Query, QueryRow and
+	// SendBatch do so themselves. SQLSTATE 40001.
 	ErrUnsealed = errors.New("fencedb: the fence was not sealed before the transaction began")
 
-	// ErrBusy: an open transaction kept the fence until our own lease was over, or for as long as the transaction or its context
-	// was willing to wait. Nothing was written.
+	// ErrBusy: an open transaction kept the fence until our own lease was over, or for as long as
+	// the transaction or its context was willing to wait. Nothing was written.
 	ErrBusy = errors.New("fencedb: the fence is held by an open transaction")
 
-	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource), or the transaction has
-	// entered the resource with another one. Nothing was written.
+	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
+	// or the transaction has entered the resource with another one. Nothing was written.
 	ErrInvalidGrant = errors.New("fencedb: invalid grant")
 
-	// ErrKeyReused: the idempotency key of Once was used before, for another request, or by another role and without a
-	// request. Nothing was written. SQLSTATE FN005.
+	// ErrKeyReused: the idempotency key of Once was used before, for another request, or by another
+	// role and without a request. Nothing was written. SQLSTATE FN005.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
-	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked in time what became of the
-	// transaction, or has crashed or failed over since, or (in Exec, Query, QueryRow and SendBatch) had not answered anything yet. The
-	// data was written completely or not at all. Ask again later with fencedb.outcome, or acquire the lease again
-	// and look: under a higher token nothing of the old transaction can arrive any more.
+	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked
+	// in time what became of the transaction, or has crashed or failed over since, or (in Exec,
+	// Query, QueryRow and SendBatch) had not answered anything yet. The data was written completely
+	// or not at all. Ask again later with fencedb.outcome, or acquire the lease again and look:
+	// under a higher token nothing of the old transaction can arrive any more.
 	ErrCommitUnknown = errors.New("fencedb: unknown whether the transaction committed")
 
-	// ErrTxEnded: a statement of the caller (COMMIT, ROLLBACK, PREPARE TRANSACTION, also AND CHAIN or with a BEGIN
-	// behind it) ended the transaction that held the fence. What came before that statement is as TxEndedError tells.
-	// What came after it was outside the fence, and was rolled back unless the caller has committed that too. Leave the
-	// end to the function that you call. SQLSTATE FN007.
+	// ErrTxEnded: a statement of the caller (COMMIT, ROLLBACK, PREPARE TRANSACTION, also AND CHAIN
+	// or with a BEGIN behind it) ended the transaction that held the fence. What came before that
+	// statement is as TxEndedError tells. What came after it was outside the fence, and was rolled
+	// back unless the caller has committed that too. Leave the end to the function that you call.
+	// SQLSTATE FN007.
 	ErrTxEnded = errors.New("fencedb: a statement ended the transaction that held the fence")
 
-	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could not be read.
-	// Everything was written.
+	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could
+	// not be read. Everything was written.
 	ErrCommitted = errors.New("fencedb: committed, but a result could not be read")
 )
 
@@ -130,9 +138,10 @@ func (e *BusyError) Unwrap() error        { return e.cause }
 
 // CommitUnknownError is the ErrCommitUnknown with what is needed to find out.
 type CommitUnknownError struct {
-	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch), where the primary is now: committed, aborted, in progress, or
-	// NULL if that cannot be known any more. They are 0 when the connection was lost before the server had told them (only in
-	// Exec, Query, QueryRow and SendBatch).
+	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch), where the primary is now:
+	// committed, aborted, in progress, or NULL if that cannot be known any more. They are 0 when
+	// the connection was lost before the server had told them (only in Exec, Query, QueryRow and
+	// SendBatch).
 	XID   uint64
 	Epoch int64
 	cause error
@@ -152,9 +161,9 @@ func (e *CommitUnknownError) Unwrap() error        { return e.cause }
 type TxEndedError struct {
 	XID uint64 // the transaction that held the fence
 
-	// Outcome is what became of it, in the words of Postgres: "committed", what came before the statement was written;
-	// "aborted", it was not; "in progress", it is prepared and still holds the fence, and COMMIT PREPARED or ROLLBACK
-	// PREPARED decides.
+	// Outcome is what became of it, in the words of Postgres: "committed", what came before the
+	// statement was written; "aborted", it was not; "in progress", it is prepared and still holds
+	// the fence, and COMMIT PREPARED or ROLLBACK PREPARED decides.
 	Outcome string
 	cause   error
 }
@@ -205,12 +214,14 @@ const (
 	codeNotPrepared   = "26000"
 )
 
-// Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale, ErrNoToken, ErrWrongResource,
-// ErrLeaseOver, ErrTooLong or ErrKeyReused, with err in its chain. Any other error, and nil, comes back as it is.
+// Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale,
+// ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong or ErrKeyReused, with err in its chain.
+// Any other error, and nil, comes back as it is.
 //
-// Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what writes without them: an ORM,
-// database/sql, a transaction after Enter. It reads the errors of pgx, lib/pq and pgdriver, and finds the SQLSTATE, without the
-// values, in those of any driver that have a method SQLState() string.
+// Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what
+// writes without them: an ORM, database/sql, a transaction after Enter. It reads the errors of pgx,
+// lib/pq and pgdriver, and finds the SQLSTATE, without the values, in those of any driver that have
+// a method SQLState() string.
 func Explain(err error) error {
 	if alreadyTyped(err) {
 		return err
@@ -260,10 +271,11 @@ type answer struct {
 	detail string // DETAIL, a JSON object for the SQLSTATEs that carry values
 }
 
-// answered finds the answer of the server in err. Without one, as for a broken connection, its code is "".
+// answered finds the answer of the server in err. Without one, as for a broken connection, its code
+// is "".
 //
-// Drivers share no type for it. lib/pq and pgdriver give the fields by the letters that they have in the protocol, under
-// two names; others tell the SQLSTATE only.
+// Drivers share no type for it. lib/pq and pgdriver give the fields by the letters that they have
+// in the protocol, under two names; others tell the SQLSTATE only.
 func answered(err error) answer {
 	var (
 		pgErr    *pgconn.PgError
@@ -284,8 +296,8 @@ func answered(err error) answer {
 	return answer{}
 }
 
-// values leaves the values zero where the driver, the server's log settings or a middlebox have dropped the detail: the
-// SQLSTATE alone decides what the error is.
+// values leaves the values zero where the driver, the server's log settings or a middlebox have
+// dropped the detail: the SQLSTATE alone decides what the error is.
 func (a answer) values(into any) {
 	_ = json.Unmarshal([]byte(a.detail), into)
 }

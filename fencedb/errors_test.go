@@ -90,8 +90,8 @@ func TestAClosedPoolSaysSo(t *testing.T) {
 	}
 }
 
-// What a single round trip answers, when the server or the client stumbles over one of its statements: in every query mode,
-// for pgx reads errors at different moments in each.
+// What a single round trip answers, when the server or the client stumbles over one of its
+// statements: in every query mode, for pgx reads errors at different moments in each.
 
 // one is a batch, what is true of it, and how SendBatch has to say so.
 type one struct {
@@ -239,7 +239,8 @@ func FuzzExplain(f *testing.F) {
 	})
 }
 
-// Whatever a resource is called: it has a fence of its own, or it is refused before anything is sent.
+// Whatever a resource is called: it has a fence of its own, or it is refused before anything is
+// sent.
 func FuzzResources(f *testing.F) {
 	for _, seed := range []string{"a", "table:12", "", " ", "\x00", "\xff", "é", "{}", "🎉", "'", `"`, `\`, "%s", "\n", strings.Repeat("x", 512), strings.Repeat("x", 513)} {
 		f.Add(seed)

@@ -51,7 +51,8 @@ func ExampleBusyError() {
 	// Output: [table:22] held by a session that is idle in transaction
 }
 
-// The classic conditional update, on a table without triggers: was the token too old, or was there no such row?
+// The classic conditional update, on a table without triggers: was the token too old, or was there
+// no such row?
 func ExampleExplainNoRows() {
 	ctx, pool := context.Background(), database()
 	finish := func(id int, grant fencedb.Grant) error {
@@ -118,7 +119,8 @@ func ExampleTxOptions() {
 	// Output: serializable <nil>
 }
 
-// teller is a tracer. Those of packages observe/slog, observe/prom and observe/otel do something useful.
+// teller is a tracer. Those of packages observe/slog, observe/prom and observe/otel do something
+// useful.
 type teller struct{}
 
 func (teller) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }

@@ -219,7 +219,7 @@ func ExampleNewGrant() {
 	// Output: <nil>
 }
 
-// A job takes its own row from RUNNING to DONE; whoever held it before cannot write to it any more.
+// A job takes its own row from RUNNING to DONE; an earlier holder cannot write to it any more.
 func ExampleCarry() {
 	ctx, pool := context.Background(), database()
 	before, holder := fencedb.Carry(acquired("job:7", 41)), fencedb.Carry(acquired("job:7", 42))

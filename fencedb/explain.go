@@ -9,8 +9,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// explain returns what err means for a transaction that has been rolled back. conn, if there is one, is idle again and is
-// asked what the server did not put into the error; lost says that it broke before the rollback.
+// explain returns what err means for a transaction that has been rolled back. conn, if there is
+// one, is idle again and is asked what the server did not put into the error; lost says that it
+// broke before the rollback.
 func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err error) error {
 	code := answered(err).code
 	if e.overtime(code, lost) {
@@ -55,8 +56,9 @@ func (e *entry) explainEntering(ctx context.Context, conn *pgx.Conn, code string
 	return err
 }
 
-// overtime reports whether the transaction ended because its time was over. A session that the server has ended while it
-// was idle shows as a broken connection, as does one whose context ended with the lease.
+// overtime reports whether the transaction ended because its time was over. A session that the
+// server has ended while it was idle shows as a broken connection, as does one whose context ended
+// with the lease.
 func (e *entry) overtime(code string, lost bool) bool {
 	if code == codeTooLong {
 		return true
@@ -68,7 +70,7 @@ func (e *entry) overtime(code string, lost bool) bool {
 	case codeIdleInTransaction, codeTransactionTimeout:
 		return true
 	case codeLockNotAvailable, codeQueryCanceled:
-		return e.xid != 0 // while entering, it is the fence that was not to be had
+		return e.xid != 0 // while entering, the fence was busy
 	}
 	return code == "" && lost
 }
@@ -90,8 +92,9 @@ func (e *entry) staleOr(ctx context.Context, conn *pgx.Conn, err error) error {
 	return err
 }
 
-// busyOr tells a deadline that passed while the fence was waited for from one that passed because the server did not answer. The
-// server was to give up first, and to name what blocks; it was too late with that.
+// busyOr tells a deadline that passed while the fence was waited for from one that passed because
+// the server did not answer. The server was to give up first, and to name what blocks; it was too
+// late with that.
 func (e *entry) busyOr(ctx context.Context, err error) error {
 	if e.db == nil {
 		return err
@@ -109,8 +112,8 @@ func (e *entry) busyOr(ctx context.Context, err error) error {
 	return err
 }
 
-// blockers names what the server named when it gave up. Where it did not, because a limit of its own ended the wait, it is asked.
-// Best effort: the error is as true without them.
+// blockers returns the sessions that the server named when it gave up. It is asked if it named
+// none, because another limit ended the wait. Without an answer the error is still true.
 func (e *entry) blockers(ctx context.Context, conn *pgx.Conn, err error) []Blocker {
 	var found []blocker
 	answered(err).values(&struct{ Blockers *[]blocker }{&found})
@@ -143,12 +146,12 @@ type blocker struct {
 //		err = fencedb.ExplainNoRows(ctx, pool, lease, `SELECT last_fencing_token FROM jobs WHERE id = $1`, id)
 //	}
 //
-// sql selects the token stored in the row. The answer is ErrStale if that is not lower than the one of grant,
-// pgx.ErrNoRows if there is no such row, and nil if the row would accept the token now: then another condition did not
-// hold. Only ctx bounds it.
+// sql selects the token stored in the row. The answer is ErrStale if that is not lower than the one
+// of grant, pgx.ErrNoRows if there is no such row, and nil if the row would accept the token now:
+// then another condition did not hold. Only ctx bounds it.
 //
-// Such an UPDATE is fenced only as a statement of its own, with the token in the row that it updates. Each token can write
-// the row once.
+// Such an UPDATE is fenced only as a statement of its own, with the token in the row that it
+// updates. Each token can write the row once.
 func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...any) error {
 	if err := check(flatten(grant)); err != nil {
 		return err

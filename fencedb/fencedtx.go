@@ -10,8 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction, in one round trip with
-// BEGIN and enter; from then on it is the transaction of pgx. Used by one goroutine at a time, as every pgx.Tx.
+// fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction,
+// in one round trip with BEGIN and enter; from then on it is the transaction of pgx. Used by one
+// goroutine at a time, as every pgx.Tx.
 type fencedTx struct {
 	caller context.Context // of the call to Tx
 	ctx    context.Context // the same within the pair that is traced, for the methods to which pgx gives none
@@ -29,12 +30,14 @@ type fencedTx struct {
 
 var _ pgx.Tx = (*fencedTx)(nil)
 
-// begin sends BEGIN, enter and the queries behind them in one round trip. The results that it returns begin with those of
-// the queries; they must be closed. On error there are none, and the transaction is unusable.
+// begin sends BEGIN, enter and the queries behind them in one round trip. The results that it
+// returns begin with those of the queries; they must be closed. On error there are none, and the
+// transaction is unusable.
 //
-// Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the token is sealed, and everything
-// sent again: the queries were skipped. A second refusal needs a newer token that is entering, which sealing then finds. It is sent
-// also when it could not be sealed: the transaction is then open and refuses everything, as after any other refusal.
+// Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the
+// token is sealed, and everything sent again: the queries were skipped. A second refusal needs a
+// newer token that is entering, which sealing then finds. It is sent also when it could not be
+// sealed: the transaction is then open and refuses everything, as after any other refusal.
 func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pgx.BatchResults, err error) {
 	defer func() { tx.err = err }()
 
@@ -102,7 +105,8 @@ func (tx *fencedTx) open(ctx context.Context) error {
 
 func (tx *fencedTx) begun() bool { return tx.inner != nil || tx.err != nil }
 
-// stillOpen refuses what would be sent after the transaction has ended, and be a transaction of its own.
+// stillOpen refuses what would be sent after the transaction has ended, and be a transaction of its
+// own.
 func (tx *fencedTx) stillOpen() error {
 	switch {
 	case tx.err != nil:
@@ -123,8 +127,8 @@ func (tx *fencedTx) openFor(ctx context.Context, keepOpen bool) error {
 	return err
 }
 
-// rides reports whether a statement can travel behind enter. Those that pgx sends in other ways cannot: with an option
-// before the arguments, or none or several statements in one string.
+// rides reports whether a statement can travel behind enter. Those that pgx sends in other ways
+// cannot: with an option before the arguments, or none or several statements in one string.
 func rides(sql string, args []any) bool {
 	if len(args) == 0 {
 		sql = strings.Trim(sql, "; \t\r\n")
@@ -241,7 +245,8 @@ func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return s, nil
 }
 
-// LargeObjects opens the transaction first. If that fails, every use of the result answers pgx.ErrTxClosed.
+// LargeObjects opens the transaction first. If that fails, every use of the result answers
+// pgx.ErrTxClosed.
 func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 	if err := tx.open(tx.ctx); err != nil {
 		b := &pgx.Batch{}
@@ -251,8 +256,8 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 	return tx.inner.LargeObjects()
 }
 
-// Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil if there is no
-// connection to be had.
+// Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil
+// if no connection came free.
 func (tx *fencedTx) Conn() *pgx.Conn {
 	_ = tx.openFor(tx.ctx, false) // kept in tx.err; Tx returns it
 	if tx.inner == nil {
@@ -266,7 +271,8 @@ func (tx *fencedTx) Commit(context.Context) error {
 	return errors.New("fencedb: Tx commits when its function returns nil; do not call Commit in it")
 }
 
-// Rollback gives up what was done so far. Tx then returns an error, even if the function returns nil.
+// Rollback gives up what was done so far. Tx then returns an error, even if the function returns
+// nil.
 func (tx *fencedTx) Rollback(ctx context.Context) error {
 	if tx.inner == nil {
 		tx.err = pgx.ErrTxClosed
@@ -282,8 +288,9 @@ func failed(err error) pgx.BatchResults { return pgx.FailedBatchResults(&pgx.Bat
 // begins reports whether b begins a transaction of its own, which pgx refuses inside another.
 func begins(b *pgx.Batch) bool { return pgx.FailedBatchResults(b, nil).Tx() != nil }
 
-// savepoint is the pseudo nested transaction that Begin returns. It differs from that of pgx in that its statements
-// pass through the fenced transaction around it; so the first can open that, in one round trip.
+// savepoint is the pseudo nested transaction that Begin returns. It differs from that of pgx in
+// that its statements pass through the fenced transaction around it; so the first can open that, in
+// one round trip.
 type savepoint struct {
 	pgx.Tx // of
 	of     *fencedTx
@@ -361,8 +368,9 @@ func (s *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.Stat
 	return s.Tx.Prepare(ctx, name, sql)
 }
 
-// The results of a first or only statement are part of a batch. These types close the batch where pgx would have freed the
-// connection: when the rows are read to their end or closed, and when the row is scanned.
+// The results of a first or only statement are part of a batch. These types close the batch where
+// pgx would have freed the connection: when the rows are read to their end or closed, and when the
+// row is scanned.
 
 type firstRows struct {
 	pgx.Rows
@@ -393,7 +401,8 @@ func (r *firstRows) Err() error {
 	return r.Rows.Err()
 }
 
-// noRows returns what Query answers instead of rows. Those of pgx panic when they are asked for what they do not have.
+// noRows returns what Query answers instead of rows. Those of pgx panic when they are asked for
+// what they do not have.
 func noRows(err error) (pgx.Rows, error) {
 	rows, err := failed(err).Query()
 	return failedRows{rows}, err

@@ -15,7 +15,8 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// firstUses is every way in which a function can use its transaction first. Each books table 12 for "ann".
+// firstUses is every way in which a function can use its transaction first. Each books table 12 for
+// "ann".
 var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) error{
 	"Exec": func(ctx context.Context, tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, insertAnn, 1)
@@ -356,7 +357,8 @@ func TestAnArgumentThatCannotBeEncodedIsAnError(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
-// A transaction whose first use is a savepoint: it can be undone alone, kept, nested, and is closed afterwards.
+// A transaction whose first use is a savepoint: it can be undone alone, kept, nested, and is closed
+// afterwards.
 func TestASavepointAsTheFirstUse(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

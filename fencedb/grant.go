@@ -11,29 +11,33 @@ import (
 	"github.com/google/uuid"
 )
 
-// Grant is the permission to write to one resource: which resource, under which fencing token, by which lease.
-// *lease.Lease is one. NewGrant makes one from another issuer's token, All makes one of several.
+// Grant is the permission to write to one resource: which resource, under which fencing token, by
+// which lease. *lease.Lease is one. NewGrant makes one from another issuer's token, All makes one
+// of several.
 //
-// A grant that also has a method ValidUntil() time.Time bounds its transactions: the server ends them when that time has
-// come. The zero time means no bound.
+// A grant that also has a method ValidUntil() time.Time bounds its transactions: the server ends
+// them when that time has come. The zero time means no bound.
 type Grant interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
 	// Token is the fencing token: positive, and higher for every later holder of the resource.
 	Token() int64
-	// LeaseID tells two holders apart that were given the same token, which happens when an issuer loses its data.
+	// LeaseID tells two holders apart that were given the same token, which happens when an issuer
+	// loses its data.
 	LeaseID() uuid.UUID
 }
 
-// NewGrant returns a grant for a token that something else than package lease issued: an etcd revision, a ZooKeeper zxid, a
-// database sequence. leaseID must be the same for every use of one acquisition and different for another; where the
-// issuer has no such id, derive one, for example uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
+// NewGrant returns a grant for a token that something else than package lease issued: an etcd
+// revision, a ZooKeeper zxid, a database sequence. leaseID must be the same for every use of one
+// acquisition and different for another; where the issuer has no such id, derive one, for example
+// uuid.NewSHA1(uuid.NameSpaceOID, sessionID).
 //
-// All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1 would shut package lease out for
-// good, so it is refused with ErrInvalidGrant unless the type of the resource was declared with fencedb.declare_foreign.
+// All tokens of a resource must come from one issuer, or its order is lost. One above 2^53 - 1
+// would shut package lease out for good, so it is refused with ErrInvalidGrant unless the type of
+// the resource was declared with fencedb.declare_foreign.
 //
-// validUntil is when the holder must have stopped, or the zero time if the issuer sets no limit. A grant that cannot
-// be right is refused where it is used, with ErrInvalidGrant.
+// validUntil is when the holder must have stopped, or the zero time if the issuer sets no limit. A
+// grant that cannot be right is refused where it is used, with ErrInvalidGrant.
 func NewGrant(resource string, token int64, leaseID uuid.UUID, validUntil time.Time) Grant {
 	return foreignGrant{resource, token, leaseID, validUntil}
 }
@@ -50,14 +54,15 @@ func (g foreignGrant) Token() int64          { return g.token }
 func (g foreignGrant) LeaseID() uuid.UUID    { return g.leaseID }
 func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 
-// All returns a grant that stands for several, to write to several resources in one transaction. Their fences are taken in
-// one order everywhere, so transactions over overlapping sets cannot deadlock.
+// All returns a grant that stands for several, to write to several resources in one transaction.
+// Their fences are taken in one order everywhere, so transactions over overlapping sets cannot
+// deadlock.
 //
 //	leases, err := issuer.AcquireAll(ctx, []string{"sku:1", "sku:2"})
 //	err = fencedb.Tx(ctx, pool, fencedb.All(leases...), func(tx pgx.Tx) error { ... })
 //
-// The functions of this package enter every one of them. On its own the result answers Resource, Token and LeaseID for
-// the first, and "", 0 and the nil id when there is none.
+// The functions of this package enter every one of them. On its own the result answers Resource,
+// Token and LeaseID for the first, and "", 0 and the nil id when there is none.
 func All[G Grant](grants ...G) Grant {
 	var all grantSet
 	for _, g := range grants {
@@ -86,15 +91,16 @@ func flatten(g Grant) []Grant {
 	return []Grant{g}
 }
 
-// Carry returns a grant that is carried instead of entered, for tables under fencedb.protect_row, whose rows are their own
-// ledger: one write less for each transaction.
+// Carry returns a grant that is carried instead of entered, for tables under fencedb.protect_row,
+// whose rows are their own ledger: one write less for each transaction.
 //
 //	err := fencedb.Tx(ctx, pool, fencedb.Carry(lease), func(tx pgx.Tx) error { ... })
 //
-// A carried grant locks nothing until its row is updated, so S3 holds only from then on: lock the row (SELECT ... FOR
-// UPDATE) before deciding by what it holds. Above READ COMMITTED that protects the row and nothing else, since the snapshot is older than
-// the lock: there, enter. It does not admit to tables under fencedb.protect.
-// Together with grants that are entered, in All, it is entered too.
+// A carried grant locks nothing until its row is updated, so S3 holds only from then on: lock the
+// row (SELECT ... FOR UPDATE) before deciding by what it holds. Above READ COMMITTED that protects
+// the row and nothing else, since the snapshot is older than the lock: there, enter. It does not
+// admit to tables under fencedb.protect. Together with grants that are entered, in All, it is
+// entered too.
 func Carry(g Grant) Grant { return carriedGrant{g} }
 
 type carriedGrant struct{ Grant }

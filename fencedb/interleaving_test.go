@@ -10,8 +10,9 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// Two holders, every order of events that matters. Each is a connection of its own, driven step by step; a step that must
-// wait for the other holder runs in the background, and the test goes on when the server says that it waits.
+// Two holders, every order of events that matters. Each is a connection of its own, driven step by
+// step; a step that must wait for the other holder runs in the background, and the test goes on
+// when the server says that it waits.
 
 // holder is one side: a connection with a transaction that has entered, or is about to.
 type holder struct {
@@ -223,8 +224,8 @@ func TestResourcesInOppositeOrderDoNotDeadlock(t *testing.T) {
 	require.EqualValues(t, 2, w.fence("y"))
 }
 
-// What keeps them from deadlocking: whatever order they are passed in, fences are taken in byte order, capitals first. A
-// transaction that waits for an early one holds none of the later ones.
+// What keeps them from deadlocking: whatever order they are passed in, fences are taken in byte
+// order, capitals first. A transaction that waits for an early one holds none of the later ones.
 func TestFencesAreTakenInByteOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

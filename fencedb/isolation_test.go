@@ -18,7 +18,8 @@ import (
 const bookIfFree = `INSERT INTO bookings (id, table_id, guest)
 	SELECT $1::int, 12, $2::text WHERE NOT EXISTS (SELECT FROM bookings WHERE table_id = 12)`
 
-// attempt books table 12 for ben under g if it is free, on a connection whose transactions have the level by default.
+// attempt books table 12 for ben under g if it is free, on a connection whose transactions have the
+// level by default.
 type attempt func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error
 
 var attempts = map[string]attempt{
@@ -134,8 +135,9 @@ func inTx(book func(ctx context.Context, tx pgx.Tx) error) attempt {
 	}
 }
 
-// S3. B takes over while A, who shares a fence that it had before, still decides. A only locks the fence, which is no conflict for Postgres: a
-// snapshot that B took before A ended would not show what A wrote.
+// S3. B takes over while A, who shares a fence that it had before, still decides. A only locks the
+// fence, which is no conflict for Postgres: a snapshot that B took before A ended would not show
+// what A wrote.
 func TestANewcomerSeesWhatTheHolderBeforeHasWritten(t *testing.T) {
 	t.Parallel()
 	for level := range levels {
@@ -168,7 +170,8 @@ func TestANewcomerSeesWhatTheHolderBeforeHasWritten(t *testing.T) {
 	}
 }
 
-// A holder that has entered before meets a newcomer: its snapshot may show its own token, but the fence does not any more.
+// A holder that has entered before meets a newcomer: its snapshot may show its own token, but the
+// fence does not any more.
 func TestAHolderThatIsOvertakenWhileItBeginsIsStale(t *testing.T) {
 	t.Parallel()
 	for level := range levels {
@@ -225,7 +228,8 @@ func TestEnterSQLAsksForASealAboveReadCommitted(t *testing.T) {
 	}
 }
 
-// A transaction that was refused for want of a seal goes on in the isolation level that it was asked for.
+// A transaction that was refused for want of a seal goes on in the isolation level that it was
+// asked for.
 func TestTheLevelStaysWhatTheOptionSays(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

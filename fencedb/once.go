@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Once runs fn the first time that key is seen, and replays its result every other time. The key is stored in the
-// transaction of tx: it is done exactly when the effects of fn are committed.
+// Once runs fn the first time that key is seen, and replays its result every other time. The key is
+// stored in the transaction of tx: it is done exactly when the effects of fn are committed.
 //
 //	err := fencedb.Tx(ctx, pool, lease, func(tx pgx.Tx) error {
 //		answer, replayed, err := fencedb.Once(ctx, tx, key, requestBody, func() ([]byte, error) {
@@ -19,15 +19,16 @@ import (
 //		...
 //	})
 //
-// A call with the key of a transaction that is still open waits for it, within the limits of its own; then it gets the
-// result if that has committed, and runs fn if not. At REPEATABLE READ and SERIALIZABLE it fails with SQLSTATE 40001 instead.
+// A call with the key of a transaction that is still open waits for it, within the limits of its
+// own; then it gets the result if that has committed, and runs fn if not. At REPEATABLE READ and
+// SERIALIZABLE it fails with SQLSTATE 40001 instead.
 //
-// request is what the key stands for; only its hash is kept. The same key with another request is refused with
-// ErrKeyReused. nil stands for no request, which equals nothing but nil, and is replayed only to the database role that
-// stored it (the role of SET ROLE, if there was one): with a request, knowing it is what entitles a caller to its
-// result. result can be up to 1 MiB. If fn fails, Once returns its error and the key stays free, whether the
-// transaction then rolls back or not. Cancelling ctx closes the connection, as in every pgx call, and nothing is
-// written.
+// request is what the key stands for; only its hash is kept. The same key with another request is
+// refused with ErrKeyReused. nil stands for no request, which equals nothing but nil, and is
+// replayed only to the database role that stored it (the role of SET ROLE, if there was one): with
+// a request, knowing it is what entitles a caller to its result. result can be up to 1 MiB. If fn
+// fails, Once returns its error and the key stays free, whether the transaction then rolls back or
+// not. Cancelling ctx closes the connection, as in every pgx call, and nothing is written.
 func Once(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
 	var fingerprint []byte
 	if request != nil {

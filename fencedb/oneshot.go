@@ -10,12 +10,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Exec runs one statement behind the fence of grant, in a transaction of its own and one round trip. Its errors are those
-// of Tx; without one, the statement has committed.
+// Exec runs one statement behind the fence of grant, in a transaction of its own and one round
+// trip. Its errors are those of Tx; without one, the statement has committed.
 //
-// The first time on a connection pgx needs one more round trip, to prepare the statement, and a refusal needs one to
-// roll back. So does a statement whose first word does not show that it leaves the transaction open, as the name of a
-// prepared one: it is asked first whether it did. One that ends the transaction is refused with ErrTxEnded.
+// The first time on a connection pgx needs one more round trip, to prepare the statement, and a
+// refusal needs one to roll back. So does a statement whose first word does not show that it leaves
+// the transaction open, as the name of a prepared one: it is asked first whether it did. One that
+// ends the transaction is refused with ErrTxEnded.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgconn.CommandTag, error) {
 	var tag pgconn.CommandTag
 	b := &pgx.Batch{}
@@ -27,9 +28,10 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgc
 	return tag, err
 }
 
-// QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent when the row is scanned,
-// and Scan returns the errors of Tx, or pgx.ErrNoRows. If the statement has committed but its row was missing or
-// could not be scanned, ErrCommitted is in the error as well.
+// QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
+// when the row is scanned, and Scan returns the errors of Tx, or pgx.ErrNoRows. If the statement
+// has committed but its row was missing or could not be scanned, ErrCommitted is in the error as
+// well.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return oneRow(func(dest ...any) error {
 		b := &pgx.Batch{}
@@ -42,10 +44,10 @@ type oneRow func(dest ...any) error
 
 func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 
-// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask their Err: only
-// then is known what became of the statement. It is one of the errors of Tx, and ErrCommitted if the statement has
-// committed but its rows did not all come; an error of scanning a row does not undo the statement. Rows can be read for
-// as long as grant is valid.
+// Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask
+// their Err: only then is known what became of the statement. It is one of the errors of Tx, and
+// ErrCommitted if the statement has committed but its rows did not all come; an error of scanning a
+// row does not undo the statement. Rows can be read for as long as grant is valid.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	if !keepsOpen(sql, args) {
 		return queryTx(ctx, db, grant, sql, args)
@@ -66,8 +68,8 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	return &firstRows{Rows: rows, close: s.end}, nil
 }
 
-// queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are closed, and that is
-// known.
+// queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are
+// closed, and that is known.
 func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (pgx.Rows, error) {
 	e, err := newEntry(grant, nil)
 	if err != nil {
@@ -87,14 +89,16 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 	return &firstRows{Rows: rows, close: func() error { return finish(rows.Err()) }}, nil
 }
 
-// SendBatch runs the statements of b behind the fence of grant, in one transaction and one round trip. Read their
-// results with the callbacks of pgx.QueuedQuery. All statements commit, or none; the errors are those of Tx. The
-// statements must not end the transaction themselves: that is refused with ErrTxEnded. Like Exec it needs a second
-// round trip if that is not certain at sight.
+// SendBatch runs the statements of b behind the fence of grant, in one transaction and one round
+// trip. Read their results with the callbacks of pgx.QueuedQuery. All statements commit, or none;
+// the errors are those of Tx. The statements must not end the transaction themselves: that is
+// refused with ErrTxEnded. Like Exec it needs a second round trip unless the first words show that
+// they do not.
 //
-// Callbacks run after the statements, so an error of one cannot undo them: if they have committed, it comes back
-// together with ErrCommitted, and the callbacks after it are not called. A connection that is lost once everything has
-// committed, but before every callback has got its result, is ErrCommitted as well.
+// Callbacks run after the statements, so an error of one cannot undo them: if they have committed,
+// it comes back together with ErrCommitted, and the callbacks after it are not called. A connection
+// that is lost once everything has committed, but before every callback has got its result, is
+// ErrCommitted as well.
 func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Option) error {
 	if begins(b) {
 		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
@@ -125,10 +129,11 @@ func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Optio
 	return s.end()
 }
 
-// Seal makes grant the oldest that can still write to its resource, in one round trip and without writing anything else:
-// from now on every earlier token is stale. Done while the lease is being acquired, before its holder learns of it, it
-// makes the order of tokens independent of Redis: see lease.Config.Seal. A stale grant is refused with ErrStale. After an error that
-// says neither yes nor no (a lost connection, ctx done) seal again: twice is as good as once.
+// Seal makes grant the oldest that can still write to its resource, in one round trip and without
+// writing anything else: from now on every earlier token is stale. Done while the lease is being
+// acquired, before its holder learns of it, it makes the order of tokens independent of Redis: see
+// lease.Config.Seal. A stale grant is refused with ErrStale. After an error that says neither yes
+// nor no (a lost connection, ctx done) seal again: a second seal does no harm.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
 	err := SendBatch(ctx, db, All(plain...), &pgx.Batch{}, TxOptions(pgx.TxOptions{IsoLevel: pgx.ReadCommitted}))
@@ -138,7 +143,8 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 	return err
 }
 
-// apart returns query with its callback's error kept apart from those of the server, which decide what was written.
+// apart returns query with its callback's error kept apart from those of the server, which decide
+// what was written.
 func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
 	if query.Fn == nil {
 		return query
@@ -155,10 +161,10 @@ func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
 	return own
 }
 
-// sent is a transaction on its way in one round trip: BEGIN, enter, queries that keep it open, COMMIT. An explicit
-// transaction, not the implicit one that every batch is: a statement cannot commit half of it, and the state of the
-// connection afterwards says whether it has ended. If any statement fails, the server skips the rest, COMMIT too, and
-// the transaction stays open.
+// sent is a transaction on its way in one round trip: BEGIN, enter, queries that keep it open,
+// COMMIT. An explicit transaction, not the implicit one that every batch is: a statement cannot
+// commit half of it, and the state of the connection afterwards says whether it has ended. If any
+// statement fails, the server skips the rest, COMMIT too, and the transaction stays open.
 type sent struct {
 	ctx     context.Context
 	db      DB
@@ -213,7 +219,8 @@ func (s *sent) dispatch() error {
 	return nil
 }
 
-// readCommit is called when all results before that of COMMIT have been read. Its errors stay in results, for Close.
+// readCommit is called when all results before that of COMMIT have been read. Its errors stay in
+// results, for Close.
 func (s *sent) readCommit(results pgx.BatchResults) error {
 	s.delivered = !s.lost() && s.readErr == nil
 	tag, err := results.Exec()
@@ -226,7 +233,8 @@ func (s *sent) lost() bool {
 	return pg == nil || pg.IsClosed()
 }
 
-// sealed seals and sends everything again, if err is that the token was not sealed (see fencedTx.begin).
+// sealed seals and sends everything again, if err is that the token was not sealed (see
+// fencedTx.begin).
 func (s *sent) sealed(err error) bool {
 	if !unsealed(err) || s.entry.xid != 0 || s.tries == sealTries || s.sealErr != nil {
 		return false
@@ -245,7 +253,8 @@ func (s *sent) sealed(err error) bool {
 
 var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost after sealing")
 
-// afterFailure ends what was not sent: there was no connection, or an argument's encoder has panicked.
+// afterFailure ends what was not sent: there was no connection, or an argument's encoder has
+// panicked.
 func (s *sent) afterFailure() {
 	if s.results != nil {
 		return
@@ -256,7 +265,7 @@ func (s *sent) afterFailure() {
 	s.trace.end()
 }
 
-// enter reads the results of BEGIN and enter, for who then reads the others one by one.
+// enter reads the results of BEGIN and enter. The caller then reads the others one by one.
 func (s *sent) enter() error {
 	for {
 		_, err := s.results.Exec()
@@ -269,7 +278,8 @@ func (s *sent) enter() error {
 	}
 }
 
-// end reads what is left of the results, gives the connection back and tells what became of the transaction.
+// end reads what is left of the results, gives the connection back and tells what became of the
+// transaction.
 func (s *sent) end() error {
 	defer s.trace.end()
 	s.trace.outcome = errPanicked // in a callback
@@ -313,7 +323,8 @@ func (s *sent) settle() error {
 	}
 }
 
-// close runs the callbacks. One that panics leaves results unread, and so a connection that nobody can use.
+// close runs the callbacks. One that panics leaves results unread, and so a connection that nobody
+// can use.
 func (s *sent) close() error {
 	panicked := true
 	defer func() {
@@ -338,7 +349,8 @@ func (s *sent) rollback() {
 	_ = s.results.Tx().Rollback(ctx)
 }
 
-// hidden finds the error of a statement whose callback did not pass it on: pgx keeps it for the next call.
+// hidden finds the error of a statement whose callback did not pass it on: pgx keeps it for the
+// next call.
 func (s *sent) hidden(err error) error {
 	if err != nil {
 		return err
@@ -346,10 +358,10 @@ func (s *sent) hidden(err error) error {
 	return errors.Join(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
 }
 
-// nothingHappened reports whether err came before anything could be written: pgx could not prepare the batch; or it was not
-// sent, or else the connection would not have stayed usable; or Postgres ended the session while it was entering. For
-// answers come in order, and that one came in the place of the first. What a connection pooler says of a session that
-// it lost is no such answer.
+// nothingHappened reports whether err came before anything could be written: pgx could not prepare
+// the batch; or it was not sent, or else the connection would not have stayed usable; or Postgres
+// ended the session while it was entering. For answers come in order, and that one came in the
+// place of the first. What a connection pooler says of a session that it lost is no such answer.
 func (s *sent) nothingHappened(err error, lost bool) bool {
 	var notSent pgx.ErrPreprocessingBatch
 	var pgErr *pgconn.PgError

@@ -24,8 +24,8 @@ func TestExecIsFencedAndReportsItsTag(t *testing.T) {
 	require.Equal(t, []string{"ann"}, w.guests())
 }
 
-// The server answers the guard with an error, so the write that travelled behind it is not run. A guard that merely
-// matched no row would let it through.
+// The server answers the guard with an error, so the write that travelled behind it is not run. A
+// guard that merely matched no row would let it through.
 func TestAWriteBehindARefusalInTheSameRoundTripIsNotRun(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -38,8 +38,9 @@ func TestAWriteBehindARefusalInTheSameRoundTripIsNotRun(t *testing.T) {
 	require.Equal(t, []int{0}, collect[int](w, `SELECT count(*) FROM unprotected`))
 }
 
-// The session is ended while it waits for the fence, as by an operator, a shutdown or a transaction_timeout of the role. The
-// answer comes in the place of enter's, so nothing behind it can have happened.
+// The session is ended while it waits for the fence, as by an operator, a shutdown or a
+// transaction_timeout of the role. The answer comes in the place of enter's, so nothing behind it
+// can have happened.
 func TestASessionThatIsEndedWhileEnteringHasWrittenNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -9,7 +9,8 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// When a version in the row is enough, and when only the fence helps. In all of them A was overtaken by B and writes late.
+// When a version in the row is enough, and when only the fence helps. In all of them A was
+// overtaken by B and writes late.
 
 // newSeats is a world with one seat at version 1, protected by nothing.
 func newSeats(t *testing.T) *world {
@@ -86,8 +87,8 @@ func TestAVersionStartsAgainWithItsRow(t *testing.T) {
 	require.Equal(t, "ben", w.seated())
 }
 
-// A wakes, is told of the conflict, and does what everybody does: reads again and tries again. That it is not its turn any
-// more, the version cannot say.
+// A wakes, is told of the conflict, and does what everybody does: reads again and tries again. That
+// it is not its turn any more, the version cannot say.
 func TestAVersionDoesNotKnowWhoseTurnItIs(t *testing.T) {
 	t.Parallel()
 	w := newSeats(t)
@@ -102,8 +103,8 @@ func TestAVersionDoesNotKnowWhoseTurnItIs(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrStale)
 }
 
-// Inside one lease the version still helps: it keeps the holder's own goroutines, which the fence lets run side by side, from
-// overwriting each other.
+// Inside one lease the version still helps: it keeps the holder's own goroutines, which the fence
+// lets run side by side, from overwriting each other.
 func TestAVersionBesideTheFenceOrdersTheWritesOfOneHolder(t *testing.T) {
 	t.Parallel()
 	w := newSeats(t)

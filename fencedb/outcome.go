@@ -11,12 +11,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// askTime is how long we ask for the fate of a commit beyond the time at which the server has ended the transaction.
+// askTime is how long we ask for the fate of a commit beyond the time at which the server has ended
+// the transaction.
 const askTime = 5 * time.Second
 
-// settle asks for the true result of a transaction whose COMMIT may have been carried out, although err came instead of
-// the answer: with the loss of the connection, or because a result before it could not be read. delivered says that the
-// caller has got every result.
+// settle asks for the true result of a transaction whose COMMIT may have been carried out, although
+// err came instead of the answer: with the loss of the connection, or because a result before it
+// could not be read. delivered says that the caller has got every result.
 func (e *entry) settle(ctx context.Context, db DB, err error, lost, delivered bool) error {
 	committed, askErr := e.ask(ctx, db)
 	switch {
@@ -36,9 +37,9 @@ func (e *entry) unknown(err, askErr error) error {
 	return &CommitUnknownError{XID: e.xid, Epoch: e.epoch, cause: errors.Join(err, askErr)}
 }
 
-// asking is the time that there is for asking, in a context of its own: askTime after the lease is over, or after ctx
-// is done if that is earlier. Without either it is askTime from now. Half of it in any case, since a process that was
-// stopped meanwhile could not ask earlier.
+// asking is the time that there is for asking, in a context of its own: askTime after the lease is
+// over, or after ctx is done if that is earlier. Without either it is askTime from now. Half of it
+// in any case, since a process that was stopped meanwhile could not ask earlier.
 func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc) {
 	now := time.Now()
 	end := now.Add(askTime)
@@ -53,12 +54,12 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 	return asking, func() { stop(); cancel() }
 }
 
-// ask finds out whether the transaction committed. A transaction still in progress, because the server has not noticed
-// that its client is gone, is waited for: until bounds it. Each try is bounded as well: of the connections in a pool
-// some may be as lost as ours.
+// ask finds out whether the transaction committed. A transaction still in progress, because the
+// server has not noticed that its client is gone, is waited for: until bounds it. Each try is
+// bounded as well: of the connections in a pool some may be as lost as ours.
 //
-// A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one that is in recovery fails
-// to answer, and is asked again.
+// A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one
+// that is in recovery fails to answer, and is asked again.
 func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
 	ctx, cancel := e.asking(ctx)
 	defer cancel()
@@ -101,9 +102,10 @@ func (e *entry) status(ctx context.Context, db DB) (string, error) {
 	return status, errors.Join(err, after(results.Close(), err))
 }
 
-// refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as when it is being shut
-// down, the transaction may have committed all the same. So may it after an answer of a connection pooler, which lost its
-// own connection to Postgres: what poolers write has no severity in the field that Postgres always fills.
+// refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as
+// when it is being shut down, the transaction may have committed all the same. So may it after an
+// answer of a connection pooler, which lost its own connection to Postgres: what poolers write has
+// no severity in the field that Postgres always fills.
 func refused(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"

@@ -21,7 +21,8 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// S6. A proxy that reads the protocol cuts the connection at every place round COMMIT; Tx must answer what the server did.
+// S6. A proxy that reads the protocol cuts the connection at every place round COMMIT; Tx must
+// answer what the server did.
 
 // behindProxy returns a pool whose connections pass through a proxy.
 func (w *world) behindProxy() (*pgxpool.Pool, *pgproxy.Proxy) {
@@ -114,8 +115,8 @@ func TestSafeToRetryIsWrongForALostCommit(t *testing.T) {
 	require.Equal(t, []int{1}, collect[int](w, `SELECT count(*) FROM plain`), "and yet it has committed")
 }
 
-// The client is cut off while its transaction is open, and the server has not noticed. The truth is known only when the
-// server has ended the transaction, which S7 sees to.
+// The client is cut off while its transaction is open, and the server has not noticed. The truth is
+// known only when the server has ended the transaction, which S7 sees to.
 func TestATransactionStillInProgressIsWaitedFor(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -151,8 +152,8 @@ func TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown(t *testing.T) {
 	require.Equal(t, []string{"committed"}, collect[string](w, `SELECT fencedb.outcome($1::text::xid8, $2)`, fmt.Sprint(unknown.XID), unknown.Epoch))
 }
 
-// The server crashes before COMMIT arrives, and loses what it had not flushed. It hands the id of the transaction out again, and a stranger
-// commits under it.
+// The server crashes before COMMIT arrives, and loses what it had not flushed. It hands the id of
+// the transaction out again, and a stranger commits under it.
 func TestACrashOfTheServerLeavesTheOutcomeUnknown(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnPostgres(t, "wal_writer_delay=10s")
@@ -259,7 +260,8 @@ func TestASealWhoseAnswerIsLostIsNoReasonForDoubt(t *testing.T) {
 	require.NoError(t, fencedb.Seal(t.Context(), pool, g))
 }
 
-// A thousand transactions cut at random places, some with their context cancelled as well. Nothing but the truth.
+// A thousand transactions cut at random places, some with their context cancelled as well. Nothing
+// but the truth.
 func TestRandomCutsRoundCommit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -315,8 +317,8 @@ type tally struct {
 	lost           int // the connection was cut, and yet it committed
 }
 
-// cutAtRandom runs n transactions on four connections at once, cuts each at a random message, and compares what run answers
-// with what the database holds.
+// cutAtRandom runs n transactions on four connections at once, cuts each at a random message, and
+// compares what run answers with what the database holds.
 func (w *world) cutAtRandom(n int, run func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer) tally {
 	w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
 	const workers = 4

@@ -18,7 +18,8 @@ import (
 	"github.com/fencedb/fencedb/internal/pgproxy"
 )
 
-// S7 when nothing answers: the network drops everything in silence, and the context has no deadline.
+// S7 when nothing answers: the network drops everything in silence, and the context has no
+// deadline.
 
 const (
 	asking = 5 * time.Second // how long a call may outlast its lease, or its context

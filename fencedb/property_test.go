@@ -20,8 +20,9 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// Random histories of holders, take-overs, pauses, savepoints, deletes, transactions over several resources and raw SQL, on a
-// real server, each step compared with a model that is small enough to be read at once. rapid shrinks a history that fails.
+// Random histories of holders, take-overs, pauses, savepoints, deletes, transactions over several
+// resources and raw SQL, on a real server, each step compared with a model that is small enough to
+// be read at once. rapid shrinks a history that fails.
 
 func TestPropertiesS1ToS5(t *testing.T) {
 	t.Parallel()
@@ -84,8 +85,9 @@ type model struct {
 	rows   map[string]notes // committed
 }
 
-// modelTx is an open transaction. Transactions of one lease run side by side; so that they do not wait for each other's rows,
-// which is not our subject, those open at the same time write notes of different slots.
+// modelTx is an open transaction. Transactions of one lease run side by side; so that they do not
+// wait for each other's rows, which is not our subject, those open at the same time write notes of
+// different slots.
 type modelTx struct {
 	slot     int
 	conn     *pgxpool.Conn
@@ -212,7 +214,8 @@ func (m *model) freeSlot() (slot int) {
 	return slot
 }
 
-// lockedBy reports whether an open transaction keeps others from raising the fence, or, exclusively, from sharing it.
+// lockedBy reports whether an open transaction keeps others from raising the fence, or,
+// exclusively, from sharing it.
 func (m *model) lockedBy(resource string, exclusively bool) bool {
 	return slices.ContainsFunc(m.open, func(t *modelTx) bool {
 		return t.grants[resource] != nil && (t.advanced[resource] || !exclusively)
@@ -253,7 +256,8 @@ func (m *model) number(r *rapid.T, t *modelTx) int {
 	return t.slot*slotSize + rapid.IntRange(0, slotSize-1).Draw(r, "n")
 }
 
-// trespass writes to a resource that the transaction has not entered, behind a savepoint so that it can go on.
+// trespass writes to a resource that the transaction has not entered, behind a savepoint so that it
+// can go on.
 func (m *model) trespass(r *rapid.T) {
 	t, resource := m.transaction(r), m.resource(r)
 	if t.grants[resource] != nil {
@@ -304,7 +308,8 @@ func (m *model) commit(r *rapid.T) {
 	}
 }
 
-// checkCommit is what has been promised, in the words of the model, of a commit that the server has let through.
+// checkCommit is what has been promised, in the words of the model, of a commit that the server has
+// let through.
 func (m *model) checkCommit(r *rapid.T, resource string, g fencedb.Grant) {
 	before := m.fences[resource]
 	require.True(r, g.Token() > before.token || g.Token() == before.token && g.LeaseID() == before.lease,
@@ -358,7 +363,8 @@ func (m *model) raw(r *rapid.T) {
 	}
 }
 
-// check compares everything with the model after each step: what has committed, and what each open transaction sees.
+// check compares everything with the model after each step: what has committed, and what each open
+// transaction sees.
 func (m *model) check(r *rapid.T) {
 	committed, err := m.read(m.pool)
 	require.NoError(r, err)
@@ -374,8 +380,8 @@ func (m *model) check(r *rapid.T) {
 	}
 }
 
-// checkStable compares what a transaction sees of the resources it has entered: its own slot as it has left it, and of the
-// others what has committed, which checkCommit has judged.
+// checkStable compares what a transaction sees of the resources it has entered: its own slot as it
+// has left it, and of the others what has committed, which checkCommit has judged.
 func (m *model) checkStable(r *rapid.T, t *modelTx) {
 	seen, err := m.read(t.current())
 	require.NoError(r, err)

@@ -7,12 +7,14 @@ import (
 	"time"
 )
 
-// Tracer is told what becomes of fenced writes, in pairs: each start is followed by one end of the same Op, which gets the
-// context that the start returned. So do the statements in between, and with them the tracers of pgx. It is called on the path
-// of the work, by many goroutines at once, and must be quick.
+// Tracer is told what becomes of fenced writes, in pairs: each start is followed by one end of the
+// same Op, which gets the context that the start returned. So do the statements in between, and
+// with them the tracers of pgx. It is called on the path of the work, by many goroutines at once,
+// and must be quick.
 //
-// Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that makes spans, observe/feed one that
-// publishes events. A type can be a tracer of package lease as well.
+// Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that
+// makes spans, observe/feed one that publishes events. A type can be a tracer of package lease as
+// well.
 type Tracer interface {
 	TraceWriteStart(ctx context.Context, s TraceStart) context.Context
 	TraceWriteEnd(ctx context.Context, e TraceEnd)
@@ -22,11 +24,13 @@ type Tracer interface {
 type Op string
 
 const (
-	// OpWrite is one call to Tx, Exec, Query, QueryRow, SendBatch or Seal, from its beginning until the outcome of its
-	// transaction is known. Err is as Tx says: nil is committed, ErrStale a stale writer that was refused.
+	// OpWrite is one call to Tx, Exec, Query, QueryRow, SendBatch or Seal, from its beginning until
+	// the outcome of its transaction is known. Err is as Tx says: nil is committed, ErrStale a
+	// stale writer that was refused.
 	OpWrite Op = "write"
 
-	// OpCommit is the COMMIT within the OpWrite of Tx, and what was done to find out its outcome. Writes of one round trip have none.
+	// OpCommit is the COMMIT within the OpWrite of Tx, and what was done to find out its outcome.
+	// Writes of one round trip have none.
 	OpCommit Op = "commit"
 
 	// OpEnter is one call to Enter or EnterSQL. Whether that transaction commits is not known here.
@@ -46,7 +50,8 @@ type TraceEnd struct {
 	Err  error         // nil: it was done
 }
 
-// Traced returns db with tracers that are told of every write through it. Make it once, where the pool is made:
+// Traced returns db with tracers that are told of every write through it. Make it once, where the
+// pool is made:
 //
 //	db := fencedb.Traced(pool, metrics, logs)
 //	err := fencedb.Tx(ctx, db, lease, func(tx pgx.Tx) error { ... })
@@ -124,8 +129,9 @@ func (t *tracing) end() {
 	}
 }
 
-// within puts the context that a function of Tx gives to a statement into the pair of the transaction. The function was written before
-// there was a pair and has the caller's context, so tracers of pgx would see its statements beside the transaction.
+// within puts the context that a function of Tx gives to a statement into the pair of the
+// transaction. The function was written before there was a pair and has the caller's context, so
+// tracers of pgx would see its statements beside the transaction.
 func (tx *fencedTx) within(ctx context.Context) context.Context {
 	if len(tx.entry.tracers) == 0 {
 		return ctx
@@ -133,8 +139,8 @@ func (tx *fencedTx) within(ctx context.Context) context.Context {
 	return inPair{ctx, tx.caller, tx.ctx}
 }
 
-// inPair is a statement's context with the values of the pair, in place of those that come from the caller. What the function has put
-// in itself, such as a span of its own, stays.
+// inPair is a statement's context with the values of the pair, in place of those that come from the
+// caller. What the function has put in itself, such as a span of its own, stays.
 type inPair struct {
 	context.Context
 	caller, pair context.Context

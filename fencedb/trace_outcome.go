@@ -20,8 +20,9 @@ var outcomes = []struct {
 	{ErrInvalidGrant, "invalid_grant"},
 }
 
-// Outcome is the word for Err in metrics, logs and events: one of [Outcomes], whatever the error is. It is "committed" also
-// if the write committed and its result could not be read, and "error" for an error that is none of this package's.
+// Outcome is the word for Err in metrics, logs and events: one of [Outcomes], whatever the error
+// is. It is "committed" also if the write committed and its result could not be read, and "error"
+// for an error that is none of this package's.
 func (e TraceEnd) Outcome() string {
 	if e.Err == nil {
 		return "committed"
@@ -43,8 +44,8 @@ func Outcomes() []string {
 	return append(words, "error")
 }
 
-// Subject returns the grant that the end of a write is about: the one that was refused as stale, with the token that
-// Postgres has stored, otherwise the first, with 0.
+// Subject returns the grant that the end of a write is about: the one that was refused as stale,
+// with the token that Postgres has stored, otherwise the first, with 0.
 func (e TraceEnd) Subject() (grant Grant, stored int64) {
 	var stale *StaleError
 	if !errors.As(e.Err, &stale) {

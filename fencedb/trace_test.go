@@ -29,7 +29,8 @@ func (r *recorder) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBa
 }
 func (r *recorder) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// What travels in one round trip is told to the tracer as a batch, each statement once and in order.
+// What travels in one round trip is told to the tracer as a batch, each statement once and in
+// order.
 func TestTracersSeeEveryStatement(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -210,7 +211,8 @@ func TestTracersOfOneCallJoinThoseOfTheDB(t *testing.T) {
 
 type key string
 
-// marks is a tracer of writes and of pgx: what the pair puts into the context, and what statements have in theirs.
+// marks is a tracer of writes and of pgx: what the pair puts into the context, and what statements
+// have in theirs.
 type marks struct{ seen []any }
 
 func (m *marks) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) context.Context {

@@ -8,15 +8,18 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Tx runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil. While it is open no other
-// holder of the resource can commit; if another holder has come since grant was given, nothing of fn is written.
+// Tx runs fn in a transaction that holds the fence of grant, and commits it if fn returns nil.
+// While it is open no other holder of the resource can commit; if another holder has come since
+// grant was given, nothing of fn is written.
 //
-// The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the statement travel
-// together. So what fn reads, it reads behind the fence. CopyFrom, Prepare, LargeObjects and Conn, which pgx sends in
-// ways of their own, are preceded by the opening in the round trip in which pgx alone would have sent BEGIN. A function
-// that sends nothing checks the fence all the same. The server ends the transaction when grant's validity is over; see
-// Hold. If no answer comes by then, the connection is taken for lost and closed; Tx answers within five seconds of that
-// time, or as soon as fn has returned. A grant without validity leaves the bounding to ctx, and to those of fn's statements.
+// The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the
+// statement travel together. So what fn reads, it reads behind the fence. CopyFrom, Prepare,
+// LargeObjects and Conn, which pgx sends in ways of their own, are preceded by the opening in the
+// round trip in which pgx alone would have sent BEGIN. A function that sends nothing checks the
+// fence all the same. The server ends the transaction when grant's validity is over; see Hold. If
+// no answer comes by then, the connection is taken for lost and closed; Tx answers within five
+// seconds of that time, or as soon as fn has returned. A grant without validity leaves the bounding
+// to ctx, and to those of fn's statements.
 //
 // The error tells what is true of the data:
 //
@@ -29,10 +32,11 @@ import (
 //   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when asked: it did not answer, or
 //     it has crashed or failed over since. This is the only case that leaves a doubt.
 //
-// Do not call Tx for the same resource within fn: it would wait for itself, until the lease is over. A panic in fn
-// rolls back and goes on. tx must not be used after fn has returned; its Commit and Rollback are for Tx alone to call,
-// and its Begin gives savepoints. Cancelling ctx before COMMIT has been sent rolls back; after that Tx still finds out,
-// for five seconds at the most, whether it took effect.
+// Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
+// over. A panic in fn rolls back and goes on. tx must not be used after fn has returned; its Commit
+// and Rollback are for Tx alone to call, and its Begin gives savepoints. Cancelling ctx before
+// COMMIT has been sent rolls back; after that Tx still finds out, for five seconds at the most,
+// whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
 	e, err := newEntry(grant, opts)
 	if err != nil {
@@ -64,7 +68,8 @@ func (tx *fencedTx) finish(err error) error {
 	return tx.commit()
 }
 
-// end rolls back what is still open and gives the connection back. There is nothing to do after the first time.
+// end rolls back what is still open and gives the connection back. There is nothing to do after the
+// first time.
 func (tx *fencedTx) end() {
 	if tx.inner == nil {
 		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it
@@ -79,7 +84,8 @@ func (tx *fencedTx) end() {
 	tx.inner, tx.err = nil, pgx.ErrTxClosed
 }
 
-// withOwn adds why the fence could not be entered to an error of the function, which may have lost it on the way.
+// withOwn adds why the fence could not be entered to an error of the function, which may have lost
+// it on the way.
 func (tx *fencedTx) withOwn(err error) error {
 	if tx.err == nil || errors.Is(err, tx.err) {
 		return err

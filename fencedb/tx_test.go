@@ -85,7 +85,8 @@ func TestClock(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// Counted on the wire, with warm statement caches. A cold cache costs pgx one round trip more, with the fence or without.
+// Counted on the wire, with warm statement caches. A cold cache costs pgx one round trip more, with
+// the fence or without.
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -20,7 +20,8 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// halves are the two servers of the examples: an issuer of sealed leases, and a database with a table that is protected.
+// halves are the two servers of the examples: an issuer of sealed leases, and a database with a
+// table that is protected.
 var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	ctx := context.Background()
 	servers, err := testenv.Start(ctx, testenv.Options{}) // ends with the test binary

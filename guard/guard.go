@@ -1,14 +1,16 @@
-// Package guard joins both halves of fencedb for the common case: acquire a lease, write behind its fence, give it back.
+// Package guard joins both halves of fencedb for the common case: acquire a lease, write behind its
+// fence, give it back.
 //
 //	err := guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, tx pgx.Tx) error {
 //		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
 //		return err
 //	})
 //
-// It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica that lagged. Its clock then
-// keeps tokens rising; but if that is behind as well, Redis hands out tokens that Postgres refuses although nobody
-// else holds the resource. Then the counter is raised above the token that Postgres has stored, the lease gets a fresh one,
-// and the work runs once more. A holder that was really overtaken is not healed: its lease does not stand any more.
+// It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica
+// that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
+// tokens that Postgres refuses although nobody else holds the resource. Then the counter is raised
+// above the token that Postgres has stored, the lease gets a fresh one, and the work runs once
+// more. A holder that was really overtaken is not healed: its lease does not stand any more.
 package guard
 
 import (
@@ -23,12 +25,14 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Tx acquires resource from issuer, waiting if it must, runs fn in a transaction behind the fence, and gives the lease back.
+// Tx acquires resource from issuer, waiting if it must, runs fn in a transaction behind the fence,
+// and gives the lease back.
 //
-// The context that fn gets ends with ctx or with the lease. fn can run a second time, after its first run was rolled
-// back, when Redis had gone backwards. The errors are those of acquiring, where nothing was written, and of
-// fencedb.Tx; when fn's context ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A
-// release that fails is not an error: it is tried again behind the call, and in the end the lease runs out by itself.
+// The context that fn gets ends with ctx or with the lease. fn can run a second time, after its
+// first run was rolled back, when Redis had gone backwards. The errors are those of acquiring,
+// where nothing was written, and of fencedb.Tx; when fn's context ended with the lease, the cause
+// (lease.ErrExpired, lease.ErrLost...) is among them. A release that fails is not an error: it is
+// tried again behind the call, and in the end the lease runs out by itself.
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
 	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
 	return TxAll(ctx, issuer, db, []string{resource}, fn, opts...)
@@ -75,8 +79,9 @@ func write(ctx context.Context, db fencedb.DB, leases lease.Leases, fn func(cont
 	return err
 }
 
-// heal exchanges the lease whose token Postgres refused with err for one with a token above the stored one. It returns nil
-// if err is something else, or if that lease does not stand: then Postgres was right. Its own error says why it could not.
+// heal exchanges the lease whose token Postgres refused with err for one with a token above the
+// stored one. It returns nil if err is something else, or if that lease does not stand: then
+// Postgres was right. Its own error says why it could not.
 func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err error) (lease.Leases, error) {
 	var stale *fencedb.StaleError
 	if !errors.As(err, &stale) {

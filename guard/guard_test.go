@@ -133,7 +133,8 @@ func TestSealedAcquisitionsHealToo(t *testing.T) {
 	w.free("table:12")
 }
 
-// Postgres was right: the lease is gone, and somebody else has entered. Healing must not bring it back.
+// Postgres was right: the lease is gone, and somebody else has entered. Healing must not bring it
+// back.
 func TestAHolderThatWasOvertakenIsNotHealed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, false)
