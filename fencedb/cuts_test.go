@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -130,6 +132,17 @@ var writes = map[string]write{
 		_, err := conn.Exec(ctx, insertReturning, id)
 		return err == nil, err
 	}),
+	"TxSQL": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, id int) (delivered bool, err error) {
+		sqlDB := stdlib.OpenDBFromPool(db.(*pgxpool.Pool))
+		defer sqlDB.Close()
+		err = fencedb.TxSQL(ctx, sqlDB, g, func(tx *sql.Tx) error {
+			var got int
+			err := tx.QueryRowContext(ctx, insertReturning, id).Scan(&got)
+			delivered = got == id
+			return err
+		})
+		return delivered, err
+	},
 	"Tx with Once": within(func(ctx context.Context, tx pgx.Tx, id int) (bool, error) {
 		result, _, err := fencedb.Once(ctx, tx, fmt.Sprint("once:", id), nil, func() ([]byte, error) {
 			_, err := tx.Exec(ctx, insertReturning, id)

@@ -46,13 +46,6 @@ func pgxConn(db DB) *pgx.Conn {
 	return nil
 }
 
-// connectionIsGone reports whether db is a single connection that has been lost: there is nobody
-// left to ask.
-func connectionIsGone(db DB) bool {
-	conn := pgxConn(db)
-	return conn != nil && conn.IsClosed()
-}
-
 // abandon closes a lost connection at once. pgx goes on to read from it for up to 15 seconds, and
 // until then the pool keeps its place from a new one, which we need for asking.
 func abandon(conn *pgx.Conn) {

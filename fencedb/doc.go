@@ -26,8 +26,8 @@
 //	SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
 //
 // Exec, QueryRow and SendBatch are Tx for what needs no decisions in between, in one round trip.
-// Enter joins a transaction that is already open, EnterSQL one of database/sql. Seal makes older
-// tokens stale without writing anything else.
+// TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one of
+// database/sql. Seal makes older tokens stale without writing anything else.
 //
 // # What the fence is
 //

@@ -129,17 +129,17 @@ func (tx *fencedTx) execString(ctx context.Context, sql string) (tag pgconn.Comm
 	return tag, results.Close()
 }
 
-// ended returns the error of a transaction that one of its statements has ended before err came:
-// what that one has committed, no rollback undoes. It returns nil if none has. conn is idle again,
-// and is asked if it still stands, else another one of db.
-func (e *entry) ended(ctx context.Context, db DB, conn *pgx.Conn, err error) error {
+// ended returns the error of a transaction that one of its statements has ended before err came: no
+// rollback undoes what that statement has committed. It returns nil if none has. If alive, server
+// is asked once; otherwise it may first have to notice that the connection is lost.
+func (e *entry) ended(ctx context.Context, server asker, alive bool, err error) error {
 	outcome := "aborted"
 	var askErr error
-	if conn != nil && !conn.IsClosed() {
+	if alive {
 		ctx, cancel := detached(ctx, cleanUpTime)
 		defer cancel()
-		outcome, askErr = e.status(ctx, conn)
-	} else if committed, err := e.ask(ctx, db); err != nil {
+		outcome, askErr = server(ctx, e)
+	} else if committed, err := e.ask(ctx, server); err != nil {
 		askErr = err
 	} else if committed {
 		outcome = "committed"

@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log"
@@ -165,6 +166,19 @@ func ExampleClock() {
 }
 
 // A transaction of database/sql, as GORM, sqlx and bun have them: enter first.
+func ExampleTxSQL() {
+	ctx, db := context.Background(), stdlib.OpenDBFromPool(database())
+	defer db.Close()
+
+	err := fencedb.TxSQL(ctx, db, acquired("table:15", 41), func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO bookings (table_id, guest) VALUES (15, 'ann')`)
+		return err
+	})
+
+	fmt.Println(err)
+	// Output: <nil>
+}
+
 func ExampleEnterSQL() {
 	ctx, db := context.Background(), stdlib.OpenDBFromPool(database())
 	defer db.Close()

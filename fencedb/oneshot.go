@@ -136,7 +136,11 @@ func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Optio
 // nor no (a lost connection, ctx done) seal again: a second seal does no harm.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
-	err := SendBatch(ctx, db, All(plain...), &pgx.Batch{}, TxOptions(pgx.TxOptions{IsoLevel: pgx.ReadCommitted}))
+	return sealError(SendBatch(ctx, db, All(plain...), &pgx.Batch{}, TxOptions(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})))
+}
+
+// sealError does not speak of a commit: nothing else was written, and a second seal does no harm.
+func sealError(err error) error {
 	if unknown := (*CommitUnknownError)(nil); errors.As(err, &unknown) {
 		return fmt.Errorf("fencedb: sealed or not, and nothing else was written: %w", unknown.cause)
 	}
@@ -319,7 +323,7 @@ func (s *sent) settle() error {
 	default:
 		abandon(pg)
 		s.release() // first, or asking on another connection could wait for this one
-		return s.entry.settle(s.ctx, s.db, err, lost, s.delivered || len(s.queries) == 0)
+		return s.entry.settle(s.ctx, askOn(s.db), err, lost, s.delivered || len(s.queries) == 0)
 	}
 }
 

@@ -18,8 +18,8 @@ const askTime = 5 * time.Second
 // settle asks for the true result of a transaction whose COMMIT may have been carried out, although
 // err came instead of the answer: with the loss of the connection, or because a result before it
 // could not be read. delivered says that the caller has got every result.
-func (e *entry) settle(ctx context.Context, db DB, err error, lost, delivered bool) error {
-	committed, askErr := e.ask(ctx, db)
+func (e *entry) settle(ctx context.Context, server asker, err error, lost, delivered bool) error {
+	committed, askErr := e.ask(ctx, server)
 	switch {
 	case askErr != nil:
 		return e.unknown(err, askErr)
@@ -60,13 +60,13 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 //
 // A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one
 // that is in recovery fails to answer, and is asked again.
-func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
+func (e *entry) ask(ctx context.Context, server asker) (committed bool, err error) {
 	ctx, cancel := e.asking(ctx)
 	defer cancel()
 
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		try, cancel := context.WithTimeout(ctx, askTime/2-askTime/10)
-		status, err := e.status(try, db)
+		status, err := server(try, e)
 		cancel()
 		switch {
 		case status == "committed":
@@ -75,7 +75,7 @@ func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
 			return false, nil
 		case err == nil && status == "":
 			return false, errors.New("the server has crashed or failed over since, or has forgotten so old a transaction")
-		case connectionIsGone(db):
+		case errors.Is(err, errNobodyLeft):
 			return false, err
 		}
 		select {
@@ -86,20 +86,34 @@ func (e *entry) ask(ctx context.Context, db DB) (committed bool, err error) {
 	}
 }
 
-// status is committed, aborted, in progress, or "" if that cannot be known.
-func (e *entry) status(ctx context.Context, db DB) (string, error) {
-	conn, release, err := acquire(ctx, db)
-	if err != nil {
-		return "", err
+// asker asks what became of the transaction of an entry: committed, aborted, in
+// progress, or "" if that cannot be known.
+type asker func(ctx context.Context, e *entry) (string, error)
+
+const outcomeQuery = `SELECT coalesce(fencedb.outcome($1::text::xid8, $2::bigint), '')`
+
+// errNobodyLeft: a single connection that was lost cannot be asked.
+var errNobodyLeft = errors.New("fencedb: the only connection is lost")
+
+// askOn asks on a connection of db.
+func askOn(db DB) asker {
+	return func(ctx context.Context, e *entry) (status string, err error) {
+		conn, release, err := acquire(ctx, db)
+		if err != nil {
+			return "", err
+		}
+		defer release()
+		defer func() { abandon(pgxConn(conn)) }()
+		b := &pgx.Batch{}
+		b.Queue(outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch)
+		results := conn.SendBatch(ctx, b)
+		err = results.QueryRow().Scan(&status)
+		err = errors.Join(err, after(results.Close(), err))
+		if own := pgxConn(db); own != nil && own.IsClosed() {
+			err = errors.Join(errNobodyLeft, err)
+		}
+		return status, err
 	}
-	defer release()
-	defer func() { abandon(pgxConn(conn)) }()
-	b := &pgx.Batch{}
-	b.Queue(`SELECT coalesce(fencedb.outcome($1::text::xid8, $2::bigint), '')`, strconv.FormatUint(e.xid, 10), e.epoch)
-	results := conn.SendBatch(ctx, b)
-	var status string
-	err = results.QueryRow().Scan(&status)
-	return status, errors.Join(err, after(results.Close(), err))
 }
 
 // refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as

@@ -109,7 +109,11 @@ func (tx *fencedTx) abort(err error) error {
 		tx.end()
 	}
 	if tx.mayHaveEnded && tx.entry.xid != 0 {
-		if ended := tx.entry.ended(tx.ctx, tx.db, conn, err); ended != nil {
+		server := askOn(tx.db)
+		if !conn.IsClosed() {
+			server = askOn(conn)
+		}
+		if ended := tx.entry.ended(tx.ctx, server, !conn.IsClosed(), err); ended != nil {
 			return ended
 		}
 	}
@@ -149,5 +153,5 @@ func (tx *fencedTx) sendCommit(ctx context.Context) error {
 	}
 	abandon(conn)
 	tx.end()
-	return tx.entry.settle(tx.ctx, tx.db, err, true, true)
+	return tx.entry.settle(tx.ctx, askOn(tx.db), err, true, true)
 }

@@ -16,12 +16,8 @@ import (
 func TestBun(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(*testing.T, *pgxpool.Pool) *sql.DB{
-		"pgx": func(t *testing.T, pool *pgxpool.Pool) *sql.DB { return openSQL(t, "pgx", url(pool)) },
-		"pgdriver": func(t *testing.T, pool *pgxpool.Pool) *sql.DB {
-			db := sql.OpenDB(pgdriver.NewConnector(pgdriver.WithDSN(url(pool))))
-			t.Cleanup(func() { _ = db.Close() })
-			return db
-		},
+		"pgx":      func(t *testing.T, pool *pgxpool.Pool) *sql.DB { return openSQL(t, "pgx", url(pool)) },
+		"pgdriver": func(t *testing.T, pool *pgxpool.Pool) *sql.DB { return openPgdriver(t, url(pool)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -32,25 +28,33 @@ func TestBun(t *testing.T) {
 	}
 }
 
+func openPgdriver(t *testing.T, url string) *sql.DB {
+	t.Helper()
+	db := sql.OpenDB(pgdriver.NewConnector(pgdriver.WithDSN(url)))
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+type bunBooking struct {
+	bun.BaseModel `bun:"table:bookings"`
+	TableID       int
+	Guest         string
+}
+
 // Bun's own QueryContext writes arguments into the text in place of question marks, so enter on the transaction inside.
 func withBun(db *bun.DB) library {
-	type booking struct {
-		bun.BaseModel `bun:"table:bookings"`
-		TableID       int
-		Guest         string
-	}
 	return library{
 		book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {
 			return db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
 				if err := fencedb.EnterSQL(ctx, tx.Tx, grant); err != nil {
 					return err
 				}
-				_, err := tx.NewInsert().Model(&booking{TableID: table, Guest: guest}).Exec(ctx)
+				_, err := tx.NewInsert().Model(&bunBooking{TableID: table, Guest: guest}).Exec(ctx)
 				return fencedb.Explain(err)
 			})
 		},
 		forget: func(ctx context.Context, table int, guest string) error {
-			_, err := db.NewInsert().Model(&booking{TableID: table, Guest: guest}).Exec(ctx)
+			_, err := db.NewInsert().Model(&bunBooking{TableID: table, Guest: guest}).Exec(ctx)
 			return fencedb.Explain(err)
 		},
 	}

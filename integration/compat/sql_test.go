@@ -3,14 +3,25 @@ package compat
 import (
 	"context"
 	"database/sql"
+	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
-	_ "github.com/lib/pq"              // the driver "postgres"
+	"github.com/jmoiron/sqlx"
+	"github.com/jmoiron/sqlx/reflectx"
+	_ "github.com/lib/pq" // the driver "postgres"
 	"github.com/stretchr/testify/require"
+	"github.com/uptrace/bun"
+	"github.com/uptrace/bun/dialect/pgdialect"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+	"gorm.io/gorm/logger"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/pgproxy"
 )
 
 func TestDatabaseSQL(t *testing.T) {
@@ -64,5 +75,105 @@ func TestEnteringOutsideATransactionIsRefused(t *testing.T) {
 	for _, driver := range []string{"pgx", "postgres"} {
 		db := openSQL(t, driver, url(pool))
 		require.ErrorContains(t, fencedb.EnterSQL(t.Context(), db, lease), "not in a transaction", driver)
+	}
+}
+
+// txSQL is each library within TxSQL, on a connection of each driver.
+var txSQL = map[string]struct {
+	open func(t *testing.T, url string) *sql.DB
+	book func(tx *sql.Tx, table int, guest string) error
+}{
+	"pgx":      {openWith("pgx"), bookPlain},
+	"lib/pq":   {openWith("postgres"), bookPlain},
+	"pgdriver": {openPgdriver, bookBun},
+	"sqlx": {openWith("pgx"), func(tx *sql.Tx, table int, guest string) error {
+		x := &sqlx.Tx{Tx: tx, Mapper: reflectx.NewMapperFunc("db", sqlx.NameMapper)}
+		return x.Get(&guest, insert+` RETURNING guest`, table, guest)
+	}},
+	"bun": {openWith("pgx"), bookBun},
+	"GORM": {openWith("pgx"), func(tx *sql.Tx, table int, guest string) error {
+		db, err := gorm.Open(postgres.New(postgres.Config{Conn: tx}), &gorm.Config{Logger: logger.Discard, SkipDefaultTransaction: true})
+		if err != nil {
+			return err
+		}
+		return db.Create(&Booking{TableID: table, Guest: guest}).Error
+	}},
+}
+
+func openWith(driver string) func(*testing.T, string) *sql.DB {
+	return func(t *testing.T, url string) *sql.DB { return openSQL(t, driver, url) }
+}
+
+func bookPlain(tx *sql.Tx, table int, guest string) error {
+	_, err := tx.Exec(insert, table, guest)
+	return err
+}
+
+func bookBun(tx *sql.Tx, table int, guest string) error {
+	_, err := bun.NewDB(new(sql.DB), pgdialect.New()).NewInsert().Conn(tx).Model(&bunBooking{TableID: table, Guest: guest}).Exec(context.Background())
+	return err
+}
+
+func TestTxSQL(t *testing.T) {
+	t.Parallel()
+	for name, l := range txSQL {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			holdToContract(t, func(t *testing.T, pool *pgxpool.Pool) library {
+				db := l.open(t, url(pool))
+				return library{
+					book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {
+						return fencedb.TxSQL(ctx, db, grant, func(tx *sql.Tx) error { return l.book(tx, table, guest) })
+					},
+					forget: withDatabaseSQL(db).forget,
+				}
+			})
+		})
+	}
+}
+
+// S6 with every driver: none of them tells a COMMIT that was lost from one that was refused.
+func TestTxSQLFindsOutWhatBecameOfALostCommit(t *testing.T) {
+	t.Parallel()
+	isCommit := func(msg pgproto3.FrontendMessage) bool {
+		q, ok := msg.(*pgproto3.Query)
+		return ok && strings.EqualFold(strings.TrimSpace(q.String), "COMMIT")
+	}
+	isCommitted := func(msg pgproto3.BackendMessage) bool {
+		c, ok := msg.(*pgproto3.CommandComplete)
+		return ok && string(c.CommandTag) == "COMMIT"
+	}
+	for name, l := range txSQL {
+		for place, committed := range map[string]bool{"before COMMIT arrives": false, "before the answer": true} {
+			t.Run(name+"/"+place, func(t *testing.T) {
+				t.Parallel()
+				pool := migrated(t)
+				proxy := pgproxy.New(t, url(pool))
+				db := l.open(t, proxy.URL())
+				err := fencedb.TxSQL(t.Context(), db, grant("table:12", 41), func(tx *sql.Tx) error {
+					var cut atomic.Bool
+					proxy.OnClient(func(msg pgproto3.FrontendMessage) pgproxy.Verdict {
+						if !committed && isCommit(msg) && !cut.Swap(true) {
+							return pgproxy.Cut
+						}
+						return pgproxy.Pass
+					})
+					proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+						if committed && isCommitted(msg) && !cut.Swap(true) {
+							return pgproxy.Cut
+						}
+						return pgproxy.Pass
+					})
+					return l.book(tx, 12, "ann")
+				})
+				if committed {
+					require.NoError(t, err)
+					require.Equal(t, []string{"ann"}, guests(t, pool))
+				} else {
+					require.ErrorContains(t, err, "rolled back: the connection was lost")
+					require.Empty(t, guests(t, pool))
+				}
+			})
+		}
 	}
 }

@@ -69,6 +69,7 @@ var entries = []entry{
 	{name: "Seal", run: func(c *call) error { return fencedb.Seal(c, c.db, c.grant()) }},
 	{name: "Enter", run: inOwn(runEnter), want: "[1 2 3]", options: true, rows: 3, own: true},
 	{name: "EnterSQL", run: inOwn(runEnterSQL), want: "[1 2 3]", options: true, rows: 3, own: true},
+	{name: "TxSQL", run: runTxSQL, want: "[1 2 3]", options: true, rows: 3},
 	{name: "Once", run: inTx(runOnce), want: "done", options: true, rows: 3},
 	{name: "guard.Tx", run: runGuard, want: "INSERT 0 3", options: true, rows: 3},
 	{name: "Tx Exec", run: inTx(txExec), want: "INSERT 0 3", options: true, rows: 3},
@@ -207,6 +208,16 @@ func runEnterSQL(c *call) error {
 	if err := fencedb.EnterSQL(c, tx, c.grant()); err != nil {
 		return err
 	}
+	if err := c.insertSQL(tx); err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return ownError{err}
+	}
+	return nil
+}
+
+func (c *call) insertSQL(tx *sql.Tx) error {
 	rows, err := tx.QueryContext(c, insert+returning, c.resource, c.first)
 	if err != nil {
 		return err
@@ -220,14 +231,14 @@ func runEnterSQL(c *call) error {
 		}
 		all = append(all, n)
 	}
-	if err := rows.Err(); err != nil {
-		return err
-	}
 	c.got = fmt.Sprint(all)
-	if err := tx.Commit(); err != nil {
-		return ownError{err}
-	}
-	return nil
+	return rows.Err()
+}
+
+func runTxSQL(c *call) error {
+	db := stdlib.OpenDBFromPool(c.pool)
+	defer db.Close()
+	return fencedb.TxSQL(c, db, c.grant(), c.insertSQL, c.options())
 }
 
 func runGuard(c *call) error {

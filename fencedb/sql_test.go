@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
@@ -252,4 +253,87 @@ func TestExplainTellsTheEndOfAnSQLTransactionByTime(t *testing.T) {
 	_, err := tx.Exec(`SELECT 1`)
 
 	require.ErrorIs(t, fencedb.Explain(err), fencedb.ErrTooLong)
+}
+
+func inSQL(query string, args ...any) func(*sql.Tx) error {
+	return func(tx *sql.Tx) error {
+		_, err := tx.Exec(query, args...)
+		return err
+	}
+}
+
+func TestTxSQLCommitsOrWritesNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	mine := errors.New("mine")
+
+	require.NoError(t, fencedb.TxSQL(t.Context(), db, grant("table:12", 41), inSQL(bookAnn)))
+	require.Equal(t, []string{"ann"}, w.guests())
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
+
+	second := inSQL(`INSERT INTO bookings (id, table_id, guest) VALUES (2, 12, 'bob')`)
+	g := grant("table:12", 43)
+	for name, c := range map[string]struct {
+		grant fencedb.Grant
+		fn    func(*sql.Tx) error
+		opts  []fencedb.Option
+		want  error
+	}{
+		"stale":                 {grant("table:12", 41), second, nil, fencedb.ErrStale},
+		"another resource":      {grant("table:13", 1), second, nil, fencedb.ErrWrongResource},
+		"the lease is over":     {grantFor("table:12", 43, -time.Second), second, nil, fencedb.ErrLeaseOver},
+		"no grant":              {fencedb.All[fencedb.Grant](), second, nil, fencedb.ErrInvalidGrant},
+		"its own error":         {g, func(tx *sql.Tx) error { return errors.Join(second(tx), mine) }, nil, mine},
+		"it rolls back itself":  {g, func(tx *sql.Tx) error { return errors.Join(second(tx), tx.Rollback()) }, nil, sql.ErrTxDone},
+		"ROLLBACK by statement": {g, func(tx *sql.Tx) error { return errors.Join(second(tx), inSQL(`ROLLBACK`)(tx)) }, nil, fencedb.ErrTxEnded},
+		"it lasts too long":     {grantFor("table:12", 43, time.Minute), func(tx *sql.Tx) error { return errors.Join(second(tx), inSQL(`SELECT pg_sleep(20)`)(tx)) }, []fencedb.Option{fencedb.Hold(200 * time.Millisecond)}, fencedb.ErrTooLong},
+	} {
+		require.ErrorIs(t, fencedb.TxSQL(t.Context(), db, c.grant, c.fn, c.opts...), c.want, name)
+		require.Equal(t, []string{"ann"}, w.guests(), name)
+	}
+	require.PanicsWithValue(t, "mine", func() {
+		_ = fencedb.TxSQL(t.Context(), db, g, func(tx *sql.Tx) error { _ = second(tx); panic("mine") })
+	})
+	require.Equal(t, []string{"ann"}, w.guests())
+	require.NoError(t, fencedb.TxSQL(t.Context(), db, g, second))
+	require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond)
+}
+
+func TestTxSQLTellsWhatAStatementHasCommitted(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*sql.Tx) error{
+		"COMMIT":           inSQL(`COMMIT`),
+		"COMMIT AND CHAIN": inSQL(`COMMIT AND CHAIN`),
+		"COMMIT; BEGIN":    inSQL(`COMMIT; BEGIN`),
+		"tx.Commit":        (*sql.Tx).Commit,
+	} {
+		w := newWorld(t)
+		err := fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
+			return errors.Join(inSQL(bookAnn)(tx), end(tx))
+		})
+		var ended *fencedb.TxEndedError
+		require.ErrorAs(t, err, &ended, name)
+		require.Equal(t, "committed", ended.Outcome, name)
+		require.Equal(t, []string{"ann"}, w.guests(), name)
+	}
+}
+
+func TestTxSQLSealsAboveReadCommitted(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+		w := newWorld(t)
+		var got string
+		err := fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
+			return errors.Join(inSQL(bookAnn)(tx), tx.QueryRow(`SHOW transaction_isolation`).Scan(&got))
+		}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: level}))
+		require.NoError(t, err, level)
+		require.Equal(t, string(level), got)
+		require.Equal(t, []string{"ann"}, w.guests())
+	}
+	w := newWorld(t)
+	for _, o := range []pgx.TxOptions{{DeferrableMode: pgx.Deferrable}, {BeginQuery: "BEGIN"}, {CommitQuery: "COMMIT"}, {IsoLevel: "chaos"}} {
+		require.ErrorContains(t, fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), inSQL(bookAnn), fencedb.TxOptions(o)), "database/sql knows")
+	}
+	require.Empty(t, w.guests())
 }

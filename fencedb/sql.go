@@ -1,0 +1,254 @@
+package fencedb
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// TxSQL is Tx for database/sql, with any driver: it runs fn in a transaction that holds the fence
+// of grant, commits it if fn returns nil, and finds out what became of a COMMIT whose answer was
+// lost. The error tells the same as that of Tx.
+//
+//	err := fencedb.TxSQL(ctx, db, lease, func(tx *sql.Tx) error {
+//		_, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`)
+//		return err
+//	})
+//
+// It needs two round trips more than a plain transaction: one to enter, and one before COMMIT that
+// asks whether a statement of fn has ended the transaction, since database/sql does not show what
+// is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
+// isolation level and the access mode.
+//
+// fn must not call Commit or Rollback. Its errors are explained, as by Explain. When grant's
+// validity is over and the server has not answered for 2.5 s more, the connection is closed.
+// Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at
+// the most, whether it took effect.
+func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) error, opts ...Option) error {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return err
+	}
+	options, err := sqlOptions(e.txOptions)
+	if err != nil {
+		return err
+	}
+	t := e.trace(ctx, OpWrite)
+	defer t.end()
+	return t.is(e.txSQL(t.ctx, db, options, fn))
+}
+
+func (e *entry) txSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, fn func(tx *sql.Tx) error) error {
+	for tries := 1; ; tries++ {
+		err := e.tryTxSQL(ctx, db, options, fn)
+		if !errors.Is(err, ErrUnsealed) || tries == sealTries {
+			return err
+		}
+		sealing := &entry{grants: e.grants}
+		if err := sealing.tryTxSQL(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted}, func(*sql.Tx) error { return nil }); err != nil {
+			return sealError(err)
+		}
+	}
+}
+
+func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, fn func(tx *sql.Tx) error) error {
+	if _, err := e.remaining(); err != nil {
+		return err
+	}
+	bounded, cancel := e.untilOverdue(ctx)
+	defer cancel()
+	conn, err := db.Conn(bounded)
+	if err != nil {
+		return e.explainSQL(ctx, err)
+	}
+	defer conn.Close()
+	tx, err := conn.BeginTx(bounded, options)
+	if err != nil {
+		return e.explainSQL(ctx, err)
+	}
+	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
+	if err := e.enterSQL(bounded, tx); err != nil {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		return e.rolledBackSQL(ctx, db, tx, err)
+	}
+	if _, err := tx.ExecContext(bounded, e.stillEntered()); err != nil {
+		return e.rolledBackSQL(ctx, db, tx, err)
+	}
+	if err := tx.Commit(); err != nil && refused(err) {
+		return e.explainSQL(ctx, err)
+	} else if err != nil {
+		_ = conn.Raw(abandonSQL) // first, or asking on another connection could wait for this one
+		_ = conn.Close()
+		return e.settle(ctx, askSQL(db), err, true, true)
+	}
+	return nil
+}
+
+// rolledBackSQL rolls back because of err. A statement may have ended the transaction before: then
+// its outcome is asked for.
+func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, tx *sql.Tx, err error) error {
+	_ = tx.Rollback() // before asking, which waits for it
+	if answered(err).code == codeTxEnded || errors.Is(err, sql.ErrTxDone) {
+		if ended := e.ended(ctx, askSQL(db), ctx.Err() == nil, err); ended != nil {
+			return ended
+		}
+	}
+	return e.explainSQL(ctx, err)
+}
+
+// askSQL asks on a connection of db.
+func askSQL(db *sql.DB) asker {
+	return func(ctx context.Context, e *entry) (status string, err error) {
+		err = db.QueryRowContext(ctx, outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch).Scan(&status)
+		return status, err
+	}
+}
+
+// abandonSQL is abandon for a connection of pgx.
+func abandonSQL(driverConn any) error {
+	if c, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
+		abandon(c.Conn())
+	}
+	return nil
+}
+
+// sqlOptions are those that database/sql knows.
+func sqlOptions(o pgx.TxOptions) (*sql.TxOptions, error) {
+	level, known := map[pgx.TxIsoLevel]sql.IsolationLevel{
+		"": sql.LevelDefault, pgx.ReadUncommitted: sql.LevelReadUncommitted, pgx.ReadCommitted: sql.LevelReadCommitted,
+		pgx.RepeatableRead: sql.LevelRepeatableRead, pgx.Serializable: sql.LevelSerializable,
+	}[o.IsoLevel]
+	rest := o
+	rest.IsoLevel, rest.AccessMode = "", ""
+	if !known || rest != (pgx.TxOptions{}) {
+		return nil, errors.New("fencedb: database/sql knows the isolation level and the access mode of TxOptions, nothing else")
+	}
+	return &sql.TxOptions{Isolation: level, ReadOnly: o.AccessMode == pgx.ReadOnly}, nil
+}
+
+// SQLTx is a transaction of database/sql that the application has begun: *sql.Tx, *sqlx.Tx,
+// tx.Statement.ConnPool in a GORM transaction, tx.Tx in one of bun. A *sql.Conn that has executed
+// BEGIN is one too.
+type SQLTx interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+var (
+	_ SQLTx = (*sql.Tx)(nil)
+	_ SQLTx = (*sql.Conn)(nil)
+)
+
+// EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and
+// before any savepoint, it returns the same errors (also ErrUnsealed above READ COMMITTED), and on
+// error the transaction must be rolled back. Of the options only Hold and Trace have an effect.
+// What the application writes afterwards comes back with the errors of its driver, which Explain
+// turns into those of this package.
+//
+//	tx, err := db.BeginTx(ctx, nil)
+//	if err != nil {
+//		return err
+//	}
+//	defer tx.Rollback()
+//	if err := fencedb.EnterSQL(ctx, tx, lease); err != nil {
+//		return err
+//	}
+//	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`); err != nil {
+//		return fencedb.Explain(err)
+//	}
+//	return tx.Commit()
+//
+// A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the
+// token has entered by then, and nothing else has happened. To find out costs one more round trip
+// on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with the
+// usual drivers, the connection.
+func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error {
+	e, err := newEntry(grant, opts)
+	if err != nil {
+		return err
+	}
+	if isNil(tx) {
+		return errors.New("fencedb: the transaction is nil; did it begin?")
+	}
+	t := e.trace(ctx, OpEnter)
+	defer t.end()
+	return t.is(e.enterSQL(t.ctx, tx))
+}
+
+func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
+	query, args, err := e.query(ctx)
+	if err != nil {
+		return err
+	}
+	if err := queryOne(ctx, tx, query, portable(args), &e.xid, &e.epoch); err != nil {
+		return e.explainSQL(ctx, err)
+	}
+	return e.requireOpen(ctx, tx)
+}
+
+// requireOpen refuses a handle whose transaction was over as soon as it had entered.
+func (e *entry) requireOpen(ctx context.Context, tx SQLTx) error {
+	if _, ok := tx.(interface{ Commit() error }); ok {
+		return nil
+	}
+	var current sql.Null[uint64]
+	if err := queryOne(ctx, tx, `SELECT pg_current_xact_id_if_assigned()::text::bigint`, nil, &current); err != nil {
+		return e.explainSQL(ctx, err)
+	}
+	if current.V != e.xid {
+		return fmt.Errorf("fencedb: this %T is not in a transaction, so the fence was given back at once; begin a transaction and enter in it", tx)
+	}
+	return nil
+}
+
+// explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
+func (e *entry) explainSQL(ctx context.Context, err error) error {
+	return e.explain(ctx, nil, true, err)
+}
+
+// queryOne is QueryRowContext, which not everything that wraps a transaction has.
+func queryOne(ctx context.Context, tx SQLTx, query string, args []any, dest ...any) error {
+	rows, err := tx.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		return cmp.Or(rows.Err(), sql.ErrNoRows)
+	}
+	if err := rows.Scan(dest...); err != nil {
+		return err
+	}
+	return rows.Close()
+}
+
+// portable writes arrays as text, because not every driver takes a slice.
+func portable(args []any) []any {
+	for i, arg := range args {
+		switch arg := arg.(type) {
+		case []string:
+			args[i] = arrayText(arg)
+		case []int64:
+			args[i] = arrayText(arg)
+		}
+	}
+	return args
+}
+
+var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
+// arrayText returns the text form of an array of Postgres.
+func arrayText[T any](elements []T) string {
+	quoted := make([]string, len(elements))
+	for i, element := range elements {
+		quoted[i] = `"` + arrayEscapes.Replace(fmt.Sprint(element)) + `"`
+	}
+	return "{" + strings.Join(quoted, ",") + "}"
+}
