@@ -2,7 +2,7 @@
 //
 //	go run ./examples/cache     # exits with 0 if it was built once
 //
-// It finds or starts a Redis, and leaves nothing behind but keys that expire.
+// It leaves nothing behind but keys that expire. See README.md.
 package main
 
 import (
@@ -21,13 +21,12 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease/once"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := demo(ctx, os.Stdout)
+	err := run(ctx, os.Stdout)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cache:", err)
@@ -35,15 +34,10 @@ func main() {
 	}
 }
 
-func demo(ctx context.Context, out io.Writer) (err error) {
-	env, err := testenv.Start(ctx, testenv.Options{AllowMiniredis: true})
+func run(ctx context.Context, out io.Writer) error {
+	options, err := redis.ParseURL(os.Getenv("FENCEDB_REDIS_URL"))
 	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, env.Close()) }()
-	options, err := redis.ParseURL(env.RedisURL)
-	if err != nil {
-		return err
+		return errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
 	builds, slowest, err := stampede(ctx, options, "demo_"+strconv.FormatUint(rand.Uint64()>>16, 36))
 	if err != nil {

@@ -17,9 +17,12 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func TestDemo(t *testing.T) {
+func TestTheProgramBuildsTheHotKeyOnce(t *testing.T) {
+	t.Setenv("FENCEDB_REDIS_URL", "")
 	var out bytes.Buffer
-	require.NoError(t, demo(t.Context(), &out))
+	require.ErrorContains(t, run(t.Context(), &out), "FENCEDB_REDIS_URL")
+	t.Setenv("FENCEDB_REDIS_URL", "redis://"+testenv.Redis(t).Options().Addr+"/0")
+	require.NoError(t, run(t.Context(), &out))
 	require.Contains(t, out.String(), "1000 readers in 4 processes, all at once: built 1 times")
 }
 

@@ -1,136 +1,213 @@
-// Command inventory plays a flash sale in four ways, stops some of its processes for longer than their leases last, and adds up afterwards
-// what became of the goods and the money.
-//
-//	go run ./examples/inventory                  # all four ways, 10 s each; exits with 0 if it came out as it should
-//	go run ./examples/inventory -mode fenced -for 30s
-//	go run ./examples/inventory serve            # the shop as a service; see README.md
-//
-// It finds or starts a Postgres and a Redis. A Redis that it found keeps the last tokens for a day; nothing else is left behind.
+// Command inventory is a shop in a flash sale, over HTTP. See README.md. It serves until it is interrupted.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"slices"
-	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
-	"github.com/fencedb/fencedb/examples/inventory/sale"
-	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/ready"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
+	err := serve(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "inventory:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	if os.Getenv(sale.WorkerVar) != "" {
-		return sale.Work(ctx, os.Stdin, os.Stdout)
-	}
-	if len(args) > 0 && args[0] == "serve" {
-		if len(args) > 1 {
-			return fmt.Errorf("serve takes no %q; its settings are in variables, such as %s", args[1], addrVar)
+// The variables of the environment that the settings are read from, each with its default. The two URLs have none.
+const (
+	addrVar     = "INVENTORY_ADDR"       // where to listen; 127.0.0.1:8090
+	postgresVar = "FENCEDB_POSTGRES_URL" // postgres://user:password@host:5432/database
+	redisVar    = "FENCEDB_REDIS_URL"    // redis://host:6379/0
+	spaceVar    = "INVENTORY_NAMESPACE"  // of the leases, if several share the Redis; inventory
+	ttlVar      = "INVENTORY_TTL"        // of the leases; 5s
+	keepVar     = "INVENTORY_KEEP"       // how long a reservation lasts; 2m
+)
+
+const (
+	turn        = 3 * time.Second // how long a request waits for its turn
+	sweepEvery  = time.Second
+	readTime    = 5 * time.Second  // for a request to arrive
+	requestTime = 30 * time.Second // for all of it, with the bank
+)
+
+// serve sells until ctx is done, and lets requests under way finish.
+func serve(ctx context.Context, log *slog.Logger) error {
+	var errs []error
+	duration := func(name, otherwise string) time.Duration {
+		d, err := time.ParseDuration(cmp.Or(os.Getenv(name), otherwise))
+		if err != nil || d < time.Millisecond {
+			errs = append(errs, fmt.Errorf("%s is %q; it must be a duration of at least 1ms, such as %s", name, os.Getenv(name), otherwise))
 		}
-		return serve(ctx, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		return d
 	}
-	modes, load, err := parse(args)
+	ttl, keep := duration(ttlVar, "5s"), duration(keepVar, "2m")
+	// A wrong URL is not repeated in the error: it may hold a password.
+	config, err := pgxpool.ParseConfig(os.Getenv(postgresVar))
+	if err != nil || os.Getenv(postgresVar) == "" {
+		errs = append(errs, fmt.Errorf("%s must be the URL of a database, such as postgres://user:password@host:5432/database", postgresVar))
+	}
+	options, err := redis.ParseURL(os.Getenv(redisVar))
+	if err != nil {
+		errs = append(errs, fmt.Errorf("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", redisVar))
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	db, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
 	}
-	progress := func(sale.Mode) sale.Progress { return func(time.Duration, sale.Tally) {} }
-	if terminal(os.Stdout) {
-		progress = func(m sale.Mode) sale.Progress { return sale.Bar(os.Stdout, m, load.For) }
+	defer db.Close()
+	options.ClientName = lease.ClientName("inventory")
+	// An extension of some hosted Redis. Others refuse it, and the client logs that.
+	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	client := redis.NewClient(options)
+	defer client.Close()
+	counts := &metrics{counts: map[string]int{}}
+	leases, err := lease.New(client, lease.Config{TTL: ttl, Namespace: cmp.Or(os.Getenv(spaceVar), "inventory"), Tracers: []lease.Tracer{counts}})
+	if err != nil {
+		return fmt.Errorf("%s, %s: %w", ttlVar, spaceVar, err)
 	}
-	return compare(ctx, os.Stdout, modes, load, progress)
-}
-
-func parse(args []string) (modes []sale.Mode, l sale.Load, err error) {
-	flags := flag.NewFlagSet("inventory", flag.ContinueOnError)
-	mode := flags.String("mode", "all", "fenced, lock, forupdate, optimistic or all")
-	flags.IntVar(&l.Buyers, "buyers", 200, "buyers at once, in three processes")
-	flags.IntVar(&l.SKUs, "skus", 20, "different goods")
-	flags.IntVar(&l.Stock, "stock", 20000, "units of each")
-	flags.DurationVar(&l.For, "for", 10*time.Second, "how long each sale lasts")
-	flags.IntVar(&l.Pauses, "pauses", 2, "how often a process is stopped")
-	flags.DurationVar(&l.Pause, "pause", 2400*time.Millisecond, "how long it is stopped")
-	flags.DurationVar(&l.TTL, "ttl", 1200*time.Millisecond, "how long a lease lasts, and a reservation")
-	flags.Usage = func() {
-		fmt.Fprint(flags.Output(), "inventory: a flash sale, in four ways. With serve, and nothing else, it is the shop as a service.\n\n")
-		flags.PrintDefaults()
-	}
-	if err := flags.Parse(args); err != nil {
-		return nil, l, err
-	}
-	if flags.NArg() > 0 {
-		return nil, l, fmt.Errorf("unknown argument %q; see -help", flags.Arg(0))
-	}
-	if modes = sale.Modes(); *mode != "all" {
-		if !slices.Contains(modes, sale.Mode(*mode)) {
-			return nil, l, fmt.Errorf("there is no -mode %q; see -help", *mode)
-		}
-		modes = []sale.Mode{sale.Mode(*mode)}
-	}
-	return modes, l, l.Validate()
-}
-
-func compare(ctx context.Context, out io.Writer, modes []sale.Mode, load sale.Load, progress func(sale.Mode) sale.Progress) error {
-	fmt.Fprintf(out, "%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped for %v, leases last %v\n",
-		load.Buyers, sale.Workers, load.SKUs, load.For, load.Pauses, load.Pause, load.TTL)
-	var results []sale.Result
-	var problems []string
-	for _, mode := range modes {
-		r, err := play(ctx, mode, load, progress(mode))
-		if err != nil {
-			return fmt.Errorf("%s: %w", mode, err)
-		}
-		results = append(results, r)
-		problems = append(problems, r.Problems()...)
-	}
-	fmt.Fprintln(out)
-	if err := sale.WriteTable(out, results); err != nil {
+	s, err := openShop(ctx, db, leases, keep, counts)
+	if err != nil {
 		return err
 	}
-	for _, p := range problems {
-		fmt.Fprintln(out, p)
-	}
-	if len(problems) > 0 {
-		return errors.New("this is not how it should have come out")
-	}
-	fmt.Fprintln(out, "\nThis is how it should have come out.")
-	return nil
-}
-
-// play gives each sale servers of its own, if they are ours to start.
-func play(ctx context.Context, mode sale.Mode, load sale.Load, progress sale.Progress) (r sale.Result, err error) {
-	env, err := testenv.Start(ctx, testenv.Options{})
+	probe, err := ready.New(ready.Config{
+		Checks: []ready.Check{ready.Leases(leases), ready.Fences(stdlib.OpenDBFromPool(db))},
+		Failed: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
+	})
 	if err != nil {
-		return r, err
+		return err
 	}
-	defer func() { err = errors.Join(err, env.Close()) }()
-	return sale.Run(ctx, mode, sale.Servers{
-		PostgresURL: env.PostgresURL,
-		RedisURL:    env.RedisURL,
-		Namespace:   "sale_" + strconv.FormatUint(rand.Uint64()>>16, 36),
-	}, load, progress)
+	listener, err := net.Listen("tcp", cmp.Or(os.Getenv(addrVar), "127.0.0.1:8090"))
+	if err != nil {
+		return fmt.Errorf("%s: %w", addrVar, err)
+	}
+	handler := http.TimeoutHandler(newAPI(s, probe, counts, log), requestTime, "this takes too long\n")
+	sold := sell(ctx, listener, s, handler, log)
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
+	defer cancel()
+	return errors.Join(sold, leases.Close(ending)) // so that the next who starts need not wait for leases to expire
 }
 
-func terminal(out *os.File) bool {
-	info, err := out.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
+// openShop opens the shop, with something to sell.
+func openShop(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer, keep time.Duration, tracers ...fencedb.Tracer) (*shop.Shop, error) {
+	provider := shop.NewPretendBank(db, func() time.Duration { return time.Duration(100+rand.IntN(400)) * time.Millisecond })
+	plain := stdlib.OpenDBFromPool(db)
+	if err := errors.Join(shop.Migrate(ctx, plain), plain.Close()); err != nil {
+		return nil, err
+	}
+	s, err := shop.New(shop.Config{DB: db, Leases: leases, Bank: provider, Keep: keep, Wait: turn, Tracers: tracers})
+	if err != nil {
+		return nil, err
+	}
+	return s, s.Stock(ctx, []shop.Level{
+		{SKU: "sneaker", Start: 100, Cents: 8990},
+		{SKU: "t-shirt", Start: 500, Cents: 1990},
+		{SKU: "poster", Start: 3, Cents: 990},
+	})
+}
+
+// sell answers requests and sweeps, until ctx is done and what was under way has ended.
+func sell(ctx context.Context, listener net.Listener, s *shop.Shop, handler http.Handler, log *slog.Logger) error {
+	var sweeper sync.WaitGroup
+	defer sweeper.Wait()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	sweeper.Go(func() {
+		s.SweepEvery(ctx, sweepEvery, func(err error) { log.Error("sweep", "error", err) })
+	})
+
+	server := &http.Server{Handler: handler, ReadTimeout: readTime, WriteTimeout: requestTime + readTime,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	log.Info("selling", "url", "http://"+listener.Addr().String())
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	log.Info("closing")
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
+	defer cancel()
+	return server.Shutdown(ending)
+}
+
+// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client library in your go.mod take
+// observe/prom in its place, which also times them. It is a Go module of its own that needs this one, so this one cannot need it.
+type metrics struct {
+	mu     sync.Mutex
+	counts map[string]int // by name and labels; guarded by mu
+}
+
+func (m *metrics) count(name string, op any, err error) {
+	outcome := "ok"
+	switch {
+	case errors.Is(err, lease.ErrHeld):
+		outcome = "held"
+	case errors.Is(err, fencedb.ErrStale):
+		outcome = "stale"
+	case err != nil:
+		outcome = "error"
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.counts[fmt.Sprintf("%s{op=%q,outcome=%q}", name, op, outcome)]++
+}
+
+// TraceLeaseStart implements [lease.Tracer].
+func (m *metrics) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context {
+	return ctx
+}
+
+// TraceLeaseEnd implements [lease.Tracer].
+func (m *metrics) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
+	m.count("leases_total", e.Op, e.Err)
+}
+
+// TraceWriteStart implements [fencedb.Tracer].
+func (m *metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context {
+	return ctx
+}
+
+// TraceWriteEnd implements [fencedb.Tracer].
+func (m *metrics) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
+	m.count("writes_total", e.Op, e.Err)
+}
+
+// ServeHTTP answers GET /metrics.
+func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+	for _, name := range slices.Sorted(maps.Keys(m.counts)) {
+		fmt.Fprintln(w, name, m.counts[name])
+	}
 }

@@ -15,36 +15,17 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/examples/inventory/sale"
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(sale.WorkerVar) != "" {
-		main()
-		return
-	}
 	testenv.Main(m)
 }
 
-func TestUsage(t *testing.T) {
-	t.Parallel()
-	for says, args := range map[string][]string{
-		`unknown argument "sing"`: {"sing"},
-		`no -mode "dance"`:        {"-mode", "dance"},
-		"-sing":                   {"-sing"},
-		"2 buyers":                {"-buyers", "2"},
-		"do not fit into 1s":      {"-for", "1s"},
-		`serve takes no "-for"`:   {"serve", "-for"},
-	} {
-		require.ErrorContains(t, run(t.Context(), args), says)
-	}
-}
-
 func TestSettingsThatMakeNoSenseAreNamed(t *testing.T) {
-	for name, value := range map[string]string{ttlVar: "5", keepVar: "0s", postgresVar: "postgres://%", redisVar: "http://", addrVar: "nowhere"} {
+	for name, value := range map[string]string{ttlVar: "5", keepVar: "0s", postgresVar: "", redisVar: "", addrVar: "nowhere"} {
 		t.Run(name, func(t *testing.T) {
 			setServers(t)
 			t.Setenv(name, value)
@@ -90,19 +71,19 @@ func TestARequestUnderWayIsFinishedWhenTheServiceEnds(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- sell(ctx, listener, newShop(t), slow, slog.New(slog.DiscardHandler)) }()
 	status := make(chan int, 1)
-	go func() { status <- get("http://" + listener.Addr().String()) }()
+	go func() { status <- statusOf("http://" + listener.Addr().String()) }()
 
 	<-entered
 	end()
-	require.Eventually(t, func() bool { return get("http://"+listener.Addr().String()) == 0 }, time.Minute, 10*time.Millisecond, "nobody else is let in")
+	require.Eventually(t, func() bool { return statusOf("http://"+listener.Addr().String()) == 0 }, time.Minute, 10*time.Millisecond, "nobody else is let in")
 	close(goOn)
 
 	require.Equal(t, http.StatusTeapot, <-status)
 	require.NoError(t, <-ended)
 }
 
-// get returns the status of the answer, and 0 if there is none.
-func get(url string) int {
+// statusOf returns the status of the answer, and 0 if there is none.
+func statusOf(url string) int {
 	response, err := http.Get(url)
 	if err != nil {
 		return 0
@@ -134,7 +115,7 @@ func startService(t *testing.T) (addr string, stop func()) {
 	var log bytes.Buffer
 	ended := make(chan error, 1)
 	go func() { ended <- serve(ctx, slog.New(slog.NewTextHandler(&log, nil))) }()
-	require.Eventually(t, func() bool { return get("http://"+addr+"/readyz") == http.StatusOK }, time.Minute, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return statusOf("http://"+addr+"/readyz") == http.StatusOK }, time.Minute, 20*time.Millisecond)
 	return addr, func() {
 		cancel()
 		require.NoError(t, <-ended, "%s", &log)

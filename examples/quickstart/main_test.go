@@ -74,9 +74,10 @@ func TestTheREADMEShowsThisProgram(t *testing.T) {
 	require.Less(t, strings.Count(program, "\n"), 40)
 	require.Contains(t, readme, "```go\n"+program+"```\n")
 
-	_, setUp, found := strings.Cut(read(t, "setup.go"), "\nfunc setUp")
+	_, setUp, found := strings.Cut(read(t, "setup.go"), "\n//go:embed")
 	require.True(t, found)
-	require.Contains(t, readme, "\nfunc setUp"+setUp+"```\n")
+	require.Contains(t, readme, "\n//go:embed"+setUp+"```\n")
+	require.Contains(t, readme, "```sql\n"+read(t, "00001_bookings.sql")+"```\n")
 }
 
 func read(t *testing.T, name string) string {

@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	"embed"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -15,15 +16,12 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// setUp belongs into an application's own migrations. It may run again: what is there stays.
+//go:embed *.sql
+var files embed.FS
+
+// setUp applies the migrations of fencedb and then our own. It does nothing where nothing is missing.
 func setUp(ctx context.Context, pool *pgxpool.Pool) error {
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()
-	if err := migrations.Up(ctx, db); err != nil {
-		return err
-	}
-	_, err := pool.Exec(ctx, `
-		CREATE TABLE IF NOT EXISTS bookings (table_id int PRIMARY KEY, guest text NOT NULL);
-		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
-	return err
+	return migrations.Apply(ctx, db, files, "quickstart_migrations")
 }

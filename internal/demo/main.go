@@ -23,13 +23,14 @@ import (
 	"time"
 
 	"github.com/fencedb/fencedb/internal/demo/page"
+	"github.com/fencedb/fencedb/internal/demo/sale"
 	"github.com/fencedb/fencedb/internal/demo/stories"
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 func main() {
-	worker.Become(worker.Kinds)
+	worker.Become(map[string]worker.Life{"booking": worker.Booking, "sale": sale.Work, "jobs": stories.WorkOnJobs})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
@@ -49,6 +50,10 @@ func run(ctx context.Context, args []string) error {
 		switch args[0] {
 		case "page":
 			return page.Run(ctx, args[1:], os.Stdout)
+		case "jobs":
+			return jobs(ctx)
+		case "sale":
+			return sale.Compare(ctx, args[1:], os.Stdout, terminal())
 		case "with":
 			return with(args[1:])
 		}
@@ -89,6 +94,15 @@ func tell(ctx context.Context, args []string) (err error) {
 		Colour:      terminal() && os.Getenv("NO_COLOR") == "", // https://no-color.org
 		Unprotected: *unprotected,
 	})
+}
+
+func jobs(ctx context.Context) (err error) {
+	env, err := testenv.Start(ctx, testenv.Options{AllowMiniredis: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, env.Close()) }()
+	return stories.Jobs(ctx, os.Stdout, env.PostgresURL, env.RedisURL, namespace())
 }
 
 // with runs a command with the URLs of servers in its environment. Ctrl-C reaches the command too: then the servers stay until it has

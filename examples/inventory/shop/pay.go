@@ -3,12 +3,14 @@ package shop
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"golang.org/x/sync/errgroup"
 
-	"github.com/fencedb/fencedb/examples/inventory/store"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -39,13 +41,13 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	// Who has, Postgres knows: the fence of the cart has their token. So the cart is still RESERVED if this is let in, and there are no
 	// rows to count.
 	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
-	_, err = fencedb.Exec(ctx, s.DB, grant, store.Sell, id)
+	_, err = fencedb.Exec(ctx, s.fenced, grant, Sell, id)
 	return err
 }
 
 // beginPayment writes down what the bank will be asked for. It returns 0 if that is nothing, because the cart is SOLD.
 func (s *Shop) beginPayment(ctx context.Context, l *lease.Lease, id uuid.UUID) (cents int64, err error) {
-	err = fencedb.QueryRow(ctx, s.DB, l, store.BeginPayment, id).Scan(&cents)
+	err = fencedb.QueryRow(ctx, s.fenced, l, BeginPayment, id).Scan(&cents)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, s.whyNotPayable(ctx, id)
 	}
@@ -55,7 +57,7 @@ func (s *Shop) beginPayment(ctx context.Context, l *lease.Lease, id uuid.UUID) (
 // whyNotPayable is nil for a cart that is SOLD.
 func (s *Shop) whyNotPayable(ctx context.Context, id uuid.UUID) error {
 	c, err := s.Cart(ctx, id)
-	if err != nil || c.State == store.Sold {
+	if err != nil || c.State == Sold {
 		return err
 	}
 	return ErrExpired
@@ -69,5 +71,162 @@ func (s *Shop) charge(ctx context.Context, l *lease.Lease, id uuid.UUID, cents i
 	if err != nil && ctx.Err() != nil {
 		return errors.Join(err, context.Cause(ctx))
 	}
+	return err
+}
+
+const (
+	sweepBatch = 200 // carts, of what there is to do
+	sweepers   = 8   // at a time
+)
+
+// Sweep ends reservations that nobody has paid in time, and gives money back that was taken in vain. One process sweeps at a time; in
+// the others it returns at once. What is left to do is in Postgres: should the sweeper die, the next one goes on.
+//
+// An error says that something was left for the next time.
+func (s *Shop) Sweep(ctx context.Context) error {
+	l, err := s.Leases.TryAcquire(ctx, "sweeper")
+	if errors.Is(err, lease.ErrHeld) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = l.Release(ctx) }() // two sweepers at once cost time, nothing else
+
+	overdue, err := Overdue(ctx, s.DB, sweepBatch)
+	if err != nil {
+		return err
+	}
+	expireErr := each(ctx, overdue, s.expire)
+	due, err := RefundsDue(ctx, s.DB, sweepBatch)
+	if err != nil {
+		return errors.Join(expireErr, err)
+	}
+	return errors.Join(expireErr, each(ctx, due, s.refund))
+}
+
+// SweepEvery sweeps until ctx is done.
+func (s *Shop) SweepEvery(ctx context.Context, every time.Duration, failed func(error)) {
+	for again := time.NewTicker(every); ; {
+		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
+			failed(err)
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return
+		}
+	}
+}
+
+// expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on it.
+func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
+	cart, err := s.Leases.TryAcquire(ctx, cartResource(id))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = cart.Release(ctx) }()
+	lines, err := Lines(ctx, s.DB, id)
+	if err != nil {
+		return err
+	}
+	skus, err := s.Leases.AcquireAll(ctx, skuResources(lines), lease.WaitAtMost(s.Wait))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = skus.Release(ctx) }()
+
+	err = fencedb.Tx(ctx, s.fenced, fencedb.All(append(skus, cart)...), func(tx pgx.Tx) error {
+		expired, err := Expire(ctx, tx, id)
+		if err != nil || !expired {
+			return err
+		}
+		levels, err := Levels(ctx, tx, SKUs(lines))
+		if err != nil {
+			return err
+		}
+		return SetLevels(ctx, tx, PutBack(levels, lines))
+	})
+	var stale *fencedb.StaleError
+	if errors.As(err, &stale) { // somebody newer, or Redis has gone backwards: then the next sweep's tokens must be above
+		if _, err := s.Leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
+			return err
+		}
+	}
+	return err
+}
+
+// refund tells the bank first: if that is all that happens, it is told again.
+func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
+	if err := s.Bank.Refund(ctx, id); err != nil {
+		return err
+	}
+	return s.alone(ctx, []string{cartResource(id)}, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, Refunded, id)
+		return err
+	})
+}
+
+// each does one thing for all carts, some at a time. One that somebody else is at is left for the next time.
+func each(ctx context.Context, ids []uuid.UUID, do func(context.Context, uuid.UUID) error) error {
+	var all errgroup.Group
+	all.SetLimit(sweepers)
+	for _, id := range ids {
+		all.Go(func() error {
+			if err := do(ctx, id); err != nil && !errors.Is(err, lease.ErrHeld) && !errors.Is(err, fencedb.ErrStale) {
+				return fmt.Errorf("cart %s: %w", id, err)
+			}
+			return nil
+		})
+	}
+	return all.Wait()
+}
+
+// ErrVoid: the charge was refused, because it had been given back before. No money has moved.
+var ErrVoid = errors.New("shop: the charge was given back")
+
+// PretendBank stands for a payment provider: slow, not ours, and not fenced.
+//
+// It has the two properties that a provider must have for this to come out right, and that real ones have: a key that
+// makes asking twice the same as asking once, and a refund that also stops a charge which has not arrived yet. Its books are in
+// the same Postgres, so that several processes can share them; the shop never looks at them. It is safe for concurrent use.
+type PretendBank struct {
+	db    *pgxpool.Pool
+	delay func() time.Duration
+}
+
+// NewPretendBank returns a bank that needs that long to answer to a charge. db stays the caller's.
+func NewPretendBank(db *pgxpool.Pool, delay func() time.Duration) *PretendBank {
+	return &PretendBank{db, delay}
+}
+
+// Charge takes the money, once for each key, however often it is called. When ctx ends, that may have happened or not.
+func (b *PretendBank) Charge(ctx context.Context, key uuid.UUID, cents int64) error {
+	var state string
+	err := b.db.QueryRow(ctx, `
+		INSERT INTO bank.charges AS c (key, cents, state) VALUES ($1, $2, 'CHARGED')
+		ON CONFLICT (key) DO UPDATE SET state = c.state
+		RETURNING state`, key, cents).Scan(&state)
+	if err != nil {
+		return err
+	}
+	// The money has moved by now; the answer takes its time.
+	select {
+	case <-time.After(b.delay()):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if state != "CHARGED" {
+		return ErrVoid
+	}
+	return nil
+}
+
+// Refund gives the money back, or refuses the charge should it come later. Again is as good as once.
+func (b *PretendBank) Refund(ctx context.Context, key uuid.UUID) error {
+	_, err := b.db.Exec(ctx, `
+		INSERT INTO bank.charges AS c (key, cents, state) VALUES ($1, 0, 'VOID')
+		ON CONFLICT (key) DO UPDATE SET state = CASE c.state WHEN 'CHARGED' THEN 'REFUNDED' ELSE c.state END`, key)
 	return err
 }

@@ -26,12 +26,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fencedb/fencedb/examples/inventory/store"
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -57,33 +60,188 @@ type Bank interface {
 	Refund(ctx context.Context, key uuid.UUID) error
 }
 
-// Config is what a Shop needs. All of it is required.
+// Config is what a Shop needs.
 type Config struct {
-	DB     *pgxpool.Pool // brought up by store.Migrate
+	DB     *pgxpool.Pool // brought up by Migrate
 	Leases *lease.Issuer
 	Bank   Bank
 	Keep   time.Duration // how long a reservation lasts, unless it is being paid
 	Wait   time.Duration // how long a request waits for its turn
+
+	Tracers []fencedb.Tracer // are told of writes; optional
 }
 
 // Shop sells. It is safe for concurrent use, by as many processes as there are.
-type Shop struct{ Config }
+type Shop struct {
+	Config
+	fenced fencedb.DB // DB, with the tracers
+}
 
 // New checks the configuration. What is in it stays the caller's to close.
 func New(c Config) (*Shop, error) {
 	if c.DB == nil || c.Leases == nil || c.Bank == nil || c.Keep < time.Millisecond || c.Wait <= 0 {
 		return nil, fmt.Errorf("%w: a Config needs DB, Leases and Bank, and positive Keep and Wait", ErrInvalid)
 	}
-	return &Shop{c}, nil
+	return &Shop{c, fencedb.Traced(c.DB, c.Tracers...)}, nil
 }
 
 // The migration says the same in SQL.
 func skuResource(sku string) string    { return lease.Resource("sku", sku) }
 func cartResource(id uuid.UUID) string { return lease.Resource("cart", id) }
 
-func skuResources(lines []store.Line) (resources []string) {
+func skuResources(lines []Line) (resources []string) {
 	for _, l := range lines {
 		resources = append(resources, skuResource(l.SKU))
 	}
 	return resources
+}
+
+// Reserve takes all lines out of the stock for a new cart, or none.
+//
+// Nil means reserved until Cart.Expires. [lease.ErrHeld] says that others were at these SKUs for as long as we were willing to
+// wait, and when to ask again. After any other error nothing is reserved either, except that [fencedb.ErrCommitUnknown] leaves
+// it open; then the reservation, if there is one, runs out by itself.
+func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart, err error) {
+	if err := Validate(buyer, lines); err != nil {
+		return Cart{}, err
+	}
+	id, skus := uuid.New(), SKUs(lines)
+	err = s.alone(ctx, append(skuResources(lines), cartResource(id)), func(ctx context.Context, tx pgx.Tx) error {
+		levels, err := Levels(ctx, tx, skus) // true until we commit: no other holder can write them before
+		if err != nil {
+			return err
+		}
+		after, priced, err := Take(levels, lines)
+		if err != nil {
+			return err
+		}
+		if err := SetLevels(ctx, tx, after); err != nil {
+			return err
+		}
+		c = NewCart(id, buyer, priced)
+		c.Expires, err = AddCart(ctx, tx, c, s.Keep)
+		return err
+	})
+	if err != nil {
+		return Cart{}, err
+	}
+	return c, nil
+}
+
+// alone runs fn in one transaction behind the fences of all resources, when it is our turn for all of them.
+func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.Wait)
+	defer cancel()
+	return guard.TxAll(ctx, s.Leases, s.fenced, resources, fn)
+}
+
+// Stock puts SKUs up for sale. Those that are there already stay as they are.
+func (s *Shop) Stock(ctx context.Context, levels []Level) error {
+	var resources []string
+	for _, l := range levels {
+		resources = append(resources, skuResource(l.SKU))
+	}
+	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, tx pgx.Tx) error {
+		return AddLevels(ctx, tx, levels)
+	})
+}
+
+// Levels tells what is left. It needs no lease, and is out of date when it arrives.
+func (s *Shop) Levels(ctx context.Context) ([]Level, error) { return AllLevels(ctx, s.DB) }
+
+// Cart finds a cart, or fails with [ErrNoCart].
+func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (Cart, error) {
+	c, err := FindCart(ctx, s.DB, id)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Cart{}, ErrNoCart
+	}
+	return c, err
+}
+
+// What one cart can hold.
+const (
+	MaxLines = 20
+	MaxUnits = 100 // of a line
+	maxSKU   = 256 // bytes; with its kind it has to be a resource
+)
+
+// Validate checks a cart as a buyer sends it.
+func Validate(buyer string, lines []Line) error {
+	switch {
+	case buyer == "":
+		return fmt.Errorf("%w: no buyer; say who buys", ErrInvalid)
+	case len(lines) == 0 || len(lines) > MaxLines:
+		return fmt.Errorf("%w: %d lines; a cart has 1 to %d", ErrInvalid, len(lines), MaxLines)
+	}
+	for i, l := range lines {
+		switch {
+		case l.SKU == "":
+			return fmt.Errorf("%w: line %d has no sku", ErrInvalid, i+1)
+		case len(l.SKU) > maxSKU:
+			return fmt.Errorf("%w: the sku of line %d is longer than %d bytes", ErrInvalid, i+1, maxSKU)
+		case l.Units < 1 || l.Units > MaxUnits:
+			return fmt.Errorf("%w: %d units of %s; 1 to %d can be reserved", ErrInvalid, l.Units, l.SKU, MaxUnits)
+		case slices.ContainsFunc(lines[:i], func(m Line) bool { return m.SKU == l.SKU }):
+			return fmt.Errorf("%w: two lines for %s; make them one", ErrInvalid, l.SKU)
+		}
+	}
+	return nil
+}
+
+// SKUs are those of the lines.
+func SKUs(lines []Line) []string {
+	var skus []string
+	for _, l := range lines {
+		skus = append(skus, l.SKU)
+	}
+	return skus
+}
+
+// Take takes the lines out of the levels, and prices them: what remains decides what a unit costs. So reading, deciding and
+// writing belong together.
+func Take(levels []Level, lines []Line) ([]Level, []Line, error) {
+	after, priced := slices.Clone(levels), slices.Clone(lines)
+	for i, l := range lines {
+		at := slices.IndexFunc(levels, func(s Level) bool { return s.SKU == l.SKU })
+		if at < 0 {
+			return nil, nil, fmt.Errorf("%w: there is no sku %s", ErrInvalid, l.SKU)
+		}
+		if levels[at].Remaining < l.Units {
+			return nil, nil, fmt.Errorf("%w: %d units of %s are left", ErrSoldOut, levels[at].Remaining, l.SKU)
+		}
+		after[at].Remaining -= l.Units
+		priced[i].Cents = price(levels[at], l.Units)
+	}
+	return after, priced, nil
+}
+
+// price is half of the full one for the first half of the stock.
+func price(l Level, units int) (cents int64) {
+	full := min(units, max(0, l.Start/2-(l.Remaining-units)))
+	return int64(full)*l.Cents + int64(units-full)*((l.Cents+1)/2)
+}
+
+// PutBack is the opposite of Take.
+func PutBack(levels []Level, lines []Line) []Level {
+	after := slices.Clone(levels)
+	for i := range after {
+		for _, l := range lines {
+			if l.SKU == after[i].SKU {
+				after[i].Remaining += l.Units
+			}
+		}
+	}
+	return after
+}
+
+func total(lines []Line) (cents int64) {
+	for _, l := range lines {
+		cents += l.Cents
+	}
+	return cents
+}
+
+// NewCart is a cart of priced lines, to be added.
+func NewCart(id uuid.UUID, buyer string, priced []Line) Cart {
+	return Cart{ID: id, Buyer: buyer, State: Reserved, Cents: total(priced), Lines: priced}
 }

@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
-	"github.com/fencedb/fencedb/examples/inventory/store"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -40,7 +39,7 @@ func TestACartIsReservedWholeOrNotAtAll(t *testing.T) {
 	require.True(t, c.Expires.Equal(stored.Expires))
 	c.Expires = stored.Expires
 	require.Equal(t, c, stored)
-	require.Equal(t, store.Reserved, stored.State)
+	require.Equal(t, shop.Reserved, stored.State)
 }
 
 func TestNoMoreIsReservedThanThereIs(t *testing.T) {
@@ -73,7 +72,7 @@ func TestNoMoreIsReservedThanThereIs(t *testing.T) {
 func TestReserveRefusesBadInput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for name, wish := range map[string][]store.Line{"nothing": nil, "unknown": lines("c", 1)} {
+	for name, wish := range map[string][]shop.Line{"nothing": nil, "unknown": lines("c", 1)} {
 		_, err := w.shop.Reserve(t.Context(), "ann", wish)
 		require.ErrorIs(t, err, shop.ErrInvalid, name)
 	}
@@ -88,7 +87,7 @@ func TestACartIsPaidOnce(t *testing.T) {
 	require.NoError(t, w.shop.Pay(t.Context(), c.ID), "again")
 
 	require.Equal(t, []string{"charge"}, w.bank.asked(c.ID))
-	require.Equal(t, store.Sold, w.state(c.ID))
+	require.Equal(t, shop.Sold, w.state(c.ID))
 	require.Equal(t, "TAKEN", w.payment(c.ID))
 }
 
@@ -111,10 +110,10 @@ func TestAnErrorOfTheBankLeavesTheCartReserved(t *testing.T) {
 	w.bank.fail(declined)
 
 	require.ErrorIs(t, w.shop.Pay(t.Context(), c.ID), declined)
-	require.Equal(t, store.Reserved, w.state(c.ID))
+	require.Equal(t, shop.Reserved, w.state(c.ID))
 
 	require.NoError(t, w.shop.Pay(t.Context(), c.ID), "another card")
-	require.Equal(t, store.Sold, w.state(c.ID))
+	require.Equal(t, shop.Sold, w.state(c.ID))
 }
 
 func TestASweepPutsUnitsBack(t *testing.T) {
@@ -127,7 +126,7 @@ func TestASweepPutsUnitsBack(t *testing.T) {
 	require.NoError(t, w.shop.Sweep(t.Context()), "again")
 
 	require.Equal(t, map[string]int{"a": 7, "b": 1}, w.left())
-	require.Equal(t, []string{store.Expired, store.Reserved}, []string{w.state(over.ID), w.state(stays.ID)})
+	require.Equal(t, []string{shop.Expired, shop.Reserved}, []string{w.state(over.ID), w.state(stays.ID)})
 }
 
 func TestASweepGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
@@ -139,10 +138,10 @@ func TestASweepGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
 	require.NoError(t, fencedb.Seal(t.Context(), w.db, future))
 
 	require.NoError(t, w.shop.Sweep(t.Context()), "refused, and left for the next time")
-	require.Equal(t, store.Reserved, w.state(over.ID))
+	require.Equal(t, shop.Reserved, w.state(over.ID))
 
 	require.NoError(t, w.shop.Sweep(t.Context()))
-	require.Equal(t, store.Expired, w.state(over.ID))
+	require.Equal(t, shop.Expired, w.state(over.ID))
 }
 
 func TestOneProcessSweepsAtATime(t *testing.T) {
@@ -154,11 +153,11 @@ func TestOneProcessSweepsAtATime(t *testing.T) {
 	require.NoError(t, err)
 
 	require.NoError(t, w.shop.Sweep(t.Context()))
-	require.Equal(t, store.Reserved, w.state(c.ID))
+	require.Equal(t, shop.Reserved, w.state(c.ID))
 
 	require.NoError(t, sweeper.Release(t.Context()))
 	require.NoError(t, w.shop.Sweep(t.Context()))
-	require.Equal(t, store.Expired, w.state(c.ID))
+	require.Equal(t, shop.Expired, w.state(c.ID))
 }
 
 func TestASweepLeavesACartToItsPayer(t *testing.T) {
@@ -169,11 +168,11 @@ func TestASweepLeavesACartToItsPayer(t *testing.T) {
 	w.expire(c.ID)
 
 	require.NoError(t, w.shop.Sweep(t.Context()))
-	require.Equal(t, store.Reserved, w.state(c.ID))
+	require.Equal(t, shop.Reserved, w.state(c.ID))
 
 	w.bank.answer()
 	require.NoError(t, <-paid)
-	require.Equal(t, store.Sold, w.state(c.ID))
+	require.Equal(t, shop.Sold, w.state(c.ID))
 }
 
 func TestAPayerThatWasOvertakenIsRefusedAndItsMoneyGoesBack(t *testing.T) {
@@ -192,7 +191,7 @@ func TestAPayerThatWasOvertakenIsRefusedAndItsMoneyGoesBack(t *testing.T) {
 	require.Equal(t, "cart:"+c.ID.String(), stale.Resource)
 	require.Less(t, stale.Token, stale.Stored)
 	require.Equal(t, []string{"charge", "refund"}, w.bank.asked(c.ID))
-	require.Equal(t, []string{store.Expired, "REFUNDED"}, []string{w.state(c.ID), w.payment(c.ID)})
+	require.Equal(t, []string{shop.Expired, "REFUNDED"}, []string{w.state(c.ID), w.payment(c.ID)})
 	require.Equal(t, map[string]int{"a": 10, "b": 1}, w.left())
 
 	require.NoError(t, w.shop.Sweep(t.Context()), "nothing is left to do")
@@ -206,7 +205,7 @@ func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 	w.bank.slow = true // until the lease is over
 
 	require.NoError(t, w.shop.Pay(t.Context(), c.ID))
-	require.Equal(t, store.Sold, w.state(c.ID))
+	require.Equal(t, shop.Sold, w.state(c.ID))
 }
 
 func TestAPaymentThatEndsWithItsLeaseSaysSo(t *testing.T) {
@@ -220,7 +219,7 @@ func TestAPaymentThatEndsWithItsLeaseSaysSo(t *testing.T) {
 	err := w.shop.Pay(t.Context(), c.ID)
 	require.ErrorIs(t, err, unheard)
 	require.ErrorIs(t, err, lease.ErrExpired)
-	require.Equal(t, []string{store.Reserved, "STARTED"}, []string{w.state(c.ID), w.payment(c.ID)}, "the sweep is next")
+	require.Equal(t, []string{shop.Reserved, "STARTED"}, []string{w.state(c.ID), w.payment(c.ID)}, "the sweep is next")
 }
 
 func TestARefundIsTriedUntilTheBankHasHeard(t *testing.T) {
@@ -234,7 +233,7 @@ func TestARefundIsTriedUntilTheBankHasHeard(t *testing.T) {
 	w.bank.fail(deaf)
 
 	require.ErrorIs(t, w.shop.Sweep(t.Context()), deaf)
-	require.Equal(t, []string{store.Expired, "REFUND_DUE"}, []string{w.state(c.ID), w.payment(c.ID)})
+	require.Equal(t, []string{shop.Expired, "REFUND_DUE"}, []string{w.state(c.ID), w.payment(c.ID)})
 
 	require.NoError(t, w.shop.Sweep(t.Context()))
 	require.Equal(t, "REFUNDED", w.payment(c.ID))
@@ -266,7 +265,7 @@ func TestStockLeavesAloneWhatIsThere(t *testing.T) {
 	w := newWorld(t)
 	w.reserve("a", 1)
 
-	require.NoError(t, w.shop.Stock(t.Context(), []store.Level{{SKU: "a", Start: 99, Cents: 1}, {SKU: "c", Start: 5, Cents: 1}}))
+	require.NoError(t, w.shop.Stock(t.Context(), []shop.Level{{SKU: "a", Start: 99, Cents: 1}, {SKU: "c", Start: 5, Cents: 1}}))
 
 	require.Equal(t, map[string]int{"a": 9, "b": 1, "c": 5}, w.left())
 }
@@ -293,26 +292,26 @@ func newWorld(t *testing.T) *world {
 func newWorldOf(t *testing.T, leases lease.Config) *world {
 	db := testenv.Postgres(t)
 	plain := stdlib.OpenDBFromPool(db)
-	require.NoError(t, errors.Join(store.Migrate(t.Context(), plain), plain.Close()))
+	require.NoError(t, errors.Join(shop.Migrate(t.Context(), plain), plain.Close()))
 	w := &world{T: t, db: db, bank: &fakeBank{}}
 	var err error
 	w.leases, err = lease.New(testenv.Redis(t), leases)
 	require.NoError(t, err)
 	w.shop, err = shop.New(shop.Config{DB: db, Leases: w.leases, Bank: w.bank, Keep: time.Hour, Wait: 20 * time.Second})
 	require.NoError(t, err)
-	require.NoError(t, w.shop.Stock(t.Context(), []store.Level{{SKU: "a", Start: 10, Cents: 100}, {SKU: "b", Start: 1, Cents: 100}}))
+	require.NoError(t, w.shop.Stock(t.Context(), []shop.Level{{SKU: "a", Start: 10, Cents: 100}, {SKU: "b", Start: 1, Cents: 100}}))
 	return w
 }
 
 // lines are pairs of an SKU and its units.
-func lines(pairs ...any) (ls []store.Line) {
+func lines(pairs ...any) (ls []shop.Line) {
 	for i := 0; i < len(pairs); i += 2 {
-		ls = append(ls, store.Line{SKU: pairs[i].(string), Units: pairs[i+1].(int)})
+		ls = append(ls, shop.Line{SKU: pairs[i].(string), Units: pairs[i+1].(int)})
 	}
 	return ls
 }
 
-func (w *world) reserve(pairs ...any) store.Cart {
+func (w *world) reserve(pairs ...any) shop.Cart {
 	w.Helper()
 	c, err := w.shop.Reserve(w.Context(), "ann", lines(pairs...))
 	require.NoError(w, err)

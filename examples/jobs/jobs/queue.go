@@ -10,6 +10,8 @@ package jobs
 
 import (
 	"context"
+	"database/sql"
+	"embed"
 	"errors"
 	"fmt"
 	"time"
@@ -20,7 +22,16 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/migrations"
 )
+
+//go:embed *.sql
+var files embed.FS
+
+// Migrate brings the database up: the fences first, then the jobs. It does nothing where nothing is missing.
+func Migrate(ctx context.Context, db *sql.DB) error {
+	return migrations.Apply(ctx, db, files, "jobs_migrations")
+}
 
 // Queue is one worker's view of the jobs. It is safe for concurrent use.
 type Queue struct {

@@ -95,7 +95,7 @@ func (s *Stage) connect(ctx context.Context) (err error) {
 	if s.leases, err = lease.New(s.redis, lease.Config{TTL: time.Minute}); err != nil {
 		return err
 	}
-	s.db, err = worker.Postgres(ctx, s.cfg.PostgresURL, "page", nil)
+	s.db, err = worker.Postgres(ctx, s.cfg.PostgresURL, "page")
 	return err
 }
 

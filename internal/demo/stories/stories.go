@@ -134,7 +134,7 @@ func setStage(ctx context.Context, cfg Config) (_ *stage, err error) {
 	if s.redis, err = worker.Redis(cfg.RedisURL, "stories"); err != nil {
 		return nil, err
 	}
-	if s.db, err = worker.Postgres(ctx, cfg.PostgresURL, "stories", nil); err != nil {
+	if s.db, err = worker.Postgres(ctx, cfg.PostgresURL, "stories"); err != nil {
 		return nil, err
 	}
 	if err := s.migrate(ctx); err != nil {

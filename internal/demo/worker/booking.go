@@ -76,7 +76,8 @@ func (d *desk) connect(ctx context.Context) (err error) {
 	if d.cfg.Feed {
 		d.feed = feed.New(d.redis, feed.Worker(d.cfg.Name))
 	}
-	if d.db, err = Postgres(ctx, d.cfg.PostgresURL, ClientName(d.cfg.Name), &d.beforeNext); err != nil {
+	breakable := func(config *pgxpool.Config) { config.ConnConfig.Tracer = &d.beforeNext }
+	if d.db, err = Postgres(ctx, d.cfg.PostgresURL, ClientName(d.cfg.Name), breakable); err != nil {
 		return err
 	}
 	return errors.Join(d.db.Ping(ctx), d.redis.Ping(ctx).Err())

@@ -4,7 +4,6 @@ import (
 	"context"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -25,14 +24,16 @@ func Redis(url, name string) (*redis.Client, error) {
 // ClientName is how a booking worker shows in Redis's CLIENT LIST and in pg_stat_activity.
 func ClientName(worker string) string { return "booking-" + worker }
 
-// Postgres returns a pool that shows under that name in pg_stat_activity. tracer may be nil.
-func Postgres(ctx context.Context, url, name string, tracer pgx.QueryTracer) (*pgxpool.Pool, error) {
+// Postgres returns a pool that shows under that name in pg_stat_activity.
+func Postgres(ctx context.Context, url, name string, change ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	config.ConnConfig.RuntimeParams["application_name"] = name
-	config.ConnConfig.Tracer = tracer
+	for _, f := range change {
+		f(config)
+	}
 	return pgxpool.NewWithConfig(ctx, config)
 }
 

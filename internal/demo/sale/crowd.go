@@ -1,0 +1,216 @@
+package sale
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+)
+
+// settings are what a worker is told at its start.
+type settings struct {
+	Servers
+	Load
+	Mode   Mode
+	Name   string
+	Buyers int // of this worker
+}
+
+// Orders, one a line.
+const (
+	orderHold = "hold" // stop the next buyer who is about to write to the stock
+	orderGo   = "go"   // let that one go on
+	orderEnd  = "end"  // let the buyers finish what they are at
+)
+
+// report is what a worker tells, one JSON object a line.
+type report struct {
+	Kind  string          // ready, tally, holding, done
+	Tally Tally           // tally, done
+	SKUs  []string        `json:",omitempty"` // holding: what the buyer is about to write to
+	Waits []time.Duration `json:",omitempty"` // done: how long each reservation took
+	Error string          `json:",omitempty"` // the first that was not to be expected
+}
+
+const (
+	tellEvery  = 200 * time.Millisecond
+	sweepEvery = 100 * time.Millisecond
+	conns      = 20 // to Postgres; everyone else waits for one
+)
+
+// Work is the life of a worker of kind "sale": until it is told to end, or its orders do.
+func Work(ctx context.Context, self *worker.Self) error {
+	c := &crowd{Self: self}
+	if err := self.Config(&c.settings); err != nil {
+		return err
+	}
+	c.hold = breakpoint{reached: func(skus []string) { self.Tell(report{Kind: "holding", SKUs: skus}) }, goOn: make(chan struct{}, 1)}
+	db, client, err := c.settings.connect(ctx, &c.hold)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	defer client.Close()
+	if c.shop, err = open(c.Mode, c.Servers, c.Load, db, client); err != nil {
+		return err
+	}
+	c.run(ctx)
+	return nil
+}
+
+func (s settings) connect(ctx context.Context, hold *breakpoint) (*pgxpool.Pool, *redis.Client, error) {
+	client, err := worker.Redis(s.RedisURL, s.Name)
+	if err != nil {
+		return nil, nil, err
+	}
+	db, err := worker.Postgres(ctx, s.PostgresURL, s.Name, func(config *pgxpool.Config) {
+		config.MaxConns, config.ConnConfig.Tracer = conns, hold
+	})
+	return db, client, err
+}
+
+// crowd is one process with its share of the buyers.
+type crowd struct {
+	*worker.Self
+	settings
+	shop seller
+	hold breakpoint
+
+	mu    sync.Mutex
+	tally Tally           // guarded by mu
+	waits []time.Duration // guarded by mu
+	err   string          // guarded by mu
+}
+
+func (c *crowd) run(ctx context.Context) {
+	ctx, abort := context.WithCancel(ctx)
+	defer abort()
+	selling, stop := context.WithCancel(ctx) // when it ends, what is under way goes on
+	defer stop()
+	var all sync.WaitGroup
+	for n := range c.settings.Buyers {
+		all.Go(func() {
+			for name := fmt.Sprintf("%s-%d", c.Name, n); selling.Err() == nil; {
+				c.buy(ctx, name)
+			}
+		})
+	}
+	all.Go(func() { every(selling, sweepEvery, func() { c.note(c.shop.Sweep(ctx)) }) })
+	all.Go(func() { every(selling, tellEvery, func() { c.Tell(report{Kind: "tally", Tally: c.now()}) }) })
+	c.Tell(report{Kind: "ready"})
+	if !c.obey() {
+		abort()
+	}
+	stop()
+	all.Wait()
+	c.Tell(report{Kind: "done", Tally: c.tally, Waits: c.waits, Error: c.err})
+}
+
+// obey returns true when told to end, and false when nobody is left to tell.
+func (c *crowd) obey() bool {
+	var order string
+	for c.Order(&order) == nil {
+		switch order {
+		case orderHold:
+			c.hold.arm()
+		case orderGo:
+			c.hold.goOn <- struct{}{}
+		case orderEnd:
+			return true
+		}
+	}
+	return false
+}
+
+// note keeps the first error that nobody expects.
+func (c *crowd) note(err error) {
+	var o Outcomes
+	if o.count(err); o.Failed == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err = cmp.Or(c.err, err.Error())
+}
+
+func every(ctx context.Context, d time.Duration, do func()) {
+	for again := time.NewTicker(d); ; {
+		select {
+		case <-again.C:
+			do()
+		case <-ctx.Done():
+			again.Stop()
+			return
+		}
+	}
+}
+
+func (c *crowd) now() Tally {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tally
+}
+
+func (c *crowd) count(f func(t *Tally)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f(&c.tally)
+}
+
+const abandon = 0.1 // of the carts are never paid
+
+// buy is one cart of a buyer.
+func (c *crowd) buy(ctx context.Context, name string) {
+	cart, err := c.reserve(ctx, name)
+	if err == nil && rand.Float64() >= abandon {
+		c.pay(ctx, cart)
+	}
+}
+
+func (c *crowd) reserve(ctx context.Context, name string) (shop.Cart, error) {
+	ctx, a := c.hold.watch(ctx)
+	began := time.Now()
+	cart, err := c.shop.Reserve(ctx, name, c.wishes())
+	c.note(err)
+	c.count(func(t *Tally) {
+		t.Reserve.count(err)
+		switch {
+		case a.held && err == nil:
+			t.StoppedWrote++
+		case a.held:
+			t.StoppedNot++
+		}
+		if err == nil {
+			c.waits = append(c.waits, time.Since(began))
+		}
+	})
+	return cart, err
+}
+
+func (c *crowd) pay(ctx context.Context, cart shop.Cart) {
+	began := time.Now()
+	err := c.shop.Pay(ctx, cart.ID)
+	c.note(err)
+	c.count(func(t *Tally) {
+		t.Pay.count(err)
+		if err == nil && time.Since(began) > c.TTL {
+			t.LongPaid++
+		}
+	})
+}
+
+// wishes are one or two units of one to three SKUs.
+func (c *crowd) wishes() (lines []shop.Line) {
+	for _, n := range rand.Perm(c.SKUs)[:min(c.SKUs, 1+rand.IntN(3))] {
+		lines = append(lines, shop.Line{SKU: sku(n + 1), Units: 1 + rand.IntN(2)})
+	}
+	return lines
+}

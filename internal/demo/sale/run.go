@@ -1,0 +1,278 @@
+package sale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/examples/inventory/shop"
+)
+
+// Result is one sale: what its buyers were told, and what the books say.
+type Result struct {
+	Mode  Mode
+	Load  Load
+	Told  Tally
+	Waits []time.Duration // how long each reservation took
+
+	Closing Books // when the last buyer had gone
+	Emptied Books // after one more buyer has taken all that was left for sale
+	Settled Books // when every reservation was over, and every refund made
+}
+
+// Progress is told now and then how far a sale is.
+type Progress func(gone time.Duration, told Tally)
+
+const (
+	startTime  = time.Minute // for a worker to begin, or to end
+	settleTime = time.Minute // for the last reservations and refunds
+)
+
+// Run plays a sale.
+func Run(ctx context.Context, mode Mode, s Servers, l Load, progress Progress) (r Result, err error) {
+	if err := l.Validate(); err != nil {
+		return r, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.For+2*startTime+settleTime)
+	defer cancel()
+	p := &play{Context: ctx, mode: mode, servers: s, load: l}
+	if err := p.connect(); err != nil {
+		return r, err
+	}
+	defer p.db.Close()
+	defer p.client.Close()
+	defer p.kill()
+	if err := p.prepare(); err != nil {
+		return r, err
+	}
+	r = Result{Mode: mode, Load: l}
+	if r.Told, r.Waits, err = p.trade(progress); err != nil {
+		return r, err
+	}
+	return r, p.count(&r)
+}
+
+// play is one run of the sale.
+type play struct {
+	context.Context
+	mode    Mode
+	servers Servers
+	load    Load
+
+	db      *pgxpool.Pool
+	client  *redis.Client
+	shop    seller
+	workers []*crowdProcess
+}
+
+func (p *play) connect() (err error) {
+	var none breakpoint
+	p.db, p.client, err = settings{Servers: p.servers, Name: "auditor"}.connect(p, &none)
+	return err
+}
+
+func (p *play) prepare() (err error) {
+	plain := stdlib.OpenDBFromPool(p.db)
+	if err := errors.Join(shop.Migrate(p, plain), plain.Close()); err != nil {
+		return err
+	}
+	if p.mode != Fenced {
+		if err := unprotect(p, p.db); err != nil {
+			return err
+		}
+	}
+	if p.shop, err = open(p.mode, p.servers, p.load, p.db, p.client); err != nil {
+		return err
+	}
+	return p.shop.Stock(p, p.load.levels())
+}
+
+// trade lets the buyers buy, stops workers meanwhile, and returns when the last buyer has gone.
+func (p *play) trade(progress Progress) (told Tally, waits []time.Duration, err error) {
+	if err := p.startWorkers(); err != nil {
+		return told, nil, err
+	}
+	during, over := context.WithTimeout(p, p.load.For)
+	defer over()
+	var stops errgroup.Group
+	stops.Go(p.pauses)
+	p.watch(during, progress)
+	if err := stops.Wait(); err != nil {
+		return told, nil, err
+	}
+	return p.close()
+}
+
+func (p *play) startWorkers() error {
+	ctx, cancel := context.WithTimeout(p, startTime)
+	defer cancel()
+	for n := range Workers {
+		buyers := p.load.Buyers / Workers
+		if n < p.load.Buyers%Workers {
+			buyers++
+		}
+		w, err := startWorker(ctx, settings{p.servers, p.load, p.mode, fmt.Sprintf("worker-%d", n+1), buyers})
+		if err != nil {
+			return err
+		}
+		p.workers = append(p.workers, w)
+	}
+	return nil
+}
+
+// pauses stops one worker after the other, each at a random time within its share of the sale.
+func (p *play) pauses() error {
+	if p.load.Pauses == 0 {
+		return nil
+	}
+	share := p.load.For / time.Duration(p.load.Pauses)
+	began := time.Now()
+	for n := range p.load.Pauses {
+		spare := share - p.load.Pause
+		at := time.Duration(n)*share + spare/4 + rand.N(spare/2+1)
+		if err := sleep(p, time.Until(began.Add(at))); err != nil {
+			return err
+		}
+		if err := p.workers[n%Workers].pause(p, p.outlast); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// outlast waits for as long as a stop lasts, and then until others have bought what the stopped buyer is about to write
+// over, where the mode lets them: so that what comes of it does not hang on luck. Should nobody want it, the verdict says so.
+func (p *play) outlast(skus []string) error {
+	before, err := shop.Levels(p, p.db, skus)
+	if err != nil {
+		return err
+	}
+	if err := sleep(p, p.load.Pause); err != nil || p.mode == ForUpdate {
+		return err
+	}
+	patience, cancel := context.WithTimeout(p, p.load.patience())
+	defer cancel()
+	for {
+		now, err := shop.Levels(p, p.db, skus)
+		if err != nil || lower(now, before) {
+			return err
+		}
+		if sleep(patience, showEvery/10) != nil {
+			return nil
+		}
+	}
+}
+
+// lower is whether less of anything is left.
+func lower(now, before []shop.Level) bool {
+	for i := range now {
+		if now[i].Remaining < before[i].Remaining {
+			return true
+		}
+	}
+	return false
+}
+
+const showEvery = 200 * time.Millisecond
+
+func (p *play) watch(ctx context.Context, progress Progress) {
+	began := time.Now()
+	every(ctx, showEvery, func() {
+		var told Tally
+		for _, w := range p.workers {
+			told.add(w.now().Tally)
+		}
+		progress(time.Since(began), told)
+	})
+}
+
+func (p *play) close() (told Tally, waits []time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(p, startTime)
+	defer cancel()
+	reports := make([]report, len(p.workers))
+	var all errgroup.Group
+	for n, w := range p.workers {
+		all.Go(func() (err error) {
+			reports[n], err = w.end(ctx)
+			return err
+		})
+	}
+	err = all.Wait()
+	for n, r := range reports {
+		told.add(r.Tally)
+		waits = append(waits, r.Waits...)
+		if r.Error != "" {
+			err = errors.Join(err, fmt.Errorf("%s: %s", p.workers[n].name, r.Error))
+		}
+	}
+	return told, waits, err
+}
+
+func (p *play) kill() {
+	for _, w := range p.workers {
+		w.Kill()
+	}
+}
+
+// count closes the books: as they are, after the shelves were emptied, and when all is settled.
+func (p *play) count(r *Result) (err error) {
+	if r.Closing, err = audit(p, p.db); err != nil {
+		return err
+	}
+	if err := p.empty(); err != nil {
+		return fmt.Errorf("buy what is left: %w", err)
+	}
+	if r.Emptied, err = audit(p, p.db); err != nil {
+		return err
+	}
+	if err := p.settle(); err != nil {
+		return fmt.Errorf("settle: %w", err)
+	}
+	r.Settled, err = audit(p, p.db)
+	return err
+}
+
+// empty reserves all that the shelves say is left, so that what was promised can be compared with what there was.
+func (p *play) empty() error {
+	for {
+		levels, err := shop.AllLevels(p, p.db)
+		if err != nil {
+			return err
+		}
+		var lines []shop.Line
+		for _, l := range levels {
+			if l.Remaining > 0 && len(lines) < shop.MaxLines {
+				lines = append(lines, shop.Line{SKU: l.SKU, Units: min(l.Remaining, shop.MaxUnits)})
+			}
+		}
+		if len(lines) == 0 {
+			return nil
+		}
+		if _, err := p.shop.Reserve(p, "the last buyer", lines); err != nil {
+			return err
+		}
+	}
+}
+
+// settle sweeps until nothing is reserved and no refund is due.
+func (p *play) settle() error {
+	for {
+		if err := p.shop.Sweep(p); err != nil {
+			return err
+		}
+		n, err := unsettled(p, p.db)
+		if err != nil || n == 0 {
+			return err
+		}
+		if err := sleep(p, sweepEvery); err != nil {
+			return fmt.Errorf("%d carts and refunds: %w", n, err)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package sale
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	worker.Become(map[string]worker.Life{"sale": Work})
+	testenv.Main(m)
+}
+
+// light is a load that a busy machine can bear, with one process stopped in the middle.
+var light = Load{Buyers: 24, SKUs: 4, Stock: 2000, For: 4 * time.Second, Pauses: 1, Pause: 2 * time.Second, TTL: time.Second}
+
+func serversOf(t *testing.T) Servers {
+	return Servers{testenv.PostgresURL(t), "redis://" + testenv.Redis(t).Options().Addr + "/0", testenv.Namespace(t)}
+}
+
+// The books of each way are as they should be. Those of the control, under a lock alone, must not be.
+func TestEachWayKeepsItsBooksAsItShould(t *testing.T) {
+	t.Parallel()
+	for _, mode := range Modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			var told atomic.Int64
+			r, err := Run(t.Context(), mode, serversOf(t), light, func(_ time.Duration, now Tally) { told.Store(int64(now.Reserve.Done)) })
+			require.NoError(t, err)
+
+			var table strings.Builder
+			require.NoError(t, WriteTable(&table, []Result{r}))
+			t.Log("\n" + table.String())
+			require.Empty(t, r.Problems())
+			require.Positive(t, told.Load(), "progress")
+			if mode == Fenced {
+				require.Equal(t, 1, r.Told.StoppedNot, "the buyer who was stopped is refused")
+			}
+			if mode == Lock {
+				require.Equal(t, 1, r.Told.StoppedWrote, "the buyer who was stopped writes over what others have written")
+				require.Positive(t, r.Emptied.Oversold)
+			}
+		})
+	}
+}
+
+// Without a stop even a lock is enough.
+func TestNoWayReservesMoreThanThereIs(t *testing.T) {
+	t.Parallel()
+	for _, mode := range Modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			p := prepared(t, mode, Load{SKUs: 2, Stock: 10, TTL: time.Minute})
+			var reserved, soldOut atomic.Int64
+			var buyers errgroup.Group
+			for range 20 {
+				buyers.Go(func() error {
+					_, err := p.shop.Reserve(t.Context(), "ann", []shop.Line{{SKU: sku(2), Units: 1}, {SKU: sku(1), Units: 1}})
+					switch {
+					case err == nil:
+						reserved.Add(1)
+					case errors.Is(err, shop.ErrSoldOut):
+						soldOut.Add(1)
+					default:
+						return err
+					}
+					return nil
+				})
+			}
+			require.NoError(t, buyers.Wait())
+			require.Equal(t, []int64{10, 10}, []int64{reserved.Load(), soldOut.Load()})
+			b, err := audit(t.Context(), p.db)
+			require.NoError(t, err)
+			require.True(t, b.Balanced())
+			require.Zero(t, b.Remaining)
+		})
+	}
+}
+
+func TestASaleThatIsInterruptedLeavesNoProcess(t *testing.T) {
+	t.Parallel()
+	ctx, interrupt := context.WithCancel(t.Context())
+	load := light
+	load.For, load.Pauses = time.Hour, 0
+	_, err := Run(ctx, Fenced, serversOf(t), load, func(time.Duration, Tally) { interrupt() })
+	require.ErrorIs(t, err, context.Canceled) // Run has waited for its workers by then
+}
+
+// Whoever starts workers can be killed, and cannot tell them then.
+func TestAWorkerEndsWithWhoeverStartedIt(t *testing.T) {
+	t.Parallel()
+	load := light
+	load.TTL = time.Minute // longer than anybody would wait
+	p := prepared(t, Fenced, load)
+	w, err := startWorker(t.Context(), settings{p.servers, load, Fenced, "worker-1", 8})
+	require.NoError(t, err)
+	defer w.Kill()
+	require.NoError(t, w.Order(orderHold))
+	_, err = w.holds(t.Context())
+	require.NoError(t, err, "a buyer is held, and others wait for it")
+
+	w.EndOrders()
+
+	select {
+	case <-w.ended:
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "it lives on")
+	}
+}
+
+func TestLoadsThatShowNothingAreRefused(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, light.Validate())
+	for says, change := range map[string]func(*Load){
+		"2 buyers":            func(l *Load) { l.Buyers = 2 },
+		"something to sell":   func(l *Load) { l.SKUs = 0 },
+		"0 units":             func(l *Load) { l.Stock = 0 },
+		"TTL of 1ms":          func(l *Load) { l.TTL = time.Millisecond },
+		"have to outlast":     func(l *Load) { l.Pause = l.TTL },
+		"-1 stops":            func(l *Load) { l.Pauses = -1 },
+		"do not fit into 4s":  func(l *Load) { l.Pauses = 2 },
+		"a sale of 0s with 1": func(l *Load) { l.For = 0 },
+	} {
+		load := light
+		change(&load)
+		require.ErrorContains(t, load.Validate(), says)
+		_, err := Run(t.Context(), Fenced, Servers{}, load, nil)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+// prepared is a sale that has not begun.
+func prepared(t *testing.T, mode Mode, l Load) *play {
+	t.Helper()
+	p := &play{Context: t.Context(), mode: mode, servers: serversOf(t), load: l}
+	require.NoError(t, p.connect())
+	t.Cleanup(func() {
+		p.db.Close()
+		require.NoError(t, p.client.Close())
+	})
+	require.NoError(t, p.prepare())
+	return p
+}
+
+func execute(t *testing.T, db *pgxpool.Pool, sql string) {
+	t.Helper()
+	_, err := db.Exec(t.Context(), sql)
+	require.NoError(t, err)
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	for says, args := range map[string][]string{
+		`unknown argument "sing"`: {"sing"},
+		`no -mode "dance"`:        {"-mode", "dance"},
+		"-sing":                   {"-sing"},
+		"2 buyers":                {"-buyers", "2"},
+		"do not fit into 1s":      {"-for", "1s"},
+	} {
+		require.ErrorContains(t, Compare(t.Context(), args, io.Discard, false), says)
+	}
+}
