@@ -1,0 +1,140 @@
+// Package examples tests what all examples have in common: that they can be copied, and that they can be started at once.
+package examples
+
+import (
+	"bytes"
+	"context"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const module = "github.com/fencedb/fencedb"
+
+func all(t *testing.T) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(".")
+	require.NoError(t, err)
+	for _, e := range entries {
+		if e.IsDir() {
+			names = append(names, e.Name())
+		}
+	}
+	require.Contains(t, names, "quickstart")
+	return names
+}
+
+// A copy is everything but the tests, which start servers with internal/testenv.
+func TestEachExampleBuildsInAForeignModule(t *testing.T) {
+	t.Parallel()
+	for _, name := range all(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir, files := t.TempDir(), 0
+			require.NoError(t, os.CopyFS(dir, os.DirFS(name)))
+			require.NoError(t, filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+				switch {
+				case err != nil || !strings.HasSuffix(path, ".go"):
+					return err
+				case strings.HasSuffix(path, "_test.go"):
+					return os.Remove(path)
+				}
+				files++
+				text, err := os.ReadFile(path)
+				require.NoError(t, err)
+				renamed := strings.ReplaceAll(string(text), module+"/examples/"+name, "example.test/renamed")
+				require.NotContains(t, renamed, module+"/examples", path)
+				require.NotContains(t, renamed, module+"/internal", path)
+				return os.WriteFile(path, []byte(renamed), 0o600)
+			}))
+			require.LessOrEqual(t, files, 5, "Go files")
+			readme, err := os.ReadFile(filepath.Join(dir, "README.md"))
+			require.NoError(t, err)
+			require.LessOrEqual(t, bytes.Count(readme, []byte("\n")), 45, "lines of README.md, which is one screen")
+
+			writeModule(t, dir)
+			run(t, dir, "go", "build", "./...")
+			run(t, dir, "go", "vet", "./...")
+		})
+	}
+}
+
+// writeModule makes dir a module that replaces fencedb by this checkout.
+func writeModule(t *testing.T, dir string) {
+	t.Helper()
+	root, err := filepath.Abs("..")
+	require.NoError(t, err)
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
+	}
+	run(t, dir, "go", "mod", "edit", "-module=example.test/renamed", "-require="+module+"@v0.0.0", "-replace="+module+"="+root)
+}
+
+func run(t *testing.T, dir, name string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+	said, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s %v\n%s", name, args, said)
+}
+
+// Replicas of a service start at the same moment, on a database that has nothing in it.
+func TestEightOfEachExampleStartAtOnce(t *testing.T) {
+	t.Parallel()
+	bin := t.TempDir()
+	run(t, ".", "go", "build", "-o", bin, "./...")
+	redis := testenv.OwnRedis(t).Addr()
+	var programs errgroup.Group
+	started := 0
+	for name, args := range map[string][]string{
+		"booking": {"migrate"}, "inventory": nil, "jobs": {"add", "sales"}, "cron": {"add", "ann"}, "quickstart": nil,
+	} {
+		env := append(os.Environ(), "FENCEDB_POSTGRES_URL="+testenv.PostgresURL(t), "FENCEDB_REDIS_URL=redis://"+redis, "INVENTORY_ADDR=127.0.0.1:0")
+		for range 8 {
+			started++
+			programs.Go(func() error {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				cmd := exec.CommandContext(ctx, filepath.Join(bin, name), args...)
+				cmd.Env = env
+				said := &interrupting{cmd: cmd}
+				cmd.Stdout, cmd.Stderr = said, said
+				err := cmd.Run()
+				if err != nil {
+					t.Errorf("%s: %v\n%s", name, err, said.text.String())
+				}
+				return nil
+			})
+		}
+	}
+	require.NoError(t, programs.Wait())
+	require.Equal(t, 40, started)
+}
+
+// interrupting keeps what a program says, and interrupts the one that serves when it does.
+type interrupting struct {
+	cmd  *exec.Cmd
+	text bytes.Buffer
+}
+
+func (i *interrupting) Write(p []byte) (int, error) {
+	n, err := i.text.Write(p)
+	if bytes.Contains(i.text.Bytes(), []byte("msg=selling")) {
+		_ = i.cmd.Process.Signal(os.Interrupt)
+	}
+	return n, err
+}
