@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string) error {
 		case "sale":
 			return sale.Compare(ctx, args[1:], os.Stdout, terminal())
 		case "with":
-			return with(args[1:])
+			return with(ctx, args[1:])
 		}
 	}
 	return tell(ctx, args)
@@ -105,13 +105,13 @@ func jobs(ctx context.Context) (err error) {
 	return stories.Jobs(ctx, os.Stdout, env.PostgresURL, env.RedisURL, namespace())
 }
 
-// with runs a command with the URLs of servers in its environment. Ctrl-C reaches the command too: then the servers stay until it has
-// ended.
-func with(command []string) (err error) {
+// with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the command, and the servers stay until
+// that has ended.
+func with(ctx context.Context, command []string) (err error) {
 	if len(command) == 0 {
 		return errors.New("with what? Such as: with go run ./examples/jobs")
 	}
-	env, err := testenv.Start(context.Background(), testenv.Options{AllowMiniredis: true})
+	env, err := testenv.Start(context.WithoutCancel(ctx), testenv.Options{AllowMiniredis: true})
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,8 @@ func with(command []string) (err error) {
 	for _, note := range env.Notes {
 		fmt.Fprintln(os.Stderr, note)
 	}
-	cmd := exec.Command(command[0], command[1:]...)
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
 	return cmd.Run()
