@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Option changes one acquisition.
@@ -30,7 +30,7 @@ type acquisition struct {
 	issuer    *Issuer
 	caller    context.Context // gives its values to the leases
 	resources []string
-	keys      []keys // of the resources, in their order
+	keys      []protocol.Keys // of the resources, in their order
 	id        uuid.UUID
 	call      *call
 	barge     bool
@@ -74,11 +74,11 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 	}
 	switch {
 	case a.id == uuid.Nil:
-		return nil, script.Invalid("lease id is the zero UUID; use uuid.New()")
+		return nil, protocol.Invalid("lease id is the zero UUID; use uuid.New()")
 	case a.patience != nil && *a.patience <= 0:
-		return nil, script.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *a.patience)
+		return nil, protocol.Invalid("WaitAtMost(%v) must be positive; NoWait() tries once", *a.patience)
 	case a.patience != nil && a.noWait:
-		return nil, script.Invalid("NoWait and WaitAtMost(%v) contradict each other", *a.patience)
+		return nil, protocol.Invalid("NoWait and WaitAtMost(%v) contradict each other", *a.patience)
 	}
 	return a, nil
 }
@@ -232,7 +232,7 @@ func (a *acquisition) asking(ctx context.Context) context.Context {
 func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
 	defer func() { a.waited(leases, err) }()
 	came := time.Now()
-	t, err := a.issuer.lines.join(ctx, a.keys[0].channel, a.waiting)
+	t, err := a.issuer.lines.join(ctx, a.keys[0].Channel, a.waiting)
 	if err != nil {
 		return nil, &HeldError{Resource: a.resources[0], Cause: err}
 	}
@@ -272,10 +272,10 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 			return nil, t.line.silence.why
 		}
 		leases, refused, err := a.attempt(a.asking(ctx), wait, left)
-		if !script.Transient(err) {
+		if !protocol.Transient(err) {
 			t.line.silence = silence{}
 		} else if ctx.Err() == nil { // else the error is about this caller
-			t.line.silence.why = script.Latest(t.line.silence.why, err)
+			t.line.silence.why = protocol.Latest(t.line.silence.why, err)
 		}
 		switch {
 		case leases != nil:
@@ -290,9 +290,9 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 			if err = t.refusal(); err != nil {
 				return nil, err
 			}
-		case script.Transient(err):
+		case protocol.Transient(err):
 			left = t.line.silence.left(came, a.issuer.cfg.TTL)
-			if script.Sleep(ctx, min(script.Jitter(backoff), left)) && left > 0 {
+			if protocol.Sleep(ctx, min(protocol.Jitter(backoff), left)) && left > 0 {
 				continue
 			}
 		}
@@ -301,7 +301,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 			last.Cause = context.Cause(ctx)
 			return nil, last
 		case err != nil:
-			return nil, script.Ended(ctx, err)
+			return nil, protocol.Ended(ctx, err)
 		}
 	}
 }
@@ -341,7 +341,7 @@ const (
 
 // attempt asks until there is an answer, all leases or a refusal, or until bound has passed.
 func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (leases Leases, refused *HeldError, err error) {
-	err = script.Persist(ctx, bound, func(ctx context.Context) error {
+	err = protocol.Persist(ctx, bound, func(ctx context.Context) error {
 		leases, refused, err = a.once(ctx, m)
 		return err
 	})
@@ -381,7 +381,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 }
 
 // term is the lease with that token.
-func (a *acquisition) term(k keys, token int64) term {
+func (a *acquisition) term(k protocol.Keys, token int64) term {
 	return term{k, a.id, token, a.call.id, a.call.unsure.Load()}
 }
 

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // maxResources bounds one acquisition of several resources, and with it how long one script keeps Redis busy.
@@ -95,9 +95,9 @@ func (i *Issuer) several(ctx context.Context, resources []string, opts []Option)
 	resources = slices.Compact(resources)
 	switch {
 	case len(resources) == 0:
-		return nil, script.Invalid("no resources")
+		return nil, protocol.Invalid("no resources")
 	case len(resources) > maxResources:
-		return nil, script.Invalid("%d resources, more than %d: lease what contains them", len(resources), maxResources)
+		return nil, protocol.Invalid("%d resources, more than %d: lease what contains them", len(resources), maxResources)
 	}
 	return i.acquisition(ctx, resources, opts)
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Revocation is the new fence of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
@@ -48,7 +48,7 @@ func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, erro
 // holder dead. Of two that take over from the same token one succeeds; the other gets [ErrStale] and has changed nothing.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > maxToken {
-		return nil, script.Invalid("token %d is none", token)
+		return nil, protocol.Invalid("invalid token %d", token)
 	}
 	return i.revoke(ctx, resource, token)
 }
@@ -64,7 +64,7 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	id := uuid.New()
 	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
 	ctx = t.ctx
-	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
+	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
 		r, err = i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
 		return err
 	})
@@ -88,12 +88,12 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 		return 0, err
 	}
 	if floor < 1 || floor > maxToken {
-		return 0, script.Invalid("floor %d is no token", floor)
+		return 0, protocol.Invalid("floor %d is no token", floor)
 	}
 	var last int64
 	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
 	ctx = t.ctx
-	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
+	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
 		last, err = i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
 		return err
 	})
@@ -116,10 +116,10 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 		return nil, err
 	}
 	if floor < 1 || floor >= maxToken {
-		return nil, script.Invalid("floor %d is no token that another can follow", floor)
+		return nil, protocol.Invalid("floor %d is no token that another can follow", floor)
 	}
 	t := old.trace(ctx, OpHeal)
-	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
+	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
 	l := leases.first()
 	t.granted(l).end(l, err)
@@ -154,7 +154,7 @@ func (l *Lease) supersede() error {
 
 func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l *Lease, err error) {
 	cfg := a.issuer.cfg
-	err = script.Persist(ctx, cfg.TTL, func(ctx context.Context) error {
+	err = protocol.Persist(ctx, cfg.TTL, func(ctx context.Context) error {
 		sent := time.Now()
 		token, err := a.issuer.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, a.call.id, floor)
 		if err != nil {
@@ -191,7 +191,7 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 		return Inspection{}, err
 	}
 	var found Inspection
-	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
+	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
 		found, err = i.store.inspect(ctx, i.keys(resource))
 		return err
 	})

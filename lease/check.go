@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Health is what [Issuer.Check] found.
@@ -75,7 +75,7 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
 		return Health{}, err
 	}
-	ctx, cancel := script.Within(ctx, script.Patience)
+	ctx, cancel := protocol.Within(ctx, protocol.Patience)
 	defer cancel()
 	servers, spare, err := i.store.servers(ctx)
 	clock := askReference(ctx, i.cfg.Clock)
@@ -114,7 +114,7 @@ func checkServer(ctx context.Context, client *redis.Client, clock reference) (Se
 }
 
 func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error {
-	info, err := script.Bounded(ctx, func() *redis.StringCmd {
+	info, err := protocol.Bounded(ctx, func() *redis.StringCmd {
 		// All sections in one reply: naming several at once is not understood by every version.
 		return client.Info(ctx)
 	})
@@ -126,7 +126,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 		s.warn(WarnHidden, "INFO is forbidden: role, eviction policy and persistence were not checked")
 		return nil
 	case err != nil:
-		return script.Failed(ctx, "info", err)
+		return protocol.Failed(ctx, "info", err)
 	}
 	return s.judge(fields(info.Val()))
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // maxClockDifference is what a warning is worth. Tokens only need Redis's clock not to go back; but who compares times in tokens,
@@ -32,7 +32,7 @@ func askReference(ctx context.Context, clock func(context.Context) (time.Time, e
 			at  time.Time
 			err error
 		}
-		answer, err := script.Bounded(ctx, func() told {
+		answer, err := protocol.Bounded(ctx, func() told {
 			at, err := clock(ctx)
 			return told{at, err}
 		})
@@ -54,14 +54,14 @@ func compare(ask func() (time.Time, error)) (ahead, roundTrip time.Duration, err
 
 func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock reference) error {
 	ahead, roundTrip, err := compare(func() (time.Time, error) {
-		cmd, err := script.Bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
+		cmd, err := protocol.Bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
 		if err != nil {
 			return time.Time{}, err
 		}
 		return cmd.Result()
 	})
 	if err != nil {
-		return script.Failed(ctx, "time", err)
+		return protocol.Failed(ctx, "time", err)
 	}
 	s.RoundTrip, s.Clock = roundTrip, ahead-clock.ahead
 	switch {

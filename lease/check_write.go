@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // idle may write, for all that its first line says, and does not. Redis refuses such a script before it runs whenever it would refuse
@@ -18,20 +18,20 @@ const idle = "#!lua\nreturn 1"
 
 // askToWrite finds out whether the server takes writes now.
 func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) error {
-	cmd, err := script.Bounded(ctx, func() *redis.Cmd { return client.Eval(ctx, idle, nil) })
+	cmd, err := protocol.Bounded(ctx, func() *redis.Cmd { return client.Eval(ctx, idle, nil) })
 	if err == nil {
 		err = cmd.Err()
 	}
 	switch {
 	case err == nil:
 		return nil
-	case script.CannotSave(err):
-		return fmt.Errorf("%w: %w", ErrUnfit, script.Failed(ctx, "a script that may write", err))
+	case protocol.CannotSave(err):
+		return fmt.Errorf("%w: %w", ErrUnfit, protocol.Failed(ctx, "a script that may write", err))
 	case uncoded(err): // older than 7, or an imitation
 		s.warn(WarnVersion, "it does not tell whether it takes writes: it does not know scripts as of version %d", minVersion)
 		return nil
 	}
-	return script.Failed(ctx, "a script that may write", err)
+	return protocol.Failed(ctx, "a script that may write", err)
 }
 
 // uncoded reports whether Redis answered with the code that it has for everything without one of its own.

@@ -4,8 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/fencedb/fencedb/lease/internal/kind"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives. It is no
@@ -75,7 +74,7 @@ type Config struct {
 	// and rows meet. Defaults to this process's.
 	Clock func(context.Context) (time.Time, error)
 
-	kind *kind.Kind // nil for leases; see NewKind
+	permits int // how many may hold a resource at once, of a semaphore; 0: it is a lease
 }
 
 // withDefaults fills in what was left zero. It does not judge: check does.
@@ -109,19 +108,19 @@ func (c Config) withDefaults() Config {
 
 func (c Config) check() error {
 	if c.TTL < time.Millisecond {
-		return script.Invalid("TTL must be at least 1ms, the unit in which Redis counts; it is %v", c.TTL)
+		return protocol.Invalid("TTL must be at least 1ms, the unit in which Redis counts; it is %v", c.TTL)
 	}
 	if c.Margin < 0 || c.Margin >= c.TTL {
-		return script.Invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
+		return protocol.Invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
 	}
 	if c.WarnBefore < 0 || c.WarnBefore >= c.TTL-c.Margin {
-		return script.Invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, c.TTL-c.Margin)
+		return protocol.Invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, c.TTL-c.Margin)
 	}
 	if c.MaxHold != Unlimited && c.MaxHold < c.TTL {
-		return script.Invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
+		return protocol.Invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
 	}
 	if c.FenceRetention < c.TTL {
-		return script.Invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
+		return protocol.Invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
 	}
 	if err := c.checkRenewal(); err != nil {
 		return err
@@ -129,7 +128,7 @@ func (c Config) check() error {
 	if err := c.checkReplicas(); err != nil {
 		return err
 	}
-	return script.CheckName("namespace", c.Namespace, script.MaxNamespace)
+	return protocol.CheckName("namespace", c.Namespace, protocol.MaxNamespace)
 }
 
 func (c Config) checkRenewal() error {
@@ -137,11 +136,11 @@ func (c Config) checkRenewal() error {
 	case c.RenewEvery == Never:
 		return nil
 	case c.RenewEvery <= 0:
-		return script.Invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
+		return protocol.Invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
 	case c.RenewTimeout <= 0:
-		return script.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
+		return protocol.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
 	case c.RenewEvery+c.RenewTimeout >= c.TTL-c.Margin:
-		return script.Invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
+		return protocol.Invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
 			c.RenewEvery, c.RenewTimeout, c.TTL-c.Margin)
 	}
 	return nil
@@ -150,12 +149,25 @@ func (c Config) checkRenewal() error {
 func (c Config) checkReplicas() error {
 	switch {
 	case c.Replicas < 0:
-		return script.Invalid("Replicas is %d; it cannot be negative", c.Replicas)
+		return protocol.Invalid("Replicas is %d; it cannot be negative", c.Replicas)
 	case c.Replicas == 0:
 		return nil
 	case c.ReplicaTimeout < time.Millisecond || c.ReplicaTimeout >= c.TTL-c.Margin:
 		// Redis takes a timeout of zero as waiting for ever.
-		return script.Invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, c.TTL-c.Margin)
+		return protocol.Invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, c.TTL-c.Margin)
 	}
 	return nil
 }
+
+func (c Config) kind() string {
+	if c.permits > 0 {
+		return protocol.SemaphoreKind
+	}
+	return protocol.LeaseKind
+}
+
+func (i *Issuer) keys(resource string) protocol.Keys {
+	return protocol.KeysOf(i.cfg.kind(), i.cfg.Namespace, resource, i.cfg.HashResources)
+}
+
+func checkResource(resource string) error { return protocol.CheckResource(resource, "table:12") }

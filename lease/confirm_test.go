@@ -8,6 +8,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // A member on which the lease has run out, or was taken meanwhile, must not count for it, nor be changed.
@@ -16,7 +18,7 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
 	s := newSingle(client, Config{})
-	k := newKeys("", "a", false)
+	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
 	confirm := func(id uuid.UUID, token int64) outcome {
 		t.Helper()
 		result, err := s.confirm(t.Context(), extension{term{keys: k, id: id, token: token, call: "ca11"}, time.Minute, time.Hour})
@@ -25,9 +27,9 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	}
 	holder, other := uuid.New(), uuid.New()
 	require.Equal(t, gone, confirm(holder, 7))
-	require.False(t, server.Exists(k.owner), "never creates")
+	require.False(t, server.Exists(k.Owner), "never creates")
 
-	answer, err := s.acquire(t.Context(), ask{[]keys{k}, holder, "ca11", 1, try, time.Minute, time.Hour, nil})
+	answer, err := s.acquire(t.Context(), ask{[]protocol.Keys{k}, holder, "ca11", 1, try, time.Minute, time.Hour, nil})
 	require.NoError(t, err)
 	token := answer.tokens[0]
 	require.Equal(t, taken, confirm(other, token+5))

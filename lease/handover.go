@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // standing is what a waiter knows from the latest answer that let it go on waiting.
@@ -120,10 +120,10 @@ func (l *Lease) settle() {
 		return
 	}
 	for p.pending() {
-		ctx, cancel := script.Within(l.ctx, settleTry)
+		ctx, cancel := protocol.Within(l.ctx, settleTry)
 		err := l.Extend(ctx)
 		cancel()
-		if !script.Transient(err) {
+		if !protocol.Transient(err) {
 			p.settle()
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 func TestNews(t *testing.T) {
@@ -71,7 +73,7 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				e.listenFor("me")
 				e.hear(test.message)
 				sent := time.Now().Add(-test.asked)
-				a := &acquisition{issuer: i, caller: t.Context(), resources: []string{"a"}, keys: []keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 2}}
+				a := &acquisition{issuer: i, caller: t.Context(), resources: []string{"a"}, keys: []protocol.Keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 2}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
 				require.Nil(t, a.handedOver(over, &turn{line: &line{ear: e}}), "who has given up gives it back")

@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. What runs in the
@@ -25,7 +25,7 @@ type Issuer struct {
 // caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if client == nil {
-		return nil, script.Invalid("client is nil")
+		return nil, protocol.Invalid("client is nil")
 	}
 	return newIssuer(newSingle(client, cfg.withDefaults()), cfg)
 }
@@ -47,7 +47,7 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 // ready refuses an Issuer that New has not made.
 func (i *Issuer) ready() error {
 	if i == nil || i.store == nil {
-		return script.Invalid("the Issuer was not made by lease.New or lease.NewQuorum")
+		return protocol.Invalid("the Issuer was not made by lease.New or lease.NewQuorum")
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (l *Lease) finish(ctx context.Context) error {
 		return nil
 	case over != nil:
 		return over
-	case script.Transient(err):
+	case protocol.Transient(err):
 		return nil
 	}
 	return err

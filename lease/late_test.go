@@ -9,7 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // A process that is stopped between deciding to ask and asking has not heard from Redis, and may ask again.
@@ -25,13 +25,15 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	_, _, err = a.attempt(t.Context(), try, 0) // over at once
 
 	require.ErrorIs(t, err, ErrUnreachable)
-	require.True(t, script.Transient(err))
+	require.True(t, protocol.Transient(err))
 }
 
 func TestAMemberThatIsNotAskedInTimeHasNotAnswered(t *testing.T) {
 	t.Parallel()
 	q := &quorum{members: make([]*single, 3), need: 2, patience: 0}
-	ask := func(ctx context.Context, _ *single) (int, error) { return script.Bounded(ctx, func() int { return 1 }) }
+	ask := func(ctx context.Context, _ *single) (int, error) {
+		return protocol.Bounded(ctx, func() int { return 1 })
+	}
 	for _, vote := range poll(t.Context(), q, ask) {
 		require.ErrorIs(t, vote.err, ErrUnreachable)
 	}

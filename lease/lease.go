@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Lease is the right to work on one resource for a while. It is safe for concurrent use, and over when its [Lease.Context] is.
@@ -118,7 +118,7 @@ func (l *Lease) granted() error {
 
 // What a Lease that no Issuer has granted answers.
 var (
-	errNeverGranted = script.Invalid("no Issuer has granted this Lease")
+	errNeverGranted = protocol.Invalid("no Issuer has granted this Lease")
 	neverGranted    = func() context.Context {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(errNeverGranted)
@@ -221,7 +221,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
 	var answer answered
-	answer.err = script.Persist(ctx, l.issuer.cfg.TTL, func(ctx context.Context) error {
+	answer.err = protocol.Persist(ctx, l.issuer.cfg.TTL, func(ctx context.Context) error {
 		answer = l.issuer.store.extend(ctx, []extension{e.extension})[0]
 		return answer.err
 	})
@@ -275,7 +275,7 @@ func (l *Lease) renewed(r renewal, answer answered) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(time.Now()); err != nil {
-		return script.Latest(answer.err, err)
+		return protocol.Latest(answer.err, err)
 	}
 	switch {
 	case errors.Is(answer.err, context.Canceled):
@@ -355,7 +355,7 @@ func (l *Lease) release(ctx context.Context) *release {
 		if err == nil {
 			r.done, r.err = true, releaseError(over, result, l.unsure)
 		} else {
-			r.err = fmt.Errorf("lease: release %q: %w", l.resource, script.Latest(r.err, err))
+			r.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(r.err, err))
 		}
 		return err
 	}, func() { t.end(nil, r.err) })
@@ -424,7 +424,7 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 		return 0, err
 	}
 	var verdict Verdict
-	err := script.Persist(ctx, script.Patience, func(ctx context.Context) (err error) {
+	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
 		verdict, err = l.issuer.store.verify(ctx, l.term)
 		return err
 	})

@@ -9,7 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // ear is one resource's share in a subscription.
@@ -264,7 +264,7 @@ func (l *listener) serve() (again bool) {
 		case <-l.poke:
 		case <-broken:
 			l.ringAll() // they ask again, and look where their channel is served by now
-			script.Sleep(context.Background(), retry)
+			protocol.Sleep(context.Background(), retry)
 			return true
 		case <-check.C:
 			silent := !l.heard.Swap(false)
@@ -310,7 +310,7 @@ func (l *listener) probe(s subscription, channel string) {
 
 // refused tells the waiters if the error is that this process is not allowed to listen.
 func (l *listener) refused(err error) {
-	err = script.Failed(context.Background(), "to listen", err)
+	err = protocol.Failed(context.Background(), "to listen", err)
 	if !errors.Is(err, ErrDenied) {
 		return
 	}

@@ -41,3 +41,8 @@ func TestConnectionsTellWhoseTheyAre(t *testing.T) {
 	require.NoError(t, g.err)
 	require.NoError(t, g.lease.Release(t.Context()))
 }
+
+func TestResource(t *testing.T) {
+	require.Equal(t, "table:12", lease.Resource("table", 12))
+	require.Equal(t, "user:ada", lease.Resource("user", "ada"))
+}

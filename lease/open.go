@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 const (
@@ -127,9 +127,9 @@ func (o *open) giveBack(ctx context.Context, resources []string, ttl time.Durati
 	bound := max(ttl, minGiveBack)
 	d := o.owe(resources, bound)
 	go func() {
-		ctx, cancel := script.Detached(ctx, bound)
+		ctx, cancel := protocol.Detached(ctx, bound)
 		defer cancel()
-		err := script.Insist(ctx, func(ctx context.Context) error {
+		err := protocol.Insist(ctx, func(ctx context.Context) error {
 			err := attempt(ctx)
 			d.note(err)
 			return err
@@ -143,7 +143,7 @@ func (o *open) giveBack(ctx context.Context, resources []string, ttl time.Durati
 func (d *debt) note(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.last = script.Latest(d.last, err)
+	d.last = protocol.Latest(d.last, err)
 }
 
 func (d *debt) latest() error {
@@ -163,7 +163,7 @@ func (d *debt) blocked() []Blocked {
 // wait returns nil when the debt is settled, and otherwise why it was not waited for any longer: ctx has ended, or most
 // has passed.
 func (d *debt) wait(ctx context.Context, most time.Duration) error {
-	waiting, cancel := script.Within(ctx, most)
+	waiting, cancel := protocol.Within(ctx, most)
 	defer cancel()
 	select {
 	case <-d.paid:
@@ -171,7 +171,7 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 	case <-waiting.Done():
 	}
 	if ctx.Err() != nil {
-		if _, settled := script.Await(ctx, d.paid); settled {
+		if _, settled := protocol.Await(ctx, d.paid); settled {
 			return nil
 		}
 	}
@@ -205,7 +205,7 @@ func (b *behind) await() {
 	if len(b.debts) == 0 {
 		return
 	}
-	timer := time.NewTimer(script.Grace)
+	timer := time.NewTimer(protocol.Grace)
 	defer timer.Stop()
 	for _, d := range b.debts {
 		select {

@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // NewQuorum makes an issuer over several independent Redis servers, an odd number of at least three; a lease is what a majority grants
@@ -27,15 +27,15 @@ import (
 // has a turn. An attempt that fails to win a majority uses up tokens. [Config.Replicas] has no place.
 func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if len(clients) < 3 || len(clients)%2 == 0 {
-		return nil, script.Invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
+		return nil, protocol.Invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
 	}
 	if cfg.Replicas != 0 {
-		return nil, script.Invalid("Replicas (%d) does not go with a quorum, whose members are independent", cfg.Replicas)
+		return nil, protocol.Invalid("Replicas (%d) does not go with a quorum, whose members are independent", cfg.Replicas)
 	}
 	q := &quorum{need: len(clients)/2 + 1, patience: cfg.withDefaults().RenewTimeout / 2}
 	for n, client := range clients {
 		if client == nil {
-			return nil, script.Invalid("client %d is nil", n)
+			return nil, protocol.Invalid("client %d is nil", n)
 		}
 		q.members = append(q.members, newSingle(client, cfg.withDefaults()))
 	}
@@ -154,7 +154,7 @@ func (q *quorum) acquire(ctx context.Context, a ask) (acquired, error) {
 		acquired
 		err error
 	}
-	got, err := script.Bounded(ctx, func() answer {
+	got, err := protocol.Bounded(ctx, func() answer {
 		result, err := q.win(ctx, a)
 		return answer{result, err}
 	}, a.abandoned)
@@ -208,7 +208,7 @@ func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
 // undone gives back what a minority granted, so that the next attempt of a rival does not fail for it. The call goes on. It
 // reports whether every member has answered.
 func (q *quorum) undone(ctx context.Context, a ask) bool {
-	ctx, cancel := script.Detached(ctx, q.patience)
+	ctx, cancel := protocol.Detached(ctx, q.patience)
 	defer cancel()
 	all := true
 	for _, k := range a.keys {
@@ -278,7 +278,7 @@ func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
 	return FenceStale, nil
 }
 
-func (q *quorum) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+func (q *quorum) revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (Revocation, error) {
 		return m.revoke(ctx, k, id, from, retention)
 	})
@@ -307,7 +307,7 @@ func (q *quorum) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, r
 	return r, err
 }
 
-func (q *quorum) raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error) {
+func (q *quorum) raise(ctx context.Context, k protocol.Keys, floor int64, retention time.Duration) (int64, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.raise(ctx, k, floor, retention) })
 	last := floor
 	for _, v := range votes {
@@ -333,7 +333,7 @@ func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, call 
 }
 
 // inspect reports the holder that a majority names, and the greatest token that any member remembers.
-func (q *quorum) inspect(ctx context.Context, k keys) (Inspection, error) {
+func (q *quorum) inspect(ctx context.Context, k protocol.Keys) (Inspection, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (Inspection, error) { return m.inspect(ctx, k) })
 	count := make(map[uuid.UUID]int)
 	var found, last Inspection
@@ -363,7 +363,7 @@ func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, e
 	return all, len(q.members) - q.need, err
 }
 
-func (q *quorum) spans([]keys) bool { return true }
+func (q *quorum) spans([]protocol.Keys) bool { return true }
 
 func (q *quorum) listen(string) *ear { return nil }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -143,10 +144,8 @@ func TestCorruptKeysAreRefusedAndLeftAlone(t *testing.T) {
 		before := w.dump(t, resource)
 
 		_, err := i.TryAcquire(ctx, resource)
-		var corrupt *lease.CorruptError
-		require.ErrorAs(t, err, &corrupt, "%v: %s", n, test.key)
-		require.ErrorIs(t, err, lease.ErrCorrupt)
-		require.Equal(t, key, corrupt.Key)
+		require.ErrorIs(t, err, lease.ErrCorrupt, "%v: %s", n, test.key)
+		require.ErrorContains(t, err, strconv.Quote(key))
 		require.Equal(t, before, w.dump(t, resource), "%v: %s", n, test.key)
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for which of them.
@@ -19,7 +19,7 @@ type acquired struct {
 	index  int
 }
 
-func decodeAcquire(r script.Reply, resources int) (acquired, error) {
+func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 	switch {
 	case r.Is("granted", resources):
 		tokens := make([]int64, resources)
@@ -49,7 +49,7 @@ func decodeAcquire(r script.Reply, resources int) (acquired, error) {
 var errOver = fmt.Errorf("%w: the acquisition was given up before", ErrLost)
 
 // maxToken is the largest token: what Lua's doubles hold exactly.
-const maxToken = script.MaxNumber
+const maxToken = protocol.MaxNumber
 
 // outcome is the answer of extend.lua and release.lua about one exact lease.
 type outcome string
@@ -61,11 +61,11 @@ const (
 	revoked outcome = "revoked"
 )
 
-func decodeExtend(r script.Reply) (outcome, error)  { return decodeOutcome(r, "extended") }
-func decodeConfirm(r script.Reply) (outcome, error) { return decodeOutcome(r, "confirmed") }
-func decodeRelease(r script.Reply) (outcome, error) { return decodeOutcome(r, "released") }
+func decodeExtend(r protocol.Reply) (outcome, error)  { return decodeOutcome(r, "extended") }
+func decodeConfirm(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "confirmed") }
+func decodeRelease(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "released") }
 
-func decodeOutcome(r script.Reply, success string) (outcome, error) {
+func decodeOutcome(r protocol.Reply, success string) (outcome, error) {
 	if len(r.Args) != 0 {
 		return "", r.Unknown()
 	}
@@ -90,7 +90,7 @@ func (o outcome) loss() error {
 	}
 }
 
-func decodeRevoke(r script.Reply) (Revocation, error) {
+func decodeRevoke(r protocol.Reply) (Revocation, error) {
 	switch {
 	case r.Is("revoked", 3):
 		token, err := r.Number(0, 1)
@@ -112,14 +112,14 @@ func decodeRevoke(r script.Reply) (Revocation, error) {
 	return Revocation{}, r.Unknown()
 }
 
-func decodeRaise(r script.Reply) (int64, error) {
+func decodeRaise(r protocol.Reply) (int64, error) {
 	if !r.Is("raised", 1) {
 		return 0, r.Unknown()
 	}
 	return r.Number(0, 1)
 }
 
-func decodeRegrant(r script.Reply) (int64, error) {
+func decodeRegrant(r protocol.Reply) (int64, error) {
 	switch {
 	case r.Is("granted", 1):
 		return r.Number(0, 1)
@@ -131,7 +131,7 @@ func decodeRegrant(r script.Reply) (int64, error) {
 	return 0, r.Unknown()
 }
 
-func decodeInspect(r script.Reply) (Inspection, error) {
+func decodeInspect(r protocol.Reply) (Inspection, error) {
 	if !r.Is("inspected", 7) {
 		return Inspection{}, r.Unknown()
 	}
@@ -163,7 +163,7 @@ func decodeInspect(r script.Reply) (Inspection, error) {
 	return found, nil
 }
 
-func decodeVerify(r script.Reply) (Verdict, error) {
+func decodeVerify(r protocol.Reply) (Verdict, error) {
 	switch {
 	case r.Is("current", 0):
 		return Current, nil

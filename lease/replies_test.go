@@ -7,30 +7,30 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-func words(word string, args ...string) script.Reply {
-	return script.Reply{Script: "test", Word: word, Args: args}
+func words(word string, args ...string) protocol.Reply {
+	return protocol.Reply{Script: "test", Word: word, Args: args}
 }
 
 func TestDecodeEveryBranch(t *testing.T) {
 	id := uuid.New()
-	decoders := map[string]func(script.Reply) (any, error){
-		"acquire":   func(r script.Reply) (any, error) { return decodeAcquire(r, 1) },
-		"acquire 2": func(r script.Reply) (any, error) { return decodeAcquire(r, 2) },
-		"confirm":   func(r script.Reply) (any, error) { return decodeConfirm(r) },
-		"extend":    func(r script.Reply) (any, error) { return decodeExtend(r) },
-		"release":   func(r script.Reply) (any, error) { return decodeRelease(r) },
-		"verify":    func(r script.Reply) (any, error) { return decodeVerify(r) },
-		"revoke":    func(r script.Reply) (any, error) { return decodeRevoke(r) },
-		"raise":     func(r script.Reply) (any, error) { return decodeRaise(r) },
-		"regrant":   func(r script.Reply) (any, error) { return decodeRegrant(r) },
-		"inspect":   func(r script.Reply) (any, error) { return decodeInspect(r) },
+	decoders := map[string]func(protocol.Reply) (any, error){
+		"acquire":   func(r protocol.Reply) (any, error) { return decodeAcquire(r, 1) },
+		"acquire 2": func(r protocol.Reply) (any, error) { return decodeAcquire(r, 2) },
+		"confirm":   func(r protocol.Reply) (any, error) { return decodeConfirm(r) },
+		"extend":    func(r protocol.Reply) (any, error) { return decodeExtend(r) },
+		"release":   func(r protocol.Reply) (any, error) { return decodeRelease(r) },
+		"verify":    func(r protocol.Reply) (any, error) { return decodeVerify(r) },
+		"revoke":    func(r protocol.Reply) (any, error) { return decodeRevoke(r) },
+		"raise":     func(r protocol.Reply) (any, error) { return decodeRaise(r) },
+		"regrant":   func(r protocol.Reply) (any, error) { return decodeRegrant(r) },
+		"inspect":   func(r protocol.Reply) (any, error) { return decodeInspect(r) },
 	}
 	for _, test := range []struct {
 		script string
-		answer script.Reply
+		answer protocol.Reply
 		want   any
 		err    error
 	}{
@@ -118,4 +118,43 @@ func FuzzDecode(f *testing.F) {
 			require.True(t, (a.tokens != nil) != (a.wait > 0), "a token or a wait")
 		}
 	})
+}
+
+func TestDecodeSemaphoreInspect(t *testing.T) {
+	a, b := uuid.New(), uuid.New()
+	for _, test := range []struct {
+		reply protocol.Reply
+		want  SemaphoreInspection
+		err   error
+	}{
+		{words("inspected", "3", "0"), SemaphoreInspection{Limit: 3}, nil},
+		{words("inspected", "3", "2", a.String()+":41", "250", b.String()+":1786000000123456", "1000"),
+			SemaphoreInspection{3, 2, []Permit{{a, 41, 250 * time.Millisecond}, {b, 1786000000123456, time.Second}}}, nil},
+
+		{words("inspected", "3"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "0", "0"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "3", "-1"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "3", "0", a.String()+":41"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "3", "0", a.String(), "250"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "3", "0", "x:41", "250"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "3", "0", a.String()+":0", "250"), SemaphoreInspection{}, ErrProtocol},
+		{words("inspected", "3", "0", a.String()+":41", "0"), SemaphoreInspection{}, ErrProtocol},
+		{words("listed", "3", "0"), SemaphoreInspection{}, ErrProtocol},
+	} {
+		got, err := decodeSemaphoreInspect(test.reply)
+		require.ErrorIs(t, err, test.err, "%+v", test.reply)
+		require.Equal(t, test.want, got, "%+v", test.reply)
+	}
+}
+
+func TestDecodeSemaphoreRevoke(t *testing.T) {
+	for word, want := range map[string]bool{"revoked": true, "gone": false} {
+		held, err := decodeSemaphoreRevoke(words(word))
+		require.NoError(t, err)
+		require.Equal(t, want, held)
+	}
+	_, err := decodeSemaphoreRevoke(words("revoked", "x"))
+	require.ErrorIs(t, err, ErrProtocol)
+	_, err = decodeSemaphoreRevoke(words("set"))
+	require.ErrorIs(t, err, ErrProtocol)
 }

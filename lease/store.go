@@ -10,14 +10,13 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/kind"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // term names one lease exactly. Every operation after the acquisition compares all of it, so that a late request of an old
 // lease cannot touch a newer one of the same resource.
 type term struct {
-	keys   keys
+	keys   protocol.Keys
 	id     uuid.UUID
 	token  int64
 	call   string // the acquisition that got it
@@ -26,14 +25,14 @@ type term struct {
 
 // ask is a request for one lease on each of the resources, or none.
 type ask struct {
-	keys      []keys
+	keys      []protocol.Keys
 	id        uuid.UUID
 	call      string
 	request   int64 // its number, 1 for the first of the call
 	mode      mode
 	ttl       time.Duration
 	retention time.Duration
-	abandoned func() (ended func()) // see [script.Call]
+	abandoned func() (ended func()) // see [protocol.Call]
 }
 
 // mode is what acquire.lua does when it cannot grant at once.
@@ -65,12 +64,12 @@ type store interface {
 	release(ctx context.Context, e extension) (outcome, error)           // its ttl is of no use
 	withdraw(ctx context.Context, t term, retention time.Duration) error // without its token, which is not known
 	verify(ctx context.Context, t term) (Verdict, error)
-	revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
-	raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error)
+	revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
+	raise(ctx context.Context, k protocol.Keys, floor int64, retention time.Duration) (int64, error)
 	regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error)
-	inspect(ctx context.Context, k keys) (Inspection, error)
+	inspect(ctx context.Context, k protocol.Keys) (Inspection, error)
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
-	spans(k []keys) bool                                                     // whether one ask can cover all these resources
+	spans(k []protocol.Keys) bool                                            // whether one ask can cover all these resources
 	listen(channel string) *ear                                              // nil if waiters are not woken, or not now
 	hush()                                                                   // nobody listens any more: ends what lingers
 }
@@ -79,8 +78,8 @@ type store interface {
 type single struct {
 	client   redis.UniversalClient
 	cluster  *redis.ClusterClient // the same, if it is one
-	kind     *kind.Kind           // nil for leases
-	scripts  scripts              // of that kind
+	scripts  protocol.Holding     // of leases or of semaphores
+	permits  int                  // how many may hold at once; 0: it is a lease
 	publish  string               // the command that wakes waiters
 	listener string               // the name under which this process listens for them
 	ears     ears
@@ -89,8 +88,11 @@ type single struct {
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
-	s := &single{client: client, kind: cfg.kind, scripts: scriptsOf(cfg.kind), listener: uuid.NewString()[:18],
+	s := &single{client: client, scripts: protocol.LeaseHolding, permits: cfg.permits, listener: uuid.NewString()[:18],
 		replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
+	if cfg.permits > 0 {
+		s.scripts = protocol.SemaphoreHolding
+	}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
 		masters := &shards{cluster: cluster, byMaster: make(map[*redis.Client]*listener)}
 		s.cluster, s.publish, s.ears = cluster, "SPUBLISH", masters
@@ -122,7 +124,7 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 		masters []*redis.Client
 		err     error
 	}
-	f, err := script.Bounded(ctx, func() found {
+	f, err := protocol.Bounded(ctx, func() found {
 		var mu sync.Mutex
 		var all []*redis.Client
 		err := cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
@@ -137,40 +139,40 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 		return nil, err
 	}
 	if f.err != nil {
-		return nil, script.Failed(ctx, "cluster slots", f.err)
+		return nil, protocol.Failed(ctx, "cluster slots", f.err)
 	}
 	return f.masters, nil
 }
 
-// spans is false on a Cluster, where a script sees one slot only, and for kinds; whoever asks for several resources there goes
+// spans is false on a Cluster, where a script sees one slot only; whoever asks for several resources there goes
 // step by step.
-func (s *single) spans(k []keys) bool {
-	return s.cluster == nil && s.kind == nil || len(k) == 1
+func (s *single) spans(k []protocol.Keys) bool {
+	return s.cluster == nil || len(k) == 1
 }
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	names := make([]string, 0, 4*len(a.keys))
 	args := []any{a.id.String(), a.call, a.request, a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, s.listener}
 	for _, k := range a.keys {
-		names = append(names, k.owner, k.fence, k.queue, k.alive)
-		args = append(args, k.channel)
+		names = append(names, k.Owner, k.Fence, k.Queue, k.Alive)
+		args = append(args, k.Channel)
 	}
-	if s.kind != nil {
-		names, args = s.kind.Ask(names, args)
+	if s.permits > 0 {
+		names, args = append(names, a.keys[0].Limit), append(args, s.permits)
 	}
-	call := s.scripts.acquire.Call(names, args...)
+	call := s.scripts.Acquire.Call(names, args...)
 	call.Abandoned = a.abandoned
-	return grants(ctx, s, call, func(r script.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
+	return grants(ctx, s, call, func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
 func (s *single) extend(ctx context.Context, batch []extension) []answered {
-	calls := make([]script.Call, len(batch))
+	calls := make([]protocol.Call, len(batch))
 	for i, e := range batch {
-		calls[i] = s.scripts.extend.Call([]string{e.keys.owner, e.keys.fence, e.keys.ended},
+		calls[i] = s.scripts.Extend.Call([]string{e.keys.Owner, e.keys.Fence, e.keys.Ended},
 			e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds())
 	}
 	answers := make([]answered, len(batch))
-	for i, r := range script.RunAll(ctx, s.client, calls) {
+	for i, r := range protocol.RunAll(ctx, s.client, calls) {
 		answers[i].err = r.Err
 		if r.Err == nil {
 			answers[i].outcome, answers[i].err = decodeExtend(r.Reply)
@@ -181,13 +183,13 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 
 func (s *single) release(ctx context.Context, e extension) (outcome, error) {
 	k := e.keys
-	return script.Query(ctx, s.client, s.scripts.release.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		e.id.String(), e.token, e.call, e.sureness(), e.retention.Milliseconds(), s.publish, k.channel), decodeRelease)
+	return protocol.Query(ctx, s.client, s.scripts.Release.Call([]string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended},
+		e.id.String(), e.token, e.call, e.sureness(), e.retention.Milliseconds(), s.publish, k.Channel), decodeRelease)
 }
 
 func (s *single) withdraw(ctx context.Context, t term, retention time.Duration) error {
-	_, err := script.Query(ctx, s.client, s.scripts.withdraw.Call([]string{t.keys.owner, t.keys.fence, t.keys.queue, t.keys.alive},
-		t.id.String(), t.call, t.sureness(), retention.Milliseconds(), s.publish, t.keys.channel), script.Only("withdrawn"))
+	_, err := protocol.Query(ctx, s.client, s.scripts.Withdraw.Call([]string{t.keys.Owner, t.keys.Fence, t.keys.Queue, t.keys.Alive},
+		t.id.String(), t.call, t.sureness(), retention.Milliseconds(), s.publish, t.keys.Channel), protocol.Only("withdrawn"))
 	return err
 }
 
@@ -200,38 +202,38 @@ func (t term) sureness() string {
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
-	return script.Query(ctx, s.client, s.scripts.verify.Call([]string{t.keys.owner, t.keys.fence}, t.id.String(), t.token), decodeVerify)
+	return protocol.Query(ctx, s.client, s.scripts.Verify.Call([]string{t.keys.Owner, t.keys.Fence}, t.id.String(), t.token), decodeVerify)
 }
 
-func (s *single) revoke(ctx context.Context, k keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
-	return script.Query(ctx, s.client, revokeScript.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended},
-		id.String(), from, retention.Milliseconds(), s.publish, k.channel), decodeRevoke)
+func (s *single) revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+	return protocol.Query(ctx, s.client, protocol.Revoke.Call([]string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended},
+		id.String(), from, retention.Milliseconds(), s.publish, k.Channel), decodeRevoke)
 }
 
-func (s *single) raise(ctx context.Context, k keys, floor int64, retention time.Duration) (int64, error) {
-	return script.Query(ctx, s.client, raiseScript.Call([]string{k.fence}, floor, retention.Milliseconds()), decodeRaise)
+func (s *single) raise(ctx context.Context, k protocol.Keys, floor int64, retention time.Duration) (int64, error) {
+	return protocol.Query(ctx, s.client, protocol.Raise.Call([]string{k.Fence}, floor, retention.Milliseconds()), decodeRaise)
 }
 
 func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error) {
-	return grants(ctx, s, regrantScript.Call([]string{old.keys.owner, old.keys.fence},
+	return grants(ctx, s, protocol.Regrant.Call([]string{old.keys.Owner, old.keys.Fence},
 		old.id.String(), old.token, id.String(), call, floor, old.ttl.Milliseconds(), old.retention.Milliseconds()), decodeRegrant)
 }
 
 func (s *single) confirm(ctx context.Context, e extension) (outcome, error) {
-	return script.Query(ctx, s.client, confirmScript.Call([]string{e.keys.owner, e.keys.fence},
+	return protocol.Query(ctx, s.client, protocol.Confirm.Call([]string{e.keys.Owner, e.keys.Fence},
 		e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()), decodeConfirm)
 }
 
-func (s *single) inspect(ctx context.Context, k keys) (Inspection, error) {
-	return script.Query(ctx, s.client, inspectScript.Call([]string{k.owner, k.fence, k.queue, k.alive, k.ended}), decodeInspect)
+func (s *single) inspect(ctx context.Context, k protocol.Keys) (Inspection, error) {
+	return protocol.Query(ctx, s.client, protocol.Inspect.Call([]string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}), decodeInspect)
 }
 
-// grants is [script.Query] for scripts that grant, which replicas have to confirm if the configuration says so. On an error the grant may
+// grants is [protocol.Query] for scripts that grant, which replicas have to confirm if the configuration says so. On an error the grant may
 // stand; the acquisition that fails withdraws it.
-func grants[T any](ctx context.Context, s *single, c script.Call, decode func(script.Reply) (T, error)) (T, error) {
+func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(protocol.Reply) (T, error)) (T, error) {
 	var none T
 	if s.replicas == 0 {
-		return script.Query(ctx, s.client, c, decode)
+		return protocol.Query(ctx, s.client, c, decode)
 	}
 	client := s.client
 	if s.cluster != nil {
@@ -240,7 +242,7 @@ func grants[T any](ctx context.Context, s *single, c script.Call, decode func(sc
 			master *redis.Client
 			err    error
 		}
-		f, err := script.Bounded(ctx, func() found {
+		f, err := protocol.Bounded(ctx, func() found {
 			master, err := s.cluster.MasterForKey(ctx, c.Keys[0])
 			return found{master, err}
 		})
@@ -248,12 +250,12 @@ func grants[T any](ctx context.Context, s *single, c script.Call, decode func(sc
 		case err != nil:
 			return none, err
 		case f.err != nil:
-			return none, script.Failed(ctx, c.Script.Name, f.err)
+			return none, protocol.Failed(ctx, c.Script.Name, f.err)
 		}
 		client = f.master
 	}
 	r, confirmed, err := c.RunAndWait(ctx, client, s.replicas, s.within)
-	if script.Moved(err) {
+	if protocol.Moved(err) {
 		s.cluster.ReloadState(ctx)
 	}
 	if err != nil {

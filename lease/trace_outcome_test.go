@@ -19,7 +19,7 @@ var allOps = []lease.Op{
 func TestOutcomesAreOnlyThoseListed(t *testing.T) {
 	t.Parallel()
 	causes := []error{
-		lease.ErrInvalid, &lease.HeldError{Cause: context.DeadlineExceeded}, &lease.CorruptError{}, lease.ErrExhausted,
+		lease.ErrInvalid, &lease.HeldError{Cause: context.DeadlineExceeded}, lease.ErrCorrupt, lease.ErrExhausted,
 		lease.ErrOutOfMemory, lease.ErrReadOnly, lease.ErrLoading, lease.ErrClusterDown, lease.ErrTooFewReplicas, lease.ErrUnfit,
 		lease.ErrProtocol, lease.ErrReleased, lease.ErrExpired, lease.ErrUnreachable, lease.ErrLost, lease.ErrRevoked,
 		lease.ErrStale, context.Canceled, errors.New("the caller's own"),

@@ -18,10 +18,7 @@ func (i *Issuer) trace(ctx context.Context, s TraceStart) tracing {
 	if len(i.cfg.Tracers) == 0 {
 		return tracing{ctx: ctx}
 	}
-	s.Kind, s.Namespace = "lease", i.cfg.Namespace
-	if i.cfg.kind != nil {
-		s.Kind = i.cfg.kind.Name
-	}
+	s.Kind, s.Namespace = i.cfg.kind(), i.cfg.Namespace
 	s.Resources = max(s.Resources, 1)
 	t := tracing{tracers: i.cfg.Tracers, start: s, at: time.Now(), ctx: ctx}
 	for _, tracer := range t.tracers {

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // watchdog renews the leases of one issuer from a single loop. The loop runs while there are leases.
@@ -36,11 +36,13 @@ const (
 // watch makes the appointment for the next renewal of a lease that was granted or renewed by a request sent at the time given.
 // The caller holds the lease's mu, and the lease is not over.
 func (w *watchdog) watch(l *Lease, sent time.Time) {
-	w.schedule(l, sent.Add(script.Jitter(w.cfg.RenewEvery)))
+	w.schedule(l, sent.Add(protocol.Jitter(w.cfg.RenewEvery)))
 }
 
 // retry makes it for a lease whose renewal failed. The caller holds the lease's mu, and the lease is not over.
-func (w *watchdog) retry(l *Lease) { w.schedule(l, time.Now().Add(script.Jitter(w.cfg.RenewEvery/4))) }
+func (w *watchdog) retry(l *Lease) {
+	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
+}
 
 func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
@@ -136,7 +138,7 @@ func (w *watchdog) renew(leases []*Lease) {
 	if len(batch) == 0 {
 		return
 	}
-	ctx, cancel := script.Within(context.Background(), w.cfg.RenewTimeout)
+	ctx, cancel := protocol.Within(context.Background(), w.cfg.RenewTimeout)
 	defer cancel()
 	for i, answer := range w.store.extend(ctx, batch) {
 		_ = alive[i].endRenewal(begun[i], answer)

@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,8 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/lease/internal/kind"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Two calls ask under one lease id; the first is given up. Whatever order the network makes of its requests, the second
@@ -24,26 +22,14 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	read := func(name string) string {
-		source, err := os.ReadFile("semaphore/scripts/" + name + ".lua")
-		require.NoError(t, err)
-		return string(source)
-	}
-	places := func(name string) script.Script {
-		return script.New(name, script.Common, script.Holder, script.Queue, read("holders"), read(name))
-	}
 	for name, s := range map[string]*single{
-		"lease": newSingle(client, Config{}),
-		"semaphore": newSingle(client, Config{kind: &kind.Kind{Name: "semaphore", Acquire: places("acquire"), Extend: places("extend"),
-			Release: places("release"), Withdraw: places("withdraw"), Verify: places("verify"),
-			Ask: func(keys []string, args []any) ([]string, []any) {
-				return append(keys, keys[0]+"limit"), append(args, 1)
-			}}}),
+		protocol.LeaseKind:     newSingle(client, Config{}),
+		protocol.SemaphoreKind: newSingle(client, Config{permits: 1}),
 	} {
 		n := 0
 		for order := range slices.Values([]string{"1w2", "12w", "21w", "2w1", "w12", "w21", "112w", "12w1", "121w", "w212", "2w12"}) {
 			n++
-			k := newKeysOf(name, "", fmt.Sprint(n), false)
+			k := protocol.KeysOf(name, "", fmt.Sprint(n), false)
 			id := uuid.New()
 			named := func(call string) term { return term{keys: k, id: id, call: call, unsure: true} }
 			var token int64
@@ -53,7 +39,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 					continue
 				}
 				call := strings.Repeat(string(step), 4)
-				answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, call, 1, try, time.Minute, time.Hour, nil})
+				answer, err := s.acquire(t.Context(), ask{[]protocol.Keys{k}, id, call, 1, try, time.Minute, time.Hour, nil})
 				if err != nil {
 					require.ErrorIs(t, err, errOver)
 					require.Equal(t, "1111", call)
@@ -65,7 +51,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, Current, verdict, "%s %s", name, order)
 			require.NoError(t, s.withdraw(t.Context(), named("2222"), time.Hour))
-			other, err := s.acquire(t.Context(), ask{[]keys{k}, uuid.New(), "3333", 1, try, time.Minute, time.Hour, nil})
+			other, err := s.acquire(t.Context(), ask{[]protocol.Keys{k}, uuid.New(), "3333", 1, try, time.Minute, time.Hour, nil})
 			require.NoError(t, err)
 			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
 		}
@@ -78,11 +64,11 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
 	s := newSingle(client, Config{})
-	k := newKeys("", "a", false)
+	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
 	named := func(id uuid.UUID) term { return term{keys: k, id: id, call: id.String()[:8]} }
 	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]keys{k}, id, named(id).call, 1, m, time.Minute, time.Hour, nil})
+		answer, err := s.acquire(t.Context(), ask{[]protocol.Keys{k}, id, named(id).call, 1, m, time.Minute, time.Hour, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
@@ -94,7 +80,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	require.Zero(t, request(first, wait))
 	require.Zero(t, request(second, wait))
 
-	messages := client.Subscribe(context.Background(), k.channel+":"+s.listener)
+	messages := client.Subscribe(context.Background(), k.Channel+":"+s.listener)
 	defer messages.Close()
 	_, err := messages.Receive(t.Context())
 	require.NoError(t, err)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
-	"github.com/fencedb/fencedb/lease/semaphore"
 )
 
 // places are those of a semaphore.
@@ -38,10 +37,10 @@ func (o *operation) lookAround(ctx context.Context, found *inspection) (err erro
 }
 
 // limitOfNobody stands for the limit that a program would bring along.
-const limitOfNobody = semaphore.MaxLimit
+const limitOfNobody = lease.MaxLimit
 
-func newSemaphore(s *servers) (*semaphore.Semaphore, error) {
-	return semaphore.New(s.client, semaphore.Config{Limit: limitOfNobody,
+func newSemaphore(s *servers) (*lease.Semaphore, error) {
+	return lease.NewSemaphore(s.client, lease.SemaphoreConfig{Limit: limitOfNobody,
 		Lease: lease.Config{TTL: time.Minute, Namespace: s.names.namespace, HashResources: s.names.hashed}})
 }
 
@@ -51,20 +50,20 @@ func (o *operation) readPlaces(ctx context.Context) (*places, error) {
 		return nil, err
 	}
 	known, err := s.Inspect(ctx, o.resource)
-	if err != nil || len(known.Holders)+known.Waiters == 0 {
+	if err != nil || len(known.Permits)+known.Waiters == 0 {
 		return nil, err
 	}
 	found := &places{Waiters: known.Waiters, Holders: []holder{}}
 	if known.Limit != limitOfNobody {
 		found.Limit = &known.Limit
 	}
-	for _, h := range known.Holders {
+	for _, h := range known.Permits {
 		found.Holders = append(found.Holders, placeOf(h))
 	}
 	return found, nil
 }
 
-func placeOf(h semaphore.Holder) holder {
+func placeOf(h lease.Permit) holder {
 	return holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds()}
 }
 

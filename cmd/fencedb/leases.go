@@ -14,7 +14,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/semaphore"
 )
 
 const (
@@ -166,10 +165,10 @@ func (s selection) tooNew(h held) bool {
 }
 
 // holders may be none: the resource may have been released since.
-func (o owner) holders(ctx context.Context, i *lease.Issuer, places *semaphore.Semaphore) (all []held, err error) {
+func (o owner) holders(ctx context.Context, i *lease.Issuer, places *lease.Semaphore) (all []held, err error) {
 	if o.kind == semaphoreKind {
 		known, err := places.Inspect(ctx, o.resource)
-		for _, h := range known.Holders {
+		for _, h := range known.Permits {
 			all = append(all, held{o.resource, o.kind, placeOf(h), known.Waiters})
 		}
 		slices.SortStableFunc(all, func(a, b held) int { return cmp.Compare(a.Token, b.Token) })

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease"
 )
 
 // Kinds of what can be held. The first two are the first words of keys; a claim of package once is a lease.
@@ -29,11 +31,12 @@ func scanOwners(ctx context.Context, client redis.UniversalClient, wanted select
 	found := map[string]owner{} // SCAN may name a key twice
 	scan := func(ctx context.Context, server redis.Cmdable) error {
 		for _, kind := range []string{leaseKind, semaphoreKind} {
-			keys := server.Scan(ctx, 0, ownerPattern(kind, wanted.namespace, wanted.prefix), 1000).Iterator()
+			names := lease.Key{Kind: kind, Namespace: wanted.namespace, Resource: wanted.prefix, Field: "owner"}
+			keys := server.Scan(ctx, 0, names.Pattern(), 1000).Iterator()
 			for keys.Next(ctx) {
-				if resource, ok := resourceOf(kind, keys.Val(), wanted.namespace); ok {
+				if k, ok := lease.ParseKey(keys.Val()); ok && k.Namespace == wanted.namespace { // a pattern cannot tell namespaces apart
 					mu.Lock()
-					found[keys.Val()] = owner{kind, resource, keys.Val()}
+					found[keys.Val()] = owner{kind, k.Resource, keys.Val()}
 					mu.Unlock()
 				}
 			}
@@ -122,34 +125,4 @@ func oldestToken(value redis.Cmder) (oldest int64) {
 		}
 	}
 	return oldest
-}
-
-// The names of keys, as package lease makes them: lease:v1:{namespace/resource}:owner
-var (
-	escaper   = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D", "/", "%2F")
-	unescaper = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}", "%2F", "/")
-	globber   = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
-)
-
-const (
-	beforeName = ":v1:{"
-	afterName  = "}:owner"
-)
-
-func ownerPattern(kind, namespace, prefix string) string {
-	return kind + beforeName + globber.Replace(tenant(namespace)+escaper.Replace(prefix)) + "*" + afterName
-}
-
-// resourceOf refuses the keys of other namespaces, which a pattern cannot.
-func resourceOf(kind, key, namespace string) (string, bool) {
-	name, ok := strings.CutPrefix(key, kind+beforeName+tenant(namespace))
-	name, whole := strings.CutSuffix(name, afterName)
-	return unescaper.Replace(name), ok && whole && !strings.Contains(name, "/")
-}
-
-func tenant(namespace string) string {
-	if namespace == "" {
-		return ""
-	}
-	return escaper.Replace(namespace) + "/"
 }

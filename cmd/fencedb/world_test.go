@@ -15,7 +15,6 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/semaphore"
 )
 
 // world is a system to operate: both servers, an application on them, and a console.
@@ -78,9 +77,9 @@ func (w *world) acquire(resource string) *lease.Lease {
 	return l
 }
 
-func (w *world) semaphore(limit int) *semaphore.Semaphore {
+func (w *world) semaphore(limit int) *lease.Semaphore {
 	w.Helper()
-	s, err := semaphore.New(w.redis, semaphore.Config{Limit: limit, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace}})
+	s, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: limit, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace}})
 	require.NoError(w, err)
 	return s
 }

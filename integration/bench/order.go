@@ -8,6 +8,8 @@ import (
 	"net"
 	"slices"
 	"strings"
+
+	"github.com/fencedb/fencedb/lease"
 )
 
 // order follows Redis's queue for one resource command by command. MONITOR shows them in the one order in which Redis executed
@@ -25,8 +27,7 @@ type order struct {
 }
 
 func newOrder(resource string) *order {
-	prefix := "lease:v1:{" + resource + "}:"
-	return &order{queueKey: prefix + "queue", ownerKey: prefix + "owner"}
+	return &order{queueKey: lease.Key{Resource: resource, Field: "queue"}.String(), ownerKey: lease.Key{Resource: resource, Field: "owner"}.String()}
 }
 
 // follow starts to listen; stop ends that and returns once what was heard so far is in the order.

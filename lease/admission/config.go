@@ -3,7 +3,7 @@ package admission
 import (
 	"time"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Policy is what becomes of a request that Redis has not judged.
@@ -68,22 +68,22 @@ func (c Config) check() error {
 	}
 	switch {
 	case c.Limit < 1 || c.Limit > most:
-		return script.Invalid("Limit must be from 1 to %d; it is %d", most, c.Limit)
+		return protocol.Invalid("Limit must be from 1 to %d; it is %d", most, c.Limit)
 	case c.Window < time.Millisecond || c.Window > MaxWindow:
-		return script.Invalid("Window must be from 1ms, the unit in which Redis counts, to %v; it is %v", MaxWindow, c.Window)
+		return protocol.Invalid("Window must be from 1ms, the unit in which Redis counts, to %v; it is %v", MaxWindow, c.Window)
 	case c.WhenUnjudged != FailOpen && c.WhenUnjudged != FailClosed:
-		return script.Invalid("WhenUnjudged must be FailOpen or FailClosed: say whether requests are admitted while Redis does not answer")
+		return protocol.Invalid("WhenUnjudged must be FailOpen or FailClosed: say whether requests are admitted while Redis does not answer")
 	case c.Timeout < 0:
-		return script.Invalid("Timeout (%v) must be positive", c.Timeout)
+		return protocol.Invalid("Timeout (%v) must be positive", c.Timeout)
 	}
-	return script.CheckName("namespace", c.Namespace, script.MaxNamespace)
+	return protocol.CheckName("namespace", c.Namespace, protocol.MaxNamespace)
 }
 
 func checkKey(key string) error {
 	if key == "" {
-		return script.Invalid("key is empty; name who is limited, such as %q", "tenant:7")
+		return protocol.Invalid("key is empty; name who is limited, such as %q", "tenant:7")
 	}
-	return script.CheckName("key", key, MaxKey)
+	return protocol.CheckName("key", key, MaxKey)
 }
 
 // name is the one key in Redis. The two kinds keep different types, so they do not share it.
@@ -92,5 +92,5 @@ func (c Config) name(key string) string {
 	if c.Sliding {
 		kind = "sliding"
 	}
-	return "admission:v1:" + script.Tag(c.Namespace, key, c.HashKeys) + ":" + kind
+	return protocol.KeyOf(protocol.AdmissionKind, c.Namespace, key, c.HashKeys).For(kind)
 }

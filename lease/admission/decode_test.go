@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 func TestDecode(t *testing.T) {
@@ -28,7 +28,7 @@ func TestDecode(t *testing.T) {
 		{"refused", []string{"7", "250"}, Decision{}, lease.ErrProtocol},
 		{"granted", nil, Decision{}, lease.ErrProtocol},
 	} {
-		got, err := decode(script.Reply{Script: "test", Word: test.word, Args: test.args}, Config{Limit: 5})
+		got, err := decode(protocol.Reply{Script: "test", Word: test.word, Args: test.args}, Config{Limit: 5})
 		require.ErrorIs(t, err, test.err, "%s %q", test.word, test.args)
 		require.Equal(t, test.want, got, "%s %q", test.word, test.args)
 	}

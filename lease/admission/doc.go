@@ -43,6 +43,6 @@
 //
 // # What it does not give you
 //
-// Limits on what runs at the same time; that is what package semaphore is for. Order or fairness between callers of one key. Limits
+// Limits on what runs at the same time; that is what lease.Semaphore is for. Order or fairness between callers of one key. Limits
 // that survive the loss of Redis's data: counting then starts again.
 package admission

@@ -2,25 +2,13 @@ package admission
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/lease/internal/script"
-)
-
-// The scripts are the protocol.
-var (
-	//go:embed scripts/fixed.lua
-	fixedLua string
-	//go:embed scripts/sliding.lua
-	slidingLua string
-
-	fixedScript   = script.New("admission/fixed", script.Common, fixedLua)
-	slidingScript = script.New("admission/sliding", script.Common, slidingLua)
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Limiter judges requests. One per process and [Config] is enough; it is safe for concurrent use and needs no closing.
@@ -33,7 +21,7 @@ type Limiter struct {
 // the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if client == nil {
-		return nil, script.Invalid("client is nil")
+		return nil, protocol.Invalid("client is nil")
 	}
 	cfg = cfg.withDefaults()
 	if err := cfg.check(); err != nil {
@@ -69,7 +57,7 @@ type Decision struct {
 // decision is then a refusal. When ctx ends while Redis is asked, the request is unjudged.
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	if l == nil || l.client == nil {
-		return Decision{}, script.Invalid("the Limiter was not made by admission.New")
+		return Decision{}, protocol.Invalid("the Limiter was not made by admission.New")
 	}
 	if err := checkKey(key); err != nil {
 		return Decision{}, err
@@ -77,7 +65,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	if ctx.Err() != nil {
 		return Decision{}, fmt.Errorf("admission: %w", context.Cause(ctx))
 	}
-	ctx, cancel := script.Within(ctx, l.cfg.Timeout)
+	ctx, cancel := protocol.Within(ctx, l.cfg.Timeout)
 	defer cancel()
 	d, err := l.judge(ctx, l.cfg.name(key))
 	if err != nil {
@@ -91,9 +79,9 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 }
 
 func (l *Limiter) judge(ctx context.Context, name string) (Decision, error) {
-	judge, args := fixedScript, []any{l.cfg.Limit, l.cfg.Window.Milliseconds()}
+	judge, args := protocol.AdmissionFixed, []any{l.cfg.Limit, l.cfg.Window.Milliseconds()}
 	if l.cfg.Sliding {
-		judge, args = slidingScript, append(args, uuid.NewString())
+		judge, args = protocol.AdmissionSliding, append(args, uuid.NewString())
 	}
 	r, err := judge.Call([]string{name}, args...).Run(ctx, l.client)
 	if err != nil {
@@ -102,7 +90,7 @@ func (l *Limiter) judge(ctx context.Context, name string) (Decision, error) {
 	return decode(r, l.cfg)
 }
 
-func decode(r script.Reply, cfg Config) (Decision, error) {
+func decode(r protocol.Reply, cfg Config) (Decision, error) {
 	switch {
 	case r.Is("admitted", 2):
 		n, err := numbers(r)
@@ -121,7 +109,7 @@ func decode(r script.Reply, cfg Config) (Decision, error) {
 }
 
 // numbers reads all arguments, which are positive.
-func numbers(r script.Reply) ([]int64, error) {
+func numbers(r protocol.Reply) ([]int64, error) {
 	n := make([]int64, len(r.Args))
 	for i := range n {
 		var err error

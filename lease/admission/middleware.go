@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // HTTP is how a [Middleware] behaves.
@@ -37,7 +37,7 @@ type HTTP struct {
 // A request whose key cannot be one is answered with 400. Middleware fails with [lease.ErrInvalid] if h cannot work.
 func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
 	if l == nil {
-		return nil, script.Invalid("limiter is nil")
+		return nil, protocol.Invalid("limiter is nil")
 	}
 	if err := h.check(); err != nil {
 		return nil, err
@@ -107,11 +107,11 @@ func refuse(w http.ResponseWriter, _ *http.Request, d Decision) {
 
 func (h HTTP) check() error {
 	if h.Key == nil {
-		return script.Invalid("Key is nil; say who is limited, such as by an API key in the request")
+		return protocol.Invalid("Key is nil; say who is limited, such as by an API key in the request")
 	}
 	for _, c := range h.Policy {
 		if !strings.ContainsRune(policyLetters, c) {
-			return script.Invalid("Policy %q contains %q; use letters, digits, '_', '-' and '.'", h.Policy, c)
+			return protocol.Invalid("Policy %q contains %q; use letters, digits, '_', '-' and '.'", h.Policy, c)
 		}
 	}
 	return nil

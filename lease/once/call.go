@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // call is one call of Do.
@@ -106,20 +106,20 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 	if len(result) > MaxResult {
 		_ = claim.Release(ctx)
 		return fmt.Errorf("%w: %w", ErrNotRecorded,
-			script.Invalid("the result of %q has %d bytes, more than %d; store it elsewhere and return where", c.key, len(result), MaxResult))
+			protocol.Invalid("the result of %q has %d bytes, more than %d; store it elsewhere and return where", c.key, len(result), MaxResult))
 	}
 	result = slices.Clone(result) // the caller has the other
 	recorded, released := make(chan error, 1), make(chan struct{})
 	c.once.recordings.begin()
 	go func() {
 		defer c.once.recordings.end()
-		ctx, cancel := script.Detached(ctx, recordTime)
+		ctx, cancel := protocol.Detached(ctx, recordTime)
 		defer cancel()
 		recorded <- c.once.record(ctx, c, claim, result)
 		_ = claim.Release(ctx)
 		close(released)
 	}()
-	err, answered := script.Await(ctx, recorded)
+	err, answered := protocol.Await(ctx, recorded)
 	if !answered {
 		err = fmt.Errorf("%w, the recording goes on: %w", lease.ErrUnreachable, context.Cause(ctx))
 	}

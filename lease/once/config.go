@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Config is what all keys of a [Once] have in common. [New] checks it.
@@ -43,13 +43,13 @@ func (c Config) withDefaults() Config {
 // check leaves to package lease what has the same name there.
 func (c Config) check() error {
 	if c.InFlight < time.Millisecond {
-		return script.Invalid("InFlight must be at least 1ms; it is %v", c.InFlight)
+		return protocol.Invalid("InFlight must be at least 1ms; it is %v", c.InFlight)
 	}
 	if c.Done < time.Millisecond {
-		return script.Invalid("Done must be at least 1ms; it is %v", c.Done)
+		return protocol.Invalid("Done must be at least 1ms; it is %v", c.Done)
 	}
 	if c.MaxRun != 0 && c.MaxRun != lease.Unlimited && c.MaxRun < c.InFlight {
-		return script.Invalid("MaxRun (%v) must be at least InFlight (%v), or lease.Unlimited", c.MaxRun, c.InFlight)
+		return protocol.Invalid("MaxRun (%v) must be at least InFlight (%v), or lease.Unlimited", c.MaxRun, c.InFlight)
 	}
 	return nil
 }
@@ -69,11 +69,11 @@ const (
 func (o *Once) check(key string) error {
 	switch {
 	case o == nil || o.client == nil:
-		return script.Invalid("the Once was not made by once.New")
+		return protocol.Invalid("the Once was not made by once.New")
 	case key == "":
-		return script.Invalid("key is empty; name what is to be done once, such as %q", "order:7")
+		return protocol.Invalid("key is empty; name what is to be done once, such as %q", "order:7")
 	}
-	return script.CheckName("key", key, MaxKey)
+	return protocol.CheckName("key", key, MaxKey)
 }
 
 // resource is what the claim on a key is a lease for. The prefix keeps it apart from leases that are only locks, here
@@ -87,6 +87,8 @@ type names struct {
 }
 
 func (c Config) names(key string) names {
-	tag := script.Tag(c.Namespace, resource(key), c.HashKeys)
-	return names{owner: "lease:v1:" + tag + ":owner", record: "once:v1:" + tag + ":record"}
+	return names{
+		owner:  protocol.KeysOf(protocol.LeaseKind, c.Namespace, resource(key), c.HashKeys).Owner,
+		record: protocol.KeyOf(protocol.OnceKind, c.Namespace, resource(key), c.HashKeys).For("record"),
+	}
 }

@@ -8,17 +8,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/internal/script"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-func answer(word string, args ...string) script.Reply {
-	return script.Reply{Script: "test", Word: word, Args: args}
+func answer(word string, args ...string) protocol.Reply {
+	return protocol.Reply{Script: "test", Word: word, Args: args}
 }
 
 func TestDecodeLook(t *testing.T) {
 	id := uuid.New()
 	for _, test := range []struct {
-		reply script.Reply
+		reply protocol.Reply
 		want  State
 		err   error
 	}{
@@ -45,7 +45,7 @@ func TestDecodeLook(t *testing.T) {
 
 func TestDecodeRecord(t *testing.T) {
 	for _, test := range []struct {
-		reply script.Reply
+		reply protocol.Reply
 		err   error
 	}{
 		{answer("recorded"), nil},

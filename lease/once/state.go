@@ -2,28 +2,13 @@ package once
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/internal/script"
-)
-
-// The scripts are the protocol.
-var (
-	//go:embed scripts/look.lua
-	lookLua string
-	//go:embed scripts/record.lua
-	recordLua string
-	//go:embed scripts/forget.lua
-	forgetLua string
-
-	lookScript   = script.New("once/look", script.Common, lookLua)
-	recordScript = script.New("once/record", script.Common, recordLua)
-	forgetScript = script.New("once/forget", script.Common, forgetLua)
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Phase is where a key is between its first request and the end of its result.
@@ -78,7 +63,7 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 	if err := o.check(key); err != nil {
 		return err
 	}
-	_, err := script.Ask(ctx, o.client, forgetScript.Call([]string{o.cfg.names(key).record}), script.Only("forgotten"))
+	_, err := protocol.Ask(ctx, o.client, protocol.OnceForget.Call([]string{o.cfg.names(key).record}), protocol.Only("forgotten"))
 	o.flights.turnAway(key)
 	if err != nil {
 		return fmt.Errorf("once: forget %q: %w", key, err)
@@ -87,16 +72,16 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 }
 
 func (o *Once) look(ctx context.Context, n names) (State, error) {
-	return script.Ask(ctx, o.client, lookScript.Call([]string{n.owner, n.record}), decodeLook)
+	return protocol.Ask(ctx, o.client, protocol.OnceLook.Call([]string{n.owner, n.record}), decodeLook)
 }
 
 func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte) error {
-	_, err := script.Ask(ctx, o.client, recordScript.Call([]string{c.names.owner, c.names.record},
+	_, err := protocol.Ask(ctx, o.client, protocol.OnceRecord.Call([]string{c.names.owner, c.names.record},
 		claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result), decodeRecord)
 	return err
 }
 
-func decodeLook(r script.Reply) (State, error) {
+func decodeLook(r protocol.Reply) (State, error) {
 	switch {
 	case r.Is("absent", 0):
 		return State{}, nil
@@ -118,7 +103,7 @@ func decodeLook(r script.Reply) (State, error) {
 	return State{}, r.Unknown()
 }
 
-func decodeRecord(r script.Reply) (none struct{}, err error) {
+func decodeRecord(r protocol.Reply) (none struct{}, err error) {
 	switch {
 	case r.Is("recorded", 0):
 		return none, nil

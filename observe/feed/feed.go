@@ -28,7 +28,7 @@
 // without having been granted. One that is healed is lost (stale) under its old token and healed under its new one.
 //
 // Resources are published as they are called, so that a human finds them again; [HashResources] if they are personal data.
-// Only leases are published, not what else package lease/semaphore and its like make of them: their resources are others of
+// Only leases are published, not what else lease.Semaphore and its like make of them: their resources are others of
 // the same names.
 package feed
 

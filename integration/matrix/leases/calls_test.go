@@ -15,7 +15,6 @@ import (
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/admission"
 	"github.com/fencedb/fencedb/lease/once"
-	"github.com/fencedb/fencedb/lease/semaphore"
 )
 
 // leaseCall is one way into the packages.
@@ -327,12 +326,12 @@ func places(prepare func(*leaseCell)) func(*leaseCell) {
 	}
 }
 
-func (c *leaseCell) semaphore(direct bool) *semaphore.Semaphore {
+func (c *leaseCell) semaphore(direct bool) *lease.Semaphore {
 	clients, cfg := c.clients, lease.Config{TTL: c.ttl, RenewEvery: lease.Never, Namespace: c.namespace}
 	if direct {
 		clients, cfg.TTL = c.direct, time.Minute
 	}
-	s, err := semaphore.New(clients[0], semaphore.Config{Limit: 1, Lease: cfg})
+	s, err := lease.NewSemaphore(clients[0], lease.SemaphoreConfig{Limit: 1, Lease: cfg})
 	require.NoError(c, err)
 	return s
 }

@@ -328,6 +328,7 @@ func (c *leaseCell) strike(script string) faulty.Verdict {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.sent++
+	script = script[strings.LastIndexByte(script, '_')+1:] // semaphore_acquire is an acquire
 	if script != c.script && c.script != anyScript {
 		return faulty.Verdict{}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // Config is what the stories need.
@@ -218,6 +219,8 @@ type keys struct {
 }
 
 func (s *stage) keys(table int) keys {
-	tag := fmt.Sprintf("lease:v1:{%s/table:%d}", s.Namespace, table)
-	return keys{tag + ":owner", tag + ":fence"}
+	k := lease.Key{Namespace: s.Namespace, Resource: lease.Resource("table", table)}
+	owner, fence := k, k
+	owner.Field, fence.Field = "owner", "fence"
+	return keys{owner.String(), fence.String()}
 }

@@ -1,0 +1,213 @@
+package lease_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+func ExampleSemaphore() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	exports, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 2, Lease: lease.Config{TTL: 10 * time.Second}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = exports.Do(ctx, "tenant:7", func(ctx context.Context, l *lease.Lease) error {
+		fmt.Println("one of", l.Resource())
+		return nil // work under ctx
+	})
+	fmt.Println("err:", err)
+	// Output:
+	// one of tenant:7
+	// err: <nil>
+}
+
+func ExampleSemaphore_SetLimit() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	exports, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: 10 * time.Second}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	first, err := exports.TryAcquire(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer first.Release(ctx)
+	_, err = exports.TryAcquire(ctx, "tenant:7")
+	fmt.Println("full:", errors.Is(err, lease.ErrHeld))
+
+	if err := exports.SetLimit(ctx, "tenant:7", 2); err != nil {
+		log.Fatal(err)
+	}
+	second, err := exports.TryAcquire(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer second.Release(ctx)
+	found, err := exports.Inspect(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(len(found.Permits), "of", found.Limit)
+	// Output:
+	// full: true
+	// 2 of 2
+}
+
+// exports lets two hold a resource at once.
+func exports(client *redis.Client) *lease.Semaphore {
+	s, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 2, Lease: lease.Config{TTL: 10 * time.Second}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return s
+}
+
+func ExampleNewSemaphore() {
+	client, disconnect := connect()
+	defer disconnect()
+
+	_, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Lease: lease.Config{TTL: 10 * time.Second}})
+
+	fmt.Println("needs a limit:", errors.Is(err, lease.ErrInvalid))
+	// Output: needs a limit: true
+}
+
+func ExampleSemaphore_Do() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	s := exports(client)
+
+	err := s.Do(ctx, "tenant:7", func(ctx context.Context, l *lease.Lease) error {
+		found, err := s.Inspect(ctx, "tenant:7")
+		fmt.Println(len(found.Permits), "of", found.Limit)
+		return err // work under ctx, which ends with the place
+	})
+
+	fmt.Println("err:", err)
+	// Output:
+	// 1 of 2
+	// err: <nil>
+}
+
+// Each place is a lease with a token of its own.
+func ExampleSemaphore_TryAcquire() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	s := exports(client)
+
+	for range 3 {
+		l, err := s.TryAcquire(ctx, "tenant:7")
+		if held := (*lease.HeldError)(nil); errors.As(err, &held) {
+			fmt.Println("full; again in", held.RetryAfter.Round(10*time.Second))
+			continue
+		}
+		defer l.Release(ctx)
+		fmt.Println("in")
+	}
+	// Output:
+	// in
+	// in
+	// full; again in 10s
+}
+
+// First come, first served; who leaves wakes the next.
+func ExampleSemaphore_Acquire() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	s := exports(client)
+	var places []*lease.Lease
+	for range 2 {
+		l, err := s.Acquire(ctx, "tenant:7")
+		if err != nil {
+			log.Fatal(err)
+		}
+		places = append(places, l)
+	}
+
+	_, err := s.Acquire(ctx, "tenant:7", lease.WaitAtMost(50*time.Millisecond))
+	fmt.Println("waited in vain:", errors.Is(err, context.DeadlineExceeded))
+
+	_ = places[0].Release(ctx)
+	l, err := s.Acquire(ctx, "tenant:7")
+	fmt.Println("err:", err)
+	_, _ = l.Release(ctx), places[1].Release(ctx)
+	// Output:
+	// waited in vain: true
+	// err: <nil>
+}
+
+func ExampleSemaphore_Inspect() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	s := exports(client)
+	l, err := s.TryAcquire(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer l.Release(ctx)
+
+	found, err := s.Inspect(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, h := range found.Permits {
+		fmt.Println("ours:", h.LeaseID == l.LeaseID(), "for", h.ExpiresIn.Round(time.Second))
+	}
+	// Output: ours: true for 10s
+}
+
+func ExampleSemaphore_ResetLimit() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	s := exports(client)
+	if err := s.SetLimit(ctx, "tenant:7", 5); err != nil {
+		log.Fatal(err)
+	}
+
+	if err := s.ResetLimit(ctx, "tenant:7"); err != nil {
+		log.Fatal(err)
+	}
+
+	found, err := s.Inspect(ctx, "tenant:7")
+	fmt.Println("limit:", found.Limit, "err:", err)
+	// Output: limit: 2 err: <nil>
+}
+
+// An operator ends one of those that Inspect lists.
+func ExampleSemaphore_Revoke() {
+	client, disconnect := connect()
+	defer disconnect()
+	ctx := context.Background()
+	s := exports(client)
+	l, err := s.TryAcquire(ctx, "tenant:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	held, err := s.Revoke(ctx, "tenant:7", l.LeaseID())
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	fmt.Println("it was held:", held)
+	fmt.Println("the holder is told:", errors.Is(l.Extend(ctx), lease.ErrRevoked))
+	// Output:
+	// it was held: true
+	// the holder is told: true
+}

@@ -1,0 +1,85 @@
+-- acquire.lua: grants the lease on one or more resources: all of them, if each is free and it is this call's turn, or
+-- none.
+--
+-- KEYS, four for each resource: owner, fence, queue, alive
+-- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request within the call, from 1
+-- ARGV[4] ttl, milliseconds, > 0
+-- ARGV[5] fence retention, milliseconds, > 0
+-- ARGV[6] 'try': leave no trace when refused; 'wait': queue up for what is not free; 'barge': 'try', past the queue
+-- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] listener, where the waiter hears of its turn
+-- ARGV[9...] channel, one for each resource
+--
+-- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
+--                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
+--         {'held', milliseconds, n}  the nth resource is held by another, or another waits for it with right of way;
+--                                 worth asking again after that time. No token was used and no lease's expiry moved.
+--         {'over'}                this call was given up, or its lease given back; nothing was changed
+--         {'exhausted'}           tokens have reached 2^53; nothing was changed
+--         {'corrupt', key, problem}
+
+local count = math.max(math.floor(#KEYS / 4), 1)
+expect(4 * count, 8 + count)
+local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local request = digits(whole(ARGV[3], 1, 'number of the request'))
+local ttl = whole(ARGV[4], 1, 'ttl')
+local retention = whole(ARGV[5], 1, 'fence retention')
+local mode = one_of(ARGV[6], 'try', 'wait', 'barge', 'mode')
+local listener = name_of(ARGV[8], 'listener')
+local queues = {}
+for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[7], ARGV[8 + n]) end
+local now = clock()
+
+local function refused(r, n, wait)
+  wait = math.min(math.max(wait, 1), PATIENCE)
+  if mode == 'wait' then
+    local wrong = not r.head and mistyped(r.alive, 'hash')
+    if wrong then return wrong end
+    enqueue(r, {call = mine, request = request, ttl = digits(ttl), id = id, listener = listener}, wait)
+  end
+  return {'held', digits(wait), digits(n)}
+end
+
+-- First look at everything, then write.
+local resources = {}
+for n = 1, count do
+  local r = queues[n]
+  r.owner, r.fence, r.now = KEYS[4 * n - 3], KEYS[4 * n - 2], now
+  local wrong
+  r.held, wrong = read_owner_and_left(r.owner)
+  if wrong then return wrong end
+  local head = redis.pcall('ZRANGE', r.queue, 0, 0) -- spares the question for the type
+  if head.err then return mistyped(r.queue, 'zset') or error(head) end
+  r.head = head[1]
+  if r.head then
+    if string.sub(r.head, 1, 1) == '!' and is_over(r, mine) then return {'over'} end
+    wrong = mistyped(r.alive, 'hash')
+    if wrong then return wrong end
+  end
+  if r.held and r.held.id ~= id then return refused(r, n, r.held.left) end
+  local last
+  last, wrong = read_fence(r.fence)
+  if wrong then return wrong end
+  r.token = next_token(last, now)
+  if r.token > MAX_WHOLE then return {'exhausted'} end
+  resources[n] = r
+end
+for n, r in ipairs(resources) do
+  if r.head and not r.held and mode ~= 'barge' then
+    local wait = before(r, mine)
+    if wait then return refused(r, n, wait) end
+  end
+end
+
+local reply = {'granted'}
+for n, r in ipairs(resources) do
+  if r.held then
+    redis.call('PEXPIRE', r.fence, digits(retention))
+    redis.call('SET', r.owner, id .. ':' .. r.held.token .. ':' .. add_call(r.held.calls, mine), 'PX', digits(ttl))
+    reply[n + 1] = r.held.token
+  else
+    grant(r.owner, r.fence, id, r.token, mine, ttl, retention)
+    reply[n + 1] = digits(r.token)
+  end
+  if r.head then leave(r, mine) end
+end
+return reply

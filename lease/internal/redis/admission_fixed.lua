@@ -1,0 +1,36 @@
+-- admission_fixed.lua: admits up to limit requests in a window that begins with the first of them.
+--
+-- KEYS[1] count of the window, expires with it
+-- ARGV[1] limit, > 0
+-- ARGV[2] window, milliseconds, > 0
+--
+-- Returns {'admitted', count, milliseconds}  count of the window with this request, and how long the window still lasts
+--         {'refused', count, milliseconds, milliseconds}  the window is full, and ends after so long (twice the same); nothing was counted
+--         {'corrupt', key, problem}
+--
+-- Count and expiry are set in one step. An expiry that is missing all the same (someone has called PERSIST), or that is beyond the
+-- window (it was made shorter since), is set right: the count stands and the window ends one window from now.
+
+expect(1, 2)
+local key = KEYS[1]
+local limit = whole(ARGV[1], 1, 'limit')
+local window = whole(ARGV[2], 1, 'window')
+
+local value = redis.pcall('GET', key) -- spares the question for the type
+if type(value) == 'table' then return mistyped(key, 'string') or error(value) end
+if not value then
+  redis.call('SET', key, '1', 'PX', digits(window))
+  return {'admitted', '1', digits(window + 1)}
+end
+if #value > 15 or not string.match(value, '^[1-9]%d*$') then return corrupt(key, 'does not hold a count') end
+
+local count = tonumber(value)
+local left = redis.call('PTTL', key)
+if left < 0 or left > window then
+  left = window
+  redis.call('PEXPIRE', key, digits(window))
+end
+-- Redis removes a key when the millisecond of its expiry is over.
+left = digits(left + 1)
+if count >= limit then return {'refused', value, left, left} end
+return {'admitted', digits(redis.call('INCR', key)), left}

@@ -1,0 +1,322 @@
+-- common.lua: the helpers of all scripts of the protocol: leases, semaphores, once and admission. It is put in front of
+-- each script before the script is loaded, and does nothing by itself.
+--
+-- Rules for all scripts:
+--   * A script checks its arguments before anything else: the number of KEYS and ARGV, and the form of each. A wrong
+--     argument is an error of the client. It ends the script with an error reply, and nothing was changed.
+--   * A script checks types before its first write, because Redis does not roll a script back.
+--   * Time comes from Redis only. Clients send durations, never points in time.
+--   * A script touches only the KEYS that it was given. All of them share one hash tag, so one Cluster slot.
+--   * Every reply is an array of strings. The first element says what happened. Any script may answer
+--       {'corrupt', key, problem}   a key of the protocol holds something else; nothing was changed
+--   * Lua numbers are doubles: they are exact up to 2^53, and tostring prints large ones as 1.79e+15. Tokens and times
+--     stay below 2^53, and the function digits prints them.
+
+-- Arguments and replies ------------------------------------------------------------------------------------------------
+
+local MAX_WHOLE = 9007199254740991 -- 2^53 - 1
+
+local function digits(n)
+  return string.format('%.0f', n)
+end
+
+local function refuse(problem)
+  error('fencedb: ' .. problem .. '; nothing was changed')
+end
+
+local function expect(keys, args)
+  if #KEYS ~= keys or #ARGV ~= args then
+    refuse('takes ' .. keys .. ' keys and ' .. args .. ' arguments, got ' .. #KEYS .. ' and ' .. #ARGV)
+  end
+end
+
+-- The argument as a whole number between least and MAX_WHOLE.
+local function whole(arg, least, name)
+  local n = string.match(arg, '^%d+$') and tonumber(arg)
+  if not n or n < least or n > MAX_WHOLE then
+    refuse(name .. ' must be a whole number from ' .. least .. ' to 2^53-1, got ' .. arg)
+  end
+  return n
+end
+
+local function one_of(arg, first, second, third, name)
+  if arg ~= first and arg ~= second and arg ~= third then refuse(name .. ' is unknown: ' .. arg) end
+  return arg
+end
+
+-- A UUID in lower case, as all clients must write it: scripts compare ids as text.
+local function uuid(arg, name)
+  if #arg ~= 36 or not string.match(arg, '^[%da-f]+%-[%da-f]+%-[%da-f]+%-[%da-f]+%-[%da-f]+$')
+    or string.sub(arg, 9, 9) .. string.sub(arg, 14, 14) .. string.sub(arg, 19, 19) .. string.sub(arg, 24, 24) ~= '----' then
+    refuse(name .. ' must be a UUID in lower case, got ' .. arg)
+  end
+  return arg
+end
+
+-- The name of a call, or of a listener.
+local function name_of(arg, name)
+  if #arg > 64 or not string.match(arg, '^[%w%-]+$') then refuse(name .. ' must be of letters, digits and dashes, got ' .. arg) end
+  return arg
+end
+
+local function is_unsure(arg)
+  return one_of(arg, 'unsure', 'sure', nil, 'sureness') == 'unsure'
+end
+
+-- What the functions below take as q: the waiters of one resource, and how to send them news.
+local function queue_of(queue, alive, publish, channel)
+  one_of(publish, 'PUBLISH', 'SPUBLISH', nil, 'publish command')
+  if channel == '' then refuse('channel is empty') end
+  return {queue = queue, alive = alive, publish = publish, channel = channel}
+end
+
+local function corrupt(key, problem)
+  return {'corrupt', key, problem}
+end
+
+-- The reply if the key holds another type than the one wanted; nil if it does not exist or fits.
+local function mistyped(key, wanted)
+  local kind = redis.call('TYPE', key).ok
+  if kind ~= 'none' and kind ~= wanted then return corrupt(key, 'is a ' .. kind .. ', not a ' .. wanted) end
+end
+
+-- The string at the key, or nil if there is none. The second result is the reply if the key is corrupt.
+local function read(key)
+  local value = redis.pcall('GET', key) -- saves the command TYPE
+  if type(value) == 'string' then return value end
+  if not value then return nil end
+  return nil, mistyped(key, 'string') or error(value)
+end
+
+-- Redis time in microseconds.
+local function clock()
+  local t = redis.call('TIME')
+  return tonumber(t[1]) * 1000000 + tonumber(t[2])
+end
+
+-- Tokens ---------------------------------------------------------------------------------------------------------------
+
+-- The last token issued, 0 if none is known. The second result is the reply if the key is corrupt.
+local function read_fence(key)
+  local value, wrong = read(key)
+  if wrong then return nil, wrong end
+  if not value then return 0 end
+  local last = string.match(value, '^%d+$') and tonumber(value)
+  if not last or last > MAX_WHOLE then return nil, corrupt(key, 'does not hold a token') end
+  return last
+end
+
+-- The token after last. The clock is the floor, so a counter that was lost does not start again from 1. A result above
+-- MAX_WHOLE means that the tokens are exhausted.
+local function next_token(last, now)
+  return math.max(last + 1, now)
+end
+
+-- Calls ----------------------------------------------------------------------------------------------------------------
+
+-- A call is one acquisition by a program. Its name is in all its requests and in its withdrawal. Calls that ask for the
+-- same lease id share the lease; they are listed with the holder, "<call>,<call>", the newest last. So the withdrawal
+-- of a call ends a lease only if no other call has asked for it.
+local MOST_CALLS = 8 -- that are listed; the withdrawal of an older call finds nothing
+
+-- Whether the call is in the list.
+local function lists(calls, call)
+  return string.find(',' .. calls .. ',', ',' .. call .. ',', 1, true)
+end
+
+local function add_call(calls, call)
+  if lists(calls, call) then return calls end
+  local _, commas = string.gsub(calls, ',', ',')
+  if commas + 1 >= MOST_CALLS then calls = string.gsub(calls, '^[^,]*,', '') end
+  return calls .. ',' .. call
+end
+
+-- The calls that are left, or nil if there are none.
+local function remove_call(calls, call)
+  local left = {}
+  for each in string.gmatch(calls, '[^,]+') do
+    if each ~= call then left[#left + 1] = each end
+  end
+  if #left > 0 then return table.concat(left, ',') end
+end
+
+-- Waiters --------------------------------------------------------------------------------------------------------------
+--
+--   queue  sorted set: the calls that wait, by arrival (microseconds); before them, below 0, calls that are over
+--   alive  hash: for each call that waits "<until>:<asked>:<request>:<ttl>:<lease id>@<listener>"
+--            until    the time until which the waiter counts as alive, milliseconds: it must ask again before then
+--            asked    when its latest request was answered, milliseconds, rounded up
+--            request  the number of that request, which tells the waiter which request a message answers
+--            ttl      the TTL that it asked for, milliseconds
+--
+-- A listener is a process. It subscribes to "<channel of the resource>:<listener>", and no other process does:
+--   'free <call>'                            ask now, it may be your turn
+--   'granted <call> <request> <token> <ms>'  you hold, for ms from the moment at which that request was answered
+--   'look <call> <ms>'                       the waiter before you has its turn now; ask in ms, because it may not have heard
+-- An empty message has no meaning. It is sent because PUBLISH counts the listeners.
+--
+-- A waiter whose process does not listen is skipped and keeps its place: its connection may be about to be made again,
+-- and then it asks. A waiter that has asked a moment ago has its turn all the same: it was told to wait, and is about
+-- to listen.
+
+-- In milliseconds. Part of the protocol: all clients of a resource must agree.
+local PATIENCE = 5000     -- a waiter asks again at least this often, whatever it was told
+local GRACE = 1000        -- how late it may be with that before it counts as dead
+local ANSWER = 500        -- how long a waiter that was called keeps its right of way
+local FRESH = 250         -- how long after its request a waiter may take until it listens
+local REMEMBERED = 60000  -- how long a call that is over is remembered
+
+local LOOK = 500      -- the number of places that one script looks at; the next script looks further
+local MOST_OVER = 100 -- the number of calls that are remembered; the oldest are forgotten first
+
+local function queue_fault(q)
+  return mistyped(q.queue, 'zset') or mistyped(q.alive, 'hash')
+end
+
+-- Whether anybody waits. If the last entry of the queue does not wait, nobody does. False if the queue is corrupt.
+local function is_waited_for(q)
+  local last = redis.pcall('ZRANGE', q.queue, -1, -1)[1]
+  return last and string.sub(last, 1, 1) ~= '!' and not mistyped(q.alive, 'hash')
+end
+
+local function leave(q, ...)
+  redis.call('ZREM', q.queue, ...)
+  redis.call('HDEL', q.alive, ...)
+end
+
+local function note(q, w)
+  redis.call('HSET', q.alive, w.call, table.concat({digits(w.till), digits(w.asked), w.request, w.ttl, w.id}, ':') .. '@' .. w.listener)
+end
+
+-- Puts the waiter {call, request, ttl, id, listener} at the end, or leaves it at its place. It counts as alive until it
+-- has to ask again.
+local function enqueue(q, w, wait)
+  w.asked = math.ceil(q.now / 1000)
+  w.till = math.floor(q.now / 1000) + wait + GRACE
+  note(q, w)
+  redis.call('ZADD', q.queue, 'NX', digits(q.now), w.call)
+  redis.call('PEXPIRE', q.queue, REMEMBERED)
+  redis.call('PEXPIRE', q.alive, PATIENCE + GRACE)
+end
+
+local function waiter(call, entry)
+  if not entry then return nil end
+  local till, asked, request, ttl, id, listener = string.match(entry, '^(%d+):(%d+):(%d+):(%d+):([%x%-]+)@(.*)$')
+  return till and {call = call, till = tonumber(till), asked = tonumber(asked), request = request, ttl = ttl, id = id, listener = listener}
+end
+
+-- The number of waiters.
+local function waiters(q)
+  local ms, n = math.floor(q.now / 1000), 0
+  for _, entry in ipairs(redis.call('HVALS', q.alive)) do
+    if (tonumber(string.match(entry, '^%d+')) or 0) > ms then n = n + 1 end
+  end
+  return n
+end
+
+-- Visits the living waiters in order until visit answers true, and takes these out of the queue: the dead; waiters that
+-- claim to live longer than is possible (Redis's clock was set back since); half an entry (the other key was evicted);
+-- and waiters that visit marks as gone. If LOOK places were not enough, it returns the waiters that were visited. The
+-- caller takes them out, so that the next script gets further.
+local function walk(q, visit)
+  local ms = math.floor(q.now / 1000)
+  local dropped, visited = {}, {}
+  local from, size, stopped = 0, 2, false
+  repeat
+    local calls = redis.call('ZRANGEBYSCORE', q.queue, 0, '+inf', 'LIMIT', from, size)
+    local entries = #calls > 0 and redis.call('HMGET', q.alive, unpack(calls))
+    for n, call in ipairs(calls) do
+      local w = waiter(call, entries[n])
+      if not w or w.till <= ms or w.till > ms + PATIENCE + GRACE then
+        dropped[#dropped + 1] = call
+      else
+        stopped = visit(w)
+        local list = w.gone and dropped or visited
+        list[#list + 1] = call
+        if stopped then break end
+      end
+    end
+    from = from + #calls
+    local more = #calls == size
+    size = math.min(4 * size, 128, LOOK - from)
+  until stopped or not more or size <= 0
+  if #dropped > 0 then leave(q, unpack(dropped)) end
+  if not stopped and from >= LOOK and #visited > 0 then return visited end
+end
+
+-- Sends news to the waiter. Answers whether its process listens. A process whose connection broke unnoticed counts as
+-- listening; one whose ACL forbids it does not.
+local function tell(q, w, news)
+  local heard = redis.pcall(q.publish, q.channel .. ':' .. w.listener, news)
+  return type(heard) == 'number' and heard > 0
+end
+
+-- For how many milliseconds a waiter that does not listen has right of way, or nil if it has none.
+local function fresh(q, w)
+  local left = w.asked + FRESH - math.floor(q.now / 1000)
+  if left > 0 and left <= FRESH then return left end
+end
+
+-- Calls the waiter. Returns for how many milliseconds it has right of way, or nil if it has none.
+local function call(q, w)
+  if not tell(q, w, 'free ' .. w.call) then return fresh(q, w) end
+  local ms = math.floor(q.now / 1000)
+  if w.till > ms + ANSWER then
+    w.till = ms + ANSWER
+    note(q, w)
+  end
+  return w.till - ms
+end
+
+-- Gives the first waiter that listens its turn. give does that for one waiter: it answers for how many milliseconds no
+-- other waiter needs to ask, or nil if the waiter is skipped. call above is one such function. Up to eight waiters
+-- behind are told when to look.
+local function wake(q, give)
+  if not is_waited_for(q) then return end
+  q.now = q.now or clock()
+  local wait
+  local few = 8
+  local deaf = walk(q, function(w)
+    if not wait then
+      wait = give(q, w)
+      return false
+    end
+    few = few - 1
+    return tell(q, w, 'look ' .. w.call .. ' ' .. digits(wait)) or few == 0
+  end)
+  if deaf and not wait then leave(q, unpack(deaf)) end
+end
+
+-- Milliseconds after which to ask again for what is free, because a waiter that listens stands before the call; nil if
+-- it is the turn of the call.
+local function before(q, mine)
+  local wait
+  local deaf = walk(q, function(w)
+    if w.call == mine then return true end
+    wait = call(q, w) -- an earlier message may have been lost
+    return wait ~= nil
+  end)
+  if not deaf then return wait end
+  leave(q, unpack(deaf))
+  return 1
+end
+
+-- Remembers for a while that a call is over although one of its requests may still arrive; that request then does
+-- nothing. The queue holds it as "!<call>" with the negated time until which it is remembered (milliseconds), so an
+-- empty queue means that there is none. Best effort: a server without memory refuses it.
+local function forget_call(q, call)
+  local ms = math.floor(q.now / 1000)
+  if type(redis.pcall('ZADD', q.queue, digits(-(ms + REMEMBERED)), '!' .. call)) ~= 'number' then return end
+  local over = redis.call('ZRANGEBYSCORE', q.queue, '-inf', '(0') -- the newest first
+  local last = #over
+  while last > MOST_OVER or last > 0 and -tonumber(redis.call('ZSCORE', q.queue, over[last])) <= ms do
+    redis.call('ZREM', q.queue, over[last])
+    last = last - 1
+  end
+  redis.call('PEXPIRE', q.queue, REMEMBERED)
+end
+
+local function is_over(q, call)
+  local till = redis.call('ZSCORE', q.queue, '!' .. call)
+  return till and -tonumber(till) > math.floor(q.now / 1000)
+end

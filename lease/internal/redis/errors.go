@@ -1,0 +1,118 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Package lease says what each of them means.
+var (
+	ErrInvalid        = errors.New("lease: invalid")
+	ErrCorrupt        = errors.New("lease: corrupt key")
+	ErrOutOfMemory    = errors.New("lease: redis is out of memory")
+	ErrReadOnly       = errors.New("lease: redis is a replica")
+	ErrLoading        = errors.New("lease: redis is loading its data")
+	ErrClusterDown    = errors.New("lease: redis cluster does not serve the resource")
+	ErrTooFewReplicas = errors.New("lease: too few redis replicas")
+	ErrCannotSave     = errors.New("lease: redis cannot save its data and refuses writes until it can; see its log and its disk")
+	ErrBusy           = errors.New("lease: redis is busy")
+	ErrDenied         = errors.New("lease: redis denies access; check the client's user, password and ACL")
+	ErrProtocol       = errors.New("lease: unknown reply")
+	ErrUnreachable    = errors.New("lease: redis unreachable")
+)
+
+// Invalid is an [ErrInvalid].
+func Invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+}
+
+// Failed sorts what went wrong with a request: the caller's context, no answer, or an error that Redis answered.
+func Failed(ctx context.Context, request string, err error) error {
+	var answered redis.Error
+	if !errors.As(err, &answered) {
+		return unanswered(ctx, err)
+	}
+	if errors.Is(err, redis.Nil) { // which is no error of Redis's, and no answer of a script's
+		return fmt.Errorf("%w: nothing, to %s", ErrProtocol, request)
+	}
+	for _, refusal := range refusals {
+		if refusal.is(err) {
+			return fmt.Errorf("%w: %w", refusal.as, err)
+		}
+	}
+	return fmt.Errorf("lease: redis refused %s: %w", request, err)
+}
+
+// refusals are answers of a Redis that works, but not for us now. A script is refused with them at its first write or before, so
+// nothing was changed.
+var refusals = []struct {
+	is        func(error) bool
+	as        error
+	transient bool // soon over, as a rule
+}{
+	{redis.IsOOMError, ErrOutOfMemory, false},
+	{redis.IsNoReplicasError, ErrTooFewReplicas, false},
+	{redis.IsReadOnlyError, ErrReadOnly, true},
+	{redis.IsMasterDownError, ErrReadOnly, true},
+	{redis.IsLoadingError, ErrLoading, true},
+	{redis.IsClusterDownError, ErrClusterDown, true},
+	{redis.IsTryAgainError, ErrClusterDown, true},
+	{Moved, ErrClusterDown, true},
+	{CannotSave, ErrCannotSave, false},
+	{coded("BUSY"), ErrBusy, true},
+	{redis.IsMaxClientsError, ErrBusy, true},
+	{redis.IsAuthError, ErrDenied, false},
+	{redis.IsPermissionError, ErrDenied, false},
+	{coded("ACL failure in script"), ErrDenied, false},               // of a command within a script, which has no code
+	{coded("The user executing the script can't"), ErrDenied, false}, // the same until Redis 7.0
+}
+
+// coded tells errors by the word that Redis puts before them.
+func coded(code string) func(error) bool {
+	return func(err error) bool { return redis.HasErrorPrefix(err, code) }
+}
+
+// CannotSave: Redis's disk is the reason.
+func CannotSave(err error) bool { return coded("MISCONF")(err) }
+
+// Moved: the slot is, or soon will be, served elsewhere. A Cluster client follows by itself, except where it was told the server.
+func Moved(err error) bool {
+	_, moved := redis.IsMovedError(err)
+	_, moving := redis.IsAskError(err)
+	return moved || moving
+}
+
+// Transient: the same request is worth sending again soon, and safe to.
+func Transient(err error) bool { return refused(err) != nil || errors.Is(err, ErrUnreachable) }
+
+// refused is which of the refusals that pass err is, or nil.
+func refused(err error) error {
+	for _, refusal := range refusals {
+		if refusal.transient && errors.Is(err, refusal.as) {
+			return refusal.as
+		}
+	}
+	return nil
+}
+
+// Latest is err, the outcome of the latest attempt, and if that had no answer also the refusal that one before it had met.
+func Latest(before, err error) error {
+	if why := refused(before); why != nil && err != nil && refused(err) == nil {
+		return fmt.Errorf("%w; before that, %w", err, why)
+	}
+	return err
+}
+
+// unanswered is the error of a request that may or may not have been carried out.
+func unanswered(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if errors.Is(err, ErrUnreachable) { // by a bound of our own
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnreachable, err)
+}

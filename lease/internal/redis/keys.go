@@ -1,0 +1,134 @@
+package protocol
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"unicode/utf8"
+)
+
+// Kinds of keys.
+const (
+	LeaseKind     = "lease"
+	SemaphoreKind = "semaphore"
+	OnceKind      = "once"
+	AdmissionKind = "admission"
+)
+
+// Key is the name of one key in Redis. All keys of a resource share one hash tag, so one Cluster slot:
+//
+//	lease:v1:{tenant/table:12}:owner
+//
+// Nothing outside of this file knows this grammar.
+type Key struct {
+	Kind      string // "" is LeaseKind
+	Namespace string // "" for none
+	Resource  string // or its Digest
+	Field     string // "owner"
+}
+
+const (
+	version = ":v1:{"
+	end     = "}:"
+)
+
+// escaper keeps the tag whole and names apart: a brace would end or begin the tag, and a slash would blur the end of the
+// namespace. The escape character is escaped itself, so two different names never meet.
+var (
+	escaper   = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D", "/", "%2F")
+	unescaper = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}", "%2F", "/")
+	globber   = strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`)
+)
+
+func (k Key) String() string { return k.head() + end + k.Field }
+
+// Pattern is a glob for SCAN. It matches the keys of all resources that begin with k.Resource, and without a namespace also those of other
+// namespaces: check with ParseKey.
+func (k Key) Pattern() string { return globber.Replace(k.head()) + "*" + end + k.Field }
+
+func (k Key) head() string {
+	if k.Kind == "" {
+		k.Kind = LeaseKind
+	}
+	head := k.Kind + version
+	if k.Namespace != "" {
+		head += escaper.Replace(k.Namespace) + "/"
+	}
+	return head + escaper.Replace(k.Resource)
+}
+
+// ParseKey reads what String writes. It answers false for any other name.
+func ParseKey(name string) (k Key, ok bool) {
+	kind, rest, isOurs := strings.Cut(name, version)
+	tag, field, whole := strings.Cut(rest, end)
+	namespace, resource, has := strings.Cut(tag, "/")
+	if !has {
+		namespace, resource = "", tag
+	}
+	k = Key{kind, unescaper.Replace(namespace), unescaper.Replace(resource), field}
+	return k, isOurs && whole && k.String() == name
+}
+
+// Digest stands in keys for the name of a resource that Redis must not see.
+func Digest(resource string) string {
+	sum := sha256.Sum256([]byte(resource))
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+// KeyOf is the key of a field of a resource, with its digest if hashed.
+func KeyOf(kind, namespace, resource string, hashed bool) Key {
+	if hashed {
+		resource = Digest(resource)
+	}
+	return Key{Kind: kind, Namespace: namespace, Resource: resource}
+}
+
+// For is the key of another field of the same resource.
+func (k Key) For(field string) string {
+	k.Field = field
+	return k.String()
+}
+
+// Keys are the names of one resource in Redis.
+type Keys struct {
+	Owner   string // "<lease id>:<token>:<calls>", expires with the lease; of a semaphore a sorted set of those
+	Fence   string // last token issued, expires with Config.FenceRetention
+	Queue   string // sorted set: calls that wait by arrival, and calls that are over (common.lua)
+	Alive   string // hash: for each call that waits until when it counts as alive, and what it asked for
+	Ended   string // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
+	Limit   string // of a semaphore, if it was changed
+	Channel string // "<channel>:<listener>" is where one process hears of its turn; not a key
+}
+
+// KeysOf are the names of a resource of a lease or a semaphore.
+func KeysOf(kind, namespace, resource string, hashed bool) Keys {
+	k := KeyOf(kind, namespace, resource, hashed)
+	return Keys{k.For("owner"), k.For("fence"), k.For("queue"), k.For("alive"), k.For("ended"), k.For("limit"), k.For("wake")}
+}
+
+// Limits on names, in bytes.
+const (
+	MaxNamespace = 128
+	MaxResource  = 512
+)
+
+// CheckResource refuses a name that cannot be part of a key, with [ErrInvalid]. example is a good one.
+func CheckResource(resource, example string) error {
+	if resource == "" {
+		return Invalid("resource is empty; name it, such as %q", example)
+	}
+	return CheckName("resource", resource, MaxResource)
+}
+
+// CheckName refuses what cannot be part of a key, with [ErrInvalid]. limit is in bytes.
+func CheckName(what, name string, limit int) error {
+	switch {
+	case len(name) > limit:
+		return Invalid("%s has %d bytes, more than %d; use a digest of long ids", what, len(name), limit)
+	case !utf8.ValidString(name):
+		return Invalid("%s %q is not valid UTF-8", what, name)
+	case strings.ContainsRune(name, 0):
+		return Invalid("%s %q contains a NUL byte", what, name)
+	}
+	return nil
+}

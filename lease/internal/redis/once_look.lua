@@ -1,0 +1,28 @@
+-- once_look.lua: the state of a key. Changes nothing.
+--
+-- KEYS[1] owner, of the lease on the key   KEYS[2] record
+--
+-- Returns {'done', fingerprint, result, milliseconds}   a result is recorded and replayed for so long, '-1': for ever;
+--                                                       fingerprint is '' if the first caller gave no request
+--         {'running', lease id, token, milliseconds}    claimed, for so long unless it is renewed
+--         {'absent'}
+--         {'corrupt', key, problem}
+
+expect(2, 0)
+local owner, record = KEYS[1], KEYS[2]
+
+local wrong = mistyped(record, 'hash')
+if wrong then return wrong end
+local done = redis.call('HMGET', record, 'by', 'fingerprint', 'result')
+if done[1] then
+  if not (done[2] and done[3]) then return corrupt(record, 'lacks a field') end
+  return {'done', done[2], done[3], digits(redis.call('PTTL', record))}
+end
+
+wrong = mistyped(owner, 'string')
+if wrong then return wrong end
+local held = redis.call('GET', owner)
+if not held then return {'absent'} end
+local id, token = string.match(held, '^([%x%-]+):([1-9]%d*):')
+if not id then return corrupt(owner, 'does not hold a lease id and a token') end
+return {'running', id, token, digits(math.max(redis.call('PTTL', owner), 0))}

@@ -1,0 +1,39 @@
+-- release.lua: gives the exact lease back. If somebody waits and listens, the first of them has it from that moment on
+-- and is told its token (queue.lua, handover.lua); so a hand-over needs no request of the one that it goes to.
+--
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
+-- ARGV[1] lease id   ARGV[2] token
+-- ARGV[3] call   ARGV[4] 'unsure' if a request of that call may be under way, which shall do nothing; 'sure' if not
+-- ARGV[5] fence retention, milliseconds, > 0
+-- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] channel
+--
+-- Returns {'released'}  it was held, and is free now or another's
+--         {'gone'}      nobody holds the resource: the lease ran out, or its key was lost. Nothing was changed.
+--         {'taken'}     another lease holds the resource. Nothing was changed.
+--         {'revoked'}   this lease was revoked. Nothing was changed.
+--         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is given back all the same
+
+expect(5, 7)
+local owner, fence, ended = KEYS[1], KEYS[2], KEYS[5]
+local id, token = uuid(ARGV[1], 'lease id'), digits(whole(ARGV[2], 1, 'token'))
+local mine = name_of(ARGV[3], 'call')
+local unsure = is_unsure(ARGV[4])
+local retention = whole(ARGV[5], 1, 'fence retention')
+local q = queue_of(KEYS[3], KEYS[4], ARGV[6], ARGV[7])
+
+local held, wrong = read_owner(owner)
+if wrong then return wrong end
+local mismatch = not held or held.id ~= id or held.token ~= token
+if not mismatch then
+  redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it lets the others pass after this one
+end
+if unsure then
+  q.now = clock()
+  forget_call(q, mine)
+end
+if mismatch then
+  if was_revoked(ended, id, token) then return {'revoked'} end
+  return {held and 'taken' or 'gone'}
+end
+hand_over(q, owner, fence, retention)
+return {'released'}

@@ -1,0 +1,62 @@
+package protocol
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Reply is what a script answered: an outcome in one word, and what belongs to it.
+type Reply struct {
+	Script string
+	Word   string
+	Args   []string
+}
+
+// decode reads the form that all scripts share, and the answer that any of them may give.
+func decode(ctx context.Context, script string, cmd *redis.Cmd) (Reply, error) {
+	if err := cmd.Err(); err != nil {
+		return Reply{}, Failed(ctx, script, err)
+	}
+	words, err := cmd.StringSlice()
+	if err != nil || len(words) == 0 {
+		return Reply{}, fmt.Errorf("%w: %s answered %v", ErrProtocol, script, cmd.Val())
+	}
+	r := Reply{Script: script, Word: words[0], Args: words[1:]}
+	if r.Is("corrupt", 2) {
+		return Reply{}, fmt.Errorf("%w: redis key %q %s; nothing was changed", ErrCorrupt, r.Args[0], r.Args[1])
+	}
+	return r, nil
+}
+
+// Is reports whether this is that answer, with as many arguments.
+func (r Reply) Is(word string, args int) bool { return r.Word == word && len(r.Args) == args }
+
+// Unknown is the error for an answer that no version of the script gives. Arguments may be a user's data, and are not told.
+func (r Reply) Unknown() error {
+	return fmt.Errorf("%w: %s answered %q with %d arguments", ErrProtocol, r.Script, r.Word, len(r.Args))
+}
+
+// Only decodes the replies of scripts that have one answer, a word alone.
+func Only(word string) func(Reply) (struct{}, error) {
+	return func(r Reply) (none struct{}, err error) {
+		if !r.Is(word, 0) {
+			err = r.Unknown()
+		}
+		return none, err
+	}
+}
+
+// MaxNumber is the largest number in a reply: what Lua's doubles hold exactly.
+const MaxNumber = 1<<53 - 1
+
+// Number reads argument i, a whole number from least to [MaxNumber], sent as a decimal string.
+func (r Reply) Number(i int, least int64) (int64, error) {
+	n, err := strconv.ParseInt(r.Args[i], 10, 64)
+	if err != nil || n < least || n > MaxNumber {
+		return 0, r.Unknown()
+	}
+	return n, nil
+}

@@ -1,0 +1,97 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	attempts = 3                     // for a request that is safe to send again
+	pause    = 20 * time.Millisecond // before the second attempt, doubled before the third
+
+	longestPause = 500 * time.Millisecond
+	longest      = 3 * time.Second        // for one attempt of many
+	shortest     = 100 * time.Millisecond // for the same
+)
+
+// Patience bounds requests that nothing else bounds.
+const Patience = 5 * time.Second
+
+// Persist makes one attempt after the other until one has an answer that counts, the attempts are used up, or all of
+// them together have taken as long as bound; then the error is [ErrUnreachable]. An attempt that hangs leaves half of
+// the time to those after it.
+func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
+	end, caller := time.Now().Add(bound), ctx
+	ctx, cancel := Within(ctx, bound)
+	defer cancel()
+	var err error
+	for n := range attempts {
+		if n > 0 && !Sleep(ctx, Jitter(pause<<(n-1))) {
+			return Ended(caller, err)
+		}
+		most := time.Until(end)
+		if n < attempts-1 {
+			most /= 2
+		}
+		answer := bounded(ctx, most, attempt)
+		if !Transient(answer) {
+			return answer
+		}
+		err = Latest(err, answer)
+	}
+	return err
+}
+
+// Insist makes attempts until one has an answer that counts, ctx ends, or the client is closed. It is for what must not
+// be left undone, behind the caller.
+func Insist(ctx context.Context, attempt func(ctx context.Context) error) error {
+	end, _ := ctx.Deadline()
+	most := min(max(time.Until(end)/4, shortest), longest)
+	var err error
+	for wait := pause; ; wait = min(2*wait, longestPause) {
+		answer := bounded(ctx, most, attempt)
+		if !Transient(answer) {
+			return answer
+		}
+		err = Latest(err, answer)
+		if errors.Is(err, redis.ErrClosed) || !Sleep(ctx, Jitter(wait)) {
+			return err
+		}
+	}
+}
+
+// Ended adds the reason why ctx has ended, if it has, to an error from before.
+func Ended(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+func bounded(ctx context.Context, most time.Duration, attempt func(ctx context.Context) error) error {
+	ctx, cancel := Within(ctx, most)
+	defer cancel()
+	return attempt(ctx)
+}
+
+// Jitter is between four fifths of d and d.
+func Jitter(d time.Duration) time.Duration {
+	return d - rand.N(d/5+1)
+}
+
+// Sleep reports whether it was not cut short by the end of ctx.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,78 @@
+// Package protocol is the protocol of leases and of the blocks beside them: the names of keys, the Lua scripts, one request
+// to Redis and its answer.
+//
+// Scripts run by one set of rules: they are sent by digest, and in full to a server that does not know them; the client
+// library never sends one again by itself; a request returns when its answer is there or its context ends; all
+// replies have one form; and each way to fail has one error. What to do after a failure is not decided here, except by
+// Persist and Insist, which make attempts.
+//
+// The errors are those of package lease, which exports and documents them. They are declared here because once and
+// admission need them too.
+package protocol
+
+import (
+	"embed"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The scripts are the protocol; docs and clients in other languages read the same files.
+//
+//go:embed *.lua
+var lua embed.FS
+
+// Holding are the scripts by which a caller gets, keeps and returns a lease or a permit. Both kinds take the same KEYS
+// and ARGV and give the same answers, except that Acquire of a semaphore also takes the limit.
+type Holding struct {
+	Acquire, Extend, Release, Withdraw, Verify Script
+}
+
+// All scripts, by what they serve.
+var (
+	LeaseHolding = Holding{lease("acquire"), lease("extend"), lease("release"), lease("withdraw"), lease("verify")}
+	Revoke       = lease("revoke")
+	Raise        = lease("raise")
+	Regrant      = lease("regrant")
+	Confirm      = lease("confirm")
+	Inspect      = lease("inspect")
+
+	SemaphoreHolding = Holding{semaphore("acquire"), semaphore("extend"), semaphore("release"), semaphore("withdraw"), semaphore("verify")}
+	SemaphoreInspect = semaphore("inspect")
+	SemaphoreLimit   = semaphore("limit")
+	SemaphoreRevoke  = semaphore("revoke")
+
+	OnceLook   = load("once_look")
+	OnceRecord = load("once_record")
+	OnceForget = load("once_forget")
+
+	AdmissionFixed   = load("admission_fixed")
+	AdmissionSliding = load("admission_sliding")
+)
+
+func lease(name string) Script     { return load(name, "holder") }
+func semaphore(name string) Script { return load("semaphore_"+name, "holders") }
+
+// load puts common.lua and the other helpers that a script uses in front of it.
+func load(name string, helpers ...string) Script {
+	source := ""
+	for _, file := range append(append([]string{"common"}, helpers...), name) {
+		text, err := lua.ReadFile(file + ".lua")
+		if err != nil {
+			panic(err) // a name above is wrong; no program starts with that
+		}
+		source += string(text) + "\n"
+	}
+	return NewScript(name, source)
+}
+
+// Script is one Lua script.
+type Script struct {
+	Name   string
+	Source string
+	SHA    string
+}
+
+// NewScript makes a script of a whole source.
+func NewScript(name, source string) Script {
+	return Script{Name: name, Source: source, SHA: redis.NewScript(source).Hash()}
+}

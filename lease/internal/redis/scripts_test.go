@@ -1,0 +1,233 @@
+package protocol_test
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+)
+
+const (
+	holder  = "0b0a2a4e-7f5b-4d4c-9b57-0d1f4f2c8a11"
+	another = "6a3f9a52-52f6-4f0c-8d2e-0a4c3b1d7e22"
+)
+
+// sample is a script with a call of it that works, on the keys and in the state of a resource that is held and waited
+// for.
+type sample struct {
+	name string // of the script
+	keys string // their kinds, in order
+	args string // in order, each as kind=value
+}
+
+const everywhere = "publish=PUBLISH channel=wake"
+
+var samples = []sample{
+	{"acquire", "owner fence queue alive", "uuid=" + another + " name=ca11 number=1 number=1000 number=1000 mode=wait publish=PUBLISH name=me channel=wake"},
+	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 number=1000"},
+	{"release", "owner fence queue alive ended", "uuid=" + holder + " number=41 name=ca11 sure=unsure number=1000 " + everywhere},
+	{"withdraw", "owner fence queue alive", "uuid=" + holder + " name=ca11 sure=unsure number=1000 " + everywhere},
+	{"verify", "owner fence", "uuid=" + holder + " number=41"},
+	{"revoke", "owner fence queue alive ended", "uuid=" + another + " from=0 number=1000 " + everywhere},
+	{"raise", "fence", "number=99 number=1000"},
+	{"regrant", "owner fence", "uuid=" + holder + " number=41 uuid=" + another + " name=ca11 number=99 number=1000 number=1000"},
+	{"confirm", "owner fence", "uuid=" + holder + " number=99 number=1000 number=1000"},
+	{"inspect", "owner fence queue alive ended", ""},
+
+	{"semaphore_acquire", "owner fence queue alive limit", "uuid=" + another + " name=ca11 number=1 number=1000 number=1000 mode=wait publish=PUBLISH name=me channel=wake number=1"},
+	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 number=1000"},
+	{"semaphore_release", "owner fence queue alive ended", "uuid=" + holder + " number=41 name=ca11 sure=unsure number=1000 " + everywhere},
+	{"semaphore_withdraw", "owner fence queue alive", "uuid=" + holder + " name=ca11 sure=unsure number=1000 " + everywhere},
+	{"semaphore_verify", "owner fence", "uuid=" + holder + " number=41"},
+	{"semaphore_revoke", "owner ended queue alive", "uuid=" + holder + " " + everywhere},
+	{"semaphore_limit", "limit queue alive", "from=2 " + everywhere},
+	{"semaphore_inspect", "owner alive limit", "number=1"},
+
+	{"once_look", "owner record", ""},
+	{"once_record", "owner record", "uuid=" + holder + " number=41 number=1000 print= any=paid"},
+	{"once_forget", "record", ""},
+
+	{"admission_fixed", "count", "number=3 number=1000"},
+	{"admission_sliding", "log", "number=3 number=1000 uuid=" + another},
+}
+
+var sources = func() map[string]protocol.Script {
+	all := make(map[string]protocol.Script)
+	leases, semaphores := protocol.LeaseHolding, protocol.SemaphoreHolding
+	for _, s := range []protocol.Script{
+		leases.Acquire, leases.Extend, leases.Release, leases.Withdraw, leases.Verify,
+		protocol.Revoke, protocol.Raise, protocol.Regrant, protocol.Confirm, protocol.Inspect,
+		semaphores.Acquire, semaphores.Extend, semaphores.Release, semaphores.Withdraw, semaphores.Verify,
+		protocol.SemaphoreInspect, protocol.SemaphoreLimit, protocol.SemaphoreRevoke,
+		protocol.OnceLook, protocol.OnceRecord, protocol.OnceForget, protocol.AdmissionFixed, protocol.AdmissionSliding,
+	} {
+		all[s.Name] = s
+	}
+	return all
+}()
+
+// What an argument of each kind cannot be. "any" takes everything.
+var bad = map[string][]string{
+	"uuid":    {"", "x", strings.ToUpper(holder), holder + "0", holder[1:], strings.ReplaceAll(holder, "-", "a"), "0b0a2a4e7-f5b-4d4c-9b57-0d1f4f2c8a11"},
+	"name":    {"", "a b", "a@b", "a:b", "!a", "a,b", strings.Repeat("a", 65)},
+	"number":  {"", "x", "0", "-1", "1.5", "1e3", "0x10", "9007199254740992", " 1"},
+	"from":    {"", "x", "-1", "1.5", "9007199254740992"},
+	"mode":    {"", "Wait", "queue"},
+	"publish": {"", "publish", "GET", "FLUSHALL"},
+	"sure":    {"", "yes", "1"},
+	"channel": {""},
+	"print":   {"x", strings.Repeat("x", 33)},
+}
+
+// state prepares the keys as a resource that is held by holder with token 41, waited for by one, and whose last holder
+// was revoked.
+func prepare(t *testing.T, client *redis.Client, s sample) (names []string) {
+	t.Helper()
+	ctx := t.Context()
+	places := strings.Contains(s.name, "semaphore")
+	for _, kind := range strings.Fields(s.keys) {
+		key := "{r}:" + kind
+		names = append(names, key)
+		var err error
+		switch kind {
+		case "owner":
+			if places {
+				err = client.ZAdd(ctx, key, redis.Z{Score: float64(time.Now().Add(time.Hour).UnixMicro()), Member: holder + ":41:ca11"}).Err()
+			} else {
+				err = client.Set(ctx, key, holder+":41:ca11", time.Hour).Err()
+			}
+		case "fence":
+			err = client.Set(ctx, key, "41", time.Hour).Err()
+		case "queue":
+			err = client.ZAdd(ctx, key, redis.Z{Score: float64(time.Now().UnixMicro()), Member: "waits"}).Err()
+		case "alive":
+			err = client.HSet(ctx, key, "waits", fmt.Sprintf("%d:%d:1:1000:%s@you", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli(), another)).Err()
+		case "ended":
+			if places {
+				err = client.ZAdd(ctx, key, redis.Z{Score: 1, Member: another + ":40:ca12"}).Err()
+			} else {
+				err = client.Set(ctx, key, another+":40:"+another+":41:1", time.Hour).Err()
+			}
+		}
+		require.NoError(t, err)
+	}
+	return names
+}
+
+func dump(t *testing.T, client *redis.Client) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	for _, key := range client.Keys(t.Context(), "*").Val() {
+		value, err := client.Dump(t.Context(), key).Result()
+		require.NoError(t, err)
+		all[key] = fmt.Sprintf("%x %v", value, client.PExpireTime(t.Context(), key).Val())
+	}
+	return all
+}
+
+// Every script, called as its header says but for one thing, refuses and changes nothing: a wrong argument, one too
+// many or too few, and the same for keys.
+func TestScriptsCheckTheirArguments(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	for _, s := range samples {
+		var kinds []string
+		var args []any
+		for _, arg := range strings.Fields(s.args) {
+			kind, value, _ := strings.Cut(arg, "=")
+			kinds, args = append(kinds, kind), append(args, value)
+		}
+		body := sources[s.name].Source
+		keys := prepare(t, client, s)
+		before := dump(t, client)
+		refuses := func(what string, keys []string, args []any) {
+			t.Helper()
+			err := client.Eval(t.Context(), body, keys, args...).Err()
+			require.Error(t, err, "%s: %s", s.name, what)
+			require.ErrorContains(t, err, "nothing was changed", "%s: %s", s.name, what)
+			require.Equal(t, before, dump(t, client), "%s: %s", s.name, what)
+		}
+		refuses("a key too few", keys[1:], args)
+		refuses("a key too many", append(slices.Clone(keys), "{r}:another"), args)
+		refuses("no keys", nil, args)
+		refuses("an argument too many", keys, append(slices.Clone(args), "x"))
+		if len(args) > 0 {
+			refuses("an argument too few", keys, args[:len(args)-1])
+		}
+		for n, kind := range kinds {
+			for _, value := range bad[kind] {
+				wrong := slices.Clone(args)
+				wrong[n] = value
+				refuses(fmt.Sprintf("argument %d, a %s, is %q", n+1, kind, value), keys, wrong)
+			}
+		}
+		_, err := client.Eval(t.Context(), body, keys, args...).Result()
+		require.NoError(t, err, "%s: as its header says", s.name)
+		require.NoError(t, client.FlushAll(t.Context()).Err())
+	}
+}
+
+// A key of another type is told, and nothing was changed; or it does not matter, and the script does its work.
+func TestScriptsCheckTypes(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	indifferent := map[string]string{ // keys that do not keep a holder from staying or leaving
+		"extend":             "fence ended",
+		"release":            "fence queue alive ended",
+		"withdraw":           "fence queue alive",
+		"semaphore_extend":   "fence ended",
+		"semaphore_release":  "fence queue alive ended",
+		"semaphore_withdraw": "fence queue alive",
+		"semaphore_verify":   "fence",
+		"acquire":            "fence", // it is held by another
+	}
+	for _, s := range samples {
+		body := sources[s.name].Source
+		var args []any
+		for _, arg := range strings.Fields(s.args) {
+			_, value, _ := strings.Cut(arg, "=")
+			args = append(args, value)
+		}
+		for _, kind := range strings.Fields(s.keys) {
+			keys := prepare(t, client, s)
+			key := "{r}:" + kind
+			require.NoError(t, client.Del(t.Context(), key).Err())
+			require.NoError(t, client.RPush(t.Context(), key, "x").Err())
+			before := dump(t, client)
+			words, err := client.Eval(t.Context(), body, keys, args...).StringSlice()
+			require.NoError(t, err, "%s: %s", s.name, kind)
+			after := dump(t, client)
+			if slices.Contains(strings.Fields(indifferent[s.name]), kind) {
+				require.NotEqual(t, "corrupt", words[0], "%s: %s", s.name, kind)
+				if !strings.Contains(s.name, "verify") && !strings.Contains(s.name, "acquire") {
+					require.NotEqual(t, before["{r}:owner"], after["{r}:owner"], "%s: %s", s.name, kind)
+				}
+			} else {
+				require.Equal(t, []string{"corrupt", key}, words[:2], "%s: %s", s.name, kind)
+				require.True(t, maps.Equal(before, after), "%s: %s", s.name, kind)
+			}
+			require.NoError(t, client.FlushAll(t.Context()).Err())
+		}
+	}
+}
+
+// Each script is in the table, and is loaded.
+func TestEveryScriptIsSampled(t *testing.T) {
+	files, err := filepath.Glob("*.lua")
+	require.NoError(t, err)
+	require.Len(t, files, len(samples)+3, "and common.lua, holder.lua, holders.lua")
+	require.Len(t, sources, len(samples))
+	for _, s := range samples {
+		require.Contains(t, sources, s.name)
+		require.Contains(t, files, s.name+".lua")
+	}
+}

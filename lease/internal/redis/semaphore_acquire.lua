@@ -1,0 +1,95 @@
+-- semaphore_acquire.lua: gives a place to one more holder, if there is one and it is this call's turn.
+--
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
+-- KEYS[5] limit, if it was changed: how many may hold at once
+-- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request within the call, from 1
+-- ARGV[4] ttl, milliseconds, > 0
+-- ARGV[5] fence retention, milliseconds, > 0
+-- ARGV[6] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
+-- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] listener, where the waiter hears of its turn   ARGV[9] channel
+-- ARGV[10] limit, > 0, unless it was changed
+--
+-- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
+--                             and a full ttl, so a lost reply costs nothing.
+--         {'held', milliseconds, '1'}  all places are taken, or another waits with right of way; worth asking again
+--                             after that time. No token was used and no holder's time moved.
+--         {'over'}            this call was given up, or its place given back; no place was given
+--         {'exhausted'}       tokens have reached 2^53; no place was given
+--         {'corrupt', key, problem}
+
+expect(5, 10)
+local owner, fence = KEYS[1], KEYS[2]
+local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local request = digits(whole(ARGV[3], 1, 'number of the request'))
+local ttl = whole(ARGV[4], 1, 'ttl')
+local retention = whole(ARGV[5], 1, 'fence retention')
+local mode = one_of(ARGV[6], 'try', 'wait', 'barge', 'mode')
+local q = queue_of(KEYS[3], KEYS[4], ARGV[7], ARGV[9])
+local listener = name_of(ARGV[8], 'listener')
+local limit = whole(ARGV[10], 1, 'limit')
+local now = clock()
+q.now = now
+
+local wrong = mistyped(owner, 'zset')
+if wrong then return wrong end
+local last, changed
+last, wrong = read_fence(fence)
+if wrong then return wrong end
+local head = redis.pcall('ZRANGE', q.queue, 0, 0) -- spares the question for the type
+if head.err then return mistyped(q.queue, 'zset') or error(head) end
+head = head[1]
+if head then
+  if string.sub(head, 1, 1) == '!' and is_over(q, mine) then return {'over'} end
+  wrong = mistyped(q.alive, 'hash')
+  if wrong then return wrong end
+end
+changed, wrong = read(KEYS[5])
+if wrong then return wrong end
+if changed then
+  if not string.match(changed, '^[1-9]%d*$') then return corrupt(KEYS[5], 'does not hold a limit') end
+  limit = tonumber(changed)
+end
+
+drop_dead(owner, now)
+local holder, token, calls = find(owner, id .. ':', '-inf')
+if holder then
+  local name = id .. ':' .. token .. ':' .. add_call(calls, mine)
+  if name ~= holder then redis.call('ZREM', owner, holder) end
+  hold(owner, name, now, ttl)
+  redis.call('PEXPIRE', fence, digits(retention))
+  if head then leave(q, mine) end
+  return {'granted', token}
+end
+
+local taken = redis.call('ZCARD', owner)
+
+-- Milliseconds after which asking again is worthwhile; nil if nothing is in the way.
+local function obstacle()
+  if taken >= limit then
+    -- If the limit was lowered, more than one has to leave.
+    local next = redis.call('ZRANGE', owner, taken - limit, taken - limit, 'WITHSCORES')
+    return math.ceil((tonumber(next[2]) - now) / 1000)
+  end
+  if head and mode ~= 'barge' then return before(q, mine) end
+end
+
+token = next_token(last, now)
+if token > MAX_WHOLE then return {'exhausted'} end
+local wait = obstacle()
+if wait then
+  wait = math.min(math.max(wait, 1), PATIENCE)
+  if mode == 'wait' then
+    wrong = not head and mistyped(q.alive, 'hash')
+    if wrong then return wrong end
+    enqueue(q, {call = mine, request = request, ttl = digits(ttl), id = id, listener = listener}, wait)
+  end
+  return {'held', digits(wait), '1'}
+end
+
+redis.call('SET', fence, digits(token), 'PX', digits(retention))
+hold(owner, id .. ':' .. digits(token) .. ':' .. mine, now, ttl)
+if head then
+  leave(q, mine)
+  if taken + 1 < limit then wake(q, call) end -- one call for each place
+end
+return {'granted', digits(token)}

@@ -1,0 +1,26 @@
+-- semaphore_extend.lua: gives the exact holder a new time to live. Never makes a holder.
+--
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended
+-- ARGV[1] lease id   ARGV[2] token
+-- ARGV[3] ttl, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, > 0
+--
+-- Returns {'extended'}  held for ttl from now
+--         {'gone'}      its time ran out, or Redis lost it
+--         {'revoked'}   it was revoked
+--         {'corrupt', key, problem}  of the owner; no other key can keep a holder from renewing
+
+expect(3, 4)
+local owner, fence, ended = KEYS[1], KEYS[2], KEYS[3]
+local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
+local ttl = whole(ARGV[3], 1, 'ttl')
+local retention = whole(ARGV[4], 1, 'fence retention')
+
+local wrong = mistyped(owner, 'zset')
+if wrong then return wrong end
+local now = clock()
+local holder = find_living(owner, name, now)
+if not holder then return lost(ended, name) end
+redis.call('PEXPIRE', fence, digits(retention))
+hold(owner, holder, now, ttl)
+return {'extended'}

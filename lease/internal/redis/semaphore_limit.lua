@@ -1,0 +1,25 @@
+-- semaphore_limit.lua: changes how many may hold at once, for all programs from now on. Holders are left alone: above a lower limit, places
+-- come free as they leave.
+--
+-- KEYS[1] limit   KEYS[2] queue   KEYS[3] alive
+-- ARGV[1] the new limit, or 0 for what each program was configured with
+-- ARGV[2] PUBLISH or SPUBLISH   ARGV[3] channel
+--
+-- Returns {'set'}
+--         {'corrupt', key, problem}
+
+expect(3, 3)
+local changed = KEYS[1]
+local limit = whole(ARGV[1], 0, 'limit')
+local q = queue_of(KEYS[2], KEYS[3], ARGV[2], ARGV[3])
+
+local wrong = mistyped(changed, 'string') or queue_fault(q)
+if wrong then return wrong end
+if limit == 0 then
+  redis.call('DEL', changed)
+else
+  redis.call('SET', changed, digits(limit))
+end
+q.now = clock()
+wake(q, call) -- there may be room now
+return {'set'}

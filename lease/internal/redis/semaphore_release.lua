@@ -1,0 +1,30 @@
+-- semaphore_release.lua: gives the exact holder's place back and calls the first waiter that listens.
+--
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
+-- ARGV[1] lease id   ARGV[2] token
+-- ARGV[3] call   ARGV[4] 'unsure' if a request of that call may be under way, which shall do nothing; 'sure' if not
+-- ARGV[5] fence retention, milliseconds, > 0, for leases that are handed over
+-- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] channel
+--
+-- Returns {'released'}  it was held and is free now
+--         {'gone'}      its time ran out, or Redis lost it; no other holder was touched
+--         {'revoked'}   it was revoked; no other holder was touched
+--         {'corrupt', key, problem}  of the owner; if another key is wrong, the place is given back all the same
+
+expect(5, 7)
+local owner, ended = KEYS[1], KEYS[5]
+local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
+local mine = name_of(ARGV[3], 'call')
+local unsure = is_unsure(ARGV[4])
+whole(ARGV[5], 1, 'fence retention')
+local q = queue_of(KEYS[3], KEYS[4], ARGV[6], ARGV[7])
+
+local wrong = mistyped(owner, 'zset')
+if wrong then return wrong end
+q.now = clock()
+local holder = find_living(owner, name, q.now)
+if holder then redis.call('ZREM', owner, holder) end
+if unsure then forget_call(q, mine) end
+if not holder then return lost(ended, name) end
+wake(q, call)
+return {'released'}

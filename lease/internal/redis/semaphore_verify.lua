@@ -1,0 +1,13 @@
+-- semaphore_verify.lua: whether the exact holder still holds. Changes nothing.
+--
+-- KEYS[1] owner   KEYS[2] fence, of leases only: a newer token is no news where several hold
+-- ARGV[1] lease id   ARGV[2] token
+--
+-- Returns {'current'} or {'lost'}
+--         {'corrupt', key, problem}
+
+expect(2, 2)
+local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
+local wrong = mistyped(KEYS[1], 'zset')
+if wrong then return wrong end
+return {find_living(KEYS[1], name, clock()) and 'current' or 'lost'}

@@ -1,0 +1,34 @@
+-- semaphore_withdraw.lua: ends an acquisition whose caller has given up: out of the queue, and out of its place if the grant's
+-- reply was lost. A place that another call has asked for as well, by the same lease id, stays.
+--
+-- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
+-- ARGV[1] lease id   ARGV[2] call
+-- ARGV[3] 'unsure' if a request of that call may still be under way, which shall do nothing; 'sure' if not
+-- ARGV[4] fence retention, milliseconds, > 0, for leases that are handed over
+-- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
+--
+-- Returns {'withdrawn'}  this call neither holds nor waits
+--         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
+
+expect(4, 6)
+local owner = KEYS[1]
+local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
+local unsure = is_unsure(ARGV[3])
+whole(ARGV[4], 1, 'fence retention')
+local q = queue_of(KEYS[3], KEYS[4], ARGV[5], ARGV[6])
+
+local wrong = mistyped(owner, 'zset')
+if wrong then return wrong end
+q.now = clock()
+local holder, token, calls = find(owner, id .. ':', '-inf')
+if holder and lists(calls, mine) then
+  local left = remove_call(calls, mine)
+  if left then redis.call('ZADD', owner, redis.call('ZSCORE', owner, holder), id .. ':' .. token .. ':' .. left) end
+  redis.call('ZREM', owner, holder)
+end
+if not queue_fault(q) then leave(q, mine) end
+if unsure then forget_call(q, mine) end
+-- The one that leaves may have been called already; its turn passes on. If there is no place, the next one goes on
+-- waiting.
+wake(q, call)
+return {'withdrawn'}

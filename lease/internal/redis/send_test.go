@@ -1,0 +1,205 @@
+package protocol_test
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+//go:embed common.lua
+var common string
+
+func scriptOf(name, source string) protocol.Script { return protocol.NewScript(name, common+source) }
+
+var count = scriptOf("count", `return {'counted', digits(redis.call('INCR', KEYS[1]))}`)
+
+// The client library would send it again on a new connection, and the second answer would hide what became of the first.
+func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
+	t.Parallel()
+	key := testenv.Namespace(t)
+	wire := new(faulty.Wire)
+	options := *testenv.Redis(t).Options()
+	options.Dialer = wire.Dial
+	options.MaxRetries = 3
+	client := redis.NewClient(&options)
+	t.Cleanup(func() { _ = client.Close() })
+	_, err := count.Call([]string{key}).Run(t.Context(), client)
+	require.NoError(t, err)
+
+	call := count.Call([]string{key})
+	wire.CutAfter(key)
+	_, err = call.Run(t.Context(), client)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.Equal(t, "2", client.Get(t.Context(), key).Val())
+}
+
+func TestAServerThatHasForgottenTheScriptLearnsIt(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	for _, want := range []string{"1", "2"} {
+		r, err := count.Call([]string{"key"}).Run(t.Context(), client)
+		require.NoError(t, err)
+		require.Equal(t, protocol.Reply{Script: "count", Word: "counted", Args: []string{want}}, r)
+		require.NoError(t, client.ScriptFlush(t.Context()).Err())
+	}
+}
+
+func TestWhatRedisRefusesIsNoSilence(t *testing.T) {
+	t.Parallel()
+	client := testenv.Redis(t)
+	for name, source := range map[string]string{
+		"an error":           `return redis.error_reply('OOM on purpose')`,
+		"a client's mistake": `return {whole(ARGV[1], 1, 'ttl')}`,
+	} {
+		_, err := scriptOf(name, source).Call([]string{"key"}, "x").Run(t.Context(), client)
+		var refused redis.Error
+		require.ErrorAs(t, err, &refused, name)
+		require.NotErrorIs(t, err, lease.ErrUnreachable, name)
+	}
+}
+
+func TestOddAnswers(t *testing.T) {
+	t.Parallel()
+	client := testenv.Redis(t)
+	for source, want := range map[string]error{
+		`return 1`:                            lease.ErrProtocol,
+		`return {}`:                           lease.ErrProtocol,
+		`return {{'counted'}}`:                lease.ErrProtocol,
+		`return corrupt('the key', 'is odd')`: lease.ErrCorrupt,
+		`return {'counted', digits(1786000000123456)}`: nil,
+	} {
+		_, err := scriptOf("odd", source).Call([]string{"key"}).Run(t.Context(), client)
+		require.ErrorIs(t, err, want, source)
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	r := protocol.Reply{Script: "test", Word: "counted", Args: []string{"0", "9007199254740991", "9007199254740992", "1.79e+15", "-1", ""}}
+	for i, want := range []error{nil, nil, lease.ErrProtocol, lease.ErrProtocol, lease.ErrProtocol, lease.ErrProtocol} {
+		_, err := r.Number(i, 0)
+		require.ErrorIs(t, err, want, r.Args[i])
+	}
+	_, err := r.Number(0, 1)
+	require.ErrorIs(t, err, lease.ErrProtocol)
+}
+
+func TestOneWordOnly(t *testing.T) {
+	set := protocol.Only("set")
+	_, err := set(protocol.Reply{Word: "set"})
+	require.NoError(t, err)
+	for _, r := range []protocol.Reply{{Word: "gone"}, {Word: "set", Args: []string{"x"}}} {
+		_, err = set(r)
+		require.ErrorIs(t, err, lease.ErrProtocol)
+	}
+}
+
+func TestAnAnswerThatAKeyIsCorruptNamesIt(t *testing.T) {
+	t.Parallel()
+	odd := scriptOf("odd", `return corrupt('the key', 'is a list, not a string')`)
+	_, err := odd.Call(nil).Run(t.Context(), testenv.Redis(t))
+	require.ErrorIs(t, err, lease.ErrCorrupt)
+	require.ErrorContains(t, err, `"the key" is a list, not a string`)
+}
+
+// refusal is an error that a Redis server answers.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+func (refusal) RedisError()     {}
+
+func TestAnswersAndSilenceAreToldApart(t *testing.T) {
+	err := protocol.Failed(t.Context(), "test", refusal("OOM command not allowed"))
+	require.NotErrorIs(t, err, lease.ErrUnreachable)
+	require.ErrorIs(t, err, lease.ErrOutOfMemory)
+	require.ErrorIs(t, err, refusal("OOM command not allowed"))
+
+	broken := errors.New("broken pipe")
+	err = protocol.Failed(t.Context(), "test", broken)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.ErrorIs(t, err, broken)
+
+	gone := errors.New("the guest left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(gone)
+	err = protocol.Failed(ctx, "test", broken)
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.ErrorIs(t, err, gone)
+}
+
+// Also where nothing was sent: a process that was stopped for so long has not heard from Redis.
+func TestTheEndOfABoundOfOurOwnIsSilence(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, bound := range map[string]func() (context.Context, context.CancelFunc){
+		"within":   func() (context.Context, context.CancelFunc) { return protocol.Within(t.Context(), 0) },
+		"detached": func() (context.Context, context.CancelFunc) { return protocol.Detached(ended, 0) },
+	} {
+		ctx, cancel := bound()
+		defer cancel()
+		_, err := count.Call(nil).Run(ctx, nil)
+		require.ErrorIs(t, err, lease.ErrUnreachable, name)
+		require.NotErrorIs(t, err, context.Canceled, name)
+		require.ErrorIs(t, protocol.Failed(ctx, "test", ctx.Err()), lease.ErrUnreachable, name)
+	}
+}
+
+func TestABoundedRequestReturnsWhenTheBoundEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := protocol.Detached(t.Context(), time.Second)
+		defer cancel()
+		stuck := make(chan struct{})
+		defer close(stuck)
+		_, err := protocol.Bounded(ctx, func() int { <-stuck; return 1 })
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+	})
+}
+
+func TestADeadContextSendsNothing(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gone := errors.New("gone")
+	cancel(gone)
+	_, err := count.Call(nil).Run(ctx, nil)
+	require.ErrorIs(t, err, gone)
+}
+
+func TestPersist(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			answers []error
+			want    error
+		}{
+			{[]error{nil}, nil},
+			{[]error{lease.ErrUnreachable, nil}, nil},
+			{[]error{lease.ErrReadOnly, lease.ErrLoading, nil}, nil},
+			{[]error{lease.ErrClusterDown, lease.ErrBusy, lease.ErrDenied}, lease.ErrDenied},
+			{[]error{lease.ErrOutOfMemory}, lease.ErrOutOfMemory},
+			{[]error{lease.ErrCannotSave}, lease.ErrCannotSave},
+			{[]error{lease.ErrUnreachable, lease.ErrCorrupt}, lease.ErrCorrupt},
+			{[]error{lease.ErrUnreachable, lease.ErrUnreachable, lease.ErrUnreachable}, lease.ErrUnreachable},
+		} {
+			n := 0
+			err := protocol.Persist(t.Context(), time.Minute, func(context.Context) error { n++; return test.answers[n-1] })
+			require.ErrorIs(t, err, test.want)
+			require.Equal(t, len(test.answers), n)
+		}
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		n := 0
+		require.ErrorIs(t, protocol.Persist(ctx, time.Minute, func(context.Context) error { n++; return lease.ErrUnreachable }), lease.ErrUnreachable)
+		require.Equal(t, 1, n, "no time for another attempt")
+	})
+}
