@@ -109,7 +109,7 @@ func (e *HeldError) Error() string {
 	if e.Cause != nil {
 		return fmt.Sprintf("lease: %q is still held by another: %v", e.Resource, e.Cause)
 	}
-	return fmt.Sprintf("lease: %q is held by another, worth asking again in %v", e.Resource, e.RetryAfter)
+	return fmt.Sprintf("lease: %q is held by another, retry after %v", e.Resource, e.RetryAfter)
 }
 
 // Is makes every HeldError an [ErrHeld].

@@ -114,8 +114,8 @@ func aHundredCallersOneLimit(t *testing.T, make newLimiter) {
 	for range 100 {
 		all.Go(func() {
 			d, err := l.Allow(t.Context(), "tenant:7")
-			if err != nil || d.Unjudged != nil {
-				t.Errorf("%v, %v", err, d.Unjudged)
+			if err != nil || d.Err != nil {
+				t.Errorf("%v, %v", err, d.Err)
 			}
 			if d.Allowed {
 				admitted.Add(1)
@@ -167,7 +167,7 @@ func refusedRequestsDoNotCost(t *testing.T, make newLimiter) {
 	requireAdmitted(t, make(t, admission.Config{Limit: 2, Window: time.Minute}), "a")
 }
 
-// A request without an answer is unjudged, may have cost a place, and never makes one.
+// A request without an answer has no decision, may have cost a place, and never makes one.
 func TestLostRepliesAndRequests(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -188,7 +188,7 @@ func TestLostRepliesAndRequests(t *testing.T) {
 			d, err := l.Allow(t.Context(), "a")
 			require.NoError(t, err)
 			require.False(t, d.Allowed)
-			require.ErrorIs(t, d.Unjudged, lease.ErrUnreachable)
+			require.ErrorIs(t, d.Err, lease.ErrUnreachable)
 		}
 		for range test.left {
 			requireAdmitted(t, l, "a")

@@ -17,9 +17,9 @@ func TestDecode(t *testing.T) {
 		want Decision
 		err  error
 	}{
-		{"admitted", []string{"1", "1001"}, Decision{Allowed: true, Limit: 5, Count: 1, Remaining: 4, ResetAfter: 1001 * time.Millisecond}, nil},
-		{"admitted", []string{"5", "1"}, Decision{Allowed: true, Limit: 5, Count: 5, ResetAfter: time.Millisecond}, nil},
-		{"refused", []string{"7", "250", "900"}, Decision{Limit: 5, Count: 7, RetryAfter: 250 * time.Millisecond, ResetAfter: 900 * time.Millisecond}, nil},
+		{"admitted", []string{"1", "1001"}, Decision{Allowed: true, Count: 1, ResetAfter: 1001 * time.Millisecond}, nil},
+		{"admitted", []string{"5", "1"}, Decision{Allowed: true, Count: 5, ResetAfter: time.Millisecond}, nil},
+		{"refused", []string{"7", "250", "900"}, Decision{Count: 7, RetryAfter: 250 * time.Millisecond, ResetAfter: 900 * time.Millisecond}, nil},
 
 		{"admitted", []string{"0", "1"}, Decision{}, lease.ErrProtocol},
 		{"admitted", []string{"1", "x"}, Decision{}, lease.ErrProtocol},
@@ -28,7 +28,7 @@ func TestDecode(t *testing.T) {
 		{"refused", []string{"7", "250"}, Decision{}, lease.ErrProtocol},
 		{"granted", nil, Decision{}, lease.ErrProtocol},
 	} {
-		got, err := decode(protocol.Reply{Script: "test", Word: test.word, Args: test.args}, Config{Limit: 5})
+		got, err := decode(protocol.Reply{Script: "test", Word: test.word, Args: test.args})
 		require.ErrorIs(t, err, test.err, "%s %q", test.word, test.args)
 		require.Equal(t, test.want, got, "%s %q", test.word, test.args)
 	}

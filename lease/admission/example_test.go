@@ -32,7 +32,7 @@ func connect() (client *redis.Client, disconnect func()) {
 func Example() {
 	client, disconnect := connect()
 	defer disconnect()
-	limiter, err := admission.New(client, admission.Config{Limit: 2, Window: time.Minute, WhenUnjudged: admission.FailOpen})
+	limiter, err := admission.New(client, admission.Config{Limit: 2, Window: time.Minute, OnError: admission.FailOpen})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func Example() {
 func ExampleMiddleware() {
 	client, disconnect := connect()
 	defer disconnect()
-	limiter, err := admission.New(client, admission.Config{Limit: 1, Window: time.Minute, WhenUnjudged: admission.FailClosed})
+	limiter, err := admission.New(client, admission.Config{Limit: 1, Window: time.Minute, OnError: admission.FailClosed})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func ExampleNew() {
 func ExampleLimiter_Allow() {
 	client, disconnect := connect()
 	limiter, err := admission.New(client, admission.Config{
-		Limit: 1, Window: time.Hour, Sliding: true, WhenUnjudged: admission.FailClosed,
+		Limit: 1, Window: time.Hour, Sliding: true, OnError: admission.FailClosed,
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -100,7 +100,7 @@ func ExampleLimiter_Allow() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		fmt.Println("allowed:", d.Allowed, "again in", d.RetryAfter.Round(time.Hour), "judged:", d.Unjudged == nil)
+		fmt.Println("allowed:", d.Allowed, "again in", d.RetryAfter.Round(time.Hour), "judged:", d.Err == nil)
 	}
 
 	ask()

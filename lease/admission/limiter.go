@@ -1,3 +1,50 @@
+// Package admission limits how often something may happen: a number of requests for a key in a window of time. Redis counts
+// the requests of all processes together.
+//
+//	limiter, err := admission.New(client, admission.Config{
+//		Limit: 100, Window: time.Minute, OnError: admission.FailOpen,
+//	})
+//	...
+//	d, err := limiter.Allow(ctx, "tenant:7")
+//	if !d.Allowed {
+//		// tell the caller to come back after d.RetryAfter
+//	}
+//
+// [Middleware] does that for net/http.
+//
+// # Windows
+//
+// A fixed window begins with the first request and ends by Redis's clock; the next request begins the next window. It costs
+// one small key for each name, and admits up to twice the limit around the end of a window:
+//
+//	limit 2      a.........bc|d                 b, c and d within a moment
+//
+// A sliding window ([Config.Sliding]) admits a request if fewer than the limit were admitted in the window that ends with
+// it, so there is no such moment. It keeps one entry for each admission, about 100 bytes, and is limited to
+// [MaxSlidingLimit].
+//
+// In both cases one script decides and counts, so concurrent callers cannot exceed the limit. Count and expiry are set together, so
+// no key is left behind without an expiry. RetryAfter is exact: a request after that time is admitted unless others come
+// first, and an earlier one is not. Refused requests do not count.
+//
+// # Failures
+//
+// When there is no decision, because Redis does not answer within [Config.Timeout] or answers with an error, the request is admitted or
+// refused as [Config.OnError] says, and [Decision.Err] has the reason. The errors are those of package lease: one for silence, and
+// one for each refusal, such as [lease.ErrOutOfMemory] or [lease.ErrDenied]. There is no default: use [FailClosed] to protect a
+// downstream system, and usually [FailOpen] for fairness.
+//
+// A request is sent once. It is not repeated after silence or a refusal, because a late answer is of no use. Redis may have counted a
+// request whose reply was lost, so a lost reply can use up one place of the window; it never adds one.
+//
+// # Rights
+//
+// docs/leases.md lists the rights that the client's user needs. Without one of them the error is [lease.ErrDenied].
+//
+// # What it does not give you
+//
+// A limit on what runs at the same time: use [lease.Semaphore]. Order or fairness between callers of one key. Limits
+// that survive the loss of Redis's data: counting then starts again.
 package admission
 
 import (
@@ -11,7 +58,54 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Limiter judges requests. One per process and [Config] is enough; it is safe for concurrent use and needs no closing.
+// Policy says what happens to a request when Redis has not decided.
+type Policy int
+
+const (
+	// FailOpen admits it.
+	FailOpen Policy = iota + 1
+	// FailClosed refuses it.
+	FailClosed
+)
+
+// Config is what a [Limiter] goes by. [New] checks it. Programs that share keys should agree on it; each program applies
+// its own limit and window.
+type Config struct {
+	// Limit is how many requests of one key are admitted in a window. At least 1; at most [MaxSlidingLimit] if the window
+	// slides, [MaxLimit] if not. Required.
+	Limit int
+
+	// Window is how long a window lasts. Whole milliseconds, at least one; a fraction is cut off. At most [MaxWindow]. Required.
+	Window time.Duration
+
+	// Sliding counts in the window before each request instead of in fixed windows. Defaults to false.
+	Sliding bool
+
+	// OnError says whether requests are admitted while Redis does not decide. Required: [FailOpen] or [FailClosed].
+	OnError Policy
+
+	// Timeout is how long to wait for Redis. Positive. Defaults to 250ms.
+	Timeout time.Duration
+
+	// Namespace keeps the keys of several limiters, tenants or environments apart in one Redis. At most 128 bytes of
+	// UTF-8. Defaults to none.
+	Namespace string
+
+	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data, such as addresses. Defaults to false.
+	HashKeys bool
+}
+
+// Limits on limits.
+const (
+	MaxLimit        = 1_000_000_000
+	MaxSlidingLimit = 10_000
+	MaxWindow       = 366 * 24 * time.Hour
+
+	// MaxKey is the greatest length of a key in bytes.
+	MaxKey = 512
+)
+
+// Limiter decides about requests. One per process and [Config] is enough; it is safe for concurrent use and needs no closing.
 type Limiter struct {
 	client redis.UniversalClient
 	cfg    Config
@@ -20,11 +114,27 @@ type Limiter struct {
 // New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk to Redis. The client stays
 // the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
-	if client == nil {
-		return nil, protocol.Invalid("client is nil")
+	cfg.Window = cfg.Window.Truncate(time.Millisecond)
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 250 * time.Millisecond
 	}
-	cfg = cfg.withDefaults()
-	if err := cfg.check(); err != nil {
+	most := MaxLimit
+	if cfg.Sliding {
+		most = MaxSlidingLimit
+	}
+	switch {
+	case client == nil:
+		return nil, protocol.Invalid("client is nil")
+	case cfg.Limit < 1 || cfg.Limit > most:
+		return nil, protocol.Invalid("Limit must be from 1 to %d; it is %d", most, cfg.Limit)
+	case cfg.Window < time.Millisecond || cfg.Window > MaxWindow:
+		return nil, protocol.Invalid("Window must be from 1ms, the unit in which Redis counts, to %v; it is %v", MaxWindow, cfg.Window)
+	case cfg.OnError != FailOpen && cfg.OnError != FailClosed:
+		return nil, protocol.Invalid("OnError must be FailOpen or FailClosed: say whether requests are admitted while Redis does not decide")
+	case cfg.Timeout < 0:
+		return nil, protocol.Invalid("Timeout (%v) must be positive", cfg.Timeout)
+	}
+	if err := protocol.CheckName("namespace", cfg.Namespace, protocol.MaxNamespace); err != nil {
 		return nil, err
 	}
 	return &Limiter{client, cfg}, nil
@@ -34,32 +144,36 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 type Decision struct {
 	Allowed bool
 
-	// Limit is that of the limiter, Count what was admitted in the window, with this request if it was, and Remaining how
+	// Limit is that of the limiter. Count is how many requests were admitted in the window, with this one if it was, and Remaining how
 	// many more would be admitted now.
 	Limit, Count, Remaining int
 
-	// RetryAfter is when a refused request can be admitted: not sooner, and then unless others come first. Zero if this one was.
+	// RetryAfter is when a refused request can be admitted: not sooner, and then unless others come first. Zero if this one
+	// was admitted.
 	RetryAfter time.Duration
 
 	// ResetAfter is when the whole limit is available again if nobody comes before.
 	ResetAfter time.Duration
 
-	// Unjudged is why Redis has not judged, nil if it has: [lease.ErrUnreachable], also when [Config.Timeout] is over; [lease.ErrCorrupt];
+	// Err is why Redis has not decided, nil if it has: [lease.ErrUnreachable], also when [Config.Timeout] is over; [lease.ErrCorrupt];
 	// one of the errors that package lease has for refusals, such as [lease.ErrReadOnly]; or the cause of a ctx that ended before Redis
-	// was asked. Allowed is then what [Config.WhenUnjudged] says, the numbers are zero, and after ErrUnreachable the request may
+	// was asked. Allowed is then what [Config.OnError] says, the numbers are zero, and after ErrUnreachable the request may
 	// have been counted.
-	Unjudged error
+	Err error
 }
 
-// Allow judges one request of the key, and counts it if it is admitted.
+// Allow decides about one request of the key, and counts it if it is admitted.
 //
-// An error means that nothing was asked: [lease.ErrInvalid] for a key that cannot be, or the cause of ctx if that is over. The
-// decision is then a refusal. When ctx ends while Redis is asked, the request is unjudged.
+// An error means that Redis was not asked: [lease.ErrInvalid] for a key that is not valid, or the cause of ctx if that is over. The
+// decision is then a refusal. When ctx ends while Redis is asked, that is in [Decision.Err].
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
-	if l == nil || l.client == nil {
+	switch {
+	case l == nil || l.client == nil:
 		return Decision{}, protocol.Invalid("the Limiter was not made by admission.New")
+	case key == "":
+		return Decision{}, protocol.Invalid("key is empty; name who is limited, such as %q", "tenant:7")
 	}
-	if err := checkKey(key); err != nil {
+	if err := protocol.CheckName("key", key, MaxKey); err != nil {
 		return Decision{}, err
 	}
 	if ctx.Err() != nil {
@@ -67,57 +181,39 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	}
 	ctx, cancel := protocol.Within(ctx, l.cfg.Timeout)
 	defer cancel()
-	d, err := l.judge(ctx, l.cfg.name(key))
+
+	// The two windows keep different types, so they do not share a key.
+	script, field, args := protocol.AdmissionFixed, "fixed", []any{l.cfg.Limit, l.cfg.Window.Milliseconds()}
+	if l.cfg.Sliding {
+		script, field, args = protocol.AdmissionSliding, "sliding", append(args, uuid.NewString())
+	}
+	name := protocol.KeyOf(protocol.AdmissionKind, l.cfg.Namespace, key, l.cfg.HashKeys).For(field)
+	d, err := protocol.Query(ctx, l.client, script.Call([]string{name}, args...), decode)
+	d.Limit = l.cfg.Limit
 	if err != nil {
-		return Decision{
-			Allowed:  l.cfg.WhenUnjudged == FailOpen,
-			Limit:    l.cfg.Limit,
-			Unjudged: fmt.Errorf("admission: %q: %w", key, err),
-		}, nil
+		d.Allowed, d.Err = l.cfg.OnError == FailOpen, fmt.Errorf("admission: %q: %w", key, err)
+	} else if d.Allowed {
+		d.Remaining = d.Limit - d.Count
 	}
 	return d, nil
 }
 
-func (l *Limiter) judge(ctx context.Context, name string) (Decision, error) {
-	judge, args := protocol.AdmissionFixed, []any{l.cfg.Limit, l.cfg.Window.Milliseconds()}
-	if l.cfg.Sliding {
-		judge, args = protocol.AdmissionSliding, append(args, uuid.NewString())
-	}
-	r, err := judge.Call([]string{name}, args...).Run(ctx, l.client)
-	if err != nil {
-		return Decision{}, err
-	}
-	return decode(r, l.cfg)
-}
-
-func decode(r protocol.Reply, cfg Config) (Decision, error) {
-	switch {
-	case r.Is("admitted", 2):
-		n, err := numbers(r)
-		if err != nil {
-			return Decision{}, err
-		}
-		return Decision{Allowed: true, Limit: cfg.Limit, Count: int(n[0]), Remaining: cfg.Limit - int(n[0]), ResetAfter: ms(n[1])}, nil
-	case r.Is("refused", 3):
-		n, err := numbers(r)
-		if err != nil {
-			return Decision{}, err
-		}
-		return Decision{Limit: cfg.Limit, Count: int(n[0]), RetryAfter: ms(n[1]), ResetAfter: ms(n[2])}, nil
-	}
-	return Decision{}, r.Unknown()
-}
-
-// numbers reads all arguments, which are positive.
-func numbers(r protocol.Reply) ([]int64, error) {
+// decode reads what the scripts answer; the limit is not in it.
+func decode(r protocol.Reply) (Decision, error) {
 	n := make([]int64, len(r.Args))
 	for i := range n {
 		var err error
 		if n[i], err = r.Number(i, 1); err != nil {
-			return nil, err
+			return Decision{}, err
 		}
 	}
-	return n, nil
+	ms := func(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+	switch {
+	case r.Is("admitted", 2):
+		return Decision{Allowed: true, Count: int(n[0]), ResetAfter: ms(n[1])}, nil
+	case r.Is("refused", 3):
+		return Decision{Count: int(n[0]), RetryAfter: ms(n[1]), ResetAfter: ms(n[2])}, nil
+	}
+	return Decision{}, r.Unknown()
 }
 
-func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }

@@ -37,8 +37,8 @@ func crowd(t *testing.T, l *admission.Limiter, enough func(admitted) bool) (all 
 			for ctx.Err() == nil {
 				a := admitted{sent: time.Now()}
 				d, err := l.Allow(t.Context(), "tenant:7")
-				if err != nil || d.Unjudged != nil {
-					t.Errorf("%v, %v", err, d.Unjudged)
+				if err != nil || d.Err != nil {
+					t.Errorf("%v, %v", err, d.Err)
 					return
 				}
 				if !d.Allowed {
@@ -186,18 +186,18 @@ func TestEntriesFromTheFutureDoNotBlockForLong(t *testing.T) {
 	require.LessOrEqual(t, d.ResetAfter, time.Minute)
 }
 
-func TestUnjudged(t *testing.T) {
+func TestWithoutADecision(t *testing.T) {
 	for name, policy := range map[string]admission.Policy{"open": admission.FailOpen, "closed": admission.FailClosed} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
-				l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, WhenUnjudged: policy, Timeout: 300 * ms})
+				l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, OnError: policy, Timeout: 300 * ms})
 				for _, fault := range []faulty.Fault{faulty.LoseRequest, faulty.Hang} {
 					w.faults.Always(fault)
 					start := time.Now()
 					d, err := l.Allow(t.Context(), "a")
 					require.NoError(t, err)
 					require.LessOrEqual(t, time.Since(start), 300*ms)
-					require.ErrorIs(t, d.Unjudged, lease.ErrUnreachable)
+					require.ErrorIs(t, d.Err, lease.ErrUnreachable)
 					require.Equal(t, policy == admission.FailOpen, d.Allowed)
 					require.Equal(t, 2, d.Limit)
 				}
@@ -221,13 +221,13 @@ func TestAServerThatIsStoppedTakesNoLongerThanTimeout(t *testing.T) {
 		start := time.Now()
 		d, err := l.Allow(t.Context(), "a")
 		require.NoError(t, err)
-		require.ErrorIs(t, d.Unjudged, lease.ErrUnreachable)
+		require.ErrorIs(t, d.Err, lease.ErrUnreachable)
 		require.Less(t, time.Since(start), 2*time.Second, "the client's own bound is longer, and it would try again")
 	}
 	server.Resume()
 }
 
-func TestWhatRedisRefusesIsUnjudged(t *testing.T) {
+func TestWhatRedisRefusesIsNoDecision(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for kind, sliding := range map[string]bool{"fixed": false, "sliding": true} {
@@ -236,7 +236,7 @@ func TestWhatRedisRefusesIsUnjudged(t *testing.T) {
 		require.NoError(t, w.client.RPush(t.Context(), key, "x").Err())
 		d, err := l.Allow(t.Context(), "a")
 		require.NoError(t, err)
-		require.ErrorIs(t, d.Unjudged, lease.ErrCorrupt)
+		require.ErrorIs(t, d.Err, lease.ErrCorrupt)
 		require.False(t, d.Allowed)
 		require.NoError(t, w.client.Del(t.Context(), key).Err())
 	}
@@ -245,20 +245,20 @@ func TestWhatRedisRefusesIsUnjudged(t *testing.T) {
 		require.NoError(t, w.client.Set(t.Context(), "admission:v1:{"+w.namespace+"/a}:fixed", value, time.Minute).Err())
 		d, err := l.Allow(t.Context(), "a")
 		require.NoError(t, err)
-		require.ErrorIs(t, d.Unjudged, lease.ErrCorrupt, value)
+		require.ErrorIs(t, d.Err, lease.ErrCorrupt, value)
 	}
 }
 
 func TestTheCallersContext(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, WhenUnjudged: admission.FailOpen})
+		l := w.limiter(t, admission.Config{Limit: 2, Window: time.Second, OnError: admission.FailOpen})
 		gone := errors.New("the client has gone")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(ms, func() { cancel(gone) })
 		w.faults.Always(faulty.Hang)
 		d, err := l.Allow(ctx, "a")
 		require.NoError(t, err)
-		require.ErrorIs(t, d.Unjudged, gone)
+		require.ErrorIs(t, d.Err, gone)
 
 		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("asked"); return faulty.None })
 		d, err = l.Allow(ctx, "a")
@@ -270,7 +270,7 @@ func TestTheCallersContext(t *testing.T) {
 func TestBadInput(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	good := admission.Config{Limit: 1, Window: time.Second, WhenUnjudged: admission.FailOpen}
+	good := admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen}
 	for name, change := range map[string]func(*admission.Config){
 		"no limit":             func(c *admission.Config) { c.Limit = 0 },
 		"negative limit":       func(c *admission.Config) { c.Limit = -1 },
@@ -279,8 +279,8 @@ func TestBadInput(t *testing.T) {
 		"no window":            func(c *admission.Config) { c.Window = 0 },
 		"window below 1ms":     func(c *admission.Config) { c.Window = ms - 1 },
 		"window above a year":  func(c *admission.Config) { c.Window = admission.MaxWindow + ms },
-		"no policy":            func(c *admission.Config) { c.WhenUnjudged = 0 },
-		"unknown policy":       func(c *admission.Config) { c.WhenUnjudged = 3 },
+		"no policy":            func(c *admission.Config) { c.OnError = 0 },
+		"unknown policy":       func(c *admission.Config) { c.OnError = 3 },
 		"negative timeout":     func(c *admission.Config) { c.Timeout = -1 },
 		"namespace too long":   func(c *admission.Config) { c.Namespace = strings.Repeat("x", 129) },
 		"namespace no text":    func(c *admission.Config) { c.Namespace = "\xff" },
@@ -306,14 +306,14 @@ func TestBadInput(t *testing.T) {
 func BenchmarkAllow(b *testing.B) {
 	client, namespace := directClient(b, testenv.Redis(b)), testenv.Namespace(b)
 	l, err := admission.New(client, admission.Config{
-		Limit: admission.MaxLimit, Window: time.Hour, WhenUnjudged: admission.FailClosed, Namespace: namespace, Timeout: time.Minute,
+		Limit: admission.MaxLimit, Window: time.Hour, OnError: admission.FailClosed, Namespace: namespace, Timeout: time.Minute,
 	})
 	require.NoError(b, err)
 	requests := []func() error{
 		func() error { return client.Incr(b.Context(), namespace+":incr").Err() },
 		func() error {
 			d, err := l.Allow(b.Context(), "a")
-			return errors.Join(err, d.Unjudged)
+			return errors.Join(err, d.Err)
 		},
 	}
 	var took [2][]time.Duration

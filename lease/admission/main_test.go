@@ -43,8 +43,8 @@ func (w *world) limiter(t *testing.T, cfg admission.Config) *admission.Limiter {
 	if cfg.Namespace == "" {
 		cfg.Namespace = w.namespace
 	}
-	if cfg.WhenUnjudged == 0 {
-		cfg.WhenUnjudged = admission.FailClosed
+	if cfg.OnError == 0 {
+		cfg.OnError = admission.FailClosed
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = 10 * time.Second
@@ -88,7 +88,7 @@ func allow(t *testing.T, l *admission.Limiter, key string) admission.Decision {
 	t.Helper()
 	d, err := l.Allow(t.Context(), key)
 	require.NoError(t, err)
-	require.NoError(t, d.Unjudged)
+	require.NoError(t, d.Err)
 	return d
 }
 

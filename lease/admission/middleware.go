@@ -15,26 +15,26 @@ import (
 // HTTP is how a [Middleware] behaves.
 type HTTP struct {
 	// Key names who is limited, by anything in the request: an API key, a tenant, a route. The empty string lets the
-	// request pass unjudged. Required.
+	// request pass without a decision. Required.
 	Key func(*http.Request) string
 
 	// Policy is the name under which the limit is announced, for clients that meet several. Letters, digits, '_', '-' and '.'.
 	// Defaults to "default".
 	Policy string
 
-	// Refuse writes the answer to a request that was refused. The header fields are set before; it chooses the status,
-	// 429 for a decision and 503 for a request that is refused because it is unjudged. Defaults to that status and its text.
+	// Refuse writes the answer to a request that was refused. The header fields are set before; it chooses the status:
+	// 429 if Redis has refused it, and 503 if Redis has not decided ([Decision.Err]). Defaults to that status and its text.
 	Refuse func(http.ResponseWriter, *http.Request, Decision)
 }
 
-// Middleware judges each request before the handler sees it. A refused one gets 429 Too Many Requests with Retry-After in whole
-// seconds, rounded up; one that is refused for want of a judgement gets 503 Service Unavailable. All judged ones get
-// the fields RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers:
+// Middleware asks the limiter before the handler sees a request. A refused request gets 429 Too Many Requests with Retry-After in
+// whole seconds, rounded up; one that is refused because Redis has not decided gets 503 Service Unavailable. All that Redis has
+// decided get the fields RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers:
 //
 //	RateLimit-Policy: "default";q=100;w=60
 //	RateLimit: "default";r=42;t=17
 //
-// A request whose key cannot be one is answered with 400. Middleware fails with [lease.ErrInvalid] if h cannot work.
+// A request whose key is not valid is answered with 400. Middleware fails with [lease.ErrInvalid] if h cannot work.
 func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
 	if l == nil {
 		return nil, protocol.Invalid("limiter is nil")
@@ -74,7 +74,7 @@ func (l *Limiter) admit(w http.ResponseWriter, r *http.Request, h HTTP) bool {
 }
 
 func (l *Limiter) announce(header http.Header, policy string, d Decision) {
-	if d.Unjudged != nil {
+	if d.Err != nil {
 		return
 	}
 	header.Set("RateLimit-Policy", fmt.Sprintf("%q;q=%d;w=%d", policy, l.cfg.Limit, seconds(l.cfg.Window)))
@@ -99,7 +99,7 @@ func (h HTTP) withDefaults() HTTP {
 
 func refuse(w http.ResponseWriter, _ *http.Request, d Decision) {
 	status := http.StatusTooManyRequests
-	if d.Unjudged != nil {
+	if d.Err != nil {
 		status = http.StatusServiceUnavailable
 	}
 	http.Error(w, http.StatusText(status), status)

@@ -74,7 +74,7 @@ func TestMiddlewareWithoutRedis(t *testing.T) {
 	for policy, want := range map[admission.Policy]int{admission.FailOpen: http.StatusOK, admission.FailClosed: http.StatusServiceUnavailable} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.faults.Always(faulty.LoseRequest)
-			got := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, WhenUnjudged: policy}), admission.HTTP{Key: apiKey}).get("ann")
+			got := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: policy}), admission.HTTP{Key: apiKey}).get("ann")
 			require.Equal(t, want, got.Code)
 			require.Empty(t, got.Header().Get("RateLimit"))
 			require.Empty(t, got.Header().Get("Retry-After"))
@@ -84,7 +84,7 @@ func TestMiddlewareWithoutRedis(t *testing.T) {
 
 func TestMiddlewareTakesNoKeyThatCannotBe(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, WhenUnjudged: admission.FailOpen}), admission.HTTP{Key: apiKey})
+		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen}), admission.HTTP{Key: apiKey})
 		require.Equal(t, http.StatusBadRequest, s.get(strings.Repeat("x", admission.MaxKey+1)).Code)
 		require.Zero(t, s.served)
 	})
@@ -92,7 +92,7 @@ func TestMiddlewareTakesNoKeyThatCannotBe(t *testing.T) {
 
 func TestMiddlewareDoesNotServeWhoHasGone(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, WhenUnjudged: admission.FailOpen}), admission.HTTP{Key: apiKey})
+		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen}), admission.HTTP{Key: apiKey})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.Empty(t, s.getWith(ctx, "ann").Header(), "nothing is said to nobody")

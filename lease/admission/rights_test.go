@@ -15,15 +15,15 @@ func TestRights(t *testing.T) {
 	leasetest.RunRights(t, "lease/admission", func(t *testing.T, client, _ redis.UniversalClient, namespace string) (errs []error) {
 		for _, sliding := range []bool{false, true} {
 			l, err := admission.New(client, admission.Config{Limit: 50, Window: 50 * time.Millisecond, Sliding: sliding, Namespace: namespace,
-				WhenUnjudged: admission.FailClosed, Timeout: 10 * time.Second})
+				OnError: admission.FailClosed, Timeout: 10 * time.Second})
 			errs = append(errs, err)
 			if err != nil {
 				return errs
 			}
 			for admitted := 0; admitted < 120; { // also those of the next windows
 				d, err := l.Allow(t.Context(), "a")
-				errs = append(errs, err, d.Unjudged)
-				if err != nil || d.Unjudged != nil {
+				errs = append(errs, err, d.Err)
+				if err != nil || d.Err != nil {
 					break
 				}
 				if d.Allowed {
@@ -31,11 +31,11 @@ func TestRights(t *testing.T) {
 				}
 			}
 			l, err = admission.New(client, admission.Config{Limit: 1, Window: time.Hour, Sliding: sliding, Namespace: namespace,
-				WhenUnjudged: admission.FailClosed, Timeout: 10 * time.Second})
+				OnError: admission.FailClosed, Timeout: 10 * time.Second})
 			errs = append(errs, err)
 			for range 2 {
 				d, err := l.Allow(t.Context(), "b") // the second is refused, however slow the machine is
-				errs = append(errs, err, d.Unjudged)
+				errs = append(errs, err, d.Err)
 			}
 		}
 		return errs

@@ -5,11 +5,77 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/fencedb/fencedb/lease"
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
+
+// flights are the keys that callers of this process ask for right now. The first caller of a key asks Redis; later
+// callers wait for what it learns, so a thousand callers cost Redis as much as one.
+type flights struct {
+	mu    sync.Mutex
+	byKey map[string]*flight // guarded by mu
+}
+
+// flight is the attempt of one caller.
+type flight struct {
+	landed chan struct{} // closed when it is over
+	done   *State        // what was learned: the recorded result, nil if there is none; set before landed is closed
+}
+
+// share makes the caller the first of its key, or a follower of the first. If the first fails, one of its followers becomes
+// the next.
+func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed bool, err error) {
+	for {
+		f, first := fs.join(c.key)
+		if first {
+			defer fs.land(f, c) // also when the work panics
+			return c.attempt(ctx)
+		}
+		select {
+		case <-f.landed:
+		case <-ctx.Done():
+			return nil, false, &InFlightError{Key: c.key, Cause: context.Cause(ctx)}
+		}
+		if f.done != nil {
+			return c.replay(*f.done)
+		}
+	}
+}
+
+func (fs *flights) join(key string) (f *flight, first bool) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if f, known := fs.byKey[key]; known {
+		return f, false
+	}
+	if fs.byKey == nil {
+		fs.byKey = make(map[string]*flight)
+	}
+	f = &flight{landed: make(chan struct{})}
+	fs.byKey[key] = f
+	return f, true
+}
+
+// land ends a flight with what its caller has learned.
+func (fs *flights) land(f *flight, c *call) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	if fs.byKey[c.key] == f {
+		delete(fs.byKey, c.key)
+	}
+	f.done = c.learned
+	close(f.landed)
+}
+
+// forget lets nobody join a flight that may have seen a result that was forgotten since.
+func (fs *flights) forget(key string) {
+	fs.mu.Lock()
+	defer fs.mu.Unlock()
+	delete(fs.byKey, key)
+}
 
 // call is one call of Do.
 type call struct {
@@ -95,13 +161,11 @@ func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
 	return result, err
 }
 
-// recordTime bounds the recording of a result and the release behind it, whatever has become of the caller's context:
-// the work is done.
+// recordTime bounds the recording of a result and the release after it. The caller's context does not: the work is done.
 const recordTime = 5 * time.Second
 
-// record leaves it to Redis whether the claim still stands. Whoever has lost it without knowing is refused; whoever
-// thinks it lost, by a margin or a slow clock, while nobody else has come, is not. It goes on behind a caller whose
-// time is over, and gives the claim back.
+// record lets Redis decide whether the claim still stands: a claim that was lost without notice is refused, and one that only seems
+// lost, by a margin or a slow clock, is not. It goes on behind a caller whose time is over, and releases the claim.
 func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) error {
 	if len(result) > MaxResult {
 		_ = claim.Release(ctx)
@@ -135,3 +199,41 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 }
 
 func (c *call) failed(err error) error { return fmt.Errorf("once: %q: %w", c.key, err) }
+
+// recordings counts those under way.
+type recordings struct {
+	mu    sync.Mutex
+	n     int           // guarded by mu
+	quiet chan struct{} // closed when n comes to zero; guarded by mu
+}
+
+func (r *recordings) begin() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n++; r.n == 1 {
+		r.quiet = make(chan struct{})
+	}
+}
+
+func (r *recordings) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n--; r.n == 0 {
+		close(r.quiet)
+	}
+}
+
+func (r *recordings) wait(ctx context.Context) error {
+	r.mu.Lock()
+	n, quiet := r.n, r.quiet
+	r.mu.Unlock()
+	if n == 0 {
+		return nil
+	}
+	select {
+	case <-quiet:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -199,7 +199,7 @@ func TestAClaimThatIsTakenSinceTheLook(t *testing.T) {
 		})
 		got := do(t.Context(), w.once(t, once.Config{}), "a", forbidden(t), once.NoWait())
 		require.ErrorIs(t, got.err, once.ErrInFlight)
-		require.ErrorContains(t, got.err, "worth asking again")
+		require.ErrorContains(t, got.err, "retry after")
 		close(h.goOn)
 		require.NoError(t, (<-first).err)
 	})
@@ -349,7 +349,7 @@ func TestDoJSON(t *testing.T) {
 	require.True(t, replayed)
 
 	_, _, err = once.DoJSON(t.Context(), o, "order:7", nil, func(context.Context, *lease.Lease) (string, error) { return "", nil })
-	require.ErrorContains(t, err, "is no string")
+	require.ErrorContains(t, err, "is not a string")
 	_, _, err = once.DoJSON(t.Context(), o, "other", func() {}, issue)
 	require.ErrorContains(t, err, "the request of")
 	_, _, err = once.DoJSON(t.Context(), o, "other", nil, func(context.Context, *lease.Lease) (receipt, error) { return receipt{}, errDeclined })

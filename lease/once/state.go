@@ -64,7 +64,7 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 		return err
 	}
 	_, err := protocol.Ask(ctx, o.client, protocol.OnceForget.Call([]string{o.cfg.names(key).record}), protocol.Only("forgotten"))
-	o.flights.turnAway(key)
+	o.flights.forget(key)
 	if err != nil {
 		return fmt.Errorf("once: forget %q: %w", key, err)
 	}
@@ -111,4 +111,21 @@ func decodeRecord(r protocol.Reply) (none struct{}, err error) {
 		return none, lease.ErrLost
 	}
 	return none, r.Unknown()
+}
+
+// resource is what the claim on a key is a lease for. The prefix keeps it apart from leases that are only locks, here
+// and in the ledger of fences.
+func resource(key string) string { return "once:" + key }
+
+// names are the keys of one key in Redis. They share a Cluster slot.
+type names struct {
+	owner  string // of the lease on the key; written by package lease
+	record string // hash: by (lease id and token), fingerprint, result; expires after Config.Done
+}
+
+func (c Config) names(key string) names {
+	return names{
+		owner:  protocol.KeysOf(protocol.LeaseKind, c.Namespace, resource(key), c.HashKeys).Owner,
+		record: protocol.KeyOf(protocol.OnceKind, c.Namespace, resource(key), c.HashKeys).For("record"),
+	}
 }

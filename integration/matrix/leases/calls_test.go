@@ -413,13 +413,13 @@ func notRecorded(c *leaseCell) {
 // allow is no error if the request was judged.
 func allow(c *leaseCell, ctx context.Context) error {
 	l, err := admission.New(c.clients[0], admission.Config{
-		Limit: 3, Window: time.Minute, WhenUnjudged: admission.FailClosed, Timeout: judgement, Namespace: c.namespace})
+		Limit: 3, Window: time.Minute, OnError: admission.FailClosed, Timeout: judgement, Namespace: c.namespace})
 	require.NoError(c, err)
 	d, err := l.Allow(ctx, c.resources[0])
-	if err == nil && d.Allowed != (d.Unjudged == nil) {
-		c.Errorf("allowed: %v, and %v", d.Allowed, d.Unjudged)
+	if err == nil && d.Allowed != (d.Err == nil) {
+		c.Errorf("allowed: %v, and %v", d.Allowed, d.Err)
 	}
-	return errors.Join(err, d.Unjudged)
+	return errors.Join(err, d.Err)
 }
 
 // askedOnce: an answer that comes late is of no use.
