@@ -19,7 +19,7 @@ import (
 // which does it for you. Enter itself returns within five seconds after grant's validity, if that
 // has an end; what follows is bounded by the caller's contexts.
 func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
-	e, err := newEntry(grant, opts)
+	e, err := newEntry(nil, grant, opts)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,6 +19,23 @@ type config struct {
 	txOptions pgx.TxOptions
 	hold      time.Duration // > 0: replaces what remains of the lease
 	tracers   []Tracer
+}
+
+// With returns db with options for every call that gets it, before those of the call itself. Make it
+// once, where the pool is made. It is how Exec, Query and QueryRow get options.
+//
+//	serializable := fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}))
+//	tag, err := fencedb.Exec(ctx, serializable, lease, `UPDATE ...`)
+func With(db DB, opts ...Option) DB {
+	if own, ok := db.(withOptions); ok {
+		return withOptions{own.DB, slices.Concat(own.opts, opts)}
+	}
+	return withOptions{db, opts}
+}
+
+type withOptions struct {
+	DB
+	opts []Option
 }
 
 // TxOptions sets the isolation level and what else pgx can say in BEGIN. Defaults to READ
@@ -54,9 +72,15 @@ type entry struct {
 	overdue *time.Timer // of watch
 }
 
-func newEntry(grant Grant, opts []Option) (*entry, error) {
-	e := &entry{}
+func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
+	e := &entry{db: db}
 	e.grants, e.carry = uncarry(flatten(grant))
+	if own, ok := db.(withOptions); ok {
+		e.db = own.DB
+		for _, opt := range own.opts {
+			opt(&e.config)
+		}
+	}
 	for _, opt := range opts {
 		opt(&e.config)
 	}

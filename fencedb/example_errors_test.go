@@ -131,8 +131,8 @@ func (teller) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 }
 
 // The tracers belong to the pool: every write through it is told.
-func ExampleTraced() {
-	ctx, db := context.Background(), fencedb.Traced(database(), teller{})
+func ExampleWith() {
+	ctx, db := context.Background(), fencedb.With(database(), fencedb.Trace(teller{}))
 
 	_ = fencedb.Seal(ctx, db, acquired("table:18", 42))
 	_ = fencedb.Seal(ctx, db, acquired("table:18", 41))

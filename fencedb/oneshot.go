@@ -71,13 +71,12 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 // queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are
 // closed, and that is known.
 func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (pgx.Rows, error) {
-	e, err := newEntry(grant, nil)
+	e, err := newEntry(db, grant, nil)
 	if err != nil {
 		return noRows(err)
 	}
-	db = e.tracedBy(db)
 	t := e.trace(ctx, OpWrite)
-	tx := &fencedTx{caller: ctx, ctx: t.ctx, db: db, entry: e}
+	tx := &fencedTx{caller: ctx, ctx: t.ctx, db: e.db, entry: e}
 	finish := func(err error) error {
 		defer t.end()
 		return t.is(tx.finish(err))
@@ -188,12 +187,11 @@ type sent struct {
 
 // send checks the grant and sends everything. The caller must end what it returns.
 func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) (*sent, error) {
-	e, err := newEntry(grant, opts)
+	e, err := newEntry(db, grant, opts)
 	if err != nil {
 		return nil, err
 	}
-	db = e.tracedBy(db)
-	s := &sent{db: db, entry: e, trace: e.trace(ctx, OpWrite)}
+	s := &sent{db: e.db, entry: e, trace: e.trace(ctx, OpWrite)}
 	s.ctx = s.trace.ctx
 	defer s.afterFailure()
 	return s, s.trace.is(s.send(b))

@@ -3,6 +3,7 @@ package fencedb_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -191,4 +192,24 @@ func TestConnectionsOfEveryKind(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorIs(t, fencedb.Seal(t.Context(), db, grant("table:12", int64(i)+1)), fencedb.ErrStale)
 	}
+}
+
+func TestOptionsOfTheDBHoldForOneShots(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := fencedb.With(w.pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}), fencedb.Hold(time.Hour))
+	const level = `SELECT current_setting('transaction_isolation')`
+	var got string
+	require.NoError(t, fencedb.QueryRow(t.Context(), db, grantFor("table:12", 41, time.Minute), level).Scan(&got))
+	require.Equal(t, "serializable", got)
+	rows, err := fencedb.Query(t.Context(), db, grant("table:12", 42), level)
+	require.NoError(t, err)
+	levels, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Equal(t, []string{"serializable"}, levels)
+
+	require.NoError(t, fencedb.Tx(t.Context(), db, grant("table:12", 43), func(tx pgx.Tx) error {
+		return tx.QueryRow(t.Context(), level).Scan(&got)
+	}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead})))
+	require.Equal(t, "repeatable read", got, "the call's own come last")
 }

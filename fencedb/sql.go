@@ -31,7 +31,7 @@ import (
 // Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at
 // the most, whether it took effect.
 func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) error, opts ...Option) error {
-	e, err := newEntry(grant, opts)
+	e, err := newEntry(nil, grant, opts)
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ var (
 // on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with the
 // usual drivers, the connection.
 func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error {
-	e, err := newEntry(grant, opts)
+	e, err := newEntry(nil, grant, opts)
 	if err != nil {
 		return err
 	}

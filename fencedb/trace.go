@@ -107,31 +107,11 @@ func (e TraceEnd) Subject() (grant Grant, stored int64) {
 	return e.Grants[0], stale.Stored // the server did not say which
 }
 
-// Traced returns db with tracers that are told of every write through it. Make it once, where the
-// pool is made:
+// Trace adds tracers. With gives them to every write:
 //
-//	db := fencedb.Traced(pool, metrics, logs)
-//	err := fencedb.Tx(ctx, db, lease, func(tx pgx.Tx) error { ... })
+//	db := fencedb.With(pool, fencedb.Trace(metrics, logs))
 //
 // A grant that is refused before anything is sent for it, with ErrInvalidGrant, is not told.
-func Traced(db DB, tracers ...Tracer) DB {
-	plain, before := untraced(db)
-	return tracedDB{plain, append(before[:len(before):len(before)], tracers...)}
-}
-
-type tracedDB struct {
-	DB
-	tracers []Tracer
-}
-
-func untraced(db DB) (DB, []Tracer) {
-	if t, ok := db.(tracedDB); ok {
-		return t.DB, t.tracers
-	}
-	return db, nil
-}
-
-// Trace is Traced for one call. Enter and EnterSQL, which get no DB, have no other way.
 func Trace(tracers ...Tracer) Option {
 	return func(c *config) { c.tracers = append(c.tracers[:len(c.tracers):len(c.tracers)], tracers...) }
 }
@@ -147,14 +127,6 @@ type tracing struct {
 
 // errPanicked is told when nothing else is known: a panic came in between.
 var errPanicked = errors.New("fencedb: a panic came before the outcome was known; rolled back, unless it came out of a callback of a batch")
-
-// tracedBy adds the tracers of db to those of the call, and returns what they were put before.
-func (e *entry) tracedBy(db DB) DB {
-	plain, tracers := untraced(db)
-	e.tracers = append(tracers[:len(tracers):len(tracers)], e.tracers...)
-	e.db = plain
-	return plain
-}
 
 // trace begins a pair. Without tracers it costs nothing and hands ctx back.
 func (e *entry) trace(ctx context.Context, op Op) tracing {

@@ -107,7 +107,7 @@ func (j *journal) takeOne(t *testing.T) fencedb.TraceEnd {
 func TestTracersAreToldOfATransactionAndItsCommit(t *testing.T) {
 	t.Parallel()
 	w, j := newWorld(t), &journal{}
-	db := fencedb.Traced(w.pool, j)
+	db := fencedb.With(w.pool, fencedb.Trace(j))
 	g := grant("table:12", 41)
 
 	require.NoError(t, fencedb.Tx(t.Context(), db, g, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }))
@@ -127,7 +127,7 @@ func TestTracersAreToldOfATransactionAndItsCommit(t *testing.T) {
 func TestTracersAreToldOfEveryWayToWrite(t *testing.T) {
 	t.Parallel()
 	w, j := newWorld(t), &journal{}
-	db := fencedb.Traced(w.pool, j)
+	db := fencedb.With(w.pool, fencedb.Trace(j))
 	const insert = `INSERT INTO bookings (id, table_id, guest) VALUES ($1, 12, 'ann')`
 	ways := map[string]func(g fencedb.Grant) error{
 		"Exec": func(g fencedb.Grant) error {
@@ -167,7 +167,7 @@ func TestTracersAreToldOfEveryWayToWrite(t *testing.T) {
 func TestAPairEndsAfterAPanicAndWithoutAConnection(t *testing.T) {
 	t.Parallel()
 	w, j := newWorld(t), &journal{}
-	db := fencedb.Traced(w.pool, j)
+	db := fencedb.With(w.pool, fencedb.Trace(j))
 
 	require.Panics(t, func() { _ = fencedb.Tx(t.Context(), db, grant("table:12", 41), func(pgx.Tx) error { panic("in fn") }) })
 	require.Error(t, j.takeOne(t).Err)
@@ -192,7 +192,7 @@ func TestAPairEndsAfterAPanicAndWithoutAConnection(t *testing.T) {
 func TestTracersOfOneCallJoinThoseOfTheDB(t *testing.T) {
 	t.Parallel()
 	w, inner, outer, own := newWorld(t), &journal{}, &journal{}, &journal{}
-	db := fencedb.Traced(fencedb.Traced(w.pool, inner), outer)
+	db := fencedb.With(fencedb.With(w.pool, fencedb.Trace(inner)), fencedb.Trace(outer))
 
 	err := fencedb.Tx(t.Context(), db, grant("table:12", 41), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, fencedb.Trace(own))
 	require.NoError(t, err)
@@ -246,7 +246,7 @@ func TestStatementsOfTheFunctionAreWithinThePair(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	defer pool.Close()
-	db := fencedb.Traced(pool, m)
+	db := fencedb.With(pool, fencedb.Trace(m))
 	g := grant("table:12", 41)
 
 	for name, outer := range map[string]any{"none": nil, "of the caller": "request", "not comparable": []int{1}} {

@@ -38,14 +38,13 @@ import (
 // COMMIT has been sent rolls back; after that Tx still finds out, for five seconds at the most,
 // whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
-	e, err := newEntry(grant, opts)
+	e, err := newEntry(db, grant, opts)
 	if err != nil {
 		return err
 	}
-	db = e.tracedBy(db)
 	t := e.trace(ctx, OpWrite)
 	defer t.end()
-	return t.is(runTx(&fencedTx{caller: ctx, ctx: t.ctx, db: db, entry: e}, fn))
+	return t.is(runTx(&fencedTx{caller: ctx, ctx: t.ctx, db: e.db, entry: e}, fn))
 }
 
 func runTx(tx *fencedTx, fn func(tx pgx.Tx) error) error {

@@ -137,6 +137,6 @@ func (a *app) hintAtFeed(ctx context.Context, client redis.UniversalClient, stre
 		return
 	}
 	page{a.errOut, a.screen}.paragraph("", "Nothing yet, and nobody has published here before. Programs do when they are told to: "+
-		"events := feed.New(client), from observe/feed, among lease.Config.Tracers and in fencedb.Traced(pool, events). "+
+		"events := feed.New(client), from observe/feed, among lease.Config.Tracers and in fencedb.With(pool, fencedb.Trace(events)). "+
 		"If they set a Namespace, give it as --"+flagNamespace+".", "")
 }

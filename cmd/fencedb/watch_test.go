@@ -71,7 +71,7 @@ func (w *world) publishing() (i *lease.Issuer, write func(fencedb.Grant) error, 
 	events := feed.New(w.redis, feed.Namespace(w.namespace), feed.Worker("worker-7"))
 	w.Cleanup(func() { _ = events.Close(context.Background()) })
 	i = newIssuer(w.T, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{events}})
-	db := fencedb.Traced(w.pool, events)
+	db := fencedb.With(w.pool, fencedb.Trace(events))
 	write = func(g fencedb.Grant) error {
 		asked := fencedb.NewGrant(g.Resource(), g.Token(), g.LeaseID(), time.Time{})
 		_, err := fencedb.Exec(w.Context(), db, asked, `INSERT INTO seats VALUES (1, 'Ann')`)

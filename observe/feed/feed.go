@@ -4,7 +4,7 @@
 //	events := feed.New(client, feed.Worker("kitchen-2"))
 //	defer events.Close(ctx)
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{events}})
-//	db := fencedb.Traced(pool, events)
+//	db := fencedb.With(pool, fencedb.Trace(events))
 //	...
 //	err = feed.Follow(ctx, client, "$", func(e feed.Event) error { ... })
 //

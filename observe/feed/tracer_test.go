@@ -214,7 +214,7 @@ func TestAZombieAsTheFeedSeesIt(t *testing.T) {
 	f := s.feed()
 	issuer, err := lease.New(s.client, lease.Config{TTL: time.Minute, Namespace: s.namespace, Tracers: []lease.Tracer{f}})
 	require.NoError(t, err)
-	db := fencedb.Traced(testenv.Postgres(t), f)
+	db := fencedb.With(testenv.Postgres(t), fencedb.Trace(f))
 	nothing := func(pgx.Tx) error { return nil }
 
 	zombie, err := issuer.TryAcquire(t.Context(), "table:12")

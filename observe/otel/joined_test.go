@@ -47,7 +47,7 @@ func (r *recorder) pool(t *testing.T) *pgxpool.Pool {
 func TestStatementsOfPgxAreWithinTheirWrite(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(fenceotel.Config{})
-	db := fencedb.Traced(r.pool(t), r)
+	db := fencedb.With(r.pool(t), fencedb.Trace(r))
 	ctx, request := r.provider.Tracer("test").Start(t.Context(), "request")
 
 	_, err := fencedb.Exec(ctx, db, grant("table:12", 7), `INSERT INTO bookings VALUES (12, 'ann')`)

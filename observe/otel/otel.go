@@ -4,7 +4,7 @@
 //
 //	spans := fenceotel.New(fenceotel.Config{})
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{spans}})
-//	db := fencedb.Traced(pool, spans)
+//	db := fencedb.With(pool, fencedb.Trace(spans))
 //
 // # Spans
 //

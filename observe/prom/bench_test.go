@@ -49,7 +49,7 @@ func BenchmarkOverheadOfWriting(b *testing.B) {
 			require.NoError(b, err)
 		}
 	}
-	compare(b, writing(pool), writing(pool), writing(fencedb.Traced(pool, prom.New(prom.Config{}))))
+	compare(b, writing(pool), writing(pool), writing(fencedb.With(pool, fencedb.Trace(prom.New(prom.Config{})))))
 }
 
 func compare(b *testing.B, off, offAgain, on func()) {

@@ -3,7 +3,7 @@
 //	metrics := prom.New(prom.Config{})
 //	registry.MustRegister(metrics)
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{metrics}})
-//	db := fencedb.Traced(pool, metrics)
+//	db := fencedb.With(pool, fencedb.Trace(metrics))
 //
 // One [Metrics] serves all issuers and pools of a process. docs/observing.md lists the metrics with their labels and what
 // they mean.

@@ -4,7 +4,7 @@
 //
 //	logs := fencelog.New(slog.Default(), fencelog.Config{})
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{logs}})
-//	db := fencedb.Traced(pool, logs)
+//	db := fencedb.With(pool, fencedb.Trace(logs))
 //
 // # Levels
 //

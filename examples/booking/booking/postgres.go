@@ -38,7 +38,7 @@ var _ Store = (*Postgres)(nil)
 
 // NewPostgres returns a store on db, which stays the caller's to close. The tracers are told of its writes.
 func NewPostgres(db *pgxpool.Pool, tracers ...fencedb.Tracer) *Postgres {
-	return &Postgres{db, fencedb.Traced(db, tracers...)}
+	return &Postgres{db, fencedb.With(db, fencedb.Trace(tracers...))}
 }
 
 // Seal implements [Store].

@@ -82,7 +82,7 @@ func New(c Config) (*Shop, error) {
 	if c.DB == nil || c.Leases == nil || c.Bank == nil || c.Keep < time.Millisecond || c.Wait <= 0 {
 		return nil, fmt.Errorf("%w: a Config needs DB, Leases and Bank, and positive Keep and Wait", ErrInvalid)
 	}
-	return &Shop{c, fencedb.Traced(c.DB, c.Tracers...)}, nil
+	return &Shop{c, fencedb.With(c.DB, fencedb.Trace(c.Tracers...))}, nil
 }
 
 // The migration says the same in SQL.
