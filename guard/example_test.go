@@ -37,7 +37,7 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	}
 	_, err = pool.Exec(ctx, `
 		CREATE TABLE stock (sku int PRIMARY KEY, pieces int NOT NULL);
-		INSERT INTO stock VALUES (3, 10), (7, 10);
+		INSERT INTO stock VALUES (3, 10), (7, 10), (8, 10);
 		SELECT fencedb.protect('stock', resource => $$ 'sku:' || sku $$)`)
 	if err != nil {
 		log.Fatal(err)
@@ -63,7 +63,7 @@ func ExampleTx() {
 	issuer, pool := halves()
 
 	var left int
-	err := guard.Tx(ctx, issuer, pool, "sku:3", func(ctx context.Context, tx pgx.Tx) error {
+	err := guard.Tx(ctx, issuer, pool, "sku:3", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - 1 WHERE sku = 3 RETURNING pieces`).Scan(&left)
 	})
 
@@ -78,7 +78,7 @@ func ExampleTxAll() {
 	errSoldOut := errors.New("sold out")
 
 	buy := func(pieces int) error {
-		return guard.TxAll(ctx, issuer, pool, []string{"sku:3", "sku:7"}, func(ctx context.Context, tx pgx.Tx) error {
+		return guard.TxAll(ctx, issuer, pool, []string{"sku:3", "sku:7"}, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
 			for _, sku := range []int{3, 7} {
 				var left int
 				err := tx.QueryRow(ctx, `UPDATE stock SET pieces = pieces - $2 WHERE sku = $1 RETURNING pieces`, sku, pieces).Scan(&left)
@@ -98,4 +98,15 @@ func ExampleTxAll() {
 	// Output:
 	// <nil>
 	// sold out
+}
+
+// One statement, in one round trip behind the acquisition.
+func ExampleExec() {
+	ctx := context.Background()
+	issuer, pool := halves()
+
+	tag, err := guard.Exec(ctx, issuer, pool, "sku:8", `UPDATE stock SET pieces = pieces + $1 WHERE sku = 8`, 5)
+
+	fmt.Println(tag, err)
+	// Output: UPDATE 1 <nil>
 }

@@ -1,10 +1,12 @@
 // Package guard joins both halves of fencedb for the common case: acquire a lease, write behind its
 // fence, give it back.
 //
-//	err := guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, tx pgx.Tx) error {
+//	err := guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
 //		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
 //		return err
-//	})
+//	}, lease.WaitAtMost(2*time.Second))
+//
+// Options of the acquisition come last; [fencedb.With] gives the database those of the transaction.
 //
 // It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica
 // that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
@@ -20,6 +22,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -29,36 +32,64 @@ import (
 // and gives the lease back.
 //
 // The context that fn gets ends with ctx or with the lease. fn can run a second time, after its
-// first run was rolled back, when Redis had gone backwards. The errors are those of acquiring,
-// where nothing was written, and of fencedb.Tx; when fn's context ended with the lease, the cause
-// (lease.ErrExpired, lease.ErrLost...) is among them. A release that fails is not an error: it is
-// tried again behind the call, and in the end the lease runs out by itself.
+// first run was rolled back, when Redis had gone backwards; it then gets another lease. The errors
+// are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's context ended
+// with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that
+// fails is not an error: it is tried again behind the call, and in the end the lease runs out by
+// itself. So nil means committed, and an error tells what fencedb.Tx says of the data.
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
-	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
-	return TxAll(ctx, issuer, db, []string{resource}, fn, opts...)
+	fn func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error, opts ...lease.Option) error {
+	one := func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error { return fn(ctx, ls[0], tx) }
+	return TxAll(ctx, issuer, db, []string{resource}, one, opts...)
 }
 
-// TxAll is Tx for several resources: all of them are acquired, and entered, or none.
+// TxAll is Tx for several resources: all of them are acquired, and entered, or none. The leases come
+// in the order of their resources, each once.
 func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string,
-	fn func(ctx context.Context, tx pgx.Tx) error, opts ...fencedb.Option) error {
-	leases, err := acquire(ctx, issuer, resources)
+	fn func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error, opts ...lease.Option) error {
+	return hold(ctx, issuer, resources, opts, func(ctx context.Context, ls lease.Leases) error {
+		return fencedb.Tx(ctx, db, fencedb.All(ls...), func(tx pgx.Tx) error { return fn(ctx, ls, tx) })
+	})
+}
+
+// Exec is Tx for one statement, as fencedb.Exec is fencedb.Tx: the write takes one round trip. The
+// acquisition waits for as long as ctx allows.
+func Exec(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+	err = hold(ctx, issuer, []string{resource}, nil, func(ctx context.Context, ls lease.Leases) (err error) {
+		tag, err = fencedb.Exec(ctx, db, ls[0], sql, args...)
+		return err
+	})
+	return tag, err
+}
+
+// SendBatch is Exec for several statements on one or more resources. Its callbacks run after the
+// statements, as those of fencedb.SendBatch.
+func SendBatch(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string, b *pgx.Batch, opts ...lease.Option) error {
+	return hold(ctx, issuer, resources, opts, func(ctx context.Context, ls lease.Leases) error {
+		return fencedb.SendBatch(ctx, db, fencedb.All(ls...), b)
+	})
+}
+
+// hold runs write under the leases, and once more under healed ones.
+func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option, write func(context.Context, lease.Leases) error) error {
+	leases, err := acquire(ctx, issuer, resources, opts)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = leases.Release(ctx) }() // those that are held by then
 
-	err = write(ctx, db, leases, fn, opts)
+	err = bound(ctx, leases, write)
 	healed, healErr := heal(ctx, issuer, leases, err)
 	if healed == nil {
 		return errors.Join(err, healErr)
 	}
 	leases = healed
-	return write(ctx, db, leases, fn, opts)
+	return bound(ctx, leases, write)
 }
 
 // acquire raises the counter and tries once more if sealing the new lease has found it too low.
-func acquire(ctx context.Context, issuer *lease.Issuer, resources []string) (lease.Leases, error) {
-	leases, err := issuer.AcquireAll(ctx, resources)
+func acquire(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option) (lease.Leases, error) {
+	leases, err := issuer.AcquireAll(ctx, resources, opts...)
 	var stale *fencedb.StaleError
 	if !errors.As(err, &stale) {
 		return leases, err
@@ -66,13 +97,14 @@ func acquire(ctx context.Context, issuer *lease.Issuer, resources []string) (lea
 	if _, raiseErr := issuer.Raise(ctx, stale.Resource, stale.Stored); raiseErr != nil {
 		return nil, errors.Join(err, raiseErr)
 	}
-	return issuer.AcquireAll(ctx, resources)
+	return issuer.AcquireAll(ctx, resources, opts...)
 }
 
-func write(ctx context.Context, db fencedb.DB, leases lease.Leases, fn func(context.Context, pgx.Tx) error, opts []fencedb.Option) error {
+// bound ends write's context with the leases.
+func bound(ctx context.Context, leases lease.Leases, write func(context.Context, lease.Leases) error) error {
 	ctx, stop := leases.Bind(ctx)
 	defer stop()
-	err := fencedb.Tx(ctx, db, fencedb.All(leases...), func(tx pgx.Tx) error { return fn(ctx, tx) }, opts...)
+	err := write(ctx, leases)
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err) // a transaction that had not begun says only that the lease is over
 	}

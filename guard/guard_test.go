@@ -43,11 +43,13 @@ func newWorld(t *testing.T, seal bool) *world {
 	return w
 }
 
-func (w *world) book(table int) func(context.Context, pgx.Tx) error {
-	return func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `INSERT INTO bookings VALUES ($1, 'ann')`, table)
-		return err
-	}
+func (w *world) insert(ctx context.Context, tx pgx.Tx, table int) error {
+	_, err := tx.Exec(ctx, `INSERT INTO bookings VALUES ($1, 'ann')`, table)
+	return err
+}
+
+func (w *world) book(table int) func(context.Context, *lease.Lease, pgx.Tx) error {
+	return func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error { return w.insert(ctx, tx, table) }
 }
 
 func (w *world) bookings() (n int) {
@@ -74,7 +76,10 @@ func TestTxWritesAndGivesTheLeaseBack(t *testing.T) {
 	w := newWorld(t, false)
 
 	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
-	require.NoError(t, guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, w.book(13)))
+	require.NoError(t, guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error {
+		require.Len(t, ls, 2)
+		return w.insert(ctx, tx, 13)
+	}))
 
 	require.Equal(t, 2, w.bookings())
 	w.free("table:12")
@@ -86,17 +91,17 @@ func TestTheLeaseIsGivenBackOnErrorAndPanic(t *testing.T) {
 	w := newWorld(t, false)
 	mine := errors.New("mine")
 
-	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, pgx.Tx) error { return mine })
+	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, *lease.Lease, pgx.Tx) error { return mine })
 	require.ErrorIs(t, err, mine)
 	w.free("table:12")
 
 	require.Panics(t, func() {
-		_ = guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, pgx.Tx) error { panic("boom") })
+		_ = guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(context.Context, *lease.Lease, pgx.Tx) error { panic("boom") })
 	})
 	w.free("table:12")
 
 	ctx, cancel := context.WithCancel(t.Context())
-	err = guard.Tx(ctx, w.issuer, w.pool, "table:12", func(context.Context, pgx.Tx) error { cancel(); return nil })
+	err = guard.Tx(ctx, w.issuer, w.pool, "table:12", func(context.Context, *lease.Lease, pgx.Tx) error { cancel(); return nil })
 	require.ErrorIs(t, err, context.Canceled)
 	w.free("table:12")
 	require.Zero(t, w.bookings())
@@ -108,9 +113,9 @@ func TestTxHealsWhenRedisHasGoneBackwards(t *testing.T) {
 	future := w.ahead("table:12")
 	runs := 0
 
-	err := guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:11", "table:12"}, func(ctx context.Context, tx pgx.Tx) error {
+	err := guard.TxAll(t.Context(), w.issuer, w.pool, []string{"table:11", "table:12"}, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
 		runs++
-		return w.book(12)(ctx, tx)
+		return w.insert(ctx, tx, 12)
 	})
 
 	require.NoError(t, err)
@@ -139,11 +144,11 @@ func TestAHolderThatWasOvertakenIsNotHealed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, false)
 
-	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, tx pgx.Tx) error {
+	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
 		revoked, err := w.issuer.Revoke(t.Context(), "table:12")
 		require.NoError(t, err)
 		require.NoError(t, fencedb.Seal(t.Context(), w.pool, revoked))
-		return w.book(12)(t.Context(), tx)
+		return w.insert(t.Context(), tx, 12)
 	})
 
 	require.ErrorIs(t, err, fencedb.ErrStale)
@@ -154,12 +159,12 @@ func TestTheWorkEndsWithTheLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, false)
 
-	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, tx pgx.Tx) error {
+	err := guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
 		_, err := w.issuer.Revoke(t.Context(), "table:12")
 		require.NoError(t, err)
 		<-ctx.Done()
 		require.ErrorIs(t, context.Cause(ctx), lease.ErrRevoked)
-		return w.book(12)(ctx, tx)
+		return w.insert(ctx, tx, 12)
 	})
 
 	require.ErrorIs(t, err, lease.ErrRevoked)
@@ -181,11 +186,53 @@ func TestALeaseThatWasReleasedWritesNoMore(t *testing.T) {
 	w := newWorld(t, false)
 	l, err := w.issuer.Acquire(t.Context(), "table:12")
 	require.NoError(t, err)
-	require.NoError(t, fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.book(12)(t.Context(), tx) }))
+	require.NoError(t, fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.insert(t.Context(), tx, 12) }))
 	require.NoError(t, l.Release(t.Context()))
 
-	err = fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.book(12)(t.Context(), tx) })
+	err = fencedb.Tx(t.Context(), w.pool, l, func(tx pgx.Tx) error { return w.insert(t.Context(), tx, 12) })
 
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
 	require.Equal(t, 1, w.bookings())
+}
+
+func TestOptionsOfTheAcquisition(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	held, err := w.issuer.TryAcquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(time.Millisecond)} {
+		require.ErrorIs(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12), opt), lease.ErrHeld)
+		require.ErrorIs(t, guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, new(pgx.Batch), opt), lease.ErrHeld)
+	}
+	require.NoError(t, held.Release(t.Context()))
+
+	id := uuid.New()
+	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
+		require.Equal(t, id, l.LeaseID())
+		require.NoError(t, l.Err())
+		return nil
+	}, lease.WithLeaseID(id), lease.NoWait()))
+}
+
+func TestOneShots(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	w.ahead("table:12") // and they heal
+	tag, err := guard.Exec(t.Context(), w.issuer, w.pool, "table:12", `INSERT INTO bookings VALUES ($1, $2)`, 12, "ann")
+	require.NoError(t, err)
+	require.Equal(t, "INSERT 0 1", tag.String())
+
+	b := &pgx.Batch{}
+	for _, table := range []int{12, 13} {
+		b.Queue(`INSERT INTO bookings VALUES ($1, 'bob')`, table)
+	}
+	require.ErrorIs(t, guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:13"}, b), fencedb.ErrWrongResource)
+	require.Equal(t, 1, w.bookings())
+	require.NoError(t, guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, b))
+	require.Equal(t, 3, w.bookings())
+	for _, resource := range []string{"table:12", "table:13"} {
+		found, err := w.issuer.Inspect(t.Context(), resource)
+		require.NoError(t, err)
+		require.Zero(t, found.Holder, "given back")
+	}
 }

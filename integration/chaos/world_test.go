@@ -51,7 +51,7 @@ type writing struct {
 
 var fenced = writing{
 	acquiring: func(ctx context.Context, i *lease.Issuer, db *pgxpool.Pool, resource string, fn func(context.Context, pgx.Tx) error) error {
-		return guard.Tx(ctx, i, db, resource, fn)
+		return guard.Tx(ctx, i, db, resource, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error { return fn(ctx, tx) })
 	},
 	holding: func(ctx context.Context, db *pgxpool.Pool, grant fencedb.Grant, fn func(pgx.Tx) error) error {
 		return fencedb.Tx(ctx, db, grant, fn)

@@ -242,13 +242,13 @@ func runTxSQL(c *call) error {
 }
 
 func runGuard(c *call) error {
-	return guard.Tx(c, c.issuer, c.db, c.resource, func(ctx context.Context, tx pgx.Tx) error {
+	return guard.Tx(c, c.issuer, fencedb.With(c.db, c.options()), c.resource, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
 		own := *c
 		own.Context = ctx
 		err := txExec(&own, tx)
 		c.got = own.got
 		return err
-	}, c.options())
+	})
 }
 
 // inTx is fn in Tx.

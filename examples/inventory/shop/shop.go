@@ -132,7 +132,7 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
-	return guard.TxAll(ctx, s.Leases, s.fenced, resources, fn)
+	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error { return fn(ctx, tx) })
 }
 
 // Stock puts SKUs up for sale. Those that are there already stay as they are.
@@ -141,7 +141,7 @@ func (s *Shop) Stock(ctx context.Context, levels []Level) error {
 	for _, l := range levels {
 		resources = append(resources, skuResource(l.SKU))
 	}
-	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, tx pgx.Tx) error {
+	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
 		return AddLevels(ctx, tx, levels)
 	})
 }
