@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // S6 at every byte: the connection ends within the answers of the server, in every way of writing
@@ -177,10 +177,10 @@ func TestAnAnswerThatEndsAtAnyByteIsNoReasonForALie(t *testing.T) {
 					_, err := write(t.Context(), pool, grant(tableOf(id), 1), id) // now the statement caches are warm
 					require.NoError(t, err)
 
-					proxy.AfterBytes(n, pgproxy.Cut)
+					proxy.AfterBytes(n, faulty.Cut)
 					delivered, err := write(t.Context(), pool, grant(tableOf(id+1), 1), id+1)
 					again = proxy.Fired()
-					proxy.AfterBytes(-1, pgproxy.Cut)
+					proxy.AfterBytes(-1, faulty.Cut)
 
 					w.judge(fmt.Sprintf("after %d bytes", n), id+1, delivered, err)
 					w.awaitIdle(pool)
@@ -207,7 +207,7 @@ func (w *world) judge(when string, id int, delivered bool, err error) {
 	}
 }
 
-func (w *world) behindProxyIn(mode pgx.QueryExecMode) (*pgxpool.Pool, *pgproxy.Proxy) {
+func (w *world) behindProxyIn(mode pgx.QueryExecMode) (*pgxpool.Pool, *faulty.PostgresProxy) {
 	w.Helper()
 	pool, proxy := w.behindProxy()
 	config := pool.Config()
@@ -230,10 +230,10 @@ func TestASealThatIsCutAtAnyByteIsNoReasonForALie(t *testing.T) {
 			for n, again := 0, true; again; n += stride(mode, "Seal") {
 				require.NoError(t, fencedb.Seal(t.Context(), pool, grant("warm", int64(n)+1)))
 
-				proxy.AfterBytes(n, pgproxy.Cut)
+				proxy.AfterBytes(n, faulty.Cut)
 				err := fencedb.Seal(t.Context(), pool, grant("table:12", int64(n)+1))
 				again = proxy.Fired()
-				proxy.AfterBytes(-1, pgproxy.Cut)
+				proxy.AfterBytes(-1, faulty.Cut)
 
 				switch sealed := w.fence("table:12") == int64(n)+1; {
 				case err == nil:

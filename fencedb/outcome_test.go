@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -25,9 +25,9 @@ import (
 // answer what the server did.
 
 // behindProxy returns a pool whose connections pass through a proxy.
-func (w *world) behindProxy() (*pgxpool.Pool, *pgproxy.Proxy) {
+func (w *world) behindProxy() (*pgxpool.Pool, *faulty.PostgresProxy) {
 	w.Helper()
-	proxy := pgproxy.New(w, w.pool.Config().ConnString())
+	proxy := faulty.NewPostgresProxy(w, w.pool.Config().ConnString())
 	config, err := pgxpool.ParseConfig(proxy.URL())
 	require.NoError(w, err)
 	config.MaxConns = 1 // asking must not wait for the lost connection to be given back
@@ -51,21 +51,21 @@ func isCommitted(msg pgproto3.BackendMessage) bool {
 // cuts are the places round COMMIT, and whether the server commits there.
 var cuts = map[string]struct {
 	committed bool
-	arm       func(p *pgproxy.Proxy)
+	arm       func(p *faulty.PostgresProxy)
 }{
-	"before COMMIT arrives": {false, func(p *pgproxy.Proxy) { p.OnClient(once(isCommit, pgproxy.Cut)) }},
-	"within COMMIT":         {false, func(p *pgproxy.Proxy) { p.OnClient(once(isCommit, pgproxy.CutHalf)) }},
-	"before the answer":     {true, func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.Cut)) }},
-	"within the answer":     {true, func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.CutHalf)) }},
-	"after the answer":      {true, func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.CutAfter)) }},
+	"before COMMIT arrives": {false, func(p *faulty.PostgresProxy) { p.OnClient(once(isCommit, faulty.Cut)) }},
+	"within COMMIT":         {false, func(p *faulty.PostgresProxy) { p.OnClient(once(isCommit, faulty.CutHalf)) }},
+	"before the answer":     {true, func(p *faulty.PostgresProxy) { p.OnServer(once(isCommitted, faulty.Cut)) }},
+	"within the answer":     {true, func(p *faulty.PostgresProxy) { p.OnServer(once(isCommitted, faulty.CutHalf)) }},
+	"after the answer":      {true, func(p *faulty.PostgresProxy) { p.OnServer(once(isCommitted, faulty.CutAfter)) }},
 }
 
 // once gives verdict for the first message that matches, and then no more.
-func once[M any](matches func(M) bool, verdict pgproxy.Verdict) func(M) pgproxy.Verdict {
+func once[M any](matches func(M) bool, verdict faulty.Fate) func(M) faulty.Fate {
 	var done bool
-	return func(msg M) pgproxy.Verdict {
+	return func(msg M) faulty.Fate {
 		if done || !matches(msg) {
-			return pgproxy.Pass
+			return faulty.Pass
 		}
 		done = true
 		return verdict
@@ -123,7 +123,7 @@ func TestATransactionStillInProgressIsWaitedFor(t *testing.T) {
 	pool, proxy := w.behindProxy()
 
 	err := fencedb.Tx(t.Context(), pool, grantFor("table:12", 41, 700*time.Millisecond), func(tx pgx.Tx) error {
-		proxy.OnClient(once(isCommit, pgproxy.Orphan))
+		proxy.OnClient(once(isCommit, faulty.Orphan))
 		return book(t.Context(), tx, 12, "ann")
 	})
 
@@ -136,7 +136,7 @@ func TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	url := w.pool.Config().ConnString()
-	proxy := pgproxy.New(t, url)
+	proxy := faulty.NewPostgresProxy(t, url)
 	conn, err := pgx.Connect(t.Context(), proxy.URL()) // a single connection: once it is lost, there is no other
 	require.NoError(t, err)
 
@@ -178,7 +178,7 @@ func TestACrashOfTheServerLeavesTheOutcomeUnknown(t *testing.T) {
 		}()
 		proxy.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
 			return isCommit(msg) && syscall.Kill(int(pid), syscall.SIGKILL) == nil
-		}, pgproxy.Cut))
+		}, faulty.Cut))
 		return book(t.Context(), tx, 12, "ann")
 	})
 
@@ -194,12 +194,12 @@ func TestCancellingDuringCommitStillTellsTheTruth(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 
 	err := fencedb.Tx(ctx, pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+		proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
 			if isCommitted(msg) {
 				cancel()
-				return pgproxy.Orphan
+				return faulty.Orphan
 			}
-			return pgproxy.Pass
+			return faulty.Pass
 		})
 		return book(ctx, tx, 12, "ann")
 	})
@@ -216,8 +216,8 @@ func TestAOneShotWriteWhoseWholeAnswerIsLostIsUnknown(t *testing.T) {
 	_, err := fencedb.Exec(t.Context(), pool, grant("table:12", 41), insertAnn, 1) // warm, so that it is one round trip
 	require.NoError(t, err)
 
-	arm := func(verdict pgproxy.Verdict, nth int) {
-		proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+	arm := func(verdict faulty.Fate, nth int) {
+		proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
 			if _, row := msg.(*pgproto3.DataRow); row && nth == 0 {
 				return verdict
 			}
@@ -225,18 +225,18 @@ func TestAOneShotWriteWhoseWholeAnswerIsLostIsUnknown(t *testing.T) {
 				nth++
 				return verdict
 			}
-			return pgproxy.Pass
+			return faulty.Pass
 		})
 	}
 
-	arm(pgproxy.Cut, 0)
+	arm(faulty.Cut, 0)
 	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 42), insertAnn, 2)
 	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
 	proxy.OnServer(nil)
 
 	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 43), insertAnn, 3) // warm again
 	require.NoError(t, err)
-	arm(pgproxy.Cut, 1)
+	arm(faulty.Cut, 1)
 	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 44), insertAnn, 4)
 	require.NoError(t, err, "with the id the server could be asked")
 	require.EqualValues(t, 44, w.fence("table:12"))
@@ -251,7 +251,7 @@ func TestASealWhoseAnswerIsLostIsNoReasonForDoubt(t *testing.T) {
 	proxy.OnServer(once(func(msg pgproto3.BackendMessage) bool {
 		_, row := msg.(*pgproto3.DataRow)
 		return row
-	}, pgproxy.Cut))
+	}, faulty.Cut))
 
 	err := fencedb.Seal(t.Context(), pool, g)
 
@@ -352,16 +352,16 @@ func (w *world) cutAtRandom(n int, run func(ctx context.Context, pool *pgxpool.P
 }
 
 // cutOnce runs one transaction and cuts it at a random message after its first statement.
-func cutOnce(ctx context.Context, pool *pgxpool.Pool, proxy *pgproxy.Proxy, random *rand.Rand, id int,
+func cutOnce(ctx context.Context, pool *pgxpool.Pool, proxy *faulty.PostgresProxy, random *rand.Rand, id int,
 	run func(context.Context, *pgxpool.Pool, int, func(pgx.Tx) error) answer) (says answer, cut bool) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	const messages = 6 // INSERT and COMMIT, each a Query, a CommandComplete and a ReadyForQuery
-	verdict := []pgproxy.Verdict{pgproxy.Cut, pgproxy.CutHalf, pgproxy.CutAfter}[random.IntN(3)]
+	verdict := []faulty.Fate{faulty.Cut, faulty.CutHalf, faulty.CutAfter}[random.IntN(3)]
 	countdown, cancelToo := 1+random.IntN(messages+1), random.IntN(4) == 0
-	judge := func() pgproxy.Verdict { // called for one message at a time
+	judge := func() faulty.Fate { // called for one message at a time
 		if countdown--; countdown != 0 {
-			return pgproxy.Pass
+			return faulty.Pass
 		}
 		if cancelToo {
 			cancel()
@@ -374,8 +374,8 @@ func cutOnce(ctx context.Context, pool *pgxpool.Pool, proxy *pgproxy.Proxy, rand
 		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
 			return err
 		}
-		proxy.OnClient(func(pgproto3.FrontendMessage) pgproxy.Verdict { return judge() })
-		proxy.OnServer(func(pgproto3.BackendMessage) pgproxy.Verdict { return judge() })
+		proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate { return judge() })
+		proxy.OnServer(func(pgproto3.BackendMessage) faulty.Fate { return judge() })
 		_, err := tx.Exec(ctx, fmt.Sprintf(`INSERT INTO effects VALUES (%d)`, id)) // no arguments: one message
 		return err
 	})

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // S7 when nothing answers: the network drops everything in silence, and the context has no
@@ -27,14 +27,14 @@ const (
 )
 
 // silences are the places where a connection falls silent in a write.
-var silences = map[string]func(*pgproxy.Proxy){
-	"before BEGIN arrives": func(p *pgproxy.Proxy) {
-		p.OnClient(once(func(pgproto3.FrontendMessage) bool { return true }, pgproxy.Silence))
+var silences = map[string]func(*faulty.PostgresProxy){
+	"before BEGIN arrives": func(p *faulty.PostgresProxy) {
+		p.OnClient(once(func(pgproto3.FrontendMessage) bool { return true }, faulty.Silence))
 	},
-	"before the first answer": func(p *pgproxy.Proxy) { p.AfterBytes(0, pgproxy.Silence) },
-	"within the answers":      func(p *pgproxy.Proxy) { p.AfterBytes(150, pgproxy.Silence) },
-	"before COMMIT arrives":   func(p *pgproxy.Proxy) { p.OnClient(once(commits, pgproxy.Silence)) },
-	"before COMMIT's answer":  func(p *pgproxy.Proxy) { p.OnServer(once(isCommitted, pgproxy.Silence)) },
+	"before the first answer": func(p *faulty.PostgresProxy) { p.AfterBytes(0, faulty.Silence) },
+	"within the answers":      func(p *faulty.PostgresProxy) { p.AfterBytes(150, faulty.Silence) },
+	"before COMMIT arrives":   func(p *faulty.PostgresProxy) { p.OnClient(once(commits, faulty.Silence)) },
+	"before COMMIT's answer":  func(p *faulty.PostgresProxy) { p.OnServer(once(isCommitted, faulty.Silence)) },
 }
 
 // commits is isCommit also where COMMIT is part of a batch.
@@ -135,7 +135,7 @@ func TestANetworkThatHangsAtCommitLeavesTheOutcomeUnknownInTime(t *testing.T) {
 						time.AfterFunc(c.cancelAfter, cancel)
 					}
 					return true
-				}, pgproxy.Silence))
+				}, faulty.Silence))
 				return book(ctx, tx, 12, "ann")
 			})
 
@@ -164,17 +164,17 @@ func TestAnIdleConnectionThatIsSilentAsWellDoesNotKeepUsFromAsking(t *testing.T)
 
 	err = fencedb.Tx(t.Context(), pool, grantFor("table:12", 41, time.Second), func(tx pgx.Tx) error {
 		other.Release()
-		proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+		proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
 			if isCommitted(msg) {
-				return pgproxy.Silence
+				return faulty.Silence
 			}
-			return pgproxy.Pass
+			return faulty.Pass
 		})
-		proxy.OnClient(func(msg pgproto3.FrontendMessage) pgproxy.Verdict {
+		proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate {
 			if parse, ok := msg.(*pgproto3.Parse); ok && strings.Contains(parse.Query, "fencedb.outcome") && asked.Add(1) == 1 {
-				return pgproxy.Silence
+				return faulty.Silence
 			}
-			return pgproxy.Pass
+			return faulty.Pass
 		})
 		return book(t.Context(), tx, 12, "ann")
 	})
@@ -233,7 +233,7 @@ func TestEnterOnASilentConnectionEndsWithTheLease(t *testing.T) {
 	pool, proxy := w.behindProxy()
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
-	proxy.AfterBytes(0, pgproxy.Silence)
+	proxy.AfterBytes(0, faulty.Silence)
 	start := time.Now()
 
 	err = fencedb.Enter(context.Background(), tx, grantFor("table:12", 41, 500*time.Millisecond))

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -179,12 +179,12 @@ func TestDoctorNamesAnOldPostgres(t *testing.T) {
 	w := sound(t)
 	w.exec(`SELECT fencedb.unprotect('seats')`)
 	w.ok("migrate", "down", "--yes")
-	proxy := pgproxy.New(t, w.pool.Config().ConnString())
-	proxy.OnServer(func(m pgproto3.BackendMessage) pgproxy.Verdict {
+	proxy := faulty.NewPostgresProxy(t, w.pool.Config().ConnString())
+	proxy.OnServer(func(m pgproto3.BackendMessage) faulty.Fate {
 		if status, ok := m.(*pgproto3.ParameterStatus); ok && status.Name == "server_version" {
 			status.Value = "12.22 (Debian 12.22-1.pgdg120+1)"
 		}
-		return pgproxy.Pass
+		return faulty.Pass
 	})
 	w.as("--postgres", proxy.URL())
 

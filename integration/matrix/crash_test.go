@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -70,9 +70,9 @@ func disasters() (all []setup) {
 
 var disasterFaults = []fault{
 	{name: "server crashed", means: "a session is killed (SIGKILL), the log in memory is lost, strangers get the ids of lost transactions",
-		points: chosen, allowed: anything, bound: whole + asking, verdict: pgproxy.Cut, dead: true},
+		points: chosen, allowed: anything, bound: whole + asking, verdict: faulty.Cut, dead: true},
 	{name: "failed over", means: "a standby that lagged is promoted, strangers get the ids of lost transactions",
-		points: chosen, allowed: anything, bound: whole + asking, verdict: pgproxy.Cut, dead: true},
+		points: chosen, allowed: anything, bound: whole + asking, verdict: faulty.Cut, dead: true},
 }
 
 // stage is one database with a proxy for each entry point.

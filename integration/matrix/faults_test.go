@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // sent is a message that has passed the proxy.
@@ -92,7 +92,7 @@ type fault struct {
 	name     string
 	means    string
 	points   func(rehearsal []sent) []point
-	verdict  pgproxy.Verdict                             // on what comes at the point
+	verdict  faulty.Fate                                 // on what comes at the point
 	do       func(context.Context, *world, *call) func() // at the point, before what comes there goes on
 	before   func(context.Context, *world, *call) (after func(), err error)
 	prefix   string            // of the resource
@@ -144,15 +144,15 @@ var faults = []fault{
 	{name: "none", means: "nothing goes wrong",
 		points: once, allowed: only(committed)},
 	{name: "cut at a byte", means: "the connection is closed before every single byte of the answers",
-		points: everyByte, verdict: pgproxy.Cut, allowed: mostly},
+		points: everyByte, verdict: faulty.Cut, allowed: mostly},
 	{name: "cut at a message", means: "the connection is closed before and within every message, of either side",
-		points: everyMessage, verdict: pgproxy.Cut, allowed: mostly},
+		points: everyMessage, verdict: faulty.Cut, allowed: mostly},
 	{name: "reset", means: "the connection is reset: the request lost, the answer, COMMIT, its answer, the end",
-		points: chosen, verdict: pgproxy.Reset, unread: true, allowed: mostly},
+		points: chosen, verdict: faulty.Reset, unread: true, allowed: mostly},
 	{name: "silence", means: "at the same places the connection falls silent, and neither side is told",
-		points: chosen, verdict: pgproxy.Silence, allowed: mostly, validity: silenceValidity, bound: silenceValidity + answering, slow: true},
+		points: chosen, verdict: faulty.Silence, allowed: mostly, validity: silenceValidity, bound: silenceValidity + answering, slow: true},
 	{name: "network silent", means: "the answer to COMMIT is lost in silence, and new connections are silent too",
-		points: lastAnswer, verdict: pgproxy.Silence, do: partitioned, unasked: true, validity: silenceValidity,
+		points: lastAnswer, verdict: faulty.Silence, do: partitioned, unasked: true, validity: silenceValidity,
 		bound: silenceValidity + asking, allowed: anything},
 	{name: "context cancelled", means: "the context ends at the same places",
 		points: chosen, do: cancelled, unread: true, allowed: mostly},

@@ -5,7 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -18,7 +18,7 @@ func TestPgBouncer(t *testing.T) {
 	for range crews {
 		behind, before := <-servers, <-servers
 		behind.front = newBouncer(t, behind.proxy.URL())
-		before.proxy = pgproxy.New(t, newBouncer(t, before.proxy.URL()))
+		before.proxy = faulty.NewPostgresProxy(t, newBouncer(t, before.proxy.URL()))
 		before.front = before.proxy.URL()
 		sides["behind"] <- behind
 		sides["before"] <- before
@@ -56,9 +56,9 @@ var bouncerFaults = []fault{
 	{name: "none behind PgBouncer", means: "nothing goes wrong, in transaction mode",
 		points: once, allowed: only(committed), unless: prepares},
 	{name: "reset with PgBouncer", means: "the connection is reset, before or behind a PgBouncer in transaction mode",
-		points: chosen, verdict: pgproxy.Reset, unread: true, allowed: mostly, unless: prepares},
+		points: chosen, verdict: faulty.Reset, unread: true, allowed: mostly, unless: prepares},
 	{name: "silence with PgBouncer", means: "the connection falls silent, before or behind it",
-		points: chosen, verdict: pgproxy.Silence, unread: true, allowed: mostly, validity: silenceValidity,
+		points: chosen, verdict: faulty.Silence, unread: true, allowed: mostly, validity: silenceValidity,
 		bound: silenceValidity + answering, slow: true, unless: prepares},
 	{name: "killed behind PgBouncer", means: "the session of the server is ended",
 		points: chosen, do: killed, unread: true, dead: true, allowed: mostly, unless: prepares},

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // setup is how an entry point is used in a case.
@@ -141,7 +141,7 @@ func (w *world) arm(ctx context.Context, f *fault, p point, c *call) (disarm fun
 		nth  = map[bool]int{}
 		at   = map[bool]int{}
 		do   = func() {}
-		pass = func(client bool, msg pgproto3.Message) pgproxy.Verdict {
+		pass = func(client bool, msg pgproto3.Message) faulty.Fate {
 			raw, err := msg.Encode(nil)
 			if err != nil {
 				panic(err)
@@ -151,30 +151,30 @@ func (w *world) arm(ctx context.Context, f *fault, p point, c *call) (disarm fun
 			nth[client]++
 			at[client] += len(raw)
 			if s.client != p.client || s.nth != p.nth {
-				return pgproxy.Pass
+				return faulty.Pass
 			}
 			do()
 			switch {
 			case p.within == 0:
 				return f.verdict
 			case client:
-				return pgproxy.CutHalf
+				return faulty.CutHalf
 			}
-			return pgproxy.Pass // up to the byte
+			return faulty.Pass // up to the byte
 		}
 	)
 	if f.do != nil {
 		do = f.do(ctx, w, c)
 	}
-	w.proxy.OnClient(func(msg pgproto3.FrontendMessage) pgproxy.Verdict { return pass(true, msg) })
-	w.proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict { return pass(false, msg) })
+	w.proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate { return pass(true, msg) })
+	w.proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate { return pass(false, msg) })
 	if !p.client && p.within > 0 {
 		w.proxy.AfterBytes(p.at+p.within, f.verdict)
 	}
 	return func() []sent {
 		w.proxy.OnClient(nil)
 		w.proxy.OnServer(nil)
-		w.proxy.AfterBytes(-1, pgproxy.Pass)
+		w.proxy.AfterBytes(-1, faulty.Pass)
 		w.proxy.Hang(false)
 		w.proxy.Sever()
 		return all

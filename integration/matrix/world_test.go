@@ -19,7 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -74,10 +74,10 @@ var modes = []pgx.QueryExecMode{
 
 // world is a database of its own behind a proxy, for one case at a time.
 type world struct {
-	direct *pgxpool.Pool  // past the proxy, as a superuser, at READ COMMITTED
-	proxy  *pgproxy.Proxy // to the same database, as the application's role
-	front  string         // where the application connects; none means the proxy
-	level  pgx.TxIsoLevel // the database's default
+	direct *pgxpool.Pool         // past the proxy, as a superuser, at READ COMMITTED
+	proxy  *faulty.PostgresProxy // to the same database, as the application's role
+	front  string                // where the application connects; none means the proxy
+	level  pgx.TxIsoLevel        // the database's default
 	redis  *redis.Client
 	prefix string // of the leases in Redis
 	issuer map[time.Duration]*lease.Issuer
@@ -125,7 +125,7 @@ func newWorld(t *testing.T, database string) *world {
 	t.Cleanup(direct.Close)
 	return &world{
 		direct: direct,
-		proxy:  pgproxy.New(t, databaseURL(t, database, "", "matrix")),
+		proxy:  faulty.NewPostgresProxy(t, databaseURL(t, database, "", "matrix")),
 		redis:  testenv.Redis(t),
 		prefix: testenv.Namespace(t),
 		issuer: map[time.Duration]*lease.Issuer{},

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -137,7 +137,7 @@ func (w *world) try(t *testing.T, s setup, f *fault) {
 // rehearse records the conversation without a fault, which must succeed.
 func (w *world) rehearse(t *testing.T, s setup, f *fault) []sent {
 	t.Helper()
-	if f.verdict == pgproxy.Pass && f.do == nil {
+	if f.verdict == faulty.Pass && f.do == nil {
 		return nil // it happens beside the conversation
 	}
 	o := w.must(t, s, &faults[0], once(nil)[0])

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -26,15 +26,15 @@ func TestTheOutcomeOfACommitThatPgBouncerLost(t *testing.T) {
 	}
 	for name, cut := range map[string]struct {
 		committed bool
-		arm       func(*pgproxy.Proxy)
+		arm       func(*faulty.PostgresProxy)
 	}{
-		"before COMMIT arrives": {false, func(p *pgproxy.Proxy) { p.OnClient(first(isCommit)) }},
-		"before the answer":     {true, func(p *pgproxy.Proxy) { p.OnServer(first(isCommitted)) }},
+		"before COMMIT arrives": {false, func(p *faulty.PostgresProxy) { p.OnClient(first(isCommit)) }},
+		"before the answer":     {true, func(p *faulty.PostgresProxy) { p.OnServer(first(isCommitted)) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			proxy := pgproxy.New(t, w.url())
+			proxy := faulty.NewPostgresProxy(t, w.url())
 			pool := w.pool(testenv.PgBouncer(t, proxy.URL(), "transaction"), pgx.QueryExecModeExec)
 
 			err := fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
@@ -56,13 +56,13 @@ func TestTheOutcomeOfACommitThatPgBouncerLost(t *testing.T) {
 }
 
 // first cuts at the first message that matches, and passes the rest.
-func first[M any](matches func(M) bool) func(M) pgproxy.Verdict {
+func first[M any](matches func(M) bool) func(M) faulty.Fate {
 	var done bool
-	return func(msg M) pgproxy.Verdict {
+	return func(msg M) faulty.Fate {
 		if done || !matches(msg) {
-			return pgproxy.Pass
+			return faulty.Pass
 		}
 		done = true
-		return pgproxy.Cut
+		return faulty.Cut
 	}
 }

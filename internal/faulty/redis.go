@@ -1,124 +1,372 @@
-// Package faulty breaks one thing in front of a real server, so that tests need no imitation of the rest.
 package faulty
 
 import (
+	"bufio"
+	"bytes"
 	"context"
-	"errors"
+	"crypto/sha1"
+	"encoding/hex"
+	"io"
 	"net"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
-
-	"github.com/redis/go-redis/v9"
 )
 
-// ErrBroken is what a client sees of a broken connection.
-var ErrBroken = errors.New("faulty: connection broken on purpose")
+// Here is replaced, in the text of an Answer, with the address of the server.
+const Here = "<here>"
 
-// Fault is what happens to one command.
-type Fault int
-
-const (
-	None        Fault = iota
-	LoseRequest       // the server never sees it
-	LoseReply         // the server acts on it, the client does not learn of it
-	Hang              // the server never sees it, and nothing comes back until the command's context ends
-)
-
-// Redis is a [redis.Hook] that passes commands on, or does not. The zero value passes everything on.
-type Redis struct {
-	choose atomic.Pointer[func(redis.Cmder) Fault]
-	owed   atomic.Bool // a reply to lose, since the script was unknown and had to be sent in full first
+// Verdict is the fate of a call of a script.
+type Verdict struct {
+	Fate Fate
+	Text string // for Answer and Garble, as it is sent to the client
+	Then func() // called after the fate has been carried out; may be nil
 }
 
-// Set decides the fate of each script call from now on; other commands are left alone. A pipeline shares the fate of its first command.
-func (f *Redis) Set(choose func(redis.Cmder) Fault) { f.choose.Store(&choose) }
-
-// Always gives all script calls from now on the same fate.
-func (f *Redis) Always(fault Fault) { f.Set(func(redis.Cmder) Fault { return fault }) }
-
-// Next gives the next n script calls that fate, and none to those that follow.
-func (f *Redis) Next(n int64, fault Fault) {
-	var left atomic.Int64
-	left.Store(n)
-	f.Set(func(redis.Cmder) Fault {
-		if left.Add(-1) < 0 {
-			return None
-		}
-		return fault
-	})
+// RedisProxy stands between clients and Redis servers, with one connection to a server for each connection of a client,
+// and knows scripts by name. It passes everything until told otherwise. Its Dial is a Dialer for the options of any
+// client, also for Sentinel and Cluster.
+type RedisProxy struct {
+	mu     sync.Mutex
+	judge  func(script string) Verdict // guarded by mu, also while it runs
+	gate   chan struct{}               // closed by Go; nil: not stopped
+	held   []held
+	links  map[*redisLink]bool
+	closed bool
 }
 
-// First gives each script call that fate the first time it is sent; the same call sent again passes. Calls are told
-// apart by their texts, not by their numbers, which may count the attempts.
-func (f *Redis) First(fault Fault) {
-	var seen sync.Map
-	f.Set(func(cmd redis.Cmder) Fault {
-		var call strings.Builder
-		for _, arg := range cmd.Args()[2:] { // without the script: by digest and in full are the same call
-			if text, ok := arg.(string); ok {
-				call.WriteString(text + " ")
-			}
-		}
-		if _, again := seen.LoadOrStore(call.String(), true); again {
-			return None
-		}
-		return fault
-	})
+// held is a request that was taken from its client and not yet sent to its server.
+type held struct {
+	addr    string
+	request []byte
 }
 
-func (f *Redis) fate(cmd redis.Cmder) Fault {
-	choose := f.choose.Load()
-	if choose == nil || !strings.HasPrefix(cmd.Name(), "eval") {
-		return None
+// OnScript sets the function that decides the verdict on every call of a script. The name of a script is in the first
+// line of its source. Nil passes all calls.
+func (p *RedisProxy) OnScript(judge func(script string) Verdict) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.judge = judge
+}
+
+// Stop holds up everything from now on, like a stopped server: clients can connect and write, and what they wrote reaches
+// the server after Go, even if the client is gone by then.
+func (p *RedisProxy) Stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gate == nil {
+		p.gate = make(chan struct{})
 	}
-	if f.owed.CompareAndSwap(true, false) {
-		return LoseReply
-	}
-	return (*choose)(cmd)
 }
 
-func (f *Redis) apply(ctx context.Context, fault Fault, pass func() error) error {
-	switch fault {
-	case LoseRequest:
-		return ErrBroken
-	case LoseReply:
-		if err := pass(); redis.HasErrorPrefix(err, "NOSCRIPT") {
-			f.owed.Store(true)
+// Go ends Stop.
+func (p *RedisProxy) Go() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.gate != nil {
+		close(p.gate)
+		p.gate = nil
+	}
+}
+
+// Deliver sends the held requests to their servers and returns when the servers have answered.
+func (p *RedisProxy) Deliver() error {
+	p.mu.Lock()
+	all := p.held
+	p.held = nil
+	p.mu.Unlock()
+	for _, h := range all {
+		if err := h.deliver(); err != nil {
 			return err
 		}
-		return ErrBroken
-	case Hang:
-		<-ctx.Done()
-		return ctx.Err()
 	}
-	return pass()
+	return nil
 }
 
-// DialHook implements [redis.Hook].
-func (f *Redis) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
-
-// ProcessHook implements [redis.Hook].
-func (f *Redis) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := f.apply(ctx, f.fate(cmd), func() error { return next(ctx, cmd) })
-		cmd.SetErr(err)
+func (h held) deliver() error {
+	server, err := net.Dial("tcp", h.addr)
+	if err != nil {
 		return err
 	}
+	defer server.Close()
+	if _, err := server.Write(h.request); err != nil {
+		return err
+	}
+	_, err = readValue(bufio.NewReader(server))
+	return err
 }
 
-// ProcessPipelineHook implements [redis.Hook].
-func (f *Redis) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		fault := f.fate(cmds[0])
-		err := f.apply(ctx, fault, func() error { return next(ctx, cmds) })
-		if fault != None {
-			for _, cmd := range cmds {
-				cmd.SetErr(err)
-			}
+// Close ends all connections and makes no more.
+func (p *RedisProxy) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for l := range p.links {
+		l.cut()
+	}
+}
+
+// Dial connects a client to the server at addr.
+func (p *RedisProxy) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	server, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	near, far, err := pair(ctx)
+	if err != nil {
+		_ = server.Close()
+		return nil, err
+	}
+	l := &redisLink{RedisProxy: p, link: link{far, server}, addr: addr, requests: bufio.NewReader(far), replies: bufio.NewReader(server)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		l.cut()
+		return near, nil
+	}
+	if p.links == nil {
+		p.links = make(map[*redisLink]bool)
+	}
+	p.links[l] = true
+	go l.relay()
+	return near, nil
+}
+
+// pair returns the two ends of a TCP connection, which has deadlines and resets, unlike a net.Pipe.
+func pair(ctx context.Context) (near, far net.Conn, err error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer listener.Close()
+	var d net.Dialer
+	if near, err = d.DialContext(ctx, "tcp", listener.Addr().String()); err != nil {
+		return nil, nil, err
+	}
+	if far, err = listener.Accept(); err != nil {
+		_ = near.Close()
+	}
+	return near, far, err
+}
+
+// redisLink is a link with the decoders of its requests and replies.
+type redisLink struct {
+	*RedisProxy
+	link
+	addr              string
+	requests, replies *bufio.Reader
+}
+
+// relay handles one request at a time, so that its own answers come in the right order.
+func (l *redisLink) relay() {
+	defer func() {
+		l.cut()
+		l.mu.Lock()
+		delete(l.links, l)
+		l.mu.Unlock()
+	}()
+	for {
+		request, err := readValue(l.requests)
+		if err != nil {
+			return
 		}
-		return err
+		l.wait()
+		words := bulks(request, 2)
+		verb := strings.ToLower(words[0])
+		if strings.HasSuffix(verb, "subscribe") {
+			_, _ = l.server.Write(request)
+			l.passAll()
+			return
+		}
+		verdict := Verdict{}
+		if verb == "eval" || verb == "evalsha" {
+			name, known := l.script(verb, words[1])
+			if !known {
+				_, _ = l.client.Write([]byte("-NOSCRIPT this proxy has not seen it in full\r\n"))
+				continue
+			}
+			verdict = l.verdict(name)
+		}
+		if !l.carryOut(verdict, request) {
+			return
+		}
 	}
+}
+
+// wait returns when the proxy is not stopped.
+func (l *redisLink) wait() {
+	l.mu.Lock()
+	gate := l.gate
+	l.mu.Unlock()
+	if gate != nil {
+		<-gate
+	}
+}
+
+func (l *redisLink) verdict(script string) Verdict {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.judge == nil {
+		return Verdict{}
+	}
+	return l.judge(script)
+}
+
+// carryOut reports whether the link is still open.
+func (l *redisLink) carryOut(v Verdict, request []byte) (open bool) {
+	if v.Then != nil {
+		defer v.Then()
+	}
+	switch v.Fate {
+	case Answer:
+		_, err := io.WriteString(l.client, strings.ReplaceAll(v.Text, Here, l.addr))
+		return err == nil
+	case Silence:
+		_, _ = io.Copy(io.Discard, l.requests)
+		return false
+	case Hold:
+		l.mu.Lock()
+		l.held = append(l.held, held{l.addr, request})
+		l.mu.Unlock()
+		fallthrough
+	case Cut:
+		l.cut()
+		return false
+	case Reset:
+		l.reset()
+		return false
+	}
+	if _, err := l.server.Write(request); err != nil {
+		return false
+	}
+	reply, err := readValue(l.replies)
+	if err != nil {
+		return false
+	}
+	switch v.Fate {
+	case CutAfter:
+		reply = nil
+	case HalfReply:
+		reply = reply[:len(reply)/2]
+	case Garble:
+		reply = []byte(v.Text)
+	}
+	_, err = l.client.Write(reply)
+	if v.Fate == CutAfter || v.Fate == HalfReply {
+		l.cut()
+	}
+	return err == nil && v.Fate != CutAfter && v.Fate != HalfReply
+}
+
+// passAll serves a connection that has subscribed: its messages are no longer answers to requests.
+func (l *redisLink) passAll() {
+	go func() {
+		defer l.cut()
+		l.pass(l.client, l.replies)
+	}()
+	l.pass(l.server, l.requests)
+}
+
+func (l *redisLink) pass(to io.Writer, from io.Reader) {
+	some := make([]byte, 4096)
+	for {
+		n, err := from.Read(some)
+		if err != nil {
+			return
+		}
+		l.wait()
+		if _, err := to.Write(some[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// sources are the scripts that a proxy has seen in full; loaded says which servers have them.
+var (
+	sources sync.Map // digest to source
+	loaded  sync.Map // address and digest
+)
+
+var header = regexp.MustCompile(`(?m)^-- (\w+)\.lua:`)
+
+// script returns the name of a script: the name in its last header. It loads the script into the server first, so that a
+// verdict is never spent on a NOSCRIPT error. It returns false for a digest that no proxy has seen in full.
+func (l *redisLink) script(verb, body string) (name string, known bool) {
+	digest := body
+	if verb == "eval" {
+		sum := sha1.Sum([]byte(body))
+		digest = hex.EncodeToString(sum[:])
+		sources.Store(digest, body)
+	}
+	source, known := sources.Load(digest)
+	if !known {
+		return "", false
+	}
+	if _, has := loaded.LoadOrStore(l.addr+digest, true); !has {
+		load := "*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD\r\n$" + strconv.Itoa(len(source.(string))) + "\r\n" + source.(string) + "\r\n"
+		_ = held{l.addr, []byte(load)}.deliver() // if that fails, the client gets NOSCRIPT from the server
+	}
+	headers := header.FindAllStringSubmatch(source.(string), -1)
+	if headers == nil {
+		return "", true
+	}
+	return headers[len(headers)-1][1], true
+}
+
+// readValue reads one complete value of the Redis protocol and returns its bytes.
+func readValue(r *bufio.Reader) ([]byte, error) {
+	line, err := r.ReadBytes('\n')
+	if err != nil {
+		return nil, err
+	}
+	n, err := strconv.Atoi(string(bytes.TrimSpace(line[1:])))
+	if err != nil {
+		n = 0 // not a length
+	}
+	values := 0
+	switch line[0] {
+	case '$', '=', '!':
+		if n < 0 {
+			return line, nil
+		}
+		body := make([]byte, n+2)
+		_, err := io.ReadFull(r, body)
+		return append(line, body...), err
+	case '*', '~', '>':
+		values = n
+	case '%', '|':
+		values = 2 * n
+	}
+	if line[0] == '|' {
+		values++ // attributes come before the value that they belong to
+	}
+	for range values {
+		value, err := readValue(r)
+		if err != nil {
+			return nil, err
+		}
+		line = append(line, value...)
+	}
+	return line, nil
+}
+
+// bulks returns the first words of a request, empty ones if it has fewer.
+func bulks(request []byte, most int) []string {
+	words := make([]string, most)
+	rest := request[bytes.IndexByte(request, '\n')+1:]
+	for i := range words {
+		head := bytes.IndexByte(rest, '\n')
+		if head < 1 {
+			break
+		}
+		n, err := strconv.Atoi(string(bytes.TrimSpace(rest[1:head])))
+		if err != nil || n < 0 || head+1+n > len(rest) {
+			break
+		}
+		words[i] = string(rest[head+1 : head+1+n])
+		rest = rest[head+3+n:]
+	}
+	return words
 }

@@ -66,9 +66,9 @@ var faultClasses = []struct {
 	{"passes, once", func(f leaseFault) bool { return f.passing && f.times > 0 }},
 	{"passes, and lasts", func(f leaseFault) bool { return f.passing && f.times == 0 }},
 	{"is not sent again", func(f leaseFault) bool {
-		return f.want != nil && !f.passing && f.verdict.Fate != faulty.Swallow && !f.stops
+		return f.want != nil && !f.passing && f.verdict.Fate != faulty.Silence && !f.stops
 	}},
-	{"no answer", func(f leaseFault) bool { return f.stops || f.verdict.Fate == faulty.Swallow && f.times == 0 }},
+	{"no answer", func(f leaseFault) bool { return f.stops || f.verdict.Fate == faulty.Silence && f.times == 0 }},
 }
 
 // callsInWords has one row for all calls and scripts with the same answers.

@@ -51,13 +51,13 @@ func faultTable() []leaseFault {
 	}
 	table := []leaseFault{{name: "none"}}
 	for _, some := range [][]leaseFault{
-		lost("reply lost", faulty.Cut),
-		lost("half a reply", faulty.Half),
-		lost("request lost", faulty.Lose),
+		lost("reply lost", faulty.CutAfter),
+		lost("half a reply", faulty.HalfReply),
+		lost("request lost", faulty.Cut),
 		lost("reset", faulty.Reset),
 		{{name: "late once", verdict: faulty.Verdict{Fate: faulty.Hold}, times: 1, want: lease.ErrUnreachable, passing: true}},
-		{{name: "hang once", verdict: faulty.Verdict{Fate: faulty.Swallow}, times: 1, want: lease.ErrUnreachable, passing: true, either: true},
-			{name: "hang always", verdict: faulty.Verdict{Fate: faulty.Swallow}, want: lease.ErrUnreachable},
+		{{name: "hang once", verdict: faulty.Verdict{Fate: faulty.Silence}, times: 1, want: lease.ErrUnreachable, passing: true, either: true},
+			{name: "hang always", verdict: faulty.Verdict{Fate: faulty.Silence}, want: lease.ErrUnreachable},
 			{name: "stopped", stops: true, want: lease.ErrUnreachable}},
 		answers("MOVED", "1 "+faulty.Here, lease.ErrClusterDown, true),
 		answers("ASK", "1 "+faulty.Here, lease.ErrClusterDown, true),

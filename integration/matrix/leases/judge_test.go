@@ -227,7 +227,7 @@ func (c *leaseCell) judgeBeliefs() {
 // judgeNothingChanged: what never reached a server has not changed anything there, and a refusal has not anyway.
 func (c *leaseCell) judgeNothingChanged() {
 	unheard := c.err != nil && c.fault.times == 0 && (c.script == anyScript || c.script == c.call.scripts[0]) &&
-		(c.fault.verdict.Fate == faulty.Answer || c.fault.verdict.Fate == faulty.Lose || c.fault.verdict.Fate == faulty.Reset)
+		(c.fault.verdict.Fate == faulty.Answer || c.fault.verdict.Fate == faulty.Cut || c.fault.verdict.Fate == faulty.Reset)
 	if !unheard && !errors.Is(c.err, lease.ErrHeld) || c.left != nil || len(c.resources) > 1 || len(c.direct) > 1 {
 		return
 	}

@@ -256,7 +256,7 @@ type leaseCell struct {
 	fault  leaseFault
 	end    ending
 
-	proxy     *faulty.Proxy
+	proxy     *faulty.RedisProxy
 	clients   []redis.UniversalClient // through the proxy
 	own       *lease.Issuer           // over them
 	kind      string
@@ -285,7 +285,7 @@ type leaseCell struct {
 }
 
 func (w *leaseWorld) cell(t *testing.T, call leaseCall, script string, fault leaseFault, end ending) *leaseCell {
-	c := &leaseCell{T: t, leaseWorld: w, call: call, script: script, fault: fault, end: end, kind: "lease", proxy: new(faulty.Proxy)}
+	c := &leaseCell{T: t, leaseWorld: w, call: call, script: script, fault: fault, end: end, kind: "lease", proxy: new(faulty.RedisProxy)}
 	c.name = t.Name()
 	c.clients = w.connect(c.proxy.Dial, readTimeout)
 	n := w.count.Add(1)

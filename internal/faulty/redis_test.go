@@ -13,8 +13,6 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 var count = redis.NewScript("-- count.lua: counts.\nreturn redis.call('INCR', KEYS[1])")
 
 func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
@@ -25,11 +23,11 @@ func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
 		after   int    // how often the server has counted, once held requests were delivered
 	}{
 		"pass":    {faulty.Verdict{}, "1", 1},
-		"lose":    {faulty.Verdict{Fate: faulty.Lose}, "EOF", 0},
+		"cut":     {faulty.Verdict{Fate: faulty.Cut}, "EOF", 0},
 		"reset":   {faulty.Verdict{Fate: faulty.Reset}, "EOF", 0}, // the client meets the reset where it looks for notifications
-		"cut":     {faulty.Verdict{Fate: faulty.Cut}, "EOF", 1},
-		"half":    {faulty.Verdict{Fate: faulty.Half}, "EOF", 1},
-		"swallow": {faulty.Verdict{Fate: faulty.Swallow}, "timeout", 0},
+		"after":   {faulty.Verdict{Fate: faulty.CutAfter}, "EOF", 1},
+		"half":    {faulty.Verdict{Fate: faulty.HalfReply}, "EOF", 1},
+		"silence": {faulty.Verdict{Fate: faulty.Silence}, "timeout", 0},
 		"hold":    {faulty.Verdict{Fate: faulty.Hold}, "EOF", 1},
 		"answer":  {faulty.Verdict{Fate: faulty.Answer, Text: "-OOM no\r\n"}, "OOM no", 0},
 		"garble":  {faulty.Verdict{Fate: faulty.Garble, Text: ":7\r\n"}, "7", 1},
@@ -37,7 +35,7 @@ func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			direct, key := testenv.Redis(t), testenv.Namespace(t)
-			proxy := new(faulty.Proxy)
+			proxy := new(faulty.RedisProxy)
 			options := *direct.Options()
 			options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 200*time.Millisecond
 			client := redis.NewClient(&options)
@@ -64,7 +62,7 @@ func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
 func TestAProxyThatIsStoppedDeliversBehindItsClients(t *testing.T) {
 	t.Parallel()
 	direct, key := testenv.Redis(t), testenv.Namespace(t)
-	proxy := new(faulty.Proxy)
+	proxy := new(faulty.RedisProxy)
 	options := *direct.Options()
 	options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 100*time.Millisecond
 	client := redis.NewClient(&options)

@@ -1,4 +1,4 @@
-package pgproxy_test
+package faulty_test
 
 import (
 	"context"
@@ -14,14 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func connect(t *testing.T) (*pgproxy.Proxy, *pgx.Conn) {
-	proxy := pgproxy.New(t, testenv.Postgres(t).Config().ConnString())
+func connect(t *testing.T) (*faulty.PostgresProxy, *pgx.Conn) {
+	proxy := faulty.NewPostgresProxy(t, testenv.Postgres(t).Config().ConnString())
 	conn, err := pgx.Connect(t.Context(), proxy.URL())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
@@ -49,38 +49,38 @@ func TestAnAnswerEndsAtAnyByteOnce(t *testing.T) {
 
 	for n := range length {
 		before := proxy.Delivered()
-		proxy.AfterBytes(n, pgproxy.Cut)
+		proxy.AfterBytes(n, faulty.Cut)
 		require.ErrorIs(t, ask(t.Context(), conn), io.ErrUnexpectedEOF, "after %d of %d bytes", n, length)
 		require.Equal(t, n, proxy.Delivered()-before)
 		var err error
 		conn, err = pgx.Connect(t.Context(), proxy.URL())
 		require.NoError(t, err)
 	}
-	proxy.AfterBytes(length, pgproxy.Cut)
+	proxy.AfterBytes(length, faulty.Cut)
 	require.NoError(t, ask(t.Context(), conn))
 	require.False(t, proxy.Fired())
-	proxy.AfterBytes(-1, pgproxy.Cut)
+	proxy.AfterBytes(-1, faulty.Cut)
 	require.NoError(t, ask(t.Context(), conn))
 	_ = conn.Close(t.Context())
 }
 
-func TestEachVerdictLooksDifferentToTheClient(t *testing.T) {
+func TestEachFateLooksDifferentToTheClient(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		verdict pgproxy.Verdict
-		says    error
+		fate faulty.Fate
+		says error
 	}{
-		"cut":     {pgproxy.Cut, io.ErrUnexpectedEOF},
-		"orphan":  {pgproxy.Orphan, io.ErrUnexpectedEOF},
-		"reset":   {pgproxy.Reset, syscall.ECONNRESET},
-		"silence": {pgproxy.Silence, context.DeadlineExceeded},
+		"cut":     {faulty.Cut, io.ErrUnexpectedEOF},
+		"orphan":  {faulty.Orphan, io.ErrUnexpectedEOF},
+		"reset":   {faulty.Reset, syscall.ECONNRESET},
+		"silence": {faulty.Silence, context.DeadlineExceeded},
 	} {
 		proxy, conn := connect(t)
-		proxy.AfterBytes(3, c.verdict)
+		proxy.AfterBytes(3, c.fate)
 		require.ErrorIs(t, ask(soon(t), conn), c.says, name)
 
 		proxy, conn = connect(t)
-		proxy.OnServer(func(pgproto3.BackendMessage) pgproxy.Verdict { return c.verdict })
+		proxy.OnServer(func(pgproto3.BackendMessage) faulty.Fate { return c.fate })
 		require.ErrorIs(t, ask(soon(t), conn), c.says, name)
 	}
 }
@@ -95,7 +95,7 @@ func TestTheServerLearnsNothingOfASilence(t *testing.T) {
 	require.NoError(t, err)
 	pid := conn.PgConn().PID()
 
-	proxy.AfterBytes(0, pgproxy.Silence)
+	proxy.AfterBytes(0, faulty.Silence)
 	require.Error(t, ask(soon(t), conn))
 	_ = conn.PgConn().Conn().Close()
 	<-conn.PgConn().CleanupDone()

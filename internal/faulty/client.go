@@ -1,0 +1,207 @@
+package faulty
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrBroken is what a client sees of a broken connection.
+var ErrBroken = errors.New("faulty: connection broken on purpose")
+
+// Fault is what happens to one command.
+type Fault int
+
+const (
+	None        Fault = iota
+	LoseRequest       // the server never sees it
+	LoseReply         // the server acts on it, and the client gets ErrBroken
+	Hang              // the server never sees it, and the call blocks until its context ends
+)
+
+// Redis is a [redis.Hook] that can break the calls of scripts. The zero value passes everything.
+type Redis struct {
+	choose atomic.Pointer[func(redis.Cmder) Fault]
+	owed   atomic.Bool // a LoseReply that met NOSCRIPT and applies to the next call instead
+}
+
+// Set sets the function that chooses the fault of each call of a script. Other commands pass. A pipeline has the fault of
+// its first command.
+func (f *Redis) Set(choose func(redis.Cmder) Fault) { f.choose.Store(&choose) }
+
+// Always sets the same fault for all calls of scripts.
+func (f *Redis) Always(fault Fault) { f.Set(func(redis.Cmder) Fault { return fault }) }
+
+// Next sets the fault for the next n calls of scripts only.
+func (f *Redis) Next(n int64, fault Fault) {
+	var left atomic.Int64
+	left.Store(n)
+	f.Set(func(redis.Cmder) Fault {
+		if left.Add(-1) < 0 {
+			return None
+		}
+		return fault
+	})
+}
+
+// First sets the fault for each call of a script when it is sent for the first time. The same call passes when it is sent
+// again. Calls are compared by their text arguments, because their numbers may count the attempts.
+func (f *Redis) First(fault Fault) {
+	var seen sync.Map
+	f.Set(func(cmd redis.Cmder) Fault {
+		var call strings.Builder
+		for _, arg := range cmd.Args()[2:] { // without EVAL or EVALSHA and the script
+			if text, ok := arg.(string); ok {
+				call.WriteString(text + " ")
+			}
+		}
+		if _, again := seen.LoadOrStore(call.String(), true); again {
+			return None
+		}
+		return fault
+	})
+}
+
+func (f *Redis) fault(cmd redis.Cmder) Fault {
+	choose := f.choose.Load()
+	if choose == nil || !strings.HasPrefix(cmd.Name(), "eval") {
+		return None
+	}
+	if f.owed.CompareAndSwap(true, false) {
+		return LoseReply
+	}
+	return (*choose)(cmd)
+}
+
+func (f *Redis) apply(ctx context.Context, fault Fault, pass func() error) error {
+	switch fault {
+	case LoseRequest:
+		return ErrBroken
+	case LoseReply:
+		if err := pass(); redis.HasErrorPrefix(err, "NOSCRIPT") {
+			f.owed.Store(true)
+			return err
+		}
+		return ErrBroken
+	case Hang:
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return pass()
+}
+
+// DialHook implements [redis.Hook].
+func (f *Redis) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+// ProcessHook implements [redis.Hook].
+func (f *Redis) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := f.apply(ctx, f.fault(cmd), func() error { return next(ctx, cmd) })
+		cmd.SetErr(err)
+		return err
+	}
+}
+
+// ProcessPipelineHook implements [redis.Hook].
+func (f *Redis) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		fault := f.fault(cmds[0])
+		err := f.apply(ctx, fault, func() error { return next(ctx, cmds) })
+		if fault != None {
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+		}
+		return err
+	}
+}
+
+// Wire dials connections that it can cut below the client library, so that the library's own retries are tested too.
+type Wire struct {
+	cut atomic.Pointer[[]byte]
+}
+
+// CutAfter cuts, once, the connection of the next request that contains text: after the server has acted on the request
+// and before the client reads the reply.
+func (w *Wire) CutAfter(text string) {
+	b := []byte(text)
+	w.cut.Store(&b)
+}
+
+// Dial is a Dialer for the options of a client.
+func (w *Wire) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &wireConn{Conn: conn, wire: w}, nil
+}
+
+type wireConn struct {
+	net.Conn
+	wire   *Wire
+	doomed atomic.Bool
+}
+
+func (c *wireConn) Write(b []byte) (int, error) {
+	if text := c.wire.cut.Load(); text != nil && bytes.Contains(b, *text) && c.wire.cut.CompareAndSwap(text, nil) {
+		c.doomed.Store(true)
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *wireConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if !c.doomed.Load() || err != nil {
+		return n, err
+	}
+	_ = c.Close()
+	return 0, io.EOF
+}
+
+// Breakpoint is a tracer of pgx that runs a function just before a statement or batch is sent, after all checks of the
+// caller. It is safe for concurrent use.
+type Breakpoint struct {
+	armed atomic.Pointer[func()]
+}
+
+// Arm has f run before the next statement or batch, once.
+func (b *Breakpoint) Arm(f func()) { b.armed.Store(&f) }
+
+func (b *Breakpoint) reached() {
+	if f := b.armed.Swap(nil); f != nil {
+		(*f)()
+	}
+}
+
+// TraceQueryStart implements [pgx.QueryTracer].
+func (b *Breakpoint) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	b.reached()
+	return ctx
+}
+
+// TraceBatchStart implements [pgx.BatchTracer].
+func (b *Breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	b.reached()
+	return ctx
+}
+
+// TraceQueryEnd implements [pgx.QueryTracer].
+func (*Breakpoint) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// TraceBatchQuery implements [pgx.BatchTracer].
+func (*Breakpoint) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+// TraceBatchEnd implements [pgx.BatchTracer].
+func (*Breakpoint) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}

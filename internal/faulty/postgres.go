@@ -1,0 +1,354 @@
+package faulty
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/stretchr/testify/require"
+)
+
+// PostgresProxy stands between clients and a Postgres server and reads the messages in both directions. It can end a
+// connection at a message, within one, or at any byte of an answer, and it counts round trips. It passes everything until
+// told otherwise.
+type PostgresProxy struct {
+	listener net.Listener
+	upstream atomic.Pointer[string] // host:port of the server
+	url      string
+	turns    atomic.Int64
+	hung     atomic.Bool
+
+	mu        sync.Mutex
+	toServer  func(pgproto3.FrontendMessage) Fate // under mu, as is its call: called for one message at a time
+	toClient  func(pgproto3.BackendMessage) Fate  // the same
+	orphans   []net.Conn                          // connections that Sever ends
+	delivered int                                 // bytes that clients have got
+	limit     int                                 // of delivered, at which fate strikes; negative: none
+	fate      Fate
+	fired     bool
+}
+
+// NewPostgresProxy starts a proxy in front of the server that serverURL names. It ends with the test.
+func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
+	t.Helper()
+	u, err := url.Parse(serverURL)
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &PostgresProxy{listener: listener, limit: -1}
+	server := u.Host
+	p.upstream.Store(&server)
+	u.Host = listener.Addr().String()
+	p.url = u.String()
+	t.Cleanup(p.close)
+	go p.serve()
+	return p
+}
+
+// URL is serverURL with the proxy's address.
+func (p *PostgresProxy) URL() string { return p.url }
+
+// Redirect sends connections that come later to another server, as after a fail-over.
+func (p *PostgresProxy) Redirect(serverURL string) error {
+	u, err := url.Parse(serverURL)
+	if err == nil {
+		p.upstream.Store(&u.Host)
+	}
+	return err
+}
+
+// Turns counts the round trips so far: the Query and Sync messages of all clients.
+func (p *PostgresProxy) Turns() int64 { return p.turns.Load() }
+
+// OnClient judges every message from a client, until the next call. nil passes all.
+func (p *PostgresProxy) OnClient(judge func(pgproto3.FrontendMessage) Fate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.toServer = judge
+}
+
+// OnServer judges every message from the server, until the next call. nil passes all.
+func (p *PostgresProxy) OnServer(judge func(pgproto3.BackendMessage) Fate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.toClient = judge
+}
+
+// Delivered is how many bytes clients have got so far.
+func (p *PostgresProxy) Delivered() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.delivered
+}
+
+// AfterBytes lets clients get n more bytes. The fate strikes the connection of what comes next from the server, once:
+// Cut, Reset, Orphan or Silence. The values of n from 0 to the length of an answer less 1 cover every place in it. A
+// negative n cancels it.
+func (p *PostgresProxy) AfterBytes(n int, fate Fate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.limit, p.fate, p.fired = -1, fate, false
+	if n >= 0 {
+		p.limit = p.delivered + n
+	}
+}
+
+// Fired reports whether the fate of the last AfterBytes has struck.
+func (p *PostgresProxy) Fired() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fired
+}
+
+// Hang simulates a network that drops everything: it silences the connections that exist for good, and new ones until
+// Hang(false).
+func (p *PostgresProxy) Hang(on bool) { p.hung.Store(on) }
+
+// Sever ends the connections to the server that were kept open for clients that are gone, and both ends of those that
+// are silent.
+func (p *PostgresProxy) Sever() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range p.orphans {
+		_ = conn.Close()
+	}
+	p.orphans = nil
+}
+
+func (p *PostgresProxy) close() {
+	_ = p.listener.Close()
+	p.Sever()
+}
+
+func (p *PostgresProxy) serve() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		go p.relay(client)
+	}
+}
+
+// postgresLink is a link with the decoders of its messages.
+type postgresLink struct {
+	*PostgresProxy
+	link
+	silent   atomic.Bool
+	backend  *pgproto3.Backend  // speaks with the client
+	frontend *pgproto3.Frontend // speaks with the server
+}
+
+func (p *PostgresProxy) relay(client net.Conn) {
+	server, err := net.Dial("tcp", *p.upstream.Load())
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	l := &postgresLink{
+		PostgresProxy: p, link: link{client, server},
+		backend:  pgproto3.NewBackend(client, client),
+		frontend: pgproto3.NewFrontend(server, server),
+	}
+	if err := l.startup(); err != nil {
+		l.cut()
+		return
+	}
+	go l.answers()
+	l.requests()
+}
+
+func (l *postgresLink) orphan() {
+	l.keep(l.server)
+	_ = l.client.Close()
+}
+
+// keep keeps conns open until Sever, so that their peers notice nothing.
+func (l *postgresLink) keep(conns ...net.Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.orphans = append(l.orphans, conns...)
+}
+
+func (l *postgresLink) silence() {
+	if !l.silent.Swap(true) {
+		l.keep(l.server, l.client)
+	}
+}
+
+// isSilent silences the link as well if the whole network hangs.
+func (l *postgresLink) isSilent() bool {
+	if l.hung.Load() {
+		l.silence()
+	}
+	return l.silent.Load()
+}
+
+// startup passes the first message. It refuses encryption, which would hide the messages.
+func (l *postgresLink) startup() error {
+	for {
+		msg, err := l.backend.ReceiveStartupMessage()
+		if err != nil {
+			return err
+		}
+		if l.isSilent() {
+			_, err := io.Copy(io.Discard, l.client)
+			return errors.Join(io.EOF, err)
+		}
+		switch msg.(type) {
+		case *pgproto3.SSLRequest, *pgproto3.GSSEncRequest:
+			if _, err := l.client.Write([]byte("N")); err != nil {
+				return err
+			}
+			continue
+		}
+		raw, err := msg.Encode(nil)
+		if err != nil {
+			return err
+		}
+		if _, err := l.server.Write(raw); err != nil {
+			return err
+		}
+		if _, cancel := msg.(*pgproto3.CancelRequest); cancel {
+			_, err := io.Copy(io.Discard, l.server)
+			return errors.Join(io.EOF, err)
+		}
+		return nil
+	}
+}
+
+func (l *postgresLink) requests() {
+	for {
+		msg, err := l.backend.Receive()
+		if err != nil {
+			l.lost()
+			return
+		}
+		if l.isSilent() {
+			continue
+		}
+		switch msg.(type) {
+		case *pgproto3.Query, *pgproto3.Sync:
+			l.turns.Add(1)
+		}
+		l.mu.Lock()
+		fate := Pass
+		if l.toServer != nil {
+			fate = l.toServer(msg)
+		}
+		l.mu.Unlock()
+		if !l.deliver(fate, l.server, msg) {
+			return
+		}
+	}
+}
+
+func (l *postgresLink) answers() {
+	for {
+		msg, err := l.frontend.Receive()
+		if err != nil {
+			if !l.isSilent() {
+				_ = l.client.Close()
+			}
+			return
+		}
+		if l.isSilent() {
+			continue
+		}
+		l.expectPassword(msg)
+		l.mu.Lock()
+		fate := Pass
+		if l.toClient != nil {
+			fate = l.toClient(msg)
+		}
+		l.mu.Unlock()
+		if !l.deliver(fate, l.client, msg) {
+			return
+		}
+	}
+}
+
+// deliver carries out fate and reports whether the link is still open.
+func (l *postgresLink) deliver(fate Fate, to net.Conn, msg pgproto3.Message) bool {
+	raw, err := msg.Encode(nil)
+	if err != nil {
+		panic("bug: a message that was received cannot be encoded: " + err.Error())
+	}
+	switch fate {
+	case Pass, CutAfter:
+	case CutHalf:
+		raw = raw[:len(raw)/2]
+	default:
+		return l.strike(fate)
+	}
+	if fate != Pass {
+		fate = Cut
+	}
+	if to == l.client {
+		raw, fate = l.count(raw, fate)
+	}
+	if _, err := to.Write(raw); err != nil {
+		l.cut()
+		return false
+	}
+	return fate == Pass || l.strike(fate)
+}
+
+// count counts raw as delivered, up to the limit of AfterBytes. There, the fate of AfterBytes replaces fate.
+func (l *postgresLink) count(raw []byte, fate Fate) ([]byte, Fate) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.limit >= 0 && l.delivered+len(raw) > l.limit {
+		raw, fate = raw[:l.limit-l.delivered], l.fate
+		l.limit, l.fired = -1, true
+	}
+	l.delivered += len(raw)
+	return raw, fate
+}
+
+// strike carries out a fate that delivers nothing more.
+func (l *postgresLink) strike(fate Fate) bool {
+	switch fate {
+	case Orphan:
+		l.orphan()
+	case Silence:
+		l.silence()
+		return true
+	case Reset:
+		l.reset()
+	default:
+		l.cut()
+	}
+	return false
+}
+
+// lost tells the server that the client is gone, except on an orphaned connection.
+func (l *postgresLink) lost() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, orphan := range l.orphans {
+		if orphan == l.server {
+			return
+		}
+	}
+	_ = l.server.Close()
+}
+
+// expectPassword tells the decoder of the client's messages which kind of password comes next: they share one type byte.
+func (l *postgresLink) expectPassword(msg pgproto3.BackendMessage) {
+	switch msg.(type) {
+	case *pgproto3.AuthenticationCleartextPassword:
+		_ = l.backend.SetAuthType(pgproto3.AuthTypeCleartextPassword)
+	case *pgproto3.AuthenticationMD5Password:
+		_ = l.backend.SetAuthType(pgproto3.AuthTypeMD5Password)
+	case *pgproto3.AuthenticationSASL:
+		_ = l.backend.SetAuthType(pgproto3.AuthTypeSASL)
+	case *pgproto3.AuthenticationSASLContinue:
+		_ = l.backend.SetAuthType(pgproto3.AuthTypeSASLContinue)
+	}
+}
