@@ -56,13 +56,9 @@ func (c *ClusterServers) addNode(args []string) {
 		}, args...)...)
 		return nil
 	})
-	if err != nil {
-		c.t.Fatalf("testenv: %v", err)
-	}
+	check(c.t, err)
 	id, err := node.Client().Do(c.t.Context(), "CLUSTER", "MYID").Text()
-	if err != nil {
-		c.t.Fatalf("testenv: %v", err)
-	}
+	check(c.t, err)
 	c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
 }
 
@@ -80,13 +76,9 @@ func (c *ClusterServers) giveSlots(node, first, end int) {
 func (c *ClusterServers) meet(one, other *RedisServer) {
 	c.t.Helper()
 	host, port, err := net.SplitHostPort(other.Addr())
-	if err != nil {
-		c.t.Fatalf("testenv: %v", err)
-	}
+	check(c.t, err)
 	bus, err := other.Client().ConfigGet(c.t.Context(), "cluster-port").Result()
-	if err != nil {
-		c.t.Fatalf("testenv: %v", err)
-	}
+	check(c.t, err)
 	c.do(one, "CLUSTER", "MEET", host, port, bus["cluster-port"])
 }
 
@@ -131,9 +123,7 @@ func (c *ClusterServers) Client() *redis.ClusterClient {
 func (c *ClusterServers) Slot(key string) int {
 	c.t.Helper()
 	slot, err := c.nodes[0].Client().ClusterKeySlot(c.t.Context(), key).Result()
-	if err != nil {
-		c.t.Fatalf("testenv: %v", err)
-	}
+	check(c.t, err)
 	return int(slot)
 }
 
@@ -177,15 +167,11 @@ func (c *ClusterServers) FinishMove(slot int) {
 func (c *ClusterServers) moveKeys(slot int, from, to *RedisServer) {
 	c.t.Helper()
 	host, port, err := net.SplitHostPort(to.Addr())
-	if err != nil {
-		c.t.Fatalf("testenv: %v", err)
-	}
+	check(c.t, err)
 	const atOnce, timeout = 100, 5000 // keys, milliseconds
 	for {
 		keys, err := from.Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result()
-		if err != nil {
-			c.t.Fatalf("testenv: %v", err)
-		}
+		check(c.t, err)
 		if len(keys) == 0 {
 			return
 		}

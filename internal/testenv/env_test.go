@@ -2,6 +2,11 @@ package testenv
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -9,6 +14,36 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 )
+
+// endVar makes the test binary a program that starts both servers and ends in the given way, for the
+// tests of what it leaves behind.
+const endVar = "FENCEDB_TESTENV_TEST_END"
+
+func TestMain(m *testing.M) {
+	if way := os.Getenv(endVar); way != "" {
+		startServersAndEnd(way)
+		return
+	}
+	Main(m)
+}
+
+// startServersAndEnd says "started" on stdout once the servers run. It never calls Close.
+func startServersAndEnd(way string) {
+	env, err := Start(context.Background(), Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("started", env.PostgresURL, env.RedisURL)
+	switch way {
+	case "return":
+	case "panic":
+		panic("on purpose")
+	case "log.Fatal":
+		log.Fatal("on purpose")
+	case "signal":
+		_, _ = io.Copy(io.Discard, os.Stdin) // until one comes
+	}
+}
 
 func TestStartGivesServersUntilClose(t *testing.T) {
 	t.Parallel()
@@ -70,13 +105,11 @@ func TestMiniredisTakesRedissPlaceOnlyWhenAllowedAndSaysSo(t *testing.T) {
 		}
 		return "", errNothing
 	}
-	h.isFile = func(path string) bool {
-		for _, redis := range redisPaths {
-			if path == redis {
-				return false
-			}
+	h.glob = func(pattern string) ([]string, error) {
+		if slices.Contains(redisService.patterns, pattern) {
+			return nil, nil
 		}
-		return thisHost().isFile(path)
+		return thisHost().glob(pattern)
 	}
 	h.getenv = func(name string) string {
 		if name == redisURLVar {

@@ -10,37 +10,31 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// host is what testenv asks about the machine it runs on. Tests put other answers in.
+// Environment variables. Users set them, so each is named only here.
+const (
+	postgresURLVar = "FENCEDB_POSTGRES_URL"
+	redisURLVar    = "FENCEDB_REDIS_URL"
+	postgresBinVar = "FENCEDB_POSTGRES_BIN"
+)
+
+// host is what testenv asks about the machine. Tests replace the answers.
 type host struct {
-	os       string
 	getenv   func(string) string
 	lookPath func(string) (string, error)
 	glob     func(string) ([]string, error)
-	isFile   func(string) bool
 	output   func(ctx context.Context, bin string, args ...string) (string, error)
 }
 
 func thisHost() host {
-	return host{
-		os:       runtime.GOOS,
-		getenv:   os.Getenv,
-		lookPath: exec.LookPath,
-		glob:     filepath.Glob,
-		isFile: func(path string) bool {
-			info, err := os.Stat(path)
-			return err == nil && info.Mode().IsRegular()
-		},
-		output: output,
-	}
+	return host{getenv: os.Getenv, lookPath: exec.LookPath, glob: filepath.Glob, output: output}
 }
 
-// output runs a command and returns what it says; an error holds what it complains about.
+// output runs a command and returns its standard output. An error contains its standard error.
 func output(ctx context.Context, bin string, args ...string) (string, error) {
 	var out, complaint bytes.Buffer
 	cmd := exec.CommandContext(ctx, bin, args...)
@@ -51,147 +45,217 @@ func output(ctx context.Context, bin string, args ...string) (string, error) {
 	return strings.TrimSpace(out.String()), nil
 }
 
-// postgresDirs are the directories in which distributions keep Postgres's binaries, off PATH.
-var postgresDirs = []string{
-	"/usr/lib/postgresql/*/bin",                          // Debian, Ubuntu
-	"/usr/pgsql-*/bin",                                   // packages of the project, on Fedora and RHEL
-	"/usr/lib/postgresql*/bin",                           // SUSE
-	"/usr/libexec/postgresql*",                           // Alpine
-	"/opt/homebrew/opt/postgresql*/bin",                  // Homebrew, Apple silicon
-	"/usr/local/opt/postgresql*/bin",                     // Homebrew, Intel
-	"/home/linuxbrew/.linuxbrew/opt/postgresql*/bin",     // Homebrew, Linux
-	"/opt/local/lib/postgresql*/bin",                     // MacPorts
-	"/Applications/Postgres.app/Contents/Versions/*/bin", // Postgres.app
-	"/usr/local/pgsql/bin",                               // make install
+// service is a kind of server, and how to find it.
+type service struct {
+	name     string
+	urlVar   string
+	dirVar   string                                    // names a directory to take the program from; may be empty
+	programs []string                                  // that serve, best first
+	patterns []string                                  // where distributions keep a program, off PATH
+	usable   func(context.Context, host, string) error // what is wrong with a program; nil: nothing ever is
+	packages struct{ apt, brew string }
 }
 
-// redisPaths are the places in which distributions keep Redis's binary, off PATH.
-var redisPaths = []string{
-	"/usr/sbin/redis-server",
-	"/usr/sbin/valkey-server",
-	"/opt/homebrew/bin/redis-server",
-	"/opt/homebrew/bin/valkey-server",
-	"/usr/local/bin/redis-server",
-	"/usr/local/bin/valkey-server",
-	"/home/linuxbrew/.linuxbrew/bin/redis-server",
-	"/opt/local/bin/redis-server",
-}
-
-// pgbouncerPaths are the places in which distributions keep PgBouncer's binary, off PATH.
-var pgbouncerPaths = []string{
-	"/usr/sbin/pgbouncer",
-	"/usr/bin/pgbouncer",
-	"/opt/homebrew/bin/pgbouncer",
-	"/usr/local/bin/pgbouncer",
-}
+var (
+	postgresService = service{
+		name: "Postgres", urlVar: postgresURLVar, dirVar: postgresBinVar,
+		programs: []string{"postgres"},
+		patterns: []string{
+			"/usr/lib/postgresql/*/bin/postgres",                          // Debian, Ubuntu
+			"/usr/pgsql-*/bin/postgres",                                   // packages of the project, on Fedora and RHEL
+			"/usr/lib/postgresql*/bin/postgres",                           // SUSE
+			"/usr/libexec/postgresql*/postgres",                           // Alpine
+			"/opt/homebrew/opt/postgresql*/bin/postgres",                  // Homebrew, Apple silicon
+			"/usr/local/opt/postgresql*/bin/postgres",                     // Homebrew, Intel
+			"/home/linuxbrew/.linuxbrew/opt/postgresql*/bin/postgres",     // Homebrew, Linux
+			"/opt/local/lib/postgresql*/bin/postgres",                     // MacPorts
+			"/Applications/Postgres.app/Contents/Versions/*/bin/postgres", // Postgres.app
+			"/usr/local/pgsql/bin/postgres",                               // make install
+		},
+		usable:   usablePostgres,
+		packages: struct{ apt, brew string }{"postgresql", "postgresql@17"},
+	}
+	redisService = service{
+		name: "Redis", urlVar: redisURLVar,
+		programs: []string{"redis-server", "valkey-server"},
+		patterns: []string{
+			"/usr/sbin/*-server", "/opt/homebrew/bin/*-server", "/usr/local/bin/*-server",
+			"/home/linuxbrew/.linuxbrew/bin/*-server", "/opt/local/bin/*-server",
+		},
+		packages: struct{ apt, brew string }{"redis-server", "redis"},
+	}
+	pgbouncerService = service{
+		name:     "PgBouncer",
+		programs: []string{"pgbouncer"},
+		patterns: []string{"/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"},
+		packages: struct{ apt, brew string }{"pgbouncer", "pgbouncer"},
+	}
+)
 
 // oldestPostgres is the first major version that has everything the migrations need.
 const oldestPostgres = 15
 
-// postgresBin finds the directory that holds both postgres and initdb. An error says where there is
-// none and which ones will not do.
-func (h host) postgresBin(ctx context.Context) (string, error) {
-	if dir := h.getenv(postgresBinVar); dir != "" {
-		if err := h.usablePostgres(ctx, dir); err != nil {
-			return "", fmt.Errorf("%w, where %s points", err, postgresBinVar)
-		}
-		return dir, nil
-	}
-	var unusable []string
-	for _, dir := range h.postgresCandidates() {
-		err := h.usablePostgres(ctx, dir)
-		if err == nil {
-			return dir, nil
-		}
-		unusable = append(unusable, err.Error())
-	}
-	if unusable == nil {
-		return "", fmt.Errorf("no postgres on PATH or in %s", strings.Join(postgresDirs, ", "))
-	}
-	return "", errors.New(strings.Join(unusable, ", "))
-}
-
-// postgresCandidates returns the directories that may hold Postgres, best first.
-func (h host) postgresCandidates() []string {
-	var dirs []string
-	if path, err := h.lookPath("postgres"); err == nil {
-		// Postgres finds its other files relative to the real binary; a link may stand alone.
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			path = real
-		}
-		dirs = append(dirs, filepath.Dir(path))
-	}
-	return append(dirs, h.newestFirst(postgresDirs)...)
-}
-
-// usablePostgres says what is wrong with the Postgres in a directory, if anything.
-func (h host) usablePostgres(ctx context.Context, dir string) error {
-	postgres := filepath.Join(dir, "postgres")
-	if !h.isFile(postgres) || !h.isFile(filepath.Join(dir, "initdb")) {
-		return fmt.Errorf("no postgres and initdb in %s", dir)
+// usablePostgres wants initdb beside postgres, and a version that is new enough.
+func usablePostgres(ctx context.Context, h host, postgres string) error {
+	initdb := filepath.Join(filepath.Dir(postgres), "initdb")
+	if found, err := h.glob(initdb); err != nil || len(found) == 0 {
+		return fmt.Errorf("no initdb beside %s", postgres)
 	}
 	says, err := h.output(ctx, postgres, "--version")
 	if err != nil {
 		return err
 	}
-	major, _ := strconv.Atoi(digits.FindString(says)) // digits, or "" and with it 0
-	if major < oldestPostgres {
+	if versionIn(says) < oldestPostgres {
 		return fmt.Errorf("%s is %q, older than %d", postgres, says, oldestPostgres)
 	}
 	return nil
 }
 
-// newestFirst expands the patterns and sorts by the version in the path, 17 before 9.6.
-func (h host) newestFirst(patterns []string) []string {
-	var dirs []string
-	for _, pattern := range patterns {
-		matches, _ := h.glob(pattern) // fails only for a malformed pattern
-		dirs = append(dirs, matches...)
+// program finds the program of a service: in the directory of dirVar, on PATH, or where a distribution keeps it. The error
+// says where there is none, and which ones cannot be used.
+func (s service) program(ctx context.Context, h host) (string, error) {
+	usable := func(path string) error {
+		if s.usable == nil {
+			return nil
+		}
+		return s.usable(ctx, h, path)
 	}
-	slices.SortStableFunc(dirs, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
-	return dirs
+	if s.dirVar != "" && h.getenv(s.dirVar) != "" {
+		path := filepath.Join(h.getenv(s.dirVar), s.programs[0])
+		if err := usable(path); err != nil {
+			return "", fmt.Errorf("%w, as %s says", err, s.dirVar)
+		}
+		return path, nil
+	}
+	var unusable []string
+	for _, path := range s.candidates(h) {
+		err := usable(path)
+		if err == nil {
+			return path, nil
+		}
+		unusable = append(unusable, err.Error())
+	}
+	if unusable == nil {
+		return "", fmt.Errorf("no %s on PATH or at %s", strings.Join(s.programs, " or "), strings.Join(s.patterns, ", "))
+	}
+	return "", errors.New(strings.Join(unusable, ", "))
 }
 
-var (
-	number = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
-	digits = regexp.MustCompile(`[0-9]+`)
-)
-
-// versionIn returns the last number in a path, or 0.
-func versionIn(path string) float64 {
-	all := number.FindAllString(path, -1)
-	if len(all) == 0 {
-		return 0
+// candidates returns the programs that exist: the one on PATH first, then the highest version in a path, 17 before 9.6.
+func (s service) candidates(h host) []string {
+	var paths []string
+	for _, name := range s.programs {
+		path, err := h.lookPath(name)
+		if err != nil {
+			continue
+		}
+		// Postgres finds its other files relative to the real program; a link may stand alone. Redis, on the other hand,
+		// chooses what to be by the name of the link.
+		if real, err := filepath.EvalSymlinks(path); err == nil && name == "postgres" {
+			path = real
+		}
+		paths = append(paths, path)
 	}
-	version, _ := strconv.ParseFloat(all[len(all)-1], 64) // digits, by the expression above
+	var elsewhere []string
+	for _, pattern := range s.patterns {
+		matches, _ := h.glob(pattern) // fails only for a malformed pattern
+		for _, path := range matches {
+			if slices.Contains(s.programs, filepath.Base(path)) {
+				elsewhere = append(elsewhere, path)
+			}
+		}
+	}
+	slices.SortStableFunc(elsewhere, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
+	return append(paths, elsewhere...)
+}
+
+var number = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+
+// versionIn returns the first number in a path or an answer, or 0.
+func versionIn(text string) float64 {
+	version, _ := strconv.ParseFloat(number.FindString(text), 64)
 	return version
 }
 
-// redisBin finds a Redis, or the Valkey that took its place in some distributions. An error says
-// where there is none.
-func (h host) redisBin(context.Context) (string, error) {
-	for _, name := range []string{"redis-server", "valkey-server"} {
-		if path, err := h.lookPath(name); err == nil {
-			return path, nil
-		}
-	}
-	for _, path := range redisPaths {
-		if h.isFile(path) {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("no redis-server or valkey-server on PATH or at %s", strings.Join(redisPaths, ", "))
+// origin is where a server can be had from. Exactly one field is set.
+type origin struct {
+	url     string
+	program string
+	docker  *docker
 }
 
-// pgbouncerBin finds PgBouncer, which distributions keep where only root looks.
-func (h host) pgbouncerBin(context.Context) (string, error) {
-	if path, err := h.lookPath("pgbouncer"); err == nil {
-		return path, nil
+// locate finds the first origin in the order of the package documentation, without starting anything.
+func (s service) locate(ctx context.Context, h host) (origin, error) {
+	if url := h.getenv(s.urlVar); url != "" {
+		return origin{url: url}, nil
 	}
-	for _, path := range pgbouncerPaths {
-		if h.isFile(path) {
-			return path, nil
+	program, noProgram := s.program(ctx, h)
+	if noProgram == nil {
+		return origin{program: program}, nil
+	}
+	docker, noDocker := findDocker(ctx, h)
+	if noDocker == nil {
+		return origin{docker: docker}, nil
+	}
+	return origin{}, &UnavailableError{
+		Server: s.name,
+		Tried:  []string{s.urlVar + " is not set", noProgram.Error(), noDocker.Error()},
+		Remedy: s.remedy(h, "docker compose up --wait, then set "+s.urlVar+" as docker-compose.yml says"),
+	}
+}
+
+// locateOwn finds the program of a server that a test wants for itself.
+func (s service) locateOwn(ctx context.Context, h host) (string, error) {
+	program, err := s.program(ctx, h)
+	if err != nil {
+		return "", &UnavailableError{
+			Server: s.name,
+			Tried:  []string{err.Error()},
+			Remedy: s.remedy(h, "install "+s.name+" so that its server is on PATH"),
 		}
 	}
-	return "", fmt.Errorf("no pgbouncer on PATH or at %s", strings.Join(pgbouncerPaths, ", "))
+	return program, nil
+}
+
+// remedy returns the command that installs the server, or otherwise where we do not know it.
+func (s service) remedy(h host, otherwise string) string {
+	if _, err := h.lookPath("apt-get"); err == nil {
+		return "sudo apt-get install --yes " + s.packages.apt
+	}
+	if _, err := h.lookPath("brew"); err == nil {
+		return "brew install " + s.packages.brew
+	}
+	return otherwise
+}
+
+// UnavailableError says that a server can neither be reached nor started on this machine. Nothing
+// was started and nothing is left behind.
+type UnavailableError struct {
+	Server string   // "Postgres" or "Redis"
+	Tried  []string // one sentence fragment per source, in the order of the package documentation
+	Remedy string   // a command that would help, to be typed as it stands
+}
+
+func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("no %s for the tests: %s. This would help: %s", e.Server, strings.Join(e.Tried, "; "), e.Remedy)
+}
+
+// Missing returns an [UnavailableError] for each server that can neither be reached nor started, and
+// starts nothing. With own, only servers that a test can have for itself count, as [OwnRedis], [OwnPostgres]
+// and [PgBouncer] need them.
+func Missing(ctx context.Context, own bool) []error {
+	var missing []error
+	for _, s := range []service{postgresService, redisService, pgbouncerService} {
+		var err error
+		switch {
+		case own:
+			_, err = s.locateOwn(ctx, thisHost())
+		case s.urlVar != "":
+			_, err = s.locate(ctx, thisHost())
+		}
+		if err != nil {
+			missing = append(missing, err)
+		}
+	}
+	return missing
 }

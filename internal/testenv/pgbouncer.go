@@ -27,15 +27,11 @@ type PgBouncerServer struct {
 func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgBouncerServer {
 	t.Helper()
 	bin, err := pgbouncerService.locateOwn(t.Context(), thisHost())
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	node, err := newBouncerNode(ctx, bin, database, append([]string{"pool_mode=" + poolMode}, settings...))
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	t.Cleanup(func() {
 		if err := node.process.stop(); err != nil {
 			t.Errorf("testenv: stop PgBouncer on port %d: %v", node.port, err)

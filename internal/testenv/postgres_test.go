@@ -2,9 +2,17 @@ package testenv
 
 import (
 	"context"
+	"fmt"
+	"net"
+	"regexp"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -91,4 +99,251 @@ func TestACrashedPostgresLeavesNoSharedMemory(t *testing.T) {
 		_, err := unix.SysvShmCtl(segment, unix.IPC_STAT, new(unix.SysvShmDesc))
 		return err != nil
 	}, patience, pollEvery)
+}
+
+func TestEachTestHasADatabaseOfItsOwn(t *testing.T) {
+	t.Parallel()
+	one, other := Postgres(t), Postgres(t)
+	_, err := one.Exec(t.Context(), `INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
+		VALUES ('table:12', 41, gen_random_uuid())`)
+	require.NoError(t, err)
+	require.Equal(t, 1, count(t, one, "fencedb.fences"))
+	require.Equal(t, 0, count(t, other, "fencedb.fences"))
+}
+
+func TestPostgresURLIsAnEmptyDatabase(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, PostgresURL(t))
+	var migrated bool
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT to_regnamespace('fencedb') IS NOT NULL").Scan(&migrated))
+	require.False(t, migrated)
+}
+
+func TestManyDatabasesAtOnce(t *testing.T) {
+	t.Parallel()
+	for i := range 20 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			require.Equal(t, 0, count(t, Postgres(t), "fencedb.fences"))
+		})
+	}
+}
+
+func TestAPassedTestLeavesNoDatabase(t *testing.T) {
+	t.Parallel()
+	inner := &recorder{TB: t}
+	url := PostgresURL(inner)
+	inner.end()
+	_, err := pgx.Connect(t.Context(), url)
+	var refused *pgconn.PgError
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "3D000", refused.Code) // invalid_catalog_name
+}
+
+func TestAFailedTestKeepsItsDatabaseAndSaysWhere(t *testing.T) {
+	t.Parallel()
+	inner := &recorder{TB: t}
+	pool := Postgres(inner)
+	_, err := pool.Exec(t.Context(), "CREATE TABLE evidence ()")
+	require.NoError(t, err)
+	inner.failed = true
+	inner.end()
+
+	url := regexp.MustCompile(`postgres://\S+`).FindString(inner.log.String())
+	require.Equal(t, 0, count(t, newPool(t, url), "evidence"))
+}
+
+func TestAConnectionThatIsNotGivenBackFailsTheTest(t *testing.T) {
+	t.Parallel()
+	inner := &recorder{TB: t}
+	pool := newPool(t, PostgresURL(t))
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	closePool(inner, pool, pollEvery)
+	require.True(t, inner.failed)
+	conn.Release()
+}
+
+// An external server outlives the test binaries that use it, and serves several at once.
+func TestExternalPostgres(t *testing.T) {
+	t.Parallel()
+	own := OwnPostgres(t)
+	here := thisHost()
+	here.getenv = env(postgresURLVar, own.URL())
+
+	t.Run("is used and not stopped", func(t *testing.T) {
+		server, err := obtainPostgres(t.Context(), here)
+		require.NoError(t, err)
+		require.Equal(t, own.URL(), server.adminURL)
+		require.NoError(t, server.stop())
+		require.Equal(t, 1, count(t, newPool(t, own.URL()), "generate_series(1, 1)"))
+	})
+
+	t.Run("gets one template from binaries that start together", func(t *testing.T) {
+		var together sync.WaitGroup
+		names := make([]string, 4)
+		for i := range names {
+			together.Go(func() { names[i] = templateOf(t, here) })
+		}
+		together.Wait()
+		for _, name := range names {
+			require.Equal(t, names[0], name)
+		}
+		requireMigratedCopies(t, here, names[0])
+	})
+
+	t.Run("has a half-built template rebuilt", func(t *testing.T) {
+		pool := newPool(t, own.URL())
+		name := templateOf(t, here)
+		for _, sql := range []string{
+			"ALTER DATABASE " + quote(name) + " IS_TEMPLATE false",
+			"DROP DATABASE " + quote(name),
+			"CREATE DATABASE " + quote(name), // as a binary that was killed before it migrated leaves it
+		} {
+			_, err := pool.Exec(t.Context(), sql)
+			require.NoError(t, err)
+		}
+		require.Equal(t, name, templateOf(t, here))
+		requireMigratedCopies(t, here, name)
+	})
+
+	t.Run("that does not answer is not replaced", func(t *testing.T) {
+		gone := thisHost()
+		gone.getenv = env(postgresURLVar, "postgres://postgres@127.0.0.1:1/postgres?sslmode=disable")
+		_, err := obtainPostgres(t.Context(), gone)
+		var refused *pgconn.ConnectError
+		require.ErrorAs(t, err, &refused)
+	})
+}
+
+func TestInDatabaseUnderstandsBothForms(t *testing.T) {
+	for from, want := range map[string]string{
+		"postgres://u:p@h:5432/app?sslmode=disable": "postgres://u:p@h:5432/other?sslmode=disable",
+		"postgresql://h":           "postgresql://h/other",
+		"host=h user=u dbname=app": "host=h user=u dbname=app dbname=other",
+	} {
+		require.Equal(t, want, inDatabase(from, "other"))
+		config, err := pgx.ParseConfig(inDatabase(from, "other"))
+		require.NoError(t, err)
+		require.Equal(t, "other", config.Database)
+	}
+}
+
+func templateOf(t *testing.T, h host) string {
+	server, err := obtainPostgres(t.Context(), h)
+	if err != nil {
+		t.Error(err) // not require: this runs in goroutines
+		return ""
+	}
+	name, err := server.template(t.Context())
+	if err != nil {
+		t.Error(err)
+	}
+	return name
+}
+
+func requireMigratedCopies(t *testing.T, h host, template string) {
+	t.Helper()
+	server, err := obtainPostgres(t.Context(), h)
+	require.NoError(t, err)
+	url, err := server.createDatabase(t.Context(), "copy_"+unique(t), template)
+	require.NoError(t, err)
+	require.Equal(t, 0, count(t, newPool(t, url), "fencedb.fences"))
+	_, err = pgx.Connect(t.Context(), inDatabase(server.adminURL, template))
+	require.Error(t, err, "a visitor would keep the template from being copied")
+}
+
+func count(t *testing.T, pool *pgxpool.Pool, relation string) int {
+	t.Helper()
+	var rows int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM "+relation).Scan(&rows))
+	return rows
+}
+
+// recorder is a test inside a test: it ends when told, passed or failed, and keeps its log.
+type recorder struct {
+	testing.TB
+	failed   bool
+	log      strings.Builder
+	cleanups []func()
+}
+
+func (r *recorder) Helper()                      {}
+func (r *recorder) Failed() bool                 { return r.failed }
+func (r *recorder) Context() context.Context     { return r.TB.Context() }
+func (r *recorder) Cleanup(f func())             { r.cleanups = append(r.cleanups, f) }
+func (r *recorder) Logf(format string, a ...any) { fmt.Fprintf(&r.log, format+"\n", a...) }
+
+func (r *recorder) Errorf(format string, a ...any) {
+	r.failed = true
+	r.Logf(format, a...)
+}
+
+func (r *recorder) end() {
+	for len(r.cleanups) > 0 {
+		last := len(r.cleanups) - 1
+		r.cleanups[last]()
+		r.cleanups = r.cleanups[:last]
+	}
+}
+
+func TestPgBouncerStandsBeforeOneDatabaseUntilTheTestEnds(t *testing.T) {
+	t.Parallel()
+	database := PostgresURL(t)
+	var addr string
+	t.Run("the test", func(t *testing.T) {
+		bouncer := PgBouncer(t, database, "transaction")
+		config, err := pgx.ParseConfig(bouncer.URL())
+		require.NoError(t, err)
+		config.DefaultQueryExecMode = pgx.QueryExecModeExec
+		addr = address(int(config.Port))
+
+		var pids [2]int
+		for i := range pids {
+			conn, err := pgx.ConnectConfig(t.Context(), config)
+			require.NoError(t, err)
+			defer conn.Close(t.Context())
+			var name string
+			require.NoError(t, conn.QueryRow(t.Context(), `SELECT current_database(), pg_backend_pid()`).Scan(&name, &pids[i]))
+			require.True(t, strings.HasSuffix(database, "/"+name+"?sslmode=disable"), "%s in %s", name, database)
+		}
+		require.Equal(t, pids[0], pids[1], "two clients share one server connection")
+		require.True(t, bouncer.AtLeast(1, 0))
+		require.False(t, bouncer.AtLeast(999, 0))
+	})
+
+	_, err := net.Dial("tcp", addr)
+	require.Error(t, err)
+}
+
+func TestVersionsOfPgBouncerAreCompared(t *testing.T) {
+	t.Parallel()
+	has := &PgBouncerServer{version: "PgBouncer 1.18.0"}
+
+	require.True(t, has.AtLeast(1, 18))
+	require.True(t, has.AtLeast(0, 99))
+	require.False(t, has.AtLeast(1, 21))
+	require.False(t, has.AtLeast(2, 0))
+	require.False(t, (&PgBouncerServer{version: "odyssey"}).AtLeast(0, 0))
+}
+
+func TestPgBouncerIsFoundOffPath(t *testing.T) {
+	h := bareHost()
+	_, err := pgbouncerService.program(t.Context(), h)
+	require.ErrorContains(t, err, "no pgbouncer on PATH")
+
+	h.glob = func(pattern string) ([]string, error) {
+		if pattern == "/usr/sbin/pgbouncer" {
+			return []string{pattern}, nil
+		}
+		return nil, nil
+	}
+	path, err := pgbouncerService.program(t.Context(), h)
+	require.NoError(t, err)
+	require.Equal(t, "/usr/sbin/pgbouncer", path)
+
+	h.lookPath = tools("/opt/bin/pgbouncer")
+	path, err = pgbouncerService.program(t.Context(), h)
+	require.NoError(t, err)
+	require.Equal(t, "/opt/bin/pgbouncer", path)
 }

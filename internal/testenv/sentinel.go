@@ -45,9 +45,7 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
 	primary := OwnRedis(t, args...)
 	host, port, err := net.SplitHostPort(primary.Addr())
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	s := &SentinelServers{t: t, data: []*RedisServer{primary}}
 	for range 2 {
 		s.data = append(s.data, OwnRedis(t, slices.Concat(args, []string{"--replicaof", host, port})...))
@@ -63,9 +61,7 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 func startSentinel(t testing.TB, config string) *RedisServer {
 	t.Helper()
 	s := ownRedis(t, config, "--sentinel")
-	if err := s.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err(); err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, s.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
 	return s
 }
 
@@ -137,9 +133,7 @@ func (s *SentinelServers) CutOff() {
 		replica.Pause()
 	}
 	// Or what is written waits in the sockets of the replicas until they are resumed.
-	if err := primary.Client().ClientKillByFilter(s.t.Context(), "TYPE", "replica").Err(); err != nil {
-		s.t.Fatalf("testenv: %v", err)
-	}
+	check(s.t, primary.Client().ClientKillByFilter(s.t.Context(), "TYPE", "replica").Err())
 }
 
 // agreed returns the primary that all sentinels name, or nil if they differ.

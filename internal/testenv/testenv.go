@@ -1,10 +1,57 @@
+// Package testenv finds or starts the Postgres and the Redis that tests, examples and demos run on,
+// so that nobody has to set anything up first.
+//
+// # Where the servers come from
+//
+// For each of the two, the first that can be had:
+//
+//  1. the address in FENCEDB_POSTGRES_URL or FENCEDB_REDIS_URL. Whoever sets it means it: when that
+//     server does not answer, testenv fails instead of looking further;
+//  2. postgres and initdb, or redis-server or valkey-server, from PATH or from where distributions
+//     keep them, started as a private process on a free loopback port with a temporary data
+//     directory. FENCEDB_POSTGRES_BIN names a directory to take Postgres from instead, which is how
+//     the suite runs on another version;
+//  3. a container, when a Docker daemon answers;
+//  4. for demos that say [Options].AllowMiniredis, an in-memory imitation of Redis.
+//
+// When none of these works, the error is one [UnavailableError] that lists what was tried and the
+// command that would help. A test that asks then fails; it is never skipped.
+//
+// OwnRedis, OwnPostgres, PgBouncer, Sentinel and Cluster always start processes of their own (2), whatever the
+// environment says, because the tests that ask for them kill, pause and reconfigure the server.
+//
+// # What is shared and what is not
+//
+// A test binary starts each server at most once, at first use. Each test gets a database of its own
+// and a key namespace of its own, so tests run in parallel, and so do test binaries: two clones of
+// the repository never meet, and two binaries on one external server never touch each other's data.
+// A test that fails keeps its database and its keys, and its log says where they are.
+//
+// The data directories are in memory on Linux machines that have plenty, because a database per test
+// costs ten times as much on many a disk; TMPDIR overrules that.
+//
+// # What is left behind
+//
+// Nothing, however the program ends: return, panic, os.Exit, Ctrl-C or SIGKILL. Each server is the
+// child of a small shell (supervise.sh) that holds one end of a pipe and outlives us just long enough
+// to stop the server and remove its directory once our end is closed. No signal handler takes part,
+// so none can be forgotten, and importing this package does not change how a program reacts to
+// signals. On an external server a database or key can stay behind if the program is killed.
+//
+// # As root
+//
+// Postgres refuses to run as root. It is then started as the user postgres or, without one, nobody.
 package testenv
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,23 +75,17 @@ func PostgresURL(t testing.TB) string {
 func Postgres(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	template, err := sharedTemplate()
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	return newPool(t, newDatabase(t, template))
 }
 
 func newDatabase(t testing.TB, template string) string {
 	t.Helper()
 	server, err := sharedPostgres()
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	name := "fencedb_test_" + unique(t)
 	url, err := server.createDatabase(t.Context(), name, template)
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("testenv: database kept: %s%s", url, keptUntil(server.private, postgresURLVar))
@@ -62,9 +103,7 @@ func newDatabase(t testing.TB, template string) string {
 func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	t.Cleanup(func() { closePool(t, pool, cleanupTimeout) })
 	return pool
 }
@@ -90,18 +129,14 @@ func closePool(t testing.TB, pool *pgxpool.Pool, patience time.Duration) {
 func Redis(t testing.TB) *redis.Client {
 	t.Helper()
 	server, err := sharedRedis()
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	return server.client(t)
 }
 
 func (s *redisServer) client(t testing.TB) *redis.Client {
 	t.Helper()
 	options, err := redis.ParseURL(s.url)
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	client := newRedisClient(options)
 	t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
 	return client
@@ -113,9 +148,7 @@ func (s *redisServer) client(t testing.TB) *redis.Client {
 func Namespace(t testing.TB) string {
 	t.Helper()
 	server, err := sharedRedis()
-	if err != nil {
-		t.Fatalf("testenv: %v", err)
-	}
+	check(t, err)
 	const maxNamed = 100 // of the keys in the log of a failed test
 	namespace := unique(t)
 	client := server.client(t)
@@ -173,4 +206,103 @@ func unique(t testing.TB) string {
 		return '_'
 	}, t.Name())
 	return name[:min(most, len(name))] + "_" + strconv.FormatUint(rand.Uint64()>>16, 36)
+}
+
+// The servers of this test binary, each started at its first use and once: a test that comes after a
+// failed start gets the same error, at once.
+var (
+	sharedPostgres = sync.OnceValues(func() (*postgresServer, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		server, err := obtainPostgres(ctx, thisHost())
+		if err == nil {
+			atEnd(server.stop)
+		}
+		return server, err
+	})
+
+	sharedTemplate = sync.OnceValues(func() (string, error) {
+		server, err := sharedPostgres()
+		if err != nil {
+			return "", err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		return server.template(ctx)
+	})
+
+	sharedRedis = sync.OnceValues(func() (*redisServer, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		server, err := obtainRedis(ctx, thisHost())
+		if err == nil {
+			atEnd(server.stop)
+		}
+		return server, err
+	})
+)
+
+var ends struct {
+	mu    sync.Mutex
+	stops []func() error
+}
+
+func atEnd(stop func() error) {
+	ends.mu.Lock()
+	defer ends.mu.Unlock()
+	ends.stops = append(ends.stops, stop)
+}
+
+// Main runs the tests, stops the servers they started and exits. Call it from TestMain:
+//
+//	func TestMain(m *testing.M) { testenv.Main(m) }
+//
+// A test binary without it leaves nothing behind either; with it, the servers have ended before the
+// test binary does, and it fails when one of them cannot be stopped.
+func Main(m *testing.M) {
+	code := m.Run()
+	if err := stopShared(); err != nil {
+		fmt.Fprintln(os.Stderr, "testenv:", err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func stopShared() error {
+	ends.mu.Lock()
+	defer ends.mu.Unlock()
+	var failed error
+	for _, stop := range ends.stops {
+		failed = errors.Join(failed, stop())
+	}
+	ends.stops = nil
+	return failed
+}
+
+// await asks done until it says yes. Servers agree among themselves in their own time and tell nobody
+// when they have.
+func await(t testing.TB, what string, done func(context.Context) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	again := time.NewTicker(pollEvery)
+	defer again.Stop()
+	for !done(ctx) {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("testenv: waited for %s: %v", what, context.Cause(ctx))
+		case <-again.C:
+		}
+	}
+}
+
+// errExited: a server has ended though nobody asked it to.
+var errExited = errors.New("the server has exited")
+
+// check ends the test on an error.
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("testenv: %v", err)
+	}
 }

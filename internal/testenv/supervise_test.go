@@ -3,7 +3,9 @@ package testenv
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -213,4 +215,75 @@ func redisBin(t *testing.T) string {
 	bin, err := redisService.locateOwn(t.Context(), thisHost())
 	require.NoError(t, err)
 	return bin
+}
+
+func TestATakenPortIsTriedAgainWithAnother(t *testing.T) {
+	var ports []int
+	err := onFreePort(t.Context(), func(port int) error {
+		ports = append(ports, port)
+		if len(ports) == 3 {
+			return nil
+		}
+		taken, err := net.Listen("tcp", address(port)) // as another program may, a moment before us
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, taken.Close()) })
+		return errors.New("address already in use")
+	})
+	require.NoError(t, err)
+	require.Len(t, ports, 3)
+}
+
+func TestAFailureThatIsNotThePortsIsFinal(t *testing.T) {
+	attempts, broken := 0, errors.New("broken")
+	require.ErrorIs(t, onFreePort(t.Context(), func(int) error { attempts++; return broken }), broken)
+	require.Equal(t, 1, attempts)
+}
+
+func TestPortsStayBelowThoseOfOutgoingConnections(t *testing.T) {
+	for range 100 {
+		require.NoError(t, onFreePort(t.Context(), func(port int) error {
+			require.Less(t, port, 32768)
+			return nil
+		}))
+	}
+}
+
+func TestServersRunAsOurselvesUnlessWeAreRoot(t *testing.T) {
+	account, err := postgresAccount()
+	require.NoError(t, err)
+	if os.Geteuid() == 0 {
+		require.NotZero(t, account.uid)
+	} else {
+		require.Nil(t, account)
+		require.Nil(t, account.credential())
+	}
+}
+
+func TestADirectoryIsOpenToAllOnlyIfAllAboveItAre(t *testing.T) {
+	base := sharedTempDir(t)
+	inside := filepath.Join(base, "inside")
+	require.NoError(t, os.Mkdir(inside, 0o700))
+	require.NoError(t, os.Chmod(inside, 0o777)) // whatever the umask says
+	require.True(t, openToAll(inside))
+	require.NoError(t, os.Chmod(inside, 0o755))
+	require.False(t, openToAll(inside), "nobody else may write")
+	require.NoError(t, os.Chmod(inside, 0o777))
+	require.NoError(t, os.Chmod(base, 0o700))
+	require.False(t, openToAll(inside), "nobody else can get there")
+	require.False(t, openToAll(filepath.Join(base, "missing")))
+}
+
+// Root's TMPDIR may be root's alone.
+func TestTheOtherAccountGetsADirectoryElsewhere(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	var ourselves *account
+	dir, err := ourselves.tempDir()
+	require.NoError(t, err)
+	require.Equal(t, os.Getenv("TMPDIR"), filepath.Dir(dir))
+
+	other := &account{name: "ourselves, for once", uid: os.Geteuid(), gid: os.Getegid()}
+	dir, err = other.tempDir()
+	require.NoError(t, err)
+	defer os.RemoveAll(dir)
+	require.NotEqual(t, os.Getenv("TMPDIR"), filepath.Dir(dir))
 }
