@@ -25,9 +25,23 @@ func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id 
 // Barge lets [Issuer.TryAcquire] go ahead of those who wait. Without it a free resource that others wait for is held for them.
 func Barge() Option { return func(a *acquisition) { a.barge = true } }
 
+// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as [Issuer.TryAcquire]
+// does: [ErrHeld] at once if another holds the resource, and then nothing was run.
+func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
+
+// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then
+// [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is for none.
+//
+// Redis is asked once however short the time is, unless others of this process stand in line before this call, and has
+// a quarter of a second at least for that answer. So a free resource is granted, and [ErrUnreachable] means what it
+// says.
+func WaitAtMost(d time.Duration) Option {
+	return func(a *acquisition) { a.patience = &d }
+}
+
 // acquisition is one call of TryAcquire, Acquire, or one of those for several resources.
 type acquisition struct {
-	issuer    *Issuer
+	core      *core
 	caller    context.Context // gives its values to the leases
 	resources []string
 	keys      []protocol.Keys // of the resources, in their order
@@ -41,6 +55,12 @@ type acquisition struct {
 	requests  int64           // sent
 	standing  standing        // since the latest refusal
 	waits     *tracing        // nil until the resource was found taken
+}
+
+// standing is what a waiter knows from the latest answer that let it go on waiting.
+type standing struct {
+	sent    time.Time // when the request was
+	request int64     // its number
 }
 
 // call is what one call of the program has of its own, and all requests of it have in common; a lease id may be shared
@@ -58,16 +78,13 @@ func newCall() *call { return (&call{behind: new(behind)}).again() }
 // again is a call of another name that owes what this one does.
 func (c *call) again() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64()), behind: c.behind} }
 
-func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
-	if err := i.ready(); err != nil {
-		return nil, err
-	}
-	a := &acquisition{issuer: i, caller: ctx, resources: resources, id: uuid.New(), call: newCall()}
+func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
+	a := &acquisition{core: c, caller: ctx, resources: resources, id: uuid.New(), call: newCall()}
 	for _, resource := range resources {
 		if err := checkResource(resource); err != nil {
 			return nil, err
 		}
-		a.keys = append(a.keys, i.keys(resource))
+		a.keys = append(a.keys, c.keys(resource))
 	}
 	for _, opt := range opts {
 		opt(a)
@@ -85,7 +102,7 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 
 // part is the acquisition of the nth resource alone, as a step of the whole.
 func (a *acquisition) part(n int) *acquisition {
-	return &acquisition{issuer: a.issuer, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
+	return &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
 		id: a.id, call: a.call, barge: a.barge}
 }
 
@@ -97,25 +114,9 @@ func (a *acquisition) name() string {
 	return fmt.Sprintf("%d resources from %q", len(a.resources), a.resources[0])
 }
 
-// TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if another holds the resource.
-//
-// A request that goes unanswered is sent again, twice at most and within one TTL, with the same lease id; so an answer
-// that was lost does no harm. Cancelling ctx ends the attempt at once; what it may have been granted is given back
-// behind the call, for as long as that can matter, and [Issuer.Close] waits for it. After the return ctx has no
-// influence on the lease. Every error means that this call holds nothing, except that after [ErrUnreachable] the
-// resource may stay blocked for up to one TTL.
-func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition(ctx, []string{resource}, opts)
-	if err != nil {
-		return nil, err
-	}
-	leases, err := a.run(ctx, a.try)
-	return leases.first(), err
-}
-
 // run is round every acquisition: what ask gets is sealed before the holder learns that it holds.
 func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
-	t := a.issuer.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id})
+	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id})
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) {
 		leases, err := ask(ctx)
 		if err != nil {
@@ -123,21 +124,21 @@ func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases
 		}
 		return a.seal(ctx, leases)
 	})
-	t.granted(leases.first()).end(leases.first(), err)
+	leases.endTracing(&t, err)
 	return leases, err
 }
 
 // begun is round everything that may be granted something: Close ends it, and leaves nobody with a lease.
 func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
-	open := a.issuer.open
-	ctx, end, err := open.begin(ctx)
+	registry := a.core.registry
+	ctx, end, err := registry.begin(ctx)
 	if err != nil {
 		return nil, a.failed(err)
 	}
 	defer end()
 	leases, err := ask(ctx)
-	if open.closing.Err() != nil {
-		a.call.giveBack(ctx, leases)
+	if registry.closing.Err() != nil {
+		leases.giveBack(ctx, a.call)
 		leases, err = nil, a.failed(ErrClosed)
 	}
 	a.call.await()
@@ -150,7 +151,7 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	if a.barge {
 		m = barge
 	}
-	leases, refused, err := a.attempt(ctx, m, a.issuer.cfg.TTL)
+	leases, refused, err := a.attempt(ctx, m, a.core.cfg.TTL)
 	if err != nil {
 		a.withdraw()
 		return nil, err
@@ -161,183 +162,30 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	return leases, nil
 }
 
-// Acquire waits until it is its turn: first come, first served. Waiters of one process stand in a line there, and the
-// first of each line stands in Redis's queue; a release grants to the first of that who listens. News that is lost
-// costs at most five seconds. A waiter that has died costs nobody more than half a second, one that is stopped a
-// second.
-//
-// The context bounds the waiting, and [WaitAtMost] does. When it ends, the error is [ErrHeld] as well as the reason why
-// it ended, if the last that was heard is that another holds the resource; the waiter leaves the queue behind the call.
-// An outage of Redis, such as a fail-over or a server that hangs, is sat out for one TTL from the first request that it
-// leaves without an answer, and no longer. Otherwise Acquire is like [Issuer.TryAcquire].
-func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition(ctx, []string{resource}, opts)
-	if err != nil {
-		return nil, err
+// tryAll asks once for everything, where one script can see it, and otherwise for one after the other.
+func (a *acquisition) tryAll(ctx context.Context) (Leases, error) {
+	if a.core.store.spans(a.keys) {
+		return a.try(ctx)
 	}
-	if a.noWait {
-		leases, err := a.run(ctx, a.try)
-		return leases.first(), err
-	}
-	leases, err := a.run(ctx, func(ctx context.Context) (Leases, error) {
-		waiting, cancel := a.limit(ctx)
-		defer cancel()
-		return a.wait(waiting)
-	})
-	return leases.first(), err
+	return a.stepByStep(func(step *acquisition) (Leases, error) { return step.try(ctx) })
 }
 
-// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as [Issuer.TryAcquire]
-// does: [ErrHeld] at once if another holds the resource, and then nothing was run.
-func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
-
-// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then
-// [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is for none.
-//
-// Redis is asked once however short the time is, unless others of this process stand in line before this call, and has
-// a quarter of a second at least for that answer. So a free resource is granted, and [ErrUnreachable] means what it
-// says.
-func WaitAtMost(d time.Duration) Option {
-	return func(a *acquisition) { a.patience = &d }
-}
-
-// firstAnswer is how long Redis has for the first answer when a caller waits for less.
-const firstAnswer = 250 * time.Millisecond
-
-// limit bounds the waiting as [WaitAtMost] says. The first request has firstAnswer at least.
-func (a *acquisition) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	if a.patience == nil {
-		return ctx, func() {}
-	}
-	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
-	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)
-	if *a.patience >= firstAnswer {
-		return waiting, cancel
-	}
-	var cancelFirst context.CancelFunc
-	a.first, cancelFirst = context.WithTimeoutCause(ctx, firstAnswer, waited)
-	return waiting, func() { cancel(); cancelFirst() }
-}
-
-// asking is the context of the next request of one that waits in ctx.
-func (a *acquisition) asking(ctx context.Context) context.Context {
-	if first := a.first; first != nil {
-		a.first = nil
-		return first
-	}
-	return ctx
-}
-
-// wait stands in this process's line and then in Redis's queue. It is for one resource.
-func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
-	defer func() { a.waited(leases, err) }()
-	came := time.Now()
-	t, err := a.issuer.lines.join(ctx, a.keys[0].Channel, a.waiting)
-	if err != nil {
-		return nil, &HeldError{Resource: a.resources[0], Cause: err}
-	}
-	defer t.leave()
-	leases, err = a.queue(ctx, t, came)
-	if err != nil {
-		a.withdraw()
-	}
-	return leases, err
-}
-
-// waiting notes that the resource was found taken.
-func (a *acquisition) waiting(ctx context.Context) {
-	if a.waits == nil {
-		t := a.issuer.trace(ctx, TraceStart{Op: OpWait, Resource: a.resources[0], LeaseID: a.id})
-		a.waits = &t
-	}
-}
-
-// waited notes that the waiting is over, if there was any.
-func (a *acquisition) waited(leases Leases, err error) {
-	if a.waits != nil {
-		a.waits.granted(leases.first()).end(nil, err)
-	}
-}
-
-// queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
-func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Leases, error) {
-	var last *HeldError
-	if a.waits != nil { // those in front of it in the line have heard so
-		last = &HeldError{Resource: a.resources[0]}
-	}
-	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
-		t.listenFor(a.call.id)
-		left := t.line.silence.left(came, a.issuer.cfg.TTL)
-		if left <= 0 {
-			return nil, t.line.silence.why
+// stepByStep acquires one after the other, and gives back what it has when one cannot be had.
+func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)) (Leases, error) {
+	var leases Leases
+	for n := range a.resources {
+		l, err := acquire(a.part(n))
+		if err == nil {
+			leases = append(leases, l...)
+			err = leases.lost() // waiting may have taken longer than an earlier one lasts
 		}
-		leases, refused, err := a.attempt(a.asking(ctx), wait, left)
-		if !protocol.Transient(err) {
-			t.line.silence = silence{}
-		} else if ctx.Err() == nil { // else the error is about this caller
-			t.line.silence.why = protocol.Latest(t.line.silence.why, err)
-		}
-		switch {
-		case leases != nil:
-			return leases, nil
-		case refused != nil:
-			a.waiting(ctx)
-			last = refused
-			a.sleep(ctx, t, refused.RetryAfter, backoff)
-			if leases = a.handedOver(ctx, t); leases != nil {
-				return leases, nil
-			}
-			if err = t.refusal(); err != nil {
-				return nil, err
-			}
-		case protocol.Transient(err):
-			left = t.line.silence.left(came, a.issuer.cfg.TTL)
-			if protocol.Sleep(ctx, min(protocol.Jitter(backoff), left)) && left > 0 {
-				continue
-			}
-		}
-		switch {
-		case ctx.Err() != nil && last != nil:
-			last.Cause = context.Cause(ctx)
-			return nil, last
-		case err != nil:
-			return nil, protocol.Ended(ctx, err)
+		if err != nil {
+			leases.giveBack(a.caller, a.call)
+			return nil, err
 		}
 	}
+	return leases, nil
 }
-
-// sleep returns when the waiter is woken, or should have been.
-func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Duration) {
-	woken := t.woken(a.call.id)
-	if woken == nil {
-		held = min(held, backoff/2+rand.N(backoff)) // far apart, or rivals for a majority split it again and again
-	}
-	timer := time.NewTimer(spread(held))
-	defer timer.Stop()
-	for {
-		select {
-		case <-woken:
-			look := t.lookAfter()
-			if look == 0 {
-				return
-			}
-			timer.Reset(spread(look))
-		case <-timer.C:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// spread makes it a little longer, so that not all ask at once.
-func spread(d time.Duration) time.Duration { return d + rand.N(d/20+time.Millisecond) }
-
-// How often to ask a store that wakes nobody.
-const (
-	pollFirst = 10 * time.Millisecond
-	pollLast  = time.Second
-)
 
 // attempt asks until there is an answer, all leases or a refusal, or until bound has passed.
 func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (leases Leases, refused *HeldError, err error) {
@@ -350,8 +198,8 @@ func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) 
 
 // once asks one time. An answer that comes when its trust window is over already is as good as none.
 func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
-	i := a.issuer
-	if _, votes := i.store.(*quorum); votes && a.call.unsure.Load() { // what takes back the last vote may reach a member after the next
+	core := a.core
+	if _, votes := core.store.(*quorum); votes && a.call.unsure.Load() { // what takes back the last vote may reach a member after the next
 		a.withdraw()
 		a.call = a.call.again()
 	}
@@ -360,7 +208,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	sent := time.Now()
 	c := a.call
 	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := i.store.acquire(ctx, ask{a.keys, a.id, c.id, a.requests, m, i.cfg.TTL, i.cfg.FenceRetention, abandoned})
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.id, c.id, a.requests, m, core.cfg.TTL, core.cfg.FenceRetention, abandoned})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}
@@ -370,12 +218,12 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	case answer.tokens == nil:
 		a.standing = standing{sent, a.requests}
 		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait}, nil
-	case !time.Now().Before(i.trustedUntil(sent, i.cfg.TTL)):
+	case !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
 		return nil, nil, errTooLate
 	}
 	leases := make(Leases, len(a.keys))
 	for n, k := range a.keys {
-		leases[n] = newLease(a.caller, i, a.resources[n], a.term(k, answer.tokens[n]), sent, sent)
+		leases[n] = newLease(a.caller, core, a.resources[n], a.term(k, answer.tokens[n]), sent, sent)
 	}
 	return leases, nil, nil
 }
@@ -397,10 +245,10 @@ func (a *acquisition) withdraw() {
 
 func (a *acquisition) takeBack(c *call) *debt {
 	left := a.keys
-	return a.issuer.open.giveBack(a.caller, a.resources, a.issuer.cfg.TTL, func(ctx context.Context) error {
+	return a.core.registry.giveBack(a.caller, a.resources, a.core.cfg.TTL, func(ctx context.Context) error {
 		for ; len(left) > 0; left = left[1:] {
 			t := term{keys: left[0], id: a.id, call: c.id, unsure: c.unsure.Load()}
-			if err := a.issuer.store.withdraw(ctx, t, a.issuer.cfg.FenceRetention); err != nil {
+			if err := a.core.store.withdraw(ctx, t, a.core.cfg.FenceRetention); err != nil {
 				return err
 			}
 		}
@@ -413,12 +261,12 @@ func (a *acquisition) takeBack(c *call) *debt {
 // leave a waiter, or a holder, that nobody stands for.
 func (a *acquisition) abandoned(c *call) (ended func()) {
 	c.unsure.Store(true)
-	d := a.issuer.open.owe(a.resources, a.issuer.cfg.TTL)
+	d := a.core.registry.owe(a.resources, a.core.cfg.TTL)
 	return func() {
 		if c.withdrawn.Load() {
 			a.takeBack(c)
 		}
-		a.issuer.open.settle(d, nil)
+		a.core.registry.settle(d, nil)
 	}
 }
 
@@ -432,20 +280,26 @@ func (a *acquisition) failed(err error) error {
 // seal runs Config.Seal for all, before the holder learns that it holds. If it fails, all are given back.
 func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
 	for _, l := range leases {
-		if err := a.issuer.seal(ctx, l); err != nil {
-			a.call.giveBack(ctx, leases)
+		if err := a.core.seal(ctx, l); err != nil {
+			leases.giveBack(ctx, a.call)
 			return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
 		}
 	}
 	return leases, nil
 }
 
-func (i *Issuer) seal(ctx context.Context, l *Lease) error {
-	if i.cfg.Seal == nil {
+func (c *core) seal(ctx context.Context, l *Lease) error {
+	if c.cfg.Seal == nil {
 		return nil
 	}
-	if err := i.cfg.Seal(ctx, l); err != nil {
+	if err := c.cfg.Seal(ctx, l); err != nil {
 		return err
 	}
 	return l.Err()
+}
+
+func (ls Leases) giveBack(ctx context.Context, c *call) {
+	for _, l := range ls {
+		c.giveBack(ctx, l)
+	}
 }

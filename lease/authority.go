@@ -11,30 +11,6 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Revocation is the new fence of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
-// keeps the former holder from writing.
-type Revocation struct {
-	resource    string
-	id          uuid.UUID
-	token       int64
-	holder      uuid.UUID
-	holderToken int64
-}
-
-// Resource is what was revoked.
-func (r *Revocation) Resource() string { return r.resource }
-
-// Token is the new last token: greater than the former holder's, smaller than the next holder's.
-func (r *Revocation) Token() int64 { return r.token }
-
-// LeaseID identifies this revocation, as a lease id does a lease.
-func (r *Revocation) LeaseID() uuid.UUID { return r.id }
-
-// Holder is the lease that this revocation has ended and its token. It answers false if nobody held the resource.
-func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
-	return r.holder, r.holderToken, r.holderToken > 0
-}
-
 // Revoke ends whoever holds the resource and moves its fence on. The former holder's context ends with [ErrRevoked] at its next
 // renewal; seal the revocation where the data lives to stop it at once. The first of those who wait is woken.
 //
@@ -69,7 +45,7 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 		return err
 	})
 	t.start.Token = r.token
-	t.end(nil, err)
+	t.end(0, err)
 	if err != nil {
 		return nil, fmt.Errorf("lease: revoke %q: %w", resource, err)
 	}
@@ -98,7 +74,7 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 		return err
 	})
 	t.start.Token = last
-	t.end(nil, err)
+	t.end(0, err)
 	if err != nil {
 		return 0, fmt.Errorf("lease: raise %q: %w", resource, err)
 	}
@@ -119,11 +95,10 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 		return nil, protocol.Invalid("floor %d is no token that another can follow", floor)
 	}
 	t := old.trace(ctx, OpHeal)
-	a := &acquisition{issuer: i, caller: ctx, resources: []string{old.resource}, keys: []protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
+	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
-	l := leases.first()
-	t.granted(l).end(l, err)
-	return l, err
+	leases.endTracing(&t, err)
+	return leases.first(), err
 }
 
 func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases, error) {
@@ -132,7 +107,7 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 	}
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
-		a.call.giveBack(ctx, Leases{old})
+		a.call.giveBack(ctx, old)
 		a.withdraw()
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
@@ -153,33 +128,20 @@ func (l *Lease) supersede() error {
 }
 
 func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l *Lease, err error) {
-	cfg := a.issuer.cfg
+	cfg := a.core.cfg
 	err = protocol.Persist(ctx, cfg.TTL, func(ctx context.Context) error {
 		sent := time.Now()
-		token, err := a.issuer.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, a.call.id, floor)
+		token, err := a.core.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, a.call.id, floor)
 		if err != nil {
 			return err
 		}
-		if !time.Now().Before(a.issuer.trustedUntil(sent, cfg.TTL)) {
+		if !time.Now().Before(a.core.trustedUntil(sent, cfg.TTL)) {
 			return errTooLate
 		}
-		l = newLease(a.caller, a.issuer, old.resource, a.term(old.term.keys, token), sent, old.since)
+		l = newLease(a.caller, a.core, old.resource, a.term(old.term.keys, token), sent, old.since)
 		return nil
 	})
 	return l, err
-}
-
-// Inspection is what Redis knows about a resource, for people to read. It is out of date when it arrives.
-type Inspection struct {
-	Resource      string
-	Holder        uuid.UUID     // zero: nobody
-	Token         int64         // of the holder; 0: nobody
-	ExpiresIn     time.Duration // of the holder's lease, without renewal
-	LastToken     int64         // the fence; 0: not known
-	RememberedFor time.Duration // the fence; negative: it never expires, or is not known
-	Waiters       int           // processes that wait
-	Revoked       uuid.UUID     // the lease that was revoked lately; zero: none
-	RevokedTo     int64         // the latest revocation's token, if that was lately; LastToken, if nobody has acquired since; 0: none
 }
 
 // Inspect asks Redis about a resource. It changes nothing.

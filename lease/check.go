@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -175,4 +176,96 @@ func fields(info string) map[string]string {
 		}
 	}
 	return all
+}
+
+// maxClockDifference is what a warning is worth. Tokens only need Redis's clock not to go back; but who compares times in tokens,
+// logs and rows should not be misled.
+const maxClockDifference = time.Second
+
+// reference is the clock that servers' are compared with.
+type reference struct {
+	name      string
+	ahead     time.Duration // of this process's, give or take half of roundTrip
+	roundTrip time.Duration
+	err       error // it could not be asked
+}
+
+func askReference(ctx context.Context, clock func(context.Context) (time.Time, error)) reference {
+	if clock == nil {
+		return reference{name: "this process's"}
+	}
+	r := reference{name: "the data store's"}
+	r.ahead, r.roundTrip, r.err = compare(func() (time.Time, error) {
+		type told struct {
+			at  time.Time
+			err error
+		}
+		answer, err := protocol.Bounded(ctx, func() told {
+			at, err := clock(ctx)
+			return told{at, err}
+		})
+		return answer.at, errors.Join(err, answer.err)
+	})
+	return r
+}
+
+// compare answers how far a clock is ahead of this process's at the middle of the round trip.
+func compare(ask func() (time.Time, error)) (ahead, roundTrip time.Duration, err error) {
+	sent := time.Now()
+	told, err := ask()
+	roundTrip = time.Since(sent)
+	if err != nil {
+		return 0, roundTrip, err
+	}
+	return told.Sub(sent.Add(roundTrip / 2)), roundTrip, nil
+}
+
+func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock reference) error {
+	ahead, roundTrip, err := compare(func() (time.Time, error) {
+		cmd, err := protocol.Bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
+		if err != nil {
+			return time.Time{}, err
+		}
+		return cmd.Result()
+	})
+	if err != nil {
+		return protocol.Failed(ctx, "time", err)
+	}
+	s.RoundTrip, s.Clock = roundTrip, ahead-clock.ahead
+	switch {
+	case clock.err != nil:
+		s.warn(WarnClock, "its clock was not compared with %s: %v", clock.name, clock.err)
+	case s.Clock.Abs() > maxClockDifference+(roundTrip+clock.roundTrip)/2:
+		s.warn(WarnClock, "its clock differs from %s by %v", clock.name, s.Clock.Round(time.Millisecond))
+	}
+	return nil
+}
+
+// idle may write, for all that its first line says, and does not. Redis refuses such a script before it runs whenever it would refuse
+// a write: while it loads, for want of memory or of replicas, because it could not save. No setting has to be read for that, and no
+// key is touched, so that any server of a Cluster answers.
+const idle = "#!lua\nreturn 1"
+
+// askToWrite finds out whether the server takes writes now.
+func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) error {
+	cmd, err := protocol.Bounded(ctx, func() *redis.Cmd { return client.Eval(ctx, idle, nil) })
+	if err == nil {
+		err = cmd.Err()
+	}
+	switch {
+	case err == nil:
+		return nil
+	case protocol.CannotSave(err):
+		return fmt.Errorf("%w: %w", ErrUnfit, protocol.Failed(ctx, "a script that may write", err))
+	case uncoded(err): // older than 7, or an imitation
+		s.warn(WarnVersion, "it does not tell whether it takes writes: it does not know scripts as of version %d", minVersion)
+		return nil
+	}
+	return protocol.Failed(ctx, "a script that may write", err)
+}
+
+// uncoded reports whether Redis answered with the code that it has for everything without one of its own.
+func uncoded(err error) bool {
+	var answered redis.Error
+	return errors.As(err, &answered) && strings.HasPrefix(answered.Error(), "ERR ")
 }

@@ -165,9 +165,3 @@ func (c Config) kind() string {
 	}
 	return protocol.LeaseKind
 }
-
-func (i *Issuer) keys(resource string) protocol.Keys {
-	return protocol.KeysOf(i.cfg.kind(), i.cfg.Namespace, resource, i.cfg.HashResources)
-}
-
-func checkResource(resource string) error { return protocol.CheckResource(resource, "table:12") }

@@ -14,28 +14,6 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-func TestNews(t *testing.T) {
-	for message, want := range map[string]news{
-		"granted me 3 57 10000":   {call: "me", granted: &grantedTo{3, 57, 10 * time.Second}},
-		"free me":                 {call: "me"},
-		"look me 500":             {call: "me", look: 500 * time.Millisecond},
-		"look me":                 {call: "me"},
-		"look me x":               {call: "me"},
-		"look me 0":               {call: "me"},
-		"granted me 3 57":         {call: "me"},
-		"granted me 3 x 10000":    {call: "me"},
-		"granted me 3 57 x":       {call: "me"},
-		"granted me 0 57 10000":   {call: "me"},
-		"granted me 3 57 10000 x": {call: "me"},
-		"freed me 3 57 10000":     {call: "me"},
-		"":                        {},
-		"free":                    {},
-		" ":                       {},
-	} {
-		require.Equal(t, want, readNews(message), message)
-	}
-}
-
 func nobody(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed }
 
 // A waiter's request 2 was refused; it stands in the queue.
@@ -69,16 +47,16 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				defer client.Close()
 				i, err := New(client, cfg)
 				require.NoError(t, err)
-				e := &ear{rings: make(chan struct{}, 1)}
+				e := &subscription{wake: make(chan struct{}, 1)}
 				e.listenFor("me")
-				e.hear(test.message)
+				e.receive(test.message)
 				sent := time.Now().Add(-test.asked)
-				a := &acquisition{issuer: i, caller: t.Context(), resources: []string{"a"}, keys: []protocol.Keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 2}}
+				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []protocol.Keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 2}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
-				require.Nil(t, a.handedOver(over, &turn{line: &line{ear: e}}), "who has given up gives it back")
+				require.Nil(t, a.handedOver(over, &turn{line: &line{subscription: e}}), "who has given up gives it back")
 
-				leases := a.handedOver(t.Context(), &turn{line: &line{ear: e}})
+				leases := a.handedOver(t.Context(), &turn{line: &line{subscription: e}})
 				require.Equal(t, test.until > 0, leases != nil)
 				if leases == nil {
 					return
@@ -95,30 +73,30 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 // Who is told to look later is not to sleep past a call that came as well, in whatever order.
 func TestACallCountsForMoreThanALook(t *testing.T) {
 	for name, messages := range map[string][]string{"look last": {"free me", "look me 500"}, "look first": {"look me 500", "free me"}} {
-		e := &ear{rings: make(chan struct{}, 1)}
+		e := &subscription{wake: make(chan struct{}, 1)}
 		e.listenFor("me")
 		for _, m := range messages {
-			e.hear(m)
+			e.receive(m)
 		}
 		require.Zero(t, e.lookAfter(), name)
 		e.listenFor("me")
-		e.hear("look me 500")
+		e.receive("look me 500")
 		require.Equal(t, 500*time.Millisecond, e.lookAfter())
-		e.ring() // the subscription was made anew
+		e.wakeToAsk() // the subscription was made anew
 		require.Zero(t, e.lookAfter())
 	}
 }
 
 // News for the waiter before this one must not be taken for this one's.
-func TestAnEarForgetsWhatItHeardForAnother(t *testing.T) {
-	e := &ear{rings: make(chan struct{}, 1)}
+func TestASubscriptionForgetsNewsForAnother(t *testing.T) {
+	e := &subscription{wake: make(chan struct{}, 1)}
 	e.listenFor("me")
-	e.hear("granted me 2 42 9000")
+	e.receive("granted me 2 42 9000")
 	require.NotNil(t, e.granted())
 	e.listenFor("you")
 	require.Nil(t, e.granted())
-	require.Empty(t, e.rings)
-	e.hear("granted me 2 43 9000")
+	require.Empty(t, e.wake)
+	e.receive("granted me 2 43 9000")
 	require.Nil(t, e.granted())
-	require.Empty(t, e.rings)
+	require.Empty(t, e.wake)
 }

@@ -14,7 +14,7 @@ import (
 
 // Lease is the right to work on one resource for a while. It is safe for concurrent use, and over when its [Lease.Context] is.
 type Lease struct {
-	issuer   *Issuer
+	core     *core
 	resource string
 	term     term
 	since    time.Time // when the resource was first asked for
@@ -41,31 +41,31 @@ type Lease struct {
 
 // newLease starts the life of a lease that was granted to a request sent at the time given: trust counts from there. MaxHold
 // counts from when the resource has been held.
-func newLease(ctx context.Context, i *Issuer, resource string, t term, sent, since time.Time) *Lease {
-	l := startLease(ctx, i, resource, t, i.trustedUntil(sent, i.cfg.TTL), since, nil)
+func newLease(ctx context.Context, c *core, resource string, t term, sent, since time.Time) *Lease {
+	l := startLease(ctx, c, resource, t, c.trustedUntil(sent, c.cfg.TTL), since, nil)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended == nil {
-		i.watchdog.watch(l, sent)
+		c.watchdog.watch(l, sent)
 	}
 	return l
 }
 
 // startLease starts the life of a lease that may be believed in until the time given. Whoever calls sees to it that it
 // is renewed.
-func startLease(ctx context.Context, i *Issuer, resource string, t term, until, since time.Time, p *provisional) *Lease {
-	l := &Lease{issuer: i, resource: resource, term: t, since: since, provisional: p, expiring: make(chan time.Time, 1)}
-	if i.cfg.MaxHold != Unlimited {
-		l.holdEnd = since.Add(i.cfg.MaxHold)
+func startLease(ctx context.Context, c *core, resource string, t term, until, since time.Time, p *provisional) *Lease {
+	l := &Lease{core: c, resource: resource, term: t, since: since, provisional: p, expiring: make(chan time.Time, 1)}
+	if c.cfg.MaxHold != Unlimited {
+		l.holdEnd = since.Add(c.cfg.MaxHold)
 	}
-	hold := i.trace(ctx, TraceStart{Op: OpHold, Resource: resource, LeaseID: t.id, Token: t.token})
+	hold := c.trace(ctx, TraceStart{Op: OpHold, Resource: resource, LeaseID: t.id, Token: t.token})
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
-	hold.endWith(l)
+	l.life = hold.kept()
 	l.validUntil = until
 	l.mu.Lock() // the timer may fire before it is stored
 	defer l.mu.Unlock()
 	l.expiry = time.AfterFunc(time.Until(l.warnAt()), l.tick)
-	i.open.hold(l)
+	c.registry.hold(l)
 	return l
 }
 
@@ -96,6 +96,14 @@ func (l *Lease) validity() time.Time {
 	return l.validUntil
 }
 
+// validFor is the remaining validity. A Lease that was never granted has none.
+func (l *Lease) validFor() time.Duration {
+	if l == nil {
+		return 0
+	}
+	return time.Until(l.validity())
+}
+
 // Context ends when the lease does, at ValidUntil at the latest, even if Redis never answers again. Work under it.
 // [context.Cause] tells why: [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost] or [ErrRevoked].
 //
@@ -110,7 +118,7 @@ func (l *Lease) Context() context.Context {
 
 // granted refuses a Lease that no Issuer has granted.
 func (l *Lease) granted() error {
-	if l == nil || l.issuer == nil {
+	if l == nil || l.core == nil {
 		return errNeverGranted
 	}
 	return nil
@@ -136,7 +144,7 @@ func (l *Lease) Err() error {
 
 // check ends the lease if its time is over. The caller holds mu.
 func (l *Lease) check(now time.Time) error {
-	if l.issuer == nil {
+	if l.core == nil {
 		return errNeverGranted
 	}
 	if l.ended == nil && !now.Before(l.validUntil) {
@@ -152,8 +160,8 @@ func (l *Lease) overdue() error {
 		return l.lastFail
 	case l.lastFail != nil:
 		return fmt.Errorf("%w: %w", ErrExpired, l.lastFail)
-	case !l.holdEnd.IsZero() && !l.validUntil.Before(l.holdEnd.Add(-l.issuer.cfg.Margin-time.Millisecond)):
-		return fmt.Errorf("%w: held for MaxHold (%v)", ErrExpired, l.issuer.cfg.MaxHold)
+	case !l.holdEnd.IsZero() && !l.validUntil.Before(l.holdEnd.Add(-l.core.cfg.Margin-time.Millisecond)):
+		return fmt.Errorf("%w: held for MaxHold (%v)", ErrExpired, l.core.cfg.MaxHold)
 	default:
 		return ErrExpired
 	}
@@ -168,10 +176,10 @@ func (l *Lease) end(cause error) {
 	}
 	l.expiry.Stop()
 	l.cancel(cause)
-	l.issuer.watchdog.forget(l)
-	l.issuer.open.letGo(l)
+	l.core.watchdog.forget(l)
+	l.core.registry.letGo(l)
 	if l.life != nil {
-		l.life.end(nil, cause)
+		l.life.end(0, cause)
 	}
 }
 
@@ -185,7 +193,7 @@ func (l *Lease) warnAt() time.Time {
 	if l.provisional.pending() {
 		return l.validUntil
 	}
-	return l.validUntil.Add(-l.issuer.cfg.WarnBefore)
+	return l.validUntil.Add(-l.core.cfg.WarnBefore)
 }
 
 // tick is the timer's call. A renewal may have moved both times on since the timer fired; then it was reset as well.
@@ -221,81 +229,70 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
 	var answer answered
-	answer.err = protocol.Persist(ctx, l.issuer.cfg.TTL, func(ctx context.Context) error {
-		answer = l.issuer.store.extend(ctx, []extension{e.extension})[0]
+	answer.err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) error {
+		answer = l.core.store.extend(ctx, []extension{e.extension})[0]
 		return answer.err
 	})
-	return l.endRenewal(*e, answer)
+	return l.endRenewal(e, answer)
 }
 
-// renewal is an extension that was begun.
-type renewal struct {
-	extension
-	sent  time.Time
-	trace tracing
+// renewalDue implements [renewable].
+func (l *Lease) renewalDue(now time.Time) *renewal {
+	r, _ := l.beginRenewal(l.ctx, now) // the error is why there is none
+	return r
 }
 
-// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal begun must be ended.
+// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that was begun must be ended.
 func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
-	r, err := l.planRenewal(now)
-	if r != nil {
-		r.trace = l.trace(ctx, OpExtend)
-	}
-	return r, err
-}
-
-func (l *Lease) planRenewal(now time.Time) (*renewal, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if err := l.check(now); err != nil {
+		l.mu.Unlock()
 		return nil, err
 	}
-	cfg := l.issuer.cfg
+	cfg := l.core.cfg
 	ttl := cfg.TTL
 	if !l.holdEnd.IsZero() {
 		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
 	}
-	if !l.issuer.trustedUntil(now, ttl).After(l.validUntil) {
+	gains := l.core.trustedUntil(now, ttl).After(l.validUntil)
+	if gains {
+		l.renewals.Add(1)
+	}
+	l.mu.Unlock()
+	if !gains {
 		return nil, nil
 	}
-	l.renewals.Add(1)
-	return &renewal{extension: extension{l.term, ttl, cfg.FenceRetention}, sent: now}, nil
+	return &renewal{extension{l.term, ttl, cfg.FenceRetention}, now, l.trace(ctx, OpExtend)}, nil
 }
 
-// endRenewal takes the answer in.
-func (l *Lease) endRenewal(r renewal, answer answered) error {
+// endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must not stretch the lease.
+func (l *Lease) endRenewal(r *renewal, answer answered) error {
 	defer l.renewals.Done()
-	err := l.renewed(r, answer)
-	r.trace.end(l, err)
-	return err
-}
-
-// renewed counts trust from when the request was sent: a slow answer must not stretch the lease.
-func (l *Lease) renewed(r renewal, answer answered) error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err := l.check(time.Now()); err != nil {
-		return protocol.Latest(answer.err, err)
-	}
+	err := l.check(time.Now())
 	switch {
+	case err != nil:
+		err = protocol.Latest(answer.err, err)
 	case errors.Is(answer.err, context.Canceled):
-		return answer.err // the caller's doing, says nothing about Redis
+		err = answer.err // the caller has cancelled, which says nothing about Redis
 	case answer.err != nil:
-		l.lastFail = answer.err
-		l.issuer.watchdog.retry(l)
-		return answer.err
+		err, l.lastFail = answer.err, answer.err
+		l.core.watchdog.retry(l)
 	case answer.outcome != done:
 		l.end(answer.outcome.loss())
-		return l.ended
+		err = l.ended
+	default:
+		l.lastFail = nil
+		l.provisional.settle()
+		l.core.watchdog.watch(l, r.sent)
+		if until := l.core.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
+			l.validUntil = until
+			l.expiry.Reset(time.Until(l.warnAt()))
+		}
 	}
-	l.lastFail = nil
-	l.provisional.settle()
-	l.issuer.watchdog.watch(l, r.sent)
-	if until := l.issuer.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
-		l.validUntil = until
-		l.expiry.Reset(time.Until(l.warnAt()))
-	}
-	return nil
+	l.mu.Unlock()
+	r.trace.end(l.validFor(), err)
+	return err
 }
 
 // Release gives the lease back. Its context ends first, with [ErrReleased], and a renewal in flight is waited for; then
@@ -334,6 +331,9 @@ type release struct {
 	done bool  // it was answered; set before the debt is settled
 }
 
+// giveBack implements [held].
+func (l *Lease) giveBack(ctx context.Context) *debt { return l.release(ctx).debt }
+
 // release ends the lease and begins to give it back, unless that is done or under way.
 func (l *Lease) release(ctx context.Context) *release {
 	l.mu.Lock()
@@ -342,15 +342,15 @@ func (l *Lease) release(ctx context.Context) *release {
 	if over == nil {
 		l.end(ErrReleased)
 	}
-	if l.back != nil && !l.back.failed() {
+	if l.back != nil && !l.back.unanswered() {
 		return l.back
 	}
 	r := new(release)
 	l.back = r
 	t := l.trace(ctx, OpRelease)
-	r.debt = l.issuer.open.giveBack(t.ctx, []string{l.resource}, l.issuer.cfg.TTL, func(ctx context.Context) error {
+	r.debt = l.core.registry.giveBack(t.ctx, []string{l.resource}, l.core.cfg.TTL, func(ctx context.Context) error {
 		l.renewals.Wait()
-		result, err := l.issuer.store.release(ctx, extension{l.term, l.issuer.cfg.TTL, l.issuer.cfg.FenceRetention})
+		result, err := l.core.store.release(ctx, extension{l.term, l.core.cfg.TTL, l.core.cfg.FenceRetention})
 		l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
 		if err == nil {
 			r.done, r.err = true, releaseError(over, result, l.unsure)
@@ -358,22 +358,18 @@ func (l *Lease) release(ctx context.Context) *release {
 			r.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(r.err, err))
 		}
 		return err
-	}, func() { t.end(nil, r.err) })
+	}, func() { t.end(0, r.err) })
 	return r
 }
 
-// failed reports whether it is over and was not answered.
-func (r *release) failed() bool {
+// unanswered reports whether it is over and was not answered.
+func (r *release) unanswered() bool {
 	select {
 	case <-r.debt.paid:
 		return !r.done
 	default:
 		return false
 	}
-}
-
-func (l *Lease) trace(ctx context.Context, op Op) tracing {
-	return l.issuer.trace(ctx, TraceStart{Op: op, Resource: l.resource, LeaseID: l.term.id, Token: l.term.token})
 }
 
 // releaseError judges the answer to a release by what the holder believed before: over is nil if it still trusted the lease.
@@ -391,30 +387,6 @@ func releaseError(over error, result outcome, unsure bool) error {
 	}
 }
 
-// Verdict is what Redis says about a lease.
-type Verdict int
-
-const (
-	// Current: the lease holds its resource and no newer token was issued.
-	Current Verdict = iota + 1
-	// LeaseLost: the lease does not hold its resource any more.
-	LeaseLost
-	// FenceStale: the lease holds its resource, but a newer token was issued or the fence was raised above it.
-	FenceStale
-)
-
-func (v Verdict) String() string {
-	switch v {
-	case Current:
-		return "current"
-	case LeaseLost:
-		return "lease lost"
-	case FenceStale:
-		return "fence stale"
-	}
-	return fmt.Sprintf("Verdict(%d)", int(v))
-}
-
 // Verify asks Redis whether the lease still stands. A lease found lost is over from then on, with [ErrLost].
 //
 // The answer is about the past by the time it arrives. It is for people and for deciding whether to start; what must not be
@@ -425,7 +397,7 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	}
 	var verdict Verdict
 	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
-		verdict, err = l.issuer.store.verify(ctx, l.term)
+		verdict, err = l.core.store.verify(ctx, l.term)
 		return err
 	})
 	if err != nil {
@@ -439,4 +411,8 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 		}
 	}
 	return verdict, nil
+}
+
+func (l *Lease) trace(ctx context.Context, op Op) tracing {
+	return l.core.trace(ctx, TraceStart{Op: op, Resource: l.resource, LeaseID: l.term.id, Token: l.term.token})
 }

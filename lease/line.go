@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // lines are the queues inside this process, one per resource that is waited for. Only the first of a line stands in Redis's queue,
 // so that many goroutines cost Redis one waiter and one subscription.
 type lines struct {
-	open func(channel string) *ear // nil result: the store cannot wake anybody
+	subscribe func(channel string) *subscription // nil result: the store cannot wake anybody
 
 	mu        sync.Mutex
 	byChannel map[string]*line // those with someone in them; guarded by mu
@@ -19,9 +21,9 @@ type lines struct {
 // line is the queue for one resource. The first is at the front and talks to Redis, the others wait for front to be passed on. A line
 // that has emptied stays for a moment, with its ear, so that a resource under steady contention costs no subscription at each turn.
 type line struct {
-	behind []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
-	empty  *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
-	ear    *ear            // belongs to whoever is at the front
+	behind       []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
+	empty        *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
+	subscription *subscription   // belongs to whoever is at the front
 
 	silence silence // belongs to whoever is at the front
 }
@@ -127,8 +129,8 @@ func (t *turn) leave() {
 // remove closes the line's ear with it. The caller holds mu.
 func (ls *lines) remove(channel string, l *line) {
 	delete(ls.byChannel, channel)
-	if l.ear != nil {
-		l.ear.close()
+	if l.subscription != nil {
+		l.subscription.close()
 	}
 }
 
@@ -145,47 +147,47 @@ func (ls *lines) close() {
 
 // listenFor says whose wake-up counts from now on, and forgets those that came before.
 func (t *turn) listenFor(waiter string) {
-	if t.line.ear != nil {
-		t.line.ear.listenFor(waiter)
+	if t.line.subscription != nil {
+		t.line.subscription.listenFor(waiter)
 	}
 }
 
 // woken receives when the waiter should ask again: it was called, or a call may have been missed. Nil if the store cannot call.
 func (t *turn) woken(waiter string) <-chan struct{} {
-	if e := t.line.ear; e != nil && (e.moved() || e.refusal() != nil) {
+	if e := t.line.subscription; e != nil && (e.moved() || e.refusal() != nil) {
 		e.close()
-		t.line.ear = nil
+		t.line.subscription = nil
 	}
-	if t.line.ear == nil {
-		t.line.ear = t.lines.open(t.channel)
+	if t.line.subscription == nil {
+		t.line.subscription = t.lines.subscribe(t.channel)
 		t.listenFor(waiter)
 	}
-	if t.line.ear == nil {
+	if t.line.subscription == nil {
 		return nil
 	}
-	return t.line.ear.rings
+	return t.line.subscription.wake
 }
 
 // lookAfter is how long whoever was woken may go on sleeping, because the one before it has its turn.
 func (t *turn) lookAfter() time.Duration {
-	if t.line.ear == nil {
+	if t.line.subscription == nil {
 		return 0
 	}
-	return t.line.ear.lookAfter()
+	return t.line.subscription.lookAfter()
 }
 
 // refusal is why the waiter cannot be woken, nil if it can.
 func (t *turn) refusal() error {
-	if t.line.ear == nil {
+	if t.line.subscription == nil {
 		return nil
 	}
-	return t.line.ear.refusal()
+	return t.line.subscription.refusal()
 }
 
 // granted is the news of a lease that the waiter woken last has been given, if there was any.
-func (t *turn) granted() *grantedTo {
-	if t.line.ear == nil {
+func (t *turn) granted() *protocol.Granted {
+	if t.line.subscription == nil {
 		return nil
 	}
-	return t.line.ear.granted()
+	return t.line.subscription.granted()
 }

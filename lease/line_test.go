@@ -13,7 +13,7 @@ import (
 )
 
 func newLines() *lines {
-	return &lines{open: func(string) *ear { return nil }, byChannel: make(map[string]*line)}
+	return &lines{subscribe: func(string) *subscription { return nil }, byChannel: make(map[string]*line)}
 }
 
 func unheard(context.Context) {}
@@ -63,13 +63,13 @@ func TestJoinReportsTheCause(t *testing.T) {
 }
 
 // A resource under contention empties its line at each turn, and must not subscribe anew at each.
-func TestALineThatHasEmptiedKeepsItsEarForAMoment(t *testing.T) {
+func TestALineThatHasEmptiedKeepsItsSubscriptionForAMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ls := newLines()
-		opened := 0
-		hears := newListener(func() subscription { panic("nobody runs it") })
-		hears.running = true
-		ls.open = func(channel string) *ear { opened++; return hears.open(channel) }
+		subscribed := 0
+		listens := newListener(func() connection { panic("nobody runs it") })
+		listens.running = true
+		ls.subscribe = func(channel string) *subscription { subscribed++; return listens.subscribe(channel) }
 		for range 5 {
 			turn, err := ls.join(t.Context(), "a", unheard)
 			require.NoError(t, err)
@@ -77,35 +77,35 @@ func TestALineThatHasEmptiedKeepsItsEarForAMoment(t *testing.T) {
 			turn.leave()
 			time.Sleep(linger - 1)
 		}
-		require.Equal(t, 1, opened)
+		require.Equal(t, 1, subscribed)
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		require.Empty(t, ls.byChannel)
-		require.Nil(t, hears.ear("a"), "closed with the line")
+		require.Nil(t, listens.subscription("a"), "closed with the line")
 	})
 }
 
-// An ear that is opened on a channel which is still subscribed gets no confirmation from Redis; it must ring all the same.
-func TestANewEarRings(t *testing.T) {
+// A subscription to a channel that the connection still has gets no confirmation from Redis; its waiter must be woken all the same.
+func TestANewSubscriptionWakesItsWaiter(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
 	l := listenOn(client)
 	for range 50 {
-		e := l.open("a")
+		e := l.subscribe("a")
 		select {
-		case <-e.rings:
+		case <-e.wake:
 		case <-time.After(10 * time.Second):
-			t.Fatal("it never rang")
+			t.Fatal("it was never woken")
 		}
 		e.close()
 	}
-	old := l.open("a")
-	current := l.open("a") // as after a slot has moved back and forth
+	old := l.subscribe("a")
+	current := l.subscribe("a") // as after a slot has moved back and forth
 	old.close()
-	require.Same(t, current, l.ear("a"), "an old ear does not close its successor")
+	require.Same(t, current, l.subscription("a"), "an old subscription does not close its successor")
 	current.close()
-	require.Nil(t, l.ear("a"))
+	require.Nil(t, l.subscription("a"))
 }
 
 func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {

@@ -13,35 +13,6 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// NewQuorum makes an issuer over several independent Redis servers, an odd number of at least three; a lease is what a majority grants
-// (the algorithm called Redlock). Its tokens rise as those of one Redis do: the greatest that any member issued is made known to
-// a majority before the lease is returned, and every later majority shares a member with that one.
-//
-// It adds availability: leases go on while a minority of the members is down. It does not add safety where the store of the data
-// checks tokens, and without such a store it is no safer than what its clocks and pauses allow. A member that has lost its data
-// must stay away for as long as a lease lasts, or two may hold the resource; tokens keep rising then by the members' clocks.
-//
-// In contrast to one Redis, there is no queue: an order of arrival would have to be agreed on by a majority as well, for each waiter that
-// comes and goes, and a wake-up that reaches several would make them split the vote. So waiters ask again at random
-// intervals, of 10 ms at first and of 1.5 s at most, until one finds a majority free; none is overtaken for ever, and none
-// has a turn. An attempt that fails to win a majority uses up tokens. [Config.Replicas] has no place.
-func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
-	if len(clients) < 3 || len(clients)%2 == 0 {
-		return nil, protocol.Invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
-	}
-	if cfg.Replicas != 0 {
-		return nil, protocol.Invalid("Replicas (%d) does not go with a quorum, whose members are independent", cfg.Replicas)
-	}
-	q := &quorum{need: len(clients)/2 + 1, patience: cfg.withDefaults().RenewTimeout / 2}
-	for n, client := range clients {
-		if client == nil {
-			return nil, protocol.Invalid("client %d is nil", n)
-		}
-		q.members = append(q.members, newSingle(client, cfg.withDefaults()))
-	}
-	return newIssuer(q, cfg)
-}
-
 // quorum is the store on the majority of its members.
 type quorum struct {
 	members  []*single
@@ -50,7 +21,7 @@ type quorum struct {
 }
 
 // straggle is how long the slower members are waited for once a majority has answered.
-const straggle = 50 * time.Millisecond
+const quorumGrace = 50 * time.Millisecond
 
 // vote is what one member answered.
 type vote[T any] struct {
@@ -90,7 +61,7 @@ func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *sing
 			return votes
 		}
 		if good == q.need {
-			late = time.After(straggle)
+			late = time.After(quorumGrace)
 		}
 	}
 	return votes
@@ -365,6 +336,6 @@ func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, e
 
 func (q *quorum) spans([]protocol.Keys) bool { return true }
 
-func (q *quorum) listen(string) *ear { return nil }
+func (q *quorum) subscribe(string) *subscription { return nil }
 
-func (q *quorum) hush() {}
+func (q *quorum) stopListening() {}

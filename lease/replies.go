@@ -11,6 +11,67 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
+// Verdict is what Redis says about a lease.
+type Verdict int
+
+const (
+	// Current: the lease holds its resource and no newer token was issued.
+	Current Verdict = iota + 1
+	// LeaseLost: the lease does not hold its resource any more.
+	LeaseLost
+	// FenceStale: the lease holds its resource, but a newer token was issued or the fence was raised above it.
+	FenceStale
+)
+
+func (v Verdict) String() string {
+	switch v {
+	case Current:
+		return "current"
+	case LeaseLost:
+		return "lease lost"
+	case FenceStale:
+		return "fence stale"
+	}
+	return fmt.Sprintf("Verdict(%d)", int(v))
+}
+
+// Revocation is the new fence of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
+// keeps the former holder from writing.
+type Revocation struct {
+	resource    string
+	id          uuid.UUID
+	token       int64
+	holder      uuid.UUID
+	holderToken int64
+}
+
+// Resource is what was revoked.
+func (r *Revocation) Resource() string { return r.resource }
+
+// Token is the new last token: greater than the former holder's, smaller than the next holder's.
+func (r *Revocation) Token() int64 { return r.token }
+
+// LeaseID identifies this revocation, as a lease id does a lease.
+func (r *Revocation) LeaseID() uuid.UUID { return r.id }
+
+// Holder is the lease that this revocation has ended and its token. It answers false if nobody held the resource.
+func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
+	return r.holder, r.holderToken, r.holderToken > 0
+}
+
+// Inspection is what Redis knows about a resource, for people to read. It is out of date when it arrives.
+type Inspection struct {
+	Resource      string
+	Holder        uuid.UUID     // zero: nobody
+	Token         int64         // of the holder; 0: nobody
+	ExpiresIn     time.Duration // of the holder's lease, without renewal
+	LastToken     int64         // the fence; 0: not known
+	RememberedFor time.Duration // the fence; negative: it never expires, or is not known
+	Waiters       int           // processes that wait
+	Revoked       uuid.UUID     // the lease that was revoked lately; zero: none
+	RevokedTo     int64         // the latest revocation's token, if that was lately; LastToken, if nobody has acquired since; 0: none
+}
+
 // acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for which of them.
 type acquired struct {
 	tokens []int64 // nil when refused
@@ -61,8 +122,10 @@ const (
 	revoked outcome = "revoked"
 )
 
-func decodeExtend(r protocol.Reply) (outcome, error)  { return decodeOutcome(r, "extended") }
+func decodeExtend(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "extended") }
+
 func decodeConfirm(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "confirmed") }
+
 func decodeRelease(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "released") }
 
 func decodeOutcome(r protocol.Reply, success string) (outcome, error) {

@@ -70,21 +70,21 @@ type store interface {
 	inspect(ctx context.Context, k protocol.Keys) (Inspection, error)
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
 	spans(k []protocol.Keys) bool                                            // whether one ask can cover all these resources
-	listen(channel string) *ear                                              // nil if waiters are not woken, or not now
-	hush()                                                                   // nobody listens any more: ends what lingers
+	subscribe(channel string) *subscription                                  // nil if waiters are not woken, or not now
+	stopListening()                                                          // nobody listens any more: ends what lingers
 }
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
 type single struct {
-	client   redis.UniversalClient
-	cluster  *redis.ClusterClient // the same, if it is one
-	scripts  protocol.Holding     // of leases or of semaphores
-	permits  int                  // how many may hold at once; 0: it is a lease
-	publish  string               // the command that wakes waiters
-	listener string               // the name under which this process listens for them
-	ears     ears
-	replicas int           // that have to confirm a grant
-	within   time.Duration // that time
+	client     redis.UniversalClient
+	cluster    *redis.ClusterClient // the same, if it is one
+	scripts    protocol.Holding     // of leases or of semaphores
+	permits    int                  // how many may hold at once; 0: it is a lease
+	publish    string               // the command that wakes waiters
+	listener   string               // the name under which this process listens for them
+	subscriber subscriber
+	replicas   int           // that have to confirm a grant
+	within     time.Duration // that time
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
@@ -95,17 +95,19 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 	}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
 		masters := &shards{cluster: cluster, byMaster: make(map[*redis.Client]*listener)}
-		s.cluster, s.publish, s.ears = cluster, "SPUBLISH", masters
+		s.cluster, s.publish, s.subscriber = cluster, "SPUBLISH", masters
 	} else {
-		s.publish, s.ears = "PUBLISH", listenOn(client)
+		s.publish, s.subscriber = "PUBLISH", listenOn(client)
 	}
 	return s
 }
 
 // listen gives an ear for what is published for this process's waiters alone.
-func (s *single) listen(channel string) *ear { return s.ears.open(channel + ":" + s.listener) }
+func (s *single) subscribe(channel string) *subscription {
+	return s.subscriber.subscribe(channel + ":" + s.listener)
+}
 
-func (s *single) hush() { s.ears.hush() }
+func (s *single) stopListening() { s.subscriber.stopListening() }
 
 func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
 	switch client := s.client.(type) {

@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
@@ -68,4 +69,129 @@ type TraceEnd struct {
 	Took       time.Duration // since the start
 	ValidFor   time.Duration // what OpAcquire, OpExtend and OpHeal, if they succeed, leave of the trust window
 	Err        error         // nil: it was done
+}
+
+// Outcome is the word for Err in metrics, logs and events: one of [Op.Outcomes], whatever the error is. For OpHold it is
+// "released" if the holder gave the lease back, otherwise the cause of the loss.
+func (e TraceEnd) Outcome() string {
+	all := e.Op.outcomes()
+	if e.Err == nil {
+		return all.success
+	}
+	for _, known := range all.errors {
+		if errors.Is(e.Err, known.err) {
+			return known.word
+		}
+	}
+	return all.failure
+}
+
+// Outcomes lists the words that [TraceEnd.Outcome] can return for this Op, each once.
+func (op Op) Outcomes() []string {
+	all := op.outcomes()
+	words := []string{all.success}
+	seen := map[string]bool{all.success: true}
+	for _, known := range append(all.errors, errorWord{word: all.failure}) {
+		if !seen[known.word] {
+			seen[known.word] = true
+			words = append(words, known.word)
+		}
+	}
+	return words
+}
+
+// outcomes are the words for the ends of an [Op].
+type outcomes struct {
+	success string
+	failure string // any other error
+	errors  []errorWord
+}
+
+// errorWord is the word for errors that are err. The first that matches counts, for an error can be several.
+type errorWord struct {
+	err  error
+	word string
+}
+
+var (
+	acquireOutcomes = outcomes{"granted", "error", []errorWord{
+		{ErrHeld, "held"},
+		{ErrUnreachable, "unreachable"},
+	}}
+	otherOutcomes = outcomes{success: "done", failure: "failed"}
+
+	outcomesOf = map[Op]outcomes{
+		OpAcquire: acquireOutcomes,
+		OpWait:    acquireOutcomes,
+		OpHold: {"released", "lost", []errorWord{
+			{ErrReleased, "released"},
+			{ErrRevoked, "revoked"},
+			{ErrStale, "stale"},
+			{ErrUnreachable, "unreachable"},
+			{ErrExpired, "expired"},
+		}},
+		OpExtend: {"extended", "error", []errorWord{
+			{ErrRevoked, "revoked"},
+			{ErrUnreachable, "unreachable"},
+			{ErrExpired, "lost"},
+			{ErrLost, "lost"},
+		}},
+		OpRelease: {"released", "error", []errorWord{
+			{ErrRevoked, "revoked"},
+			{ErrExpired, "expired"},
+			{ErrLost, "lost"},
+			{ErrUnreachable, "unreachable"},
+		}},
+		OpHeal: {success: "healed", failure: "failed"},
+	}
+)
+
+func (op Op) outcomes() outcomes {
+	if all, ok := outcomesOf[op]; ok {
+		return all
+	}
+	return otherOutcomes
+}
+
+// tracing is one pair of calls that has begun, or none if nobody traces.
+type tracing struct {
+	tracers []Tracer
+	start   TraceStart
+	at      time.Time
+	ctx     context.Context // for the work in between
+}
+
+// beginTracing begins a pair. Without tracers it is free, and its context is ctx.
+func beginTracing(ctx context.Context, tracers []Tracer, s TraceStart) tracing {
+	if len(tracers) == 0 {
+		return tracing{ctx: ctx}
+	}
+	t := tracing{tracers: tracers, start: s, at: time.Now(), ctx: ctx}
+	for _, tracer := range tracers {
+		t.ctx = tracer.TraceLeaseStart(t.ctx, s)
+	}
+	return t
+}
+
+// end ends the pair. validFor is the remaining validity of the lease, if there is one.
+func (t *tracing) end(validFor time.Duration, err error) {
+	if len(t.tracers) == 0 {
+		return
+	}
+	e := TraceEnd{TraceStart: t.start, Took: time.Since(t.at), Err: err}
+	if err == nil {
+		e.ValidFor = validFor
+	}
+	for _, tracer := range t.tracers {
+		tracer.TraceLeaseEnd(t.ctx, e)
+	}
+}
+
+// kept is for a pair that ends later; nil if nobody traces.
+func (t *tracing) kept() *tracing {
+	if len(t.tracers) == 0 {
+		return nil
+	}
+	own := *t // or every tracing would be on the heap
+	return &own
 }

@@ -27,14 +27,14 @@ func untracedLease(t testing.TB) func() {
 	t.Cleanup(func() { _ = client.Close() })
 	issuer, err := New(client, Config{TTL: time.Minute})
 	require.NoError(t, err)
-	l := &Lease{issuer: issuer, resource: "table:12"}
+	l := &Lease{core: issuer.core, resource: "table:12"}
 	ctx := t.Context()
 	return func() {
 		acquire := issuer.trace(ctx, TraceStart{Op: OpAcquire, Resource: "table:12"})
 		hold := issuer.trace(acquire.ctx, TraceStart{Op: OpHold, Resource: "table:12"})
-		hold.endWith(l)
-		acquire.granted(l).end(l, nil)
+		l.life = hold.kept()
+		Leases{l}.endTracing(&acquire, nil)
 		release := l.trace(ctx, OpRelease)
-		release.end(nil, nil)
+		release.end(0, nil)
 	}
 }

@@ -216,4 +216,3 @@ func decode(r protocol.Reply) (Decision, error) {
 	}
 	return Decision{}, r.Unknown()
 }
-

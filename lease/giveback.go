@@ -20,73 +20,122 @@ const (
 	minGiveBack = 100 * time.Millisecond
 )
 
-// open is what an issuer has open: the calls that may be granted something, the leases that are held, and what is being
-// given back behind a caller who has gone.
+// registry lists what an issuer has to end: calls that may be granted something, leases that are held, and releases that go on
+// behind a caller that has gone.
 //
-// Lock order: a lease's mu before this one's.
-type open struct {
+// Lock order: the mu of a lease before this one.
+type registry struct {
 	closing context.Context // ends when Close begins, with ErrClosed
 	close   context.CancelCauseFunc
 
 	mu     sync.Mutex
-	calls  int                 // guarded by mu
-	leases map[*Lease]struct{} // guarded by mu
-	owed   map[*debt]struct{}  // guarded by mu
-	failed []Blocked           // what could not be given back since Close began; guarded by mu
-	quiet  chan struct{}       // closed when there are no calls and debts, made anew by the next; guarded by mu
+	calls  int                // guarded by mu
+	leases map[held]struct{}  // guarded by mu
+	owed   map[*debt]struct{} // guarded by mu
+	failed []Blocked          // what could not be given back since Close began; guarded by mu
+	idle   chan struct{}      // closed when there are no calls and debts; the next makes a new one; guarded by mu
 }
 
-func newOpen() *open {
-	o := &open{leases: make(map[*Lease]struct{}), owed: make(map[*debt]struct{})}
-	o.closing, o.close = context.WithCancelCause(context.Background())
-	return o
+// held is a lease as the registry knows it.
+type held interface {
+	giveBack(ctx context.Context) *debt // begins to, unless that is under way
+}
+
+func newRegistry() *registry {
+	r := &registry{leases: make(map[held]struct{}), owed: make(map[*debt]struct{})}
+	r.closing, r.close = context.WithCancelCause(context.Background())
+	return r
 }
 
 // begin counts a call that may be granted something. Its context ends with ctx and when Close begins.
-func (o *open) begin(ctx context.Context) (_ context.Context, end func(), err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closing.Err() != nil {
+func (r *registry) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closing.Err() != nil {
 		return nil, nil, ErrClosed
 	}
-	o.calls++
-	o.disturb()
+	r.calls++
+	r.begun()
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(o.closing, func() { cancel(ErrClosed) })
+	stop := context.AfterFunc(r.closing, func() { cancel(ErrClosed) })
 	return ctx, func() {
 		stop()
 		cancel(nil)
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.calls--
-		o.calm()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.calls--
+		r.ended()
 	}, nil
 }
 
-// disturb and calm keep quiet. The caller holds mu.
-func (o *open) disturb() {
-	if o.calls+len(o.owed) == 1 {
-		o.quiet = make(chan struct{})
+// begun and ended maintain idle. The caller holds mu.
+func (r *registry) begun() {
+	if r.calls+len(r.owed) == 1 {
+		r.idle = make(chan struct{})
 	}
 }
 
-func (o *open) calm() {
-	if o.calls+len(o.owed) == 0 {
-		close(o.quiet)
+func (r *registry) ended() {
+	if r.calls+len(r.owed) == 0 {
+		close(r.idle)
 	}
 }
 
-// hold and let go follow the life of a lease. The caller holds the lease's mu.
-func (o *open) hold(l *Lease) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.leases[l] = struct{}{}
+// hold and letGo follow the life of a lease. The caller holds the lease's mu.
+func (r *registry) hold(l held) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leases[l] = struct{}{}
 }
 
-func (o *open) letGo(l *Lease) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.leases, l)
+func (r *registry) letGo(l held) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.leases, l)
+}
+
+func (r *registry) allHeld() []held {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.leases))
+}
+
+// unrest is closed when the calls and debts of now are over; nil if there are none.
+func (r *registry) busy() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.calls+len(r.owed) == 0 {
+		return nil
+	}
+	return r.idle
+}
+
+// left is the error about what may be blocked still; nil if there is nothing.
+func (r *registry) left(cause error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := slices.Clone(r.failed)
+	for d := range r.owed {
+		all = append(all, d.blocked()...)
+	}
+	now := time.Now()
+	latest := make(map[string]Blocked)
+	for _, b := range all {
+		if b.Until.After(now) && b.Until.After(latest[b.Resource].Until) {
+			latest[b.Resource] = b
+		}
+	}
+	switch {
+	case len(latest) == 0 && cause == nil:
+		return nil
+	case len(latest) == 0:
+		return fmt.Errorf("lease: close: calls of this issuer have not returned yet: %w", cause)
+	}
+	e := &NotGivenBackError{Cause: cause}
+	for _, resource := range slices.Sorted(maps.Keys(latest)) {
+		e.Blocked = append(e.Blocked, latest[resource])
+	}
+	return e
 }
 
 // debt is something that is being given back.
@@ -100,32 +149,32 @@ type debt struct {
 }
 
 // owe notes what has to be given back within bound. Every debt has to be settled.
-func (o *open) owe(resources []string, bound time.Duration) *debt {
+func (r *registry) owe(resources []string, bound time.Duration) *debt {
 	d := &debt{resources: resources, until: time.Now().Add(bound), paid: make(chan struct{})}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.owed[d] = struct{}{}
-	o.disturb()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.owed[d] = struct{}{}
+	r.begun()
 	return d
 }
 
-func (o *open) settle(d *debt, err error) {
+func (r *registry) settle(d *debt, err error) {
 	d.note(err)
 	close(d.paid)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.owed, d)
-	if err != nil && o.closing.Err() != nil {
-		o.failed = append(o.failed, d.blocked()...)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.owed, d)
+	if err != nil && r.closing.Err() != nil {
+		r.failed = append(r.failed, d.blocked()...)
 	}
-	o.calm()
+	r.ended()
 }
 
 // giveBack makes attempts, detached from the end of ctx, until one has an answer that counts or the debt has run out: a
 // caller that was cancelled must give back all the more. It calls done before the debt is settled.
-func (o *open) giveBack(ctx context.Context, resources []string, ttl time.Duration, attempt func(ctx context.Context) error, done func()) *debt {
+func (r *registry) giveBack(ctx context.Context, resources []string, ttl time.Duration, attempt func(ctx context.Context) error, done func()) *debt {
 	bound := max(ttl, minGiveBack)
-	d := o.owe(resources, bound)
+	d := r.owe(resources, bound)
 	go func() {
 		ctx, cancel := protocol.Detached(ctx, bound)
 		defer cancel()
@@ -135,7 +184,7 @@ func (o *open) giveBack(ctx context.Context, resources []string, ttl time.Durati
 			return err
 		})
 		done()
-		o.settle(d, err)
+		r.settle(d, err)
 	}()
 	return d
 }
@@ -181,9 +230,9 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 // behind is what one call gives back that got nothing, or less than it asked for.
 type behind struct{ debts []*debt }
 
-func (b *behind) giveBack(ctx context.Context, leases Leases) {
+func (b *behind) giveBack(ctx context.Context, leases ...held) {
 	for _, l := range leases {
-		b.debts = append(b.debts, l.release(ctx).debt)
+		b.debts = append(b.debts, l.giveBack(ctx))
 	}
 }
 
@@ -261,80 +310,4 @@ func (e *NotGivenBackError) Unwrap() []error {
 		}
 	}
 	return all
-}
-
-// Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with [ErrClosed] from
-// now on, also those that wait; every lease that is held ends, with [ErrReleased], and is released; and what earlier
-// calls have left to be given back is waited for. Nothing of the issuer runs on when it returns nil.
-//
-// When ctx ends first, the error is a [*NotGivenBackError] that names what could not be given back yet, and until when
-// it stays blocked at most. Giving back goes on until then; calling Close again waits for it again. Close may be called
-// by several at once. The client is left open: close it afterwards. Work that goes on under a lease has to end before
-// Close, or is told so by the end of the lease's context.
-func (i *Issuer) Close(ctx context.Context) error {
-	if err := i.ready(); err != nil {
-		return err
-	}
-	i.open.close(ErrClosed)
-	for _, l := range i.open.held() {
-		l.release(ctx)
-	}
-	for {
-		quiet := i.open.unrest()
-		if quiet == nil {
-			break
-		}
-		select {
-		case <-quiet:
-		case <-ctx.Done():
-			return i.open.left(context.Cause(ctx))
-		}
-	}
-	i.lines.close()
-	i.store.hush()
-	return i.open.left(nil)
-}
-
-func (o *open) held() []*Lease {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return slices.Collect(maps.Keys(o.leases))
-}
-
-// unrest is closed when the calls and debts of now are over; nil if there are none.
-func (o *open) unrest() <-chan struct{} {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.calls+len(o.owed) == 0 {
-		return nil
-	}
-	return o.quiet
-}
-
-// left is the error about what may be blocked still; nil if there is nothing.
-func (o *open) left(cause error) error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	all := slices.Clone(o.failed)
-	for d := range o.owed {
-		all = append(all, d.blocked()...)
-	}
-	now := time.Now()
-	latest := make(map[string]Blocked)
-	for _, b := range all {
-		if b.Until.After(now) && b.Until.After(latest[b.Resource].Until) {
-			latest[b.Resource] = b
-		}
-	}
-	switch {
-	case len(latest) == 0 && cause == nil:
-		return nil
-	case len(latest) == 0:
-		return fmt.Errorf("lease: close: calls of this issuer have not returned yet: %w", cause)
-	}
-	e := &NotGivenBackError{Cause: cause}
-	for _, resource := range slices.Sorted(maps.Keys(latest)) {
-		e.Blocked = append(e.Blocked, latest[resource])
-	}
-	return e
 }

@@ -9,22 +9,42 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
+// renewable is a lease as the watchdog knows it.
+type renewable interface {
+	// renewalDue begins a renewal, or answers nil if the lease is over or as long as it may be. Each renewal that was begun must be
+	// ended.
+	renewalDue(now time.Time) *renewal
+	endRenewal(r *renewal, answer answered) error
+}
+
+// extender is the part of the store that the watchdog needs.
+type extender interface {
+	extend(ctx context.Context, batch []extension) []answered
+}
+
+// renewal is an extension that was begun.
+type renewal struct {
+	extension
+	sent  time.Time
+	trace tracing
+}
+
 // watchdog renews the leases of one issuer from a single loop. The loop runs while there are leases.
 //
 // Lock order: a lease's mu before the watchdog's. So the loop never calls a lease while it holds its own.
 type watchdog struct {
-	store store
+	store extender
 	cfg   Config
-	poke  chan struct{} // holds one token when the loop has to look again
+	wake  chan struct{} // holds one token when the loop has to look again
 
 	mu      sync.Mutex
-	due     schedule                // guarded by mu
-	places  map[*Lease]*appointment // the entries of due; guarded by mu
-	running bool                    // guarded by mu
+	due     schedule                   // guarded by mu
+	places  map[renewable]*appointment // the entries of due; guarded by mu
+	running bool                       // guarded by mu
 }
 
-func newWatchdog(s store, cfg Config) *watchdog {
-	return &watchdog{store: s, cfg: cfg, poke: make(chan struct{}, 1), places: make(map[*Lease]*appointment)}
+func newWatchdog(s extender, cfg Config) *watchdog {
+	return &watchdog{store: s, cfg: cfg, wake: make(chan struct{}, 1), places: make(map[renewable]*appointment)}
 }
 
 const (
@@ -35,16 +55,16 @@ const (
 
 // watch makes the appointment for the next renewal of a lease that was granted or renewed by a request sent at the time given.
 // The caller holds the lease's mu, and the lease is not over.
-func (w *watchdog) watch(l *Lease, sent time.Time) {
+func (w *watchdog) watch(l renewable, sent time.Time) {
 	w.schedule(l, sent.Add(protocol.Jitter(w.cfg.RenewEvery)))
 }
 
 // retry makes it for a lease whose renewal failed. The caller holds the lease's mu, and the lease is not over.
-func (w *watchdog) retry(l *Lease) {
+func (w *watchdog) retry(l renewable) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
 
-func (w *watchdog) schedule(l *Lease, at time.Time) {
+func (w *watchdog) schedule(l renewable, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, known := w.places[l]; known || w.cfg.RenewEvery == Never {
@@ -57,27 +77,27 @@ func (w *watchdog) schedule(l *Lease, at time.Time) {
 		w.running = true
 		go w.run()
 	} else if w.due[0] == a {
-		w.wake()
+		w.signal()
 	}
 }
 
 // forget cancels the appointment of a lease that is over.
-func (w *watchdog) forget(l *Lease) {
+func (w *watchdog) forget(l renewable) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if a, known := w.places[l]; known {
 		heap.Remove(&w.due, a.index)
 		delete(w.places, l)
 		if len(w.due) == 0 {
-			w.wake() // so that the loop ends
+			w.signal() // so that the loop ends
 		}
 	}
 }
 
-func (w *watchdog) wake() {
+func (w *watchdog) signal() {
 	select {
-	case w.poke <- struct{}{}:
-	default: // it has been poked already
+	case w.wake <- struct{}{}:
+	default: // the token is there
 	}
 }
 
@@ -97,13 +117,13 @@ func (w *watchdog) run() {
 		timer.Reset(time.Until(next))
 		select {
 		case <-timer.C:
-		case <-w.poke:
+		case <-w.wake:
 		}
 	}
 }
 
 // take removes what is due, and says when to look again. It answers false when nothing is left; the loop has then to end.
-func (w *watchdog) take(now time.Time) (batch []*Lease, next time.Time, ok bool) {
+func (w *watchdog) take(now time.Time) (batch []renewable, next time.Time, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.due) > 0 && !w.due[0].at.After(now) {
@@ -123,17 +143,15 @@ func (w *watchdog) take(now time.Time) (batch []*Lease, next time.Time, ok bool)
 }
 
 // renew sends one request for all leases of the batch that are still alive, and makes their next appointments.
-func (w *watchdog) renew(leases []*Lease) {
+func (w *watchdog) renew(leases []renewable) {
 	now := time.Now()
 	var batch []extension
-	var begun []renewal
-	var alive []*Lease
+	var begun []*renewal
+	var alive []renewable
 	for _, l := range leases {
-		r, err := l.beginRenewal(l.ctx, now)
-		if err != nil || r == nil {
-			continue // over, or as long as MaxHold allows
+		if r := l.renewalDue(now); r != nil {
+			batch, begun, alive = append(batch, r.extension), append(begun, r), append(alive, l)
 		}
-		batch, begun, alive = append(batch, r.extension), append(begun, *r), append(alive, l)
 	}
 	if len(batch) == 0 {
 		return
@@ -147,7 +165,7 @@ func (w *watchdog) renew(leases []*Lease) {
 
 // appointment is when a lease is to be renewed.
 type appointment struct {
-	lease *Lease
+	lease renewable
 	at    time.Time
 	index int // in the schedule
 }
@@ -155,8 +173,10 @@ type appointment struct {
 // schedule is a heap of appointments, the earliest first.
 type schedule []*appointment
 
-func (s schedule) Len() int           { return len(s) }
+func (s schedule) Len() int { return len(s) }
+
 func (s schedule) Less(i, j int) bool { return s[i].at.Before(s[j].at) }
+
 func (s schedule) Swap(i, j int) {
 	s[i], s[j] = s[j], s[i]
 	s[i].index, s[j].index = i, j

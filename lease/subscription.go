@@ -13,63 +13,63 @@ import (
 )
 
 // ear is one resource's share in a subscription.
-type ear struct {
+type subscription struct {
 	channel  string
-	rings    chan struct{} // holds one token when the waiter should ask again
+	wake     chan struct{} // holds one token when the waiter should ask again
 	listener *listener
 	moved    func() bool // the channel is served elsewhere by now
 	known    bool        // to the listener's loop; guarded by the listener's mu
 
 	mu      sync.Mutex
-	waiter  string        // the call whose news counts; guarded by mu
-	grant   *grantedTo    // the latest for the waiter; guarded by mu
-	ask     bool          // the waiter should ask now; guarded by mu
-	look    time.Duration // or after that time, if it is not to ask now; guarded by mu
-	refused error         // why Redis does not let this process listen; guarded by mu
+	waiter  string            // the call whose news counts; guarded by mu
+	grant   *protocol.Granted // the latest for the waiter; guarded by mu
+	ask     bool              // the waiter should ask now; guarded by mu
+	look    time.Duration     // or after that time, if it is not to ask now; guarded by mu
+	refused error             // why Redis does not let this process listen; guarded by mu
 }
 
-func (e *ear) listenFor(waiter string) {
+func (e *subscription) listenFor(waiter string) {
 	e.mu.Lock()
 	e.waiter, e.grant, e.ask, e.look = waiter, nil, false, 0
 	e.mu.Unlock()
 	select {
-	case <-e.rings:
+	case <-e.wake:
 	default:
 	}
 }
 
-func (e *ear) ring() {
+func (e *subscription) wakeToAsk() {
 	e.mu.Lock()
 	e.ask = true
 	e.mu.Unlock()
-	e.wake()
+	e.signal()
 }
 
-func (e *ear) wake() {
+func (e *subscription) signal() {
 	select {
-	case e.rings <- struct{}{}:
+	case e.wake <- struct{}{}:
 	default: // it rings already
 	}
 }
 
-func (e *ear) hear(message string) {
-	n := readNews(message)
+func (e *subscription) receive(message string) {
+	n := protocol.ReadNews(message)
 	e.mu.Lock()
-	mine := n.call != "" && n.call == e.waiter
+	mine := n.Call != "" && n.Call == e.waiter
 	if mine {
-		if n.granted != nil {
-			e.grant = n.granted
+		if n.Granted != nil {
+			e.grant = n.Granted
 		}
-		e.ask, e.look = e.ask || n.look == 0, n.look
+		e.ask, e.look = e.ask || n.Look == 0, n.Look
 	}
 	e.mu.Unlock()
 	if mine {
-		e.wake()
+		e.signal()
 	}
 }
 
 // lookAfter is how long the waiter that was woken may go on sleeping; 0 if it should ask now.
-func (e *ear) lookAfter() time.Duration {
+func (e *subscription) lookAfter() time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.ask {
@@ -78,27 +78,27 @@ func (e *ear) lookAfter() time.Duration {
 	return e.look
 }
 
-func (e *ear) granted() *grantedTo {
+func (e *subscription) granted() *protocol.Granted {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.grant
 }
 
 // refuse tells the waiter that it will never be woken.
-func (e *ear) refuse(err error) {
+func (e *subscription) refuse(err error) {
 	e.mu.Lock()
 	e.refused = err
 	e.mu.Unlock()
-	e.ring()
+	e.wakeToAsk()
 }
 
-func (e *ear) refusal() error {
+func (e *subscription) refusal() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.refused
 }
 
-func (e *ear) close() { e.listener.drop(e) }
+func (e *subscription) close() { e.listener.unsubscribe(e) }
 
 const (
 	linger = 2 * time.Second // how long a line that has emptied is kept, and a connection without ears
@@ -107,33 +107,33 @@ const (
 )
 
 // ears is where those who wait are woken.
-type ears interface {
-	open(channel string) *ear // nil if that is not possible now
-	hush()                    // ends what lingers
+type subscriber interface {
+	subscribe(channel string) *subscription // nil if that is not possible now
+	stopListening()                         // ends what lingers
 }
 
 // listener is one connection that subscribes to the channels of all its ears. It runs while there are ears, and lingers a little.
 type listener struct {
-	connect func() subscription
-	poke    chan struct{} // holds one token when ears has changed
+	connect func() connection
+	wake    chan struct{} // holds one token when ears has changed
 	heard   atomic.Bool   // anything since the last pulse
 
-	mu      sync.Mutex
-	ears    map[string]*ear // by channel; guarded by mu
-	running bool            // guarded by mu
-	hushed  bool            // does not linger; guarded by mu
+	mu            sync.Mutex
+	subscriptions map[string]*subscription // by channel; guarded by mu
+	running       bool                     // guarded by mu
+	closing       bool                     // does not linger; guarded by mu
 }
 
-func newListener(connect func() subscription) *listener {
-	return &listener{connect: connect, poke: make(chan struct{}, 1), ears: make(map[string]*ear)}
+func newListener(connect func() connection) *listener {
+	return &listener{connect: connect, wake: make(chan struct{}, 1), subscriptions: make(map[string]*subscription)}
 }
 
-func (l *listener) open(channel string) *ear {
-	e := &ear{channel: channel, rings: make(chan struct{}, 1), listener: l, moved: func() bool { return false }}
+func (l *listener) subscribe(channel string) *subscription {
+	e := &subscription{channel: channel, wake: make(chan struct{}, 1), listener: l, moved: func() bool { return false }}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ears[channel] = e
-	l.hushed = false
+	l.subscriptions[channel] = e
+	l.closing = false
 	if !l.running {
 		l.running = true
 		go l.run()
@@ -142,39 +142,39 @@ func (l *listener) open(channel string) *ear {
 	return e
 }
 
-func (l *listener) drop(e *ear) {
+func (l *listener) unsubscribe(e *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ears[e.channel] == e {
-		delete(l.ears, e.channel)
+	if l.subscriptions[e.channel] == e {
+		delete(l.subscriptions, e.channel)
 		l.changed()
 	}
 }
 
-func (l *listener) hush() {
+func (l *listener) stopListening() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.hushed = true
+	l.closing = true
 	l.changed()
 }
 
 func (l *listener) changed() {
 	select {
-	case l.poke <- struct{}{}:
+	case l.wake <- struct{}{}:
 	default: // it has been poked already
 	}
 }
 
-func (l *listener) ear(channel string) *ear {
+func (l *listener) subscription(channel string) *subscription {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.ears[channel]
+	return l.subscriptions[channel]
 }
 
 // listenOn gives an ear on a deployment where every server passes every message on.
 func listenOn(client redis.UniversalClient) *listener {
-	return newListener(func() subscription {
-		return subscription{PubSub: client.Subscribe(context.Background()), publish: client.Publish}
+	return newListener(func() connection {
+		return connection{PubSub: client.Subscribe(context.Background()), publish: client.Publish}
 	})
 }
 
@@ -188,7 +188,7 @@ type shards struct {
 
 // open gives an ear on the master that serves the channel, or nil if that cannot be found out now. The cluster's client
 // closes its client of a master that leaves, and makes another if it returns, so that the address alone says nothing.
-func (s *shards) open(channel string) *ear {
+func (s *shards) subscribe(channel string) *subscription {
 	master, err := s.cluster.MasterForKey(context.Background(), channel)
 	if err != nil {
 		return nil
@@ -202,12 +202,12 @@ func (s *shards) open(channel string) *ear {
 	}
 	l, known := s.byMaster[master]
 	if !known {
-		l = newListener(func() subscription {
-			return subscription{master.SSubscribe(context.Background()), true, master.SPublish}
+		l = newListener(func() connection {
+			return connection{master.SSubscribe(context.Background()), true, master.SPublish}
 		})
 		s.byMaster[master] = l
 	}
-	e := l.open(channel)
+	e := l.subscribe(channel)
 	e.moved = func() bool {
 		now, err := s.cluster.MasterForKey(context.Background(), channel)
 		return err == nil && now != master
@@ -215,11 +215,11 @@ func (s *shards) open(channel string) *ear {
 	return e
 }
 
-func (s *shards) hush() {
+func (s *shards) stopListening() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.byMaster {
-		l.hush()
+		l.stopListening()
 	}
 }
 
@@ -257,13 +257,13 @@ func (l *listener) serve() (again bool) {
 				broken = make(chan struct{})
 				go l.receive(s, broken)
 			}
-		} else if l.hasty() && l.stop() {
+		} else if l.isClosing() && l.stop() {
 			return false
 		}
 		select {
-		case <-l.poke:
+		case <-l.wake:
 		case <-broken:
-			l.ringAll() // they ask again, and look where their channel is served by now
+			l.wakeAll() // they ask again, and look where their channel is served by now
 			protocol.Sleep(context.Background(), retry)
 			return true
 		case <-check.C:
@@ -285,7 +285,7 @@ func (l *listener) serve() (again bool) {
 
 // receive passes on what the connection hears until it is closed or breaks. It is not used again then: it would
 // subscribe to all its channels in one request, which a Cluster refuses when they are of several slots.
-func (l *listener) receive(s subscription, broken chan<- struct{}) {
+func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
 	for {
 		m, err := s.Receive(context.Background())
@@ -299,7 +299,7 @@ func (l *listener) receive(s subscription, broken chan<- struct{}) {
 }
 
 // probe asks for what a connection needs later, before it has subscribed to anything: to tell others, and to leave. Who may not do that learns it when it waits, and not by waking nobody.
-func (l *listener) probe(s subscription, channel string) {
+func (l *listener) probe(s connection, channel string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
 	if err := s.publish(ctx, channel, "").Err(); err != nil {
@@ -316,40 +316,40 @@ func (l *listener) refused(err error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.ears {
+	for _, e := range l.subscriptions {
 		e.refuse(err)
 	}
 }
 
-func (l *listener) ringAll() {
+func (l *listener) wakeAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.ears {
-		e.ring()
+	for _, e := range l.subscriptions {
+		e.wakeToAsk()
 	}
 }
 
-func (l *listener) hasty() bool {
+func (l *listener) isClosing() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.hushed
+	return l.closing
 }
 
 // difference brings subscribed up to date and says how.
 func (l *listener) difference(subscribed map[string]bool) (add, remove []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for channel, e := range l.ears {
+	for channel, e := range l.subscriptions {
 		if !subscribed[channel] {
 			add = append(add, channel)
 			subscribed[channel] = true
 		} else if !e.known {
-			e.ring() // a message may have come while the channel had no ear
+			e.wakeToAsk() // a message may have come while the channel had no ear
 		}
 		e.known = true
 	}
 	for channel := range subscribed {
-		if l.ears[channel] == nil {
+		if l.subscriptions[channel] == nil {
 			remove = append(remove, channel)
 			delete(subscribed, channel)
 		}
@@ -361,7 +361,7 @@ func (l *listener) difference(subscribed map[string]bool) (add, remove []string)
 func (l *listener) stop() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.running = len(l.ears) > 0
+	l.running = len(l.subscriptions) > 0
 	return !l.running
 }
 
@@ -370,25 +370,25 @@ func (l *listener) stop() bool {
 func (l *listener) dispatch(m any) {
 	switch m := m.(type) {
 	case *redis.Message:
-		if e := l.ear(m.Channel); e != nil {
-			e.hear(m.Payload)
+		if e := l.subscription(m.Channel); e != nil {
+			e.receive(m.Payload)
 		}
 	case *redis.Subscription:
-		if e := l.ear(m.Channel); e != nil {
-			e.ring()
+		if e := l.subscription(m.Channel); e != nil {
+			e.wakeToAsk()
 		}
 	}
 }
 
 // subscription is a connection that listens. On a Cluster, messages stay on the shard that serves the resource.
-type subscription struct {
+type connection struct {
 	*redis.PubSub
 	sharded bool
 	publish func(ctx context.Context, channel string, message any) *redis.IntCmd
 }
 
 // ask wants a sign of life. Errors are left to the connection.
-func (s subscription) ask() {
+func (s connection) ask() {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
 	_ = s.Ping(ctx)
@@ -396,7 +396,7 @@ func (s subscription) ask() {
 
 // change subscribes and unsubscribes. Errors are left to the connection; until there is a better one, waiters ask on
 // their own. On a Cluster one request is about one slot.
-func (s subscription) change(add, remove []string) {
+func (s connection) change(add, remove []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
 	if s.sharded {

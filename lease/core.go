@@ -1,0 +1,54 @@
+package lease
+
+import (
+	"context"
+	"time"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+)
+
+// core is what the leases and acquisitions of one Issuer have in common.
+type core struct {
+	cfg      Config
+	store    store
+	watchdog *watchdog
+	lines    *lines
+	registry *registry
+}
+
+func newCore(s store, cfg Config) (*core, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.check(); err != nil {
+		return nil, err
+	}
+	return &core{
+		cfg:      cfg,
+		store:    s,
+		watchdog: newWatchdog(s, cfg),
+		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
+		registry: newRegistry(),
+	}, nil
+}
+
+// trustedUntil is the trust window: the clock read before the request was sent, plus the TTL asked for, less the margin.
+func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
+	return sent.Add(ttl - c.cfg.Margin)
+}
+
+// marginOf is the margin for another time than the TTL, in proportion.
+func (c *core) marginOf(d time.Duration) time.Duration {
+	return time.Duration(float64(c.cfg.Margin) * float64(d) / float64(c.cfg.TTL))
+}
+
+func (c *core) trace(ctx context.Context, s TraceStart) tracing {
+	if len(c.cfg.Tracers) > 0 {
+		s.Kind, s.Namespace, s.Resources = c.cfg.kind(), c.cfg.Namespace, max(s.Resources, 1)
+	}
+	return beginTracing(ctx, c.cfg.Tracers, s)
+}
+
+func (c *core) keys(resource string) protocol.Keys {
+	return protocol.KeysOf(c.cfg.kind(), c.cfg.Namespace, resource, c.cfg.HashResources)
+}
+
+func checkResource(resource string) error { return protocol.CheckResource(resource, "table:12") }

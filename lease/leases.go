@@ -1,0 +1,84 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+)
+
+// Leases are held together, in the order of their resources' bytes. They are grants as package fencedb takes them: fencedb.All(leases...).
+type Leases []*Lease
+
+// Release gives all of them back, each as [Lease.Release] does and all at once. The error joins what went wrong.
+func (ls Leases) Release(ctx context.Context) error {
+	return ls.each(func(l *Lease) error { return l.Release(ctx) })
+}
+
+// first is nil if there is none.
+func (ls Leases) first() *Lease {
+	if len(ls) == 0 {
+		return nil
+	}
+	return ls[0]
+}
+
+// each calls f for all leases at once, so that one bound holds for all of them, and joins the errors, each with its
+// resource.
+func (ls Leases) each(f func(*Lease) error) error {
+	errs := make([]error, len(ls))
+	var all sync.WaitGroup
+	for n, l := range ls {
+		all.Go(func() {
+			if err := f(l); err != nil {
+				errs[n] = fmt.Errorf("%q: %w", l.resource, err)
+			}
+		})
+	}
+	all.Wait()
+	return errors.Join(errs...)
+}
+
+// lost is the reason why one of the leases is over already.
+func (ls Leases) lost() error {
+	for _, l := range ls {
+		if err := l.Err(); err != nil {
+			return fmt.Errorf("%q: %w", l.resource, err)
+		}
+	}
+	return nil
+}
+
+// Bind returns ctx with an end for the work that the lease covers: it ends with ctx or with the lease, whichever is first, and
+// [context.Cause] tells which and why, as the cause of [Lease.Context] does. Deadline and values are those of ctx. The function
+// frees what it takes, and ends it with [context.Canceled]; it neither ends ctx nor the lease. [Issuer.Do] binds by itself.
+func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
+	return Leases{l}.Bind(ctx)
+}
+
+// Bind is [Lease.Bind] for several: the context ends with the first of them.
+func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
+	work, cancel := context.WithCancelCause(ctx)
+	stops := make([]func() bool, len(ls))
+	for n, l := range ls {
+		if over := l.Err(); over != nil { // also for one whose timers have not run yet: the process was stopped
+			cancel(over)
+		}
+		stops[n] = context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })
+	}
+	return work, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel(nil)
+	}
+}
+
+// endTracing ends the tracing of an acquisition with the first lease, if there is one.
+func (ls Leases) endTracing(t *tracing, err error) {
+	first := ls.first()
+	if first != nil {
+		t.start.LeaseID, t.start.Token = first.term.id, first.term.token
+	}
+	t.end(first.validFor(), err)
+}

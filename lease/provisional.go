@@ -1,0 +1,80 @@
+package lease
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+)
+
+const (
+	settleAfter = 50 * time.Millisecond  // a lease that was handed over is made full, unless someone needs to know its validity before
+	settleTry   = 250 * time.Millisecond // for one attempt
+)
+
+// provisional is the state of a lease that was handed over, until its first renewal is answered.
+type provisional struct {
+	wanted  chan struct{} // holds one token when someone wants to know how long the lease lasts
+	settled chan struct{} // closed when that is known: a renewal has succeeded, or the lease is over
+	once    sync.Once     // closes settled
+}
+
+func newProvisional() *provisional {
+	return &provisional{wanted: make(chan struct{}, 1), settled: make(chan struct{})}
+}
+
+// run makes the lease last for its TTL, beside the work, by extend. Work that is done before costs no request for it. ctx is that of the
+// lease.
+func (p *provisional) run(ctx context.Context, extend func(context.Context) error) {
+	timer := time.NewTimer(settleAfter)
+	defer timer.Stop()
+	select {
+	case <-p.wanted:
+	case <-timer.C:
+	case <-ctx.Done():
+		return
+	}
+	for p.pending() {
+		attempt, cancel := protocol.Within(ctx, settleTry)
+		err := extend(attempt)
+		cancel()
+		if !protocol.Transient(err) {
+			p.settle()
+		}
+	}
+}
+
+// settle says that it is known how long the lease lasts.
+func (p *provisional) settle() {
+	if p != nil {
+		p.once.Do(func() { close(p.settled) })
+	}
+}
+
+// await waits until it is known how long the lease lasts, for one attempt to find out.
+func (p *provisional) await() {
+	select {
+	case p.wanted <- struct{}{}:
+	default:
+	}
+	timer := time.NewTimer(settleTry)
+	defer timer.Stop()
+	select {
+	case <-p.settled:
+	case <-timer.C:
+	}
+}
+
+// pending is true until then. A lease that was not handed over has none.
+func (p *provisional) pending() bool {
+	if p == nil {
+		return false
+	}
+	select {
+	case <-p.settled:
+		return false
+	default:
+		return true
+	}
+}

@@ -1,0 +1,201 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+)
+
+// firstAnswer is how long Redis has for the first answer when a caller waits for less.
+const firstAnswer = 250 * time.Millisecond
+
+// limit bounds the waiting as [WaitAtMost] says. The first request has firstAnswer at least.
+func (a *acquisition) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.patience == nil {
+		return ctx, func() {}
+	}
+	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
+	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)
+	if *a.patience >= firstAnswer {
+		return waiting, cancel
+	}
+	var cancelFirst context.CancelFunc
+	a.first, cancelFirst = context.WithTimeoutCause(ctx, firstAnswer, waited)
+	return waiting, func() { cancel(); cancelFirst() }
+}
+
+// asking is the context of the next request of one that waits in ctx.
+func (a *acquisition) asking(ctx context.Context) context.Context {
+	if first := a.first; first != nil {
+		a.first = nil
+		return first
+	}
+	return ctx
+}
+
+// waitAll asks for everything, and if that is refused waits for one after the other.
+func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
+	waiting, cancel := a.limit(ctx)
+	defer cancel()
+	leases, err := a.tryAll(a.asking(waiting))
+	var held *HeldError
+	if !errors.As(err, &held) {
+		return leases, err
+	}
+	if a.call.settled(waiting) {
+		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
+		if waiting.Err() == nil || err == nil || !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)) {
+			return leases, err
+		}
+	}
+	held.Cause = context.Cause(waiting) // the last that was heard
+	return nil, held
+}
+
+// wait stands in this process's line and then in Redis's queue. It is for one resource.
+func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
+	defer func() { a.waited(leases, err) }()
+	came := time.Now()
+	t, err := a.core.lines.join(ctx, a.keys[0].Channel, a.waiting)
+	if err != nil {
+		return nil, &HeldError{Resource: a.resources[0], Cause: err}
+	}
+	defer t.leave()
+	leases, err = a.queue(ctx, t, came)
+	if err != nil {
+		a.withdraw()
+	}
+	return leases, err
+}
+
+// waiting notes that the resource was found taken.
+func (a *acquisition) waiting(ctx context.Context) {
+	if a.waits == nil {
+		t := a.core.trace(ctx, TraceStart{Op: OpWait, Resource: a.resources[0], LeaseID: a.id})
+		a.waits = &t
+	}
+}
+
+// waited notes that the waiting is over, if there was any.
+func (a *acquisition) waited(leases Leases, err error) {
+	if a.waits != nil {
+		if l := leases.first(); l != nil {
+			a.waits.start.LeaseID, a.waits.start.Token = l.term.id, l.term.token
+		}
+		a.waits.end(0, err)
+	}
+}
+
+// queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
+func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Leases, error) {
+	var last *HeldError
+	if a.waits != nil { // those in front of it in the line have heard so
+		last = &HeldError{Resource: a.resources[0]}
+	}
+	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
+		t.listenFor(a.call.id)
+		left := t.line.silence.left(came, a.core.cfg.TTL)
+		if left <= 0 {
+			return nil, t.line.silence.why
+		}
+		leases, refused, err := a.attempt(a.asking(ctx), wait, left)
+		if !protocol.Transient(err) {
+			t.line.silence = silence{}
+		} else if ctx.Err() == nil { // else the error is about this caller
+			t.line.silence.why = protocol.Latest(t.line.silence.why, err)
+		}
+		switch {
+		case leases != nil:
+			return leases, nil
+		case refused != nil:
+			a.waiting(ctx)
+			last = refused
+			a.sleep(ctx, t, refused.RetryAfter, backoff)
+			if leases = a.handedOver(ctx, t); leases != nil {
+				return leases, nil
+			}
+			if err = t.refusal(); err != nil {
+				return nil, err
+			}
+		case protocol.Transient(err):
+			left = t.line.silence.left(came, a.core.cfg.TTL)
+			if protocol.Sleep(ctx, min(protocol.Jitter(backoff), left)) && left > 0 {
+				continue
+			}
+		}
+		switch {
+		case ctx.Err() != nil && last != nil:
+			last.Cause = context.Cause(ctx)
+			return nil, last
+		case err != nil:
+			return nil, protocol.Ended(ctx, err)
+		}
+	}
+}
+
+// sleep returns when the waiter is woken, or should have been.
+func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Duration) {
+	woken := t.woken(a.call.id)
+	if woken == nil {
+		held = min(held, backoff/2+rand.N(backoff)) // far apart, or rivals for a majority split it again and again
+	}
+	timer := time.NewTimer(spread(held))
+	defer timer.Stop()
+	for {
+		select {
+		case <-woken:
+			look := t.lookAfter()
+			if look == 0 {
+				return
+			}
+			timer.Reset(spread(look))
+		case <-timer.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// spread makes it a little longer, so that not all ask at once.
+func spread(d time.Duration) time.Duration { return d + rand.N(d/20+time.Millisecond) }
+
+// How often to ask a store that wakes nobody.
+const (
+	pollFirst = 10 * time.Millisecond
+	pollLast  = time.Second
+)
+
+// handedOver is the lease that a release has given to this waiter, if it can be believed in without another request.
+//
+// When it was granted cannot be known; that it was after the latest refusal can, by the number of the request that
+// stands in the queue:
+//
+//	t0  the waiter sends request 2; refused; it waits in the queue, with the number 2
+//	t1  the holder's release grants, for a second; the news says: to request 2, for 4.2 s from its answer, 3.2 s ago
+//	t2  the news arrives, late perhaps. Redis answered request 2 after t0, so trusting until t0 + 4.2 s - margin is safe
+//
+// It is the trust window of every lease, with Redis's clock running from the answer to request 2. News for another
+// request is no more than a reason to ask: that Redis has lost its data since, or that a request was overtaken by the
+// next, changes nothing about it.
+//
+// A grant of which too little is left, or which replicas have to confirm, is asked for as well. Otherwise the lease is
+// full as soon as its first renewal is answered.
+func (a *acquisition) handedOver(ctx context.Context, t *turn) Leases {
+	c, last := a.core, a.standing
+	granted := t.granted()
+	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {
+		return nil
+	}
+	until := last.sent.Add(granted.Lasts - c.marginOf(granted.Lasts))
+	if !time.Now().Before(until) {
+		return nil
+	}
+	l := startLease(a.caller, c, a.resources[0], a.term(a.keys[0], granted.Token), until, time.Now(), newProvisional())
+	go l.provisional.run(l.ctx, l.Extend)
+	return Leases{l}
+}
