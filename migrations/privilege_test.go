@@ -201,13 +201,31 @@ func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 		"it calls an inner function in the search_path of its own caller")
 }
 
-// The guard itself is a function in the schema of the table.
-func TestEveryGuardHasAFixedSearchPath(t *testing.T) {
+// The guard itself is a function in the schema of the table. It fixes its search_path, or it is the
+// same in every one: a plain expression is written into it with all operators and functions qualified.
+func TestEveryGuardMeansTheSameInEverySearchPath(t *testing.T) {
 	t.Parallel()
-	s := newSeats(t)
-	s.exec(`CREATE TABLE jobs (at timestamptz PRIMARY KEY); SELECT fencedb.protect_row('jobs', 'at::text')`)
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text, nr varchar(9), u uuid DEFAULT gen_random_uuid());
+		CREATE TABLE jobs (name text PRIMARY KEY); CREATE TABLE days (at timestamptz PRIMARY KEY);
+		SELECT fencedb.protect('seats', $$ 'room:' || room || '/' || nr || ':' || id $$),
+			fencedb.protect_row('jobs', $$ 'job:' || name $$), fencedb.protect_row('days', 'at::text')`)
+	const pinned = `SELECT string_agg(t.table_name::text, ' ') FROM fencedb.protected_tables t
+		JOIN pg_proc p ON p.oid = t.guard WHERE p.proconfig[1] = 'search_path=pg_catalog, pg_temp'`
+	require.Equal(t, "days", s.one(pinned), "the only one that reads a setting")
+	require.Equal(t, "2", s.one(`SELECT count(*) FROM fencedb.protected_tables t JOIN pg_proc p ON p.oid = t.guard WHERE p.proconfig IS NULL`))
+	s.plantImpostors()
+	// A type of the same name in an earlier schema is found first.
+	s.exec(`CREATE DOMAIN evil.text AS pg_catalog.text CHECK (evil.strike()); CREATE DOMAIN evil.int8 AS pg_catalog.int8 CHECK (evil.strike())`)
 
-	require.Equal(t, "2", s.one(`SELECT count(*) FROM fencedb.protected_tables t JOIN pg_proc p ON p.oid = t.guard WHERE p.proconfig[1] = 'search_path=pg_catalog, pg_temp'`))
+	for name, path := range hostilePaths {
+		s.exec(`SET search_path = ` + path)
+		s.exec("BEGIN; " + enter(41, "room:red/7:1") + `; INSERT INTO public.seats VALUES (1, 'red', '7'); UPDATE public.seats SET u = NULL;
+			UPDATE public.seats SET u = NULL; DELETE FROM public.seats; COMMIT`)
+		s.exec("BEGIN; " + carry(41, "job:"+name) + `; INSERT INTO public.jobs VALUES ('` + name + `'); COMMIT`)
+		s.refused("FN003", s.fenced(41, "room:red/7:1", `INSERT INTO public.seats VALUES (2, 'red', '7')`))
+		s.exec(`RESET search_path`)
+	}
 }
 
 func TestNothingOfOursIsReadInTheSearchPathOfWhoeverMigrates(t *testing.T) {

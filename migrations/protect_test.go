@@ -159,6 +159,69 @@ func TestASettingForgedByHandOpensNothing(t *testing.T) {
 		SELECT set_config('fencedb.granted', replace(current_setting('fencedb.granted'), 'room:blue', 'room:red'), true); `+write)
 }
 
+// What the guard notes of the last row that it judged saves it from judging the next one anew, and opens nothing else.
+func TestANoteOfTheGuardForgedByHandOpensNothing(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	const write = `UPDATE seats SET guest = 'zoe' WHERE id = 3` // of the blue room
+	judged := "BEGIN; " + enter(41, "room:red") + "; UPDATE seats SET guest = 'ann' WHERE id = 1; "
+	s.exec(judged)
+	note := s.one(`current_setting('fencedb.judged')`)
+	require.Regexp(t, `^9999999999\.0000{17}41room:red$`, note)
+	s.exec("COMMIT")
+	forged := note[:33] + "room:blue"
+
+	// In the transaction whose guard has noted something, before it has, in another one, and by a function within the write.
+	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
+	s.refused("FN003", "BEGIN; "+enter(41, "room:red")+`; SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
+	s.refused("FN003", judged+`UPDATE seats SET guest = set_config('fencedb.judged', '`+forged+`', true) WHERE room = 'blue'`)
+	for _, setting := range []string{note, forged, "{", note[:20]} {
+		s.exec(`SELECT set_config('fencedb.judged', '` + setting + `', false)`)
+		s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+		s.refused("FN002", write)
+		s.refused("FN003", s.fenced(41, "room:red", write))
+		s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
+	}
+	fresh := s.beside()
+	fresh.exec(`SELECT set_config('fencedb.judged', '` + note + `', false)`)
+	fresh.refused("FN002", write)
+
+	// Nor may another role change what the note is compared with.
+	role := s.withRole("allow")
+	s.exec(`SET SESSION AUTHORIZATION ` + role)
+	s.refused(insufficientPrivilege, `SELECT setval('fencedb.judgement', 1)`)
+	s.refused(insufficientPrivilege, `SELECT nextval('fencedb.judgement')`)
+}
+
+// The note is of one resource, one token and one transaction, and goes back with a savepoint.
+func TestTheGuardJudgesEveryRowAsIfItWereTheFirst(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE lists (rooms text[] NOT NULL); SELECT fencedb.protect('lists', 'rooms'); ALTER TABLE seats ALTER room DROP NOT NULL`)
+	const first = `UPDATE seats SET guest = 'ann' WHERE id = 1; `
+	entered := "BEGIN; " + enter(41, "room:red") + "; " + first
+
+	s.refused("FN003", entered+`UPDATE seats SET guest = 'zoe'`)
+	s.refused("FN003", entered+`UPDATE seats SET room = 'blue' WHERE id = 2`)
+	s.refused("FN003", entered+`UPDATE seats SET room = 'red' WHERE id = 3`)
+	s.refused("FN003", entered+`INSERT INTO seats VALUES (9, 'red'), (10, 'blue')`)
+	s.refused("FN003", entered+`DELETE FROM seats`)
+	s.refused("22004", entered+`UPDATE seats SET room = NULL WHERE id = 2`)
+	s.refused("FN003", entered+`INSERT INTO lists VALUES ('{room:red,room:blue}')`)
+	s.refused("FN003", "BEGIN; "+enter(41, "{room:red,room:blue}")+"; INSERT INTO lists VALUES ('{room:red,room:blue}')")
+	s.exec(entered + `SAVEPOINT a; UPDATE seats SET guest = 'ann' WHERE room = 'red'; ROLLBACK TO a; UPDATE seats SET guest = 'zoe' WHERE room = 'red';
+		DELETE FROM seats WHERE id = 2; INSERT INTO seats VALUES (2, 'red'); COMMIT`)
+	require.Equal(t, "41 41", s.one(`SELECT string_agg(last_fencing_token::text, ' ') FROM seats WHERE room = 'red'`))
+	s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:red', 42, gen_random_uuid(), 300); `+first+`
+		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+		DO $$ BEGIN UPDATE seats SET guest = 'ann' || pg_sleep(0.301) WHERE id = 1; UPDATE seats SET guest = 'zoe' WHERE id = 1; END $$`)
+	s.refused("FN006", `BEGIN; `+enter(42, "room:red")+`; `+first+`
+		SELECT fencedb.enter('room:blue', 42, gen_random_uuid(), 300);
+		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%'; SELECT pg_sleep(0.301); `+first)
+	s.exec(s.fenced(43, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 2`) + `; DELETE FROM fencedb.fences`)
+	s.refused("FN001", entered+`UPDATE seats SET guest = 'late' WHERE id = 2`)
+}
+
 // Also when the holder has switched off the time limits that enter set, and for rows that a cascade reaches.
 func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 	t.Parallel()

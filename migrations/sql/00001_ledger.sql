@@ -433,6 +433,9 @@ BEGIN
         signed := fencedb.sign(body) || body;
     END IF;
     PERFORM set_config('fencedb.granted', signed, true);
+    IF before IS NOT NULL THEN -- what was judged so far was judged by another limit
+        PERFORM set_config('fencedb.judged', '', true);
+    END IF;
     xid := pg_current_xact_id();
     epoch := fencedb.epoch();
 END

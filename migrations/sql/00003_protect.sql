@@ -15,6 +15,31 @@ CREATE FUNCTION fencedb.resources_of(resources text[]) RETURNS text[]
 COMMENT ON FUNCTION fencedb.resources_of(text)   IS 'Gives resource expressions of either type one type.';
 COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions of either type one type.';
 
+-- A guard that judges many rows of one resource need not ask fencedb.require for each: require notes its last answer in
+-- the setting fencedb.judged (until when, the token, the resource), which ends with the transaction and goes back with a
+-- savepoint. Anybody can set that, so its checksum, which contains the transaction id, is the current value of this
+-- sequence. That is known to one session only, and needs the right to change the sequence.
+CREATE UNLOGGED SEQUENCE fencedb.judgement MINVALUE -9223372036854775808;
+REVOKE ALL ON fencedb.judgement FROM PUBLIC;
+GRANT SELECT ON fencedb.judgement TO PUBLIC;
+
+COMMENT ON SEQUENCE fencedb.judgement IS 'Its currval is the checksum of what fencedb.require has judged last in this transaction.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.text_of(value anyelement) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp
+    SET datestyle = 'ISO, YMD' SET intervalstyle = 'postgres' SET timezone = 'UTC'
+    SET extra_float_digits = 1 SET bytea_output = 'hex' SET lc_monetary = 'C'
+AS $$
+BEGIN
+    RETURN value::text;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.text_of(anyelement) IS 'The text of a value, whatever the session has set. For columns that have got another type since their table was protected.';
+
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_no_token(target text, operation text) RETURNS void
     LANGUAGE plpgsql
@@ -51,10 +76,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require_lease(jsonb) IS 'Inner function. Raises FN006 when the validity given to enter has passed.';
 
--- The judge of one row. before and after are the resources of the old and the new row; stored is the token in the old row.
+-- The judge of one row. before and after are the resources of the old and the new row, as far as
+-- operation has them; stored is the token in the old row.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require(target regclass, operation text, before text[], after text[], stored bigint) RETURNS bigint
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -62,13 +88,14 @@ DECLARE
     grants   jsonb := granted -> 'grants';
     resource text;
     token    bigint;
+    note     text;
 BEGIN
     IF granted IS NULL THEN
         PERFORM fencedb.raise_no_token(target::text, operation);
     END IF;
     PERFORM fencedb.require_lease(granted);
 
-    FOREACH resource IN ARRAY before || after LOOP
+    FOREACH resource IN ARRAY CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END LOOP
         IF resource IS NULL THEN
             RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
                 USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
@@ -88,7 +115,13 @@ BEGIN
         PERFORM fencedb.raise_stale(before[1], token, stored)
         WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
     END IF;
-    RETURN (grants -> after[1] ->> 'token')::bigint;
+
+    -- What fencedb.note_of reads. Without a limit it holds until 2286.
+    resource := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END;
+    token := (grants -> resource ->> 'token')::bigint;
+    note := to_char(coalesce((granted ->> 'until')::numeric / 1000, 9999999999), 'FM0000000000.000') || to_char(token, 'FM0000000000000000000') || resource;
+    PERFORM set_config('fencedb.judged', note, true), setval('fencedb.judgement', hashtextextended(note, txid_current()));
+    RETURN token;
 END
 $$;
 -- +goose StatementEnd
@@ -299,7 +332,7 @@ COMMENT ON FUNCTION fencedb.foreign_parts(text) IS 'Inner function. What in an e
 -- no right that a guard does not need, and keeps nobody from reading or writing. Only the two commands that contain
 -- the expression run in the caller's search_path, and they name all else in full.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, mode text, path text, OUT expression text, OUT columns name[], OUT several boolean, OUT never_null boolean)
+CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, mode text, path text, OUT expression text, OUT plain text, OUT columns name[], OUT several boolean, OUT never_null boolean)
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -336,6 +369,7 @@ BEGIN
         RAISE EXCEPTION 'it reads columns that get their value after a row is judged (%)', offender;
     END IF;
 
+    plain := fencedb.plain_text(target, tree, expression);
     several := tree ~ format(':funcid %s ', 'fencedb.resources_of(text[])'::regprocedure::oid);
     -- Put together, by functions that give no NULL, from columns without NULL. A list can contain one.
     never_null := tree !~ format('(:constisnull true|:elements <>|:(?:var|const|result)type %s )', 'text[]'::regtype::oid)
@@ -361,7 +395,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, the columns it reads, whether it gives several resources, and whether it is certain that no row gives NULL.';
+COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, in its plain form if it has one, the columns it reads, whether it gives several resources, and whether it is certain that no row gives NULL.';
 
 -- A row without a resource could not be written again, not even deleted.
 -- +goose StatementBegin
@@ -393,16 +427,53 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_rows(regclass, text) IS 'Inner function. Raises if the resource of a row is NULL; keeps writers out until the end of the transaction.';
 
--- The guard of one table is a trigger function in the schema of that table. It reads the row as a table of the old
--- name and declares no types, so that renaming the table or changing a column's type does not break it. It pins the
--- settings that guard_table runs under, but for those that cannot matter to this text: each costs time in every row.
+-- An expression that only puts text together, from constants and columns whose text no setting changes, is given back
+-- as one that means the same in every search_path: over the row %1$s, for a guard without settings of its own. NULL for
+-- any other. Its parts stand in the tree in the order in which they stand in the text.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, expression text) RETURNS text
+CREATE FUNCTION fencedb.plain_text(target regclass, tree text, expression text) RETURNS text
+    LANGUAGE plpgsql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    read text[] := ARRAY(SELECT quote_ident(a.attname) FROM regexp_matches(tree, ':varattno ([0-9]+)', 'g') WITH ORDINALITY m(n, i)
+                         JOIN pg_attribute a ON a.attrelid = target AND a.attnum = m.n[1]::int ORDER BY i);
+    said text[];
+    text text;
+BEGIN
+    IF expression ~ E'\\\\' OR EXISTS (
+        SELECT FROM regexp_matches(tree, '[{]([A-Z]+)|:(?:funcid|opfuncid) ([0-9]+)|:(?:const|var|result)type ([0-9]+)|:constisnull (true)', 'g') m
+        WHERE m[1] NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'OPEXPR', 'RELABELTYPE', 'COERCEVIAIO') OR m[4] IS NOT NULL
+           OR m[2]::oid NOT IN ('fencedb.resources_of(text)'::regprocedure, 'textcat'::regproc, 'textanycat'::regproc, 'anytextcat'::regproc)
+           OR m[3]::oid NOT IN ('text'::regtype, 'varchar'::regtype, 'int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'uuid'::regtype)) THEN
+        RETURN NULL;
+    END IF;
+    SELECT array_agg(m[3] ORDER BY i) FILTER (WHERE m[3] IS NOT NULL),
+           string_agg(coalesce(replace(m[1], '%', '%%'), format('CASE WHEN pg_catalog.pg_typeof(%%1$s.%1$s) OPERATOR(pg_catalog.=) %2$s::pg_catalog.oid THEN %%1$s.%1$s::pg_catalog.text ELSE fencedb.text_of(%%1$s.%1$s) END',
+               replace(m[3], '%', '%%'), (SELECT a.atttypid::oid FROM pg_attribute a WHERE a.attrelid = target AND quote_ident(a.attname) = m[3]))), ' OPERATOR(pg_catalog.||) ' ORDER BY i)
+    INTO said, text
+    FROM regexp_matches(substr(expression, length('fencedb.resources_of(')), $re$('(?:[^']|'')*')|(::[a-z ]+)|("(?:[^"]|"")*"|[a-z_][a-z0-9_$]*)$re$, 'g') WITH ORDINALITY parts(m, i)
+    WHERE m[2] IS NULL;
+    RETURN CASE WHEN said = read THEN text END;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.plain_text(regclass, text, text) IS 'Inner function. A resource expression in a form that no setting changes, NULL if it has none.';
+
+-- The guard of one table is a trigger function in the schema of that table. It declares no types, so that renaming the
+-- table or changing a column's type does not break it. Settings cost time in every row. So it has none where the
+-- expression has a plain form; otherwise it pins those that guard_table runs under, but for those that cannot matter to
+-- this text, and reads the row as a table of the old name.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, compiled record) RETURNS text
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     guard text;
+    read  text := coalesce(compiled.plain, format('(SELECT (%s)%s FROM (SELECT %%s.*) AS %s)', replace(compiled.expression, '%', '%%'),
+        CASE WHEN NOT compiled.several THEN '[1]' END, (SELECT replace(quote_ident(c.relname), '%', '%%') FROM pg_class c WHERE c.oid = target)));
 BEGIN
     -- The cast cuts at 63 bytes and at no other place than between characters. Another table may have had the name
     -- before.
@@ -414,21 +485,28 @@ BEGIN
     EXECUTE format('CREATE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql %s AS %L', guard,
         (SELECT string_agg(format('SET %I FROM CURRENT', name), ' ')
          FROM pg_proc p, unnest(p.proconfig) setting, split_part(setting, '=', 1) name
-         WHERE p.oid = 'fencedb.guard_table'::regproc
+         WHERE p.oid = 'fencedb.guard_table'::regproc AND compiled.plain IS NULL
            AND CASE name
-                   WHEN 'standard_conforming_strings' THEN strpos(expression, E'\\') > 0
-                   WHEN 'quote_all_identifiers' THEN expression ~ '(format|quote_ident)'
-                   WHEN 'array_nulls' THEN expression ~* 'null'
+                   WHEN 'standard_conforming_strings' THEN strpos(compiled.expression, E'\\') > 0
+                   WHEN 'quote_all_identifiers' THEN compiled.expression ~ '(format|quote_ident)'
+                   WHEN 'array_nulls' THEN compiled.expression ~* 'null'
                    ELSE true
                END),
-        format(body, expression, (SELECT c.relname FROM pg_class c WHERE c.oid = target)));
+        format(body, format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
+            CASE WHEN compiled.several THEN 'false' ELSE $fast$"~note" OPERATOR(pg_catalog.<>) ''
+       AND pg_catalog.hashtextextended("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
+       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 1, 14)::pg_catalog.float8
+       AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog.substr("~note", 34) OPERATOR(pg_catalog.=) "~new")
+       AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog.substr("~note", 34) OPERATOR(pg_catalog.=) "~old"
+            AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$ END,
+            CASE WHEN compiled.several THEN '"~old"' ELSE 'ARRAY["~old"]' END, CASE WHEN compiled.several THEN '"~new"' ELSE 'ARRAY["~new"]' END));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text, text) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
+COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text, record) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
 
 -- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges the row as it will be
 -- stored; triggers fire in the byte order of their names.
@@ -527,7 +605,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_target(regclass, text, text) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
 
--- body is the trigger function, a template: %1$s is the resource expression, %2$I the name it knows the row by. path
+-- body is the trigger function, a template: %1$s and %2$s are the resource expression over the old and the new row,
+-- %3$s its type, %4$s whether fencedb.judged says that the row may be written, %5$s and %6$s
+-- the lists of resources. path
 -- is the search_path of the caller, in which the expression is read. The settings: whatever a session could set to
 -- make the same row read as another resource. The guard has them from here.
 -- +goose StatementBegin
@@ -563,7 +643,7 @@ BEGIN
         END LOOP;
         guard := fencedb.create_guard(target,
             jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added),
-            body, compiled.expression);
+            body, compiled);
     END IF;
     PERFORM fencedb.create_triggers(target, guard);
     PERFORM fencedb.record_protection(target);
@@ -579,20 +659,23 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text) RETURNS void
     RETURN fencedb.guard_table(target, resource, 'ledger', $body$
 #variable_conflict use_column
 DECLARE
-    "~before" text[] := '{}';
-    "~after"  text[] := '{}';
-    "~stored" bigint;
-    "~token"  bigint;
+    "~note"  pg_catalog.text := coalesce(pg_catalog.current_setting('fencedb.judged', true), '');
+    "~old"   %3$s;
+    "~new"   %3$s;
+    "~token" pg_catalog.int8;
 BEGIN
-    IF TG_OP <> 'INSERT' THEN
-        "~before" := (SELECT %1$s FROM (SELECT OLD.*) AS %2$I);
-        "~stored" := OLD.last_fencing_token;
+    IF TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN
+        "~old" := %1$s;
     END IF;
-    IF TG_OP <> 'DELETE' THEN
-        "~after" := (SELECT %1$s FROM (SELECT NEW.*) AS %2$I);
+    IF TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
+        "~new" := %2$s;
     END IF;
-    "~token" := fencedb.require(TG_RELID, TG_OP, "~before", "~after", "~stored");
-    IF TG_OP = 'DELETE' THEN
+    IF %4$s THEN
+        "~token" := pg_catalog.substr("~note", 15, 19)::pg_catalog.int8;
+    ELSE
+        "~token" := fencedb.require(TG_RELID, TG_OP, %5$s, %6$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN OLD.last_fencing_token END);
+    END IF;
+    IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
         RETURN OLD;
     END IF;
     NEW.last_fencing_token := "~token";
@@ -665,7 +748,8 @@ DROP FUNCTION fencedb.guard_table(regclass, text, text, text, text);
 DROP FUNCTION fencedb.check_target(regclass, text, text);
 DROP FUNCTION fencedb.create_triggers(regclass, text);
 DROP FUNCTION fencedb.check_triggers(regclass, text);
-DROP FUNCTION fencedb.create_guard(regclass, jsonb, text, text);
+DROP FUNCTION fencedb.create_guard(regclass, jsonb, text, record);
+DROP FUNCTION fencedb.plain_text(regclass, text, text);
 DROP FUNCTION fencedb.check_rows(regclass, text);
 DROP FUNCTION fencedb.compile_resource(regclass, text, text, text);
 DROP FUNCTION fencedb.foreign_parts(text);
@@ -678,5 +762,7 @@ DROP FUNCTION fencedb.guard_statement();
 DROP FUNCTION fencedb.require(regclass, text, text[], text[], bigint);
 DROP FUNCTION fencedb.require_lease(jsonb);
 DROP FUNCTION fencedb.raise_no_token(text, text);
+DROP FUNCTION fencedb.text_of(anyelement);
+DROP SEQUENCE fencedb.judgement;
 DROP FUNCTION fencedb.resources_of(text[]);
 DROP FUNCTION fencedb.resources_of(text);

@@ -101,20 +101,20 @@ CREATE FUNCTION fencedb.protect_row(target regclass, resource text) RETURNS void
     RETURN fencedb.guard_table(target, resource, 'row', $body$
 #variable_conflict use_column
 DECLARE
-    "~before" text[];
-    "~after"  text[];
-    "~stamp"  record;
+    "~old"   pg_catalog.text;
+    "~new"   pg_catalog.text;
+    "~stamp" pg_catalog.record;
 BEGIN
-    IF TG_OP <> 'INSERT' THEN
-        "~before" := (SELECT %1$s FROM (SELECT OLD.*) AS %2$I);
+    IF TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN
+        "~old" := %1$s;
     END IF;
-    IF TG_OP <> 'DELETE' THEN
-        "~after" := (SELECT %1$s FROM (SELECT NEW.*) AS %2$I);
+    IF TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
+        "~new" := %2$s;
     END IF;
-    IF TG_OP = 'INSERT' THEN
-        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, NULL, "~after"[1], NULL, NULL);
+    IF TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN
+        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, NULL, "~new", NULL, NULL);
     ELSE
-        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, "~before"[1], (coalesce("~after", "~before"))[1], OLD.last_fencing_token, OLD.last_lease_id);
+        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, "~old", CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN "~old" ELSE "~new" END, OLD.last_fencing_token, OLD.last_lease_id);
     END IF;
     NEW.last_fencing_token := "~stamp".token;
     NEW.last_lease_id      := "~stamp".lease;
