@@ -21,7 +21,7 @@ import (
 	"gorm.io/gorm/logger"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/pgproxy"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 func TestDatabaseSQL(t *testing.T) {
@@ -148,21 +148,21 @@ func TestTxSQLFindsOutWhatBecameOfALostCommit(t *testing.T) {
 			t.Run(name+"/"+place, func(t *testing.T) {
 				t.Parallel()
 				pool := migrated(t)
-				proxy := pgproxy.New(t, url(pool))
+				proxy := faulty.NewPostgresProxy(t, url(pool))
 				db := l.open(t, proxy.URL())
 				err := fencedb.TxSQL(t.Context(), db, grant("table:12", 41), func(tx *sql.Tx) error {
 					var cut atomic.Bool
-					proxy.OnClient(func(msg pgproto3.FrontendMessage) pgproxy.Verdict {
+					proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate {
 						if !committed && isCommit(msg) && !cut.Swap(true) {
-							return pgproxy.Cut
+							return faulty.Cut
 						}
-						return pgproxy.Pass
+						return faulty.Pass
 					})
-					proxy.OnServer(func(msg pgproto3.BackendMessage) pgproxy.Verdict {
+					proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
 						if committed && isCommitted(msg) && !cut.Swap(true) {
-							return pgproxy.Cut
+							return faulty.Cut
 						}
-						return pgproxy.Pass
+						return faulty.Pass
 					})
 					return l.book(tx, 12, "ann")
 				})
