@@ -123,7 +123,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 			}
 		case protocol.Transient(err):
 			left = t.line.silence.left(came, a.core.cfg.TTL)
-			if protocol.Sleep(ctx, min(protocol.Jitter(backoff), left)) && left > 0 {
+			if protocol.Sleep(ctx, min(protocol.Jitter(backoff), max(left/2, pollFirst))) && left > 0 {
 				continue
 			}
 		}
