@@ -1,4 +1,5 @@
-// Package examples tests what all examples have in common: that they can be copied, and that they can be started at once.
+// Package examples tests what all examples have in common: that they can be copied, and that they
+// can be started at once.
 package examples
 
 import (

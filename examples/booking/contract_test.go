@@ -28,7 +28,8 @@ type contract struct {
 	}
 }
 
-// operation is a method of a path. The list of parameters beside the methods reads as one without responses.
+// operation is a method of a path. The list of parameters beside the methods reads as one without
+// responses.
 type operation struct {
 	Responses map[string]response
 }

@@ -1,10 +1,10 @@
-// The booking service over HTTP: JSON in, JSON out, problems as RFC 9457 has them. The file openapi.yaml, which it serves, is its
-// contract. What became of a request is in the status:
+// The booking service over HTTP: JSON in, JSON out, problems as RFC 9457 has them. The file
+// openapi.yaml, which it serves, is its contract. What became of a request is in the status:
 //
 //   - 2xx: done. The same Idempotency-Key gets the same answer again.
 //   - 4xx: refused, and nothing was written. With Retry-After it may be sent again as it is.
-//   - 503: a store did not answer. Unless the problem says otherwise nothing was written; with the same Idempotency-Key it
-//     may be sent again without a second thought.
+//   - 503: a store did not answer. Unless the problem says otherwise nothing was written; with the
+//     same Idempotency-Key it may be sent again without a second thought.
 
 package main
 
@@ -63,7 +63,8 @@ func (a *api) handler() http.Handler {
 	return a.identified(a.logged(a.recovered(a.bounded(a.routed(mux)))))
 }
 
-// live says that the process runs. Whether it can work is for /readyz to say: a restart does not bring a store back.
+// live says that the process runs. Whether it can work is for /readyz to say: a restart does not
+// bring a store back.
 func live(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, "application/json", map[string]string{"status": "ok"})
 }
@@ -173,7 +174,8 @@ func decodeReservation(w http.ResponseWriter, r *http.Request) (key string, b bo
 
 // decodeObject reads the body, which must be one JSON object and no more.
 func decodeObject(w http.ResponseWriter, r *http.Request) (map[string]json.RawMessage, error) {
-	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
+	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || mediaType != "application/json" {
 		return nil, errMediaType
 	}
 	var fields map[string]json.RawMessage
@@ -187,8 +189,8 @@ func decodeObject(w http.ResponseWriter, r *http.Request) (map[string]json.RawMe
 	return fields, nil
 }
 
-// assign is json.Unmarshal, except that its errors are for the field's sender: a field that is unknown or of another type is
-// named.
+// assign is json.Unmarshal, except that its errors are for the field's sender: a field that is
+// unknown or of another type is named.
 func assign(fields map[string]json.RawMessage, known map[string]any) error {
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		target, ok := known[name]
@@ -224,7 +226,8 @@ func decodeTable(r *http.Request) (int, error) {
 func decodeKey(r *http.Request) (string, error) {
 	key := r.Header.Get("Idempotency-Key")
 	if len(key) > maxKey || strings.ContainsFunc(key, notVisible) {
-		return "", &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
+		problem := fmt.Sprintf("at most %d visible ASCII characters", maxKey)
+		return "", &booking.InvalidError{Field: "Idempotency-Key", Problem: problem}
 	}
 	return key, nil
 }

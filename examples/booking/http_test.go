@@ -38,7 +38,8 @@ const (
 	cancelPath  = "DELETE /bookings/{id}"
 )
 
-// Each answer in openapi.yaml is given to some request here, and no answer is given that is not in it.
+// Each answer in openapi.yaml is given to some request here, and no answer is given that is not in
+// it.
 func TestEveryAnswerOfTheContractAndNoOther(t *testing.T) {
 	t.Parallel()
 	w := newDesktop(t)

@@ -3,7 +3,8 @@
 //	booking            # serves until it is interrupted
 //	booking migrate    # brings its database up, as the owner of the database; the service needs no more than to use it
 //
-// It starts whether or not its stores answer, and migrates nothing itself: GET /readyz says what is missing.
+// It starts whether or not its stores answer, and migrates nothing itself: GET /readyz says what is
+// missing.
 package main
 
 import (
@@ -48,7 +49,8 @@ func run(ctx context.Context, args []string) error {
 	s, err := settingsFrom(os.Getenv)
 	switch {
 	case len(args) > 1 || len(args) == 1 && args[0] != "migrate":
-		return fmt.Errorf("unknown argument %q; there is migrate, and the settings are variables, such as %s", args[len(args)-1], addrVar)
+		return fmt.Errorf("unknown argument %q; there is migrate, and the settings are variables, such as %s",
+			args[len(args)-1], addrVar)
 	case err != nil:
 		return err
 	case len(args) == 1:
@@ -58,14 +60,15 @@ func run(ctx context.Context, args []string) error {
 	return serve(ctx, config{settings: s, CheckCard: anyCard, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 }
 
-// The variables of the environment that the settings are read from, each with its default. The two URLs have none.
+// The variables of the environment that the settings are read from, each with its default. The two
+// URLs have none.
 const (
 	postgresVar  = "FENCEDB_POSTGRES_URL" // postgres://user:password@host:5432/database
 	redisVar     = "FENCEDB_REDIS_URL"    // redis://host:6379/0
 	addrVar      = "BOOKING_ADDR"         // where to listen; 127.0.0.1:8080
 	namespaceVar = "BOOKING_NAMESPACE"    // of the leases, where several environments share a Redis; booking
-	ttlVar       = "BOOKING_TTL"          // how long a lease lasts, and so how long a table stays blocked after a crash; 10s
-	waitVar      = "BOOKING_WAIT"         // how long a request may wait for another at the same table; 2s
+	ttlVar       = "BOOKING_TTL"          // of a lease; a table stays blocked for that long after a crash; 10s
+	waitVar      = "BOOKING_WAIT"         // how long a request may wait for the lease on a table; 2s
 	shutdownVar  = "BOOKING_SHUTDOWN"     // how long running requests may take when the service ends; 15s
 )
 
@@ -79,8 +82,8 @@ type settings struct {
 	Shutdown  time.Duration
 }
 
-// settingsFrom reads settings with a function such as os.Getenv. The error names every variable that is wrong. A wrong URL is not
-// repeated in it, since it may hold a password.
+// settingsFrom reads settings with a function such as os.Getenv. The error names every variable
+// that is wrong. A wrong URL is not repeated in it, since it may hold a password.
 func settingsFrom(getenv func(string) string) (s settings, err error) {
 	const program = "booking" // shows in pg_stat_activity and in Redis's CLIENT LIST
 	var errs []error
@@ -133,8 +136,9 @@ type config struct {
 // undoTime bounds what requests that were cancelled still do: roll back, and release.
 const undoTime = 5 * time.Second
 
-// serve runs the service until ctx ends. Then it takes no more requests, and those that are running may end within settings.Shutdown; what
-// is left is cancelled, which undoes its work and gives its lease back. Nil means that all of them could end.
+// serve runs the service until ctx ends. Then it takes no more requests, and those that are running
+// may end within settings.Shutdown; what is left is cancelled, which undoes its work and gives its
+// lease back. Nil means that all of them could end.
 func serve(ctx context.Context, cfg config) error {
 	pool, err := pgxpool.NewWithConfig(ctx, cfg.Postgres)
 	if err != nil {
@@ -161,13 +165,13 @@ func serve(ctx context.Context, cfg config) error {
 	if err != nil {
 		return err
 	}
-	requestTime := cfg.Wait + 10*time.Second // the waiting for its turn, and then the card check and the writing
+	requestTime := cfg.Wait + 10*time.Second // the wait for the lease, and then the card check and the write
 	routes := &api{Desk: service, Ready: probe, Metrics: counts, Timeout: requestTime, Log: cfg.Log}
 	const readTime = 5 * time.Second
 	server := &http.Server{ // with bounds on what a client can make us wait for, and keep
 		Handler:        routes.handler(),
 		ReadTimeout:    readTime,
-		WriteTimeout:   readTime + requestTime + 5*time.Second, // since the header was read; the last part is for the answer
+		WriteTimeout:   readTime + requestTime + 5*time.Second, // since the header was read, with the answer
 		IdleTimeout:    time.Minute,
 		MaxHeaderBytes: 16 << 10,
 		ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
@@ -184,7 +188,7 @@ func serve(ctx context.Context, cfg config) error {
 	served := serveUntil(ctx, server, listener, cfg.Shutdown)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()
-	return errors.Join(served, service.Leases().Close(ending)) // what requests have left behind is given back, so that no table stays blocked
+	return errors.Join(served, service.Leases().Close(ending)) // so that no table stays blocked
 }
 
 func serveUntil(ctx context.Context, s *http.Server, listener net.Listener, grace time.Duration) error {
@@ -213,7 +217,8 @@ func serveUntil(ctx context.Context, s *http.Server, listener net.Listener, grac
 	return fmt.Errorf("requests were cancelled: they took longer than %v", grace)
 }
 
-// readiness answers whether tables can be booked now: Redis gives leases, Postgres takes fenced writes, and the bookings are there.
+// readiness answers whether tables can be booked now: Redis gives leases, Postgres takes fenced
+// writes, and the bookings are there.
 func readiness(service *booking.Service, pool *pgxpool.Pool, log *slog.Logger) (http.Handler, error) {
 	bookings := ready.Check{Name: "bookings", Run: func(ctx context.Context) error {
 		if _, _, err := service.List(ctx, 1, time.Now()); err != nil {
@@ -227,8 +232,9 @@ func readiness(service *booking.Service, pool *pgxpool.Pool, log *slog.Logger) (
 	})
 }
 
-// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client library in your go.mod take
-// observe/prom in its place, which also times them. It is a Go module of its own that needs this one, so this one cannot need it.
+// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client
+// library in your go.mod take observe/prom in its place, which also times them. It is a Go module
+// of its own that needs this one, so this one cannot need it.
 type metrics struct {
 	mu     sync.Mutex
 	counts map[string]int // by name and labels; guarded by mu

@@ -33,7 +33,8 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// The lines of the README are run as they are printed, but for the address. Each says which status its answer has.
+// The lines of the README are run as they are printed, but for the address. Each says which status
+// its answer has.
 func TestTheREADMEWorksAsPrinted(t *testing.T) {
 	t.Parallel()
 	lines := commandsAfter(t, "In another terminal:\n\n")

@@ -35,18 +35,20 @@ type problem struct {
 const shortly = time.Second
 
 var (
-	invalid    = problem{Type: "invalid", Title: "The request is not valid", Status: http.StatusUnprocessableEntity}
-	keyReused  = problem{Type: "key-reused", Title: "The Idempotency-Key was used for another request", Status: http.StatusUnprocessableEntity}
-	malformed  = problem{Type: "malformed", Title: "The body is not one JSON object", Status: http.StatusBadRequest}
-	tooLarge   = problem{Type: "too-large", Title: "The body is too large", Status: http.StatusRequestEntityTooLarge}
-	mediaType  = problem{Type: "media-type", Title: "The body must be application/json", Status: http.StatusUnsupportedMediaType}
-	declined   = problem{Type: "card-declined", Title: "The card was declined", Status: http.StatusPaymentRequired}
-	unknown    = problem{Type: "unknown-booking", Title: "There is no such booking", Status: http.StatusNotFound}
-	taken      = problem{Type: "taken", Title: "The table is taken at that time", Status: http.StatusConflict}
-	busy       = problem{Type: "busy", Title: "Somebody else is at this table right now", Status: http.StatusConflict, retryAfter: shortly}
-	overtaken  = problem{Type: "overtaken", Title: "Somebody else came to this table meanwhile; nothing was written", Status: http.StatusConflict, retryAfter: shortly}
-	unsettled  = problem{Type: "unsettled", Title: "Not known whether it was written; send it again with the same Idempotency-Key", Status: http.StatusServiceUnavailable, retryAfter: shortly}
-	outOfOrder = problem{Type: "unavailable", Title: "What this needs does not answer; nothing was written", Status: http.StatusServiceUnavailable, retryAfter: 2 * shortly}
+	invalid   = problem{Type: "invalid", Title: "The request is not valid", Status: http.StatusUnprocessableEntity}
+	keyReused = problem{Type: "key-reused", Title: "The Idempotency-Key was used for another request", Status: http.StatusUnprocessableEntity}
+	malformed = problem{Type: "malformed", Title: "The body is not one JSON object", Status: http.StatusBadRequest}
+	tooLarge  = problem{Type: "too-large", Title: "The body is too large", Status: http.StatusRequestEntityTooLarge}
+	mediaType = problem{Type: "media-type", Title: "The body must be application/json", Status: http.StatusUnsupportedMediaType}
+	declined  = problem{Type: "card-declined", Title: "The card was declined", Status: http.StatusPaymentRequired}
+	unknown   = problem{Type: "unknown-booking", Title: "There is no such booking", Status: http.StatusNotFound}
+	taken     = problem{Type: "taken", Title: "The table is taken at that time", Status: http.StatusConflict}
+	busy      = problem{Type: "busy", Title: "The table is busy", Status: http.StatusConflict, retryAfter: shortly}
+	overtaken = problem{Type: "overtaken", Title: "Somebody else came to this table meanwhile; nothing was " +
+		"written", Status: http.StatusConflict, retryAfter: shortly}
+	unsettled = problem{Type: "unsettled", Title: "Not known whether it was written; send it again with the " +
+		"same Idempotency-Key", Status: http.StatusServiceUnavailable, retryAfter: shortly}
+	outOfOrder = problem{Type: "unavailable", Title: "A store does not answer; nothing was written", Status: http.StatusServiceUnavailable, retryAfter: 2 * shortly}
 	internal   = problem{Type: "internal", Title: "Something is wrong here; the log has the request ID", Status: http.StatusInternalServerError}
 )
 
@@ -153,7 +155,8 @@ func (a *api) recovered(next http.Handler) http.Handler {
 	})
 }
 
-// bounded ends the context of a request that takes too long. What it had begun is undone, and its lease given back.
+// bounded ends the context of a request that takes too long. Its transaction is rolled back, and
+// its lease released.
 func (a *api) bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
@@ -163,7 +166,7 @@ func (a *api) bounded(next http.Handler) http.Handler {
 	})
 }
 
-// routed answers with a problem where mux has nothing but a line of text.
+// routed answers with a problem where mux would answer with a line of text.
 func (a *api) routed(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h, pattern := mux.Handler(r)
@@ -214,7 +217,8 @@ func requestID(ctx context.Context) string {
 	return id
 }
 
-// identified gives each request the ID that it brings along, or a new one if it brings none that is fit for a log.
+// identified gives each request the ID in its header, or a new one if that is missing or not fit
+// for a log.
 func (a *api) identified(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get(requestIDHeader)

@@ -254,7 +254,8 @@ func TestRunFailsWhereItCannotListen(t *testing.T) {
 
 func goodCard(context.Context, string) error { return nil }
 
-// heldCard is a bank that takes its time, and does not look at its context, as many a client library does not.
+// heldCard is a bank that takes its time, and does not look at its context, as many a client
+// library does not.
 type heldCard struct{ asked, good chan struct{} }
 
 func newHeldCard() heldCard { return heldCard{make(chan struct{}), make(chan struct{})} }

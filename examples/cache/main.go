@@ -1,4 +1,5 @@
-// Command cache lets a thousand readers miss one hot key at the same moment, and counts how often it is built.
+// Command cache lets a thousand readers miss one hot key at the same moment, and counts how often
+// it is built.
 //
 //	go run ./examples/cache     # exits with 0 if it was built once
 //
@@ -43,7 +44,8 @@ func run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%d readers in %d processes, all at once: built %d times, the slowest waited %v for a build of %v\n",
+	fmt.Fprintf(out, "%d readers in %d processes, all at once: built %d times, the slowest waited %v for a build "+
+		"of %v\n",
 		processes*readers, processes, builds, slowest.Round(time.Millisecond), buildTime)
 	if builds != 1 {
 		return fmt.Errorf("built %d times", builds)
@@ -61,7 +63,8 @@ type menu struct {
 	Dishes []string `json:"dishes"`
 }
 
-// stampede lets everybody read the same key, and returns how often it was built and how long the slowest reader took.
+// stampede lets everybody read the same key, and returns how often it was built and how long the
+// slowest reader took.
 func stampede(ctx context.Context, options *redis.Options, namespace string) (builds int64, slowest time.Duration, err error) {
 	var built, longest atomic.Int64
 	build := func(ctx context.Context, _ string) (menu, error) {

@@ -1,4 +1,5 @@
-// Command cron sends reminders that are due, from however many processes, as if there were one. See README.md.
+// Command cron sends reminders that are due, from however many processes, as if there were one. See
+// README.md.
 //
 //	cron add GUEST...   # a reminder for each guest, due now
 //	cron [NAME]         # sends what is due every second, until it is interrupted; start as many as you like
@@ -41,11 +42,13 @@ func run(ctx context.Context, args []string) error {
 	var errs []error
 	db, err := pgxpool.New(ctx, os.Getenv("FENCEDB_POSTGRES_URL"))
 	if err != nil || os.Getenv("FENCEDB_POSTGRES_URL") == "" {
-		errs = append(errs, errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as postgres://user:password@host:5432/database"))
+		errs = append(errs, errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as "+
+			"postgres://user:password@host:5432/database"))
 	}
 	options, err := redis.ParseURL(os.Getenv("FENCEDB_REDIS_URL"))
 	if err != nil {
-		errs = append(errs, errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0"))
+		errs = append(errs, errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as "+
+			"redis://user:password@host:6379/0"))
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)

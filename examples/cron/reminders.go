@@ -21,14 +21,17 @@ type scheduler struct {
 	DB     *pgxpool.Pool
 	Leases *lease.Issuer
 
-	// Deliver hands a reminder over in the same transaction, as to an outbox table that a mailer reads. Its error stops the run.
+	// Deliver hands a reminder over in the same transaction, as to an outbox table that a mailer
+	// reads. Its error stops the run.
 	Deliver func(ctx context.Context, tx pgx.Tx, guest string) error
 }
 
-// Tick is one run: it sends what is due and returns how much that was. While another scheduler works, that is 0, and no error.
+// Tick is one run: it sends what is due and returns how much that was. While another scheduler
+// works, that is 0, and no error.
 //
-// On error the reminders sent until then are sent, and the others are still due: the next tick goes on. With
-// [fencedb.ErrStale] another scheduler has taken over, with [fencedb.ErrLeaseOver] one could have.
+// On error the reminders sent until then are sent, and the others are still due: the next tick goes
+// on. With [fencedb.ErrStale] another scheduler has taken over, with [fencedb.ErrLeaseOver] one
+// could have.
 func (s *scheduler) Tick(ctx context.Context) (sent int, err error) {
 	done := false
 	err = s.Leases.Do(ctx, resource, func(ctx context.Context, l *lease.Lease) (err error) {
@@ -46,7 +49,7 @@ func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) (sent int, err 
 	for {
 		found, err := s.sendNext(ctx, l)
 		var stale *fencedb.StaleError
-		if errors.As(err, &stale) { // somebody newer, or Redis has gone backwards: then the next tick's token must be above
+		if errors.As(err, &stale) { // if Redis has gone backwards, the next tick's token must be higher
 			_, raiseErr := s.Leases.Raise(ctx, resource, stale.Stored)
 			err = errors.Join(err, raiseErr)
 		}
@@ -60,7 +63,8 @@ func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) (sent int, err 
 	}
 }
 
-// sendNext is one transition, in a transaction of its own: a crash loses no more than one, and that one rolls back.
+// sendNext is one transition, in a transaction of its own: a crash loses no more than one, and that
+// one rolls back.
 func (s *scheduler) sendNext(ctx context.Context, grant fencedb.Grant) (found bool, err error) {
 	err = fencedb.Tx(ctx, s.DB, grant, func(tx pgx.Tx) error {
 		var guest string

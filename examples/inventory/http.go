@@ -6,7 +6,8 @@
 //	POST /carts/{id}/pay     again is as good as once
 //	GET  /healthz, /readyz, /metrics
 //
-// Errors are problem details (RFC 9457). 409 and 503 say with Retry-After when to ask again, where that is worthwhile.
+// Errors are problem details (RFC 9457). 409 and 503 say with Retry-After when to ask again, where
+// that is worthwhile.
 
 package main
 
@@ -34,7 +35,8 @@ type api struct {
 	log  *slog.Logger
 }
 
-// newAPI returns the handler of all routes. ready answers whether the servers behind the shop can be used.
+// newAPI returns the handler of all routes. ready answers whether the servers behind the shop can
+// be used.
 func newAPI(s *shop.Shop, ready, metrics http.Handler, log *slog.Logger) http.Handler {
 	a := &api{s, log}
 	mux := http.NewServeMux()
@@ -168,7 +170,8 @@ func problemOf(err error) problem {
 		return problem{"Busy", http.StatusConflict, "Nothing was changed. Try again."}
 	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver),
 		errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost), errors.Is(err, lease.ErrRevoked):
-		return problem{"Overtaken", http.StatusConflict, "It took too long, and somebody else may have gone on. Look at the cart."}
+		return problem{"Overtaken", http.StatusConflict, "It took too long, and somebody else may have gone on. " +
+			"Look at the cart."}
 	case errors.Is(err, lease.ErrUnreachable), errors.Is(err, fencedb.ErrBusy):
 		return problem{"Not available right now", http.StatusServiceUnavailable, "Try again."}
 	}

@@ -1,4 +1,5 @@
-// Command inventory is a shop in a flash sale, over HTTP. See README.md. It serves until it is interrupted.
+// Command inventory is a shop in a flash sale, over HTTP. See README.md. It serves until it is
+// interrupted.
 package main
 
 import (
@@ -39,7 +40,8 @@ func main() {
 	}
 }
 
-// The variables of the environment that the settings are read from, each with its default. The two URLs have none.
+// The variables of the environment that the settings are read from, each with its default. The two
+// URLs have none.
 const (
 	addrVar     = "INVENTORY_ADDR"       // where to listen; 127.0.0.1:8090
 	postgresVar = "FENCEDB_POSTGRES_URL" // postgres://user:password@host:5432/database
@@ -62,7 +64,8 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	duration := func(name, otherwise string) time.Duration {
 		d, err := time.ParseDuration(cmp.Or(os.Getenv(name), otherwise))
 		if err != nil || d < time.Millisecond {
-			errs = append(errs, fmt.Errorf("%s is %q; it must be a duration of at least 1ms, such as %s", name, os.Getenv(name), otherwise))
+			errs = append(errs, fmt.Errorf("%s is %q; it must be a duration of at least 1ms, such as %s",
+				name, os.Getenv(name), otherwise))
 		}
 		return d
 	}
@@ -70,11 +73,13 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	// A wrong URL is not repeated in the error: it may hold a password.
 	config, err := pgxpool.ParseConfig(os.Getenv(postgresVar))
 	if err != nil || os.Getenv(postgresVar) == "" {
-		errs = append(errs, fmt.Errorf("%s must be the URL of a database, such as postgres://user:password@host:5432/database", postgresVar))
+		errs = append(errs, fmt.Errorf("%s must be the URL of a database, such as "+
+			"postgres://user:password@host:5432/database", postgresVar))
 	}
 	options, err := redis.ParseURL(os.Getenv(redisVar))
 	if err != nil {
-		errs = append(errs, fmt.Errorf("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", redisVar))
+		errs = append(errs, fmt.Errorf("%s must be the URL of a Redis, such as "+
+			"redis://user:password@host:6379/0", redisVar))
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)
@@ -90,7 +95,9 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	client := redis.NewClient(options)
 	defer client.Close()
 	counts := &metrics{counts: map[string]int{}}
-	leases, err := lease.New(client, lease.Config{TTL: ttl, Namespace: cmp.Or(os.Getenv(spaceVar), "inventory"), Tracers: []lease.Tracer{counts}})
+	leases, err := lease.New(client, lease.Config{
+		TTL: ttl, Namespace: cmp.Or(os.Getenv(spaceVar), "inventory"), Tracers: []lease.Tracer{counts},
+	})
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", ttlVar, spaceVar, err)
 	}
@@ -117,8 +124,12 @@ func serve(ctx context.Context, log *slog.Logger) error {
 }
 
 // openShop opens the shop, with something to sell.
-func openShop(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer, keep time.Duration, tracers ...fencedb.Tracer) (*shop.Shop, error) {
-	provider := shop.NewPretendBank(db, func() time.Duration { return time.Duration(100+rand.IntN(400)) * time.Millisecond })
+func openShop(
+	ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer, keep time.Duration, tracers ...fencedb.Tracer,
+) (*shop.Shop, error) {
+	provider := shop.NewPretendBank(db, func() time.Duration {
+		return time.Duration(100+rand.IntN(400)) * time.Millisecond
+	})
 	plain := stdlib.OpenDBFromPool(db)
 	if err := errors.Join(shop.Migrate(ctx, plain), plain.Close()); err != nil {
 		return nil, err
@@ -160,8 +171,9 @@ func sell(ctx context.Context, listener net.Listener, s *shop.Shop, handler http
 	return server.Shutdown(ending)
 }
 
-// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client library in your go.mod take
-// observe/prom in its place, which also times them. It is a Go module of its own that needs this one, so this one cannot need it.
+// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client
+// library in your go.mod take observe/prom in its place, which also times them. It is a Go module
+// of its own that needs this one, so this one cannot need it.
 type metrics struct {
 	mu     sync.Mutex
 	counts map[string]int // by name and labels; guarded by mu

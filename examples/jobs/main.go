@@ -36,11 +36,13 @@ func run(ctx context.Context, args []string) error {
 	var errs []error
 	db, err := pgxpool.New(ctx, os.Getenv("FENCEDB_POSTGRES_URL"))
 	if err != nil || os.Getenv("FENCEDB_POSTGRES_URL") == "" {
-		errs = append(errs, errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as postgres://user:password@host:5432/database"))
+		errs = append(errs, errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as "+
+			"postgres://user:password@host:5432/database"))
 	}
 	options, err := redis.ParseURL(os.Getenv("FENCEDB_REDIS_URL"))
 	if err != nil {
-		errs = append(errs, errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0"))
+		errs = append(errs, errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as "+
+			"redis://user:password@host:6379/0"))
 	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)
@@ -72,7 +74,8 @@ func run(ctx context.Context, args []string) error {
 	return work(ctx, queue, name)
 }
 
-// work runs one job after the other, and looks again every second when there is none. On an error the job is free for the next worker.
+// work runs one job after the other, and looks again every second when there is none. On an error
+// the job is free for the next worker.
 func work(ctx context.Context, queue *jobs.Queue, name string) error {
 	again := time.NewTicker(time.Second)
 	defer again.Stop()

@@ -6,7 +6,8 @@
 //	go run ./internal/demo sale                         # a flash sale in four ways, side by side
 //	go run ./internal/demo with COMMAND...              # runs a command, such as an example, with servers of its own
 //
-// It finds or starts a Postgres and a Redis and ends what it has started. A Redis that it found keeps the last tokens for a day.
+// It finds or starts a Postgres and a Redis and ends what it has started. A Redis that it found
+// keeps the last tokens for a day.
 package main
 
 import (
@@ -67,7 +68,8 @@ func tell(ctx context.Context, args []string) (err error) {
 	unprotected := flags.Bool("unprotected", false, "take the fence away, to see that the demo notices")
 	ttl := flags.Duration("ttl", 1500*time.Millisecond, "how long a lease lasts; the stories wait for that")
 	flags.Usage = func() {
-		fmt.Fprint(flags.Output(), "demo: five stories, and how they ended. There are also jobs, page, sale and with.\n\n")
+		fmt.Fprint(flags.Output(), "demo: five stories, and how they ended. There are also jobs, page, sale and "+
+			"with.\n\n")
 		flags.PrintDefaults()
 	}
 	if err := flags.Parse(args); err != nil {
@@ -102,11 +104,13 @@ func jobs(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
-	return stories.Jobs(ctx, os.Stdout, env.PostgresURL, env.RedisURL, namespace())
+	return stories.Jobs(ctx, os.Stdout, stories.JobsConfig{
+		PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: namespace(),
+	})
 }
 
-// with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the command, and the servers stay until
-// that has ended.
+// with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the
+// command, and the servers stay until that has ended.
 func with(ctx context.Context, command []string) (err error) {
 	if len(command) == 0 {
 		return errors.New("with what? Such as: with go run ./examples/jobs")

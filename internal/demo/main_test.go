@@ -203,7 +203,8 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// wait waits until the demo has ended and all its workers with it: they share its stderr, which ends with the last of them.
+// wait waits until the demo has ended and all its workers with it: they share its stderr, which
+// ends with the last of them.
 func (d *running) wait() error {
 	d.Helper()
 	err := d.cmd.Wait()

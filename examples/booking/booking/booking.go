@@ -1,7 +1,8 @@
 // Package booking is the domain of the example: who sits at which table, and when.
 //
-// One request at a time works on a table, under a lease on it. The lease makes the others wait outside, which saves work, but
-// it cannot stop a process that was paused past the lease's end and then goes on. The fencing token does: see [Store.Save].
+// One request at a time works on a table, under a lease on it. The lease makes the others wait,
+// which saves work, but it cannot stop a process that was paused until after the lease ended and
+// then goes on. The fencing token does: see [Store.Save].
 package booking
 
 import (
@@ -50,7 +51,8 @@ var (
 	// ErrUnknown: there is no such booking, or no longer.
 	ErrUnknown = errors.New("booking: no such booking")
 
-	// ErrUnavailable: the store did not answer. Nothing was changed, unless the error is fencedb.ErrCommitUnknown as well.
+	// ErrUnavailable: the store did not answer. Nothing was changed, unless the error is
+	// fencedb.ErrCommitUnknown as well.
 	ErrUnavailable = errors.New("booking: the store does not answer")
 )
 
@@ -67,11 +69,12 @@ func (e *InvalidError) Error() string {
 // Is makes every InvalidError an ErrInvalid.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-// Resource names the lease and the fence of a table. The migration says the same in SQL: 'table:' || table_id.
+// Resource names the lease and the fence of a table. The migration says the same in SQL: 'table:'
+// || table_id.
 func Resource(table int) string { return "table:" + strconv.Itoa(table) }
 
-// Store keeps the bookings. Reading needs no grant; what writes carries one, and comes too late with
-// [fencedb.ErrStale] once a newer one has been there: then it has written nothing.
+// Store keeps the bookings. Reading needs no grant; what writes carries one, and comes too late
+// with [fencedb.ErrStale] once a newer one has been there: then it has written nothing.
 type Store interface {
 	// Seal makes grant the oldest that can still write: every earlier one is refused from now on.
 	Seal(ctx context.Context, grant fencedb.Grant) error
@@ -82,15 +85,15 @@ type Store interface {
 	// Get returns a booking, and false if there is none.
 	Get(ctx context.Context, id uuid.UUID) (Booking, bool, error)
 
-	// List returns the first so many bookings of a table that begin at from or later, in their order.
+	// List returns at most limit bookings of a table that begin at from or later, in order.
 	List(ctx context.Context, table int, from time.Time, limit int) ([]Booking, error)
 
 	// Answered returns what Save has answered to key, and false if it has not yet.
 	Answered(ctx context.Context, key string, b Booking) (Answer, bool, error)
 
-	// Save writes the booking over whatever is there, which then keeps its ID. The answer is kept in the same transaction: the
-	// same key gets it again and writes nothing. With another booking it is refused, with [fencedb.ErrKeyReused]. No key,
-	// nothing kept.
+	// Save writes the booking over whatever is there, which then keeps its ID. The answer is kept
+	// in the same transaction: the same key gets it again and writes nothing. With another booking
+	// it is refused, with [fencedb.ErrKeyReused]. No key, nothing kept.
 	Save(ctx context.Context, grant fencedb.Grant, key string, b Booking) (Answer, error)
 
 	// Remove deletes a booking, and returns false if there is none. The table's fence stays.
@@ -131,23 +134,25 @@ func validateTable(table int) error {
 	return nil
 }
 
-// CardCheck asks the guest's bank whether the card is good; [ErrCardDeclined] if not. It charges nothing. It takes a
-// moment, and that moment is why there is a lease: a transaction should not stay open across a call to a bank.
+// CardCheck asks the guest's bank whether the card is good; [ErrCardDeclined] if not. It charges
+// nothing. It takes a moment, and that moment is why there is a lease: a transaction should not
+// stay open across a call to a bank.
 type CardCheck func(ctx context.Context, guest string) error
 
 // Config is what a Service works with.
 type Config struct {
 	Lease     lease.Config  // of the leases on tables; New sets its Seal
-	Wait      time.Duration // at most so long for whoever is at the same table; 0 refuses at once
+	Wait      time.Duration // how long a request may wait for the lease on a table; 0 refuses at once
 	Store     Store
 	CheckCard CardCheck
 }
 
 // Service takes reservations. It is safe for concurrent use.
 //
-// The errors of its methods say what is true of the data. [lease.ErrHeld] says that somebody is at this table right now, and
-// when to ask again. After any error nothing was changed, except that [fencedb.ErrCommitUnknown] leaves it open; asking
-// again, with the same key, settles it. Cancelling ctx ends the waiting and the work, and gives the lease back all the same.
+// The errors of its methods say what is true of the data. [lease.ErrHeld] says that another request
+// holds the table, and when to try again. After any error nothing was changed, except that
+// [fencedb.ErrCommitUnknown] leaves it open; asking again, with the same key, settles it.
+// Cancelling ctx ends the waiting and the work, and gives the lease back all the same.
 type Service struct {
 	Config
 	leases *lease.Issuer
@@ -155,8 +160,9 @@ type Service struct {
 
 // New returns a service whose leases come from client and are sealed in the store.
 //
-// Sealing is what lets Reserve read before its transaction: once a holder knows that it holds, no earlier holder can write,
-// and if a later one comes, the Save of this one is refused. So what was read is still true of what is saved.
+// Sealing lets Reserve read before its transaction: once a holder has its lease, no earlier holder
+// can write, and if a later one comes, the Save of this one is refused. So what was read is still
+// true of what is saved.
 func New(client redis.UniversalClient, cfg Config) (*Service, error) {
 	cfg.Lease.Seal = func(ctx context.Context, l *lease.Lease) error { return cfg.Store.Seal(ctx, l) }
 	leases, err := lease.New(client, cfg.Lease)
@@ -169,8 +175,9 @@ func New(client redis.UniversalClient, cfg Config) (*Service, error) {
 // Leases is where the leases come from, for readiness checks and operators.
 func (s *Service) Leases() *lease.Issuer { return s.leases }
 
-// Reserve books a table, and gives the booking an ID. The guest who has the table already may change the size of the party by
-// booking again. A key that was answered before gets the same answer again, however often it is sent.
+// Reserve books a table, and gives the booking an ID. A guest who has booked the table may change
+// the size of the party by booking again. A key that was answered before gets the same answer
+// again, however often it is sent.
 func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer Answer, err error) {
 	if err := b.validate(); err != nil {
 		return Answer{}, err
@@ -197,8 +204,9 @@ func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer An
 	if err := s.checkCardUnder(ctx, l, b.Guest); err != nil {
 		return Answer{}, err
 	}
-	// Under ctx, not under the lease's context: the grant bounds the transaction by the lease's time, on the server too, and whether it
-	// comes too late is for Postgres to say. A context that ends meanwhile would only cut off the answer.
+	// Under ctx, not under the lease's context: the grant bounds the transaction by the lease's
+	// time, on the server too, and Postgres decides whether it is too late. A context that ends
+	// meanwhile would only cut off the answer.
 	return s.Store.Save(ctx, l, key, b)
 }
 
@@ -211,7 +219,7 @@ func (s *Service) Get(ctx context.Context, id uuid.UUID) (Booking, error) {
 	return b, err
 }
 
-// Cancel gives a table free again; [ErrUnknown] if there is no such booking, or no longer.
+// Cancel removes a booking; [ErrUnknown] if there is no such booking, or no longer.
 func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
 	b, err := s.Get(ctx, id)
 	if err != nil {
@@ -233,8 +241,8 @@ func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
 // pageSize is how many bookings List returns at most.
 const pageSize = 100
 
-// List returns bookings of a table that begin at from or later. If there are more, next is the slot of the one to go on
-// with; otherwise it is zero.
+// List returns bookings of a table that begin at from or later. If there are more, next is the slot
+// of the one to go on with; otherwise it is zero.
 func (s *Service) List(ctx context.Context, table int, from time.Time) (page []Booking, next time.Time, err error) {
 	if err := validateTable(table); err != nil {
 		return nil, next, err
@@ -246,8 +254,9 @@ func (s *Service) List(ctx context.Context, table int, from time.Time) (page []B
 	return page, next, err
 }
 
-// acquire returns a sealed lease on the table. Sealing refuses one whose token is older than what the store has seen: Redis
-// has lost its data, and its clock is behind. Then its counter is raised, and it is asked once more.
+// acquire returns a sealed lease on the table. Sealing refuses one whose token is older than what
+// the store has seen: Redis has lost its data, and its clock is behind. Then its counter is raised,
+// and it is asked once more.
 func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) {
 	l, err := s.lease(ctx, Resource(table))
 	var stale *fencedb.StaleError
@@ -274,7 +283,8 @@ func (s *Service) checkCardUnder(ctx context.Context, l *lease.Lease, guest stri
 	return s.CheckCard(ctx, guest)
 }
 
-// giveBack releases the lease. That it was lost is worth telling only if nothing was written; what was let in stands.
+// giveBack releases the lease. Its loss is reported only if nothing was written; a committed write
+// stands.
 func giveBack(ctx context.Context, l *lease.Lease, err error) error {
 	lost := l.Release(ctx)
 	if err == nil {

@@ -22,13 +22,15 @@ import (
 //go:embed *.sql
 var files embed.FS
 
-// Migrate brings the database up: the fences first, then the bookings. It does nothing where nothing is missing.
+// Migrate brings the database up: the fences first, then the bookings. It does nothing where
+// nothing is missing.
 func Migrate(ctx context.Context, db *sql.DB) error {
 	return migrations.Apply(ctx, db, files, "booking_migrations")
 }
 
-// Postgres is a [Store] in a table that only the current holder of a lease can write to: everything that writes does so in
-// [fencedb.Tx], and the table accepts no other way in. The database must have been brought up with [Migrate].
+// Postgres is a [Store] in a table that only the current holder of a lease can write to: everything
+// that writes does so in [fencedb.Tx], and the table accepts no other way in. The database must
+// have been brought up with [Migrate].
 type Postgres struct {
 	db     *pgxpool.Pool
 	fenced fencedb.DB // db, with the tracers
@@ -36,7 +38,8 @@ type Postgres struct {
 
 var _ Store = (*Postgres)(nil)
 
-// NewPostgres returns a store on db, which stays the caller's to close. The tracers are told of its writes.
+// NewPostgres returns a store on db, which stays the caller's to close. The tracers are told of its
+// writes.
 func NewPostgres(db *pgxpool.Pool, tracers ...fencedb.Tracer) *Postgres {
 	return &Postgres{db, fencedb.With(db, fencedb.Trace(tracers...))}
 }
@@ -81,7 +84,8 @@ func (p *Postgres) Answered(ctx context.Context, key string, b Booking) (answer 
 	return answer, found, explain(err)
 }
 
-// Save implements [Store]: the booking and the answer to its key, in one transaction behind the fence.
+// Save implements [Store]: the booking and the answer to its key, in one transaction behind the
+// fence.
 func (p *Postgres) Save(ctx context.Context, grant fencedb.Grant, key string, b Booking) (answer Answer, err error) {
 	err = fencedb.Tx(ctx, p.fenced, grant, func(tx pgx.Tx) error {
 		save := func() (Answer, error) {
@@ -107,7 +111,8 @@ func (p *Postgres) Remove(ctx context.Context, grant fencedb.Grant, id uuid.UUID
 	return tag.RowsAffected() > 0, explain(err)
 }
 
-// asked is what a key stands for: the booking without its ID, which is new each time that the request is sent.
+// asked is what a key stands for: the booking without its ID, which is new each time that the
+// request is sent.
 func asked(b Booking) Booking {
 	b.ID = uuid.Nil
 	return b

@@ -15,19 +15,23 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Pay charges the bank and makes the cart SOLD. While the bank takes its time the lease on the cart is renewed, and keeps
-// Sweep away even when the reservation is over. Paying a cart that is SOLD does nothing.
+// Pay charges the bank and makes the cart SOLD. While the bank takes its time the lease on the cart
+// is renewed, and keeps Sweep away even when the reservation is over. Paying a cart that is SOLD
+// does nothing.
 //
-// Nil means sold. [lease.ErrHeld] says that the cart is being paid or swept right now. [ErrExpired] means not sold, and nothing was
-// asked of the bank. [fencedb.ErrStale] means that this call has sold nothing, because someone took the cart over while the bank was
-// asked: Sweep, and then the money goes back, or another call of Pay, for which the same charge counts. After any other
-// error pay again: the bank takes the money once. If nobody does, the reservation runs out and the money goes back.
+// Nil means sold. [lease.ErrHeld] says that the cart is being paid or swept right now. [ErrExpired]
+// means not sold, and nothing was asked of the bank. [fencedb.ErrStale] means that this call has
+// sold nothing, because someone took the cart over while the bank was asked: Sweep, and then the
+// money goes back, or another call of Pay, for which the same charge counts. After any other error
+// pay again: the bank takes the money once. If nobody does, the reservation runs out and the money
+// goes back.
 func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	l, err := s.Leases.TryAcquire(ctx, cartResource(id))
 	if err != nil {
 		return err
 	}
-	// A payer that was overtaken holds nothing that could be given back; whether it has sold, Postgres has said by then.
+	// A payer that was overtaken has no lease to release. Postgres has decided by then whether it
+	// has sold.
 	defer func() { _ = l.Release(ctx) }()
 
 	cents, err := s.beginPayment(ctx, l, id)
@@ -37,15 +41,16 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	if err := s.charge(ctx, l, id, cents); err != nil {
 		return err
 	}
-	// Not bounded by the lease's time: a payment that comes late, while nobody has taken the cart over, is as good as one in time.
-	// Who has, Postgres knows: the fence of the cart has their token. So the cart is still RESERVED if this is let in, and there are no
-	// rows to count.
+	// Not bounded by the lease's time: a payment that comes late, while nobody has taken the cart
+	// over, is as good as one in time. Postgres knows who has: the fence of the cart has their
+	// token. So the cart is still RESERVED if this commits, and there are no rows to count.
 	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
 	_, err = fencedb.Exec(ctx, s.fenced, grant, Sell, id)
 	return err
 }
 
-// beginPayment writes down what the bank will be asked for. It returns 0 if that is nothing, because the cart is SOLD.
+// beginPayment writes down what the bank will be asked for. It returns 0 if that is nothing,
+// because the cart is SOLD.
 func (s *Shop) beginPayment(ctx context.Context, l *lease.Lease, id uuid.UUID) (cents int64, err error) {
 	err = fencedb.QueryRow(ctx, s.fenced, l, BeginPayment, id).Scan(&cents)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -63,7 +68,8 @@ func (s *Shop) whyNotPayable(ctx context.Context, id uuid.UUID) error {
 	return ErrExpired
 }
 
-// charge stops waiting for the bank when the lease ends, and says so. The money may have been taken by then.
+// charge stops waiting for the bank when the lease ends, and says so. The money may have been taken
+// by then.
 func (s *Shop) charge(ctx context.Context, l *lease.Lease, id uuid.UUID, cents int64) error {
 	ctx, unbind := l.Bind(ctx)
 	defer unbind()
@@ -79,8 +85,9 @@ const (
 	sweepers   = 8   // at a time
 )
 
-// Sweep ends reservations that nobody has paid in time, and gives money back that was taken in vain. One process sweeps at a time; in
-// the others it returns at once. What is left to do is in Postgres: should the sweeper die, the next one goes on.
+// Sweep ends reservations that nobody has paid in time, and refunds money that was taken for them.
+// One process sweeps at a time; in the others it returns at once. What is left to do is in
+// Postgres: should the sweeper die, the next one goes on.
 //
 // An error says that something was left for the next time.
 func (s *Shop) Sweep(ctx context.Context) error {
@@ -120,7 +127,8 @@ func (s *Shop) SweepEvery(ctx context.Context, every time.Duration, failed func(
 	}
 }
 
-// expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on it.
+// expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on
+// it.
 func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
 	cart, err := s.Leases.TryAcquire(ctx, cartResource(id))
 	if err != nil {
@@ -149,7 +157,7 @@ func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
 		return SetLevels(ctx, tx, PutBack(levels, lines))
 	})
 	var stale *fencedb.StaleError
-	if errors.As(err, &stale) { // somebody newer, or Redis has gone backwards: then the next sweep's tokens must be above
+	if errors.As(err, &stale) { // if Redis has gone backwards, the next sweep's tokens must be higher
 		if _, err := s.Leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
 			return err
 		}
@@ -168,7 +176,7 @@ func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
 	})
 }
 
-// each does one thing for all carts, some at a time. One that somebody else is at is left for the next time.
+// each does one thing for all carts, some at a time. A cart that is busy is left for the next time.
 func each(ctx context.Context, ids []uuid.UUID, do func(context.Context, uuid.UUID) error) error {
 	var all errgroup.Group
 	all.SetLimit(sweepers)
@@ -188,9 +196,10 @@ var ErrVoid = errors.New("shop: the charge was given back")
 
 // PretendBank stands for a payment provider: slow, not ours, and not fenced.
 //
-// It has the two properties that a provider must have for this to come out right, and that real ones have: a key that
-// makes asking twice the same as asking once, and a refund that also stops a charge which has not arrived yet. Its books are in
-// the same Postgres, so that several processes can share them; the shop never looks at them. It is safe for concurrent use.
+// It has the two properties that a provider must have for this to come out right, and that real
+// ones have: a key that makes asking twice the same as asking once, and a refund that also stops a
+// charge which has not arrived yet. Its books are in the same Postgres, so that several processes
+// can share them; the shop never looks at them. It is safe for concurrent use.
 type PretendBank struct {
 	db    *pgxpool.Pool
 	delay func() time.Duration
@@ -201,7 +210,8 @@ func NewPretendBank(db *pgxpool.Pool, delay func() time.Duration) *PretendBank {
 	return &PretendBank{db, delay}
 }
 
-// Charge takes the money, once for each key, however often it is called. When ctx ends, that may have happened or not.
+// Charge takes the money, once for each key, however often it is called. When ctx ends, that may
+// have happened or not.
 func (b *PretendBank) Charge(ctx context.Context, key uuid.UUID, cents int64) error {
 	var state string
 	err := b.db.QueryRow(ctx, `
@@ -223,7 +233,8 @@ func (b *PretendBank) Charge(ctx context.Context, key uuid.UUID, cents int64) er
 	return nil
 }
 
-// Refund gives the money back, or refuses the charge should it come later. Again is as good as once.
+// Refund gives the money back, or refuses the charge should it come later. Again is as good as
+// once.
 func (b *PretendBank) Refund(ctx context.Context, key uuid.UUID) error {
 	_, err := b.db.Exec(ctx, `
 		INSERT INTO bank.charges AS c (key, cents, state) VALUES ($1, 0, 'VOID')

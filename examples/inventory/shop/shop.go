@@ -6,20 +6,26 @@
 //
 // # What protects each write
 //
-// Everything is written under leases, on each SKU and on the cart, and behind the fences of their tokens:
+// Everything is written under leases, on each SKU and on the cart, and behind the fences of their
+// tokens:
 //
-//   - the levels of the stock and the new cart, by [Shop.Reserve]: one transaction with the grants of all SKUs and of the cart;
-//   - the start of a payment and the sale, by [Shop.Pay]: a statement each, with the grant of the cart;
-//   - the end of a reservation, by [Shop.Sweep]: one transaction like that of Reserve, and a statement for the refund.
+//   - the levels of the stock and the new cart, by [Shop.Reserve]: one transaction with the grants
+//     of all SKUs and of the cart;
+//   - the start of a payment and the sale, by [Shop.Pay]: a statement each, with the grant of the
+//     cart;
+//   - the end of a reservation, by [Shop.Sweep]: one transaction like that of Reserve, and a
+//     statement for the refund.
 //
-// The leases keep others waiting outside, without a connection to Postgres. They cannot stop a process that was paused
-// for longer than its lease lasts and then goes on. Its tokens can: as soon as someone else has been there, Postgres refuses them.
+// The leases keep others waiting outside, without a connection to Postgres. They cannot stop a
+// process that was paused for longer than its lease lasts and then goes on. Its tokens can: as soon
+// as someone else has been there, Postgres refuses them.
 //
 // # Money
 //
-// The bank is not behind the fence. So what will be asked of it is written down first, and everything asked of it can be
-// asked again: the id of the cart is the key of its charge and of its refund. Who takes a cart over from a payer that was lost
-// writes down, in the same transaction, that the money is due to go back. It needs no word from the one who was lost.
+// The bank is not behind the fence. So what will be asked of it is written down first, and
+// everything asked of it can be asked again: the id of the cart is the key of its charge and of its
+// refund. The sweep that takes a cart over from a lost payer notes in the same transaction
+// that a refund is due. It needs no message from the lost payer.
 package shop
 
 import (
@@ -48,7 +54,8 @@ var (
 	// ErrNoCart: there is no such cart.
 	ErrNoCart = errors.New("shop: no such cart")
 
-	// ErrExpired: the cart was not paid in time. What the bank has taken for it, if anything, is given back.
+	// ErrExpired: the cart was not paid in time. What the bank has taken for it, if anything, is
+	// given back.
 	ErrExpired = errors.New("shop: the reservation is over")
 )
 
@@ -98,9 +105,10 @@ func skuResources(lines []Line) (resources []string) {
 
 // Reserve takes all lines out of the stock for a new cart, or none.
 //
-// Nil means reserved until Cart.Expires. [lease.ErrHeld] says that others were at these SKUs for as long as we were willing to
-// wait, and when to ask again. After any other error nothing is reserved either, except that [fencedb.ErrCommitUnknown] leaves
-// it open; then the reservation, if there is one, runs out by itself.
+// Nil means reserved until Cart.Expires. [lease.ErrHeld] says that other requests held these SKUs
+// for longer than we wait, and when to try again. After any other error nothing is reserved either,
+// except that [fencedb.ErrCommitUnknown] leaves it open; then the reservation, if there is one,
+// runs out by itself.
 func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart, err error) {
 	if err := Validate(buyer, lines); err != nil {
 		return Cart{}, err
@@ -128,7 +136,8 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 	return c, nil
 }
 
-// alone runs fn in one transaction behind the fences of all resources, when it is our turn for all of them.
+// alone runs fn in one transaction behind the fences of all resources, when it is our turn for all
+// of them.
 func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
@@ -197,8 +206,8 @@ func SKUs(lines []Line) []string {
 	return skus
 }
 
-// Take takes the lines out of the levels, and prices them: what remains decides what a unit costs. So reading, deciding and
-// writing belong together.
+// Take takes the lines out of the levels, and prices them: what remains decides what a unit costs.
+// So reading, deciding and writing belong together.
 func Take(levels []Level, lines []Line) ([]Level, []Line, error) {
 	after, priced := slices.Clone(levels), slices.Clone(lines)
 	for i, l := range lines {

@@ -348,7 +348,8 @@ func (w *world) payment(id uuid.UUID) (state string) {
 	return state
 }
 
-// expire makes a reservation be over, as if time had passed. The fence would not let it, so the triggers are off for this.
+// expire makes a reservation be over, as if time had passed. The fence would not let it, so the
+// triggers are off for this.
 func (w *world) expire(id uuid.UUID) {
 	w.Helper()
 	_, err := w.db.Exec(w.Context(), `
@@ -379,8 +380,8 @@ func (w *world) payUntilTheBankIsAsked(id uuid.UUID) (paid <-chan error) {
 	return done
 }
 
-// fakeBank does what it is asked for, and answers when it is told to. Like many a client, it does not look at its context,
-// unless it is slow: then it answers to a charge when its context ends.
+// fakeBank does what it is asked for, and answers when it is told to. Like many a client, it does
+// not look at its context, unless it is slow: then it answers to a charge when its context ends.
 type fakeBank struct {
 	slow bool
 

@@ -13,14 +13,16 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// This file is the SQL of the shop: one function for each statement, over whatever the caller reads or writes with. None of them
-// protects anything. The triggers that the migration puts on the tables keep a late writer out: they refuse every row whose
-// resource the transaction has not entered with a current token. So the writes here succeed only within package fencedb.
+// This file is the SQL of the shop: one function for each statement, over whatever the caller reads
+// or writes with. None of them protects anything. The triggers that the migration puts on the
+// tables keep a late writer out: they refuse every row whose resource the transaction has not
+// entered with a current token. So the writes here succeed only within package fencedb.
 
 //go:embed *.sql
 var files embed.FS
 
-// Migrate brings the database up: the fences first, then the tables of the shop. It does nothing where nothing is missing.
+// Migrate brings the database up: the fences first, then the tables of the shop. It does nothing
+// where nothing is missing.
 func Migrate(ctx context.Context, db *sql.DB) error {
 	return migrations.Apply(ctx, db, files, "inventory_migrations")
 }
@@ -66,7 +68,7 @@ func collect[T any](rows pgx.Rows, err error) ([]T, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[T])
 }
 
-// SetLevels writes how much remains, whatever is there: for a caller who knows that it is what they have read.
+// SetLevels writes how much remains. The caller must know that nobody has written since it read.
 func SetLevels(ctx context.Context, tx Writer, levels []Level) error {
 	var b pgx.Batch
 	for _, l := range levels {
@@ -79,7 +81,8 @@ func SetLevels(ctx context.Context, tx Writer, levels []Level) error {
 func AddLevels(ctx context.Context, tx Writer, levels []Level) error {
 	var b pgx.Batch
 	for _, l := range levels {
-		b.Queue(`INSERT INTO stock (sku, start, remaining, cents) VALUES ($1, $2, $2, $3) ON CONFLICT DO NOTHING`, l.SKU, l.Start, l.Cents)
+		b.Queue(`INSERT INTO stock (sku, start, remaining, cents) VALUES ($1, $2, $2, $3) ON CONFLICT DO NOTHING`,
+			l.SKU, l.Start, l.Cents)
 	}
 	return tx.SendBatch(ctx, &b).Close()
 }
@@ -108,7 +111,8 @@ type Cart struct {
 	Lines   []Line    `json:"lines"`
 }
 
-// AddCart inserts a cart with its lines, reserved for a time from now on, by Postgres's clock. It returns when that will be over.
+// AddCart inserts a cart with its lines, reserved for a time from now on, by Postgres's clock. It
+// returns when that will be over.
 func AddCart(ctx context.Context, tx Writer, c Cart, keep time.Duration) (expires time.Time, err error) {
 	var b pgx.Batch
 	b.Queue(`
@@ -117,7 +121,8 @@ func AddCart(ctx context.Context, tx Writer, c Cart, keep time.Duration) (expire
 		RETURNING expires_at`, c.ID, c.Buyer, len(c.Lines), c.Cents, keep.Milliseconds()).
 		QueryRow(func(row pgx.Row) error { return row.Scan(&expires) })
 	for _, l := range c.Lines {
-		b.Queue(`INSERT INTO cart_lines (cart_id, sku, units, cents) VALUES ($1, $2, $3, $4)`, c.ID, l.SKU, l.Units, l.Cents)
+		b.Queue(`INSERT INTO cart_lines (cart_id, sku, units, cents) VALUES ($1, $2, $3, $4)`,
+			c.ID, l.SKU, l.Units, l.Cents)
 	}
 	err = tx.SendBatch(ctx, &b).Close()
 	return expires, err
@@ -126,7 +131,8 @@ func AddCart(ctx context.Context, tx Writer, c Cart, keep time.Duration) (expire
 // FindCart reads a cart; pgx.ErrNoRows if there is none.
 func FindCart(ctx context.Context, db Reader, id uuid.UUID) (Cart, error) {
 	c := Cart{ID: id}
-	err := db.QueryRow(ctx, `SELECT buyer, state, cents, expires_at FROM carts WHERE id = $1`, id).Scan(&c.Buyer, &c.State, &c.Cents, &c.Expires)
+	err := db.QueryRow(ctx, `SELECT buyer, state, cents, expires_at FROM carts WHERE id = $1`, id).
+		Scan(&c.Buyer, &c.State, &c.Cents, &c.Expires)
 	if err != nil {
 		return Cart{}, err
 	}
@@ -145,8 +151,9 @@ func Overdue(ctx context.Context, db Reader, atMost int) ([]uuid.UUID, error) {
 		SELECT id FROM carts WHERE state = 'RESERVED' AND expires_at <= clock_timestamp() ORDER BY expires_at LIMIT $1`, atMost))
 }
 
-// Expire ends a reservation that is overdue, and makes the money of a payment under way due to be given back. It returns
-// false, and has done nothing, if the cart is not RESERVED any more, or not yet overdue.
+// Expire ends a reservation that is overdue, and makes the money of a payment under way due to be
+// given back. It returns false, and has done nothing, if the cart is not RESERVED any more, or not
+// yet overdue.
 func Expire(ctx context.Context, tx Writer, id uuid.UUID) (bool, error) {
 	tag, err := tx.Exec(ctx, `
 		WITH over AS (
@@ -169,8 +176,9 @@ func ids(rows pgx.Rows, err error) ([]uuid.UUID, error) {
 
 // Statements that need no transaction around them: each decides and writes at once.
 const (
-	// BeginPayment notes that the bank will be asked, before it is, and returns for how much. Again for a payment that was begun
-	// before, so that it can be taken up. No row: the cart cannot be paid.
+	// BeginPayment notes that the bank will be asked, before it is, and returns for how much. Again
+	// for a payment that was begun before, so that it can be taken up. No row: the cart cannot be
+	// paid.
 	BeginPayment = `
 		INSERT INTO payments AS p (cart_id, cents)
 		SELECT id, cents FROM carts WHERE id = $1 AND state = 'RESERVED' AND expires_at > clock_timestamp()
@@ -186,7 +194,8 @@ const (
 	Refunded = `UPDATE payments SET state = 'REFUNDED' WHERE cart_id = $1 AND state = 'REFUND_DUE'`
 )
 
-// RefundsDue finds carts whose money the bank has to give back, in no order: some that the bank keeps refusing must not keep the rest out.
+// RefundsDue finds carts whose money the bank has to give back, in no order: some that the bank
+// keeps refusing must not keep the rest out.
 func RefundsDue(ctx context.Context, db Reader, atMost int) ([]uuid.UUID, error) {
 	return ids(db.Query(ctx, `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT $1`, atMost))
 }

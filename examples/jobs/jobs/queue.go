@@ -1,11 +1,13 @@
-// Package jobs is a queue of long-running jobs in Postgres, owned by whoever holds the lease on the job.
+// Package jobs is a queue of long-running jobs in Postgres, each owned by the holder of the lease
+// on it.
 //
 //	QUEUED ──▶ RUNNING ──▶ DONE          RUNNING and DONE are written under one lease, with one token.
 //	              │  ▲
 //	              └──┘  the owner died or was stopped: another one takes over, with a higher token
 //
-// The lease decides who works; its renewals are the heartbeat. The row decides whose word counts: it keeps the highest token
-// that has written it and refuses every lower one, so an owner that comes back late cannot complete the job a second time.
+// The lease decides who works; its renewals are the heartbeat. The row decides whose writes count:
+// it keeps the highest token that has written it and refuses every lower one, so an owner that
+// comes back late cannot complete the job a second time.
 package jobs
 
 import (
@@ -28,7 +30,8 @@ import (
 //go:embed *.sql
 var files embed.FS
 
-// Migrate brings the database up: the fences first, then the jobs. It does nothing where nothing is missing.
+// Migrate brings the database up: the fences first, then the jobs. It does nothing where nothing is
+// missing.
 func Migrate(ctx context.Context, db *sql.DB) error {
 	return migrations.Apply(ctx, db, files, "jobs_migrations")
 }
@@ -39,7 +42,8 @@ type Queue struct {
 	leases *lease.Issuer
 }
 
-// New returns a queue. The database must have been brought up with [Migrate]; both stay the caller's.
+// New returns a queue. The database must have been brought up with [Migrate]; both stay the
+// caller's.
 func New(db *pgxpool.Pool, leases *lease.Issuer) *Queue { return &Queue{db, leases} }
 
 func resource(id uuid.UUID) string { return "job:" + id.String() }
@@ -48,7 +52,8 @@ func resource(id uuid.UUID) string { return "job:" + id.String() }
 func (q *Queue) Enqueue(ctx context.Context, report string) (uuid.UUID, error) {
 	id := uuid.New()
 	err := q.leases.Do(ctx, resource(id), func(ctx context.Context, l *lease.Lease) error {
-		_, err := fencedb.Exec(ctx, q.db, fencedb.Carry(l), `INSERT INTO report_jobs (id, report) VALUES ($1, $2)`, id, report)
+		_, err := fencedb.Exec(ctx, q.db, fencedb.Carry(l),
+			`INSERT INTO report_jobs (id, report) VALUES ($1, $2)`, id, report)
 		return err
 	})
 	return id, err
@@ -65,15 +70,17 @@ type Run struct {
 	grant fencedb.Grant
 }
 
-// Work does a job and returns its result, under a context that ends with the lease. A job can be worked on more than once, and by two
-// owners at a time if one of them was stopped: only one result is kept, but what work does elsewhere has to bear being done again.
+// Work does a job and returns its result, under a context that ends with the lease. A job can be
+// worked on more than once, and by two owners at a time if one of them was stopped: only one result
+// is kept, but what work does elsewhere has to bear being done again.
 type Work func(ctx context.Context, run *Run) (result string, err error)
 
 // RunOne finds a job that nobody works on, runs it, and reports whether there was one.
 //
-// Nil means that the job is done. [fencedb.ErrStale] means that another owner has taken the job over in the meantime, and that nothing of
-// this run's result was written. [fencedb.ErrCommitUnknown] leaves open whether the job is done; whoever looks for a job next finds out.
-// If work fails, the job is free for the next one at once.
+// Nil means that the job is done. [fencedb.ErrStale] means that another owner has taken the job
+// over in the meantime, and that nothing of this run's result was written.
+// [fencedb.ErrCommitUnknown] leaves open whether the job is done; the next call that looks for a
+// job finds out. If work fails, the job is free for the next one at once.
 func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	open, err := q.open(ctx)
 	if err != nil {
@@ -105,7 +112,8 @@ func (q *Queue) open(ctx context.Context) ([]uuid.UUID, error) {
 }
 
 func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work) (ran bool, err error) {
-	// An owner that was replaced holds nothing that could be given back; whether its work counts, the row has said.
+	// An owner that was replaced has no lease to release. The row has decided whether its work
+	// counts.
 	defer func() { _ = l.Release(ctx) }()
 	run, err := q.begin(ctx, l, id)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -123,8 +131,8 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 
 // begin writes RUNNING. From then on the row refuses every earlier owner.
 func (q *Queue) begin(ctx context.Context, l *lease.Lease, id uuid.UUID) (*Run, error) {
-	// Not bounded by the lease's time: a result that comes late, while nobody else has come, is as good as one in time, and who has
-	// come is for the row to say.
+	// Not bounded by the lease's time: a late result is as good as one in time while no other owner
+	// has begun, and the row knows whether one has.
 	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
 	run := &Run{ID: id, Token: l.Token(), queue: q, grant: fencedb.Carry(grant)}
 	err := fencedb.Tx(ctx, q.db, run.grant, func(tx pgx.Tx) error {
@@ -143,7 +151,8 @@ func (r *Run) under(ctx context.Context, l *lease.Lease, work Work) (string, err
 	return work(ctx, r)
 }
 
-// Progress tells everybody how far the job is, in percent, and the owner whether it still is the owner: [fencedb.ErrStale] if not.
+// Progress tells everybody how far the job is, in percent, and the owner whether it still is the
+// owner: [fencedb.ErrStale] if not.
 func (r *Run) Progress(ctx context.Context, percent int) error {
 	return r.write(ctx, `UPDATE report_jobs SET progress = $2 WHERE id = $1`, percent)
 }

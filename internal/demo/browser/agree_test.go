@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// requireAgreement waits until the page shows what Postgres and Redis hold now. While workers are idle that does not change.
+// requireAgreement waits until the page shows what Postgres and Redis hold now. While workers are
+// idle that does not change.
 func (w *tab) requireAgreement() {
 	w.Helper()
 	w.until(`[...document.querySelectorAll("#bookings tr[data-evening]")].map((e) => [e.dataset.evening, e.dataset.guest, e.dataset.token].join()).join(" ") === "` +

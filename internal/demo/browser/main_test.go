@@ -1,5 +1,5 @@
-// Package browser tests the page in a real browser: every button is pressed, and what the page shows is compared with what
-// Redis and Postgres answer.
+// Package browser tests the page in a real browser: every button is pressed, and what the page
+// shows is compared with what Redis and Postgres answer.
 package browser
 
 import (

@@ -16,7 +16,8 @@ var shots = flag.String("shots", "", "write screenshots of each width and theme 
 
 var widths = []int64{360, 900, 1440}
 
-// TestNothingIsWiderThanTheScreen after the scenes have been played, so that there is something to see.
+// TestNothingIsWiderThanTheScreen after the scenes have been played, so that there is something to
+// see.
 func TestNothingIsWiderThanTheScreen(t *testing.T) {
 	w := open(t, "fast")
 	w.do(chromedp.EmulateViewport(1440, 1000))

@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// ErrRefused: it cannot be done now, or there is no such thing. Nothing was done; the text says why and what to do.
+// ErrRefused: it cannot be done now, or there is no such thing. Nothing was done; the text says why
+// and what to do.
 var ErrRefused = errors.New("refused")
 
 type refusal struct{ text string }
@@ -80,7 +81,9 @@ func (s *Stage) setSpeed(_ context.Context, speed string) error {
 	return nil
 }
 
-var people = []string{"Ann", "Bob", "Cleo", "Dan", "Ella", "Finn", "Gwen", "Hugo", "Iris", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga", "Paul"}
+var people = []string{
+	"Ann", "Bob", "Cleo", "Dan", "Ella", "Finn", "Gwen", "Hugo", "Iris", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga", "Paul",
+}
 
 // guest is the next one who comes.
 func (s *Stage) guest() (name string) {

@@ -12,7 +12,8 @@ import (
 // heartbeat keeps the connection from looking dead, and finds out when it is.
 const heartbeat = 10 * time.Second
 
-// events streams the journal (https://html.spec.whatwg.org/multipage/server-sent-events.html). The events are
+// events streams the journal (https://html.spec.whatwg.org/multipage/server-sent-events.html). The
+// events are
 //
 //	hello   {"now": ms}             first of all; forget what you know if you know anything
 //	record  a Record        its id is the journal's, a dash, its number

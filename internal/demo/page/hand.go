@@ -31,7 +31,9 @@ type job struct {
 // start starts a process and listens to it.
 func (h *hand) start(ctx context.Context) error {
 	s := h.stage
-	p, err := worker.StartBooking(ctx, worker.Config{Name: h.name, PostgresURL: s.cfg.PostgresURL, RedisURL: s.cfg.RedisURL, Feed: true})
+	p, err := worker.StartBooking(ctx, worker.Config{
+		Name: h.name, PostgresURL: s.cfg.PostgresURL, RedisURL: s.cfg.RedisURL, Feed: true,
+	})
 	if err != nil {
 		return err
 	}
@@ -41,8 +43,8 @@ func (h *hand) start(ctx context.Context) error {
 	return nil
 }
 
-// lag is how long what a worker says on stdout is kept back, so that what it published just before, which goes through Redis, is
-// in the journal first.
+// lag is how long what a worker says on stdout is kept back, so that what it published just before,
+// which goes through Redis, is in the journal first.
 const lag = 60 * time.Millisecond
 
 // listen returns when the process has ended, and then sees to it that there is another one.

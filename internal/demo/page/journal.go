@@ -13,9 +13,9 @@ import (
 // kept is how many records a reader who comes late still gets.
 const kept = 5000
 
-// Journal keeps what happened, each record with a sentence that says why, and the latest state of the servers, for as many readers as
-// like. It is kept here and not read from Redis again, because the page lets people empty and restart that Redis. It is safe for
-// concurrent use.
+// Journal keeps what happened, each record with a sentence that says why, and the latest state of
+// the servers, for as many readers as like. It is kept here and not read from Redis again, because
+// the page lets people empty and restart that Redis. It is safe for concurrent use.
 type Journal struct {
 	ID string // another one after a restart of this program: sequence numbers begin anew
 
@@ -72,7 +72,8 @@ func (j *Journal) append(r Record) {
 	}
 }
 
-// SetState replaces the state, if it is another one, and adds what only the journal knows: who holds the lease, and who was told what.
+// SetState replaces the state, if it is another one, and adds what only the journal knows: who
+// holds the lease, and who was told what.
 func (j *Journal) SetState(s State) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

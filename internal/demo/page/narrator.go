@@ -47,7 +47,8 @@ func (n *narrator) actor(name string) *actor {
 	return a
 }
 
-// missed is the end of the lease before, if r shows that there is a new one and nothing was heard of that end: then it ran out.
+// missed is the end of the lease before, if r shows that there is a new one and nothing was heard
+// of that end: then it ran out.
 func (n *narrator) missed(r Record) (Record, bool) {
 	fresh := (r.Kind == Granted || r.Kind == Committed) && n.terms[r.Token] == nil
 	if h := n.holder(); fresh && h != nil {
@@ -74,7 +75,8 @@ var telling = map[Kind]func(*narrator, *actor, *Record){
 	Started: func(_ *narrator, a *actor, r *Record) {
 		*a = actor{}
 		r.Guest, r.Evening = "", 0
-		r.say(Plain, "", fmt.Sprintf("%s starts", r.Worker), fmt.Sprintf("Worker %s is a process of its own, pid %d, with its own connections to Redis and Postgres.", r.Worker, r.PID))
+		r.say(Plain, "", fmt.Sprintf("%s starts", r.Worker), fmt.Sprintf("Worker %s is a process of its own, pid "+
+			"%d, with its own connections to Redis and Postgres.", r.Worker, r.PID))
 	},
 	Asked: func(_ *narrator, a *actor, r *Record) {
 		*a = actor{guest: r.Guest, evening: r.Evening}
@@ -87,7 +89,8 @@ var telling = map[Kind]func(*narrator, *actor, *Record){
 	Extended: (*narrator).extended,
 	Card: func(_ *narrator, _ *actor, r *Record) {
 		r.say(Plain, "", fmt.Sprintf("%s asks %s's bank", r.Worker, r.Guest),
-			fmt.Sprintf("Evening %d is free. The card check takes longer than a transaction should stay open: that is why there is a lease.", r.Evening))
+			fmt.Sprintf("Evening %d is free. The card check takes longer than a transaction should stay open: "+
+				"that is why there is a lease.", r.Evening))
 	},
 	Writing:   (*narrator).writing,
 	Committed: (*narrator).committed,
@@ -95,18 +98,20 @@ var telling = map[Kind]func(*narrator, *actor, *Record){
 	Refused:   (*narrator).refused,
 	Failed:    (*narrator).failed,
 	Held: func(_ *narrator, _ *actor, r *Record) {
-		r.say(Stop, "L3", fmt.Sprintf("%s did not get the lease", r.Worker), "Another holder had it until the patience of this request was over. Nothing was changed, and no token was used up.")
+		r.say(Stop, "L3", fmt.Sprintf("%s did not get the lease", r.Worker), "Another holder had it until the "+
+			"patience of this request was over. Nothing was changed, and no token was used up.")
 	},
 	Released: (*narrator).released,
 	Lost:     (*narrator).lost,
 	Expired:  (*narrator).expired,
 	Revoked: func(_ *narrator, _ *actor, r *Record) {
-		r.say(Stop, "", "The lease was revoked", "An operator ended whoever held, and moved the fence on to {token}.")
+		r.say(Stop, "", "The lease was revoked", "An operator ended the lease, and moved the fence on to {token}.")
 	},
 	Healed: func(n *narrator, _ *actor, r *Record) {
 		n.newest = &term{worker: r.Worker, token: r.Token}
 		n.terms[r.Token] = n.newest
-		r.say(Good, "L7", fmt.Sprintf("%s's lease was healed", r.Worker), "Redis had gone backwards. Its counter was raised above what Postgres has stored, and the lease got token {token}.")
+		r.say(Good, "L7", fmt.Sprintf("%s's lease was healed", r.Worker), "Redis had gone backwards. Its counter "+
+			"was raised above what Postgres has stored, and the lease got token {token}.")
 	},
 	Told:        (*narrator).tellGuest,
 	Paused:      (*narrator).paused,
@@ -118,7 +123,8 @@ var telling = map[Kind]func(*narrator, *actor, *Record){
 	Protected:   (*narrator).protected,
 	Unprotected: (*narrator).unprotected,
 	Speed: func(_ *narrator, _ *actor, r *Record) {
-		r.say(Plain, "", "Speed: "+r.Cause, fmt.Sprintf("From the next booking on, a lease lasts %s, and the other steps take as much more or less. The picture keeps its scale.", seconds(r.TTL)))
+		r.say(Plain, "", "Speed: "+r.Cause, fmt.Sprintf("From the next booking on, a lease lasts %s, and the "+
+			"other steps take as much more or less. The picture keeps its scale.", seconds(r.TTL)))
 	},
 	Scene: (*narrator).scene,
 	SceneFailed: func(_ *narrator, _ *actor, r *Record) {

@@ -14,7 +14,8 @@ const (
 	lookEvery = 60 * time.Millisecond
 	lookTime  = time.Second // for one look, which a server that is down does not answer
 
-	// grace is how long after a lease has gone from Redis its holder may still be heard of giving it back.
+	// grace is how long after a lease has gone from Redis its holder may still be heard of giving
+	// it back.
 	grace = 150 * time.Millisecond
 )
 
@@ -69,7 +70,8 @@ func (s *Stage) lookAtRedis(ctx context.Context, last Redis) Redis {
 	return now
 }
 
-// steady is when the lease ends. It stays what it was unless the lease was renewed: two looks never agree to the millisecond.
+// steady is when the lease ends. It stays what it was unless the lease was renewed: two looks never
+// agree to the millisecond.
 func steady(last Redis, found lease.Inspection) int64 {
 	const noise = 40
 	ends := time.Now().Add(found.ExpiresIn).UnixMilli()

@@ -1,11 +1,13 @@
-// Package page shows leases, tokens and refusals as they happen, on a page that it serves to this machine: three worker processes, a Redis
-// and a Postgres, and buttons that do to them what a bad night does. It starts a Redis of its own, which the page may flush and
-// restart, finds or starts a Postgres, and leaves nothing behind.
+// Package page shows leases, tokens and refusals as they happen, on a page that it serves to this
+// machine: three worker processes, a Redis and a Postgres, and buttons that pause, kill, empty and
+// restart them. It starts a Redis of its own, which the page may flush and restart, finds or starts
+// a Postgres, and leaves nothing behind.
 //
-// [Stage] has the processes and the servers; [Journal] keeps what happened and says why; [Handler] serves static files, a
-// stream of what happens, and the buttons. The buttons do harm, on purpose. So the page is for this machine alone, and only the
-// page itself may press them: requests must name a loopback host (a foreign name that resolves to this machine does not), and
-// come from the same origin.
+// [Stage] has the processes and the servers; [Journal] keeps what happened and says why; [Handler]
+// serves static files, a stream of what happens, and the buttons. The buttons do harm, on purpose.
+// So the page is for this machine alone, and only the page itself may press them: requests must
+// name a loopback host (a foreign name that resolves to this machine does not), and come from the
+// same origin.
 package page
 
 import (
@@ -37,7 +39,8 @@ func Handler(j *Journal, do Do) http.Handler {
 	return onlyLoopback(headers(http.NewCrossOriginProtection().Handler(mux)))
 }
 
-// onlyLoopback keeps out pages of other sites that have their name resolve to this machine (DNS rebinding).
+// onlyLoopback keeps out pages of other sites that have their name resolve to this machine (DNS
+// rebinding).
 func onlyLoopback(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !loopback(r.Host) {
@@ -71,7 +74,8 @@ func headers(next http.Handler) http.Handler {
 	})
 }
 
-// button answers 204 when it is done, 409 with a sentence when it cannot be done now, 500 when it failed.
+// button answers 204 when it is done, 409 with a sentence when it cannot be done now, 500 when it
+// failed.
 func button(do Do) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := do(r.Context(), r.PathValue("action"), r.URL.Query().Get("with"))

@@ -43,8 +43,8 @@ const (
 	SceneFailed Kind = "scene_failed"
 )
 
-// Record is one line of the journal. Fields that do not belong to its Kind are zero. Title and Why mention tokens as {token}
-// and {stored}; the page puts the numbers of those fields there.
+// Record is one line of the journal. Fields that do not belong to its Kind are zero. Title and Why
+// mention tokens as {token} and {stored}; the page puts the numbers of those fields there.
 type Record struct {
 	Seq     int64     `json:"seq"` // 1, 2, 3...
 	At      time.Time `json:"-"`   // "at" in JSON, in milliseconds since 1970

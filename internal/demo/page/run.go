@@ -16,7 +16,8 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// Run is the whole program. It returns when ctx ends and nothing of it is left. out is told the addresses.
+// Run is the whole program. It returns when ctx ends and nothing of it is left. out is told the
+// addresses.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	redis.SetLogger(worker.Silent{})
 	flags := flag.NewFlagSet("demo page", flag.ContinueOnError)
@@ -41,7 +42,8 @@ func listen(addr string) (net.Listener, error) {
 		return nil, fmt.Errorf("-addr: %w", err)
 	}
 	if at, ok := listener.Addr().(*net.TCPAddr); !ok || !at.IP.IsLoopback() {
-		return nil, errors.Join(fmt.Errorf("-addr is %q; the page is for this machine alone, so it must be a loopback address such as 127.0.0.1:0", addr),
+		return nil, errors.Join(fmt.Errorf("-addr is %q; the page is for this machine alone, so it must be a "+
+			"loopback address such as 127.0.0.1:0", addr),
 			listener.Close())
 	}
 	return listener, nil
@@ -69,7 +71,8 @@ func show(ctx context.Context, listener net.Listener, out io.Writer) (err error)
 	defer s.Close()
 
 	fmt.Fprintf(out, "\n  http://%s\n\n", listener.Addr())
-	fmt.Fprintf(out, "  Look for yourself:  psql '%[1]s'\n                      redis-cli -u %[2]s\n                      fencedb watch --redis %[2]s\n\n  Ctrl-C ends it all.\n", env.PostgresURL, env.RedisURL)
+	fmt.Fprintf(out, "  Look for yourself:  psql '%[1]s'\n                      redis-cli -u %[2]s\n             "+
+		"         fencedb watch --redis %[2]s\n\n  Ctrl-C ends it all.\n", env.PostgresURL, env.RedisURL)
 	return serve(ctx, listener, Handler(j, s.Do))
 }
 

@@ -68,7 +68,8 @@ func (s *Stage) race(ctx context.Context) error {
 	return s.await(ctx, func() bool { return a.job == nil && b.job == nil })
 }
 
-// zombie: the first worker is stopped before its write, for longer than its lease lasts, and another books.
+// zombie: the first worker is stopped before its write, for longer than its lease lasts, and
+// another books.
 func (s *Stage) zombie(ctx context.Context) error {
 	a, b, evening, err := s.two(ctx)
 	if err != nil {
@@ -119,7 +120,8 @@ func (s *Stage) crash(ctx context.Context) error {
 	return s.await(ctx, func() bool { return b.job == nil })
 }
 
-// atStep is true at the step, and also when the worker has gone past it or is gone; what comes next will notice.
+// atStep is true at the step, and also when the worker has gone past it or is gone; what comes next
+// will notice.
 func (h *hand) atStep(step worker.Point) func() bool {
 	return func() bool { return h.step == step || h.job == nil }
 }

@@ -9,7 +9,8 @@ import (
 func (n *narrator) paused(a *actor, r *Record) {
 	a.paused = r.At
 	r.say(Stop, "", fmt.Sprintf("kill -STOP %d: %s stands still", r.PID, r.Worker),
-		"As in a long garbage collection or a virtual machine that is moved: nothing in the process runs, its renewals neither, and it does not know.")
+		"As in a long garbage collection or a virtual machine that is moved: nothing in the process runs, not "+
+			"even its renewals, and it does not know.")
 }
 
 func (n *narrator) woken(a *actor, r *Record) {
@@ -25,7 +26,8 @@ func (n *narrator) killed(a *actor, r *Record) {
 		why = fmt.Sprintf("%s gets no answer. It held no lease, so nobody waits for it.", a.guest)
 	}
 	if h := n.holder(); h != nil && h.worker == r.Worker {
-		why = "It held {token} and cannot give it back. Redis will drop the lease when its TTL has passed, and then the next in the queue has its turn."
+		why = "It held {token} and cannot give it back. Redis will drop the lease when its TTL has passed, and " +
+			"then the next in the queue gets it."
 		r.Token = h.token
 	}
 	*a = actor{}
@@ -34,9 +36,11 @@ func (n *narrator) killed(a *actor, r *Record) {
 
 // scenes are the buttons that play more than one step, and what they show.
 var scenes = map[string]struct{ title, why, promise string }{
-	"race":   {"Scene: two guests at once", "Two guests want the same evening in the same moment, at different workers. One lease, one booking, one honest no.", "L1"},
-	"zombie": {"Scene: the zombie", "A worker is stopped just before its write, for longer than its lease lasts. Another books meanwhile. Then the first wakes and writes.", "S2"},
-	"crash":  {"Scene: the crash", "A worker is killed while it holds the lease and another waits for it.", "L6"},
+	"race": {"Scene: two guests at once", "Two guests want the same evening in the same moment, at different " +
+		"workers. One lease, one booking, one honest no.", "L1"},
+	"zombie": {"Scene: the zombie", "A worker is stopped just before its write, for longer than its lease lasts. " +
+		"Another books meanwhile. Then the first wakes and writes.", "S2"},
+	"crash": {"Scene: the crash", "A worker is killed while it holds the lease and another waits for it.", "L6"},
 }
 
 func (n *narrator) scene(_ *actor, r *Record) {
@@ -50,12 +54,14 @@ func (n *narrator) waiting(_ *actor, r *Record) {
 		by = h.worker
 	}
 	r.say(Plain, "L6", r.Worker+" waits",
-		fmt.Sprintf("%s holds table:12. %s stands in Redis's queue and will be woken; it does not ask again and again.", by, r.Worker))
+		fmt.Sprintf("%s holds table:12. %s stands in Redis's queue and will be woken; it does not ask again and "+
+			"again.", by, r.Worker))
 }
 
 func (n *narrator) sealed(_ *actor, r *Record) {
 	r.say(Good, "S8", "Postgres learns of {token}",
-		fmt.Sprintf("The lease is sealed: before %s knows that it holds, Postgres stores {token}. From here on every earlier holder is refused.", r.Worker))
+		fmt.Sprintf("The lease is sealed: before %s knows that it holds, Postgres stores {token}. From here on "+
+			"every earlier holder is refused.", r.Worker))
 }
 
 func (n *narrator) granted(a *actor, r *Record) {
@@ -75,11 +81,13 @@ func (n *narrator) whyGranted(before *term, r *Record) (why, promise string) {
 	case before.ended == Expired && n.actor(before.worker).paused.IsZero():
 		return fmt.Sprintf("%s's lease had run out, since nobody renewed it. %s", before.worker, rises), "L2"
 	case before.ended == Expired:
-		return fmt.Sprintf("%s's lease ran out while it stood still. %s is not told, and still believes that it holds. %s", before.worker, before.worker, rises), "L2"
+		return fmt.Sprintf("%s's lease ran out while it stood still. %s is not told, and still believes that it "+
+			"holds. %s", before.worker, before.worker, rises), "L2"
 	case before.ended == Flushed:
 		return "Redis has lost its counter, but the clock is a floor under it. " + rises, "L2"
 	case r.Took > 0 && before.ended == Released:
-		return fmt.Sprintf("%s gave the lease back, and Redis woke %s, the first in the queue. It had waited %s.", before.worker, r.Worker, seconds(r.Took)), "L6"
+		return fmt.Sprintf("%s gave the lease back, and Redis woke %s, the first in the queue. It had waited "+
+			"%s.", before.worker, r.Worker, seconds(r.Took)), "L6"
 	}
 	return "Nobody holds table:12. " + rises, "L2"
 }
@@ -88,7 +96,8 @@ func (n *narrator) extended(_ *actor, r *Record) {
 	if t := n.terms[r.Token]; t != nil {
 		t.renewed++
 	}
-	r.say(Plain, "", fmt.Sprintf("%s renews {token}", r.Worker), "A lease is renewed every third of its TTL, for as long as its holder lives.")
+	r.say(Plain, "", fmt.Sprintf("%s renews {token}", r.Worker), "A lease is renewed every third of its TTL, for "+
+		"as long as its holder lives.")
 }
 
 func (n *narrator) released(_ *actor, r *Record) {
@@ -103,11 +112,12 @@ func (n *narrator) released(_ *actor, r *Record) {
 
 // whyLost says what ended a lease, by its cause.
 var whyLost = map[string]string{
-	"expired":     "By its own clock the lease was over before anything was heard from Redis. Its context has ended.",
-	"unreachable": "Redis did not answer a renewal in time, so it does not count on the lease any more. Its context has ended.",
-	"lost":        "Redis answered that the lease is gone, or another's. Its context has ended, and says so.",
-	"revoked":     "An operator took the lease away. Its context has ended, and says so.",
-	"stale":       "Postgres knows a newer token; the lease was exchanged for a fresh one.",
+	"expired": "By its own clock the lease was over before anything was heard from Redis. Its context has ended.",
+	"unreachable": "Redis did not answer a renewal in time, so it does not count on the lease any more. Its " +
+		"context has ended.",
+	"lost":    "Redis answered that the lease is gone, or another's. Its context has ended, and says so.",
+	"revoked": "An operator took the lease away. Its context has ended, and says so.",
+	"stale":   "Postgres knows a newer token; the lease was exchanged for a fresh one.",
 }
 
 func (n *narrator) lost(a *actor, r *Record) {
@@ -116,7 +126,7 @@ func (n *narrator) lost(a *actor, r *Record) {
 	}
 	late := ""
 	if !a.woken.IsZero() {
-		late = " That it could know only after it woke."
+		late = " It could notice that only after it woke."
 	}
 	r.say(Stop, "L5", fmt.Sprintf("%s notices that {token} is lost", r.Worker), whyLost[r.Cause]+late)
 }
@@ -128,7 +138,8 @@ func (n *narrator) expired(a *actor, r *Record) {
 	}
 	why := "Nobody renewed it for its TTL, so Redis dropped it. A dead holder blocks the table no longer than that."
 	if !a.paused.IsZero() {
-		why = fmt.Sprintf("%s stands still and cannot renew, so after its TTL Redis dropped the lease. %s does not know.", r.Worker, r.Worker)
+		why = fmt.Sprintf("%s stands still and cannot renew, so after its TTL Redis dropped the lease. %s does "+
+			"not know.", r.Worker, r.Worker)
 	}
 	r.say(Stop, "L1", "Lease {token} runs out", why)
 }
@@ -139,18 +150,21 @@ func (n *narrator) flushed(_ *actor, r *Record) {
 	} else if n.newest != nil {
 		n.newest.ended = Flushed
 	}
-	r.say(Bad, "L2", "FLUSHALL", "Redis has forgotten leases, queue and counter. Postgres has not forgotten the newest token, and the next one will be higher: Redis's clock is its floor.")
+	r.say(Bad, "L2", "FLUSHALL", "Redis has forgotten leases, queue and counter. Postgres has not forgotten the "+
+		"newest token, and the next one will be higher: Redis's clock is its floor.")
 }
 
 func (n *narrator) redisDown(_ *actor, r *Record) {
-	r.say(Bad, "L5", "Redis goes down", "Nobody can acquire now. Whoever holds may go on until its lease ends by its own clock.")
+	r.say(Bad, "L5", "Redis goes down", "Nobody can acquire now. A holder may go on until its lease ends by "+
+		"its own clock.")
 }
 
 func (n *narrator) redisUp(_ *actor, r *Record) {
 	if n.newest != nil {
 		n.newest.ended = Flushed // nothing is kept on disk
 	}
-	r.say(Plain, "L2", "Redis is back, and empty", "It kept nothing on disk. Scripts are loaded anew when they are missing, and tokens go on rising from its clock.")
+	r.say(Plain, "L2", "Redis is back, and empty", "It kept nothing on disk. Scripts are loaded anew when they "+
+		"are missing, and tokens go on rising from its clock.")
 }
 
 func times(n int) string {
@@ -161,20 +175,24 @@ func times(n int) string {
 }
 
 func (n *narrator) writing(a *actor, r *Record) {
-	why := "It has looked at its lease for the last time, and it was good. Whatever happens between here and Postgres, no check on this side sees."
+	why := "It has looked at its lease for the last time, and it was good. Whatever happens between here and " +
+		"Postgres, no check on this side sees."
 	if t := n.terms[a.token]; t != nil && t.noticed {
-		why = "It knows that its lease is gone, and sends the write all the same: whether it may land is for Postgres to say, which knows who came after."
+		why = "It knows that its lease is gone, and sends the write all the same: whether it may land is for " +
+			"Postgres to say, which knows who came after."
 		if !n.fence {
-			why = "It knows that its lease is gone, and sends the write all the same. The fence is off, so nobody will ask."
+			why = "It knows that its lease is gone, and sends the write all the same. The fence is off, so " +
+				"nobody will ask."
 		}
 	}
 	r.say(Plain, "", fmt.Sprintf("%s is about to write", r.Worker), why)
 }
 
 func (n *narrator) committed(_ *actor, r *Record) {
-	why := "Postgres knows no newer token for table:12, so the transaction commits."
+	why := "Postgres has stored no newer token for table:12, so the transaction commits."
 	if t := n.terms[r.Token]; t != nil && t.ended != "" {
-		why = "The lease is gone from Redis, but nobody came after it: Postgres knows no newer token, so the write is not late, and it commits."
+		why = "The lease is gone from Redis, but nobody came after it: Postgres knows no newer token, so the " +
+			"write is not late, and it commits."
 	}
 	r.say(Good, "S1", fmt.Sprintf("Written with {token}: %s", r.Guest), why)
 }
@@ -184,11 +202,13 @@ func (n *narrator) wrote(_ *actor, r *Record) {
 	r.Token = 0
 	other := n.otherTold(r.Evening, r.Guest)
 	if other == "" {
-		r.say(Plain, "", fmt.Sprintf("Written without a token: %s", r.Guest), "The fence is off: the lock alone protects this write. This time nobody was in between.")
+		r.say(Plain, "", fmt.Sprintf("Written without a token: %s", r.Guest), "The fence is off: the lock alone "+
+			"protects this write. This time nobody was in between.")
 		return
 	}
 	r.say(Bad, "", fmt.Sprintf("Lost update: %s is overwritten", other),
-		fmt.Sprintf("%s's lease was over, %s had the table, and has been told so. Nothing looked at tokens, so %s replaces %s. Put the fence back and try again.", r.Worker, other, r.Guest, other))
+		fmt.Sprintf("%s's lease was over, %s had the table, and has been told so. Nothing looked at tokens, so "+
+			"%s replaces %s. Put the fence back and try again.", r.Worker, other, r.Guest, other))
 }
 
 func (n *narrator) refused(a *actor, r *Record) {
@@ -202,7 +222,8 @@ func (n *narrator) refused(a *actor, r *Record) {
 
 // whyFailed says what kept a write out, by its cause.
 var whyFailed = map[string]string{
-	"lease_over":     "By its own clock the lease was over, so the write was not sent. That it noticed is luck, not safety: a pause after this look would not have been seen.",
+	"lease_over": "By its own clock the lease was over, so the write was not sent. That it noticed is luck, " +
+		"not safety: a pause after this look would not have been seen.",
 	"no_token":       "The table is protected, and the write carried no token.",
 	"wrong_resource": "The table is protected, and the token was for another resource.",
 	"commit_unknown": "The connection broke during COMMIT and Postgres could not be asked. Booking again settles it.",
@@ -225,9 +246,11 @@ func (n *narrator) tellGuest(a *actor, r *Record) {
 	case "booked":
 		n.tellBooked(r)
 	case "taken":
-		r.say(Plain, "", fmt.Sprintf("%s is told: taken", r.Guest), fmt.Sprintf("Under its lease %s looked, and found evening %d booked for somebody else.", r.Worker, r.Evening))
+		r.say(Plain, "", fmt.Sprintf("%s is told: taken", r.Guest), fmt.Sprintf("Under its lease %s looked, and "+
+			"found evening %d booked for somebody else.", r.Worker, r.Evening))
 	default:
-		r.say(Stop, "", fmt.Sprintf("%s is told: not booked", r.Guest), "After an error nothing of this reservation is written, so the answer is true.")
+		r.say(Stop, "", fmt.Sprintf("%s is told: not booked", r.Guest), "After an error nothing of this "+
+			"reservation is written, so the answer is true.")
 	}
 	*a = actor{paused: a.paused}
 }
@@ -239,18 +262,22 @@ func (n *narrator) tellBooked(r *Record) {
 	}
 	if other != "" {
 		r.say(Bad, "", fmt.Sprintf("%s is told: booked. So was %s", r.Guest, other),
-			fmt.Sprintf("Two guests believe that evening %d is theirs. Only one of them is in the table, and no error was reported.", r.Evening))
+			fmt.Sprintf("Two guests believe that evening %d is theirs. Only one of them is in the table, and no "+
+				"error was reported.", r.Evening))
 		return
 	}
-	r.say(Good, "", fmt.Sprintf("%s is told: booked", r.Guest), fmt.Sprintf("Nil means committed. Evening %d is %s's.", r.Evening, r.Guest))
+	r.say(Good, "", fmt.Sprintf("%s is told: booked", r.Guest), fmt.Sprintf("Nil means committed. Evening %d is "+
+		"%s's.", r.Evening, r.Guest))
 }
 
 func (n *narrator) protected(_ *actor, r *Record) {
 	n.fence = true
-	r.say(Good, "S4", "The fence is on", "fencedb.protect('bookings', ...): no client writes a row without a current token for it, not even psql.")
+	r.say(Good, "S4", "The fence is on", "fencedb.protect('bookings', ...): no client writes a row without a "+
+		"current token for it, not even psql.")
 }
 
 func (n *narrator) unprotected(_ *actor, r *Record) {
 	n.fence = false
-	r.say(Bad, "", "The fence is off", "fencedb.unprotect('bookings'): from now on the workers write with nothing but the lock, as it is usually done. Try the zombie now.")
+	r.say(Bad, "", "The fence is off", "fencedb.unprotect('bookings'): from now on the workers write with "+
+		"nothing but the lock, as it is usually done. Try the zombie now.")
 }

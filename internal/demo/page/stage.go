@@ -26,8 +26,8 @@ type Config struct {
 	StartRedis func(context.Context) error
 }
 
-// Stage has three worker processes, a Redis and a Postgres of its own, and can do to them what a bad night does: pause, kill, empty,
-// restart. It writes what it sees and does into a journal. It is safe for concurrent use.
+// Stage has three worker processes, a Redis and a Postgres of its own, and can pause, kill, empty
+// and restart them. It writes what it sees and does into a journal. It is safe for concurrent use.
 type Stage struct {
 	cfg     Config
 	journal *Journal
@@ -61,7 +61,8 @@ func slot(evening int) time.Time {
 // names of the workers.
 var names = []string{"A", "B", "C"}
 
-// Open migrates the database and starts the workers. Close ends everything, also when ctx has ended before.
+// Open migrates the database and starts the workers. Close ends everything, also when ctx has ended
+// before.
 func Open(ctx context.Context, cfg Config, j *Journal) (_ *Stage, err error) {
 	s := &Stage{cfg: cfg, journal: j, changed: make(chan struct{}), speed: "normal", fenced: true}
 	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -155,7 +156,8 @@ func (s *Stage) await(ctx context.Context, condition func() bool) error {
 func (s *Stage) follow() {
 	from := "0" // the workers are there already, and Redis is ours
 	for s.life.Err() == nil {
-		_ = feed.Follow(s.life, s.redis, from, func(e feed.Event) error { // it comes back only when Redis refuses, or at the end
+		// It returns only when Redis refuses, or at the end.
+		_ = feed.Follow(s.life, s.redis, from, func(e feed.Event) error {
 			from = e.ID
 			return s.heard(e)
 		})

@@ -12,7 +12,7 @@ type Books struct {
 	Start, Remaining, Reserved, Sold int64
 
 	Oversold int64 // units promised beyond what there was to sell, SKU by SKU
-	TooMany  int64 // sold + reserved + remaining is greater than start, by so many units: they are promised and still for sale
+	TooMany  int64 // units that are promised and still for sale: sold + reserved + remaining - start
 	TooFew   int64 // the opposite: units that nobody has
 
 	Carts, CartsSold, CartsExpired int64

@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Two SKUs of ten: a cart that is sold with two of each and paid, one that is reserved with one of the first, and one that ran out.
+// Two SKUs of ten: a cart that is sold with two of each and paid, one that is reserved with one of
+// the first, and one that ran out.
 const goodBooks = `
 	UPDATE stock SET remaining = CASE sku WHEN 'sku-01' THEN 7 ELSE 8 END;
 	INSERT INTO carts (id, buyer, state, lines, cents, expires_at) VALUES

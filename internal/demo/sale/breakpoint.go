@@ -8,8 +8,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// breakpoint holds one buyer who has read the stock, has made up its mind, and is about to write: in the driver, when
-// everything that can be checked before has been checked. Then the process can be stopped at the worst point instead of at any.
+// breakpoint holds one buyer who has read the stock, has made up its mind, and is about to write:
+// in the driver, when everything that can be checked before has been checked. Then the process can
+// be stopped at the worst point instead of at any.
 type breakpoint struct {
 	reached func(skus []string) // that are about to be written
 	goOn    chan struct{}

@@ -14,8 +14,9 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// Compare is the whole program: it plays the sale in all ways, or in one, and prints a table. It returns an error if any books are
-// wrong, or if those of the control are right. On a terminal it shows how far a sale is.
+// Compare is the whole program: it plays the sale in all ways, or in one, and prints a table. It
+// returns an error if any books are wrong, or if those of the control are right. On a terminal it
+// shows how far a sale is.
 func Compare(ctx context.Context, args []string, out io.Writer, terminal bool) error {
 	modes, load, err := parse(args)
 	if err != nil {
@@ -58,7 +59,8 @@ func parse(args []string) (modes []Mode, l Load, err error) {
 }
 
 func compare(ctx context.Context, out io.Writer, modes []Mode, load Load, progress func(Mode) Progress) error {
-	fmt.Fprintf(out, "%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped for %v, leases last %v\n",
+	fmt.Fprintf(out, "%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped "+
+		"for %v, leases last %v\n",
 		load.Buyers, Workers, load.SKUs, load.For, load.Pauses, load.Pause, load.TTL)
 	var results []Result
 	var problems []string

@@ -52,7 +52,10 @@ func Work(ctx context.Context, self *worker.Self) error {
 	if err := self.Config(&c.settings); err != nil {
 		return err
 	}
-	c.hold = breakpoint{reached: func(skus []string) { self.Tell(report{Kind: "holding", SKUs: skus}) }, goOn: make(chan struct{}, 1)}
+	c.hold = breakpoint{
+		reached: func(skus []string) { self.Tell(report{Kind: "holding", SKUs: skus}) },
+		goOn:    make(chan struct{}, 1),
+	}
 	db, client, err := c.settings.connect(ctx, &c.hold)
 	if err != nil {
 		return err

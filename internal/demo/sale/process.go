@@ -63,7 +63,8 @@ func (p *crowdProcess) holds(ctx context.Context) (report, error) {
 	}
 }
 
-// pause stops the process when one of its buyers is about to write to some SKUs, until that function returns, and lets both go on.
+// pause stops the process when one of its buyers is about to write to some SKUs, until that
+// function returns, and lets both go on.
 func (p *crowdProcess) pause(ctx context.Context, until func(skus []string) error) error {
 	if err := p.Order(orderHold); err != nil {
 		return err

@@ -14,18 +14,19 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// rival is package shop's Shop without a fence, in one of the three ways in which a sale is usually done. It is there to be measured
-// beside it:
+// rival is package shop's Shop without a fence, in one of the three ways in which a sale is usually
+// done. It is there to be measured beside it:
 //
-//   - locking: the leases of package shop and nothing else. Wrong: a buyer that is stopped between reading the stock and writing
-//     it writes over what others have written since.
-//   - forUpdate: SELECT ... FOR UPDATE. Right. A buyer that is stopped keeps its rows locked until it goes on, and everyone who
-//     wants one of them waits.
-//   - optimistic: UPDATE ... WHERE version = what was read, and again if that has changed. Right, and nobody waits for anybody;
-//     the more buyers want the same, the more of the work is done in vain.
+//   - locking: the leases of package shop and nothing else. Wrong: a buyer that is stopped between
+//     reading the stock and writing it writes over what others have written since.
+//   - forUpdate: SELECT ... FOR UPDATE. Right. A buyer that is stopped keeps its rows locked until
+//     it goes on, and everyone who wants one of them waits.
+//   - optimistic: UPDATE ... WHERE version = what was read, and again if that has changed. Right,
+//     and nobody waits for anybody; the more buyers want the same, the more work is thrown away.
 //
-// The last two have nothing to keep a cart for its payer while the bank takes its time, since a transaction should not be
-// open for so long. A reservation that runs out meanwhile is lost, and the money goes back.
+// The last two have nothing to keep a cart for its payer while the bank takes its time, since a
+// transaction should not be open for so long. A reservation that runs out meanwhile is lost, and
+// the money goes back.
 //
 // It is safe for concurrent use.
 type rival struct {
@@ -160,8 +161,8 @@ func (s *rival) refund(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-// locking is the sale under leases alone. It looks at its lease before each write to the stock, as careful code does; a process that is
-// stopped after it has looked cannot know.
+// locking is the sale under leases alone. It looks at its lease before each write to the stock, as
+// careful code does; a process that is stopped after it has looked cannot know.
 type locking struct {
 	db     *pgxpool.Pool
 	leases *lease.Issuer
@@ -219,7 +220,8 @@ func (forUpdate) paying(_ context.Context, _ uuid.UUID, fn func() error) error {
 type rowLocking struct{ pgx.Tx }
 
 func (tx rowLocking) levels(ctx context.Context, skus []string) ([]shop.Level, error) {
-	rows, _ := tx.Query(ctx, `SELECT sku, start, remaining, cents, version FROM stock WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE`, skus)
+	rows, _ := tx.Query(ctx, `
+		SELECT sku, start, remaining, cents, version FROM stock WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE`, skus)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[shop.Level])
 }
 
@@ -227,7 +229,8 @@ func (tx rowLocking) setLevels(ctx context.Context, levels []shop.Level) error {
 	return shop.SetLevels(ctx, tx, levels)
 }
 
-// optimistic is the sale that begins anew when somebody else was faster, for as long as the context allows.
+// optimistic is the sale that begins anew when somebody else was faster, for as long as the context
+// allows.
 type optimistic struct{ db *pgxpool.Pool }
 
 // errChanged: what was read is not true any more. Nothing was written.
@@ -254,7 +257,8 @@ func (tx checking) setLevels(ctx context.Context, levels []shop.Level) error {
 	unchanged := 0
 	var b pgx.Batch
 	for _, l := range levels {
-		b.Queue(`UPDATE stock SET remaining = $2, version = version + 1 WHERE sku = $1 AND version = $3`, l.SKU, l.Remaining, l.Version).
+		b.Queue(`UPDATE stock SET remaining = $2, version = version + 1 WHERE sku = $1 AND version = $3`,
+			l.SKU, l.Remaining, l.Version).
 			Exec(func(tag pgconn.CommandTag) error {
 				unchanged += int(tag.RowsAffected())
 				return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// What a lock alone can do it does: the control is no straw man.
+// The control does all that a lock alone can do.
 func TestWhoLooksAtItsLeaseInTimeDoesNotWrite(t *testing.T) {
 	t.Parallel()
 	issuer, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})

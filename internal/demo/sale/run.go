@@ -147,8 +147,9 @@ func (p *play) pauses() error {
 	return nil
 }
 
-// outlast waits for as long as a stop lasts, and then until others have bought what the stopped buyer is about to write
-// over, where the mode lets them: so that what comes of it does not hang on luck. Should nobody want it, the verdict says so.
+// outlast waits for as long as a stop lasts, and then until others have bought what the stopped
+// buyer is about to write over, where the mode lets them: so that the result does not depend on
+// luck. If nobody buys it, the verdict says so.
 func (p *play) outlast(skus []string) error {
 	before, err := shop.Levels(p, p.db, skus)
 	if err != nil {
@@ -239,7 +240,8 @@ func (p *play) count(r *Result) (err error) {
 	return err
 }
 
-// empty reserves all that the shelves say is left, so that what was promised can be compared with what there was.
+// empty reserves all that the shelves say is left, so that what was promised can be compared with
+// what there was.
 func (p *play) empty() error {
 	for {
 		levels, err := shop.AllLevels(p, p.db)

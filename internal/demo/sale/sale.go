@@ -1,8 +1,10 @@
-// Package sale plays one flash sale with many buyers in several processes, stops some of the processes for longer than their
-// leases last, and asks the database afterwards what has become of the goods and of the money.
+// Package sale plays one flash sale with many buyers in several processes, stops some of the
+// processes for longer than their leases last, and asks the database afterwards what has become of
+// the goods and of the money.
 //
-// It plays it on the shop of examples/inventory or on one of three rivals; all four get the same load, the same stops at the same
-// point, and the same auditor. The auditor believes no buyer: it adds up rows.
+// It plays it on the shop of examples/inventory or on one of three rivals; all four get the same
+// load, the same stops at the same point, and the same auditor. The auditor believes no buyer: it
+// adds up rows.
 package sale
 
 import (
@@ -83,13 +85,15 @@ type seller interface {
 	Sweep(ctx context.Context) error
 }
 
-// open returns the shop that everyone who takes part shares.
+// open returns the shop, which all processes share.
 func open(mode Mode, s Servers, l Load, db *pgxpool.Pool, client redis.UniversalClient) (seller, error) {
 	leases, err := lease.New(client, lease.Config{TTL: l.TTL, Namespace: s.Namespace})
 	if err != nil {
 		return nil, err
 	}
-	c := shop.Config{DB: db, Leases: leases, Bank: shop.NewPretendBank(db, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 2*l.patience()}
+	c := shop.Config{
+		DB: db, Leases: leases, Bank: shop.NewPretendBank(db, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 2*l.patience(),
+	}
 	switch mode {
 	case Fenced:
 		return shop.New(c)

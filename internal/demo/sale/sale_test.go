@@ -30,7 +30,8 @@ func serversOf(t *testing.T) Servers {
 	return Servers{testenv.PostgresURL(t), "redis://" + testenv.Redis(t).Options().Addr + "/0", testenv.Namespace(t)}
 }
 
-// The books of each way are as they should be. Those of the control, under a lock alone, must not be.
+// The books of each way are as they should be. Those of the control, under a lock alone, must not
+// be.
 func TestEachWayKeepsItsBooksAsItShould(t *testing.T) {
 	t.Parallel()
 	for _, mode := range Modes() {
@@ -49,7 +50,8 @@ func TestEachWayKeepsItsBooksAsItShould(t *testing.T) {
 				require.Equal(t, 1, r.Told.StoppedNot, "the buyer who was stopped is refused")
 			}
 			if mode == Lock {
-				require.Equal(t, 1, r.Told.StoppedWrote, "the buyer who was stopped writes over what others have written")
+				require.Equal(t, 1, r.Told.StoppedWrote, "the buyer who was stopped writes over what others have "+
+					"written")
 				require.Positive(t, r.Emptied.Oversold)
 			}
 		})
@@ -98,8 +100,8 @@ func TestASaleThatIsInterruptedLeavesNoProcess(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled) // Run has waited for its workers by then
 }
 
-// Whoever starts workers can be killed, and cannot tell them then.
-func TestAWorkerEndsWithWhoeverStartedIt(t *testing.T) {
+// The process that starts workers can be killed, and cannot tell them then.
+func TestAWorkerEndsWithTheProcessThatStartedIt(t *testing.T) {
 	t.Parallel()
 	load := light
 	load.TTL = time.Minute // longer than anybody would wait

@@ -66,8 +66,8 @@ func (t *Tally) add(u Tally) {
 	t.StoppedNot += u.StoppedNot
 }
 
-// Problems says what is wrong with a sale, in sentences. A sale under a lock alone that has lost nothing is wrong too: then the load
-// was too light to show anything.
+// Problems says what is wrong with a sale, in sentences. A sale under a lock alone that has lost
+// nothing is wrong too: then the load was too light to show anything.
 func (r Result) Problems() (problems []string) {
 	says := func(when bool, format string, args ...any) {
 		if when {
@@ -81,9 +81,11 @@ func (r Result) Problems() (problems []string) {
 	says(half > 0, "%d carts are half reserved", half)
 	says(r.Settled.Misplaced > 0, "%d charges do not fit to the carts", r.Settled.Misplaced)
 	settled := r.Settled
-	says(settled.Payments != settled.Charged+settled.Refunded, "%d payments were begun, %d kept and %d given back", settled.Payments, settled.Charged, settled.Refunded)
+	says(settled.Payments != settled.Charged+settled.Refunded, "%d payments were begun, %d kept and %d given "+
+		"back", settled.Payments, settled.Charged, settled.Refunded)
 	if r.Mode == Lock {
-		says(r.Load.Pauses > 0 && r.Emptied.Oversold == 0, "nothing was oversold, so the control shows nothing; use more buyers or longer stops")
+		says(r.Load.Pauses > 0 && r.Emptied.Oversold == 0, "nothing was oversold, so the control shows nothing; "+
+			"use more buyers or longer stops")
 		return problems
 	}
 	for _, b := range []struct {
@@ -92,14 +94,18 @@ func (r Result) Problems() (problems []string) {
 	}{{"closing", r.Closing}, {"emptied", r.Emptied}, {"settled", r.Settled}} {
 		says(!b.Balanced(), "%s: %d units oversold, %d too many, %d too few", b.when, b.Oversold, b.TooMany, b.TooFew)
 	}
-	says(!r.told(r.Told.Reserve, r.Closing.Carts), "%d buyers were told reserved, and there are %d carts", r.Told.Reserve.Done, r.Closing.Carts)
-	says(!r.told(r.Told.Pay, r.Closing.CartsSold), "%d buyers were told sold, and %d carts are", r.Told.Pay.Done, r.Closing.CartsSold)
-	says(r.Mode == Fenced && r.Told.StoppedWrote > 0, "%d buyers who were stopped before they wrote have written", r.Told.StoppedWrote)
+	says(!r.told(r.Told.Reserve, r.Closing.Carts), "%d buyers were told reserved, and there are %d carts",
+		r.Told.Reserve.Done, r.Closing.Carts)
+	says(!r.told(r.Told.Pay, r.Closing.CartsSold), "%d buyers were told sold, and %d carts are",
+		r.Told.Pay.Done, r.Closing.CartsSold)
+	says(r.Mode == Fenced && r.Told.StoppedWrote > 0, "%d buyers who were stopped before they wrote have "+
+		"written", r.Told.StoppedWrote)
 	return problems
 }
 
-// told is whether the rows are those that buyers know of. Behind the fence every refusal is one, and a doubt is called so; elsewhere
-// who gave up while committing does not know.
+// told is whether there are as many rows as buyers know of. Behind the fence every error says
+// whether the write committed, or that it is unknown; elsewhere a buyer that gave up while
+// committing does not know.
 func (r Result) told(o Outcomes, rows int64) bool {
 	doubts := o.Unknown
 	if r.Mode != Fenced {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 
@@ -17,231 +18,194 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// jobsStory is what happens between a few workers and their jobs.
-type jobsStory struct {
-	context.Context
-	out    io.Writer
-	config jobsConfig
-	queue  *jobs.Queue
-	db     *pgxpool.Pool
+// JobsConfig is what the story of the jobs and its workers need.
+type JobsConfig struct {
+	Name        string // of a worker; the story sets it
+	PostgresURL string // an empty database
+	RedisURL    string
+	Namespace   string // of the leases
 }
 
-// Jobs lets workers own long-running jobs, kills one of them in the middle and stops another, and shows that every job is done once
-// and that the one who comes back late has no say.
-func Jobs(ctx context.Context, out io.Writer, postgresURL, redisURL, namespace string) error {
-	const storyTime = 30 * time.Second
-	ctx, cancel := context.WithTimeout(ctx, storyTime)
-	defer cancel()
-	s, disconnect, err := setJobs(ctx, out, jobsConfig{"jobs", postgresURL, redisURL, namespace})
-	if err != nil {
-		return err
-	}
-	defer disconnect()
-	for _, part := range []func() error{s.killed, s.stopped, s.summary} {
-		if err := part(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func setJobs(ctx context.Context, out io.Writer, c jobsConfig) (*jobsStory, func(), error) {
-	queue, db, disconnect, err := c.connect(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	plain := stdlib.OpenDBFromPool(db)
-	if err := errors.Join(jobs.Migrate(ctx, plain), plain.Close()); err != nil {
-		disconnect()
-		return nil, nil, err
-	}
-	return &jobsStory{ctx, out, c, queue, db}, disconnect, nil
-}
-
-func (s *jobsStory) say(format string, args ...any) { fmt.Fprintf(s.out, format+"\n", args...) }
-
-// begin enqueues a job and lets a new worker begin it.
-func (s *jobsStory) begin(report, name string) (*namedOwner, jobEvent, error) {
-	if _, err := s.queue.Enqueue(s, report); err != nil {
-		return nil, jobEvent{}, err
-	}
-	w, err := s.hire(name)
-	if err != nil {
-		return nil, jobEvent{}, err
-	}
-	e, err := s.run(w)
-	if err != nil {
-		w.Kill()
-		return nil, jobEvent{}, err
-	}
-	return w, e, nil
-}
-
-// namedOwner is a worker seen from outside.
-type namedOwner struct {
-	*worker.Process[jobEvent]
-	name string
-}
-
-func (s *jobsStory) hire(name string) (*namedOwner, error) {
-	c := s.config
-	c.Name = name
-	p, err := worker.Start[jobEvent](s, "jobs", c)
-	return &namedOwner{p, name}, err
-}
-
-// tells waits for the next event of the worker, which has to be of that kind.
-func (o *namedOwner) tells(ctx context.Context, kind string) (jobEvent, error) {
-	e, err := o.Next(ctx)
-	switch {
-	case err != nil:
-		return jobEvent{}, fmt.Errorf("%s, who has to tell %s: %w", o.name, kind, err)
-	case e.Kind != kind:
-		return e, fmt.Errorf("%s tells %+v, instead of %s", o.name, e, kind)
-	}
-	return e, nil
-}
-
-// run lets the worker find a job, and returns when it is RUNNING.
-func (s *jobsStory) run(w *namedOwner) (jobEvent, error) {
-	if err := w.Order(orderWork); err != nil {
-		return jobEvent{}, err
-	}
-	e, err := w.tells(s, "Running")
-	if err == nil {
-		s.say("%-4s %s: RUNNING, attempt %d, token %d", w.name, e.Job, e.Attempt, e.Token)
-	}
-	return e, err
-}
-
-// takeOver lets another worker run the same job to its end.
-func (s *jobsStory) takeOver(name string, from jobEvent) error {
-	w, err := s.hire(name)
-	if err != nil {
-		return err
-	}
-	defer w.Kill()
-	e, err := s.run(w)
-	if err != nil {
-		return err
-	}
-	if e.Job != from.Job || e.Attempt != from.Attempt+1 || e.Token <= from.Token {
-		return fmt.Errorf("%s took over %+v as %+v", name, from, e)
-	}
-	if err := w.Order(orderGo); err != nil {
-		return err
-	}
-	_, err = w.tells(s, "Done")
-	if err == nil {
-		s.say("%-4s %s: DONE", w.name, e.Job)
-	}
-	return err
-}
-
-// killed is a worker that dies in the middle of its job.
-func (s *jobsStory) killed() error {
-	ann, e, err := s.begin("sales", "ann")
-	if err != nil {
-		return err
-	}
-	ann.Kill()
-	s.say("ann  killed")
-	return s.takeOver("bob", e)
-}
-
-// stopped is a worker that stands still in the middle of its job, and goes on when another has done it.
-func (s *jobsStory) stopped() error {
-	cleo, e, err := s.begin("stock", "cleo")
-	if err != nil {
-		return err
-	}
-	defer cleo.Kill()
-	if err := cleo.Stop(); err != nil {
-		return err
-	}
-	s.say("cleo stopped, for longer than her lease lasts")
-	if err := s.takeOver("dan", e); err != nil {
-		return err
-	}
-	if err := errors.Join(cleo.Order(orderGo), cleo.Continue()); err != nil {
-		return err
-	}
-	s.say("cleo wakes, and completes the job")
-	refused, err := cleo.tells(s, "Refused")
-	if err == nil {
-		s.say("cleo %s: refused, carried %d, stored %d", e.Job, refused.Token, refused.Stored)
-	}
-	return err
-}
-
-func (s *jobsStory) summary() error {
-	rows, err := s.db.Query(s, `SELECT report, state, attempts, coalesce(result, '') FROM report_jobs ORDER BY created_at`)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	s.say("")
-	for rows.Next() {
-		var report, state, result string
-		var attempts int
-		if err := rows.Scan(&report, &state, &attempts, &result); err != nil {
-			return err
-		}
-		s.say("%s: %s after %d attempts: %s", report, state, attempts, result)
-	}
-	return rows.Err()
-}
-
-// jobTTL is how long a job stays with an owner that died. It is short because the demo waits for it to pass.
+// jobTTL is how long a job stays with an owner that died. It is short because the story waits for
+// it to pass.
 const jobTTL = 800 * time.Millisecond
 
-// jobEvent is what a worker tells, one JSON object a line.
-type jobEvent struct {
-	Kind    string // Ready, Running, Done, Refused, Failed
-	Job     string `json:",omitempty"`
-	Attempt int    `json:",omitempty"`
-	Token   int64  `json:",omitempty"` // that the run carries
-	Stored  int64  `json:",omitempty"` // Refused: that the row has seen
-	Error   string `json:",omitempty"`
-}
-
-// Orders, one a line.
-const (
-	orderWork = "work" // wait for a job and run it
-	orderGo   = "go"   // let the job under way go on to its end
-)
-
-// jobsConfig is what a worker needs to know.
-type jobsConfig struct{ Name, PostgresURL, RedisURL, Namespace string }
-
-// owner runs one job at a time, when told to.
-type owner struct {
-	*worker.Self
-	name  string
-	queue *jobs.Queue
-	goOn  chan struct{}
-}
-
-// connect makes the queue of a worker, or of the story itself. disconnect ends what it works with.
-func (c jobsConfig) connect(ctx context.Context) (queue *jobs.Queue, db *pgxpool.Pool, disconnect func(), err error) {
+// connect makes the queue of a worker, or of the story itself, and a function that disconnects.
+func (c JobsConfig) connect(ctx context.Context) (*jobs.Queue, *pgxpool.Pool, func(), error) {
 	client, err := worker.Redis(c.RedisURL, c.Name)
 	if err != nil {
 		return nil, nil, nil, err
 	}
 	leases, err := lease.New(client, lease.Config{TTL: jobTTL, Namespace: c.Namespace})
-	if err == nil {
-		db, err = worker.Postgres(ctx, c.PostgresURL, c.Name)
-	}
 	if err != nil {
-		_ = client.Close()
+		return nil, nil, nil, err
+	}
+	db, err := worker.Postgres(ctx, c.PostgresURL, c.Name)
+	if err != nil {
 		return nil, nil, nil, err
 	}
 	return jobs.New(db, leases), db, func() { db.Close(); _ = client.Close() }, nil
 }
 
-// WorkOnJobs is the life of a worker of kind "jobs": until its orders end.
+// Jobs lets workers own long jobs, kills one of them in the middle and stops another, and shows
+// that every job is done once and that an owner that comes back late is refused.
+func Jobs(ctx context.Context, out io.Writer, c JobsConfig) error {
+	const storyTime = 30 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, storyTime)
+	defer cancel()
+	s := openJobs(ctx, out, c)
+	defer s.close()
+
+	ann := s.begin("ann", "sales")
+	s.do(func() error { ann.Kill(); return nil })
+	s.say("ann  killed")
+	s.takeOver("bob", ann)
+
+	cleo := s.begin("cleo", "stock")
+	s.do(cleo.Stop)
+	s.say("cleo stopped, for longer than her lease lasts")
+	s.takeOver("dan", cleo)
+	s.do(func() error { return errors.Join(cleo.Order(goOn), cleo.Continue()) })
+	s.say("cleo wakes, and completes the job")
+	refused := s.next(cleo, "Refused")
+	s.say("cleo %s: refused, carried %d, stored %d", cleo.Job, refused.Token, refused.Stored)
+
+	s.do(func() error {
+		s.say("")
+		var report, state, result string
+		var attempts int
+		rows, _ := s.db.Query(ctx, `
+			SELECT report, state, attempts, coalesce(result, '') FROM report_jobs ORDER BY created_at`)
+		_, err := pgx.ForEachRow(rows, []any{&report, &state, &attempts, &result}, func() error {
+			s.say("%s: %s after %d attempts: %s", report, state, attempts, result)
+			return nil
+		})
+		return err
+	})
+	return s.err
+}
+
+// jobsStory is the story being told. After the first error its methods do nothing, as those of
+// scene.
+type jobsStory struct {
+	ctx    context.Context
+	out    io.Writer
+	config JobsConfig
+	queue  *jobs.Queue
+	db     *pgxpool.Pool
+	owners []*owner
+	close  func()
+	err    error
+}
+
+func openJobs(ctx context.Context, out io.Writer, c JobsConfig) *jobsStory {
+	c.Name = "story"
+	s := &jobsStory{ctx: ctx, out: out, config: c, close: func() {}}
+	s.do(func() error {
+		queue, db, disconnect, err := c.connect(ctx)
+		if err != nil {
+			return err
+		}
+		s.queue, s.db = queue, db
+		s.close = func() {
+			for _, o := range s.owners {
+				o.Kill()
+			}
+			disconnect()
+		}
+		plain := stdlib.OpenDBFromPool(db)
+		return errors.Join(jobs.Migrate(ctx, plain), plain.Close())
+	})
+	return s
+}
+
+func (s *jobsStory) do(f func() error) {
+	if s.err == nil {
+		s.err = f()
+	}
+}
+
+func (s *jobsStory) say(format string, args ...any) {
+	if s.err == nil {
+		fmt.Fprintf(s.out, format+"\n", args...)
+	}
+}
+
+// owner is a worker seen from outside, and the run that it has begun.
+type owner struct {
+	*worker.Process[jobEvent]
+	name string
+	jobEvent
+}
+
+// begin enqueues a job and lets a new worker begin it.
+func (s *jobsStory) begin(name, report string) *owner {
+	s.do(func() error {
+		_, err := s.queue.Enqueue(s.ctx, report)
+		return err
+	})
+	return s.hire(name)
+}
+
+// hire starts a worker, and returns when the job that it finds is RUNNING.
+func (s *jobsStory) hire(name string) *owner {
+	o := &owner{name: name}
+	s.do(func() (err error) {
+		c := s.config
+		c.Name = name
+		if o.Process, err = worker.Start[jobEvent](s.ctx, "jobs", c); err == nil {
+			s.owners = append(s.owners, o)
+		}
+		return err
+	})
+	o.jobEvent = s.next(o, "Running")
+	s.say("%-4s %s: RUNNING, attempt %d, token %d", name, o.Job, o.Attempt, o.Token)
+	return o
+}
+
+// takeOver lets another worker run the same job to its end.
+func (s *jobsStory) takeOver(name string, from *owner) {
+	o := s.hire(name)
+	s.do(func() error {
+		if o.Job != from.Job || o.Attempt != from.Attempt+1 || o.Token <= from.Token {
+			return fmt.Errorf("%s took over %+v as %+v", name, from.jobEvent, o.jobEvent)
+		}
+		return o.Order(goOn)
+	})
+	s.next(o, "Done")
+	s.say("%-4s %s: DONE", name, o.Job)
+}
+
+// next waits for the next event of a worker, which has to be of that kind.
+func (s *jobsStory) next(o *owner, kind string) (e jobEvent) {
+	s.do(func() (err error) {
+		if e, err = o.Next(s.ctx); err == nil && e.Kind != kind {
+			err = fmt.Errorf("%+v instead of %s", e, kind)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", o.name, err)
+		}
+		return nil
+	})
+	return e
+}
+
+// jobEvent is what a worker tells.
+type jobEvent struct {
+	Kind    string // Ready, Running, Done, Refused, Failed
+	Job     string `json:",omitempty"`
+	Attempt int    `json:",omitempty"`
+	Token   int64  `json:",omitempty"` // that the run carries
+	Stored  int64  `json:",omitempty"` // Refused: the token that the row has stored
+	Error   string `json:",omitempty"`
+}
+
+// goOn is the only order: let the job under way go on to its end.
+const goOn = "go"
+
+// WorkOnJobs is the life of a worker of kind "jobs": one job, and then nothing until its orders end.
 func WorkOnJobs(ctx context.Context, self *worker.Self) error {
-	var c jobsConfig
+	var c JobsConfig
 	if err := self.Config(&c); err != nil {
 		return err
 	}
@@ -250,62 +214,45 @@ func WorkOnJobs(ctx context.Context, self *worker.Self) error {
 		return err
 	}
 	defer disconnect()
-	o := &owner{self, c.Name, queue, make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(ctx)
+	goingOn := make(chan struct{}, 1)
+	// Like much code that is older than its lease, this does not look at the context that ends with
+	// the lease, only at the life of its process.
+	render := func(_ context.Context, run *jobs.Run) (string, error) {
+		self.Tell(jobEvent{Kind: "Running", Job: run.Report, Attempt: run.Attempt, Token: run.Token})
+		select {
+		case <-goingOn:
+			return run.Report + ", rendered by " + c.Name, nil
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		}
+	}
+	self.Tell(jobEvent{Kind: "Ready"})
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	o.Tell(jobEvent{Kind: "Ready"})
-	var order string
-	for self.Order(&order) == nil {
-		switch order {
-		case orderWork:
-			running.Go(func() { o.Tell(o.work(ctx)) })
-		case orderGo:
-			o.goOn <- struct{}{}
-		}
+	running.Go(func() { self.Tell(runOne(ctx, queue, render)) })
+	for order := ""; self.Order(&order) == nil; {
+		goingOn <- struct{}{}
 	}
 	return nil
 }
 
-// work looks for a job until there is one.
-func (o *owner) work(ctx context.Context) jobEvent {
+// runOne looks for a job until there is one, and runs it.
+func runOne(ctx context.Context, queue *jobs.Queue, work jobs.Work) jobEvent {
 	again := time.NewTicker(50 * time.Millisecond)
 	defer again.Stop()
 	for {
-		ran, err := o.queue.RunOne(ctx, o.render(ctx))
-		if ran || err != nil {
-			return outcome(err)
+		ran, err := queue.RunOne(ctx, work)
+		var stale *fencedb.StaleError
+		switch {
+		case errors.As(err, &stale):
+			return jobEvent{Kind: "Refused", Token: stale.Token, Stored: stale.Stored}
+		case err != nil:
+			return jobEvent{Kind: "Failed", Error: err.Error()}
+		case ran:
+			return jobEvent{Kind: "Done"}
 		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return outcome(context.Cause(ctx))
-		}
+		<-again.C
 	}
-}
-
-// render writes the report. Like much code that was there before, it does not look at its context, which ends with the lease: only at
-// the life of its process.
-func (o *owner) render(life context.Context) jobs.Work {
-	return func(_ context.Context, run *jobs.Run) (string, error) {
-		o.Tell(jobEvent{Kind: "Running", Job: run.Report, Attempt: run.Attempt, Token: run.Token})
-		select {
-		case <-o.goOn:
-			return run.Report + ", rendered by " + o.name, nil
-		case <-life.Done():
-			return "", context.Cause(life)
-		}
-	}
-}
-
-func outcome(err error) jobEvent {
-	var stale *fencedb.StaleError
-	switch {
-	case err == nil:
-		return jobEvent{Kind: "Done"}
-	case errors.As(err, &stale):
-		return jobEvent{Kind: "Refused", Token: stale.Token, Stored: stale.Stored}
-	}
-	return jobEvent{Kind: "Failed", Error: err.Error()}
 }

@@ -21,29 +21,30 @@ func TestMain(m *testing.M) {
 // The process that starts workers can be killed, and cannot tell them then.
 func TestAWorkerEndsWithTheProcessThatStartedIt(t *testing.T) {
 	t.Parallel()
-	s, disconnect, err := setJobs(t.Context(), io.Discard, jobsConfig{"test", testenv.PostgresURL(t), redisURL(t), testenv.Namespace(t)})
-	require.NoError(t, err)
-	defer disconnect()
-	ann, _, err := s.begin("sales", "ann")
-	require.NoError(t, err, "ann is in the middle of a job")
-	defer ann.Kill()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s := openJobs(ctx, io.Discard, config(t))
+	defer func() { s.close() }()
+	ann := s.begin("ann", "sales")
+	require.NoError(t, s.err, "ann is in the middle of a job")
 
 	ann.EndOrders()
 
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	e, err := ann.tells(ctx, "Failed")
-	require.NoError(t, err, e)
+	s.next(ann, "Failed")
+	require.NoError(t, s.err)
 }
 
 func TestEveryJobIsDoneOnceThoughWorkersDieAndStop(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	err := Jobs(t.Context(), &out, testenv.PostgresURL(t), redisURL(t), testenv.Namespace(t))
-	require.NoError(t, err, out.String())
+	require.NoError(t, Jobs(t.Context(), &out, config(t)), out.String())
 	require.Regexp(t, `cleo stock: refused, carried \d+, stored \d+`, out.String())
 	require.Contains(t, out.String(), "sales: DONE after 2 attempts: sales, rendered by bob")
 	require.Contains(t, out.String(), "stock: DONE after 2 attempts: stock, rendered by dan")
 }
 
-func redisURL(t *testing.T) string { return "redis://" + testenv.Redis(t).Options().Addr + "/0" }
+func config(t *testing.T) JobsConfig {
+	t.Helper()
+	redis := "redis://" + testenv.Redis(t).Options().Addr + "/0"
+	return JobsConfig{PostgresURL: testenv.PostgresURL(t), RedisURL: redis, Namespace: testenv.Namespace(t)}
+}

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// printer sets the stories in 80 columns. What it cannot write is lost: the verdicts do not depend on it.
+// printer sets the stories in 80 columns. Errors of the writer are ignored: the verdicts do not
+// depend on it.
 type printer struct {
 	out    io.Writer
 	colour bool
@@ -60,7 +61,8 @@ func (p *printer) opening(cfg Config, pidA, pidB int) {
 		p.paragraph("  ", plain, note)
 	}
 	p.paragraph("  ", plain, fmt.Sprintf("Two worker processes: A is pid %d, B is pid %d. A lease lasts %v.", pidA, pidB, cfg.TTL))
-	p.paragraph("  ", plain, "Under each step: what both servers hold at that moment. A token is a number that only rises; Redis takes it from its clock, in microseconds.")
+	p.paragraph("  ", plain, "Under each step: what both servers hold at that moment. A token is a number that "+
+		"only rises; Redis takes it from its clock, in microseconds.")
 	if cfg.Unprotected {
 		p.paragraph("  ", red, "The fence has been taken away, as asked: story 4 must end badly.")
 	}
@@ -152,7 +154,8 @@ func (p *printer) summary(stories []story, verdicts []verdict, took time.Duratio
 	p.line(fmt.Sprintf("%d of %d stories ended as promised, in %s.", good, len(verdicts), seconds(took)))
 }
 
-// wrap breaks text at spaces into lines of at most so many columns; a longer word gets a line of its own.
+// wrap breaks text at spaces into lines of at most so many columns; a longer word gets a line of
+// its own.
 func wrap(text string, columns int) []string {
 	var lines []string
 	line := ""

@@ -39,7 +39,8 @@ func playRace(s *scene) (seen string) {
 	s.reserve(loser.actor, s.request(loser.guest))
 	again, _ := s.untilDone(loser.actor)
 	end := s.say("%s asks again. %s gets the lease, sees the booking: taken.", loser.guest, loser.name)
-	s.check(again.Outcome == worker.Taken, "%s was to find the table taken, and got %q: %s", loser.guest, again.Outcome, again.Error)
+	s.check(again.Outcome == worker.Taken,
+		"%s was to find the table taken, and got %q: %s", loser.guest, again.Outcome, again.Error)
 	s.check(end.guests() == winner.guest, "the table is booked for %q, not for %s alone", end.guests(), winner.guest)
 	s.check(end.ownerKey == "", "a lease was not given back")
 	return fmt.Sprintf("booked for %s; %s was answered %q (ask again in %s), then %q",

@@ -9,8 +9,8 @@ import (
 	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
-// scene is one story being played. After the first error its methods do nothing, so that a story reads as a script; the error
-// is looked at when the story is over.
+// scene is one story being played. After the first error its methods do nothing, so that a story
+// reads as a script; the error is looked at when the story is over.
 type scene struct {
 	*stage
 	ctx    context.Context

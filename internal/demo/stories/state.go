@@ -49,7 +49,8 @@ func (s *stage) observeRedis(ctx context.Context, table int, st *state) error {
 	keys := s.keys(table)
 	var owner, fence *redis.StringCmd
 	var ttl *redis.DurationCmd
-	// In a transaction, so that the key and its TTL belong together. A key that is not there is no error here.
+	// In a transaction, so that the key and its TTL belong together. A key that is not there is no
+	// error here.
 	_, err := s.redis.TxPipelined(ctx, func(pipe redis.Pipeliner) error {
 		owner, ttl, fence = pipe.Get(ctx, keys.owner), pipe.PTTL(ctx, keys.owner), pipe.Get(ctx, keys.fence)
 		return nil

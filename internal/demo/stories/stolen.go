@@ -8,9 +8,10 @@ import (
 )
 
 var stolen = story{
-	title:   "The stolen lock",
-	table:   7,
-	intro:   "Here worker A does not renew its lease, and Ann's bank is slow. The lease runs out, B gets the next one, and then A comes back and releases.",
+	title: "The stolen lock",
+	table: 7,
+	intro: "Here worker A does not renew its lease, and Ann's bank is slow. The lease runs out, B gets the " +
+		"next one, and then A comes back and releases.",
 	promise: "A's late release leaves B's lease as it is, and A writes nothing",
 	play:    playStolen,
 }
@@ -34,10 +35,12 @@ func playStolen(s *scene) (seen string) {
 	s.goOn(s.a)
 	ann, _ := s.untilDone(s.a)
 	after := s.lookAtClock()
-	s.say(`Ann's bank answers. By A's own clock its lease is over, so A does not write. It releases all the same, and Redis answers %q.`, ann.Redis)
+	s.say("Ann's bank answers. By A's own clock its lease is over, so A does not write. "+
+		"It releases all the same, and Redis answers %q.", ann.Redis)
 	s.check(ann.Outcome == worker.LeaseOver, "A was to find its lease over, and got %q: %s", ann.Outcome, ann.Error)
 	s.check(ann.Redis == "taken", "Redis answered %q to A's release", ann.Redis)
-	s.check(before.owner == lease.ID && after.ownerKey == before.ownerKey, "the owner key was %q and is %q", before.ownerKey, after.ownerKey)
+	s.check(before.owner == lease.ID && after.ownerKey == before.ownerKey,
+		"the owner key was %q and is %q", before.ownerKey, after.ownerKey)
 	s.checkUntouched(before, after)
 
 	s.goOn(s.b)
@@ -45,7 +48,8 @@ func playStolen(s *scene) (seen string) {
 	end := s.say("Bob's bank answers. B books the table and gives its lease back.")
 	s.check(bob.Outcome == worker.Booked, "Bob was to be booked, and got %q: %s", bob.Outcome, bob.Error)
 	s.check(end.guests() == "Bob", "the table is booked for %q", end.guests())
-	return fmt.Sprintf("the owner key is B's before and after A's release; its TTL went from %v to %v, by the clock alone; booked for %s",
+	return fmt.Sprintf("the owner key is B's before and after A's release; its TTL went from %v to %v, by the "+
+		"clock alone; booked for %s",
 		before.ttl, after.ttl, end.guests())
 }
 
@@ -61,7 +65,8 @@ func (s *scene) lookAtClock() timed {
 	return timed{st, from, time.Now()}
 }
 
-// checkUntouched checks that the TTL went down by the time that passed, within what two looks can tell of it.
+// checkUntouched checks that the TTL went down by the time that passed, within what two looks can
+// tell of it.
 func (s *scene) checkUntouched(before, after timed) {
 	const rounding = 2 * time.Millisecond // Redis counts whole ones
 	least, most := after.from.Sub(before.to)-rounding, after.to.Sub(before.from)+rounding

@@ -1,7 +1,8 @@
 // Package stories tells what fencedb is for on two real processes, and checks what it tells.
 //
-// A story is a script: requests to two workers of package worker, signals to their processes, and between them what Redis and
-// Postgres hold. Whether it ended as promised is decided by asking both servers; the workers' own word is only shown.
+// A story is a script: requests to two workers of package worker, signals to their processes, and
+// between them what Redis and Postgres hold. Whether it ended as promised is decided by asking both
+// servers; the workers' own word is only shown.
 package stories
 
 import (
@@ -38,8 +39,9 @@ type Config struct {
 // ErrBroken: a story did not end as promised.
 var ErrBroken = errors.New("a promise was broken")
 
-// Run tells all stories. It returns nil if each ended as promised, ErrBroken if one did not, and another error if they could
-// not be told. Cancelling ctx ends it at once. Either way the workers have ended when it returns.
+// Run tells all stories. It returns nil if each ended as promised, ErrBroken if one did not, and
+// another error if they could not be told. Cancelling ctx ends it at once. Either way the workers
+// have ended when it returns.
 func Run(ctx context.Context, cfg Config) error {
 	started := time.Now()
 	s, err := setStage(ctx, cfg)
@@ -85,7 +87,8 @@ type verdict struct {
 
 func (v verdict) kept() bool { return len(v.broken) == 0 }
 
-// tell plays one story. A worker that a broken story has left behind in the middle of something is replaced.
+// tell plays one story. A worker that a broken story has left behind in the middle of something is
+// replaced.
 func (s *stage) tell(ctx context.Context, number int, st story) (verdict, error) {
 	const patience = 10 * time.Second // for everything that is not waiting for a TTL
 	playCtx, cancel := context.WithTimeout(ctx, patience+3*s.TTL)
@@ -165,7 +168,9 @@ func (s *stage) migrate(ctx context.Context) error {
 
 // hire starts a worker process.
 func (s *stage) hire(ctx context.Context, name string) (*actor, error) {
-	w, err := worker.StartBooking(ctx, worker.Config{Name: name, PostgresURL: s.PostgresURL, RedisURL: s.RedisURL, Namespace: s.Namespace})
+	w, err := worker.StartBooking(ctx, worker.Config{
+		Name: name, PostgresURL: s.PostgresURL, RedisURL: s.RedisURL, Namespace: s.Namespace,
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -202,7 +207,8 @@ func (s *stage) clear() {
 	}
 }
 
-// removeKeys is best effort, on a context of its own because the other one may have been cancelled: what stays expires.
+// removeKeys is best effort, on a context of its own because the other one may have been cancelled:
+// what stays expires.
 func (s *stage) removeKeys() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()

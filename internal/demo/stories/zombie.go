@@ -13,11 +13,14 @@ import (
 var zombie = story{
 	title: "The zombie",
 	table: 9,
-	intro: "Worker A is stopped (SIGSTOP) between its decision and its write, for longer than its lease lasts, as a garbage collection or a paused " +
-		"virtual machine would do it. A has looked at its clock and its lease for the last time, both were good, and only the sending is left. " +
+	intro: "Worker A is stopped (SIGSTOP) between its decision and its write, for longer than its lease lasts, " +
+		"as a garbage collection or a paused " +
+		"virtual machine would do it. A has looked at its clock and its lease for the last time, both were good, " +
+		"and only the sending is left. " +
 		"When A wakes, nothing on its own side stops the write any more; only the place where the data lives can.",
-	promise: "Postgres refuses A's write, since its token is older than the stored one, and Bob keeps the table; without a token nobody writes at all",
-	play:    playZombie,
+	promise: "Postgres refuses A's write, since its token is older than the stored one, and Bob keeps the table; " +
+		"without a token nobody writes at all",
+	play: playZombie,
 }
 
 func playZombie(s *scene) (seen string) {
@@ -35,7 +38,8 @@ func playZombie(s *scene) (seen string) {
 	end := s.say("psql, without a token, tries to write Eve over Bob: SQLSTATE %s.", code)
 	s.check(code == "FN002", "a write without a token was answered with SQLSTATE %s", code)
 	s.check(end.guests() == z.end.guests(), "the table is booked for %s", end.guests())
-	return fmt.Sprintf("A was answered %q%s; the write without a token, %s; booked for %s", z.ann.Outcome, tokens(z.ann), code, end.guests())
+	return fmt.Sprintf("A was answered %q%s; the write without a token, %s; booked for %s",
+		z.ann.Outcome, tokens(z.ann), code, end.guests())
 }
 
 // tokens are those of a refusal.
@@ -126,7 +130,8 @@ func (s *scene) forge() (code string) {
 var control = story{
 	title: "The control: the same zombie, no fence",
 	table: 10,
-	intro: "The same service, the same lease, the same statements, the same stop. But nothing protects this table, and the write carries no token: " +
+	intro: "The same service, the same lease, the same statements, the same stop. But nothing protects this " +
+		"table, and the write carries no token: " +
 		"a lock is all there is.",
 	promise: "without a fence Bob's booking is lost, or the other stories would show nothing",
 	play:    playControl,
@@ -137,5 +142,6 @@ func playControl(s *scene) (seen string) {
 	z := s.wakeZombie()
 	s.check(z.ann.Outcome == worker.Booked, "Ann was to be booked over Bob, and got %q %s", z.ann.Outcome, z.ann.Error)
 	s.check(z.end.guests() == "Ann", "the table is booked for %s", z.end.guests())
-	return fmt.Sprintf("Bob was answered %q, Ann was answered %q, and the table is booked for %s", z.bob.Outcome, z.ann.Outcome, z.end.guests())
+	return fmt.Sprintf("Bob was answered %q, Ann was answered %q, and the table is booked for %s",
+		z.bob.Outcome, z.ann.Outcome, z.end.guests())
 }

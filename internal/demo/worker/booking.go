@@ -93,11 +93,13 @@ func (d *desk) disconnect() {
 	_ = d.redis.Close()
 }
 
-// reserve sets the booking service up as any program would, with two spies: a store that tells of new leases, and a bank that is as slow
-// as was ordered.
+// reserve sets the booking service up as any program would, with two spies: a store that tells of
+// new leases, and a bank that is as slow as was ordered.
 func (d *desk) reserve(ctx context.Context, r Request) {
 	defer d.beforeNext.Arm(func() {}) // in case that nothing was written
-	cfg := booking.Config{Lease: lease.Config{TTL: r.TTL, Namespace: d.cfg.Namespace}, Wait: r.Wait, CheckCard: d.bank(ctx, r)}
+	cfg := booking.Config{
+		Lease: lease.Config{TTL: r.TTL, Namespace: d.cfg.Namespace}, Wait: r.Wait, CheckCard: d.bank(ctx, r),
+	}
 	if r.NoRenew {
 		cfg.Lease.RenewEvery = lease.Never
 	}
@@ -122,18 +124,21 @@ func (d *desk) reserve(ctx context.Context, r Request) {
 	d.Tell(Event{Done: &done})
 }
 
-// bank accepts every card. It does not look at the context it is given, which ends with the lease; many client libraries do not either.
+// bank accepts every card. It does not look at the context it is given, which ends with the lease;
+// many client libraries do not either.
 func (d *desk) bank(life context.Context, r Request) booking.CardCheck {
 	return func(context.Context, string) error {
 		d.reached(life, AtCard, r.Hold, r.Card)
-		// In the driver, after this side has looked at the lease for the last time, and before anything is sent. No check can cover
-		// a pause here: garbage collection, a virtual machine that is moved, a slow disk.
+		// In the driver, after this side has looked at the lease for the last time, and before
+		// anything is sent. No check can cover a pause here: garbage collection, a virtual machine
+		// that is moved, a slow disk.
 		d.beforeNext.Arm(func() { d.reached(life, AtWrite, r.Hold, r.Write) })
 		return nil
 	}
 }
 
-// reached stays at a point: until it is told to go on if the request is held there, and for a time otherwise.
+// reached stays at a point: until it is told to go on if the request is held there, and for a time
+// otherwise.
 func (d *desk) reached(life context.Context, at, hold Point, stay time.Duration) {
 	select {
 	case <-d.goOn: // left over from before: whoever wakes a worker also tells it to go on
@@ -166,7 +171,8 @@ func (s witness) Seal(ctx context.Context, grant fencedb.Grant) error {
 	return err
 }
 
-// plainStore is the control of the experiment, not something to copy: the same statements, protected by nothing but the lock.
+// plainStore is the control of the experiment, not something to copy: the same statements,
+// protected by nothing but the lock.
 type plainStore struct {
 	booking.Store // for what the experiment does not do
 	db            *pgxpool.Pool
@@ -217,7 +223,7 @@ func result(err error) Result {
 		r.Outcome = Taken
 	case errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost):
 		r.Outcome = LeaseOver
-	case errors.As(err, &refused) && refused.Code == "FN002": // of plainStore, whose statements do not go through package fencedb
+	case errors.As(err, &refused) && refused.Code == "FN002": // of plainStore, which does not use package fencedb
 		r.Outcome = NoToken
 	}
 	return r

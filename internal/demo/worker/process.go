@@ -1,12 +1,13 @@
-// Package worker runs workers in processes of their own, which the demos stop, wake and kill: a goroutine cannot be stopped with
-// SIGSTOP. It is the one way in which the demos start processes.
+// Package worker runs workers in processes of their own, which the demos stop, wake and kill: a
+// goroutine cannot be stopped with SIGSTOP. It is the one way in which the demos start processes.
 //
-// Orders go in and events come out as JSON, a value a line. A worker ends with its orders, and so with the process that started it,
-// however that ends. If it is stopped at that moment and cannot notice, the kernel ends it: it is in a process group of its
-// own, which is then an orphan with a stopped member, and gets SIGHUP and SIGCONT. The group also keeps Ctrl-C in a terminal away.
+// Orders go in and events come out as JSON, a value a line. A worker ends with its orders, and so
+// with the process that started it, however that ends. If it is stopped at that moment and cannot
+// notice, the kernel ends it: it is in a process group of its own, which is then an orphan with a
+// stopped member, and gets SIGHUP and SIGCONT. The group also keeps Ctrl-C in a terminal away.
 //
-// [Booking] is the kind of worker that the stories and the page use: the service of examples/booking, which can be held at one of two
-// points of a request.
+// [Booking] is the kind of worker that the stories and the page use: the service of
+// examples/booking, which can be held at one of two points of a request.
 package worker
 
 import (
@@ -30,8 +31,9 @@ type Process[E any] struct {
 	orders *json.Encoder // guarded by mu
 }
 
-// Spawn runs command and returns when it has told its first event: that it is ready. Its events must be read from then on, or it waits to
-// tell more. Cancelling ctx ends the waiting, and with it the worker; after the return it has no influence.
+// Spawn runs command and returns when it has told its first event: that it is ready. Its events
+// must be read from then on, or it waits to tell more. Cancelling ctx ends the waiting, and with it
+// the worker; after the return it has no influence.
 func Spawn[E any](ctx context.Context, command *exec.Cmd) (*Process[E], error) {
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Stderr = os.Stderr
@@ -69,7 +71,8 @@ func (p *Process[E]) listen(stdout io.Reader) {
 // PID is the process id.
 func (p *Process[E]) PID() int { return p.cmd.Process.Pid }
 
-// Order tells the worker something and does not wait for it. One that is stopped finds it when it wakes.
+// Order tells the worker something and does not wait for it. One that is stopped finds it when it
+// wakes.
 func (p *Process[E]) Order(order any) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,7 +16,8 @@ import (
 	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
-// workerVar makes this test binary a worker, which tells what it hears; "dumb" is one that ends before it is ready.
+// workerVar makes this test binary a worker, which tells what it hears; "dumb" is one that ends
+// before it is ready.
 const workerVar = "FENCEDB_TEST_WORKER"
 
 func TestMain(m *testing.M) {

@@ -28,8 +28,8 @@ const (
 	// AtCard: in the card check, with the lease in hand and the table found free.
 	AtCard Point = "card"
 
-	// AtWrite: in the driver, where it would start to send the write. The lease was good when the service last looked at
-	// it, and nobody looks again between here and Postgres.
+	// AtWrite: in the driver, where it would start to send the write. The lease was good when the
+	// service last looked at it, and nobody looks again between here and Postgres.
 	AtWrite Point = "write"
 )
 
@@ -86,7 +86,8 @@ type Result struct {
 	Carried    int64         `json:"carried,omitempty"`     // with Stale
 	Stored     int64         `json:"stored,omitempty"`      // with Stale
 
-	// Redis is the first word of the last answer that Redis gave: to the release, if there was a lease.
+	// Redis is the first word of the last answer that Redis gave: to the release, if there was a
+	// lease.
 	Redis string `json:"redis,omitempty"`
 }
 

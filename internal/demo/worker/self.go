@@ -12,12 +12,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// selfVar makes this program a worker: its value is a kind, a space and the worker's configuration. It is a variable and not an
-// argument, because a URL may hold a password, and ps shows arguments to everybody.
+// selfVar makes this program a worker: its value is a kind, a space and the worker's configuration.
+// It is a variable and not an argument, because a URL may hold a password, and ps shows arguments
+// to everybody.
 const selfVar = "FENCEDB_DEMO_WORKER"
 
-// Start runs this very program as a worker of a kind and returns when it is ready. The program, or the test binary, must call
-// [Become] first thing. What [Spawn] says holds.
+// Start runs this very program as a worker of a kind and returns when it is ready. The program, or
+// the test binary, must call [Become] first thing. What [Spawn] says holds.
 func Start[E any](ctx context.Context, kind string, config any) (*Process[E], error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -32,10 +33,12 @@ func Start[E any](ctx context.Context, kind string, config any) (*Process[E], er
 	return Spawn[E](ctx, command)
 }
 
-// Life is what a worker of a kind does, until its orders end. Its first event says that it is ready.
+// Life is what a worker of a kind does, until its orders end. Its first event says that it is
+// ready.
 type Life func(ctx context.Context, self *Self) error
 
-// Become makes this process a worker and ends it, if [Start] has started it as one. Otherwise it does nothing.
+// Become makes this process a worker and ends it, if [Start] has started it as one. Otherwise it
+// does nothing.
 func Become(kinds map[string]Life) {
 	kind, config, ok := strings.Cut(os.Getenv(selfVar), " ")
 	if !ok {
@@ -44,7 +47,8 @@ func Become(kinds map[string]Life) {
 	redis.SetLogger(Silent{})
 	err := fmt.Errorf("there is no worker of kind %q", kind)
 	if life := kinds[kind]; life != nil {
-		err = life(context.Background(), &Self{config: config, orders: json.NewDecoder(os.Stdin), out: json.NewEncoder(os.Stdout)})
+		self := &Self{config: config, orders: json.NewDecoder(os.Stdin), out: json.NewEncoder(os.Stdout)}
+		err = life(context.Background(), self)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "worker:", err)
@@ -53,7 +57,8 @@ func Become(kinds map[string]Life) {
 	os.Exit(0)
 }
 
-// Silent keeps the Redis client from writing to the terminal that a Redis is down, where a demo has shut it down.
+// Silent keeps the Redis client from writing to the terminal that a Redis is down, where a demo has
+// shut it down.
 type Silent struct{}
 
 // Printf drops the line.
@@ -74,7 +79,8 @@ func (s *Self) Config(config any) error { return json.Unmarshal([]byte(s.config)
 // Order waits for the next order. io.EOF says that there will be none: the worker has to end.
 func (s *Self) Order(order any) error { return s.orders.Decode(order) }
 
-// Tell sends an event. It cannot fail in a way that matters: when nobody listens any more, the orders end too.
+// Tell sends an event. It cannot fail in a way that matters: when nobody listens any more, the
+// orders end too.
 func (s *Self) Tell(event any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -42,7 +42,8 @@ type answers struct {
 	word atomic.Value // string
 }
 
-// last is the first word of the last answer, which says what happened: granted, held, released, taken.
+// last is the first word of the last answer, which says what happened: granted, held, released,
+// taken.
 func (a *answers) last() string {
 	word, _ := a.word.Load().(string)
 	return word
