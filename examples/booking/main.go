@@ -262,7 +262,7 @@ func (m *metrics) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) conte
 
 // TraceLeaseEnd implements [lease.Tracer].
 func (m *metrics) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
-	m.count("leases_total", e.Op, e.Err)
+	m.count("fencedb_leases_total", e.Op, e.Err)
 }
 
 // TraceWriteStart implements [fencedb.Tracer].
@@ -272,7 +272,7 @@ func (m *metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 
 // TraceWriteEnd implements [fencedb.Tracer].
 func (m *metrics) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
-	m.count("writes_total", e.Op, e.Err)
+	m.count("fencedb_writes_total", e.Op, e.Err)
 }
 
 // ServeHTTP answers GET /metrics.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -118,6 +119,21 @@ func TestALateRequestOverwritesNothing(t *testing.T) {
 	require.Equal(t, "urn:problem-type:booking:overtaken", a.Type)
 	require.Equal(t, []string{"Bob"}, w.guests())
 	require.Regexp(t, `msg="write refused".* request_id=`+a.header.Get("X-Request-Id")+`\n`, slow.log)
+}
+
+func TestMetricsCountLeasesAndWritesByOutcome(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.start(goodCard)
+	require.Equal(t, http.StatusCreated, s.book("Ann", "").status)
+
+	response, err := http.Get(s.url + "/metrics")
+	require.NoError(t, err)
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `fencedb_leases_total{op="acquire",outcome="ok"} 1`+"\n")
+	require.Contains(t, string(text), `fencedb_writes_total{op="write",outcome="ok"} 2`+"\n", "the sealing and the booking")
 }
 
 func TestReadinessFollowsRedis(t *testing.T) {
