@@ -17,12 +17,12 @@ import (
 // Option changes one acquisition.
 type Option func(*acquisition)
 
-// WithLeaseID gives the acquisition its lease id instead of a random one. A program that asks again with the id of an
-// acquisition whose outcome it does not know gets that very lease, if it still holds, with its token. Never use one id for
+// WithLeaseID sets the lease id of the acquisition instead of a random one. A program that does not know the outcome of an acquisition
+// asks again with its id and gets the same lease and token, if that lease still holds. Never use one id for
 // two pieces of work: both would hold.
 func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }
 
-// Barge lets [Issuer.TryAcquire] go ahead of those who wait. Without it a free resource that others wait for is held for them.
+// Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is kept for them.
 func Barge() Option { return func(a *acquisition) { a.barge = true } }
 
 // NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as [Issuer.TryAcquire]
@@ -32,9 +32,8 @@ func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
 // WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then
 // [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is for none.
 //
-// Redis is asked once however short the time is, unless others of this process stand in line before this call, and has
-// a quarter of a second at least for that answer. So a free resource is granted, and [ErrUnreachable] means what it
-// says.
+// However short the time is, Redis is asked once and has at least a quarter of a second to answer, unless other callers of this
+// process stand in line before this call. So a free resource is granted, and [ErrUnreachable] means that Redis did not answer.
 func WaitAtMost(d time.Duration) Option {
 	return func(a *acquisition) { a.patience = &d }
 }
@@ -50,32 +49,32 @@ type acquisition struct {
 	barge     bool
 	patience  *time.Duration // of WaitAtMost; nil: as long as the context allows
 	noWait    bool
-	first     context.Context // of the first request, if it differs from that of the waiting
+	first     context.Context // of the first request, if that differs
 	asked     bool            // a request may have reached Redis
 	requests  int64           // sent
 	standing  standing        // since the latest refusal
 	waits     *tracing        // nil until the resource was found taken
 }
 
-// standing is what a waiter knows from the latest answer that let it go on waiting.
+// standing is what a waiter knows from its latest refusal.
 type standing struct {
-	sent    time.Time // when the request was
+	sent    time.Time // when the refused request was sent
 	request int64     // its number
 }
 
-// call is what one call of the program has of its own, and all requests of it have in common; a lease id may be shared
-// by several. So a withdrawal ends what its own call was granted, and nothing else. The steps of one call share it.
+// call identifies one call of the program in all its requests; several calls may share a lease id. So a withdrawal ends only
+// what its own call was granted. The steps of one call share it.
 type call struct {
 	id        string
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
-	withdrawn atomic.Bool // what the requests have left is being taken back
+	withdrawn atomic.Bool // what the requests were granted is being taken back
 
 	*behind // what the call gives back
 }
 
 func newCall() *call { return (&call{behind: new(behind)}).again() }
 
-// again is a call of another name that owes what this one does.
+// again is the same call under another name.
 func (c *call) again() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64()), behind: c.behind} }
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
@@ -114,7 +113,7 @@ func (a *acquisition) name() string {
 	return fmt.Sprintf("%d resources from %q", len(a.resources), a.resources[0])
 }
 
-// run is round every acquisition: what ask gets is sealed before the holder learns that it holds.
+// run wraps every acquisition: what ask gets is sealed before the holder learns that it holds.
 func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
 	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id})
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) {
@@ -128,7 +127,7 @@ func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases
 	return leases, err
 }
 
-// begun is round everything that may be granted something: Close ends it, and leaves nobody with a lease.
+// begun wraps everything that may be granted something: Close ends it, and takes its leases back.
 func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
 	registry := a.core.registry
 	ctx, end, err := registry.begin(ctx)
@@ -162,7 +161,7 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	return leases, nil
 }
 
-// tryAll asks once for everything, where one script can see it, and otherwise for one after the other.
+// tryAll asks once for everything where one script can see it, and otherwise for one resource after the other.
 func (a *acquisition) tryAll(ctx context.Context) (Leases, error) {
 	if a.core.store.spans(a.keys) {
 		return a.try(ctx)
@@ -170,7 +169,7 @@ func (a *acquisition) tryAll(ctx context.Context) (Leases, error) {
 	return a.stepByStep(func(step *acquisition) (Leases, error) { return step.try(ctx) })
 }
 
-// stepByStep acquires one after the other, and gives back what it has when one cannot be had.
+// stepByStep acquires one after the other, and releases all if one is refused.
 func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)) (Leases, error) {
 	var leases Leases
 	for n := range a.resources {
@@ -196,10 +195,10 @@ func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) 
 	return leases, refused, err
 }
 
-// once asks one time. An answer that comes when its trust window is over already is as good as none.
+// once asks one time. An answer that arrives after its own trust window counts as none.
 func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
 	core := a.core
-	if _, votes := core.store.(*quorum); votes && a.call.unsure.Load() { // what takes back the last vote may reach a member after the next
+	if _, votes := core.store.(*quorum); votes && a.call.unsure.Load() { // the withdrawal of the last vote may reach a member after the next vote
 		a.withdraw()
 		a.call = a.call.again()
 	}
@@ -235,7 +234,7 @@ func (a *acquisition) term(k protocol.Keys, token int64) term {
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
 
-// withdraw leaves nothing behind of an acquisition that failed: no waiter, and no grant whose reply was lost.
+// withdraw removes what a failed acquisition may have left in Redis: a waiter, or a grant whose reply was lost.
 func (a *acquisition) withdraw() {
 	if a.asked {
 		a.call.withdrawn.Store(true)
@@ -256,9 +255,9 @@ func (a *acquisition) takeBack(c *call) *debt {
 	}, func() {})
 }
 
-// abandoned is called when a request was cut short. When it has come to its end, after all, what it has left is
+// abandoned is called when a request was cut short. When the request has ended after all, its result is
 // withdrawn once more: it may have waited for a connection and reached Redis long after the withdrawal, which would
-// leave a waiter, or a holder, that nobody stands for.
+// leave a waiter or a holder without a caller.
 func (a *acquisition) abandoned(c *call) (ended func()) {
 	c.unsure.Store(true)
 	d := a.core.registry.owe(a.resources, a.core.cfg.TTL)
@@ -277,7 +276,7 @@ func (a *acquisition) failed(err error) error {
 	return fmt.Errorf("lease: acquire %s: %w", a.name(), err)
 }
 
-// seal runs Config.Seal for all, before the holder learns that it holds. If it fails, all are given back.
+// seal runs Config.Seal for all, before the holder learns that it holds. If it fails, all are released.
 func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
 	for _, l := range leases {
 		if err := a.core.seal(ctx, l); err != nil {

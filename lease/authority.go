@@ -11,8 +11,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Revoke ends whoever holds the resource and moves its fence on. The former holder's context ends with [ErrRevoked] at its next
-// renewal; seal the revocation where the data lives to stop it at once. The first of those who wait is woken.
+// Revoke ends the holder of the resource and issues a new last token. The former holder's context ends with [ErrRevoked] at its next
+// renewal; seal the revocation where the data lives to stop it at once. The resource goes to the first waiter.
 //
 // A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have taken effect, or may still do so,
 // and then end the lease of a later holder: look with [Issuer.Inspect] before revoking again.
@@ -20,8 +20,8 @@ func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, erro
 	return i.revoke(ctx, resource, 0)
 }
 
-// TakeOver is [Issuer.Revoke] on condition that the given token is still the resource's last: for supervisors that have found its
-// holder dead. Of two that take over from the same token one succeeds; the other gets [ErrStale] and has changed nothing.
+// TakeOver is [Issuer.Revoke] on condition that the given token is still the last of the resource: for supervisors that have found its
+// holder dead. Of two that take over from the same token, one succeeds; the other gets [ErrStale] and has changed nothing.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > maxToken {
 		return nil, protocol.Invalid("invalid token %d", token)
@@ -53,8 +53,8 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	return &r, nil
 }
 
-// Raise lifts the fence of a resource to at least floor, and returns where it stands; the next token is greater. Call it when the
-// store of the data has seen higher tokens than Redis remembers. A holder keeps its lease, with a stale token: see
+// Raise lifts the last token of a resource to at least floor, and returns it; the next token is greater. Call it when the
+// data store has seen higher tokens than Redis remembers. A holder keeps its lease, with a stale token: see
 // [Issuer.Heal].
 func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
 	if err := i.ready(); err != nil {
@@ -64,7 +64,7 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 		return 0, err
 	}
 	if floor < 1 || floor > maxToken {
-		return 0, protocol.Invalid("floor %d is no token", floor)
+		return 0, protocol.Invalid("invalid floor %d: it is not a token", floor)
 	}
 	var last int64
 	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
@@ -81,18 +81,18 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 	return last, nil
 }
 
-// Heal exchanges a lease whose token the store of the data refused as too old, although the lease stands, for one with a token above
-// floor, the token that the store has seen. That happens when Redis has lost its counter and its clock is behind. Nobody can get in
-// between. The old lease is over, with [ErrStale], whatever the outcome; [Config.MaxHold] goes on counting from its beginning.
+// Heal exchanges a live lease whose token the data store has refused as too old for one with a token above
+// floor, the token that the store has seen. That happens when Redis has lost its counter and its clock is behind. No other holder
+// can get in between. The old lease is over, with [ErrStale], whatever the outcome; [Config.MaxHold] goes on counting from its start.
 //
-// If the old lease does not stand any more the error is [ErrLost] or what had ended it: the store was right, someone else has the
+// If the old lease is over already, the error is [ErrLost] or its cause: the store was right, and another holder may have the
 // resource. Every error means that this call holds nothing.
 func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
 	if err := errors.Join(i.ready(), old.granted()); err != nil {
 		return nil, err
 	}
 	if floor < 1 || floor >= maxToken {
-		return nil, protocol.Invalid("floor %d is no token that another can follow", floor)
+		return nil, protocol.Invalid("invalid floor %d: no token can follow it", floor)
 	}
 	t := old.trace(ctx, OpHeal)
 	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
@@ -121,7 +121,7 @@ func (l *Lease) supersede() error {
 		l.mu.Unlock()
 		return err
 	}
-	l.end(fmt.Errorf("%w: exchanged for one that is not", ErrStale))
+	l.end(fmt.Errorf("%w: exchanged for a lease with a newer token", ErrStale))
 	l.mu.Unlock()
 	l.renewals.Wait()
 	return nil

@@ -14,7 +14,7 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Health is what [Issuer.Check] found.
+// Health is what [Issuer.Check] has found.
 type Health struct {
 	Servers []ServerHealth
 }
@@ -31,7 +31,7 @@ type ServerHealth struct {
 	Clock     time.Duration // how far the server's clock is ahead of [Config.Clock], without its answer of this process's, give or take half of the round trips
 	RoundTrip time.Duration
 
-	// Warnings are what a person should look at: leases are granted, but are less safe or less useful than they could be.
+	// Warnings are for people: leases are granted, but are less safe or less useful than they could be.
 	Warnings []Warning
 }
 
@@ -65,12 +65,12 @@ func (h Health) Warnings() []string {
 	return all
 }
 
-// Check finds out whether leases can be had and kept, for readiness probes: nil means yes. The error is [ErrUnreachable], another of
-// those that an acquisition would return, or [ErrUnfit] with the reason, such as a policy by which Redis may throw leases
-// away, or a disk that it cannot save to. What was found is returned with an error as well. Where the server does not tell,
+// Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The error is [ErrUnreachable], another
+// error that an acquisition would return, or [ErrUnfit] with the reason, such as a policy by which Redis may evict
+// leases, or a disk that it cannot save to. Health is returned with an error too. Where the server does not tell,
 // because an ACL or a provider forbids INFO, that is a warning.
 //
-// Of a quorum, a minority may fail with no more than a warning. Check grants nothing, takes a few round trips, and costs little
+// A minority of a quorum may fail; that is only a warning. Check grants nothing, takes a few round trips, and is cheap
 // enough for a probe every few seconds. It takes five seconds at most, whatever ctx allows.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
@@ -83,7 +83,7 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	h := Health{Servers: make([]ServerHealth, len(servers))}
 	problems := make([]error, len(servers))
 	var all sync.WaitGroup
-	for n, server := range servers { // at once, so that one that hangs does not take the time of the others
+	for n, server := range servers { // at once, so that one that hangs does not delay the others
 		all.Go(func() { h.Servers[n], problems[n] = checkServer(ctx, server, clock) })
 	}
 	all.Wait()
@@ -178,11 +178,11 @@ func fields(info string) map[string]string {
 	return all
 }
 
-// maxClockDifference is what a warning is worth. Tokens only need Redis's clock not to go back; but who compares times in tokens,
-// logs and rows should not be misled.
+// maxClockDifference is the largest without a warning. Tokens only need Redis's clock not to go back, but people compare times in
+// tokens, logs and rows.
 const maxClockDifference = time.Second
 
-// reference is the clock that servers' are compared with.
+// reference is the clock with which the servers' clocks are compared.
 type reference struct {
 	name      string
 	ahead     time.Duration // of this process's, give or take half of roundTrip
@@ -209,7 +209,7 @@ func askReference(ctx context.Context, clock func(context.Context) (time.Time, e
 	return r
 }
 
-// compare answers how far a clock is ahead of this process's at the middle of the round trip.
+// compare measures how far a clock is ahead of this process's, at the middle of the round trip.
 func compare(ask func() (time.Time, error)) (ahead, roundTrip time.Duration, err error) {
 	sent := time.Now()
 	told, err := ask()
@@ -241,9 +241,9 @@ func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock
 	return nil
 }
 
-// idle may write, for all that its first line says, and does not. Redis refuses such a script before it runs whenever it would refuse
-// a write: while it loads, for want of memory or of replicas, because it could not save. No setting has to be read for that, and no
-// key is touched, so that any server of a Cluster answers.
+// idle is a script that may write, by its first line, but does not. Redis refuses such a script before it runs whenever it would refuse
+// a write: while it loads, without memory or replicas, or if it could not save. So no setting has to be read. The script touches no
+// key, so any server of a Cluster answers.
 const idle = "#!lua\nreturn 1"
 
 // askToWrite finds out whether the server takes writes now.

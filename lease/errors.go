@@ -8,14 +8,14 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// One word per outcome, also for the packages beside this one. The first group says why a lease could not be had, the second why one ended: those are the
-// causes of [Lease.Context], and what [Lease.Extend] and [Lease.Release] return for a lease that is over.
+// One error per outcome, also for packages once and admission. The first group says why a lease was not granted, the second why
+// a lease ended: those are the causes of [Lease.Context], and what [Lease.Extend] and [Lease.Release] return for a lease that is over.
 var (
 	// ErrInvalid: an argument or a [Config] was refused. Redis was not asked.
 	ErrInvalid = protocol.ErrInvalid
 
-	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed, no token was used (but for
-	// a waiter that gave up at the moment of its turn: then it was granted, and given back).
+	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed, and no token was used (except
+	// for a waiter that gave up at the moment of its turn: its lease was granted and released).
 	// The error is a [*HeldError].
 	ErrHeld = errors.New("lease: held by another")
 
@@ -31,31 +31,32 @@ var (
 	// held can still be released, and run out.
 	ErrOutOfMemory = protocol.ErrOutOfMemory
 
-	// ErrReadOnly: the server is a replica; a fail-over is under way, or the client is connected to the wrong one. Nothing was
-	// changed. Worth trying again.
+	// ErrReadOnly: the server is a replica; a fail-over is under way, or the client is connected to the wrong server. Nothing was
+	// changed. Retry.
 	ErrReadOnly = protocol.ErrReadOnly
 
-	// ErrLoading: the server has just started and reads its data. Nothing was changed. Worth trying again.
+	// ErrLoading: the server has just started and reads its data. Nothing was changed. Retry.
 	ErrLoading = protocol.ErrLoading
 
 	// ErrClusterDown: the part of the Cluster that has the resource does not serve it now, because it failed or because its slot
-	// is being moved. Nothing was changed. Worth trying again.
+	// is being moved. Nothing was changed. Retry.
 	ErrClusterDown = protocol.ErrClusterDown
 
 	// ErrTooFewReplicas: the server has fewer replicas than its min-replicas-to-write, and nothing was changed; or fewer than
-	// [Config.Replicas] took note of the grant, and it was undone. Where Redis did not answer the undoing, the resource stays blocked for up to one TTL.
+	// [Config.Replicas] confirmed the grant, and it was undone. If Redis did not answer that request, the resource stays blocked for up
+	// to one TTL.
 	ErrTooFewReplicas = protocol.ErrTooFewReplicas
 
 	// ErrCannotSave: Redis could not save its data to disk and refuses writes until it can (MISCONF). Nothing was changed. Make room on its
-	// disk or repair what its log names; the first save that succeeds ends it. Not tried again by itself.
+	// disk or repair what its log names; the first save that succeeds ends it. It is not tried again automatically.
 	ErrCannotSave = protocol.ErrCannotSave
 
-	// ErrBusy: Redis answers nobody at the moment, because a script of somebody's runs too long, or has as many clients as it takes.
-	// Nothing was changed. Worth trying again. SCRIPT KILL ends such a script; maxclients is how many.
+	// ErrBusy: Redis answers no client at the moment because a script runs too long, or it has reached maxclients.
+	// Nothing was changed. Retry. SCRIPT KILL ends such a script.
 	ErrBusy = protocol.ErrBusy
 
 	// ErrDenied: Redis does not know this client (NOAUTH, WRONGPASS) or does not allow it what leases need (NOPERM). Nothing was changed.
-	// Give its user the rights that the package's documentation lists. Not tried again by itself.
+	// Give its user the rights that docs/leases.md lists. It is not tried again automatically.
 	ErrDenied = protocol.ErrDenied
 
 	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call.
@@ -64,20 +65,20 @@ var (
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only [Issuer.Check] says so.
 	ErrUnfit = errors.New("lease: redis is not fit for leases")
 
-	// ErrProtocol: a script answered what no version of it answers; something between us and Redis rewrites replies. Whether
-	// the request was carried out is as unknown as after [ErrUnreachable].
+	// ErrProtocol: a script gave an answer that no version of it gives; something between this process and Redis rewrites replies.
+	// It is unknown whether the request was carried out, as after [ErrUnreachable].
 	ErrProtocol = protocol.ErrProtocol
 )
 
 var (
-	// ErrReleased: the holder gave the lease back.
+	// ErrReleased: the holder released the lease.
 	ErrReleased = errors.New("lease: released")
 
-	// ErrExpired: the lease ran out. It was not renewed in time, because nobody asked for it, because the process was
+	// ErrExpired: the lease expired. It was not renewed in time, because renewal is off, because the process was
 	// stopped, or because it reached [Config.MaxHold]. Another holder may be at work.
 	ErrExpired = errors.New("lease: expired")
 
-	// ErrUnreachable: Redis did not answer. As the cause of a lease's end: it ran out while its renewals went
+	// ErrUnreachable: Redis did not answer. As the cause of a lease's end: it expired while its renewals went
 	// unanswered. Another holder may be at work.
 	ErrUnreachable = protocol.ErrUnreachable
 
@@ -89,8 +90,8 @@ var (
 	ErrRevoked = errors.New("lease: revoked")
 
 	// ErrStale: the lease stands, but a newer token was issued for its resource. What is written with its token will be
-	// refused where the newer one has been seen. This is Redis's word; fencedb.ErrStale is another error, of a write that
-	// Postgres has refused, and errors.Is does not take one for the other.
+	// refused where the newer one has been seen. This error comes from Redis. fencedb.ErrStale, of a write that Postgres has
+	// refused, is another error, and errors.Is tells them apart.
 	ErrStale = errors.New("lease: fencing token is stale")
 )
 
@@ -98,10 +99,10 @@ var (
 type HeldError struct {
 	Resource string
 
-	// RetryAfter is when asking again is worthwhile, at the latest: a release makes it sooner, a renewal later.
+	// RetryAfter is when to retry at the latest: a release makes it sooner, a renewal later.
 	RetryAfter time.Duration
 
-	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if there was no waiting.
+	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if the call did not wait.
 	Cause error
 }
 

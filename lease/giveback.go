@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// releaseTime is how long a release is waited for. It goes on behind whoever waits.
+	// releaseTime is how long a call waits for a release, which goes on behind it.
 	releaseTime = 5 * time.Second
 
-	// minGiveBack is for leases that last so shortly that their end would leave no time for an answer.
+	// minGiveBack is for leases so short that their TTL leaves no time for an answer.
 	minGiveBack = 100 * time.Millisecond
 )
 
@@ -138,17 +138,17 @@ func (r *registry) left(cause error) error {
 	return e
 }
 
-// debt is something that is being given back.
+// debt is something that is being given back: a lease, a grant, a place in the queue.
 type debt struct {
 	resources []string
-	until     time.Time // by then it has run out
+	until     time.Time // by then it has expired
 	paid      chan struct{}
 
 	mu   sync.Mutex
 	last error // of the latest attempt; guarded by mu
 }
 
-// owe notes what has to be given back within bound. Every debt has to be settled.
+// owe registers what has to be given back within bound. Every debt has to be settled.
 func (r *registry) owe(resources []string, bound time.Duration) *debt {
 	d := &debt{resources: resources, until: time.Now().Add(bound), paid: make(chan struct{})}
 	r.mu.Lock()
@@ -170,8 +170,8 @@ func (r *registry) settle(d *debt, err error) {
 	r.ended()
 }
 
-// giveBack makes attempts, detached from the end of ctx, until one has an answer that counts or the debt has run out: a
-// caller that was cancelled must give back all the more. It calls done before the debt is settled.
+// giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx does not stop it: a
+// caller that was cancelled has to give back too. It calls done before the debt is settled.
 func (r *registry) giveBack(ctx context.Context, resources []string, ttl time.Duration, attempt func(ctx context.Context) error, done func()) *debt {
 	bound := max(ttl, minGiveBack)
 	d := r.owe(resources, bound)
@@ -209,8 +209,7 @@ func (d *debt) blocked() []Blocked {
 	return all
 }
 
-// wait returns nil when the debt is settled, and otherwise why it was not waited for any longer: ctx has ended, or most
-// has passed.
+// wait returns nil when the debt is settled, and otherwise why it stopped waiting: ctx has ended, or most has passed.
 func (d *debt) wait(ctx context.Context, most time.Duration) error {
 	waiting, cancel := protocol.Within(ctx, most)
 	defer cancel()
@@ -227,7 +226,7 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 	return context.Cause(waiting)
 }
 
-// behind is what one call gives back that got nothing, or less than it asked for.
+// behind is what goes on behind one call: it gives back what the call was granted but does not return.
 type behind struct{ debts []*debt }
 
 func (b *behind) giveBack(ctx context.Context, leases ...held) {
@@ -236,8 +235,8 @@ func (b *behind) giveBack(ctx context.Context, leases ...held) {
 	}
 }
 
-// settled waits for all of it; false if ctx ends before. A call that goes on with its lease id waits, or it would get
-// once more what is on its way back.
+// settled waits for all of it; false if ctx ends before. A call that goes on with its lease id has to wait, or it would get
+// once more what it is giving back.
 func (b *behind) settled(ctx context.Context) bool {
 	for _, d := range b.debts {
 		select {
@@ -249,7 +248,7 @@ func (b *behind) settled(ctx context.Context) bool {
 	return true
 }
 
-// await waits for all of it, but no longer than a call may whose time is over.
+// await waits for all of it, but no longer than protocol.Grace.
 func (b *behind) await() {
 	if len(b.debts) == 0 {
 		return
@@ -265,11 +264,11 @@ func (b *behind) await() {
 	}
 }
 
-// Blocked is a resource that nobody can have before that time, on this process's clock, although nobody works on it.
+// Blocked is a resource that nobody can acquire before that time, on this process's clock, although nobody works on it.
 type Blocked struct {
 	Resource string
 	Until    time.Time
-	Err      error // of the latest attempt to give it back, nil if that is under way
+	Err      error // of the latest attempt to release it, nil if that is under way
 }
 
 // NotGivenBackError is what [Issuer.Close] could not give back in time.

@@ -12,7 +12,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Lease is the right to work on one resource for a while. It is safe for concurrent use, and over when its [Lease.Context] is.
+// Lease is the right to work on one resource for a limited time. It is over when its [Lease.Context] is. It is safe for
+// concurrent use.
 type Lease struct {
 	core     *core
 	resource string
@@ -21,7 +22,7 @@ type Lease struct {
 
 	provisional *provisional // nil unless it was handed over
 
-	holdEnd  time.Time // no renewal reaches beyond; zero is never
+	holdEnd  time.Time // no renewal reaches beyond; zero for no bound
 	expiring chan time.Time
 
 	ctx      context.Context
@@ -39,8 +40,8 @@ type Lease struct {
 	unsure bool     // a release was sent and never answered; for one release at a time
 }
 
-// newLease starts the life of a lease that was granted to a request sent at the time given: trust counts from there. MaxHold
-// counts from when the resource has been held.
+// newLease starts a lease that was granted to a request sent at that time: trust counts from there. MaxHold
+// counts from since.
 func newLease(ctx context.Context, c *core, resource string, t term, sent, since time.Time) *Lease {
 	l := startLease(ctx, c, resource, t, c.trustedUntil(sent, c.cfg.TTL), since, nil)
 	l.mu.Lock()
@@ -51,8 +52,7 @@ func newLease(ctx context.Context, c *core, resource string, t term, sent, since
 	return l
 }
 
-// startLease starts the life of a lease that may be believed in until the time given. Whoever calls sees to it that it
-// is renewed.
+// startLease starts a lease that may be trusted until that time. The caller has it renewed.
 func startLease(ctx context.Context, c *core, resource string, t term, until, since time.Time, p *provisional) *Lease {
 	l := &Lease{core: c, resource: resource, term: t, since: since, provisional: p, expiring: make(chan time.Time, 1)}
 	if c.cfg.MaxHold != Unlimited {
@@ -78,11 +78,11 @@ func (l *Lease) Token() int64 { return l.term.token }
 // LeaseID is unique to this acquisition.
 func (l *Lease) LeaseID() uuid.UUID { return l.term.id }
 
-// ValidUntil is the time, on this process's clock, until which the lease may be believed in as things stand. Renewals move it on. Of a
-// lease that is over it is the time when that became known, so that nothing is begun with it: package fencedb does not.
+// ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals move it on. Once the lease is
+// over, it is the time when that became known, so that package fencedb begins nothing under it.
 //
-// Of a lease that was handed over it becomes known with the answer to a renewal, which is sent at once when it is asked
-// for and waited for here, for a quarter of a second at most; without that answer it is within a second.
+// For a lease that was handed over, ValidUntil sends a renewal and waits for the answer, for a quarter of a second at most.
+// Without that answer, the result is within a second.
 func (l *Lease) ValidUntil() time.Time {
 	if l.provisional.pending() {
 		l.provisional.await()
@@ -107,8 +107,8 @@ func (l *Lease) validFor() time.Duration {
 // Context ends when the lease does, at ValidUntil at the latest, even if Redis never answers again. Work under it.
 // [context.Cause] tells why: [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost] or [ErrRevoked].
 //
-// It carries the values of the context the lease was acquired with, but not its end: cancelling that one after the acquisition
-// does nothing to the lease.
+// It carries the values of the context that the lease was acquired with, but not its end: cancelling that context after the
+// acquisition does not end the lease.
 func (l *Lease) Context() context.Context {
 	if l.ctx == nil {
 		return neverGranted
@@ -116,7 +116,7 @@ func (l *Lease) Context() context.Context {
 	return l.ctx
 }
 
-// granted refuses a Lease that no Issuer has granted.
+// granted refuses a Lease that was not granted by an Issuer.
 func (l *Lease) granted() error {
 	if l == nil || l.core == nil {
 		return errNeverGranted
@@ -124,9 +124,9 @@ func (l *Lease) granted() error {
 	return nil
 }
 
-// What a Lease that no Issuer has granted answers.
+// What a Lease answers that was not granted by an Issuer.
 var (
-	errNeverGranted = protocol.Invalid("no Issuer has granted this Lease")
+	errNeverGranted = protocol.Invalid("this Lease was not granted by an Issuer")
 	neverGranted    = func() context.Context {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		cancel(errNeverGranted)
@@ -134,8 +134,8 @@ var (
 	}()
 )
 
-// Err is nil while the lease may be believed in, and afterwards the reason why not. It reads the clock: a process that was
-// stopped learns here at once what its timers will tell it a moment later. It does not ask Redis.
+// Err is nil while the lease may be trusted, and then the cause of its end. It reads the clock: after a process was
+// stopped, Err is right before the timers have run. It does not ask Redis.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,12 +183,12 @@ func (l *Lease) end(cause error) {
 	}
 }
 
-// Expiring receives ValidUntil when a lease comes within [Config.WarnBefore] of its end: renewal is off, or keeps failing. That is
-// the time to stop starting things. A renewal that succeeds later makes the warning void, and another may follow; a warning
-// that nobody has received by then is replaced. The channel is never closed.
+// Expiring receives ValidUntil when the lease comes within [Config.WarnBefore] of its end, because renewal is off or keeps failing. That
+// is the time to start no new work. A later renewal that succeeds makes the warning void, and another warning may follow; it
+// replaces one that was not received. The channel is never closed.
 func (l *Lease) Expiring() <-chan time.Time { return l.expiring }
 
-// warnAt is when to warn: never, while the first renewal is under way anyway. The caller holds mu.
+// warnAt is when to warn: not before the end while the first renewal is under way. The caller holds mu.
 func (l *Lease) warnAt() time.Time {
 	if l.provisional.pending() {
 		return l.validUntil
@@ -196,7 +196,7 @@ func (l *Lease) warnAt() time.Time {
 	return l.validUntil.Add(-l.core.cfg.WarnBefore)
 }
 
-// tick is the timer's call. A renewal may have moved both times on since the timer fired; then it was reset as well.
+// tick runs when the timer fires. A renewal may have moved both times on since; then the timer was reset as well.
 func (l *Lease) tick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -212,18 +212,18 @@ func (l *Lease) tick() {
 	l.expiry.Reset(time.Until(l.validUntil))
 }
 
-// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. The watchdog does this by itself; call it when
+// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. Renewal does this automatically; call Extend when
 // renewal is off, or before a long step.
 //
-// It returns nil when ValidUntil has moved on or MaxHold leaves nothing to move. An error that is [ErrUnreachable] says nothing
-// about the lease, which stays valid until ValidUntil; any other of the causes of [Lease.Context] says that it is over.
-// Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
+// It returns nil when ValidUntil has moved on, or MaxHold allows no more. After [ErrUnreachable] the lease stays valid until
+// ValidUntil; any other cause of [Lease.Context] says that it is over. Cancelling ctx stops the waiting, not the request. Extend never
+// revives a lease that is over.
 func (l *Lease) Extend(ctx context.Context) error {
 	e, err := l.beginRenewal(ctx, time.Now())
 	if err != nil || e == nil {
 		return err
 	}
-	// Nothing the answer could say matters once the lease is over.
+	// The answer does not matter once the lease is over.
 	ctx, stop := context.WithCancelCause(e.trace.ctx)
 	defer stop(nil)
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
@@ -295,17 +295,17 @@ func (l *Lease) endRenewal(r *renewal, answer answered) error {
 	return err
 }
 
-// Release gives the lease back. Its context ends first, with [ErrReleased], and a renewal in flight is waited for; then
+// Release gives the lease back. First its context ends, with [ErrReleased], and a renewal in flight finishes. Then
 // the request is sent, and sent again while Redis does not answer or refuses it for a moment ([ErrReadOnly],
 // [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That goes on behind the call: ctx, and five
-// seconds, bound only how long its outcome is waited for, and of ctx nothing but the values are used for the request. A
-// ctx that is over already leaves a moment of 30 ms, in which a Redis that works has answered.
+// seconds, bound only how long Release waits for the outcome. The request uses only the values of ctx. If ctx is over
+// already, Release still waits for 30 ms, in which a working Redis answers.
 //
-// It returns nil when the lease is given back. If the lease was over before, the error says why, as the cause of
-// [Lease.Context] does, and nothing of any other holder was touched. If it is not known yet, the error is what Redis
-// refused it with, or [ErrUnreachable]: the release is still being tried, and in the end the lease runs out by itself;
-// [Issuer.Close] waits for that. Release may be called again: it waits for the same outcome, tries once more if that
-// could not be had, and changes nothing after an answer.
+// It returns nil when the lease is released. If the lease was over before, the error is the cause of
+// [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error is the refusal of Redis,
+// or [ErrUnreachable]: the release is still being tried, and in the end the lease expires in Redis;
+// [Issuer.Close] waits for that. Release may be called again: it waits for the same outcome, tries once more if there
+// was none, and changes nothing after an answer.
 func (l *Lease) Release(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err
@@ -324,7 +324,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 }
 
-// release is one that was begun.
+// release is a release that was begun.
 type release struct {
 	debt *debt
 	err  error // what Release returns; set before the debt is settled
@@ -334,7 +334,7 @@ type release struct {
 // giveBack implements [held].
 func (l *Lease) giveBack(ctx context.Context) *debt { return l.release(ctx).debt }
 
-// release ends the lease and begins to give it back, unless that is done or under way.
+// release ends the lease and begins to give it back, unless that has happened or is under way.
 func (l *Lease) release(ctx context.Context) *release {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -362,7 +362,7 @@ func (l *Lease) release(ctx context.Context) *release {
 	return r
 }
 
-// unanswered reports whether it is over and was not answered.
+// unanswered reports whether the release is over without an answer.
 func (r *release) unanswered() bool {
 	select {
 	case <-r.debt.paid:
@@ -372,8 +372,8 @@ func (r *release) unanswered() bool {
 	}
 }
 
-// releaseError judges the answer to a release by what the holder believed before: over is nil if it still trusted the lease.
-// If an earlier request went unanswered, that one may have been carried out; then it is no news that the lease is gone.
+// releaseError is the outcome of a release for its caller. over is nil if the holder still trusted the lease before it.
+// If an earlier request went unanswered, it may have been carried out; then a lease that is gone is no error.
 func releaseError(over error, result outcome, unsure bool) error {
 	switch {
 	case result == done:
@@ -387,10 +387,10 @@ func releaseError(over error, result outcome, unsure bool) error {
 	}
 }
 
-// Verify asks Redis whether the lease still stands. A lease found lost is over from then on, with [ErrLost].
+// Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with [ErrLost].
 //
-// The answer is about the past by the time it arrives. It is for people and for deciding whether to start; what must not be
-// done by a stale holder is checked where the data lives.
+// The answer is out of date when it arrives. It is for people and for deciding whether to start. What a stale holder must not do
+// is checked where the data lives.
 func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err

@@ -7,10 +7,10 @@ import (
 	"sync"
 )
 
-// Leases are held together, in the order of their resources' bytes. They are grants as package fencedb takes them: fencedb.All(leases...).
+// Leases are held together, in the byte order of their resources. They are grants as package fencedb takes them: fencedb.All(leases...).
 type Leases []*Lease
 
-// Release gives all of them back, each as [Lease.Release] does and all at once. The error joins what went wrong.
+// Release releases all of them at once, each as [Lease.Release] does. The error joins those of the leases.
 func (ls Leases) Release(ctx context.Context) error {
 	return ls.each(func(l *Lease) error { return l.Release(ctx) })
 }
@@ -23,7 +23,7 @@ func (ls Leases) first() *Lease {
 	return ls[0]
 }
 
-// each calls f for all leases at once, so that one bound holds for all of them, and joins the errors, each with its
+// each calls f for all leases at once, so that one time limit holds for all, and joins the errors, each with its
 // resource.
 func (ls Leases) each(f func(*Lease) error) error {
 	errs := make([]error, len(ls))
@@ -39,7 +39,7 @@ func (ls Leases) each(f func(*Lease) error) error {
 	return errors.Join(errs...)
 }
 
-// lost is the reason why one of the leases is over already.
+// lost is why one of the leases is over already; nil if none is.
 func (ls Leases) lost() error {
 	for _, l := range ls {
 		if err := l.Err(); err != nil {
@@ -49,9 +49,9 @@ func (ls Leases) lost() error {
 	return nil
 }
 
-// Bind returns ctx with an end for the work that the lease covers: it ends with ctx or with the lease, whichever is first, and
-// [context.Cause] tells which and why, as the cause of [Lease.Context] does. Deadline and values are those of ctx. The function
-// frees what it takes, and ends it with [context.Canceled]; it neither ends ctx nor the lease. [Issuer.Do] binds by itself.
+// Bind returns a context for the work under the lease: it ends with ctx or with the lease, whichever is first, and
+// [context.Cause] tells which and why. Deadline and values are those of ctx. The function releases resources and ends the context
+// with [context.Canceled]; it ends neither ctx nor the lease. [Issuer.Do] binds by itself.
 func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	return Leases{l}.Bind(ctx)
 }
@@ -61,7 +61,7 @@ func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc)
 	work, cancel := context.WithCancelCause(ctx)
 	stops := make([]func() bool, len(ls))
 	for n, l := range ls {
-		if over := l.Err(); over != nil { // also for one whose timers have not run yet: the process was stopped
+		if over := l.Err(); over != nil { // also if its timers have not run yet, because the process was stopped
 			cancel(over)
 		}
 		stops[n] = context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })

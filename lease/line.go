@@ -9,17 +9,17 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// lines are the queues inside this process, one per resource that is waited for. Only the first of a line stands in Redis's queue,
-// so that many goroutines cost Redis one waiter and one subscription.
+// lines are the queues inside this process, one per resource with waiters. Only the first of a line stands in Redis's queue,
+// so many goroutines cost Redis one waiter and one subscription.
 type lines struct {
-	subscribe func(channel string) *subscription // nil result: the store cannot wake anybody
+	subscribe func(channel string) *subscription // nil result: the store cannot wake waiters
 
 	mu        sync.Mutex
-	byChannel map[string]*line // those with someone in them; guarded by mu
+	byChannel map[string]*line // those with waiters; guarded by mu
 }
 
-// line is the queue for one resource. The first is at the front and talks to Redis, the others wait for front to be passed on. A line
-// that has emptied stays for a moment, with its ear, so that a resource under steady contention costs no subscription at each turn.
+// line is the queue for one resource. The waiter at the front talks to Redis; the others wait until they come to the front. An
+// empty line stays for a moment, with its subscription, so a resource under steady contention costs no subscription at each turn.
 type line struct {
 	behind       []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
 	empty        *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
@@ -28,14 +28,14 @@ type line struct {
 	silence silence // belongs to whoever is at the front
 }
 
-// silence is how long Redis has not answered whoever was at the front of a line. An outage is sat out for as long as a
-// lease lasts, and by those who stand in line meanwhile not once each, one after the other.
+// silence is how long Redis has not answered the front of a line. A line waits through an outage for one TTL, and its waiters
+// share that time: they do not spend it one after the other.
 type silence struct {
 	since time.Time // of the first request without an answer; zero if the latest was answered
 	why   error
 }
 
-// left is for how long one who came at that time goes on asking. It begins with the question.
+// left is for how long a waiter that came at that time goes on asking. The first call starts the silence.
 func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
 	if s.since.IsZero() {
 		s.since, s.why = time.Now(), fmt.Errorf("%w: no answer for %v", ErrUnreachable, patience)
@@ -66,13 +66,13 @@ func (ls *lines) join(ctx context.Context, channel string, busy func(context.Con
 		return t, nil
 	case <-ctx.Done():
 		if !ls.quit(t.line, front) {
-			t.leave() // it came to the front at the same moment
+			t.leave() // the caller came to the front at the same moment
 		}
 		return nil, context.Cause(ctx)
 	}
 }
 
-// enter takes a place, which is closed when it is the front; nil if it is already.
+// enter takes a place, a channel that is closed when it is the front; nil if it is the front already.
 func (ls *lines) enter(channel string) (t *turn, place chan struct{}) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -126,7 +126,7 @@ func (t *turn) leave() {
 	l.empty = empty
 }
 
-// remove closes the line's ear with it. The caller holds mu.
+// remove closes the line's subscription too. The caller holds mu.
 func (ls *lines) remove(channel string, l *line) {
 	delete(ls.byChannel, channel)
 	if l.subscription != nil {
@@ -134,7 +134,7 @@ func (ls *lines) remove(channel string, l *line) {
 	}
 }
 
-// close removes the lines that are empty, without the moment that they stay. It is for when nobody joins any more.
+// close removes empty lines at once. It is called when nobody joins any more.
 func (ls *lines) close() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -145,17 +145,17 @@ func (ls *lines) close() {
 	}
 }
 
-// listenFor says whose wake-up counts from now on, and forgets those that came before.
+// listenFor says whose news counts from now on, and forgets earlier news.
 func (t *turn) listenFor(waiter string) {
 	if t.line.subscription != nil {
 		t.line.subscription.listenFor(waiter)
 	}
 }
 
-// woken receives when the waiter should ask again: it was called, or a call may have been missed. Nil if the store cannot call.
+// woken receives when the waiter should ask again: it was called, or a message may have been missed. Nil if the store cannot wake waiters.
 func (t *turn) woken(waiter string) <-chan struct{} {
-	if e := t.line.subscription; e != nil && (e.moved() || e.refusal() != nil) {
-		e.close()
+	if s := t.line.subscription; s != nil && (s.moved() || s.refusal() != nil) {
+		s.close()
 		t.line.subscription = nil
 	}
 	if t.line.subscription == nil {
@@ -168,7 +168,7 @@ func (t *turn) woken(waiter string) <-chan struct{} {
 	return t.line.subscription.wake
 }
 
-// lookAfter is how long whoever was woken may go on sleeping, because the one before it has its turn.
+// lookAfter is how long the waiter that was woken may go on sleeping, because the one before it has its turn.
 func (t *turn) lookAfter() time.Duration {
 	if t.line.subscription == nil {
 		return 0

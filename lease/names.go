@@ -40,9 +40,9 @@ func Resource(kind string, id any) string {
 //
 //	redis.NewClient(&redis.Options{Addr: addr, ClientName: lease.ClientName("booking")})
 //
-// CLIENT LIST then tells which program, host and process a connection is of; one with sub or ssub above 0 is where its waiters hear
-// of their turn. Nothing here names connections by itself: the client is the caller's. Characters that Redis does not
-// take in a name become "_".
+// CLIENT LIST then tells the program, host and process of a connection; those with sub or ssub above 0 are where waiters are
+// woken. This package names no connections, because the client is the caller's. Characters that Redis does not
+// allow in a name become "_".
 func ClientName(program string) string {
 	host, err := os.Hostname()
 	if err != nil {

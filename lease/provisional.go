@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	settleAfter = 50 * time.Millisecond  // a lease that was handed over is made full, unless someone needs to know its validity before
+	settleAfter = 50 * time.Millisecond  // a lease that was handed over is made full, or before if its validity is asked for
 	settleTry   = 250 * time.Millisecond // for one attempt
 )
 
 // provisional is the state of a lease that was handed over, until its first renewal is answered.
 type provisional struct {
-	wanted  chan struct{} // holds one token when someone wants to know how long the lease lasts
+	wanted  chan struct{} // holds one token when the validity was asked for
 	settled chan struct{} // closed when that is known: a renewal has succeeded, or the lease is over
 	once    sync.Once     // closes settled
 }
@@ -45,14 +45,14 @@ func (p *provisional) run(ctx context.Context, extend func(context.Context) erro
 	}
 }
 
-// settle says that it is known how long the lease lasts.
+// settle ends the provisional state: it is known how long the lease lasts.
 func (p *provisional) settle() {
 	if p != nil {
 		p.once.Do(func() { close(p.settled) })
 	}
 }
 
-// await waits until it is known how long the lease lasts, for one attempt to find out.
+// await waits until that is known, for one attempt at most.
 func (p *provisional) await() {
 	select {
 	case p.wanted <- struct{}{}:
@@ -66,7 +66,7 @@ func (p *provisional) await() {
 	}
 }
 
-// pending is true until then. A lease that was not handed over has none.
+// pending is true until then. A lease that was not handed over has no provisional state.
 func (p *provisional) pending() bool {
 	if p == nil {
 		return false

@@ -20,7 +20,7 @@ type quorum struct {
 	patience time.Duration // for one member's answer
 }
 
-// straggle is how long the slower members are waited for once a majority has answered.
+// straggle is how long to wait for slower members once a majority has answered.
 const quorumGrace = 50 * time.Millisecond
 
 // vote is what one member answered.
@@ -29,8 +29,8 @@ type vote[T any] struct {
 	err    error
 }
 
-// poll asks all members at once and returns the votes in the members' order. It returns when all have answered, when a majority has and
-// the others straggle, or when the members' time is over; a vote that is missing by then is [ErrUnreachable].
+// poll asks all members at once and returns the votes in the members' order. It returns when all have answered, quorumGrace after a
+// majority has, or when the members' time is over; a vote that is missing by then is [ErrUnreachable].
 func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *single) (T, error)) []vote[T] {
 	type numbered struct {
 		member int
@@ -95,7 +95,7 @@ func undecided[T any](votes []vote[T]) error {
 	return fmt.Errorf("only %d of %d members of the quorum answered: %w", heard(votes), len(votes), errors.Join(errs...))
 }
 
-// decide makes one outcome of many. It is done if a majority did it, and lost once no majority can have.
+// decide makes one outcome of many: done if a majority did it, and lost if no majority can have done it.
 func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
 	count := make(map[outcome]int)
 	silent := 0
@@ -135,7 +135,7 @@ func (q *quorum) acquire(ctx context.Context, a ask) (acquired, error) {
 	return got.acquired, got.err
 }
 
-// win asks all members for the majority.
+// win asks all members and needs a majority.
 func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 	if a.mode == wait {
 		a.mode = try // there is no common queue
@@ -176,7 +176,7 @@ func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
 	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, e) }))
 }
 
-// undone gives back what a minority granted, so that the next attempt of a rival does not fail for it. The call goes on. It
+// undone takes back what a minority granted, so that it does not block a rival's next attempt. The call goes on. It
 // reports whether every member has answered.
 func (q *quorum) undone(ctx context.Context, a ask) bool {
 	ctx, cancel := protocol.Detached(ctx, q.patience)
@@ -190,7 +190,7 @@ func (q *quorum) undone(ctx context.Context, a ask) bool {
 	return all
 }
 
-// missing is whether a member may still get what it was asked and has not answered.
+// missing reports whether a request may still reach a member that has not answered.
 func missing(votes []vote[acquired]) bool {
 	return slices.ContainsFunc(votes, func(v vote[acquired]) bool { return errors.Is(v.err, ErrUnreachable) })
 }

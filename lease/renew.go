@@ -11,7 +11,7 @@ import (
 
 // renewable is a lease as the watchdog knows it.
 type renewable interface {
-	// renewalDue begins a renewal, or answers nil if the lease is over or as long as it may be. Each renewal that was begun must be
+	// renewalDue begins a renewal; nil if the lease is over or MaxHold allows no more. Each renewal that was begun must be
 	// ended.
 	renewalDue(now time.Time) *renewal
 	endRenewal(r *renewal, answer answered) error
@@ -53,13 +53,12 @@ const (
 	batchWindow = 16
 )
 
-// watch makes the appointment for the next renewal of a lease that was granted or renewed by a request sent at the time given.
-// The caller holds the lease's mu, and the lease is not over.
+// watch schedules the next renewal of a lease that was granted or renewed by a request sent at that time. The caller holds the lease's mu, and the lease is not over.
 func (w *watchdog) watch(l renewable, sent time.Time) {
 	w.schedule(l, sent.Add(protocol.Jitter(w.cfg.RenewEvery)))
 }
 
-// retry makes it for a lease whose renewal failed. The caller holds the lease's mu, and the lease is not over.
+// retry schedules the next attempt for a lease whose renewal failed. The caller holds the lease's mu, and the lease is not over.
 func (w *watchdog) retry(l renewable) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
@@ -81,7 +80,7 @@ func (w *watchdog) schedule(l renewable, at time.Time) {
 	}
 }
 
-// forget cancels the appointment of a lease that is over.
+// forget cancels the renewal of a lease that is over.
 func (w *watchdog) forget(l renewable) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,7 +121,7 @@ func (w *watchdog) run() {
 	}
 }
 
-// take removes what is due, and says when to look again. It answers false when nothing is left; the loop has then to end.
+// take removes what is due, and says when to look again. It answers false if nothing is left; the loop then has to end.
 func (w *watchdog) take(now time.Time) (batch []renewable, next time.Time, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

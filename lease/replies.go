@@ -35,7 +35,7 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("Verdict(%d)", int(v))
 }
 
-// Revocation is the new fence of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
+// Revocation is the new last token of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
 // keeps the former holder from writing.
 type Revocation struct {
 	resource    string
@@ -54,28 +54,28 @@ func (r *Revocation) Token() int64 { return r.token }
 // LeaseID identifies this revocation, as a lease id does a lease.
 func (r *Revocation) LeaseID() uuid.UUID { return r.id }
 
-// Holder is the lease that this revocation has ended and its token. It answers false if nobody held the resource.
+// Holder is the lease that this revocation has ended, and its token. It answers false if nobody held the resource.
 func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
 	return r.holder, r.holderToken, r.holderToken > 0
 }
 
-// Inspection is what Redis knows about a resource, for people to read. It is out of date when it arrives.
+// Inspection is what Redis knows about a resource. It is out of date when it arrives.
 type Inspection struct {
 	Resource      string
 	Holder        uuid.UUID     // zero: nobody
 	Token         int64         // of the holder; 0: nobody
 	ExpiresIn     time.Duration // of the holder's lease, without renewal
-	LastToken     int64         // the fence; 0: not known
-	RememberedFor time.Duration // the fence; negative: it never expires, or is not known
+	LastToken     int64         // 0: not known
+	RememberedFor time.Duration // the last token; negative: it never expires, or is not known
 	Waiters       int           // processes that wait
 	Revoked       uuid.UUID     // the lease that was revoked lately; zero: none
-	RevokedTo     int64         // the latest revocation's token, if that was lately; LastToken, if nobody has acquired since; 0: none
+	RevokedTo     int64         // the token of that revocation; equals LastToken if nobody has acquired since; 0: none
 }
 
 // acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for which of them.
 type acquired struct {
 	tokens []int64 // nil when refused
-	unsure bool    // not everyone that was asked has answered
+	unsure bool    // a member of a quorum has not answered
 	wait   time.Duration
 	index  int
 }
@@ -106,7 +106,7 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 	return acquired{}, r.Unknown()
 }
 
-// errOver is the answer to a request that comes when its call has been given up. Nobody waits for it, as a rule.
+// errOver is the answer to a request that arrives after its call was given up. Usually nobody waits for it.
 var errOver = fmt.Errorf("%w: the acquisition was given up before", ErrLost)
 
 // maxToken is the largest token: what Lua's doubles hold exactly.
@@ -141,7 +141,7 @@ func decodeOutcome(r protocol.Reply, success string) (outcome, error) {
 	return "", r.Unknown()
 }
 
-// loss is why a lease that was thought to be held is not.
+// loss is why a lease is not held any more.
 func (o outcome) loss() error {
 	switch o {
 	case taken:

@@ -51,17 +51,17 @@ type extension struct {
 	retention time.Duration
 }
 
-// answered is what became of one extension.
+// answered is the outcome of one extension.
 type answered struct {
 	outcome outcome
 	err     error
 }
 
-// store keeps leases. Each call is one attempt; an error that is [ErrUnreachable] leaves open whether it was carried out.
+// store keeps leases. Each call is one attempt; after [ErrUnreachable] it is unknown whether it was carried out.
 type store interface {
 	acquire(ctx context.Context, a ask) (acquired, error)
 	extend(ctx context.Context, batch []extension) []answered            // one answer for each, in order
-	release(ctx context.Context, e extension) (outcome, error)           // its ttl is of no use
+	release(ctx context.Context, e extension) (outcome, error)           // without its ttl
 	withdraw(ctx context.Context, t term, retention time.Duration) error // without its token, which is not known
 	verify(ctx context.Context, t term) (Verdict, error)
 	revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
@@ -70,8 +70,8 @@ type store interface {
 	inspect(ctx context.Context, k protocol.Keys) (Inspection, error)
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
 	spans(k []protocol.Keys) bool                                            // whether one ask can cover all these resources
-	subscribe(channel string) *subscription                                  // nil if waiters are not woken, or not now
-	stopListening()                                                          // nobody listens any more: ends what lingers
+	subscribe(channel string) *subscription                                  // nil if waiters cannot be woken, or not now
+	stopListening()                                                          // ends idle connections at once
 }
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
@@ -102,7 +102,7 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 	return s
 }
 
-// listen gives an ear for what is published for this process's waiters alone.
+// subscribe listens to what is published for this process's waiters alone.
 func (s *single) subscribe(channel string) *subscription {
 	return s.subscriber.subscribe(channel + ":" + s.listener)
 }
@@ -146,8 +146,7 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 	return f.masters, nil
 }
 
-// spans is false on a Cluster, where a script sees one slot only; whoever asks for several resources there goes
-// step by step.
+// spans is false on a Cluster, where a script sees one slot only; several resources are then acquired step by step.
 func (s *single) spans(k []protocol.Keys) bool {
 	return s.cluster == nil || len(k) == 1
 }

@@ -12,7 +12,7 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// ear is one resource's share in a subscription.
+// subscription is one waiter's share in a connection: the channel of one resource.
 type subscription struct {
 	channel  string
 	wake     chan struct{} // holds one token when the waiter should ask again
@@ -28,94 +28,98 @@ type subscription struct {
 	refused error             // why Redis does not let this process listen; guarded by mu
 }
 
-func (e *subscription) listenFor(waiter string) {
-	e.mu.Lock()
-	e.waiter, e.grant, e.ask, e.look = waiter, nil, false, 0
-	e.mu.Unlock()
+// listenFor says whose news counts from now on, and forgets earlier news.
+func (s *subscription) listenFor(waiter string) {
+	s.mu.Lock()
+	s.waiter, s.grant, s.ask, s.look = waiter, nil, false, 0
+	s.mu.Unlock()
 	select {
-	case <-e.wake:
+	case <-s.wake:
 	default:
 	}
 }
 
-func (e *subscription) wakeToAsk() {
-	e.mu.Lock()
-	e.ask = true
-	e.mu.Unlock()
-	e.signal()
+// wakeToAsk wakes the waiter, who should ask now: news may have been missed.
+func (s *subscription) wakeToAsk() {
+	s.mu.Lock()
+	s.ask = true
+	s.mu.Unlock()
+	s.signal()
 }
 
-func (e *subscription) signal() {
+func (s *subscription) signal() {
 	select {
-	case e.wake <- struct{}{}:
-	default: // it rings already
+	case s.wake <- struct{}{}:
+	default: // the token is there
 	}
 }
 
-func (e *subscription) receive(message string) {
+// receive takes a message in, and wakes the waiter if it is the one addressed.
+func (s *subscription) receive(message string) {
 	n := protocol.ReadNews(message)
-	e.mu.Lock()
-	mine := n.Call != "" && n.Call == e.waiter
+	s.mu.Lock()
+	mine := n.Call != "" && n.Call == s.waiter
 	if mine {
 		if n.Granted != nil {
-			e.grant = n.Granted
+			s.grant = n.Granted
 		}
-		e.ask, e.look = e.ask || n.Look == 0, n.Look
+		s.ask, s.look = s.ask || n.Look == 0, n.Look
 	}
-	e.mu.Unlock()
+	s.mu.Unlock()
 	if mine {
-		e.signal()
+		s.signal()
 	}
 }
 
 // lookAfter is how long the waiter that was woken may go on sleeping; 0 if it should ask now.
-func (e *subscription) lookAfter() time.Duration {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.ask {
+func (s *subscription) lookAfter() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ask {
 		return 0
 	}
-	return e.look
+	return s.look
 }
 
-func (e *subscription) granted() *protocol.Granted {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.grant
+// granted is the latest news of a grant to the waiter; nil if there was none.
+func (s *subscription) granted() *protocol.Granted {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.grant
 }
 
 // refuse tells the waiter that it will never be woken.
-func (e *subscription) refuse(err error) {
-	e.mu.Lock()
-	e.refused = err
-	e.mu.Unlock()
-	e.wakeToAsk()
+func (s *subscription) refuse(err error) {
+	s.mu.Lock()
+	s.refused = err
+	s.mu.Unlock()
+	s.wakeToAsk()
 }
 
-func (e *subscription) refusal() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.refused
+func (s *subscription) refusal() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refused
 }
 
-func (e *subscription) close() { e.listener.unsubscribe(e) }
+func (s *subscription) close() { s.listener.unsubscribe(s) }
 
 const (
-	linger = 2 * time.Second // how long a line that has emptied is kept, and a connection without ears
+	linger = 2 * time.Second // how long an empty line is kept, and a connection without subscriptions
 	pulse  = 3 * time.Second // how often a connection has to give a sign of life
 	retry  = 100 * time.Millisecond
 )
 
-// ears is where those who wait are woken.
+// subscriber is where waiters subscribe.
 type subscriber interface {
 	subscribe(channel string) *subscription // nil if that is not possible now
 	stopListening()                         // ends what lingers
 }
 
-// listener is one connection that subscribes to the channels of all its ears. It runs while there are ears, and lingers a little.
+// listener is one connection for the channels of all its subscriptions. It runs while there are any, and a little longer.
 type listener struct {
 	connect func() connection
-	wake    chan struct{} // holds one token when ears has changed
+	wake    chan struct{} // holds one token when subscriptions has changed
 	heard   atomic.Bool   // anything since the last pulse
 
 	mu            sync.Mutex
@@ -161,7 +165,7 @@ func (l *listener) stopListening() {
 func (l *listener) changed() {
 	select {
 	case l.wake <- struct{}{}:
-	default: // it has been poked already
+	default: // the token is there
 	}
 }
 
@@ -171,7 +175,7 @@ func (l *listener) subscription(channel string) *subscription {
 	return l.subscriptions[channel]
 }
 
-// listenOn gives an ear on a deployment where every server passes every message on.
+// listenOn listens on a deployment where every server passes every message on.
 func listenOn(client redis.UniversalClient) *listener {
 	return newListener(func() connection {
 		return connection{PubSub: client.Subscribe(context.Background()), publish: client.Publish}
@@ -183,11 +187,11 @@ type shards struct {
 	cluster *redis.ClusterClient
 
 	mu       sync.Mutex
-	byMaster map[*redis.Client]*listener // those with ears, and a few more; guarded by mu
+	byMaster map[*redis.Client]*listener // those with subscriptions, and a few more; guarded by mu
 }
 
-// open gives an ear on the master that serves the channel, or nil if that cannot be found out now. The cluster's client
-// closes its client of a master that leaves, and makes another if it returns, so that the address alone says nothing.
+// subscribe listens on the master that serves the channel; nil if that cannot be found out now. The cluster's client
+// closes its client of a master that leaves, and makes another if it returns, so the address alone says nothing.
 func (s *shards) subscribe(channel string) *subscription {
 	master, err := s.cluster.MasterForKey(context.Background(), channel)
 	if err != nil {
@@ -234,7 +238,7 @@ func (l *listener) run() {
 	}
 }
 
-// serve keeps what one connection is subscribed to equal to what the ears want. It returns false when there are none, and true when
+// serve keeps the channels of one connection equal to the subscriptions. It returns false when there are none, and true when
 // the connection has broken or fallen silent and another is needed.
 func (l *listener) serve() (again bool) {
 	s := l.connect()
@@ -278,12 +282,12 @@ func (l *listener) serve() (again bool) {
 			if l.stop() {
 				return false
 			}
-			idle.Reset(linger) // the last ear may go before the loop sees that it was there
+			idle.Reset(linger) // the last subscription may end before the loop sees it
 		}
 	}
 }
 
-// receive passes on what the connection hears until it is closed or breaks. It is not used again then: it would
+// receive passes messages on until the connection is closed or breaks. The connection is not used again then: it would
 // subscribe to all its channels in one request, which a Cluster refuses when they are of several slots.
 func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
@@ -298,7 +302,8 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	}
 }
 
-// probe asks for what a connection needs later, before it has subscribed to anything: to tell others, and to leave. Who may not do that learns it when it waits, and not by waking nobody.
+// probe tries what is needed later, before the connection has subscribed to anything: to publish, and to unsubscribe. So a client without
+// these rights learns it when it waits, and not by failing to wake others.
 func (l *listener) probe(s connection, channel string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
@@ -308,7 +313,7 @@ func (l *listener) probe(s connection, channel string) {
 	s.change(nil, []string{channel + ":probe"})
 }
 
-// refused tells the waiters if the error is that this process is not allowed to listen.
+// refused tells the waiters if this process is not allowed to listen.
 func (l *listener) refused(err error) {
 	err = protocol.Failed(context.Background(), "to listen", err)
 	if !errors.Is(err, ErrDenied) {
@@ -344,7 +349,7 @@ func (l *listener) difference(subscribed map[string]bool) (add, remove []string)
 			add = append(add, channel)
 			subscribed[channel] = true
 		} else if !e.known {
-			e.wakeToAsk() // a message may have come while the channel had no ear
+			e.wakeToAsk() // a message may have come before this subscription
 		}
 		e.known = true
 	}
@@ -357,7 +362,7 @@ func (l *listener) difference(subscribed map[string]bool) (add, remove []string)
 	return add, remove
 }
 
-// stop ends the loop, unless an ear was opened meanwhile.
+// stop ends the loop, unless there is a new subscription.
 func (l *listener) stop() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -365,8 +370,8 @@ func (l *listener) stop() bool {
 	return !l.running
 }
 
-// dispatch passes a message to its ear. The beginning, the renewal and the end of a subscription ring too: what was
-// published before that moment was missed.
+// dispatch passes a message to its subscription. The beginning, the renewal and the end of a subscription in Redis wake the waiter
+// too: messages before that moment were missed.
 func (l *listener) dispatch(m any) {
 	switch m := m.(type) {
 	case *redis.Message:
@@ -380,14 +385,14 @@ func (l *listener) dispatch(m any) {
 	}
 }
 
-// subscription is a connection that listens. On a Cluster, messages stay on the shard that serves the resource.
+// connection is one that listens. On a Cluster, messages stay on the shard that serves the resource.
 type connection struct {
 	*redis.PubSub
 	sharded bool
 	publish func(ctx context.Context, channel string, message any) *redis.IntCmd
 }
 
-// ask wants a sign of life. Errors are left to the connection.
+// ask requests a sign of life. Errors are left to the connection.
 func (s connection) ask() {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()

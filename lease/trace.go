@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Tracer is told what the leases of an [Issuer] go through, in pairs: each start is followed by one end of the same [Op], which
+// Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one end of the same [Op], which
 // gets the context that the start returned. So does the work in between. It is called on the path of the work, by many
 // goroutines at once; it must be quick, and must not call the lease or the issuer.
 //
@@ -24,7 +24,7 @@ type Op string
 
 const (
 	// OpAcquire is one call that acquires, whether it waits or not, with its sealing. With several resources it names the
-	// first of them. Err is nil when the lease was granted, [ErrHeld] when it was not to be had (in time).
+	// first of them. Err is nil if the lease was granted, and [ErrHeld] if it was not granted (in time).
 	OpAcquire Op = "acquire"
 
 	// OpWait is the time within OpAcquire from when the resource was found taken until it was granted or the caller gave up.
@@ -44,10 +44,10 @@ const (
 	// OpRevoke is one revocation or take-over, of whoever holds.
 	OpRevoke Op = "revoke"
 
-	// OpRaise is one fence that is lifted above what the store of the data has seen.
+	// OpRaise is one last token that is lifted above what the data store has seen.
 	OpRaise Op = "raise"
 
-	// OpHeal is one lease that is exchanged because its token was refused although it stands. LeaseID and Token are the old
+	// OpHeal is one live lease that is exchanged because its token was refused. LeaseID and Token are the old
 	// ones at the start and the new ones at the end.
 	OpHeal Op = "heal"
 )
@@ -55,7 +55,7 @@ const (
 // TraceStart is what is known when something begins. Fields that do not belong to the Op, or are not known yet, are zero.
 type TraceStart struct {
 	Op        Op
-	Kind      string // of coordination: "lease", or the name of what is built on it, such as "semaphore"
+	Kind      string // "lease" or "semaphore"
 	Namespace string // [Config.Namespace]
 	Resource  string // as the caller gave it, also where keys are hashed
 	Resources int    // how many the call is for; 1 unless several are acquired together
@@ -67,7 +67,7 @@ type TraceStart struct {
 type TraceEnd struct {
 	TraceStart               // with LeaseID and Token as they are now
 	Took       time.Duration // since the start
-	ValidFor   time.Duration // what OpAcquire, OpExtend and OpHeal, if they succeed, leave of the trust window
+	ValidFor   time.Duration // remaining validity, of an OpAcquire, OpExtend or OpHeal that has succeeded
 	Err        error         // nil: it was done
 }
 

@@ -10,7 +10,7 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// firstAnswer is how long Redis has for the first answer when a caller waits for less.
+// firstAnswer is how long Redis has for the first answer if a caller waits for less.
 const firstAnswer = 250 * time.Millisecond
 
 // limit bounds the waiting as [WaitAtMost] says. The first request has firstAnswer at least.
@@ -28,7 +28,7 @@ func (a *acquisition) limit(ctx context.Context) (context.Context, context.Cance
 	return waiting, func() { cancel(); cancelFirst() }
 }
 
-// asking is the context of the next request of one that waits in ctx.
+// asking is the context of the next request of a waiter in ctx.
 func (a *acquisition) asking(ctx context.Context) context.Context {
 	if first := a.first; first != nil {
 		a.first = nil
@@ -37,7 +37,7 @@ func (a *acquisition) asking(ctx context.Context) context.Context {
 	return ctx
 }
 
-// waitAll asks for everything, and if that is refused waits for one after the other.
+// waitAll asks for everything, and if that is refused, waits for one resource after the other.
 func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
 	waiting, cancel := a.limit(ctx)
 	defer cancel()
@@ -52,7 +52,7 @@ func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
 			return leases, err
 		}
 	}
-	held.Cause = context.Cause(waiting) // the last that was heard
+	held.Cause = context.Cause(waiting) // the last answer
 	return nil, held
 }
 
@@ -90,10 +90,10 @@ func (a *acquisition) waited(leases Leases, err error) {
 	}
 }
 
-// queue asks whenever it is woken, and when the time is over after which Redis said that asking is worthwhile.
+// queue asks whenever it is woken, and after the retry-after of the latest refusal.
 func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Leases, error) {
 	var last *HeldError
-	if a.waits != nil { // those in front of it in the line have heard so
+	if a.waits != nil { // the callers in front of it have found it taken
 		last = &HeldError{Resource: a.resources[0]}
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
@@ -141,7 +141,7 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Duration) {
 	woken := t.woken(a.call.id)
 	if woken == nil {
-		held = min(held, backoff/2+rand.N(backoff)) // far apart, or rivals for a majority split it again and again
+		held = min(held, backoff/2+rand.N(backoff)) // spread out, or rivals for a majority split it again and again
 	}
 	timer := time.NewTimer(spread(held))
 	defer timer.Stop()
@@ -161,29 +161,29 @@ func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Dur
 	}
 }
 
-// spread makes it a little longer, so that not all ask at once.
+// spread makes d a little longer, so that not all waiters ask at once.
 func spread(d time.Duration) time.Duration { return d + rand.N(d/20+time.Millisecond) }
 
-// How often to ask a store that wakes nobody.
+// How often to ask a store that cannot wake waiters.
 const (
 	pollFirst = 10 * time.Millisecond
 	pollLast  = time.Second
 )
 
-// handedOver is the lease that a release has given to this waiter, if it can be believed in without another request.
+// handedOver is the lease that a release has granted to this waiter, if it can be trusted without another request.
 //
-// When it was granted cannot be known; that it was after the latest refusal can, by the number of the request that
-// stands in the queue:
+// The time of the grant is not known, but the number of the request that stands in the queue proves that it was after the latest
+// refusal:
 //
 //	t0  the waiter sends request 2; refused; it waits in the queue, with the number 2
 //	t1  the holder's release grants, for a second; the news says: to request 2, for 4.2 s from its answer, 3.2 s ago
-//	t2  the news arrives, late perhaps. Redis answered request 2 after t0, so trusting until t0 + 4.2 s - margin is safe
+//	t2  the news arrives, perhaps late. Redis answered request 2 after t0, so trusting until t0 + 4.2 s - margin is safe
 //
-// It is the trust window of every lease, with Redis's clock running from the answer to request 2. News for another
-// request is no more than a reason to ask: that Redis has lost its data since, or that a request was overtaken by the
-// next, changes nothing about it.
+// This is the trust window of every lease, with Redis's clock running from the answer to request 2. News for another
+// request is only a reason to ask. So neither a loss of Redis's data nor a request that was overtaken by the next one can
+// deceive the waiter.
 //
-// A grant of which too little is left, or which replicas have to confirm, is asked for as well. Otherwise the lease is
+// The waiter also asks if too little of the grant is left, or if replicas have to confirm. Otherwise the lease is
 // full as soon as its first renewal is answered.
 func (a *acquisition) handedOver(ctx context.Context, t *turn) Leases {
 	c, last := a.core, a.standing
