@@ -59,6 +59,14 @@ CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
 
+-- A guard need not judge every row anew: who has judged a resource, or just entered it, notes the answer in the setting
+-- fencedb.judged (until when, the token, the resource), which ends with the transaction and goes back with a savepoint.
+-- Anybody can set that. So its checksum, which contains the transaction id, is the session's own value of this sequence,
+-- which nobody else knows, and which only who may change the sequence can set.
+CREATE UNLOGGED SEQUENCE fencedb.judgement MINVALUE -9223372036854775808;
+
+COMMENT ON SEQUENCE fencedb.judgement IS 'Its currval is the checksum of the setting fencedb.judged.';
+
 -- Tokens end at 2^53 - 1 (the largest whole number that Lua, JavaScript and JSON keep exactly), so that a token entered by
 -- mistake cannot shut every later holder out.
 CREATE TABLE fencedb.foreign_issuers (
@@ -67,7 +75,8 @@ CREATE TABLE fencedb.foreign_issuers (
 
 COMMENT ON TABLE  fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because something else than package lease issues them. See fencedb.declare_foreign.';
 
-REVOKE ALL ON fencedb.fences, fencedb.signing_key, fencedb.server_epoch, fencedb.foreign_issuers FROM PUBLIC;
+REVOKE ALL ON fencedb.fences, fencedb.signing_key, fencedb.server_epoch, fencedb.judgement, fencedb.foreign_issuers FROM PUBLIC;
+GRANT SELECT ON fencedb.judgement TO PUBLIC; -- for currval, by the guards
 
 -- Which functions and operators a function means must not depend on the search_path of its caller. So each one fixes
 -- its own, with SET or, where the body is a single expression, with RETURN, which is read when the migration runs.
@@ -109,6 +118,21 @@ $$;
 -- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.granted() IS 'Inner function. The grants of this transaction: {"grants": {resource: {"token": ..., "lease": ..., "entered": boolean}}, "until": milliseconds since 1970 or null}. NULL when it has none, or when somebody else wrote the setting.';
+
+-- Fixed places, so that a guard reads them fast. Without a limit the note holds until 2286.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.note(resource text, token bigint, until numeric) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    noted text := set_config('fencedb.judged', to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000') || to_char(token, 'FM0000000000000000000') || resource, true);
+BEGIN
+    until := setval('fencedb.judgement', hashtextextended(noted, txid_current()));
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.note(text, bigint, numeric) IS 'Inner function. Notes for the guards that rows of resource may be written, until when (milliseconds since 1970, NULL for no limit), and the token to stamp on them.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
@@ -337,6 +361,7 @@ BEGIN
             PERFORM set_config(name, remaining_ms::text, true);
         END IF;
     END LOOP;
+    PERFORM set_config('fencedb.limit', remaining_ms::text, true);
 END
 $$;
 -- +goose StatementEnd
@@ -433,7 +458,9 @@ BEGIN
         signed := fencedb.sign(body) || body;
     END IF;
     PERFORM set_config('fencedb.granted', signed, true);
-    IF before IS NOT NULL THEN -- what was judged so far was judged by another limit
+    IF enter THEN
+        PERFORM fencedb.note(resources[n], tokens[n], until);
+    ELSE -- what was noted so far may have another limit
         PERFORM set_config('fencedb.judged', '', true);
     END IF;
     xid := pg_current_xact_id();
@@ -462,7 +489,46 @@ CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remain
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    limit_ms text := least(remaining_ms, 2147483647);
+    until    numeric;
+    locker   xid;
+    key      bytea;
+    body     text;
 BEGIN
+    -- The common case, in one statement: nothing has been entered, no limit is set, nobody stands in the way, and the
+    -- fence has this token and lease already. admit does the rest.
+    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND token <= 9007199254740991 AND coalesce(remaining_ms > 0, true)
+       AND (remaining_ms IS NULL OR current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0'
+            AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0') THEN
+        until := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
+        WITH held AS MATERIALIZED (
+            SELECT f.resource FROM fencedb.fences f
+            WHERE f.resource = enter.resource AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
+            FOR SHARE SKIP LOCKED
+        )
+        SELECT (SELECT f.xmax FROM fencedb.fences f WHERE f.resource = held.resource),
+               (SELECT s.last_value FROM fencedb.server_epoch s WHERE s.is_called),
+               (SELECT k.key FROM fencedb.signing_key k)
+        INTO locker, epoch, key FROM held;
+        IF locker IS NOT NULL AND epoch IS NOT NULL AND key IS NOT NULL THEN
+            xid := pg_current_xact_id();
+            IF locker <> xid::xid THEN
+                PERFORM fencedb.require_outermost(locker);
+            END IF;
+            IF remaining_ms IS NOT NULL THEN
+                body := set_config('lock_timeout', limit_ms, true) || set_config('statement_timeout', limit_ms, true)
+                     || set_config('idle_in_transaction_session_timeout', limit_ms, true) || set_config('fencedb.limit', limit_ms, true);
+                IF current_setting('transaction_timeout', true) IS NOT NULL THEN
+                    body := set_config('transaction_timeout', limit_ms, true);
+                END IF;
+            END IF;
+            body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": true}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
+            body := set_config('fencedb.granted', encode(sha256(key || sha256(key || convert_to(xid::text || ' ' || body, 'UTF8'))), 'hex') || body, true);
+            PERFORM fencedb.note(resource, token, until);
+            RETURN;
+        END IF;
+    END IF;
     SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms, wait_ms) a;
 END
 $$;
@@ -594,9 +660,11 @@ DROP FUNCTION fencedb.raise_busy(text);
 DROP FUNCTION fencedb.epoch();
 DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
+DROP FUNCTION fencedb.note(text, bigint, numeric);
 DROP FUNCTION fencedb.granted();
 DROP FUNCTION fencedb.sign(text);
 DROP TABLE fencedb.foreign_issuers;
+DROP SEQUENCE fencedb.judgement;
 DROP SEQUENCE fencedb.server_epoch;
 DROP TABLE fencedb.signing_key;
 DROP TABLE fencedb.fences;

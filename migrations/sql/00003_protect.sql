@@ -15,16 +15,6 @@ CREATE FUNCTION fencedb.resources_of(resources text[]) RETURNS text[]
 COMMENT ON FUNCTION fencedb.resources_of(text)   IS 'Gives resource expressions of either type one type.';
 COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions of either type one type.';
 
--- A guard that judges many rows of one resource need not ask fencedb.require for each: require notes its last answer in
--- the setting fencedb.judged (until when, the token, the resource), which ends with the transaction and goes back with a
--- savepoint. Anybody can set that, so its checksum, which contains the transaction id, is the current value of this
--- sequence. That is known to one session only, and needs the right to change the sequence.
-CREATE UNLOGGED SEQUENCE fencedb.judgement MINVALUE -9223372036854775808;
-REVOKE ALL ON fencedb.judgement FROM PUBLIC;
-GRANT SELECT ON fencedb.judgement TO PUBLIC;
-
-COMMENT ON SEQUENCE fencedb.judgement IS 'Its currval is the checksum of what fencedb.require has judged last in this transaction.';
-
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.text_of(value anyelement) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -60,11 +50,11 @@ $$;
 COMMENT ON FUNCTION fencedb.raise_no_token(text, text) IS 'Inner function. Raises FN002.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.require_lease(granted jsonb) RETURNS void
+CREATE FUNCTION fencedb.require_lease(until numeric) RETURNS void
     LANGUAGE plpgsql
 AS $$
 BEGIN
-    IF (granted ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN
+    IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
         RAISE EXCEPTION USING
             ERRCODE = 'FN006',
             MESSAGE = 'the transaction has outlasted the validity that it entered with',
@@ -74,7 +64,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_lease(jsonb) IS 'Inner function. Raises FN006 when the validity given to enter has passed.';
+COMMENT ON FUNCTION fencedb.require_lease(numeric) IS 'Inner function. Raises FN006 when until, in milliseconds since 1970, has passed.';
 
 -- The judge of one row. before and after are the resources of the old and the new row, as far as
 -- operation has them; stored is the token in the old row.
@@ -88,12 +78,11 @@ DECLARE
     grants   jsonb := granted -> 'grants';
     resource text;
     token    bigint;
-    note     text;
 BEGIN
     IF granted IS NULL THEN
         PERFORM fencedb.raise_no_token(target::text, operation);
     END IF;
-    PERFORM fencedb.require_lease(granted);
+    PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
 
     FOREACH resource IN ARRAY CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END LOOP
         IF resource IS NULL THEN
@@ -116,11 +105,10 @@ BEGIN
         WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
     END IF;
 
-    -- What fencedb.note_of reads. Without a limit it holds until 2286.
+
     resource := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END;
     token := (grants -> resource ->> 'token')::bigint;
-    note := to_char(coalesce((granted ->> 'until')::numeric / 1000, 9999999999), 'FM0000000000.000') || to_char(token, 'FM0000000000000000000') || resource;
-    PERFORM set_config('fencedb.judged', note, true), setval('fencedb.judgement', hashtextextended(note, txid_current()));
+    PERFORM fencedb.note(resource, token, (granted ->> 'until')::numeric);
     RETURN token;
 END
 $$;
@@ -138,7 +126,9 @@ CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    granted jsonb;
+    granted      jsonb;
+    until        numeric;
+    remaining_ms numeric;
 BEGIN
     IF TG_NARGS > 0 THEN
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
@@ -153,8 +143,13 @@ BEGIN
     IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
     END IF;
-    PERFORM fencedb.require_lease(granted);
-    PERFORM fencedb.bound((granted ->> 'until')::numeric);
+    until := (granted ->> 'until')::numeric;
+    remaining_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
+    IF remaining_ms < 0 THEN
+        PERFORM fencedb.require_lease(until);
+    ELSIF remaining_ms < nullif(current_setting('fencedb.limit', true), '')::numeric THEN -- a millisecond has passed
+        PERFORM fencedb.bound(until);
+    END IF;
     RETURN NULL;
 END
 $$;
@@ -724,7 +719,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns.';
 
-REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text), fencedb.require_lease(jsonb) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text), fencedb.require_lease(numeric) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
@@ -760,9 +755,8 @@ DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);
 DROP FUNCTION fencedb.guard_statement();
 DROP FUNCTION fencedb.require(regclass, text, text[], text[], bigint);
-DROP FUNCTION fencedb.require_lease(jsonb);
+DROP FUNCTION fencedb.require_lease(numeric);
 DROP FUNCTION fencedb.raise_no_token(text, text);
 DROP FUNCTION fencedb.text_of(anyelement);
-DROP SEQUENCE fencedb.judgement;
 DROP FUNCTION fencedb.resources_of(text[]);
 DROP FUNCTION fencedb.resources_of(text);

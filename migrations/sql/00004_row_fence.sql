@@ -46,7 +46,7 @@ BEGIN
     IF granted IS NULL THEN
         PERFORM fencedb.raise_no_token(target::text, operation);
     END IF;
-    PERFORM fencedb.require_lease(granted);
+    PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
 
     IF after IS NULL THEN
         RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
