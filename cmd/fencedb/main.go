@@ -4,12 +4,17 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
+	"time"
 
 	"github.com/redis/go-redis/v9/logging"
+	"github.com/urfave/cli/v3"
 )
 
 func main() {
@@ -28,4 +33,178 @@ func (a *app) run(ctx context.Context, args []string) int {
 		fmt.Fprintln(a.errOut, "fencedb:", err)
 	}
 	return exitCode(err)
+}
+
+// Exit codes. They are documented in the README and do not change.
+const (
+	exitDone     = 0
+	exitFailed   = 1 // it did not work, or doctor found an error
+	exitUsage    = 2 // the call was wrong, and nothing was asked or changed
+	exitDeclined = 3 // the question was not answered with yes, and nothing was changed
+	exitHalf     = 4 // revoked in Redis, not sealed in Postgres
+)
+
+var (
+	errUsage    = errors.New("wrong call")
+	errDeclined = errors.New("not confirmed, nothing was changed")
+	errHalf     = errors.New("revoked in Redis, but not sealed in Postgres")
+)
+
+func exitCode(err error) int {
+	switch {
+	case err == nil:
+		return exitDone
+	case errors.Is(err, errUsage):
+		return exitUsage
+	case errors.Is(err, errDeclined):
+		return exitDeclined
+	case errors.Is(err, errHalf):
+		return exitHalf
+	}
+	return exitFailed
+}
+
+func usage(format string, args ...any) error {
+	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
+}
+
+// app is the command with the outside world it works in.
+type app struct {
+	in          io.Reader
+	out, errOut io.Writer
+	screen      screen
+	patience    time.Duration // before watch says that nobody publishes
+}
+
+// Names of the flags that every command has.
+const (
+	flagPostgres  = "postgres"
+	flagRedis     = "redis"
+	flagNamespace = "namespace"
+	flagHashed    = "hash-resources"
+	flagJSON      = "json"
+	flagTimeout   = "timeout"
+)
+
+const description = `Leases live in Redis, fences in Postgres. Where the two are comes from flags or from the environment:
+
+   export FENCEDB_POSTGRES_URL=postgres://operator@db/app FENCEDB_REDIS_URL=redis://cache:6379/0
+
+The URL of Redis is one of these:
+
+` + redisForms + `
+
+Somebody asks who has table 12, and since when:     fencedb inspect table:12
+Is the set-up sound?                                fencedb doctor
+Somebody asks what is held at all:                  fencedb leases table:
+What is going on just now?                          fencedb watch table:
+How long should a lease last?                       fencedb ttl table
+A holder is stuck and the work must go on:          fencedb revoke table:12 --reason 'worker 7 hangs'
+A fence is so high that nobody gets past it:        fencedb reset table:12 --to TOKEN --reason 'ticket 4713'
+
+Never delete keys in Redis or rows of fencedb.fences by hand instead: a deleted fence lets a stale holder write.
+
+Exit codes: 0 done; 1 failed, or doctor found an error; 2 wrong call, nothing was touched; 3 not confirmed, nothing was changed;
+4 revoked in Redis but not sealed in Postgres.`
+
+func (a *app) root() *cli.Command {
+	return &cli.Command{
+		Name:                            "fencedb",
+		Usage:                           "operate leases and fences",
+		Description:                     description,
+		Flags:                           globalFlags(),
+		Commands:                        a.commands(),
+		EnableShellCompletion:           true,
+		Version:                         version(),
+		ConfigureShellCompletionCommand: a.completion,
+		Suggest:                         true,
+		Reader:                          a.in,
+		Writer:                          a.out,
+		ErrWriter:                       a.errOut,
+		ExitErrHandler:                  func(context.Context, *cli.Command, error) {}, // run has the only way out
+		OnUsageError:                    wrongFlag,
+		Action:                          unknownCommand,
+	}
+}
+
+// version is what the Go command knows: the release or the commit that was built.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+func (a *app) commands() []*cli.Command {
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.prune(), a.doctor()}
+	for _, c := range all {
+		c.OnUsageError = wrongFlag
+		for _, sub := range c.Commands {
+			sub.OnUsageError = wrongFlag
+		}
+	}
+	return all
+}
+
+func globalFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: flagPostgres, Usage: "`URL` of the database that has the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
+		&cli.StringFlag{Name: flagRedis, Usage: "`URL` of the Redis that grants the leases; see above for Sentinel and Cluster", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
+		&cli.StringFlag{Name: flagNamespace, Usage: "`NAME` that the programs set as lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
+		&cli.BoolFlag{Name: flagHashed, Usage: "the programs set lease.Config.HashResources", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
+		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON for programs (schema.json describes it)", Sources: cli.EnvVars("FENCEDB_JSON")},
+		&cli.DurationFlag{Name: flagTimeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
+	}
+}
+
+func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
+	return usage("%w; see %s --help", err, cmd.FullName())
+}
+
+// unknownCommand is what a command with subcommands does when none of them was named.
+func unknownCommand(_ context.Context, cmd *cli.Command) error {
+	if name := cmd.Args().First(); name != "" {
+		return usage("there is no command %q; see %s --help", name, cmd.FullName())
+	}
+	return cli.ShowSubcommandHelp(cmd)
+}
+
+// noArguments refuses what would otherwise be ignored.
+func noArguments(cmd *cli.Command) error {
+	if cmd.Args().Present() {
+		return usage("%s takes no argument, got %q", cmd.FullName(), cmd.Args().Slice())
+	}
+	return nil
+}
+
+// bounded is for one exchange with the servers. A person's time to answer a question does not count.
+func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc, error) {
+	limit := cmd.Duration(flagTimeout)
+	if limit <= 0 {
+		return nil, nil, usage("--%s must be positive, got %v", flagTimeout, limit)
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	return ctx, cancel, nil
+}
+
+// withoutBashCompletion stands in for the one function that the script for bash takes from the package bash-completion, where
+// that is not installed. What it would find out, the script has found out already.
+const withoutBashCompletion = `declare -F _comp_initialize >/dev/null || declare -F _get_comp_words_by_ref >/dev/null || _get_comp_words_by_ref() { :; }
+
+`
+
+func (a *app) completion(c *cli.Command) {
+	c.Hidden = false
+	c.Usage = "print a completion script: source <(fencedb completion bash)"
+	c.Action = unknownCommand
+	for _, shell := range c.Commands {
+		if shell.Name != "bash" {
+			continue
+		}
+		script := shell.Action
+		shell.Action = func(ctx context.Context, cmd *cli.Command) error {
+			fmt.Fprint(a.out, withoutBashCompletion)
+			return script(ctx, cmd)
+		}
+	}
 }

@@ -2,8 +2,17 @@ package main
 
 import (
 	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
@@ -49,4 +58,222 @@ func (a *app) onServers(ctx context.Context, cmd *cli.Command, fn func(*servers)
 		return usage("%w", err)
 	}
 	return fn(&servers{client, namesOf(cmd), i, pool})
+}
+
+// openPostgres does not connect yet.
+func openPostgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
+	address := cmd.String(flagPostgres)
+	if address == "" {
+		return nil, usage("no Postgres: set --%s or FENCEDB_POSTGRES_URL", flagPostgres)
+	}
+	config, err := pgxpool.ParseConfig(address)
+	if err != nil {
+		return nil, usage("--%s: %w", flagPostgres, err) // pgx blanks the password
+	}
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = "fencedb"
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	return pool, nil
+}
+
+// postgres connects, so that a server that is away is reported as that and before anything is changed.
+func postgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
+	pool, err := openPostgres(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	return pool, nil
+}
+
+// database is postgres for package migrations.
+func database(ctx context.Context, cmd *cli.Command) (*sql.DB, func(), error) {
+	pool, err := postgres(ctx, cmd)
+	if err != nil {
+		return nil, nil, err
+	}
+	db := stdlib.OpenDBFromPool(pool)
+	return db, func() {
+		_ = db.Close()
+		pool.Close()
+	}, nil
+}
+
+// SQLSTATEs that a set-up causes.
+const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction = "42501", "42P01", "3F000", "42883"
+
+// explained adds what to do to errors that a set-up causes.
+func explained(err error) error {
+	refused := new(pgconn.PgError)
+	if !errors.As(err, &refused) {
+		return err
+	}
+	switch refused.Code {
+	case insufficientPrivilege:
+		return fmt.Errorf("%w: %w", errMayNot, err)
+	case undefinedTable, undefinedSchema, undefinedFunction:
+		return fmt.Errorf("postgres: the schema fencedb is missing or older than this command; run fencedb migrate up: %w", err)
+	}
+	return err
+}
+
+// openRedis does not connect yet.
+func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
+	address := cmd.String(flagRedis)
+	if address == "" {
+		return nil, usage("no Redis: set --%s or FENCEDB_REDIS_URL", flagRedis)
+	}
+	client, err := newRedis(address)
+	if err != nil {
+		return nil, usage("--%s: %w; it takes\n%s", flagRedis, withoutURL(err), redisForms)
+	}
+	return client, nil
+}
+
+// redisClient connects, so that a server that is away is reported as that and before anything is changed.
+func redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
+	client, err := openRedis(cmd)
+	if err != nil {
+		return nil, err
+	}
+	if err := client.Ping(ctx).Err(); err != nil {
+		_ = client.Close()
+		return nil, fmt.Errorf("redis: %w", err)
+	}
+	return client, nil
+}
+
+// withoutURL keeps the password out of the message.
+func withoutURL(err error) error {
+	if broken := new(url.Error); errors.As(err, &broken) {
+		return broken.Err
+	}
+	return err
+}
+
+// fenceRetention is how long a token that revoke has issued is remembered. Longer than the programs' own setting does no harm;
+// shorter would take from theirs.
+const fenceRetention = 30 * 24 * time.Hour
+
+// issuer never acquires; its TTL is only required.
+func issuer(client redis.UniversalClient, n names, tracers ...lease.Tracer) (*lease.Issuer, error) {
+	return lease.New(client, lease.Config{
+		TTL:            time.Minute,
+		Namespace:      n.namespace,
+		HashResources:  n.hashed,
+		FenceRetention: fenceRetention,
+		Tracers:        tracers,
+	})
+}
+
+// issuedAt reads the time out of a token: tokens are Redis's clock in microseconds, unless the last one was ahead of the clock.
+func issuedAt(token int64) *time.Time {
+	at := time.UnixMicro(token).UTC()
+	if at.Year() < 2020 || at.After(time.Now().Add(time.Hour)) {
+		return nil // counted on from a number that somebody chose
+	}
+	return &at
+}
+
+// redisForms are the URLs that newRedis takes, for --help and for whoever wrote another.
+const redisForms = `   redis://user:password@host:6379/0                           one server; rediss:// with TLS
+   redis-sentinel://user:password@host1,host2/NAME/0           the primary that Sentinels at these hosts call NAME;
+                                                               ?sentinel_username= and ?sentinel_password= are theirs
+   redis-cluster://user:password@host1:6379,host2:6379         a Cluster, by some of its nodes
+   rediss-sentinel://, rediss-cluster://                       the same with TLS`
+
+// newRedis takes what go-redis takes as parameters, such as ?dial_timeout=2s, with any form.
+func newRedis(address string) (redis.UniversalClient, error) {
+	scheme, rest, _ := strings.Cut(address, "://")
+	plain, topology, _ := strings.Cut(scheme, "-")
+	switch topology {
+	case "sentinel":
+		return newSentinel(plain, rest)
+	case "cluster":
+		return newCluster(plain, rest)
+	}
+	options, err := redis.ParseURL(address)
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewClient(options), nil
+}
+
+func newCluster(scheme, rest string) (redis.UniversalClient, error) {
+	u, err := splitHosts(scheme, rest, "6379")
+	if err != nil {
+		return nil, err
+	}
+	options, err := redis.ParseClusterURL(u.String())
+	if err != nil {
+		return nil, err
+	}
+	if options.TLSConfig != nil {
+		options.TLSConfig.ServerName = "" // each node's own, not the first one's
+	}
+	return redis.NewClusterClient(options), nil
+}
+
+func newSentinel(scheme, rest string) (redis.UniversalClient, error) {
+	u, err := splitHosts(scheme, rest, "26379")
+	if err != nil {
+		return nil, err
+	}
+	name, db, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
+	if name == "" {
+		return nil, fmt.Errorf("no name of a primary after the hosts")
+	}
+	user, query := u.User, u.Query()
+	take := func(key string) string {
+		defer query.Del(key)
+		return query.Get(key)
+	}
+	sentinelUser, sentinelPassword := take("sentinel_username"), take("sentinel_password")
+	query.Set("master_name", name)
+	u.User, u.Path, u.RawQuery = nil, "/"+db, query.Encode()
+	options, err := redis.ParseFailoverURL(u.String())
+	if err != nil {
+		return nil, err
+	}
+	options.Username = user.Username()
+	options.Password, _ = user.Password()
+	options.SentinelUsername, options.SentinelPassword = sentinelUser, sentinelPassword
+	if options.TLSConfig != nil {
+		options.TLSConfig.ServerName = ""
+	}
+	return redis.NewFailoverClient(options), nil
+}
+
+// splitHosts parses "user:password@host1,host2:port/path?query" into a URL of the first host, with the others as go-redis
+// takes them: as parameters called addr.
+func splitHosts(scheme, rest, defaultPort string) (*url.URL, error) {
+	end := strings.IndexAny(rest+"/", "/?")
+	authority, tail := rest[:end], rest[end:]
+	at := strings.LastIndex(authority, "@") + 1
+	hosts := strings.Split(authority[at:], ",")
+	for i, host := range hosts {
+		if host == "" {
+			return nil, fmt.Errorf("host %d of %d is empty", i+1, len(hosts))
+		}
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			hosts[i] = net.JoinHostPort(strings.Trim(host, "[]"), defaultPort)
+		}
+	}
+	u, err := url.Parse(scheme + "://" + authority[:at] + hosts[0] + tail)
+	if err != nil {
+		return nil, err
+	}
+	query := u.Query()
+	for _, host := range hosts[1:] {
+		query.Add("addr", host)
+	}
+	u.RawQuery = query.Encode()
+	return u, nil
 }
