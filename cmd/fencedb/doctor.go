@@ -22,12 +22,14 @@ const flagLong = "long"
 func (a *app) doctor() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
-		Usage: "look for what makes leases or fences unsafe in both servers; only reads",
-		Description: `Says what it found, why that matters and what to do, errors first. Exit code 0: no errors, 1: at least one. On a set-up
-with nothing to say about it is silent. A server that does not answer is a finding; the other one is examined all the same.
+		Usage: "check both servers for what makes leases or fences unsafe",
+		Description: `Says what it found, why that matters and what to do, errors first. It prints
+nothing if there is nothing to say. The exit code is 0 without errors,
+otherwise 1. If one server does not answer, that is a finding, and the other
+is examined.
 
    fencedb doctor || page somebody`,
-		Flags:  []cli.Flag{&cli.DurationFlag{Name: flagLong, Usage: "fenced transactions are long after this `TIME`", Value: time.Minute}},
+		Flags:  []cli.Flag{&cli.DurationFlag{Name: flagLong, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},
 		Action: a.examine,
 	}
 }
@@ -39,7 +41,7 @@ const (
 	warning severity = "warning" // something to look at
 )
 
-// finding is one thing that is not as it should be. The code is for programs and does not change.
+// finding is one fault of the set-up. Its code is for programs and does not change.
 type finding struct {
 	Severity severity `json:"severity"`
 	Code     string   `json:"code"`
@@ -48,7 +50,7 @@ type finding struct {
 	Do       string   `json:"do"`
 }
 
-// about is the finding with its What, a format, filled in.
+// about fills in the format What.
 func (f finding) about(args ...any) finding {
 	f.What = fmt.Sprintf(f.What, args...)
 	return f
@@ -60,7 +62,7 @@ type diagnosis struct {
 
 func (d *diagnosis) add(findings ...finding) { d.Findings = append(d.Findings, findings...) }
 
-// sort puts errors first and leaves the order of the examination otherwise. It returns how many there are.
+// sort puts errors first, otherwise in the order of the examination. It returns the number of errors.
 func (d *diagnosis) sort() (errors int) {
 	rank := func(f finding) int {
 		if f.Severity == failure {
@@ -120,18 +122,18 @@ func (a *app) examine(ctx context.Context, cmd *cli.Command) error {
 	return nil
 }
 
-// examination is one run of doctor.
+// examination is a run of doctor.
 type examination struct {
 	diagnosis
 	issuer *lease.Issuer
 	pool   *pgxpool.Pool
 	long   time.Duration
 
-	redis    []lease.ServerHealth // that told the time
-	postgres time.Duration        // how far its clock is ahead of this process's
+	redis    []lease.ServerHealth // that answered with their clock
+	postgres time.Duration        // how far its clock is ahead of the clock of this process
 }
 
-// newExamination does not connect: that a server is away is for the examination to find out.
+// newExamination does not connect: an unreachable server is a finding.
 func newExamination(ctx context.Context, cmd *cli.Command) (*examination, func(), error) {
 	client, err := openRedis(cmd)
 	if err != nil {
@@ -155,7 +157,7 @@ func newExamination(ctx context.Context, cmd *cli.Command) (*examination, func()
 	return e, closeBoth, nil
 }
 
-// run returns an error if it could not come to a diagnosis.
+// run returns an error if there is no diagnosis.
 func (e *examination) run(ctx context.Context) error {
 	e.examineRedis(ctx)
 	err := e.examinePostgres(ctx)
@@ -174,7 +176,7 @@ var (
 	postgresAway = finding{failure, "postgres_unreachable", "Postgres cannot be reached: %v",
 		"nothing fenced can be written, and the ledger and the tables were not examined", "see that it runs and that the URL is right, and run doctor again"}
 
-	missingRights = finding{failure, "missing_rights", "role %s may not see what there is to examine: %s",
+	missingRights = finding{failure, "missing_rights", "permission denied for role %s: %s",
 		"the ledger and the tables were not examined, or not all", "let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')"}
 
 	oldPostgres = finding{failure, "postgres_version", "Postgres is version %s",
@@ -187,7 +189,7 @@ var (
 		"transactions that are open for long were not looked for, and inspect does not say how long they are", "GRANT pg_read_all_stats to the role"}
 )
 
-// examinePostgres stops where there is nothing more to look at.
+// examinePostgres stops when nothing more can be examined.
 func (e *examination) examinePostgres(ctx context.Context) error {
 	if err := e.pool.Ping(ctx); err != nil {
 		e.add(postgresAway.about(err))
@@ -208,7 +210,7 @@ func (e *examination) examinePostgres(ctx context.Context) error {
 
 const leastPostgres = 15
 
-// askVersion believes what the server says of itself when a client connects.
+// askVersion reads the version that the server reports when a client connects.
 func (e *examination) askVersion(ctx context.Context) (bool, error) {
 	var version string
 	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {

@@ -14,33 +14,33 @@ import (
 
 var (
 	redisAway = finding{failure, "redis_unreachable", "Redis cannot be reached: %v",
-		"nobody can acquire a lease or keep one; what fences protect is safe meanwhile", "see that it runs and that the URL is right, and run doctor again"}
+		"nobody can acquire or keep a lease; what fences protect stays safe", "see that it runs and that the URL is right, and run doctor again"}
 
 	redisReplica = finding{failure, "redis_replica", "%s is a replica",
-		"it takes no writes, so it grants nothing, and what it knows of leases may be old", "give the address of the primary, or redis-sentinel:// to follow fail-overs"}
+		"it accepts no writes, so it grants nothing, and its leases may be old", "give the address of the primary, or redis-sentinel:// to follow fail-overs"}
 
 	redisEvicts = finding{failure, "redis_evicts", "%s has a maxmemory, and maxmemory-policy is %s",
 		"short of memory it throws away leases that are held, and two hold at once; fences stand", "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"}
 
 	redisUnfit = finding{failure, "redis_unfit", "%v",
-		"leases cannot be had, or can be lost while they are held; what fences protect is safe meanwhile", "change what is named and run doctor again"}
+		"leases cannot be acquired, or can be lost while they are held; what fences protect stays safe", "change what is named and run doctor again"}
 )
 
-// warnings have the What of package lease.
+// warnings are the findings for warnings of package lease, whose text is their What.
 var warnings = map[lease.WarningCode]finding{
 	lease.WarnUnlogged: {warning, "redis_unlogged", "%s",
 		"two then hold at once until the older lease has run out, and tokens rise only by the clock; fences stand", "CONFIG SET appendonly yes, and write it into the configuration"},
 	lease.WarnEviction: {warning, "redis_may_evict", "%s",
-		"whoever sets a maxmemory one day will not think of leases", "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"},
+		"if a maxmemory is set some day, Redis evicts leases", "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"},
 	lease.WarnReplicas: {warning, "redis_replicas", "%s",
 		"after the fail-over two hold at once until the older lease has run out; fences stand", "set min-replicas-to-write 1 and min-replicas-max-lag 10"},
 	lease.WarnVersion: {warning, "redis_version", "%s",
-		"what leases rely on may be missing there", "upgrade Redis, or use a server that behaves like a newer one"},
+		"it may lack what leases need", "upgrade Redis, or use a server that behaves like a newer one"},
 	lease.WarnHidden: {warning, "redis_hidden", "%s",
-		"it may be a replica, evict leases or forget them in a crash, and nobody would be told", "let the user run INFO: ACL SETUSER ... +info; or ask the provider"},
+		"it may be a replica, evict leases, or lose them in a crash, without a warning", "let the user run INFO: ACL SETUSER ... +info; or ask the provider"},
 }
 
-// otherWarning is for what package lease has learned to warn of since.
+// otherWarning is for warnings of package lease that this command does not know.
 var otherWarning = finding{warning, "redis_warning", "%s",
 	"leases are granted, but are less safe or less useful than they could be", "change the setting, or decide that you can live with it: fencing does not depend on it"}
 
@@ -64,7 +64,7 @@ func (e *examination) examineRedis(ctx context.Context) {
 	}
 }
 
-// problems finds out which server the error of Check is about, where that can be told.
+// problems finds the server that the error of Check is about, if possible.
 func problems(health lease.Health, problem error) (found []finding) {
 	if problem == nil {
 		return nil
@@ -86,7 +86,7 @@ func problems(health lease.Health, problem error) (found []finding) {
 	return []finding{redisUnfit.about(problem)}
 }
 
-// maxClockDifference leaves room for what NTP keeps; tokens need no more than a clock that does not go back.
+// maxClockDifference is more than NTP allows. Tokens only need a clock that does not go back.
 const maxClockDifference = time.Second
 
 var clockDifference = finding{warning, "clock_difference", "the clock of %s is %v %s Postgres's",
@@ -121,13 +121,13 @@ var redisBehind = finding{failure, "redis_behind", "the ledger has token %d for 
 	"Redis has lost data and its clock is behind, so new holders are refused",
 	"run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself"}
 
-// askCounters looks for fences that no new token would get past: ahead of Redis's clock, which is the floor of new
-// tokens, and of what Redis remembers.
+// askCounters looks for fences that new tokens cannot pass: those ahead of the clock of Redis, which is the floor of new
+// tokens, and of the last token in Redis.
 func (e *examination) askCounters(ctx context.Context) error {
 	if err := e.ask(ctx, fenceTooHigh); err != nil || len(e.redis) == 0 {
 		return err
 	}
-	const most = 100 // named; one is enough to act
+	const most = 100 // that are named; one is enough to act
 	rows, _ := e.pool.Query(ctx, `SELECT f.resource, f.last_fencing_token FROM fencedb.fences f
 		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.resource LIMIT $2`, e.floor().UnixMicro(), most)
 	type ahead struct {
@@ -150,7 +150,7 @@ func (e *examination) askCounters(ctx context.Context) error {
 	return nil
 }
 
-// floor is now, by the slowest clock among those that new tokens come from.
+// floor is the current time of the slowest clock from which tokens come.
 func (e *examination) floor() time.Time {
 	slowest := e.redis[0].Clock
 	for _, s := range e.redis {

@@ -15,11 +15,12 @@ import (
 func (a *app) inspect() *cli.Command {
 	return &cli.Command{
 		Name:      "inspect",
-		Usage:     "show who holds a resource, what its fence is, which open transactions hold that, and who was refused",
+		Usage:     "show the holder, fence and open transactions of a resource",
 		ArgsUsage: "RESOURCE",
-		Description: `Asks Redis and Postgres, changes nothing. The notes at the end say what follows from what was found: who can write
-now, and whether Redis has forgotten something. The last refusals are known where programs publish them; see watch. Places
-of a semaphore of that name, and the result of a once: key, are shown if there are any.
+		Description: `Reads Redis and Postgres and changes nothing. The notes at the end say who
+can write now, and whether Redis has lost data. It shows the last refusals
+if programs publish events (see watch), the permits of a semaphore of that
+name, and the result of a once: key.
 
    fencedb inspect table:12
    fencedb inspect once:order-7`,
@@ -27,24 +28,24 @@ of a semaphore of that name, and the result of a once: key, are shown if there a
 	}
 }
 
-// inspection is what both servers know about one resource.
+// inspection is the state of one resource in both servers.
 type inspection struct {
 	Resource        string        `json:"resource"`
 	Holder          *holder       `json:"holder"`
 	Waiters         int           `json:"waiters"`
 	LastToken       *int64        `json:"last_token"`        // in Redis
-	RememberedForMS *int64        `json:"remembered_for_ms"` // how long Redis will know it
-	Revoked         *uuid.UUID    `json:"revoked_lease_id"`  // lately
+	RememberedForMS *int64        `json:"remembered_for_ms"` // by Redis, for how much longer
+	Revoked         *uuid.UUID    `json:"revoked_lease_id"`  // in the last minute or so
 	revokedTo       int64         // by that revocation
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
-	Refusals        []refused     `json:"refusals"`  // the newest first; nil: nobody publishes
-	Semaphore       *places       `json:"semaphore"` // nil: nobody has a place or waits for one
+	Refusals        []refused     `json:"refusals"`  // newest first; nil: no program publishes events
+	Semaphore       *places       `json:"semaphore"` // nil: no holder and no waiter
 	Once            *recorded     `json:"once"`      // nil: no result
 	Notes           []note        `json:"notes"`
 }
 
-// holder is a lease as Redis knows it.
+// holder is a lease in Redis.
 type holder struct {
 	LeaseID     uuid.UUID  `json:"lease_id"`
 	Token       int64      `json:"token"`
@@ -70,7 +71,7 @@ func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// operation is work on one resource, in both servers.
+// operation is the work on one resource in both servers.
 type operation struct {
 	resource string
 	*servers
@@ -86,7 +87,7 @@ func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(context.
 	})
 }
 
-// look asks Redis first: a fence read later is never older than the lease it is compared with.
+// look reads Redis first, so that the fence is never older than the lease it is compared with.
 func (o *operation) look(ctx context.Context) (*inspection, error) {
 	known, err := o.issuer.Inspect(ctx, o.resource)
 	if err != nil {
@@ -187,7 +188,7 @@ func printTransactions(p page, open []transaction) {
 	p.table([]string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, rows)
 }
 
-// note is something that follows from what was found. The code is for programs and does not change.
+// note is a conclusion from the inspection. Its code is for programs and does not change.
 type note struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
@@ -202,7 +203,7 @@ func printNotes(p page, notes []note) {
 	}
 }
 
-// conclude compares the holder with the fence: the question is always who can write now.
+// conclude compares the holder with the fence and says who can write now.
 func (r *inspection) conclude() []note {
 	notes := []note{}
 	add := func(code, format string, args ...any) {

@@ -27,16 +27,17 @@ func (a *app) leases() *cli.Command {
 		Name:      "leases",
 		Usage:     "list what is held now",
 		ArgsUsage: "[PREFIX]",
-		Description: `Lists the leases, the places of semaphores and the claims of package once whose resource begins with PREFIX. Walks through
-Redis with SCAN, which holds nobody up; what is acquired or released meanwhile may or may not be listed.
+		Description: `Lists the leases, the permits of semaphores and the claims of package once
+whose resource begins with PREFIX. It reads Redis with SCAN, which blocks
+nobody. A resource that is acquired or released meanwhile may be missing.
 
    fencedb leases                              all
-   fencedb leases table: --json                those of type table, for a program
-   fencedb leases --oldest --older-than 10m    what may be stuck, the longest first`,
+   fencedb leases table: --json                those of type table, as JSON
+   fencedb leases --oldest --older-than 10m    those that may be stuck`,
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: flagLimit, Usage: "list at most `N` resources", Value: 1000},
-			&cli.BoolFlag{Name: flagOldest, Usage: "those that are held for longest first, instead of by name"},
-			&cli.DurationFlag{Name: flagOlderThan, Usage: "only those that are held for longer than this `TIME`"},
+			&cli.BoolFlag{Name: flagOldest, Usage: "sort by how long they are held, longest first"},
+			&cli.DurationFlag{Name: flagOlderThan, Usage: "only those held for longer than this `TIME`"},
 		},
 		Action: a.listLeases,
 	}
@@ -44,8 +45,8 @@ Redis with SCAN, which holds nobody up; what is acquired or released meanwhile m
 
 type leaseList struct {
 	Leases   []held   `json:"leases"`
-	More     bool     `json:"more"`     // there are more than --limit
-	Problems []string `json:"problems"` // keys that are not as the protocol writes them
+	More     bool     `json:"more"`     // more than --limit exist
+	Problems []string `json:"problems"` // keys that violate the protocol
 }
 
 type held struct {
@@ -55,7 +56,7 @@ type held struct {
 	Waiters int `json:"waiters"`
 }
 
-// print leaves out what would tell nothing apart: the kind if all are leases, and the end of lease ids.
+// print leaves out the kind if all are leases, and shortens lease ids.
 func (l *leaseList) print(p page) {
 	header := []string{"RESOURCE", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE", "KIND"}
 	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != leaseKind }) {
@@ -75,7 +76,7 @@ func (l *leaseList) print(p page) {
 	}
 }
 
-// since is empty where the time is not known.
+// since is empty if the time is unknown.
 func since(at *time.Time) string {
 	if at == nil {
 		return ""
@@ -83,7 +84,7 @@ func since(at *time.Time) string {
 	return span(max(0, time.Since(*at)))
 }
 
-// selection is what leases is asked for.
+// selection holds the arguments of leases.
 type selection struct {
 	namespace, prefix string
 	limit             int
@@ -136,7 +137,7 @@ func findLeases(ctx context.Context, client redis.UniversalClient, wanted select
 	if err != nil {
 		return nil, fmt.Errorf("redis: scan: %w", err)
 	}
-	// Not hashed here, whatever the programs do: what SCAN found is the name in Redis already.
+	// Never hashed: SCAN has found the names that Redis has.
 	n := names{namespace: wanted.namespace}
 	i, err := issuer(client, n)
 	if err != nil {
@@ -160,12 +161,12 @@ func findLeases(ctx context.Context, client redis.UniversalClient, wanted select
 	return list, nil
 }
 
-// tooNew is asked again of each holder: of a semaphore's some may be new.
+// tooNew is checked for each holder, because some holders of a semaphore may be new.
 func (s selection) tooNew(h held) bool {
 	return s.olderThan > 0 && (h.IssuedAt == nil || time.Since(*h.IssuedAt) <= s.olderThan)
 }
 
-// holders may be none: the resource may have been released since.
+// holders returns none if the resource was released since.
 func (o owner) holders(ctx context.Context, i *lease.Issuer, places *lease.Semaphore) (all []held, err error) {
 	if o.kind == semaphoreKind {
 		known, err := places.Inspect(ctx, o.resource)
@@ -186,14 +187,14 @@ func (o owner) holders(ctx context.Context, i *lease.Issuer, places *lease.Semap
 	return []held{{o.resource, kind, *newInspection(known).Holder, known.Waiters}}, nil
 }
 
-// Kinds of what can be held. The first two are the first words of keys; a claim of package once is a lease.
+// Kinds of leases. The first two begin the names of keys; a claim of package once is a lease.
 const (
 	leaseKind     = "lease"
 	semaphoreKind = "semaphore"
 	onceKind      = "once"
 )
 
-// owner is a key that says who holds a resource.
+// owner is a key that names the holder of a resource.
 type owner struct{ kind, resource, key string }
 
 // scanOwners returns them in the order of their resources.
@@ -233,7 +234,7 @@ func scanOwners(ctx context.Context, client redis.UniversalClient, wanted select
 	return owners, err
 }
 
-// byAge leaves those that are old enough, by the oldest token of each. Whose token does not tell the time counts as new.
+// byAge returns the owners that are old enough, by their oldest token. An owner whose token has no time counts as new.
 func byAge(ctx context.Context, client redis.UniversalClient, owners []owner, wanted selection) ([]owner, error) {
 	ages := make(map[owner]time.Duration, len(owners))
 	for some := range slices.Chunk(owners, 500) {
@@ -254,7 +255,7 @@ func byAge(ctx context.Context, client redis.UniversalClient, owners []owner, wa
 	return owners, nil
 }
 
-// oldestTokens reads only tokens, in one round trip; 0 where there is none, or none that can be read.
+// oldestTokens reads the tokens in one round trip. A token that is missing or unreadable is 0.
 func oldestTokens(ctx context.Context, client redis.UniversalClient, owners []owner) ([]int64, error) {
 	pipe := client.Pipeline()
 	values := make([]redis.Cmder, len(owners))
@@ -278,7 +279,7 @@ func oldestTokens(ctx context.Context, client redis.UniversalClient, owners []ow
 	return tokens, nil
 }
 
-// oldestToken is the lowest of "<lease id>:<token>:<calls>".
+// oldestToken is the lowest token in values of the form "<lease id>:<token>:<calls>".
 func oldestToken(value redis.Cmder) (oldest int64) {
 	var holders []string
 	switch v := value.(type) {

@@ -13,24 +13,24 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// fence is what the ledger in Postgres knows about a resource.
+// fence is a row of the ledger in Postgres.
 type fence struct {
 	Token     int64     `json:"token"`
 	LeaseID   uuid.UUID `json:"lease_id"`
 	EnteredAt time.Time `json:"entered_at"`
 
-	revoked bool // its lease is a revocation's, so no holder was left below it
-	reset   bool // its lease is a reset's, so holders above it were let in again
-	tooHigh bool // no lease gets past it
+	revoked bool // by a revocation, so no earlier holder is left
+	reset   bool // by a reset, which lets holders above it in again
+	tooHigh bool // no lease can pass it
 }
 
-// Conditions on a fence f. Where another issuer makes the tokens, Redis does not have to follow, and none is too high.
+// SQL conditions on a fence f. No token of a foreign issuer is too high, because Redis does not issue it.
 const (
 	foreign = `EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(f.resource, ':', 1))`
 	tooHigh = `(f.last_fencing_token >= 9007199254740991 AND NOT ` + foreign + `)`
 )
 
-// readFence returns nil where no token has entered yet.
+// readFence returns nil if no token has entered yet.
 func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
 	var f fence
 	err := pool.QueryRow(ctx, `
@@ -49,7 +49,7 @@ func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence
 	return &f, nil
 }
 
-// transaction is an open one that holds a fence.
+// transaction is an open transaction that holds a fence.
 type transaction struct {
 	PID         int    `json:"pid"`
 	Application string `json:"application"`
@@ -76,12 +76,12 @@ const (
 
 func auditFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: flagReason, Usage: "`WHY`, for the audit and whoever reads it; required"},
-		&cli.StringFlag{Name: flagOperator, Usage: "`WHO` does it, for the audit; the user of this machine unless given", Sources: cli.EnvVars("FENCEDB_OPERATOR")},
+		&cli.StringFlag{Name: flagReason, Usage: "`WHY`, for the audit; required"},
+		&cli.StringFlag{Name: flagOperator, Usage: "`WHO`; default: your user name", Sources: cli.EnvVars("FENCEDB_OPERATOR")},
 	}
 }
 
-// event is a row of fencedb.audit.
+// event is a new row of fencedb.audit.
 type event struct {
 	kind     string
 	resource *string // nil: many
@@ -92,7 +92,7 @@ type event struct {
 func newEvent(kind string, resource *string, cmd *cli.Command) (event, error) {
 	e := event{kind, resource, cmd.String(flagOperator), cmd.String(flagReason)}
 	if e.reason == "" {
-		return event{}, usage("--%s is required: say why, whoever reads the audit will want to know", flagReason)
+		return event{}, usage("--%s is required: it is written to the audit", flagReason)
 	}
 	if e.operator == "" {
 		e.operator = whoami()
@@ -121,9 +121,9 @@ func (e event) record(ctx context.Context, db querier, details any) (id int64, e
 	return id, err
 }
 
-var errMayNot = errors.New("postgres: the role may not do this; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")
+var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")
 
-// mayRecord finds out before anything is changed whether the change could be recorded.
+// mayRecord checks that the role may record the change, before anything is changed.
 func mayRecord(ctx context.Context, pool *pgxpool.Pool) error {
 	var may bool
 	err := pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.record(text,text,text,text,jsonb)', 'EXECUTE')

@@ -1,5 +1,5 @@
-// Command fencedb is for whoever operates a system that uses fencedb: who holds what, who can write, is the set-up sound, and
-// how to end a holder safely. fencedb --help and the README beside this file say how.
+// Command fencedb is for operators of a system that uses fencedb. It shows who holds what and who can write, checks the
+// set-up, and ends a holder safely. See fencedb --help and the README in this directory.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 )
 
 func main() {
-	logging.Disable() // go-redis would write to stderr what the error of the command says again
+	logging.Disable() // go-redis would print the errors that the command reports
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv), patience: patience}
 	code := a.run(ctx, os.Args)
@@ -38,14 +38,14 @@ func (a *app) run(ctx context.Context, args []string) int {
 // Exit codes. They are documented in the README and do not change.
 const (
 	exitDone     = 0
-	exitFailed   = 1 // it did not work, or doctor found an error
-	exitUsage    = 2 // the call was wrong, and nothing was asked or changed
-	exitDeclined = 3 // the question was not answered with yes, and nothing was changed
+	exitFailed   = 1 // failed, or doctor found an error
+	exitUsage    = 2 // usage error; nothing was read or changed
+	exitDeclined = 3 // not confirmed; nothing was changed
 	exitHalf     = 4 // revoked in Redis, not sealed in Postgres
 )
 
 var (
-	errUsage    = errors.New("wrong call")
+	errUsage    = errors.New("usage error")
 	errDeclined = errors.New("not confirmed, nothing was changed")
 	errHalf     = errors.New("revoked in Redis, but not sealed in Postgres")
 )
@@ -68,12 +68,12 @@ func usage(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
 }
 
-// app is the command with the outside world it works in.
+// app is the command with its input and output.
 type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	screen      screen
-	patience    time.Duration // before watch says that nobody publishes
+	patience    time.Duration // before watch reports that nobody publishes
 }
 
 // Names of the flags that every command has.
@@ -86,26 +86,36 @@ const (
 	flagTimeout   = "timeout"
 )
 
-const description = `Leases live in Redis, fences in Postgres. Where the two are comes from flags or from the environment:
+const description = `Leases live in Redis, fences in Postgres. The two addresses come from
+flags or from the environment:
 
-   export FENCEDB_POSTGRES_URL=postgres://operator@db/app FENCEDB_REDIS_URL=redis://cache:6379/0
+   export FENCEDB_POSTGRES_URL=postgres://operator@db/app
+   export FENCEDB_REDIS_URL=redis://cache:6379/0
 
-The URL of Redis is one of these:
+The URL of Redis has one of these forms:
 
 ` + redisForms + `
 
-Somebody asks who has table 12, and since when:     fencedb inspect table:12
-Is the set-up sound?                                fencedb doctor
-Somebody asks what is held at all:                  fencedb leases table:
-What is going on just now?                          fencedb watch table:
-How long should a lease last?                       fencedb ttl table
-A holder is stuck and the work must go on:          fencedb revoke table:12 --reason 'worker 7 hangs'
-A fence is so high that nobody gets past it:        fencedb reset table:12 --to TOKEN --reason 'ticket 4713'
+What to call when:
 
-Never delete keys in Redis or rows of fencedb.fences by hand instead: a deleted fence lets a stale holder write.
+   fencedb inspect table:12          who has table 12, and since when?
+   fencedb leases table:             what is held now?
+   fencedb watch table:              what is happening now?
+   fencedb doctor                    is the set-up sound?
+   fencedb ttl table                 how long should a lease last?
+   fencedb revoke table:12           a holder is stuck: end its lease
+   fencedb reset table:12            a fence is too high for any lease
 
-Exit codes: 0 done; 1 failed, or doctor found an error; 2 wrong call, nothing was touched; 3 not confirmed, nothing was changed;
-4 revoked in Redis but not sealed in Postgres.`
+Do not delete keys in Redis or rows of fencedb.fences by hand: without its
+fence, a resource accepts a stale holder again.
+
+Exit codes:
+
+   0   done
+   1   failed, or doctor found an error
+   2   usage error; nothing was read or changed
+   3   not confirmed; nothing was changed
+   4   revoked in Redis but not sealed in Postgres`
 
 func (a *app) root() *cli.Command {
 	return &cli.Command{
@@ -121,13 +131,13 @@ func (a *app) root() *cli.Command {
 		Reader:                          a.in,
 		Writer:                          a.out,
 		ErrWriter:                       a.errOut,
-		ExitErrHandler:                  func(context.Context, *cli.Command, error) {}, // run has the only way out
+		ExitErrHandler:                  func(context.Context, *cli.Command, error) {}, // only run exits
 		OnUsageError:                    wrongFlag,
 		Action:                          unknownCommand,
 	}
 }
 
-// version is what the Go command knows: the release or the commit that was built.
+// version returns the release or the commit that was built.
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		return info.Main.Version
@@ -148,11 +158,11 @@ func (a *app) commands() []*cli.Command {
 
 func globalFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: flagPostgres, Usage: "`URL` of the database that has the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
-		&cli.StringFlag{Name: flagRedis, Usage: "`URL` of the Redis that grants the leases; see above for Sentinel and Cluster", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
-		&cli.StringFlag{Name: flagNamespace, Usage: "`NAME` that the programs set as lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
-		&cli.BoolFlag{Name: flagHashed, Usage: "the programs set lease.Config.HashResources", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
-		&cli.BoolFlag{Name: flagJSON, Usage: "write JSON for programs (schema.json describes it)", Sources: cli.EnvVars("FENCEDB_JSON")},
+		&cli.StringFlag{Name: flagPostgres, Usage: "`URL` of the database with the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
+		&cli.StringFlag{Name: flagRedis, Usage: "`URL` of the Redis with the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
+		&cli.StringFlag{Name: flagNamespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
+		&cli.BoolFlag{Name: flagHashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
+		&cli.BoolFlag{Name: flagJSON, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
 		&cli.DurationFlag{Name: flagTimeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
 	}
 }
@@ -161,7 +171,7 @@ func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	return usage("%w; see %s --help", err, cmd.FullName())
 }
 
-// unknownCommand is what a command with subcommands does when none of them was named.
+// unknownCommand is the action of a command with subcommands, called without one.
 func unknownCommand(_ context.Context, cmd *cli.Command) error {
 	if name := cmd.Args().First(); name != "" {
 		return usage("there is no command %q; see %s --help", name, cmd.FullName())
@@ -169,7 +179,7 @@ func unknownCommand(_ context.Context, cmd *cli.Command) error {
 	return cli.ShowSubcommandHelp(cmd)
 }
 
-// noArguments refuses what would otherwise be ignored.
+// noArguments refuses arguments, which would be ignored.
 func noArguments(cmd *cli.Command) error {
 	if cmd.Args().Present() {
 		return usage("%s takes no argument, got %q", cmd.FullName(), cmd.Args().Slice())
@@ -177,7 +187,7 @@ func noArguments(cmd *cli.Command) error {
 	return nil
 }
 
-// bounded is for one exchange with the servers. A person's time to answer a question does not count.
+// bounded limits one exchange with the servers by --timeout. The time that a person takes to answer does not count.
 func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc, error) {
 	limit := cmd.Duration(flagTimeout)
 	if limit <= 0 {
@@ -187,15 +197,15 @@ func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.Ca
 	return ctx, cancel, nil
 }
 
-// withoutBashCompletion stands in for the one function that the script for bash takes from the package bash-completion, where
-// that is not installed. What it would find out, the script has found out already.
+// withoutBashCompletion replaces the one function that the script for bash needs from the package bash-completion, if that is
+// not installed. The script does not use its result.
 const withoutBashCompletion = `declare -F _comp_initialize >/dev/null || declare -F _get_comp_words_by_ref >/dev/null || _get_comp_words_by_ref() { :; }
 
 `
 
 func (a *app) completion(c *cli.Command) {
 	c.Hidden = false
-	c.Usage = "print a completion script: source <(fencedb completion bash)"
+	c.Usage = "print a completion script for a shell"
 	c.Action = unknownCommand
 	for _, shell := range c.Commands {
 		if shell.Name != "bash" {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -153,6 +154,14 @@ func TestTheEnvironmentConfigures(t *testing.T) {
 	require.NotEmpty(t, got.Changed)
 }
 
+// requireNarrow requires that text fits a terminal of 80 columns.
+func requireNarrow(t *testing.T, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 80, line)
+	}
+}
+
 func TestHelpIsHelp(t *testing.T) {
 	t.Parallel()
 	c := newConsole(t)
@@ -160,7 +169,10 @@ func TestHelpIsHelp(t *testing.T) {
 	require.Contains(t, c.ok(), "Exit codes:")
 	require.Contains(t, c.ok("migrate"), "status")
 	require.Contains(t, c.ok("--version"), "fencedb version")
-	for _, command := range []string{"migrate", "inspect", "leases", "watch", "revoke", "ttl", "prune", "doctor"} {
-		require.Contains(t, c.ok(command, "--help"), "fencedb "+command, "it teaches by example")
+	for _, command := range []string{"migrate", "inspect", "leases", "watch", "revoke", "reset", "ttl", "prune", "doctor"} {
+		help := c.ok(command, "--help")
+		require.Contains(t, help, "fencedb "+command, "it teaches by example")
+		requireNarrow(t, help)
 	}
+	requireNarrow(t, c.ok())
 }

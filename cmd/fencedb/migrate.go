@@ -15,12 +15,12 @@ import (
 func (a *app) migrate() *cli.Command {
 	return &cli.Command{
 		Name:  "migrate",
-		Usage: "bring the schema fencedb into the database, show it, or remove it",
+		Usage: "install, show or remove the schema fencedb",
 		Commands: []*cli.Command{
-			{Name: "up", Usage: "apply what the database lacks; safe to repeat, and from several places at once", Action: a.migrateUp},
+			{Name: "up", Usage: "apply missing migrations; safe to repeat and in parallel", Action: a.migrateUp},
 			{Name: "down", Usage: "remove the schema with all fences; asks first", Flags: []cli.Flag{yesFlag()}, Action: a.migrateDown},
-			{Name: "status", Usage: "list the migrations and whether the database has them; only reads", Action: a.migrateStatus},
-			{Name: "print", Usage: "write the SQL that up would run on an empty database, for review; needs no server", Action: a.migratePrint},
+			{Name: "status", Usage: "list the migrations and whether they are applied", Action: a.migrateStatus},
+			{Name: "print", Usage: "print the SQL of all migrations, without a server", Action: a.migratePrint},
 		},
 		Action: unknownCommand,
 	}
@@ -32,10 +32,10 @@ type migration struct {
 	Applied bool   `json:"applied"`
 }
 
-// schemaReport is what migrate up, down and status answer.
+// schemaReport is the result of migrate up, down and status.
 type schemaReport struct {
 	Migrations []migration `json:"migrations"`
-	Changed    []string    `json:"changed"` // names of what this command applied or removed
+	Changed    []string    `json:"changed"` // names of the migrations that were applied or removed
 	down       bool
 }
 
@@ -63,7 +63,7 @@ func (a *app) migrateUp(ctx context.Context, cmd *cli.Command) error {
 }
 
 func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
-	if cmd.String(flagPostgres) != "" { // otherwise there is something better to say than a question
+	if cmd.String(flagPostgres) != "" { // otherwise the missing URL is the error to report
 		err := a.confirm(cmd, "This forgets every fence and the audit: stale holders can write again. Remove the schema fencedb?")
 		if err != nil {
 			return err
@@ -135,7 +135,7 @@ func (a *app) migratePrint(_ context.Context, cmd *cli.Command) error {
 	if err := noArguments(cmd); err != nil {
 		return err
 	}
-	fmt.Fprint(a.out, "-- What fencedb migrate up runs on an empty database. It leaves what that leaves, so either can go on from the other.\n\n")
+	fmt.Fprint(a.out, "-- The SQL that fencedb migrate up runs on an empty database. Both leave the same schema, so either can continue the other.\n\n")
 	for _, m := range migrations.Scripts() {
 		fmt.Fprintf(a.out, "-- %05d %s\nBEGIN;\n%s\nCOMMIT;\n\n", m.Version, m.Name, strings.TrimSpace(m.Up))
 	}

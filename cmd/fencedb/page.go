@@ -17,7 +17,7 @@ import (
 	"golang.org/x/term"
 )
 
-// report is the result of a command: its JSON form is the value itself, as schema.json describes it.
+// report is the result of a command. schema.json describes its JSON.
 type report interface {
 	print(p page)
 }
@@ -43,7 +43,7 @@ func (a *app) confirm(cmd *cli.Command, question string) error {
 		return fmt.Errorf("%w: %w", errDeclined, err)
 	}
 	if err != nil {
-		fmt.Fprintln(a.errOut) // nobody has pressed Enter
+		fmt.Fprintln(a.errOut) // the input ended without a newline
 	}
 	switch strings.ToLower(strings.TrimSpace(answer)) {
 	case "y", "yes":
@@ -58,7 +58,7 @@ func yesFlag() cli.Flag {
 	return &cli.BoolFlag{Name: flagYes, Aliases: []string{"y"}, Usage: "do not ask"}
 }
 
-// span is a duration as a person reads it: two units at most.
+// span formats a duration with at most two units.
 func span(d time.Duration) string {
 	switch {
 	case d >= day:
@@ -73,7 +73,7 @@ func span(d time.Duration) string {
 	return d.Round(time.Millisecond).String()
 }
 
-// units leaves the smaller one out where it would be 0.
+// units leaves out the smaller unit if it is 0.
 func units(d, large time.Duration, largeName string, small time.Duration, smallName string) string {
 	text := fmt.Sprint(int64(d/large), largeName)
 	if rest := d % large / small; rest > 0 {
@@ -82,7 +82,7 @@ func units(d, large time.Duration, largeName string, small time.Duration, smallN
 	return text
 }
 
-// page lays text out for a person.
+// page prints text for a person.
 type page struct {
 	out io.Writer
 	screen
@@ -98,8 +98,8 @@ const (
 	plain     = "\x1b[0m"
 )
 
-// table prints rows under a header. What does not fit the screen is taken from the middle of the widest cells, because ids
-// differ at their ends.
+// table prints rows under a header. If they are wider than the screen, it shortens the widest cells in the middle, because
+// ids differ at their ends.
 func (p page) table(header []string, rows [][]string) {
 	widths := make([]int, len(header))
 	for _, row := range append([][]string{header}, rows...) {
@@ -152,7 +152,7 @@ func (p page) styled(text, style string) string {
 	return style + text + plain
 }
 
-// facts prints names and values, of one line or several, below each other. Values are not cut: they are what was asked for.
+// facts prints names and values, one pair below the other. It never shortens values.
 func (p page) facts(pairs ...[2]string) {
 	widest := 0
 	for _, pair := range pairs {
@@ -165,8 +165,8 @@ func (p page) facts(pairs ...[2]string) {
 	}
 }
 
-// paragraph prints text broken at spaces, to the width of the screen but not wider than is good to read: the first line after
-// mark, the others after indent.
+// paragraph prints text, broken at spaces to the width of the screen or to a readable width. The first line follows mark, the
+// others follow indent.
 func (p page) paragraph(mark, text, indent string) {
 	room := readable
 	if p.width > 0 {
@@ -197,7 +197,7 @@ func shorten(text string, width int) string {
 	return string(runes[:width-1-tail]) + "…" + string(runes[len(runes)-tail:])
 }
 
-// visible makes names from outside harmless on a terminal: what cannot be printed is quoted.
+// visible quotes a name that has unprintable characters, so that it cannot control the terminal.
 func visible(text string) string {
 	for _, r := range text {
 		if !unicode.IsPrint(r) || r == utf8.RuneError {
@@ -207,9 +207,9 @@ func visible(text string) string {
 	return text
 }
 
-// screen is what the output is shown on.
+// screen describes the terminal.
 type screen struct {
-	width int // columns; 0: as wide as it likes, as for a file
+	width int // columns; 0: unlimited, as for a file
 	color bool
 }
 

@@ -20,34 +20,37 @@ const (
 	flagApply     = "apply"
 
 	day       = 24 * time.Hour
-	leastAge  = day // below it fencedb.forget_fences refuses
+	leastAge  = day // the least that fencedb.forget_fences accepts
 	batchSize = 1000
 
-	leastAuditAge  = 90 * day // below it fencedb.forget_audit refuses
+	leastAuditAge  = 90 * day // the least that fencedb.forget_audit accepts
 	auditBatchSize = 10_000
 )
 
 func (a *app) prune() *cli.Command {
 	return &cli.Command{
 		Name:  "prune",
-		Usage: "forget fences of resources that nobody has used for long, and old records; only counts them unless told to --apply",
-		Description: `A forgotten fence accepts any token again. So a fence may go only when no holder can be left that is older than it: after
-the longest time that a lease is held, and a token remembered. --older-than must be at least the sum of the two, as the
-programs have them in lease.Config, and should be longer than any process can stay paused. Resources that are held now
-are kept, however old.
+		Usage: "remove old fences and records; only counts without --apply",
+		Description: `A resource without a fence accepts any token. So a fence may be removed only
+when no holder with an older token can be left: after the longest time that a
+lease is held plus the time that a token is remembered. --older-than must be
+at least the sum of the two, as the programs set them in lease.Config, and
+should be longer than a process can be paused. The fences of resources that
+are held now are kept.
 
-What is in fencedb.audit stays for ever unless --audit-older-than says for how long, 90 days or more. Who protected a table
-stays for as long as it is protected.
+The records in fencedb.audit are kept for ever, unless --audit-older-than
+gives a time of 90 days or more. Who protected a table is kept for as long as
+it is protected.
 
-   fencedb prune                                       count
-   fencedb prune --apply --reason 'monthly'            count, ask, forget in batches, record
+   fencedb prune                               count
+   fencedb prune --apply --reason 'monthly'    ask, remove, record
    fencedb prune --apply --reason 'monthly' --audit-older-than 9000h`,
 		Flags: append(auditFlags(), yesFlag(),
-			&cli.DurationFlag{Name: flagOlderThan, Usage: "`TIME` since the last new token", Value: 30 * day},
-			&cli.DurationFlag{Name: flagMaxHold, Usage: "the largest lease.Config.MaxHold, as `TIME`", Value: time.Hour},
-			&cli.DurationFlag{Name: flagRetention, Usage: "the largest lease.Config.FenceRetention, as `TIME`", Value: day},
-			&cli.DurationFlag{Name: flagAuditAge, Usage: "forget what was recorded in fencedb.audit longer ago than this `TIME`, too"},
-			&cli.BoolFlag{Name: flagApply, Usage: "forget them, after asking"},
+			&cli.DurationFlag{Name: flagOlderThan, Usage: "`TIME` since the last token", Value: 30 * day},
+			&cli.DurationFlag{Name: flagMaxHold, Usage: "largest `TIME` in MaxHold", Value: time.Hour},
+			&cli.DurationFlag{Name: flagRetention, Usage: "largest `TIME` in FenceRetention", Value: day},
+			&cli.DurationFlag{Name: flagAuditAge, Usage: "remove records this `TIME` old too"},
+			&cli.BoolFlag{Name: flagApply, Usage: "remove them, after asking"},
 		),
 		Action: a.pruneFences,
 	}
@@ -55,12 +58,12 @@ stays for as long as it is protected.
 
 type pruning struct {
 	OlderThanMS int64 `json:"older_than_ms"`
-	Found       int64 `json:"found"` // that may go
-	Held        int64 `json:"held"`  // old enough, but held now
+	Found       int64 `json:"found"` // removable
+	Held        int64 `json:"held"`  // old enough but held now
 	Forgotten   int64 `json:"forgotten"`
 	Applied     bool  `json:"applied"`
 
-	Audit *auditPruning `json:"audit"` // nil: what was recorded stays
+	Audit *auditPruning `json:"audit"` // nil: records are kept
 }
 
 type auditPruning struct {
@@ -90,7 +93,7 @@ func (r *pruning) print(p page) {
 	}
 }
 
-// sweeper walks through the ledger in the order of resources.
+// sweeper reads the ledger in the order of resources.
 type sweeper struct {
 	issuer *lease.Issuer
 	pool   *pgxpool.Pool
@@ -165,7 +168,7 @@ func pruneAge(cmd *cli.Command) (time.Duration, error) {
 	return older, noArguments(cmd)
 }
 
-// sweep calls batch with those old resources that nobody holds, and the number of those that somebody does.
+// sweep calls batch with the old resources that are free and the number of those that are held.
 func (s *sweeper) sweep(batch func(ctx context.Context, free []string, held int) error) error {
 	for after, more := "", true; more; {
 		ctx, cancel, err := s.limit()
@@ -202,8 +205,8 @@ func (s *sweeper) next(ctx context.Context, after string, batch func(context.Con
 	return old[len(old)-1], len(old) == batchSize, batch(ctx, free, len(old)-len(free))
 }
 
-// forget leaves alone what has advanced since it was found: whoever has acquired meanwhile has a younger token, and is
-// either in the ledger already, or about to be the first in it again.
+// forget keeps fences that have advanced since they were found. A holder that acquired meanwhile has a newer token, and has
+// entered already or will be the first to enter again.
 func (s *sweeper) forget(ctx context.Context, e event, free []string) (forgotten int64, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, s.older.Seconds()).Scan(&forgotten)
@@ -225,7 +228,7 @@ func (s *sweeper) countRecords(r *auditPruning) error {
 	return explained(s.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`, r.age().Seconds()).Scan(&r.Found))
 }
 
-// forgetRecords forgets one batch, and says whether there may be more.
+// forgetRecords forgets one batch and reports whether there may be more.
 func (s *sweeper) forgetRecords(e event, r *auditPruning) (more bool, err error) {
 	ctx, cancel, err := s.limit()
 	if err != nil {

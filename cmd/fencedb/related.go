@@ -17,9 +17,9 @@ import (
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-// places are those of a semaphore.
+// places are the permits of a semaphore.
 type places struct {
-	Limit   *int     `json:"limit"` // that somebody has set in Redis; nil: what each program brings along
+	Limit   *int     `json:"limit"` // set in Redis; nil: each program has its own
 	Waiters int      `json:"waiters"`
 	Holders []holder `json:"holders"`
 }
@@ -30,7 +30,7 @@ type recorded struct {
 	RememberedForMS *int64 `json:"remembered_for_ms"` // nil: for ever
 }
 
-// lookAround adds to what was found what is not needed to judge who can write.
+// lookAround adds what does not matter for who can write: refusals, permits and results.
 func (o *operation) lookAround(ctx context.Context, found *inspection) (err error) {
 	if found.Refusals, err = o.readRefusals(ctx); err != nil {
 		return fmt.Errorf("redis: the feed: %w", err)
@@ -42,7 +42,7 @@ func (o *operation) lookAround(ctx context.Context, found *inspection) (err erro
 	return err
 }
 
-// limitOfNobody stands for the limit that a program would bring along.
+// limitOfNobody is a limit that no program uses.
 const limitOfNobody = lease.MaxLimit
 
 func newSemaphore(s *servers) (*lease.Semaphore, error) {
@@ -124,7 +124,7 @@ func printPlaces(p page, s *places) {
 	p.table([]string{"PLACE", "HELD FOR", "ENDS IN", "LEASE"}, rows)
 }
 
-// refused is a write that came too late.
+// refused is a write with a stale token.
 type refused struct {
 	At     time.Time `json:"at"`
 	Worker string    `json:"worker"`
@@ -134,7 +134,7 @@ type refused struct {
 
 const mostRefusals = 5
 
-// readRefusals looks through what is kept of the feed. It returns nil where nobody publishes, or where this user may not read.
+// readRefusals reads the feed. It returns nil if no program publishes, or if permission to read was denied.
 func (o *operation) readRefusals(ctx context.Context) ([]refused, error) {
 	var found []refused
 	name, digits := o.resource, publishedHash(o.resource)
@@ -155,7 +155,7 @@ func (o *operation) readRefusals(ctx context.Context) ([]refused, error) {
 	return found, err
 }
 
-// publishedHash is what feed.HashResources makes of a resource.
+// publishedHash is the name that feed.HashResources gives to a resource.
 func publishedHash(resource string) string {
 	sum := sha256.Sum256([]byte(resource))
 	return hex.EncodeToString(sum[:6])

@@ -19,46 +19,52 @@ const (
 	flagRowToken = "row-token"
 	flagRowLease = "row-lease"
 
-	// maxToken is the highest that package lease issues. No lease gets past a fence that is there.
+	// maxToken is the highest token that package lease issues. No lease can pass a fence with it.
 	maxToken = 1<<53 - 1
 )
 
 func (a *app) reset() *cli.Command {
 	return &cli.Command{
 		Name:      "reset",
-		Usage:     "set the fence of a resource back, after a token was entered by mistake that no lease gets past",
+		Usage:     "set back a fence that is too high for any lease",
 		ArgsUsage: "RESOURCE",
-		Description: `Shows the resource and asks. Then sets its fence in Postgres back to the token --to, and records that in fencedb.audit.
-Redis's counter is raised to it, if it is lower. Rows keep the tokens that they were stamped with until the next write, but
-those do not count any more.
+		Description: `Shows the resource and asks. Then it sets the fence in Postgres back to the
+token --to and records that in fencedb.audit. If Redis remembers a lower
+token, it is raised to --to. Rows keep their stamped tokens until the next
+write, but these tokens no longer count.
 
-From then on every holder with a token above --to can write to protected tables, also one that was shut out since. So stop
-what entered the token first. The best --to is the last token that Redis has issued: it lets in nobody but later holders.
-To shut out all that there are, revoke the resource afterwards. While the resource is held, only --force resets it.
+From then on, every holder with a token above --to can write to protected
+tables, even one that was shut out. So first stop the program that entered
+the token. The best --to is the last token that Redis has issued: it admits
+later holders only. To shut out all holders, revoke the resource afterwards.
+While the resource is held, reset needs --force.
 
-Reset waits for the transactions that have the resource open, for as long as --timeout, and names them if that is too short.
+Reset waits for open transactions on the resource, for as long as --timeout.
+If that is too short, it names them.
 
-A row under fencedb.protect_row is a fence of its own, and can refuse tokens that the ledger lets in. --row-token and
---row-lease name its stamp, which are its columns last_fencing_token and last_lease_id.
+A row under fencedb.protect_row has a fence of its own. It can refuse tokens
+that the ledger accepts. --row-token and --row-lease are its columns
+last_fencing_token and last_lease_id.
 
-   fencedb reset table:12 --to 1795178573132056 --reason 'psql entered 2^53 - 1, ticket 4713'
-   fencedb reset job:7 --to 1795178573132056 --row-token 9007199254740991 --row-lease 43a7e30e-... --reason 'same'`,
+   fencedb reset table:12 --to 1795178573132056 --reason 'ticket 4713'
+   fencedb reset job:7 --to 1795178573132056 --row-token 9007199254740991 \
+      --row-lease 43a7e30e-... --reason 'ticket 4713'`,
 		Flags: append(auditFlags(), yesFlag(),
-			&cli.Int64Flag{Name: flagTo, Usage: "the `TOKEN` that the fence is set back to, 0 or more; required"},
+			&cli.Int64Flag{Name: flagTo, Usage: "the new `TOKEN` of the fence; required"},
 			&cli.BoolFlag{Name: flagForce, Usage: "reset even while the resource is held"},
-			&cli.Int64Flag{Name: flagRowToken, Usage: "the `TOKEN` in a row that refuses all others"},
-			&cli.StringFlag{Name: flagRowLease, Usage: "the lease `ID` in that row, if it is under fencedb.protect_row"},
+			&cli.Int64Flag{Name: flagRowToken, Usage: "the `TOKEN` in a row that refuses others"},
+			&cli.StringFlag{Name: flagRowLease, Usage: "the lease `ID` in that row"},
 		),
 		Action: a.resetResource,
 	}
 }
 
-// setBack is what reset did.
+// setBack is the result of reset.
 type setBack struct {
 	Resource  string    `json:"resource"`
 	Former    *former   `json:"former"` // nil: the ledger had no fence
 	Token     int64     `json:"token"`
-	LeaseID   uuid.UUID `json:"lease_id"`   // that nobody has
+	LeaseID   uuid.UUID `json:"lease_id"`   // of no holder
 	LastToken *int64    `json:"last_token"` // in Redis
 	AuditID   int64     `json:"audit_id"`
 }
@@ -76,7 +82,7 @@ func (r *setBack) print(p page) {
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
 }
 
-// resetting is what reset was asked for.
+// resetting holds the arguments of reset.
 type resetting struct {
 	event
 	to       int64
@@ -100,7 +106,7 @@ func newResetting(cmd *cli.Command) (resetting, error) {
 	case r.to < 0 || r.to > maxToken:
 		return r, usage("--%s must be 0 to %d (2^53 - 1), got %d", flagTo, int64(maxToken), r.to)
 	case r.rowToken != nil && *r.rowToken <= r.to:
-		return r, usage("--%s (%d) must be above --%s (%d), or it is in nobody's way", flagRowToken, *r.rowToken, flagTo, r.to)
+		return r, usage("--%s (%d) must be above --%s (%d), or it refuses nothing", flagRowToken, *r.rowToken, flagTo, r.to)
 	case cmd.IsSet(flagRowLease) && r.rowToken == nil:
 		return r, usage("--%s needs --%s", flagRowLease, flagRowToken)
 	case cmd.IsSet(flagRowLease):
@@ -139,7 +145,7 @@ func (a *app) resetResource(ctx context.Context, cmd *cli.Command) error {
 
 var errUnchanged = errors.New("nothing was changed")
 
-// prepareReset does all that can fail and changes nothing.
+// prepareReset makes all checks and changes nothing.
 func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked resetting) (*inspection, error) {
 	ctx, cancel, err := bounded(ctx, cmd)
 	if err != nil {
@@ -185,7 +191,7 @@ func (r resetting) question(found *inspection) string {
 	return b.String() + "."
 }
 
-// reset raises Redis first: a counter that is too high does no harm.
+// reset raises the last token in Redis first, because one that is too high does no harm.
 func (o *operation) reset(ctx context.Context, cmd *cli.Command, asked resetting, found *inspection) (*setBack, error) {
 	ctx, cancel, err := bounded(ctx, cmd)
 	if err != nil {

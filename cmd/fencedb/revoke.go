@@ -19,32 +19,34 @@ import (
 func (a *app) revoke() *cli.Command {
 	return &cli.Command{
 		Name:      "revoke",
-		Usage:     "end whoever holds a resource, and see to it that no former holder writes again",
+		Usage:     "end the lease on a resource and shut former holders out",
 		ArgsUsage: "RESOURCE",
-		Description: `Shows the holder and asks. Then ends its lease in Redis, seals the resource in Postgres, and records that in
-fencedb.audit, together with the seal. The next in line gets the resource at once. If the holder has changed since it was
-shown, nobody is revoked.
+		Description: `Shows the holder and asks. Then it ends the lease in Redis, seals the
+resource in Postgres, and records both in fencedb.audit. The next waiter gets
+the resource at once. If the holder has changed since it was shown, nothing
+is revoked.
 
-Sealing waits for a transaction in which the holder has the resource open, for as long as --timeout. If that is too short
-the exit code is 4: the lease is over, but what the holder has open can still be committed.
+Sealing waits for an open transaction of the holder, for as long as
+--timeout. If that is too short, the exit code is 4: the lease has ended, but
+the open transaction can still commit.
 
    fencedb revoke table:12 --reason 'worker 7 hangs'
-   fencedb revoke table:12 --reason 'host is gone' --yes --json     in a script`,
+   fencedb revoke table:12 --reason 'host is gone' --yes --json`,
 		Flags:  append(auditFlags(), yesFlag()),
 		Action: a.revokeResource,
 	}
 }
 
-// revocation is what revoke did.
+// revocation is the result of revoke.
 type revocation struct {
 	Resource string    `json:"resource"`
-	Former   *former   `json:"former"` // nil: nobody held it
+	Former   *former   `json:"former"` // nil: it was free
 	Token    int64     `json:"token"`  // older ones are refused from now on
 	LeaseID  uuid.UUID `json:"lease_id"`
-	AuditID  int64     `json:"audit_id"` // 0: nothing was done, for nobody was left to be shut out
+	AuditID  int64     `json:"audit_id"` // 0: nothing was changed, because all former holders were shut out already
 }
 
-// former is the holder that was ended.
+// former is the holder that was revoked.
 type former struct {
 	LeaseID uuid.UUID `json:"lease_id"`
 	Token   int64     `json:"token"`
@@ -96,8 +98,8 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// shutOut is whether the last holder was revoked a moment ago, and that is sealed, and nobody has had the resource
-// since: then there is nobody to revoke, and nothing to record.
+// shutOut reports whether the last holder was revoked and sealed a moment ago and the resource was free since. Then nothing
+// is left to revoke or to record.
 func (r *inspection) shutOut() bool {
 	return r.Holder == nil && r.revokedTo > 0 && r.LastToken != nil && *r.LastToken == r.revokedTo &&
 		r.Fence != nil && r.Fence.Token >= r.revokedTo
@@ -110,7 +112,7 @@ func (r *inspection) question() string {
 	return fmt.Sprintf("Revoke it from the holder with token %d?", r.Holder.Token)
 }
 
-// prepare does all that can fail and changes nothing.
+// prepare makes all checks and changes nothing.
 func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection, error) {
 	ctx, cancel, err := bounded(ctx, cmd)
 	if err != nil {
@@ -152,8 +154,8 @@ func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found
 	return done, o.seal(ctx, e, done)
 }
 
-// endLease ends the holder that was found and no other. Taking over from the highest token that either server knows lifts a
-// Redis that has forgotten tokens above the ledger, which would refuse the revocation otherwise.
+// endLease ends the lease of the holder that was found and of no other. It takes over from the highest token of both servers,
+// because a Redis that has lost tokens would issue one that the ledger refuses.
 func (o *operation) endLease(ctx context.Context, found *inspection) (*lease.Revocation, error) {
 	var last int64
 	if found.LastToken != nil {
@@ -174,7 +176,7 @@ func (o *operation) endLease(ctx context.Context, found *inspection) (*lease.Rev
 // seal enters the fence and records the event in one transaction.
 func (o *operation) seal(ctx context.Context, e event, done *revocation) error {
 	deadline, _ := ctx.Deadline()
-	const reserve = 10 // a tenth of the time is for the answer, and for recording that it did not work
+	const reserve = 10 // a tenth of the time is for recording a failure
 	until := deadline.Add(-time.Until(deadline) / reserve)
 	grant := fencedb.NewGrant(done.Resource, done.Token, done.LeaseID, until)
 	err := fencedb.Tx(ctx, o.pool, grant, func(tx pgx.Tx) (err error) {
@@ -185,7 +187,7 @@ func (o *operation) seal(ctx context.Context, e event, done *revocation) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &newer): // the next holder was faster, and shuts the former one out as well
+	case errors.As(err, &newer): // the next holder has entered, which shuts the former one out as well
 		done.AuditID, err = e.record(ctx, o.pool, done.details(true))
 		return err
 	}
@@ -204,7 +206,7 @@ func (r *revocation) details(sealed bool) map[string]any {
 
 var errThereAreSome = errors.New("there are events")
 
-// published reports whether there is an event in the stream, or that it cannot be told.
+// published reports whether the stream has an event.
 func published(ctx context.Context, client redis.UniversalClient, stream feed.Option) (bool, error) {
 	err := feed.Replay(ctx, client, "0", func(feed.Event) error { return errThereAreSome }, stream)
 	if errors.Is(err, errThereAreSome) {
@@ -213,11 +215,11 @@ func published(ctx context.Context, client redis.UniversalClient, stream feed.Op
 	return false, err
 }
 
-// announce lets those who watch see what the operator does, where programs publish already. done waits until it is published.
+// announce publishes what the operator does, if programs publish already. done waits until it is published.
 func (o *operation) announce(ctx context.Context, operator string) (done func(), err error) {
 	stream := feed.Namespace(o.names.namespace)
 	if some, err := published(ctx, o.client, stream); err != nil || !some {
-		return func() {}, nil // not what was asked for
+		return func() {}, nil // the command works without it
 	}
 	options := []feed.Option{stream, feed.Worker(operator)}
 	if o.names.hashed {

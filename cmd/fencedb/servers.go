@@ -19,7 +19,7 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// servers are both halves, connected.
+// servers are the connections to both servers.
 type servers struct {
 	client redis.UniversalClient
 	names  names
@@ -27,7 +27,7 @@ type servers struct {
 	pool   *pgxpool.Pool
 }
 
-// names are how the programs name things in Redis.
+// names say how the programs name keys in Redis.
 type names struct {
 	namespace string
 	hashed    bool
@@ -80,7 +80,7 @@ func openPostgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) 
 	return pool, nil
 }
 
-// postgres connects, so that a server that is away is reported as that and before anything is changed.
+// postgres connects, so that an unreachable server is reported before anything is changed.
 func postgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
 	pool, err := openPostgres(ctx, cmd)
 	if err != nil {
@@ -93,7 +93,7 @@ func postgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// database is postgres for package migrations.
+// database opens Postgres for package migrations.
 func database(ctx context.Context, cmd *cli.Command) (*sql.DB, func(), error) {
 	pool, err := postgres(ctx, cmd)
 	if err != nil {
@@ -106,10 +106,10 @@ func database(ctx context.Context, cmd *cli.Command) (*sql.DB, func(), error) {
 	}, nil
 }
 
-// SQLSTATEs that a set-up causes.
+// SQLSTATEs of an incomplete set-up.
 const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction = "42501", "42P01", "3F000", "42883"
 
-// explained adds what to do to errors that a set-up causes.
+// explained adds the remedy to errors of an incomplete set-up.
 func explained(err error) error {
 	refused := new(pgconn.PgError)
 	if !errors.As(err, &refused) {
@@ -137,7 +137,7 @@ func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
 	return client, nil
 }
 
-// redisClient connects, so that a server that is away is reported as that and before anything is changed.
+// redisClient connects, so that an unreachable server is reported before anything is changed.
 func redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
 	client, err := openRedis(cmd)
 	if err != nil {
@@ -158,11 +158,11 @@ func withoutURL(err error) error {
 	return err
 }
 
-// fenceRetention is how long a token that revoke has issued is remembered. Longer than the programs' own setting does no harm;
-// shorter would take from theirs.
+// fenceRetention is how long Redis remembers a token that revoke has issued. A shorter time than the programs' own setting
+// would shorten theirs; a longer one does no harm.
 const fenceRetention = 30 * 24 * time.Hour
 
-// issuer never acquires; its TTL is only required.
+// issuer returns an issuer that never acquires. Its TTL is not used.
 func issuer(client redis.UniversalClient, n names, tracers ...lease.Tracer) (*lease.Issuer, error) {
 	return lease.New(client, lease.Config{
 		TTL:            time.Minute,
@@ -173,23 +173,27 @@ func issuer(client redis.UniversalClient, n names, tracers ...lease.Tracer) (*le
 	})
 }
 
-// issuedAt reads the time out of a token: tokens are Redis's clock in microseconds, unless the last one was ahead of the clock.
+// issuedAt returns the time in a token, or nil. A token is the clock of Redis in microseconds, or follows a higher token.
 func issuedAt(token int64) *time.Time {
 	at := time.UnixMicro(token).UTC()
 	if at.Year() < 2020 || at.After(time.Now().Add(time.Hour)) {
-		return nil // counted on from a number that somebody chose
+		return nil // it follows a token that was no time
 	}
 	return &at
 }
 
-// redisForms are the URLs that newRedis takes, for --help and for whoever wrote another.
-const redisForms = `   redis://user:password@host:6379/0                           one server; rediss:// with TLS
-   redis-sentinel://user:password@host1,host2/NAME/0           the primary that Sentinels at these hosts call NAME;
-                                                               ?sentinel_username= and ?sentinel_password= are theirs
-   redis-cluster://user:password@host1:6379,host2:6379         a Cluster, by some of its nodes
-   rediss-sentinel://, rediss-cluster://                       the same with TLS`
+// redisForms describes the URLs that newRedis accepts.
+const redisForms = `   redis://user:password@host:6379/0
+      one server
+   redis-sentinel://user:password@host1,host2/NAME/0
+      the primary that Sentinel calls NAME; ?sentinel_username= and
+      ?sentinel_password= are those of the Sentinels
+   redis-cluster://user:password@host1:6379,host2:6379
+      a Cluster, by some of its nodes
+   rediss://, rediss-sentinel://, rediss-cluster://
+      the same with TLS`
 
-// newRedis takes what go-redis takes as parameters, such as ?dial_timeout=2s, with any form.
+// newRedis accepts the parameters of go-redis, such as ?dial_timeout=2s, in all forms.
 func newRedis(address string) (redis.UniversalClient, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	plain, topology, _ := strings.Cut(scheme, "-")

@@ -29,36 +29,39 @@ const (
 func (a *app) ttl() *cli.Command {
 	return &cli.Command{
 		Name:      "ttl",
-		Usage:     "advise a TTL for resources of a type, from how long they have been held",
+		Usage:     "advise a TTL for a type of resources",
 		ArgsUsage: "TYPE",
-		Description: `Takes the time that 999 of 1000 leases on TYPE:... were held, and adds how long a holder may be paused and how long Redis
-may take to answer. Renewal every third of that leaves two tries; with a sixth left, work should come to an end. A longer TTL
-loses fewer leases; a holder that dies blocks the resource for as long.
+		Description: `Takes the time within which 999 of 1000 leases on TYPE:... were released,
+and adds how long a holder may be paused and how long Redis may take to
+answer. Renewal after a third of that leaves two more tries; work should stop
+when a sixth is left. A longer TTL loses fewer leases, but a holder that dies
+blocks the resource for longer.
 
-The times come from what programs publish with observe/feed, or from the histogram of observe/prom in a Prometheus.
+The times come from the events of observe/feed, or from the histogram of
+observe/prom in a Prometheus.
 
    fencedb ttl table
-   fencedb ttl table --pause 5s                        the garbage collector, or the hypervisor, is known for that
+   fencedb ttl table --pause 5s        the holder may be paused for so long
    fencedb ttl table --prometheus http://prom:9090`,
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: flagPause, Usage: "a holder may be paused for this `TIME`", Value: time.Second},
 			&cli.DurationFlag{Name: flagNetwork, Usage: "an answer of Redis may take this `TIME`", Value: 200 * time.Millisecond},
-			&cli.StringFlag{Name: flagPrometheus, Usage: "`URL` of a Prometheus to ask instead of the feed", Sources: cli.EnvVars("FENCEDB_PROMETHEUS_URL")},
-			&cli.DurationFlag{Name: flagOver, Usage: "with --" + flagPrometheus + ": what was measured in the last `TIME`", Value: 7 * day},
+			&cli.StringFlag{Name: flagPrometheus, Usage: "ask the Prometheus at `URL`", Sources: cli.EnvVars("FENCEDB_PROMETHEUS_URL")},
+			&cli.DurationFlag{Name: flagOver, Usage: "with --" + flagPrometheus + ": use the last `TIME`", Value: 7 * day},
 		},
 		Action: a.adviseTTL,
 	}
 }
 
-// holdTimes is how long leases were held.
+// holdTimes are the times that leases were held.
 type holdTimes struct {
 	source string
 	count  int64
-	lost   int64 // of them: they would have been held for longer
+	lost   int64 // how many of them were lost, and would have been held for longer
 	at     func(quantile float64) time.Duration
 }
 
-// advice is what ttl answers.
+// advice is the result of ttl.
 type advice struct {
 	ResourceType string `json:"resource_type"`
 	Source       string `json:"source"`
@@ -74,7 +77,7 @@ type advice struct {
 	WarnBeforeMS int64  `json:"warn_before_ms"`
 }
 
-// leastSamples is what it takes for one of them to lie above p99.9.
+// leastSamples is the number of samples of which one lies above p99.9.
 const leastSamples = 1000
 
 var errTooFew = errors.New("too few hold times")
@@ -122,7 +125,7 @@ func advise(kind string, held holdTimes, pause, network time.Duration) *advice {
 
 func ceilMS(d time.Duration) int64 { return (d + time.Millisecond - 1).Milliseconds() }
 
-// roundUp leaves two digits, so that nobody takes the result for more exact than it is.
+// roundUp leaves two digits, because the result is not more exact.
 func roundUp(d time.Duration) time.Duration {
 	ms := float64(d) / float64(time.Millisecond)
 	step := math.Max(1, math.Pow(10, math.Floor(math.Log10(ms))-1))
@@ -153,7 +156,7 @@ func goDuration(ms int64) string {
 	return fmt.Sprintf("%d * time.Millisecond", ms)
 }
 
-// heldByFeed reads what is kept of the stream.
+// heldByFeed reads the events that Redis has kept.
 func heldByFeed(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
 	client, err := redisClient(ctx, cmd)
 	if err != nil {
@@ -181,13 +184,13 @@ func heldByFeed(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, 
 	return held, nil
 }
 
-// holdHistogram is what observe/prom counts hold times in.
+// holdHistogram is the metric of observe/prom for hold times.
 const holdHistogram = "redis_lease_hold_duration_seconds_bucket"
 
-// bucket is how many leases were held for at most that long.
+// bucket counts the leases that were held for at most upTo seconds.
 type bucket struct{ upTo, count float64 }
 
-// heldByPrometheus takes the upper bound of the bucket in which a quantile lies: a TTL may be too long, not too short.
+// heldByPrometheus returns the upper bound of the bucket of a quantile: a TTL may be too long but not too short.
 func heldByPrometheus(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
 	query := fmt.Sprintf("sum by (le) (increase(%s{resource_type=%q}[%ds]))", holdHistogram, kind, int(cmd.Duration(flagOver).Seconds()))
 	buckets, err := askPrometheus(ctx, cmd.String(flagPrometheus), query)
@@ -233,7 +236,7 @@ func askPrometheus(ctx context.Context, address, query string) ([]bucket, error)
 		Data          struct{ Result []sample }
 	}
 	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
-		return nil, fmt.Errorf("prometheus: %s, and an answer that is none of Prometheus's: %w", response.Status, err)
+		return nil, fmt.Errorf("prometheus: %s, and the answer is not from a Prometheus: %w", response.Status, err)
 	}
 	if answer.Status != "success" {
 		return nil, fmt.Errorf("prometheus: %s: %s", response.Status, answer.Error)
@@ -241,7 +244,7 @@ func askPrometheus(ctx context.Context, address, query string) ([]bucket, error)
 	return sorted(answer.Data.Result)
 }
 
-// sample is one value of the answer: [when, "what"].
+// sample is one value of the answer: a time and a number in quotes.
 type sample struct {
 	Metric struct{ LE string }
 	Value  [2]any
@@ -253,7 +256,7 @@ func sorted(samples []sample) (buckets []bucket, err error) {
 		upTo, err1 := strconv.ParseFloat(s.Metric.LE, 64)
 		count, err2 := strconv.ParseFloat(text, 64)
 		if err := errors.Join(err1, err2); err != nil {
-			return nil, fmt.Errorf("prometheus: a bucket that is none: %w", err)
+			return nil, fmt.Errorf("prometheus: invalid bucket: %w", err)
 		}
 		buckets = append(buckets, bucket{upTo, count})
 	}

@@ -28,19 +28,20 @@ var kinds = []feed.Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, fe
 func (a *app) watch() *cli.Command {
 	return &cli.Command{
 		Name:      "watch",
-		Usage:     "show what becomes of leases and writes, as it happens",
+		Usage:     "show events of leases and writes as they happen",
 		ArgsUsage: "[PREFIX]",
-		Description: `Follows what programs publish that have package observe/feed switched on, of resources that begin with PREFIX, until Ctrl-C
-ends it with exit code 0. Redis may go away meanwhile and come back. With --json each line is one event.
+		Description: `Shows the events that programs publish with package observe/feed, for
+resources that begin with PREFIX. Ctrl-C ends it with exit code 0. It goes on
+when Redis was away and comes back. With --json each line is one event.
 
-   fencedb watch                                       all, from now on
-   fencedb watch table: --kind lost,refused            what went wrong with tables
-   fencedb watch --since 10m --json | jq .resource     from ten minutes ago, for a program
+   fencedb watch                               all, from now on
+   fencedb watch table: --kind lost,refused    what went wrong with tables
+   fencedb watch --since 10m --json | jq .resource
 
-Kinds: ` + kindNames() + `.`,
+Kinds: ` + strings.Replace(kindNames(), ", healed", ",\nhealed", 1) + `.`,
 		Flags: []cli.Flag{
-			&cli.StringSliceFlag{Name: flagKind, Usage: "show only this `KIND`; several with commas"},
-			&cli.DurationFlag{Name: flagSince, Usage: "begin with what happened this `TIME` ago; Redis keeps about the last 10000 events"},
+			&cli.StringSliceFlag{Name: flagKind, Usage: "show only this `KIND`, or several with commas"},
+			&cli.DurationFlag{Name: flagSince, Usage: "begin this `TIME` ago"},
 		},
 		Action: a.follow,
 	}
@@ -54,7 +55,7 @@ func kindNames() string {
 	return strings.Join(names, ", ")
 }
 
-// filter chooses events.
+// filter selects events.
 type filter struct {
 	prefix string
 	kinds  []string // none: all
@@ -88,7 +89,7 @@ func (a *app) follow(ctx context.Context, cmd *cli.Command) error {
 	if err := a.followFeed(ctx, cmd, wanted); ctx.Err() == nil {
 		return err
 	}
-	return nil // Ctrl-C is how one leaves
+	return nil // Ctrl-C ends watch
 }
 
 func (a *app) followFeed(ctx context.Context, cmd *cli.Command, wanted filter) error {
@@ -120,7 +121,7 @@ func (a *app) followFeed(ctx context.Context, cmd *cli.Command, wanted filter) e
 	}, stream)
 }
 
-// startOf is a place in the stream, by Redis's clock.
+// startOf returns a place in the stream, by the clock of Redis.
 func startOf(ctx context.Context, client redis.UniversalClient, since time.Duration) (string, error) {
 	if since == 0 {
 		return "$", nil
@@ -132,19 +133,19 @@ func startOf(ctx context.Context, client redis.UniversalClient, since time.Durat
 	return strconv.FormatInt(max(0, now.Add(-since).UnixMilli()), 10), nil
 }
 
-// patience is how long watch waits for a first event before it looks whether there is anybody to wait for.
+// patience is how long watch waits for an event before it checks whether any program publishes.
 const patience = 5 * time.Second
 
 func (a *app) hintAtFeed(ctx context.Context, client redis.UniversalClient, stream feed.Option) {
 	if some, err := published(ctx, client, stream); err != nil || some {
 		return
 	}
-	page{a.errOut, a.screen}.paragraph("", "Nothing yet, and nobody has published here before. Programs do when they are told to: "+
-		"events := feed.New(client), from observe/feed, among lease.Config.Tracers and in fencedb.With(pool, fencedb.Trace(events)). "+
+	page{a.errOut, a.screen}.paragraph("", "No events yet, and no program has published any before. To publish, a program passes "+
+		"events := feed.New(client), of observe/feed, to lease.Config.Tracers and to fencedb.With(pool, fencedb.Trace(events)). "+
 		"If they set a Namespace, give it as --"+flagNamespace+".", "")
 }
 
-// lines writes one event after the other, as they come.
+// lines writes events as they come.
 type lines interface {
 	write(feed.Event) error
 }
@@ -164,7 +165,7 @@ type jsonLines struct{ *json.Encoder }
 
 func (l jsonLines) write(e feed.Event) error { return l.Encode(e) }
 
-// textLines are columns that grow with what comes. What has been written stays as it is.
+// textLines writes columns that become wider when a longer cell comes.
 type textLines struct {
 	page
 	widths []int
@@ -186,7 +187,7 @@ func (l *textLines) write(e feed.Event) error {
 	return err
 }
 
-// name leaves room for the other columns.
+// name shortens a name to leave room for the other columns.
 func (l *textLines) name(text string) string {
 	most := 40
 	if l.width > 0 {
@@ -195,7 +196,7 @@ func (l *textLines) name(text string) string {
 	return shorten(visible(text), most)
 }
 
-// colors are for what somebody may have to look at.
+// colors mark events that may need attention.
 var colors = map[feed.Kind]string{feed.Lost: yellow, feed.Revoked: yellow, feed.Healed: yellow, feed.Refused: red, feed.Failed: red}
 
 func tokenText(token int64) string {
@@ -205,7 +206,7 @@ func tokenText(token int64) string {
 	return strconv.FormatInt(token, 10)
 }
 
-// happened says in a few words what a person would ask next.
+// happened describes an event in a few words.
 func happened(e feed.Event) string {
 	switch e.Kind {
 	case feed.Waiting:

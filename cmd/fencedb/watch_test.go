@@ -183,7 +183,7 @@ func TestWatchSaysHowToSwitchTheFeedOn(t *testing.T) {
 	w.patience = time.Millisecond
 
 	hint := w.start("watch")
-	require.Contains(t, hint.next(hint.errOut), "nobody has published here")
+	require.Contains(t, hint.next(hint.errOut), "no program has published any")
 
 	w.refusedOnce()
 	var said bytes.Buffer
