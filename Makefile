@@ -82,7 +82,7 @@ bench-memory: ## Lease a million resources once each, and weigh what that leaves
 	go -C integration/bench run . -resources 1000000
 
 .PHONY: lint
-lint: ## Check format, go vet, staticcheck, shell syntax and go.mod
+lint: ## Check format, go vet, golangci-lint, dead code, shell syntax and go.mod
 	@internal/tools/ensure.sh go
 	@internal/tools/lint.sh
 

@@ -20,6 +20,7 @@ var ErrBroken = errors.New("faulty: connection broken on purpose")
 // Fault is what happens to one command.
 type Fault int
 
+// The faults of a command.
 const (
 	None        Fault = iota
 	LoseRequest       // the server never sees it

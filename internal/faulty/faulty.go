@@ -11,6 +11,7 @@ import "net"
 // Fate is what a proxy does to one message: a message of Postgres in either direction, or the call of a script in Redis.
 type Fate int
 
+// The fates of a message.
 const (
 	Pass     Fate = iota
 	Cut           // both connections are closed; the message is not delivered

@@ -12,7 +12,9 @@ unformatted=$(gofmt -l .)
 [ -z "$unformatted" ] || fail "not formatted; make fmt helps:" $unformatted
 
 # Pinned by a module of its own, so that our go.mod lists what a user pays for and nothing else.
-go -C internal/tools build -o ../../.bin/ honnef.co/go/tools/cmd/staticcheck
+# The first build of golangci-lint takes minutes.
+go -C internal/tools build -o ../../.bin/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/tools/cmd/deadcode
+root=$PWD
 
 # A module per go.mod: ./... stops at the border of one.
 git ls-files --cached --others --exclude-standard -- go.mod '*/go.mod' | while read -r mod; do
@@ -22,7 +24,12 @@ git ls-files --cached --others --exclude-standard -- go.mod '*/go.mod' | while r
 	go -C "$module" mod tidy -diff
 	[ -n "$(go -C "$module" list ./... 2>/dev/null)" ] || continue # only tools
 	go -C "$module" vet ./...
-	(root=$PWD && cd "$module" && "$root/.bin/staticcheck" ./...)
+	(
+		cd "$module"
+		"$root/.bin/golangci-lint" run --config "$root/.golangci.yml" --path-mode abs ./...
+		dead=$("$root/.bin/deadcode" -test ./...)
+		[ -z "$dead" ] || fail "never called: $dead"
+	)
 done
 
 git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run | while read -r script; do

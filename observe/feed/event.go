@@ -10,6 +10,7 @@ import (
 // Kind says what happened.
 type Kind string
 
+// The kinds of events.
 const (
 	Waiting   Kind = "waiting"   // the resource was taken, and the caller waits for it
 	Granted   Kind = "granted"   // Took is how long the caller had waited, TTL what remains
