@@ -1,0 +1,74 @@
+package docs
+
+import (
+	"os"
+	"os/exec"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// vanishing are directories that are about to move. Delete a line when its directory is gone.
+var vanishing = []string{
+	"lease/internal/kind", "lease/internal/script", "lease/scripts", "lease/semaphore", "lease/semaphore/scripts",
+	"lease/once/scripts", "lease/admission/scripts",
+}
+
+// tracked are the files of the repository, as paths from its root.
+func tracked(t *testing.T) []string {
+	t.Helper()
+	list, err := exec.Command("git", "-C", "..", "ls-files", "--cached", "--others", "--exclude-standard").Output()
+	require.NoError(t, err)
+	var files []string
+	for _, file := range strings.Fields(string(list)) {
+		if _, err := os.Stat("../" + file); err == nil { // not deleted since the last commit
+			files = append(files, file)
+		}
+	}
+	require.NotEmpty(t, files)
+	return files
+}
+
+// section returns the text of CONTRIBUTING.md below a heading.
+func section(t *testing.T, heading string) string {
+	t.Helper()
+	text, err := os.ReadFile("../CONTRIBUTING.md")
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(text), "\n## "+heading+"\n")
+	require.True(t, found, heading)
+	body, _, _ := strings.Cut(rest, "\n## ")
+	return body
+}
+
+func TestTheLayoutNamesEveryDirectory(t *testing.T) {
+	t.Parallel()
+	var named, parents []string
+	line := regexp.MustCompile(`(?m)^    ( *)([\w./-]+)/ +\S`)
+	for _, match := range line.FindAllStringSubmatch(section(t, "Layout"), -1) {
+		depth := len(match[1]) / 2
+		require.LessOrEqual(t, depth, len(parents), match[0])
+		parents = append(parents[:depth:depth], match[2])
+		named = append(named, path.Join(parents...))
+	}
+	for _, file := range tracked(t) {
+		for dir := path.Dir(file); dir != "."; dir = path.Dir(dir) {
+			known := slices.ContainsFunc(named, func(name string) bool { return name == dir || strings.HasPrefix(name, dir+"/") })
+			require.True(t, known || slices.Contains(vanishing, dir), "CONTRIBUTING.md does not say what %s/ is for", dir)
+		}
+	}
+}
+
+func TestContributingNamesEveryTargetOfCI(t *testing.T) {
+	t.Parallel()
+	script, err := os.ReadFile("../.ci/run")
+	require.NoError(t, err)
+	targets := regexp.MustCompile(`(?m)^make (\S+)`).FindAllStringSubmatch(string(script), -1)
+	require.NotEmpty(t, targets)
+	for _, target := range targets {
+		require.Contains(t, section(t, "Run it"), "| `make "+target[1]+"` |")
+	}
+}
