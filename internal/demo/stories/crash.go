@@ -24,7 +24,7 @@ func playCrash(s *scene) (seen string) {
 	s.do(func() error { s.a.Kill(); return nil })
 	killed := time.Now()
 	left := s.say("kill -KILL %d: A is gone. Its lease is not.", pid)
-	s.check(left.ownerKey != "", "the lease ended with the process, so nothing is shown here")
+	s.check(left.held(), "the lease ended with the process, so nothing is shown here")
 
 	s.reserve(s.b, s.request("Bob"))
 	refused, _ := s.untilDone(s.b)

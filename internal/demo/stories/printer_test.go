@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease"
 )
 
 var (
@@ -95,8 +97,8 @@ func TestUntouchedMeansThatTheTTLFellWithTheClock(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
 	// Two looks of 10 ms each, 100 ms from the start of one to the start of the other.
-	first := timed{state{ttl: time.Second}, began, began.Add(10 * time.Millisecond)}
-	for left, untouched := range map[time.Duration]bool{
+	first := timed{left(time.Second), began, began.Add(10 * time.Millisecond)}
+	for remaining, untouched := range map[time.Duration]bool{
 		1010 * time.Millisecond: false, // renewed
 		950 * time.Millisecond:  false, // renewed in between
 		908 * time.Millisecond:  true,
@@ -105,7 +107,11 @@ func TestUntouchedMeansThatTheTTLFellWithTheClock(t *testing.T) {
 		0:                       false, // released
 	} {
 		s := &scene{}
-		s.checkUntouched(first, timed{state{ttl: left}, began.Add(100 * time.Millisecond), began.Add(110 * time.Millisecond)})
-		require.Equal(t, untouched, len(s.broken) == 0, left)
+		s.checkUntouched(first, timed{left(remaining), began.Add(100 * time.Millisecond), began.Add(110 * time.Millisecond)})
+		require.Equal(t, untouched, len(s.broken) == 0, remaining)
 	}
+}
+
+func left(ttl time.Duration) state {
+	return state{Inspection: lease.Inspection{ExpiresIn: ttl}}
 }

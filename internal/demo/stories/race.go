@@ -30,7 +30,7 @@ func playRace(s *scene) (seen string) {
 	winner, loser := s.compete()
 	s.say("The requests go out %v apart. %s gets the lease and asks %s's bank.", apart, winner.name, winner.guest)
 	refused := s.say("%s is refused at once: held by another, ask again in %s.", loser.name, seconds(loser.done.RetryAfter))
-	s.check(refused.issued == winner.lease.Token, "the refused request used up token %d", refused.issued)
+	s.check(refused.LastToken == winner.lease.Token, "the refused request used up token %d", refused.LastToken)
 
 	s.goOn(winner.actor)
 	s.untilDone(winner.actor)
@@ -42,7 +42,7 @@ func playRace(s *scene) (seen string) {
 	s.check(again.Outcome == worker.Taken,
 		"%s was to find the table taken, and got %q: %s", loser.guest, again.Outcome, again.Error)
 	s.check(end.guests() == winner.guest, "the table is booked for %q, not for %s alone", end.guests(), winner.guest)
-	s.check(end.ownerKey == "", "a lease was not given back")
+	s.check(!end.held(), "a lease was not given back")
 	return fmt.Sprintf("booked for %s; %s was answered %q (ask again in %s), then %q",
 		end.guests(), loser.guest, loser.done.Outcome, seconds(loser.done.RetryAfter), again.Outcome)
 }

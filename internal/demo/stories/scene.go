@@ -3,10 +3,15 @@ package stories
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // scene is one story being played. After the first error its methods do nothing, so that a story
@@ -121,8 +126,8 @@ func (s *scene) untilFree() {
 		poll := time.NewTicker(5 * time.Millisecond)
 		defer poll.Stop()
 		for {
-			there, err := s.redis.Exists(s.ctx, s.keys(s.story.table).owner).Result()
-			if err != nil || there == 0 {
+			found, err := s.leases.Inspect(s.ctx, booking.Resource(s.story.table))
+			if err != nil || found.Holder == uuid.Nil {
 				return err
 			}
 			select {
@@ -173,14 +178,14 @@ func (s *scene) relation() string {
 // row is how a state is shown.
 func (s *scene) row(st state) row {
 	r := row{owner: "-", ttl: "-", token: "-", fence: "-", booking: "-"}
-	if st.ownerKey != "" {
-		r.owner, r.ttl = "?", seconds(st.ttl) // of somebody who never told us
-		if name, known := s.holders[st.owner]; known {
+	if st.held() {
+		r.owner, r.ttl = "?", seconds(st.ExpiresIn) // of a holder that never told us
+		if name, known := s.holders[st.Holder]; known {
 			r.owner = name
 		}
 	}
-	if st.issued != 0 {
-		r.token = fmt.Sprint(st.issued)
+	if st.LastToken != 0 {
+		r.token = fmt.Sprint(st.LastToken)
 	}
 	if st.fence != 0 {
 		r.fence = fmt.Sprint(st.fence)
@@ -189,4 +194,47 @@ func (s *scene) row(st state) row {
 		r.booking = guests
 	}
 	return r
+}
+
+// state is what both servers hold about one table of the restaurant.
+type state struct {
+	lease.Inspection           // by Redis
+	fence            int64     // in Postgres: the highest token that has entered, 0 if none
+	bookings         []written // in Postgres, of the evening
+}
+
+// written is a row of the bookings table.
+type written struct {
+	guest string
+	token int64 // with which it was written
+}
+
+// observe asks both servers.
+func (s *stage) observe(ctx context.Context, table int, relation string) (st state, err error) {
+	if st.Inspection, err = s.leases.Inspect(ctx, booking.Resource(table)); err != nil {
+		return st, fmt.Errorf("ask Redis: %w", err)
+	}
+	err = s.db.QueryRow(ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, booking.Resource(table)).Scan(&st.fence)
+	if err != nil {
+		return st, fmt.Errorf("ask Postgres: %w", err)
+	}
+	rows, _ := s.db.Query(ctx, `SELECT guest, last_fencing_token FROM `+pgx.Identifier{relation}.Sanitize()+`
+		WHERE table_id = $1 ORDER BY slot`, table)
+	st.bookings, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (w written, err error) {
+		return w, row.Scan(&w.guest, &w.token)
+	})
+	if err != nil {
+		return st, fmt.Errorf("ask Postgres: %w", err)
+	}
+	return st, nil
+}
+
+func (st state) held() bool { return st.Holder != uuid.Nil }
+
+func (st state) guests() string {
+	var names []string
+	for _, w := range st.bookings {
+		names = append(names, w.guest)
+	}
+	return strings.Join(names, ", ")
 }

@@ -39,8 +39,8 @@ func playStolen(s *scene) (seen string) {
 		"It releases all the same, and Redis answers %q.", ann.Redis)
 	s.check(ann.Outcome == worker.LeaseOver, "A was to find its lease over, and got %q: %s", ann.Outcome, ann.Error)
 	s.check(ann.Redis == "taken", "Redis answered %q to A's release", ann.Redis)
-	s.check(before.owner == lease.ID && after.ownerKey == before.ownerKey,
-		"the owner key was %q and is %q", before.ownerKey, after.ownerKey)
+	s.check(before.Holder == lease.ID && after.Holder == lease.ID && after.Token == before.Token,
+		"the holder was %s and is %s", before.Holder, after.Holder)
 	s.checkUntouched(before, after)
 
 	s.goOn(s.b)
@@ -50,7 +50,7 @@ func playStolen(s *scene) (seen string) {
 	s.check(end.guests() == "Bob", "the table is booked for %q", end.guests())
 	return fmt.Sprintf("the owner key is B's before and after A's release; its TTL went from %v to %v, by the "+
 		"clock alone; booked for %s",
-		before.ttl, after.ttl, end.guests())
+		before.ExpiresIn, after.ExpiresIn, end.guests())
 }
 
 // timed is a state and when it was: after from, before to.
@@ -70,6 +70,6 @@ func (s *scene) lookAtClock() timed {
 func (s *scene) checkUntouched(before, after timed) {
 	const rounding = 2 * time.Millisecond // Redis counts whole ones
 	least, most := after.from.Sub(before.to)-rounding, after.to.Sub(before.from)+rounding
-	fell := before.ttl - after.ttl
+	fell := before.ExpiresIn - after.ExpiresIn
 	s.check(least <= fell && fell <= most, "the TTL of B's lease fell by %v in %v to %v", fell, least, most)
 }

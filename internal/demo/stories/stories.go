@@ -118,6 +118,7 @@ type stage struct {
 	out     *printer
 	db      *pgxpool.Pool // the observer's own connections
 	redis   *redis.Client
+	leases  *lease.Issuer // to look at them only
 	a, b    *actor
 	holders map[uuid.UUID]string // lease id: the name of the worker that was granted it
 }
@@ -136,6 +137,9 @@ func setStage(ctx context.Context, cfg Config) (_ *stage, err error) {
 		}
 	}()
 	if s.redis, err = worker.Redis(cfg.RedisURL, "stories"); err != nil {
+		return nil, err
+	}
+	if s.leases, err = lease.New(s.redis, lease.Config{TTL: cfg.TTL, Namespace: cfg.Namespace}); err != nil {
 		return nil, err
 	}
 	if s.db, err = worker.Postgres(ctx, cfg.PostgresURL, "stories"); err != nil {
@@ -213,20 +217,9 @@ func (s *stage) removeKeys() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	for _, st := range stories {
-		keys := s.keys(st.table)
-		s.redis.Unlink(ctx, keys.owner, keys.fence)
+		for _, field := range []string{"owner", "fence"} {
+			key := lease.Key{Namespace: s.Namespace, Resource: booking.Resource(st.table), Field: field}
+			s.redis.Unlink(ctx, key.String())
+		}
 	}
-}
-
-// keys are two of the lease protocol's, as an onlooker with redis-cli would type them.
-type keys struct {
-	owner string // "<lease id>:<token>", expires with the lease
-	fence string // the last token issued
-}
-
-func (s *stage) keys(table int) keys {
-	k := lease.Key{Namespace: s.Namespace, Resource: lease.Resource("table", table)}
-	owner, fence := k, k
-	owner.Field, fence.Field = "owner", "fence"
-	return keys{owner.String(), fence.String()}
 }
