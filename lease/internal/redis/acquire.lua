@@ -5,15 +5,15 @@
 -- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request within the call, from 1
 -- ARGV[4] ttl, milliseconds, > 0
 -- ARGV[5] fence retention, milliseconds, > 0
--- ARGV[6] 'try': leave no trace when refused; 'wait': queue up for what is not free; 'barge': 'try', past the queue
+-- ARGV[6] 'try': leave no trace when refused; 'wait': queue for what is not free; 'barge': 'try', past the queue
 -- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] listener, where the waiter hears of its turn
 -- ARGV[9...] channel, one for each resource
 --
 -- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
 --                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
 --         {'held', milliseconds, n}  the nth resource is held by another, or another waits for it with right of way;
---                                 worth asking again after that time. No token was used and no lease's expiry moved.
---         {'over'}                this call was given up, or its lease given back; nothing was changed
+--                                 retry after that time. No token was used and no lease's expiry moved.
+--         {'over'}                this call was given up, or its lease released; nothing was changed
 --         {'exhausted'}           tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
@@ -47,7 +47,7 @@ for n = 1, count do
   local wrong
   r.held, wrong = read_owner_and_left(r.owner)
   if wrong then return wrong end
-  local head = redis.pcall('ZRANGE', r.queue, 0, 0) -- spares the question for the type
+  local head = redis.pcall('ZRANGE', r.queue, 0, 0) -- saves the command TYPE
   if head.err then return mistyped(r.queue, 'zset') or error(head) end
   r.head = head[1]
   if r.head then

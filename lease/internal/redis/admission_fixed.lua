@@ -8,15 +8,15 @@
 --         {'refused', count, milliseconds, milliseconds}  the window is full, and ends after so long (twice the same); nothing was counted
 --         {'corrupt', key, problem}
 --
--- Count and expiry are set in one step. An expiry that is missing all the same (someone has called PERSIST), or that is beyond the
--- window (it was made shorter since), is set right: the count stands and the window ends one window from now.
+-- Count and expiry are set in one step. If the expiry is missing all the same (after PERSIST), or is beyond the
+-- window (it was made shorter since), it is repaired: the count stays and the window ends one window from now.
 
 expect(1, 2)
 local key = KEYS[1]
 local limit = whole(ARGV[1], 1, 'limit')
 local window = whole(ARGV[2], 1, 'window')
 
-local value = redis.pcall('GET', key) -- spares the question for the type
+local value = redis.pcall('GET', key) -- saves the command TYPE
 if type(value) == 'table' then return mistyped(key, 'string') or error(value) end
 if not value then
   redis.call('SET', key, '1', 'PX', digits(window))

@@ -3,15 +3,15 @@
 -- KEYS[1] log, a sorted set: admitted requests by the time of their admission in microseconds
 -- ARGV[1] limit, > 0
 -- ARGV[2] window, milliseconds, > 0
--- ARGV[3] id of the request, a UUID of which there is no second
+-- ARGV[3] id of the request, a unique UUID
 --
 -- Returns {'admitted', count, milliseconds}  requests in the window with this one, and after how long there will be none
---         {'refused', count, milliseconds, milliseconds}  a place comes free after the first time, all of them after
---                                            the second; nothing was counted
+--         {'refused', count, milliseconds, milliseconds}  one more is admitted after the first time, the whole
+--                                            limit after the second; nothing was counted
 --         {'corrupt', key, problem}
 --
--- An expiry that is missing is set right with the next request. Entries from the future, since Redis's clock was set back, are
--- taken to be from now: they count, and no longer than one window.
+-- The next request repairs a missing expiry. Entries from the future, because Redis's clock was set back, count as
+-- entries of now, for one window at most.
 
 expect(1, 3)
 local key = KEYS[1]
@@ -23,7 +23,8 @@ local wrong = mistyped(key, 'zset')
 if wrong then return wrong end
 local now = clock()
 
--- Only if there is something to remove: a server without memory lets a script write on that has begun with what needs none.
+-- Writes only if there is something to remove: the first write of a script decides whether a server without memory allows the
+-- others.
 local past = digits(now - window * 1000)
 if redis.call('ZCOUNT', key, '-inf', past) > 0 then redis.call('ZREMRANGEBYSCORE', key, '-inf', past) end
 for _, early in ipairs(redis.call('ZRANGEBYSCORE', key, '(' .. digits(now), '+inf')) do
@@ -44,5 +45,5 @@ local function leaves(rank)
   return digits(math.max(math.ceil((at - now) / 1000) + window, 1))
 end
 
--- If the limit was lowered, more than the oldest has to leave before there is a place.
+-- If the limit was lowered, more than the oldest entry has to leave before one is admitted.
 return {'refused', digits(count), leaves(count - limit), leaves(-1)}

@@ -6,21 +6,21 @@ import (
 	"time"
 )
 
-// Within bounds requests. Its end is [ErrUnreachable] to whoever asks for the cause, whether a request was sent by then or not:
-// a cause without that is the caller's own.
+// Within bounds requests. When the bound ends, the cause of the context is [ErrUnreachable], whether a request was sent by then or
+// not. Any other cause comes from the caller.
 func Within(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: no answer within %v", ErrUnreachable, bound))
 }
 
-// Detached is Within for requests that the end of ctx must not end; only its values are kept.
+// Detached is Within for requests that do not end with ctx; they use only its values.
 func Detached(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	return Within(context.WithoutCancel(ctx), bound)
 }
 
-// Bounded returns when f does or ctx ends, whichever is first; in the second case it is [ErrUnreachable], and the
-// server may still act on what f has sent. Then each of abandoned is called before the return, and what it returns once
-// f has returned as well. If ctx was over before, nothing is called, and the error is its cause. (The client library
-// honours a context only when told to, and is not ours to configure.)
+// Bounded returns when f does or ctx ends, whichever is first. In the second case the error is [ErrUnreachable], and the
+// server may still act on what f has sent: each of abandoned is called before the return, and the function that it returns
+// when f has returned too. If ctx was over before, nothing is called, and the error is its cause. (The client library
+// observes contexts only if its owner has configured that.)
 func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended func())) (T, error) {
 	var none T
 	if ctx.Err() != nil {
@@ -48,11 +48,11 @@ func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended 
 	}
 }
 
-// Grace is how long a call whose time is over still waits for what goes on behind it: a Redis that works has answered
-// by then.
+// Grace is how long a call whose time is over still waits for what goes on behind it. A working Redis answers within
+// that time.
 const Grace = 30 * time.Millisecond
 
-// Await receives, or answers false when ctx has been over for Grace.
+// Await receives an answer, or returns false when ctx has been over for Grace.
 func Await[T any](ctx context.Context, answers <-chan T) (answer T, ok bool) {
 	select {
 	case answer = <-answers:

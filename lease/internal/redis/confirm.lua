@@ -1,5 +1,5 @@
--- confirm.lua: the second half of a grant by a majority. Each member has issued a token of its own; the greatest of them becomes the
--- token of the lease everywhere, and no member issues a smaller or equal one afterwards.
+-- confirm.lua: the second half of a grant by a majority. Each member has issued a token of its own. The greatest of them
+-- becomes the token of the lease on all members, and no member issues a smaller or equal token afterwards.
 --
 -- KEYS[1] owner   KEYS[2] fence
 -- ARGV[1] lease id   ARGV[2] the greatest token

@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Package lease says what each of them means.
+// Package lease documents what each of them means.
 var (
 	ErrInvalid        = errors.New("lease: invalid")
 	ErrCorrupt        = errors.New("lease: corrupt key")
@@ -46,12 +46,12 @@ func Failed(ctx context.Context, request string, err error) error {
 	return fmt.Errorf("lease: redis refused %s: %w", request, err)
 }
 
-// refusals are answers of a Redis that works, but not for us now. A script is refused with them at its first write or before, so
+// refusals are answers of a Redis that works but refuses this request now. It refuses a script at its first write or before, so
 // nothing was changed.
 var refusals = []struct {
 	is        func(error) bool
 	as        error
-	transient bool // soon over, as a rule
+	transient bool // usually over soon
 }{
 	{redis.IsOOMError, ErrOutOfMemory, false},
 	{redis.IsNoReplicasError, ErrTooFewReplicas, false},
@@ -70,25 +70,26 @@ var refusals = []struct {
 	{coded("The user executing the script can't"), ErrDenied, false}, // the same until Redis 7.0
 }
 
-// coded tells errors by the word that Redis puts before them.
+// coded recognises errors by the code that Redis puts in front of them.
 func coded(code string) func(error) bool {
 	return func(err error) bool { return redis.HasErrorPrefix(err, code) }
 }
 
-// CannotSave: Redis's disk is the reason.
+// CannotSave reports whether Redis refuses writes because it could not save to its disk.
 func CannotSave(err error) bool { return coded("MISCONF")(err) }
 
-// Moved: the slot is, or soon will be, served elsewhere. A Cluster client follows by itself, except where it was told the server.
+// Moved reports whether the slot is, or soon will be, served by another server. A Cluster client follows automatically, unless it was
+// given the server.
 func Moved(err error) bool {
 	_, moved := redis.IsMovedError(err)
 	_, moving := redis.IsAskError(err)
 	return moved || moving
 }
 
-// Transient: the same request is worth sending again soon, and safe to.
+// Transient reports whether to send the same request again soon.
 func Transient(err error) bool { return refused(err) != nil || errors.Is(err, ErrUnreachable) }
 
-// refused is which of the refusals that pass err is, or nil.
+// refused is the transient refusal that err is, or nil.
 func refused(err error) error {
 	for _, refusal := range refusals {
 		if refusal.transient && errors.Is(err, refusal.as) {
@@ -98,7 +99,7 @@ func refused(err error) error {
 	return nil
 }
 
-// Latest is err, the outcome of the latest attempt, and if that had no answer also the refusal that one before it had met.
+// Latest is err, the outcome of the latest attempt. If that had no answer, it also carries the refusal of an attempt before.
 func Latest(before, err error) error {
 	if why := refused(before); why != nil && err != nil && refused(err) == nil {
 		return fmt.Errorf("%w; before that, %w", err, why)

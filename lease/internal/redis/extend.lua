@@ -1,4 +1,4 @@
--- extend.lua: gives the exact lease a new time to live. Never creates a key.
+-- extend.lua: gives the exact lease a new TTL. Never creates a key.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] ended
 -- ARGV[1] lease id   ARGV[2] token
@@ -6,7 +6,7 @@
 -- ARGV[4] fence retention, milliseconds, > 0: the last token must outlive a lease that is held for long
 --
 -- Returns {'extended'}  held for ttl from now
---         {'gone'}      nobody holds the resource: the lease ran out, or its key was lost
+--         {'gone'}      nobody holds the resource: the lease expired, or its key was lost
 --         {'taken'}     another lease holds the resource
 --         {'revoked'}   this lease was revoked
 --         {'corrupt', key, problem}  of the owner; no other key can keep a holder from renewing

@@ -1,17 +1,17 @@
 -- holders.lua: what the scripts of semaphores share. It is put behind common.lua.
 --
--- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>" by the end of their time in microseconds
--- of Redis's clock. Whoever is in it with an end that has passed holds nothing, and is dropped by the next script that
--- counts.
+-- The key owner is a sorted set of holders, "<lease id>:<token>:<call>,<call>", by the end of their time in microseconds
+-- of Redis's clock. A holder whose end has passed holds nothing; the next script that counts drops it.
 
--- Without any, nothing is written: a server without memory lets a script write on that has begun with what needs none.
+-- Writes only if there is something to drop: the first write of a script decides whether a server without memory allows the
+-- others.
 local function drop_dead(owner, now)
   if redis.call('ZCOUNT', owner, '-inf', digits(now)) > 0 then
     redis.call('ZREMRANGEBYSCORE', owner, '-inf', digits(now))
   end
 end
 
--- The holder of that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set, its token and its calls;
+-- The holder with that name, "<lease id>:" or "<lease id>:<token>:", as it stands in the set, its token and its calls;
 -- nil if there is none whose score is from the one given on.
 local function find(set, name, from)
   for _, holder in ipairs(redis.call('ZRANGEBYSCORE', set, from, '+inf')) do

@@ -1,4 +1,4 @@
--- once_record.lua: records the result of the run that holds the claim. A late run, whose claim is another's or nobody's by now, records nothing.
+-- once_record.lua: records the result of the run that holds the claim. A late run, which has lost its claim, records nothing.
 --
 -- KEYS[1] owner, of the lease on the key   KEYS[2] record
 -- ARGV[1] lease id   ARGV[2] token
@@ -21,6 +21,6 @@ if wrong then return wrong end
 if redis.call('HGET', record, 'by') == me then return {'recorded'} end
 local held = redis.call('GET', owner) or ''
 if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end
-redis.call('HSET', record, 'by', me, 'fingerprint', ARGV[4], 'result', ARGV[5]) -- all that there is, in place of any older
+redis.call('HSET', record, 'by', me, 'fingerprint', ARGV[4], 'result', ARGV[5]) -- all fields, so nothing of an older result is left
 redis.call('PEXPIRE', record, digits(keep))
 return {'recorded'}

@@ -1,9 +1,9 @@
--- raise.lua: lifts the fence to at least a floor, after the store of the data was found to be ahead. Holders keep their leases.
+-- raise.lua: lifts the last token to at least a floor, when the data store is ahead. Holders keep their leases.
 --
 -- KEYS[1] fence
 -- ARGV[1] floor, a token   ARGV[2] fence retention, milliseconds, > 0
 --
--- Returns {'raised', last}  the fence, at or above the floor; the next token is greater
+-- Returns {'raised', last}  the last token, at or above the floor; the next token is greater
 --         {'corrupt', key, problem}
 
 expect(1, 2)

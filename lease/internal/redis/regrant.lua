@@ -1,5 +1,5 @@
--- regrant.lua: gives the holder of a lease a new one with a token above a floor, and nobody a chance in between. For a lease that stands
--- in Redis but is refused by the store of the data, because Redis had lost its counter and its clock is behind.
+-- regrant.lua: gives the holder of a lease a new lease with a token above a floor; no other holder can get in between. For a lease that
+-- lives in Redis but is refused by the data store, because Redis has lost its counter and its clock is behind.
 --
 -- KEYS[1] owner   KEYS[2] fence
 -- ARGV[1] lease id   ARGV[2] token: the lease to be replaced

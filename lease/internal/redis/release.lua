@@ -1,5 +1,5 @@
--- release.lua: gives the exact lease back. If somebody waits and listens, the first of them has it from that moment on
--- and is told its token (queue.lua, handover.lua); so a hand-over needs no request of the one that it goes to.
+-- release.lua: releases the exact lease. The first waiter that listens then holds it and is told its token
+-- (hand_over in holder.lua), so a hand-over needs no request of that waiter.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 -- ARGV[1] lease id   ARGV[2] token
@@ -7,11 +7,11 @@
 -- ARGV[5] fence retention, milliseconds, > 0
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] channel
 --
--- Returns {'released'}  it was held, and is free now or another's
---         {'gone'}      nobody holds the resource: the lease ran out, or its key was lost. Nothing was changed.
+-- Returns {'released'}  it was held, and is free now or granted to a waiter
+--         {'gone'}      nobody holds the resource: the lease expired, or its key was lost. Nothing was changed.
 --         {'taken'}     another lease holds the resource. Nothing was changed.
 --         {'revoked'}   this lease was revoked. Nothing was changed.
---         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is given back all the same
+--         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
 expect(5, 7)
 local owner, fence, ended = KEYS[1], KEYS[2], KEYS[5]
@@ -25,7 +25,7 @@ local held, wrong = read_owner(owner)
 if wrong then return wrong end
 local mismatch = not held or held.id ~= id or held.token ~= token
 if not mismatch then
-  redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it lets the others pass after this one
+  redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it allows the others after this one
 end
 if unsure then
   q.now = clock()

@@ -8,14 +8,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Reply is what a script answered: an outcome in one word, and what belongs to it.
+// Reply is the answer of a script: an outcome in one word, and its arguments.
 type Reply struct {
 	Script string
 	Word   string
 	Args   []string
 }
 
-// decode reads the form that all scripts share, and the answer that any of them may give.
+// decode reads the form that all replies share, and the answer that every script may give.
 func decode(ctx context.Context, script string, cmd *redis.Cmd) (Reply, error) {
 	if err := cmd.Err(); err != nil {
 		return Reply{}, Failed(ctx, script, err)
@@ -31,15 +31,16 @@ func decode(ctx context.Context, script string, cmd *redis.Cmd) (Reply, error) {
 	return r, nil
 }
 
-// Is reports whether this is that answer, with as many arguments.
+// Is reports whether the reply is that word with that number of arguments.
 func (r Reply) Is(word string, args int) bool { return r.Word == word && len(r.Args) == args }
 
-// Unknown is the error for an answer that no version of the script gives. Arguments may be a user's data, and are not told.
+// Unknown is the error for an answer that no version of the script gives. It does not show arguments, which may be a user's
+// data.
 func (r Reply) Unknown() error {
 	return fmt.Errorf("%w: %s answered %q with %d arguments", ErrProtocol, r.Script, r.Word, len(r.Args))
 }
 
-// Only decodes the replies of scripts that have one answer, a word alone.
+// Only decodes the replies of scripts whose only answer is that word.
 func Only(word string) func(Reply) (struct{}, error) {
 	return func(r Reply) (none struct{}, err error) {
 		if !r.Is(word, 0) {

@@ -22,9 +22,8 @@ const (
 // Patience bounds requests that nothing else bounds.
 const Patience = 5 * time.Second
 
-// Persist makes one attempt after the other until one has an answer that counts, the attempts are used up, or all of
-// them together have taken as long as bound; then the error is [ErrUnreachable]. An attempt that hangs leaves half of
-// the time to those after it.
+// Persist makes up to three attempts within bound, until one has an answer that is not transient. Otherwise the error is that of
+// the last attempt: [ErrUnreachable] or the refusal. An attempt that hangs leaves half of the time to those after it.
 func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
 	end, caller := time.Now().Add(bound), ctx
 	ctx, cancel := Within(ctx, bound)
@@ -47,8 +46,8 @@ func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.
 	return err
 }
 
-// Insist makes attempts until one has an answer that counts, ctx ends, or the client is closed. It is for what must not
-// be left undone, behind the caller.
+// Insist makes attempts until one has an answer that is not transient, ctx ends, or the client is closed. It is for releases
+// behind the caller.
 func Insist(ctx context.Context, attempt func(ctx context.Context) error) error {
 	end, _ := ctx.Deadline()
 	most := min(max(time.Until(end)/4, shortest), longest)
@@ -65,7 +64,7 @@ func Insist(ctx context.Context, attempt func(ctx context.Context) error) error 
 	}
 }
 
-// Ended adds the reason why ctx has ended, if it has, to an error from before.
+// Ended adds the cause of the end of ctx, if it has ended, to an earlier error.
 func Ended(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		return fmt.Errorf("%w: %w", cause, err)
@@ -84,7 +83,7 @@ func Jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/5+1)
 }
 
-// Sleep reports whether it was not cut short by the end of ctx.
+// Sleep returns false if ctx ends before d is over.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

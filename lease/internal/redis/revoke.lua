@@ -1,5 +1,5 @@
--- revoke.lua: ends whoever holds the resource and moves the fence on, so that the former holder is stale from now on.
--- For operators, and for supervisors that take over from a holder they believe dead. The resource goes to the first
+-- revoke.lua: ends the holder of the resource and issues a new last token, so the former holder is stale from now on.
+-- For operators, and for supervisors that take over from a holder that they take for dead. The resource goes to the first
 -- waiter that listens, as in a release.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
@@ -8,10 +8,10 @@
 -- ARGV[3] fence retention, milliseconds, > 0
 -- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel
 --
--- Returns {'revoked', new token, lease id, token}  the fence has moved to the new token; the lease named has ended by
---                     this revocation, or nobody held the resource (lease id of zeros, token 0). Asking again with the
+-- Returns {'revoked', new token, lease id, token}  the new token is the last token; this revocation ended the
+--                     lease named, or nobody held the resource (lease id of zeros, token 0). Asking again with the
 --                     same revocation id gives the same answer for a minute.
---         {'passed', last}  the token to take over from is not the newest any more: someone was faster. Nothing was changed.
+--         {'passed', last}  the token to take over from is not the last any more: another was faster. Nothing was changed.
 --         {'exhausted'}     tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
 
@@ -44,7 +44,7 @@ new = next_token(math.max(last, from), q.now)
 if new > MAX_WHOLE then return {'exhausted'} end
 
 redis.call('SET', fence, digits(new), 'PX', digits(retention))
--- With nobody holding, the holder that the revocation before this one has ended may still have to hear of it.
+-- If nobody holds, the holder that the previous revocation has ended may still have to learn of it.
 redis.call('SET', ended, table.concat({held and held.id or id or NOBODY, held and held.token or token or '0', revocation, digits(new), held and 1 or 0}, ':'),
   'PX', digits(math.max(held and held.left or 0, redis.call('PTTL', ended), MINUTE)))
 redis.call('DEL', owner)

@@ -1,20 +1,20 @@
--- semaphore_acquire.lua: gives a place to one more holder, if there is one and it is this call's turn.
+-- semaphore_acquire.lua: grants a permit to one more holder, if one is free and it is this call's turn.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- KEYS[5] limit, if it was changed: how many may hold at once
 -- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request within the call, from 1
 -- ARGV[4] ttl, milliseconds, > 0
 -- ARGV[5] fence retention, milliseconds, > 0
--- ARGV[6] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past those who wait
+-- ARGV[6] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past the queue
 -- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] listener, where the waiter hears of its turn   ARGV[9] channel
 -- ARGV[10] limit, > 0, unless it was changed
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, '1'}  all places are taken, or another waits with right of way; worth asking again
---                             after that time. No token was used and no holder's time moved.
---         {'over'}            this call was given up, or its place given back; no place was given
---         {'exhausted'}       tokens have reached 2^53; no place was given
+--         {'held', milliseconds, '1'}  all permits are taken, or another waits with right of way; retry after that
+--                             time. No token was used and no holder's time moved.
+--         {'over'}            this call was given up, or its permit released; no permit was granted
+--         {'exhausted'}       tokens have reached 2^53; no permit was granted
 --         {'corrupt', key, problem}
 
 expect(5, 10)
@@ -35,7 +35,7 @@ if wrong then return wrong end
 local last, changed
 last, wrong = read_fence(fence)
 if wrong then return wrong end
-local head = redis.pcall('ZRANGE', q.queue, 0, 0) -- spares the question for the type
+local head = redis.pcall('ZRANGE', q.queue, 0, 0) -- saves the command TYPE
 if head.err then return mistyped(q.queue, 'zset') or error(head) end
 head = head[1]
 if head then
@@ -63,7 +63,7 @@ end
 
 local taken = redis.call('ZCARD', owner)
 
--- Milliseconds after which asking again is worthwhile; nil if nothing is in the way.
+-- Milliseconds after which to retry; nil if nothing is in the way.
 local function obstacle()
   if taken >= limit then
     -- If the limit was lowered, more than one has to leave.
@@ -90,6 +90,6 @@ redis.call('SET', fence, digits(token), 'PX', digits(retention))
 hold(owner, id .. ':' .. digits(token) .. ':' .. mine, now, ttl)
 if head then
   leave(q, mine)
-  if taken + 1 < limit then wake(q, call) end -- one call for each place
+  if taken + 1 < limit then wake(q, call) end -- one call for each permit
 end
 return {'granted', digits(token)}

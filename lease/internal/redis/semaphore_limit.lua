@@ -1,5 +1,5 @@
--- semaphore_limit.lua: changes how many may hold at once, for all programs from now on. Holders are left alone: above a lower limit, places
--- come free as they leave.
+-- semaphore_limit.lua: changes how many may hold at once, for all programs from now on. Holders keep their permits: above a
+-- lower limit, permits come free as they are released.
 --
 -- KEYS[1] limit   KEYS[2] queue   KEYS[3] alive
 -- ARGV[1] the new limit, or 0 for what each program was configured with

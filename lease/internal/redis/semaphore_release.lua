@@ -1,4 +1,4 @@
--- semaphore_release.lua: gives the exact holder's place back and calls the first waiter that listens.
+-- semaphore_release.lua: releases the exact holder's permit and calls the first waiter that listens.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 -- ARGV[1] lease id   ARGV[2] token
@@ -9,7 +9,7 @@
 -- Returns {'released'}  it was held and is free now
 --         {'gone'}      its time ran out, or Redis lost it; no other holder was touched
 --         {'revoked'}   it was revoked; no other holder was touched
---         {'corrupt', key, problem}  of the owner; if another key is wrong, the place is given back all the same
+--         {'corrupt', key, problem}  of the owner; if another key is wrong, the permit is released all the same
 
 expect(5, 7)
 local owner, ended = KEYS[1], KEYS[5]

@@ -1,5 +1,5 @@
--- semaphore_revoke.lua: ends one holder and calls the first waiter that listens. For operators, and for supervisors that believe
--- a holder dead.
+-- semaphore_revoke.lua: ends one holder and calls the first waiter that listens. For operators, and for supervisors that take
+-- a holder for dead.
 --
 -- KEYS[1] owner   KEYS[2] ended   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id

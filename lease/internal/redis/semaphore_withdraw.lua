@@ -1,5 +1,5 @@
--- semaphore_withdraw.lua: ends an acquisition whose caller has given up: out of the queue, and out of its place if the grant's
--- reply was lost. A place that another call has asked for as well, by the same lease id, stays.
+-- semaphore_withdraw.lua: ends an acquisition whose caller has given up: it leaves the queue, and loses its permit if
+-- the reply to the grant was lost. A permit that another call has asked for too, by the same lease id, stays.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id   ARGV[2] call
@@ -28,7 +28,7 @@ if holder and lists(calls, mine) then
 end
 if not queue_fault(q) then leave(q, mine) end
 if unsure then forget_call(q, mine) end
--- The one that leaves may have been called already; its turn passes on. If there is no place, the next one goes on
+-- The waiter that leaves may have been called already; then its turn passes on. If no permit is free, the next waiter goes on
 -- waiting.
 wake(q, call)
 return {'withdrawn'}

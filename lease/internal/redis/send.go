@@ -7,7 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Call is one run of the script: what is sent, not yet what came back.
+// Call prepares one run of the script.
 func (s Script) Call(keys []string, args ...any) Call { return Call{Script: s, Keys: keys, Args: args} }
 
 // Call is made by [Script.Call].
@@ -121,16 +121,15 @@ func (c Call) command(ctx context.Context, verb, body string) *single {
 }
 
 // single is a command that the client library does not send again by itself. It would do so after a broken connection, and
-// the second answer would hide what became of the first: a release that was carried out would come back as "gone". Whether to
-// try again is decided where the difference is known.
+// the second answer would hide the outcome of the first: a release that was carried out would come back as "gone".
 type single struct{ *redis.Cmd }
 
 // NoRetry implements [redis.Cmder].
 func (*single) NoRetry() bool { return true }
 
-// send makes the calls in one round trip (on a Cluster, one per node), and once more in full those whose script the server does not know:
-// it was restarted, replaced, or told to forget them. They were not run the first time, so this is no repetition. Commands to
-// follow are sent behind either. Each command has its own outcome.
+// send makes the calls in one round trip (on a Cluster, one per node). It sends those in full whose script the server does not know,
+// because it was restarted, replaced, or told to forget scripts; they did not run the first time. The commands in follow are sent
+// behind the calls. Each command has its own outcome.
 func send(ctx context.Context, client redis.UniversalClient, calls []Call, follow ...redis.Cmder) []*redis.Cmd {
 	commands := make([]*single, len(calls))
 	for i, c := range calls {

@@ -1,11 +1,11 @@
--- verify.lua: does this lease still stand? The lease is compared first, then the fence. Changes nothing.
+-- verify.lua: whether the lease still holds its resource. The lease is compared first, then the last token. Changes nothing.
 --
 -- KEYS[1] owner   KEYS[2] fence
 -- ARGV[1] lease id   ARGV[2] token
 --
 -- Returns {'current'}      it holds the resource and no newer token was issued
 --         {'lost'}         it does not hold the resource
---         {'stale', last}  it holds the resource, but a newer token was issued or the fence was raised
+--         {'stale', last}  it holds the resource, but a newer token was issued or the last token was raised
 --         {'corrupt', key, problem}
 
 expect(2, 2)

@@ -1,7 +1,7 @@
--- withdraw.lua: ends an acquisition whose caller has given up: out of the queue, and out of the lease if the grant's
--- reply was lost. Lease id and call identify it; the token is not known to the caller. A lease that another call has
--- asked for as well, by the same id, stays. What is free then goes to the first waiter that listens, as in a release:
--- the one that leaves may have been called already.
+-- withdraw.lua: ends an acquisition whose caller has given up: it leaves the queue, and loses the lease if the
+-- reply to the grant was lost. Lease id and call identify it; the caller does not know the token. A lease that another
+-- call has asked for too, by the same id, stays. What is free then goes to the first waiter that listens, as in a
+-- release, because the waiter that leaves may have been called already.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- ARGV[1] lease id   ARGV[2] call
