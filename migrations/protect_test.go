@@ -182,6 +182,12 @@ func TestANoteOfTheGuardForgedByHandOpensNothing(t *testing.T) {
 		s.refused("FN003", s.fenced(41, "room:red", write))
 		s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
 	}
+	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue');
+		ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
+	s.exec(judged + "COMMIT")
+	s.exec(`SELECT set_config('fencedb.judged', '` + note + `', false)`)
+	s.refused("FN002", `DELETE FROM rooms WHERE name = 'red'`) // a note of the last transaction, where no statement is judged
+
 	fresh := s.beside()
 	fresh.exec(`SELECT set_config('fencedb.judged', '` + note + `', false)`)
 	fresh.refused("FN002", write)

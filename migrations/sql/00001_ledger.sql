@@ -350,7 +350,7 @@ BEGIN
         RETURN;
     END IF;
     FOREACH name IN ARRAY names LOOP
-        current_ms := extract(epoch FROM current_setting(name, true)::interval) * 1000;
+        current_ms := CASE current_setting(name, true) WHEN '0' THEN 0 ELSE extract(epoch FROM current_setting(name, true)::interval) * 1000 END;
         IF name = 'transaction_timeout' AND current_ms > 0 THEN
             current_ms := greatest(1, current_ms - extract(epoch FROM clock_timestamp() - transaction_timestamp()) * 1000);
         END IF;
