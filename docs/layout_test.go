@@ -12,12 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// vanishing are directories that are about to move. Delete a line when its directory is gone.
-var vanishing = []string{
-	"lease/internal/kind", "lease/internal/script", "lease/scripts", "lease/semaphore", "lease/semaphore/scripts",
-	"lease/once/scripts", "lease/admission/scripts",
-}
-
 // tracked are the files of the repository, as paths from its root.
 func tracked(t *testing.T) []string {
 	t.Helper()
@@ -57,7 +51,7 @@ func TestTheLayoutNamesEveryDirectory(t *testing.T) {
 	for _, file := range tracked(t) {
 		for dir := path.Dir(file); dir != "."; dir = path.Dir(dir) {
 			known := slices.ContainsFunc(named, func(name string) bool { return name == dir || strings.HasPrefix(name, dir+"/") })
-			require.True(t, known || slices.Contains(vanishing, dir), "CONTRIBUTING.md does not say what %s/ is for", dir)
+			require.True(t, known, "CONTRIBUTING.md does not say what %s/ is for", dir)
 		}
 	}
 }

@@ -58,7 +58,8 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	}
 }
 
-// restaurant is the system of the guide: worker-7 lost table 12 to worker-8, which has a transaction open.
+// restaurant is the system of the guide: worker-7 lost table 12 to worker-8, which has a
+// transaction open.
 type restaurant struct {
 	*world
 	tables map[string]fencedb.Grant
@@ -90,7 +91,8 @@ func newRestaurant(t *testing.T) *restaurant {
 // lastToken is what the guide calls the last one of table 11.
 const lastToken = "1795178573130984"
 
-// typed is what a person sees who types line, and then y; of a command that goes on, the first lines.
+// typed is what a person sees who types line, and then y; of a command that goes on, the first
+// lines.
 func (r *restaurant) typed(line string, lines int) string {
 	r.Helper()
 	var args []string

@@ -62,7 +62,8 @@ type diagnosis struct {
 
 func (d *diagnosis) add(findings ...finding) { d.Findings = append(d.Findings, findings...) }
 
-// sort puts errors first, otherwise in the order of the examination. It returns the number of errors.
+// sort puts errors first, otherwise in the order of the examination. It returns the number of
+// errors.
 func (d *diagnosis) sort() (errors int) {
 	rank := func(f finding) int {
 		if f.Severity == failure {

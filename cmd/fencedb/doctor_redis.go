@@ -93,8 +93,9 @@ var clockDifference = finding{warning, "clock_difference", "the clock of %s is %
 	"tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up",
 	"run NTP on both machines; let the clock be slewed, not stepped"}
 
-// askClock compares both clocks with this process's, not as [lease.Issuer.Check] would with Postgres's for a Config.Clock: a Postgres
-// that hangs must not keep Redis from being examined, and floor needs Redis's clock by this process's.
+// askClock compares both clocks with this process's, not as [lease.Issuer.Check] would with
+// Postgres's for a Config.Clock: a Postgres that hangs must not keep Redis from being examined, and
+// floor needs Redis's clock by this process's.
 func (e *examination) askClock(ctx context.Context) error {
 	sent := time.Now()
 	now, err := fencedb.Clock(e.pool)(ctx)
@@ -121,8 +122,8 @@ var redisBehind = finding{failure, "redis_behind", "the ledger has token %d for 
 	"Redis has lost data and its clock is behind, so new holders are refused",
 	"run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself"}
 
-// askCounters looks for fences that new tokens cannot pass: those ahead of the clock of Redis, which is the floor of new
-// tokens, and of the last token in Redis.
+// askCounters looks for fences that new tokens cannot pass: those ahead of the clock of Redis,
+// which is the floor of new tokens, and of the last token in Redis.
 func (e *examination) askCounters(ctx context.Context) error {
 	if err := e.ask(ctx, fenceTooHigh); err != nil || len(e.redis) == 0 {
 		return err

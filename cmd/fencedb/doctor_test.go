@@ -21,7 +21,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// sound is a set-up that there is nothing to say about: its own Redis, which keeps its data, and nobody connected.
+// sound is a set-up that there is nothing to say about: its own Redis, which keeps its data, and
+// nobody connected.
 func sound(t *testing.T, redisArgs ...string) *world {
 	t.Helper()
 	w := newWorld(t)
@@ -31,7 +32,8 @@ func sound(t *testing.T, redisArgs ...string) *world {
 	return w.as("--redis", "redis://"+w.own.Addr())
 }
 
-// disconnect waits until the server has seen that the application is gone: connected as a superuser it would be a finding.
+// disconnect waits until the server has seen that the application is gone: connected as a superuser
+// it would be a finding.
 func (w *world) disconnect() {
 	w.Helper()
 	w.pool.Reset()
@@ -177,7 +179,8 @@ func TestDoctorComparesTheLedgerWithTheClockThatTokensComeFrom(t *testing.T) {
 	require.Equal(t, []string{"error redis_behind", "warning clock_difference"}, w.diagnosed(exitFailed))
 }
 
-// An old Postgres is a new one that says otherwise and has no schema: it could not have. doctor asks it for nothing else.
+// An old Postgres is a new one that says otherwise and has no schema: it could not have. doctor
+// asks it for nothing else.
 func TestDoctorNamesAnOldPostgres(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
@@ -239,7 +242,8 @@ func TestDoctorTellsARoleWhatItLacks(t *testing.T) {
 // The answer to TIME: seconds and microseconds.
 var timeReply = regexp.MustCompile(`\*2\r\n\$10\r\n(\d{10})\r\n\$\d+\r\n\d+\r\n`)
 
-// timeProxy stands in front of a real Redis whose clock clients then see ahead by that much. It returns the address.
+// timeProxy stands in front of a real Redis whose clock clients then see ahead by that much. It
+// returns the address.
 func timeProxy(t *testing.T, server string, ahead time.Duration) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

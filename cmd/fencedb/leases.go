@@ -234,7 +234,8 @@ func scanOwners(ctx context.Context, client redis.UniversalClient, wanted select
 	return owners, err
 }
 
-// byAge returns the owners that are old enough, by their oldest token. An owner whose token has no time counts as new.
+// byAge returns the owners that are old enough, by their oldest token. An owner whose token has no
+// time counts as new.
 func byAge(ctx context.Context, client redis.UniversalClient, owners []owner, wanted selection) ([]owner, error) {
 	ages := make(map[owner]time.Duration, len(owners))
 	for some := range slices.Chunk(owners, 500) {

@@ -24,7 +24,8 @@ type fence struct {
 	tooHigh bool // no lease can pass it
 }
 
-// SQL conditions on a fence f. No token of a foreign issuer is too high, because Redis does not issue it.
+// SQL conditions on a fence f. No token of a foreign issuer is too high, because Redis does not
+// issue it.
 const (
 	foreign = `EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(f.resource, ':', 1))`
 	tooHigh = `(f.last_fencing_token >= 9007199254740991 AND NOT ` + foreign + `)`

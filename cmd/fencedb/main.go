@@ -1,5 +1,6 @@
-// Command fencedb is for operators of a system that uses fencedb. It shows who holds what and who can write, checks the
-// set-up, and ends a holder safely. See fencedb --help and the README in this directory.
+// Command fencedb is for operators of a system that uses fencedb. It shows who holds what and who
+// can write, checks the set-up, and ends a holder safely. See fencedb --help and the README in this
+// directory.
 package main
 
 import (
@@ -187,7 +188,8 @@ func noArguments(cmd *cli.Command) error {
 	return nil
 }
 
-// bounded limits one exchange with the servers by --timeout. The time that a person takes to answer does not count.
+// bounded limits one exchange with the servers by --timeout. The time that a person takes to answer
+// does not count.
 func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc, error) {
 	limit := cmd.Duration(flagTimeout)
 	if limit <= 0 {
@@ -197,8 +199,8 @@ func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.Ca
 	return ctx, cancel, nil
 }
 
-// withoutBashCompletion replaces the one function that the script for bash needs from the package bash-completion, if that is
-// not installed. The script does not use its result.
+// withoutBashCompletion replaces the one function that the script for bash needs from the package
+// bash-completion, if that is not installed. The script does not use its result.
 const withoutBashCompletion = `declare -F _comp_initialize >/dev/null || declare -F _get_comp_words_by_ref >/dev/null || _get_comp_words_by_ref() { :; }
 
 `

@@ -61,7 +61,8 @@ func (c *console) ok(args ...string) string {
 	return got.out
 }
 
-// json runs a command with --json, checks the output against its definition in schema.json, and decodes it into value.
+// json runs a command with --json, checks the output against its definition in schema.json, and
+// decodes it into value.
 func (c *console) json(definition string, value any, args ...string) {
 	c.Helper()
 	c.decode(definition, value, c.ok(append([]string{"--json"}, args...)...))

@@ -32,7 +32,8 @@ func (a *app) show(cmd *cli.Command, r report) error {
 	return encoder.Encode(r)
 }
 
-// confirm asks, on stderr so that --json stays clean, and returns errDeclined unless the answer is yes.
+// confirm asks, on stderr so that --json stays clean, and returns errDeclined unless the answer is
+// yes.
 func (a *app) confirm(cmd *cli.Command, question string) error {
 	if cmd.Bool(flagYes) {
 		return nil
@@ -98,8 +99,8 @@ const (
 	plain     = "\x1b[0m"
 )
 
-// table prints rows under a header. If they are wider than the screen, it shortens the widest cells in the middle, because
-// ids differ at their ends.
+// table prints rows under a header. If they are wider than the screen, it shortens the widest cells
+// in the middle, because ids differ at their ends.
 func (p page) table(header []string, rows [][]string) {
 	widths := make([]int, len(header))
 	for _, row := range append([][]string{header}, rows...) {
@@ -165,8 +166,8 @@ func (p page) facts(pairs ...[2]string) {
 	}
 }
 
-// paragraph prints text, broken at spaces to the width of the screen or to a readable width. The first line follows mark, the
-// others follow indent.
+// paragraph prints text, broken at spaces to the width of the screen or to a readable width. The
+// first line follows mark, the others follow indent.
 func (p page) paragraph(mark, text, indent string) {
 	room := readable
 	if p.width > 0 {

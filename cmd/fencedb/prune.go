@@ -205,8 +205,8 @@ func (s *sweeper) next(ctx context.Context, after string, batch func(context.Con
 	return old[len(old)-1], len(old) == batchSize, batch(ctx, free, len(old)-len(free))
 }
 
-// forget keeps fences that have advanced since they were found. A holder that acquired meanwhile has a newer token, and has
-// entered already or will be the first to enter again.
+// forget keeps fences that have advanced since they were found. A holder that acquired meanwhile
+// has a newer token, and has entered already or will be the first to enter again.
 func (s *sweeper) forget(ctx context.Context, e event, free []string) (forgotten int64, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, s.older.Seconds()).Scan(&forgotten)

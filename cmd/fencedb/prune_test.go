@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// aged leaves fences of five resources: two old and free, one old and held, one old whose holder is back in the ledger, and a
-// young one.
+// aged leaves fences of five resources: two old and free, one old and held, one old whose holder is
+// back in the ledger, and a young one.
 func aged(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)

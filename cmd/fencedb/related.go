@@ -134,7 +134,8 @@ type refused struct {
 
 const mostRefusals = 5
 
-// readRefusals reads the feed. It returns nil if no program publishes, or if permission to read was denied.
+// readRefusals reads the feed. It returns nil if no program publishes, or if permission to read was
+// denied.
 func (o *operation) readRefusals(ctx context.Context) ([]refused, error) {
 	var found []refused
 	name, digits := o.resource, publishedHash(o.resource)

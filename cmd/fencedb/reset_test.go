@@ -13,7 +13,8 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// mistaken is a world in which somebody has written to seat 1 under the highest token that there is.
+// mistaken is a world in which somebody has written to seat 1 under the highest token that there
+// is.
 func mistaken(t *testing.T) (*world, fencedb.Grant) {
 	t.Helper()
 	w := newWorld(t)

@@ -98,8 +98,8 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-// shutOut reports whether the last holder was revoked and sealed a moment ago and the resource was free since. Then nothing
-// is left to revoke or to record.
+// shutOut reports whether the last holder was revoked and sealed a moment ago and the resource was
+// free since. Then nothing is left to revoke or to record.
 func (r *inspection) shutOut() bool {
 	return r.Holder == nil && r.revokedTo > 0 && r.LastToken != nil && *r.LastToken == r.revokedTo &&
 		r.Fence != nil && r.Fence.Token >= r.revokedTo
@@ -154,8 +154,9 @@ func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found
 	return done, o.seal(ctx, e, done)
 }
 
-// endLease ends the lease of the holder that was found and of no other. It takes over from the highest token of both servers,
-// because a Redis that has lost tokens would issue one that the ledger refuses.
+// endLease ends the lease of the holder that was found and of no other. It takes over from the
+// highest token of both servers, because a Redis that has lost tokens would issue one that the
+// ledger refuses.
 func (o *operation) endLease(ctx context.Context, found *inspection) (*lease.Revocation, error) {
 	var last int64
 	if found.LastToken != nil {
@@ -215,7 +216,8 @@ func published(ctx context.Context, client redis.UniversalClient, stream feed.Op
 	return false, err
 }
 
-// announce publishes what the operator does, if programs publish already. done waits until it is published.
+// announce publishes what the operator does, if programs publish already. done waits until it is
+// published.
 func (o *operation) announce(ctx context.Context, operator string) (done func(), err error) {
 	stream := feed.Namespace(o.names.namespace)
 	if some, err := published(ctx, o.client, stream); err != nil || !some {

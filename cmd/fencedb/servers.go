@@ -158,8 +158,8 @@ func withoutURL(err error) error {
 	return err
 }
 
-// fenceRetention is how long Redis remembers a token that revoke has issued. A shorter time than the programs' own setting
-// would shorten theirs; a longer one does no harm.
+// fenceRetention is how long Redis remembers a token that revoke has issued. A shorter time than
+// the programs' own setting would shorten theirs; a longer one does no harm.
 const fenceRetention = 30 * 24 * time.Hour
 
 // issuer returns an issuer that never acquires. Its TTL is not used.
@@ -173,7 +173,8 @@ func issuer(client redis.UniversalClient, n names, tracers ...lease.Tracer) (*le
 	})
 }
 
-// issuedAt returns the time in a token, or nil. A token is the clock of Redis in microseconds, or follows a higher token.
+// issuedAt returns the time in a token, or nil. A token is the clock of Redis in microseconds, or
+// follows a higher token.
 func issuedAt(token int64) *time.Time {
 	at := time.UnixMicro(token).UTC()
 	if at.Year() < 2020 || at.After(time.Now().Add(time.Hour)) {
@@ -255,8 +256,8 @@ func newSentinel(scheme, rest string) (redis.UniversalClient, error) {
 	return redis.NewFailoverClient(options), nil
 }
 
-// splitHosts parses "user:password@host1,host2:port/path?query" into a URL of the first host, with the others as go-redis
-// takes them: as parameters called addr.
+// splitHosts parses "user:password@host1,host2:port/path?query" into a URL of the first host, with
+// the others as go-redis takes them: as parameters called addr.
 func splitHosts(scheme, rest, defaultPort string) (*url.URL, error) {
 	end := strings.IndexAny(rest+"/", "/?")
 	authority, tail := rest[:end], rest[end:]

@@ -190,7 +190,8 @@ const holdHistogram = "redis_lease_hold_duration_seconds_bucket"
 // bucket counts the leases that were held for at most upTo seconds.
 type bucket struct{ upTo, count float64 }
 
-// heldByPrometheus returns the upper bound of the bucket of a quantile: a TTL may be too long but not too short.
+// heldByPrometheus returns the upper bound of the bucket of a quantile: a TTL may be too long but
+// not too short.
 func heldByPrometheus(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
 	query := fmt.Sprintf("sum by (le) (increase(%s{resource_type=%q}[%ds]))", holdHistogram, kind, int(cmd.Duration(flagOver).Seconds()))
 	buckets, err := askPrometheus(ctx, cmd.String(flagPrometheus), query)

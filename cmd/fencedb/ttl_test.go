@@ -71,7 +71,8 @@ func TestTTLRefusesTooFew(t *testing.T) {
 	w.ok("ttl", "table")
 }
 
-// prometheus answers every query with buckets of that many leases, up to a second, ten seconds and for ever.
+// prometheus answers every query with buckets of that many leases, up to a second, ten seconds and
+// for ever.
 func prometheus(t *testing.T, one, ten, all string) (address string, asked *string) {
 	t.Helper()
 	asked = new(string)

@@ -65,7 +65,8 @@ func (w *watching) next(lines chan string) string {
 	return ""
 }
 
-// publishing is the world's issuer and a way to write, with the feed switched on. done returns once everything is published.
+// publishing is the world's issuer and a way to write, with the feed switched on. done returns once
+// everything is published.
 func (w *world) publishing() (i *lease.Issuer, write func(fencedb.Grant) error, done func()) {
 	w.Helper()
 	events := feed.New(w.redis, feed.Namespace(w.namespace), feed.Worker("worker-7"))
@@ -80,7 +81,8 @@ func (w *world) publishing() (i *lease.Issuer, write func(fencedb.Grant) error, 
 	return i, write, func() { require.NoError(w, events.Close(w.Context())) }
 }
 
-// refusedOnce leaves the events of two leases and a stale write in the feed, and returns the tokens.
+// refusedOnce leaves the events of two leases and a stale write in the feed, and returns the
+// tokens.
 func (w *world) refusedOnce() (stale, stored int64) {
 	w.Helper()
 	i, write, done := w.publishing()

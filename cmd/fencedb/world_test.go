@@ -56,8 +56,8 @@ func (w *world) exec(sql string) {
 	require.NoError(w, err)
 }
 
-// login makes a role that exists as long as the test, and returns the URL with which it logs in. grants are SQL in which %[1]s
-// is its name as a literal and %[2]s as an identifier.
+// login makes a role that exists as long as the test, and returns the URL with which it logs in.
+// grants are SQL in which %[1]s is its name as a literal and %[2]s as an identifier.
 func (w *world) login(name, grants string) string {
 	w.Helper()
 	role := name + "_" + w.one(`current_database()`)
@@ -112,7 +112,8 @@ func codes(notes []note) []string {
 	return all
 }
 
-// holderVar makes the test binary a program that holds seat:1 and writes once for each line that it reads.
+// holderVar makes the test binary a program that holds seat:1 and writes once for each line that it
+// reads.
 const holderVar = "FENCEDB_TEST_HOLDER_NAMESPACE"
 
 func hold() {

@@ -34,8 +34,8 @@ type Redis struct {
 	owed   atomic.Bool // a LoseReply that met NOSCRIPT and applies to the next call instead
 }
 
-// Set sets the function that chooses the fault of each call of a script. Other commands pass. A pipeline has the fault of
-// its first command.
+// Set sets the function that chooses the fault of each call of a script. Other commands pass. A
+// pipeline has the fault of its first command.
 func (f *Redis) Set(choose func(redis.Cmder) Fault) { f.choose.Store(&choose) }
 
 // Always sets the same fault for all calls of scripts.
@@ -53,8 +53,9 @@ func (f *Redis) Next(n int64, fault Fault) {
 	})
 }
 
-// First sets the fault for each call of a script when it is sent for the first time. The same call passes when it is sent
-// again. Calls are compared by their text arguments, because their numbers may count the attempts.
+// First sets the fault for each call of a script when it is sent for the first time. The same call
+// passes when it is sent again. Calls are compared by their text arguments, because their numbers
+// may count the attempts.
 func (f *Redis) First(fault Fault) {
 	var seen sync.Map
 	f.Set(func(cmd redis.Cmder) Fault {
@@ -127,13 +128,14 @@ func (f *Redis) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// Wire dials connections that it can cut below the client library, so that the library's own retries are tested too.
+// Wire dials connections that it can cut below the client library, so that the library's own
+// retries are tested too.
 type Wire struct {
 	cut atomic.Pointer[[]byte]
 }
 
-// CutAfter cuts, once, the connection of the next request that contains text: after the server has acted on the request
-// and before the client reads the reply.
+// CutAfter cuts, once, the connection of the next request that contains text: after the server has
+// acted on the request and before the client reads the reply.
 func (w *Wire) CutAfter(text string) {
 	b := []byte(text)
 	w.cut.Store(&b)
@@ -171,8 +173,8 @@ func (c *wireConn) Read(b []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// Breakpoint is a tracer of pgx that runs a function just before a statement or batch is sent, after all checks of the
-// caller. It is safe for concurrent use.
+// Breakpoint is a tracer of pgx that runs a function just before a statement or batch is sent,
+// after all checks of the caller. It is safe for concurrent use.
 type Breakpoint struct {
 	armed atomic.Pointer[func()]
 }

@@ -1,14 +1,17 @@
-// Package faulty breaks one thing between a client and a real server, so that tests need no imitation of a server.
+// Package faulty breaks one thing between a client and a real server, so that tests need no
+// imitation of a server.
 //
-// [PostgresProxy] and [RedisProxy] read the protocol and decide the [Fate] of each message. [Redis], [Wire] and
-// [Breakpoint] sit in the client library instead and need no second connection. A general proxy that delays, limits or
-// resets streams of bytes does not know which message it cuts, cannot answer in place of a server, and cannot deliver a
-// request later; so these are our own.
+// [PostgresProxy] and [RedisProxy] read the protocol and decide the [Fate] of each message.
+// [Redis], [Wire] and [Breakpoint] sit in the client library instead and need no second connection.
+// A general proxy that delays, limits or resets streams of bytes does not know which message it
+// cuts, cannot answer in place of a server, and cannot deliver a request later; so these are our
+// own.
 package faulty
 
 import "net"
 
-// Fate is what a proxy does to one message: a message of Postgres in either direction, or the call of a script in Redis.
+// Fate is what a proxy does to one message: a message of Postgres in either direction, or the call
+// of a script in Redis.
 type Fate int
 
 // The fates of a message.

@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// PostgresProxy stands between clients and a Postgres server and reads the messages in both directions. It can end a
-// connection at a message, within one, or at any byte of an answer, and it counts round trips. It passes everything until
-// told otherwise.
+// PostgresProxy stands between clients and a Postgres server and reads the messages in both
+// directions. It can end a connection at a message, within one, or at any byte of an answer, and it
+// counts round trips. It passes everything until told otherwise.
 type PostgresProxy struct {
 	listener net.Listener
 	upstream atomic.Pointer[string] // host:port of the server
@@ -33,7 +33,8 @@ type PostgresProxy struct {
 	fired     bool
 }
 
-// NewPostgresProxy starts a proxy in front of the server that serverURL names. It ends with the test.
+// NewPostgresProxy starts a proxy in front of the server that serverURL names. It ends with the
+// test.
 func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
 	t.Helper()
 	u, err := url.Parse(serverURL)
@@ -86,9 +87,9 @@ func (p *PostgresProxy) Delivered() int {
 	return p.delivered
 }
 
-// AfterBytes lets clients get n more bytes. The fate strikes the connection of what comes next from the server, once:
-// Cut, Reset, Orphan or Silence. The values of n from 0 to the length of an answer less 1 cover every place in it. A
-// negative n cancels it.
+// AfterBytes lets clients get n more bytes. The fate strikes the connection of what comes next from
+// the server, once: Cut, Reset, Orphan or Silence. The values of n from 0 to the length of an
+// answer less 1 cover every place in it. A negative n cancels it.
 func (p *PostgresProxy) AfterBytes(n int, fate Fate) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,12 +106,12 @@ func (p *PostgresProxy) Fired() bool {
 	return p.fired
 }
 
-// Hang simulates a network that drops everything: it silences the connections that exist for good, and new ones until
-// Hang(false).
+// Hang simulates a network that drops everything: it silences the connections that exist for good,
+// and new ones until Hang(false).
 func (p *PostgresProxy) Hang(on bool) { p.hung.Store(on) }
 
-// Sever ends the connections to the server that were kept open for clients that are gone, and both ends of those that
-// are silent.
+// Sever ends the connections to the server that were kept open for clients that are gone, and both
+// ends of those that are silent.
 func (p *PostgresProxy) Sever() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -299,7 +300,8 @@ func (l *postgresLink) deliver(fate Fate, to net.Conn, msg pgproto3.Message) boo
 	return fate == Pass || l.strike(fate)
 }
 
-// count counts raw as delivered, up to the limit of AfterBytes. There, the fate of AfterBytes replaces fate.
+// count counts raw as delivered, up to the limit of AfterBytes. There, the fate of AfterBytes
+// replaces fate.
 func (l *postgresLink) count(raw []byte, fate Fate) ([]byte, Fate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -339,7 +341,8 @@ func (l *postgresLink) lost() {
 	_ = l.server.Close()
 }
 
-// expectPassword tells the decoder of the client's messages which kind of password comes next: they share one type byte.
+// expectPassword tells the decoder of the client's messages which kind of password comes next: they
+// share one type byte.
 func (l *postgresLink) expectPassword(msg pgproto3.BackendMessage) {
 	switch msg.(type) {
 	case *pgproto3.AuthenticationCleartextPassword:

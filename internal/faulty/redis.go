@@ -24,9 +24,9 @@ type Verdict struct {
 	Then func() // called after the fate has been carried out; may be nil
 }
 
-// RedisProxy stands between clients and Redis servers, with one connection to a server for each connection of a client,
-// and knows scripts by name. It passes everything until told otherwise. Its Dial is a Dialer for the options of any
-// client, also for Sentinel and Cluster.
+// RedisProxy stands between clients and Redis servers, with one connection to a server for each
+// connection of a client, and knows scripts by name. It passes everything until told otherwise. Its
+// Dial is a Dialer for the options of any client, also for Sentinel and Cluster.
 type RedisProxy struct {
 	mu     sync.Mutex
 	judge  func(script string) Verdict // guarded by mu, also while it runs
@@ -42,16 +42,16 @@ type held struct {
 	request []byte
 }
 
-// OnScript sets the function that decides the verdict on every call of a script. The name of a script is in the first
-// line of its source. Nil passes all calls.
+// OnScript sets the function that decides the verdict on every call of a script. The name of a
+// script is in the first line of its source. Nil passes all calls.
 func (p *RedisProxy) OnScript(judge func(script string) Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.judge = judge
 }
 
-// Stop holds up everything from now on, like a stopped server: clients can connect and write, and what they wrote reaches
-// the server after Go, even if the client is gone by then.
+// Stop holds up everything from now on, like a stopped server: clients can connect and write, and
+// what they wrote reaches the server after Go, even if the client is gone by then.
 func (p *RedisProxy) Stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -291,8 +291,9 @@ var (
 
 var header = regexp.MustCompile(`(?m)^-- (\w+)\.lua:`)
 
-// script returns the name of a script: the name in its last header. It loads the script into the server first, so that a
-// verdict is never spent on a NOSCRIPT error. It returns false for a digest that no proxy has seen in full.
+// script returns the name of a script: the name in its last header. It loads the script into the
+// server first, so that a verdict is never spent on a NOSCRIPT error. It returns false for a digest
+// that no proxy has seen in full.
 func (l *redisLink) script(verb, body string) (name string, known bool) {
 	digest := body
 	if verb == "eval" {

@@ -1,4 +1,5 @@
-// Package leasetest is the contract of an issuer of leases, written once and run against everything that claims to be one.
+// Package leasetest is the contract of an issuer of leases, written once and run against everything
+// that claims to be one.
 package leasetest
 
 import (
@@ -17,7 +18,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// ttl is long enough for a loaded machine, ttlShort short enough to wait for its end, ttlRenewed for both.
+// ttl is long enough for a loaded machine, ttlShort short enough to wait for its end, ttlRenewed
+// for both.
 const (
 	ttl        = 10 * time.Second
 	ttlShort   = time.Second
@@ -27,7 +29,8 @@ const (
 // patience is how long a server may fail to answer before the contract is broken.
 const patience = 30 * time.Second
 
-// NewIssuer makes an issuer of one test's own: no other test's issuers share resources with it, two made in the same test do.
+// NewIssuer makes an issuer of one test's own: no other test's issuers share resources with it, two
+// made in the same test do.
 type NewIssuer func(t *testing.T, cfg lease.Config) *lease.Issuer
 
 // Run runs the contract.
@@ -75,8 +78,8 @@ func requireVerdict(t *testing.T, l *lease.Lease, want lease.Verdict) {
 	require.Equal(t, want, verdict)
 }
 
-// answered sends a request until there is an answer: a short TTL leaves a busy machine little time for one. It gives up where not even
-// a busy machine is to blame.
+// answered sends a request until there is an answer: a short TTL leaves a busy machine little time
+// for one. It gives up where not even a busy machine is to blame.
 func answered(request func() error) error {
 	err := request()
 	for deadline := time.Now().Add(patience); errors.Is(err, lease.ErrUnreachable) && time.Now().Before(deadline); {
@@ -109,7 +112,8 @@ func refusesWhatIsHeld(t *testing.T, issuer NewIssuer) {
 	requireVerdict(t, l, lease.Current)
 }
 
-// oneWinner lets a hundred ask for as long as nobody has won: of a quorum, rivals may each win a minority, and nobody all.
+// oneWinner lets a hundred ask for as long as nobody has won: of a quorum, rivals may each win a
+// minority, and nobody all.
 func oneWinner(t *testing.T, issuer NewIssuer) {
 	i := issuer(t, lease.Config{TTL: ttl})
 	var winners atomic.Int64

@@ -30,8 +30,8 @@ type Request struct {
 	Prepare func(t *testing.T, client *redis.Client) (send func() error)
 }
 
-// Refusals sends the requests to real servers that refuse, each for another reason, and requires of each the error that package lease
-// has for that reason, or none where the request is let through.
+// Refusals sends the requests to real servers that refuse, each for another reason, and requires of
+// each the error that package lease has for that reason, or none where the request is let through.
 func Refusals(t *testing.T, requests map[string]Request) {
 	for name, refusal := range map[string]struct {
 		args   []string

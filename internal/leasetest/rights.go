@@ -58,9 +58,9 @@ func (d Deployment) as(t *testing.T, user string, rights []string) redis.Univers
 	return d.Client(user, "password")
 }
 
-// RunRights runs everything that a package offers with exactly the rights that the documentation lists, and again
-// without each one of them, whereupon something has to be denied. everything returns the error of each thing that it
-// has tried; admin may do all.
+// RunRights runs everything that a package offers with exactly the rights that the documentation
+// lists, and again without each one of them, whereupon something has to be denied. everything
+// returns the error of each thing that it has tried; admin may do all.
 func RunRights(t *testing.T, name string, everything func(t *testing.T, client, admin redis.UniversalClient, namespace string) []error) {
 	for _, d := range Deployments(t) {
 		rights := documented(t, name, d.Name)

@@ -130,16 +130,16 @@ func (c *ClusterServers) Slot(key string) int {
 // Owner returns the master that serves a slot.
 func (c *ClusterServers) Owner(slot int) *RedisServer { return c.nodes[c.owner[slot]] }
 
-// MoveSlot gives a slot and its keys to the next master, while clients go on using them, and returns
-// once every node knows.
+// MoveSlot gives a slot and its keys to the next master, while clients go on using them, and
+// returns once every node knows.
 func (c *ClusterServers) MoveSlot(slot int) {
 	c.t.Helper()
 	c.BeginMove(slot)
 	c.FinishMove(slot)
 }
 
-// BeginMove leaves a slot on its way to the next master: keys still at the old one are served there,
-// and for all others it answers ASK. Multi-key commands over both answer TRYAGAIN.
+// BeginMove leaves a slot on its way to the next master: keys still at the old one are served
+// there, and for all others it answers ASK. Multi-key commands over both answer TRYAGAIN.
 func (c *ClusterServers) BeginMove(slot int) {
 	c.t.Helper()
 	from, to := c.owner[slot], c.next(slot)
@@ -152,7 +152,8 @@ func (c *ClusterServers) FinishMove(slot int) {
 	c.t.Helper()
 	from, to := c.owner[slot], c.next(slot)
 	c.moveKeys(slot, c.nodes[from], c.nodes[to])
-	// The new owner first: should we die in between, a slot with two owners is better than one with none.
+	// The new owner first: should we die in between, a slot with two owners is better than one with
+	// none.
 	for _, node := range []int{to, from} {
 		c.do(c.nodes[node], "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
 	}

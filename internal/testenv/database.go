@@ -34,9 +34,9 @@ func (s *postgresServer) dropDatabase(ctx context.Context, name string) error {
 	return s.admin(ctx, "DROP DATABASE IF EXISTS "+quote(name)+" WITH (FORCE)")
 }
 
-// template returns the name of a database that holds the migrated schema and nothing else, and makes
-// it if the server has none. Test binaries that share an external server share it; its name tells the
-// migrations it was made from, so two versions of them never meet.
+// template returns the name of a database that holds the migrated schema and nothing else, and
+// makes it if the server has none. Test binaries that share an external server share it; its name
+// tells the migrations it was made from, so two versions of them never meet.
 func (s *postgresServer) template(ctx context.Context) (string, error) {
 	name := "fencedb_template_" + migrationsHash()
 	conn, err := pgx.Connect(ctx, s.adminURL)

@@ -68,8 +68,9 @@ func (d *docker) redis(ctx context.Context) (*redisServer, error) {
 	return server, err
 }
 
-// run starts a container and returns once ready agrees. args begin with options of docker run and go
-// on with the image. The host's port is Docker's choice, so it cannot be one that somebody else has.
+// run starts a container and returns once ready agrees. args begin with options of docker run and
+// go on with the image. The host's port is Docker's choice, so it cannot be one that somebody else
+// has.
 func (d *docker) run(ctx context.Context, port string, args []string, ready func(ctx context.Context, addr string) bool) (stop func() error, err error) {
 	var ourselves *account
 	dir, err := ourselves.tempDir()

@@ -17,8 +17,8 @@ type Options struct {
 	// Notes then says so. Defaults to false: no Redis is an error.
 	AllowMiniredis bool
 
-	// PrivateRedis starts a Redis whatever the environment names, for demos that flush it and call [Env.StopRedis].
-	// It takes the program; a container will not do.
+	// PrivateRedis starts a Redis whatever the environment names, for demos that flush it and call
+	// [Env.StopRedis]. It takes the program; a container will not do.
 	PrivateRedis bool
 }
 
@@ -32,8 +32,9 @@ type Env struct {
 	ends    []func() error // in the order to call them
 }
 
-// Start finds or starts a Postgres and a Redis. They end with Close or with this program, however it
-// ends; cancelling ctx stops the search but not what has been started. On error nothing is left running.
+// Start finds or starts a Postgres and a Redis. They end with Close or with this program, however
+// it ends; cancelling ctx stops the search but not what has been started. On error nothing is left
+// running.
 func Start(ctx context.Context, opts Options) (*Env, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -55,8 +56,9 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	if err := startRedis(ctx, h); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
-	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the supervisors from being
-	// garbage collected, which would end the servers of a program that only remembered their addresses.
+	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the
+	// supervisors from being garbage collected, which would end the servers of a program that only
+	// remembered their addresses.
 	atEnd(env.Close)
 	return env, nil
 }
@@ -126,8 +128,8 @@ func (e *Env) startPrivateRedis(ctx context.Context, h host) error {
 	return nil
 }
 
-// StopRedis ends the Redis of [Options].PrivateRedis, which keeps nothing on disk. One call of this and StartRedis at a time, and
-// none after Close.
+// StopRedis ends the Redis of [Options].PrivateRedis, which keeps nothing on disk. One call of this
+// and StartRedis at a time, and none after Close.
 func (e *Env) StopRedis() error {
 	if e.private == nil {
 		return errNotPrivate

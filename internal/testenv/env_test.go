@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// endVar makes the test binary a program that starts both servers and ends in the given way, for the
-// tests of what it leaves behind.
+// endVar makes the test binary a program that starts both servers and ends in the given way, for
+// the tests of what it leaves behind.
 const endVar = "FENCEDB_TESTENV_TEST_END"
 
 func TestMain(m *testing.M) {

@@ -111,8 +111,8 @@ func usablePostgres(ctx context.Context, h host, postgres string) error {
 	return nil
 }
 
-// program finds the program of a service: in the directory of dirVar, on PATH, or where a distribution keeps it. The error
-// says where there is none, and which ones cannot be used.
+// program finds the program of a service: in the directory of dirVar, on PATH, or where a
+// distribution keeps it. The error says where there is none, and which ones cannot be used.
 func (s service) program(ctx context.Context, h host) (string, error) {
 	usable := func(path string) error {
 		if s.usable == nil {
@@ -141,7 +141,8 @@ func (s service) program(ctx context.Context, h host) (string, error) {
 	return "", errors.New(strings.Join(unusable, ", "))
 }
 
-// candidates returns the programs that exist: the one on PATH first, then the highest version in a path, 17 before 9.6.
+// candidates returns the programs that exist: the one on PATH first, then the highest version in a
+// path, 17 before 9.6.
 func (s service) candidates(h host) []string {
 	var paths []string
 	for _, name := range s.programs {
@@ -149,8 +150,8 @@ func (s service) candidates(h host) []string {
 		if err != nil {
 			continue
 		}
-		// Postgres finds its other files relative to the real program; a link may stand alone. Redis, on the other hand,
-		// chooses what to be by the name of the link.
+		// Postgres finds its other files relative to the real program; a link may stand alone.
+		// Redis, on the other hand, chooses what to be by the name of the link.
 		if real, err := filepath.EvalSymlinks(path); err == nil && name == "postgres" {
 			path = real
 		}
@@ -184,7 +185,8 @@ type origin struct {
 	docker  *docker
 }
 
-// locate finds the first origin in the order of the package documentation, without starting anything.
+// locate finds the first origin in the order of the package documentation, without starting
+// anything.
 func (s service) locate(ctx context.Context, h host) (origin, error) {
 	if url := h.getenv(s.urlVar); url != "" {
 		return origin{url: url}, nil
@@ -240,9 +242,9 @@ func (e *UnavailableError) Error() string {
 	return fmt.Sprintf("no %s for the tests: %s. This would help: %s", e.Server, strings.Join(e.Tried, "; "), e.Remedy)
 }
 
-// Missing returns an [UnavailableError] for each server that can neither be reached nor started, and
-// starts nothing. With own, only servers that a test can have for itself count, as [OwnRedis], [OwnPostgres]
-// and [PgBouncer] need them.
+// Missing returns an [UnavailableError] for each server that can neither be reached nor started,
+// and starts nothing. With own, only servers that a test can have for itself count, as [OwnRedis],
+// [OwnPostgres] and [PgBouncer] need them.
 func Missing(ctx context.Context, own bool) []error {
 	var missing []error
 	for _, s := range []service{postgresService, redisService, pgbouncerService} {

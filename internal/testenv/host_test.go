@@ -173,8 +173,9 @@ func TestValkeyWillDo(t *testing.T) {
 	require.Equal(t, "/opt/homebrew/bin/redis-server", bin)
 }
 
-// dockerStandIn is a docker client that runs the server as a process of its own. It shows how testenv
-// drives the client: what it tells a container, how it learns the address, and how it ends one.
+// dockerStandIn is a docker client that runs the server as a process of its own. It shows how
+// testenv drives the client: what it tells a container, how it learns the address, and how it ends
+// one.
 const dockerStandIn = `#!/bin/sh
 state=$STAND_IN_STATE
 case $1 in

@@ -21,9 +21,10 @@ type PgBouncerServer struct {
 	version string
 }
 
-// PgBouncer starts a private PgBouncer in front of the database that a URL names, in a pool mode: session, transaction or
-// statement. It keeps one connection to Postgres, so that clients meet each other's remains, unless the settings, each
-// name=value of its configuration file, say otherwise. It ends with the test.
+// PgBouncer starts a private PgBouncer in front of the database that a URL names, in a pool mode:
+// session, transaction or statement. It keeps one connection to Postgres, so that clients meet each
+// other's remains, unless the settings, each name=value of its configuration file, say otherwise.
+// It ends with the test.
 func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgBouncerServer {
 	t.Helper()
 	bin, err := pgbouncerService.locateOwn(t.Context(), thisHost())
@@ -133,8 +134,8 @@ func (n *bouncerNode) start(ctx context.Context, port int, settings []string) er
 	return nil
 }
 
-// ready asks the console, which speaks the simple protocol only, and which tells our process from another that was quicker
-// to bind the port.
+// ready asks the console, which speaks the simple protocol only, and which tells our process from
+// another that was quicker to bind the port.
 func (n *bouncerNode) ready(ctx context.Context) bool {
 	conn, err := pgx.Connect(ctx, inDatabase(n.url(), "pgbouncer")+"&default_query_exec_mode=simple_protocol")
 	if err != nil {

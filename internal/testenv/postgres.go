@@ -45,7 +45,8 @@ type postgresServer struct {
 	stop     func() error
 }
 
-// obtainPostgres returns the first Postgres that can be had, in the order of the package documentation.
+// obtainPostgres returns the first Postgres that can be had, in the order of the package
+// documentation.
 func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
 	from, err := postgresService.locate(ctx, h)
 	switch {
@@ -85,8 +86,8 @@ type postgresCluster struct {
 	process *process
 }
 
-// newPostgresCluster makes a cluster with the program postgres and those beside it, and starts it. On error nothing is left
-// behind.
+// newPostgresCluster makes a cluster with the program postgres and those beside it, and starts it.
+// On error nothing is left behind.
 func newPostgresCluster(ctx context.Context, postgres string, settings ...string) (*postgresCluster, error) {
 	account, err := postgresAccount()
 	if err != nil {
@@ -150,8 +151,8 @@ func (c *postgresCluster) restart(ctx context.Context) error {
 	}
 }
 
-// ready reads the status that the postmaster keeps in its own data directory. Unlike a connection to
-// the port, it cannot be answered by another server.
+// ready reads the status that the postmaster keeps in its own data directory. Unlike a connection
+// to the port, it cannot be answered by another server.
 func (c *postgresCluster) ready(context.Context) bool {
 	const pid, status = 0, 7 // lines
 	says := c.postmasterPID()
@@ -266,8 +267,8 @@ func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 // the same.
 func (s *PostgresServer) URL() string { return s.cluster.url("postgres") }
 
-// Run runs one of the client programs that belong to the server, such as pg_dump or psql, and returns
-// what it prints. It must succeed.
+// Run runs one of the client programs that belong to the server, such as pg_dump or psql, and
+// returns what it prints. It must succeed.
 func (s *PostgresServer) Run(program string, args ...string) string {
 	s.t.Helper()
 	out, err := output(s.t.Context(), filepath.Join(s.cluster.bin, program), args...)
@@ -275,7 +276,8 @@ func (s *PostgresServer) Run(program string, args ...string) string {
 	return out
 }
 
-// Pool migrates the database if need be and returns a new pool on it, closed at the end of the test.
+// Pool migrates the database if need be and returns a new pool on it, closed at the end of the
+// test.
 func (s *PostgresServer) Pool() *pgxpool.Pool {
 	s.t.Helper()
 	s.must("migrate", migrate(s.t.Context(), s.URL()))
@@ -289,8 +291,9 @@ func (s *PostgresServer) Kill() {
 	s.must("kill", s.cluster.end(syscall.SIGKILL))
 }
 
-// Standby returns a copy of the server as it is now, a standby that has received nothing since and that is not
-// running: Restart starts it, and then pg_promote makes it the primary. The server itself is restarted on the way.
+// Standby returns a copy of the server as it is now, a standby that has received nothing since and
+// that is not running: Restart starts it, and then pg_promote makes it the primary. The server
+// itself is restarted on the way.
 func (s *PostgresServer) Standby() *PostgresServer {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)

@@ -77,8 +77,8 @@ type redisNode struct {
 	process *process // nil before the first start
 }
 
-// newRedisNode starts a node, over a configuration file if it gets the text of one. On error nothing is
-// left behind.
+// newRedisNode starts a node, over a configuration file if it gets the text of one. On error
+// nothing is left behind.
 func newRedisNode(ctx context.Context, bin, config string, args ...string) (*redisNode, error) {
 	var nobodyElse *account
 	dir, err := nobodyElse.tempDir()
@@ -210,8 +210,8 @@ func ownRedis(t testing.TB, config string, args ...string) *RedisServer {
 	return s
 }
 
-// Client returns a client of the server, the same at each call; it is closed at the end of the test.
-// It goes on working across a restart.
+// Client returns a client of the server, the same at each call; it is closed at the end of the
+// test. It goes on working across a restart.
 func (s *RedisServer) Client() *redis.Client { return s.client }
 
 // Addr returns host:port. A restarted server has the same.
@@ -220,7 +220,8 @@ func (s *RedisServer) Addr() string { return s.node.addr() }
 // Dir returns the server's data directory.
 func (s *RedisServer) Dir() string { return s.node.dir }
 
-// Kill ends the server with SIGKILL and returns once it is gone. What it had saved stays, for [RedisServer.Restart].
+// Kill ends the server with SIGKILL and returns once it is gone. What it had saved stays, for
+// [RedisServer.Restart].
 func (s *RedisServer) Kill() {
 	s.t.Helper()
 	s.must("kill", s.node.end(syscall.SIGKILL))

@@ -11,8 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// SentinelServers is a Redis primary with two replicas, watched by three sentinels. Its methods fail
-// the test on error and must be called from the test's goroutine.
+// SentinelServers is a Redis primary with two replicas, watched by three sentinels. Its methods
+// fail the test on error and must be called from the test's goroutine.
 type SentinelServers struct {
 	t         testing.TB
 	data      []*RedisServer
@@ -29,17 +29,18 @@ sentinel failover-timeout ` + primaryName + ` 2000
 `
 
 // sentinelPeriods, in milliseconds, quicken what the configuration file cannot. PUBLISH-PERIOD must
-// stay above 250: a sentinel that has not heard of a promotion within four of them undoes it, and the
-// one that leads a failover looks for its success only once a second. The last line keeps a sentinel
-// that did not get the processor for a while from standing aside for 30 s.
+// stay above 250: a sentinel that has not heard of a promotion within four of them undoes it, and
+// the one that leads a failover looks for its success only once a second. The last line keeps a
+// sentinel that did not get the processor for a while from standing aside for 30 s.
 var sentinelPeriods = []any{
 	"INFO-PERIOD", 100, "PING-PERIOD", 100, "ASK-PERIOD", 100, "PUBLISH-PERIOD", 500,
 	"ELECTION-TIMEOUT", 1000, "MIN-LINK-RECONNECT-PERIOD", 500,
 	"TILT-TRIGGER", 20_000, "TILT-PERIOD", 500,
 }
 
-// Sentinel starts six processes and returns once the sentinels know each other and both replicas. The
-// arguments are those of redis-server, for the primary and the replicas. Everything ends with the test.
+// Sentinel starts six processes and returns once the sentinels know each other and both replicas.
+// The arguments are those of redis-server, for the primary and the replicas. Everything ends with
+// the test.
 func Sentinel(t testing.TB, args ...string) *SentinelServers {
 	t.Helper()
 	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
@@ -112,8 +113,8 @@ func (s *SentinelServers) Failover() *RedisServer {
 	return promoted
 }
 
-// AwaitPromotion returns the new primary once the sentinels have agreed on one that is not old and it
-// takes writes. For a test that has killed, paused or cut off the old one.
+// AwaitPromotion returns the new primary once the sentinels have agreed on one that is not old and
+// it takes writes. For a test that has killed, paused or cut off the old one.
 func (s *SentinelServers) AwaitPromotion(old *RedisServer) *RedisServer {
 	s.t.Helper()
 	var promoted *RedisServer
@@ -124,8 +125,8 @@ func (s *SentinelServers) AwaitPromotion(old *RedisServer) *RedisServer {
 	return promoted
 }
 
-// CutOff separates the primary from its replicas: it goes on serving, but what is written to it now is
-// lost when one of them is promoted. They stay paused until they are resumed.
+// CutOff separates the primary from its replicas: it goes on serving, but what is written to it now
+// is lost when one of them is promoted. They stay paused until they are resumed.
 func (s *SentinelServers) CutOff() {
 	s.t.Helper()
 	primary := s.Primary()
@@ -164,8 +165,8 @@ func (s *SentinelServers) complete(ctx context.Context) bool {
 		return false
 	}
 	for _, replica := range []string{"slave0", "slave1"} {
-		// Up to a second after the link is up, a replica is not sent anything until it has confirmed
-		// the snapshot it began with; its offset is 0 until then.
+		// Up to a second after the link is up, a replica is not sent anything until it has
+		// confirmed the snapshot it began with; its offset is 0 until then.
 		state := replication(ctx, primary)[replica]
 		if !strings.Contains(state, "state=online") || strings.Contains(state, "offset=0,") {
 			return false

@@ -67,7 +67,8 @@ type process struct {
 	status *int           // how the server ended; nil while that is not known
 }
 
-// supervise starts a command under a supervisor. On error nothing runs; the directory may be there still.
+// supervise starts a command under a supervisor. On error nothing runs; the directory may be there
+// still.
 func supervise(c command) (*process, error) {
 	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", c.dir, c.stop}, c.argv...)...)
 	shell.Dir = c.dir
@@ -77,7 +78,8 @@ func supervise(c command) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	// An os.Pipe of our own instead of StdoutPipe: it takes deadlines, so nobody has to sit and read.
+	// An os.Pipe of our own instead of StdoutPipe: it takes deadlines, so nobody has to sit and
+	// read.
 	report, theirs, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -212,9 +214,9 @@ func (p *process) stop() error {
 	return errors.Join(closed, p.shell.Wait(), p.report.Close())
 }
 
-// Ports are taken from below the range that operating systems give to outgoing connections. A client
-// that keeps dialling a dead server inside that range sooner or later gets the server's own port as
-// its source, connects to itself, and the server cannot come back.
+// Ports are taken from below the range that operating systems give to outgoing connections. A
+// client that keeps dialling a dead server inside that range sooner or later gets the server's own
+// port as its source, connects to itself, and the server cannot come back.
 const (
 	lowestPort  = 15000
 	highestPort = 32000
@@ -320,12 +322,12 @@ func (a *account) tempDir() (string, error) {
 		"point TMPDIR at one that everybody can write to", a.name, bases)
 }
 
-// memoryDir is where Linux keeps files in memory. A database is some 300 files, and to copy and drop
-// one for each test is ten times as fast there as on many a disk.
+// memoryDir is where Linux keeps files in memory. A database is some 300 files, and to copy and
+// drop one for each test is ten times as fast there as on many a disk.
 const memoryDir = "/dev/shm"
 
-// enoughMemory, in bytes free, for the servers of several test binaries at once. Containers that get
-// memoryDir at its usual 64 MiB stay with the disk.
+// enoughMemory, in bytes free, for the servers of several test binaries at once. Containers that
+// get memoryDir at its usual 64 MiB stay with the disk.
 const enoughMemory = 4 << 30
 
 // tempBases returns where to make directories, best first. TMPDIR is somebody's decision and comes
@@ -347,7 +349,8 @@ func freeIn(dir string) uint64 {
 	return uint64(stat.Bavail) * uint64(stat.Bsize)
 }
 
-// openToAll reports whether everybody may create files in dir, and pass through all that is above it.
+// openToAll reports whether everybody may create files in dir, and pass through all that is above
+// it.
 func openToAll(dir string) bool {
 	const pass, write = 0o001, 0o002
 	info, err := os.Stat(dir)

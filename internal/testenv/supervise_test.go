@@ -48,7 +48,8 @@ func TestNothingIsLeftWhenTheProgramIsKilled(t *testing.T) {
 	}
 }
 
-// A terminal sends Ctrl-C to every process in the foreground, that is, to the program's whole group.
+// A terminal sends Ctrl-C to every process in the foreground, that is, to the program's whole
+// group.
 func TestNothingIsLeftAfterCtrlC(t *testing.T) {
 	t.Parallel()
 	program := startProgram(t, "signal")

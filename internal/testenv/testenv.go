@@ -17,8 +17,9 @@
 // When none of these works, the error is one [UnavailableError] that lists what was tried and the
 // command that would help. A test that asks then fails; it is never skipped.
 //
-// OwnRedis, OwnPostgres, PgBouncer, Sentinel and Cluster always start processes of their own (2), whatever the
-// environment says, because the tests that ask for them kill, pause and reconfigure the server.
+// OwnRedis, OwnPostgres, PgBouncer, Sentinel and Cluster always start processes of their own (2),
+// whatever the environment says, because the tests that ask for them kill, pause and reconfigure
+// the server.
 //
 // # What is shared and what is not
 //
@@ -27,16 +28,17 @@
 // the repository never meet, and two binaries on one external server never touch each other's data.
 // A test that fails keeps its database and its keys, and its log says where they are.
 //
-// The data directories are in memory on Linux machines that have plenty, because a database per test
-// costs ten times as much on many a disk; TMPDIR overrules that.
+// The data directories are in memory on Linux machines that have plenty, because a database per
+// test costs ten times as much on many a disk; TMPDIR overrules that.
 //
 // # What is left behind
 //
 // Nothing, however the program ends: return, panic, os.Exit, Ctrl-C or SIGKILL. Each server is the
-// child of a small shell (supervise.sh) that holds one end of a pipe and outlives us just long enough
-// to stop the server and remove its directory once our end is closed. No signal handler takes part,
-// so none can be forgotten, and importing this package does not change how a program reacts to
-// signals. On an external server a database or key can stay behind if the program is killed.
+// child of a small shell (supervise.sh) that holds one end of a pipe and outlives us just long
+// enough to stop the server and remove its directory once our end is closed. No signal handler
+// takes part, so none can be forgotten, and importing this package does not change how a program
+// reacts to signals. On an external server a database or key can stay behind if the program is
+// killed.
 //
 // # As root
 //
@@ -208,8 +210,8 @@ func unique(t testing.TB) string {
 	return name[:min(most, len(name))] + "_" + strconv.FormatUint(rand.Uint64()>>16, 36)
 }
 
-// The servers of this test binary, each started at its first use and once: a test that comes after a
-// failed start gets the same error, at once.
+// The servers of this test binary, each started at its first use and once: a test that comes after
+// a failed start gets the same error, at once.
 var (
 	sharedPostgres = sync.OnceValues(func() (*postgresServer, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -279,8 +281,8 @@ func stopShared() error {
 	return failed
 }
 
-// await asks done until it says yes. Servers agree among themselves in their own time and tell nobody
-// when they have.
+// await asks done until it says yes. Servers agree among themselves in their own time and tell
+// nobody when they have.
 func await(t testing.TB, what string, done func(context.Context) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)

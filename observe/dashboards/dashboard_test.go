@@ -1,5 +1,5 @@
-// Package dashboards checks the dashboard as far as that goes without a Grafana. That its metrics are those of observe/prom, and
-// that each panel has something to show, is tested there.
+// Package dashboards checks the dashboard as far as that goes without a Grafana. That its metrics
+// are those of observe/prom, and that each panel has something to show, is tested there.
 package dashboards
 
 import (

@@ -12,17 +12,17 @@ type Kind string
 
 // The kinds of events.
 const (
-	Waiting   Kind = "waiting"   // the resource was taken, and the caller waits for it
-	Granted   Kind = "granted"   // Took is how long the caller had waited, TTL what remains
-	Held      Kind = "held"      // an acquisition came to nothing because another holds; Took is how long it went on
-	Extended  Kind = "extended"  // TTL is what remains
-	Released  Kind = "released"  // the holder stopped; Took is how long it held
-	Lost      Kind = "lost"      // the lease ended otherwise, see Cause; Took is how long it was held
-	Revoked   Kind = "revoked"   // the worker ended whoever held; Token is that of the revocation
+	Waiting   Kind = "waiting"   // the resource is busy, and the caller waits
+	Granted   Kind = "granted"   // Took is how long the caller waited; TTL remains
+	Held      Kind = "held"      // an acquisition failed because another holds; Took is how long it tried
+	Extended  Kind = "extended"  // TTL remains
+	Released  Kind = "released"  // by the holder; Took is how long it was held
+	Lost      Kind = "lost"      // the lease ended for another reason, see Cause; Took is how long it was held
+	Revoked   Kind = "revoked"   // the worker revoked the lease; Token is the revocation's
 	Healed    Kind = "healed"    // a lease that Postgres refused was exchanged; Token is the new one
 	Committed Kind = "committed" // a fenced write
 	Refused   Kind = "refused"   // a fenced write with a stale token; Stored is the newer one. Nothing was written
-	Failed    Kind = "failed"    // a fenced write otherwise, see Cause
+	Failed    Kind = "failed"    // a fenced write failed for another reason, see Cause
 )
 
 // Event is something that happened to one resource. Fields that do not belong to the Kind are zero.
@@ -30,23 +30,24 @@ type Event struct {
 	ID       string        `json:"id,omitempty"` // of the entry in the stream, "<ms>-<n>": unique, and in order
 	At       time.Time     `json:"at,omitzero"`  // Redis's clock when it was published, in milliseconds
 	Kind     Kind          `json:"kind"`
-	Worker   string        `json:"worker,omitempty"` // who says so: see the option of that name
+	Worker   string        `json:"worker,omitempty"` // the process that published it, see the option Worker
 	Resource string        `json:"resource,omitempty"`
 	Token    int64         `json:"token,omitempty"`
 	LeaseID  string        `json:"lease_id,omitempty"` // its first 8 characters
-	Stored   int64         `json:"stored,omitempty"`   // the token that Postgres has; equal to Token if it came from another lease
-	TTL      time.Duration `json:"-"`                  // what remains of the trust window; "ttl_ms" in JSON
+	Stored   int64         `json:"stored,omitempty"`   // the token in Postgres; equal to Token if another lease entered with it
+	TTL      time.Duration `json:"-"`                  // the remaining validity; "ttl_ms" in JSON
 	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction
 
-	// Cause, of Lost: expired, unreachable, lost, revoked, stale. Of Failed: no_token, wrong_resource, lease_over,
-	// too_long, tx_ended, busy, commit_unknown, invalid_grant, error. Of Refused: stale.
+	// Cause, of Lost: expired, unreachable, lost, revoked, stale. Of Failed: no_token,
+	// wrong_resource, lease_over, too_long, tx_ended, busy, commit_unknown, invalid_grant, error.
+	// Of Refused: stale.
 	Cause string `json:"cause,omitempty"`
 }
 
 // plain is an Event without methods.
 type plain Event
 
-// wire is an Event in JSON. Milliseconds, because that is what the protocol and its readers in other languages count in.
+// wire is an Event in JSON, with milliseconds like the rest of the protocol.
 type wire struct {
 	plain
 	TTL  int64   `json:"ttl_ms,omitempty"`
@@ -70,7 +71,7 @@ func (e *Event) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// place is where an entry stands in the stream.
+// place is the place of an entry in the stream.
 type place struct{ ms, n uint64 }
 
 // parsePlace reads "<ms>-<n>", or "<ms>" as the first of that millisecond, as Redis does.

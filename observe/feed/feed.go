@@ -1,5 +1,5 @@
-// Package feed publishes what becomes of leases and fenced writes as events in a Redis stream, which the command's watch, a
-// live page or your own program follows.
+// Package feed publishes events of leases and fenced writes in a Redis stream. The command fencedb
+// watch, a live page or your own program can follow it.
 //
 //	events := feed.New(client, feed.Worker("kitchen-2"))
 //	defer events.Close(ctx)
@@ -10,25 +10,26 @@
 //
 // # What it is for
 //
-// Watching. Work is never held up by it: an event goes into a bounded buffer, and a goroutine publishes what has gathered in
-// one round trip. What does not fit, because Redis is slow or away, is dropped and counted ([Feed.Dropped]); so is what Redis
-// refused. An event whose acknowledgement was lost may be there although it was counted, and twice if the client tries again.
-// Do not build on the feed what must not miss anything: the truth is in the ledger of fences, and the counts are those of
-// observe/prom.
+// Watching. It never delays the work: an event goes into a bounded buffer, and a goroutine
+// publishes many events in one round trip. Events that do not fit because Redis is slow, and events
+// that Redis refuses, are dropped and counted ([Feed.Dropped]). An event whose acknowledgement was
+// lost may be in the stream although it was counted, and twice if the client retries. Do not rely
+// on the feed for what must be complete: use the ledger of fences, or the metrics of observe/prom.
 //
 // # The stream
 //
-// The key is fencedb:v1:events, or fencedb:v1:NAMESPACE:events with [Namespace]. Each entry has one field, "event", with an
-// [Event] in JSON. Redis keeps about the last 10000, some 2 MB. The clock of an event is Redis's, read when it was published,
-// and the order is that of publication: events of one process are in order of their happening, and those of two may change
-// places within the milliseconds that publishing takes. It needs the commands XADD to publish, XREAD and XREVRANGE to follow,
-// XRANGE to replay.
+// The key is fencedb:v1:events, or fencedb:v1:NAMESPACE:events with [Namespace]. Each entry has one
+// field, "event", with an [Event] in JSON. Redis keeps about the last 10000 events, some 2 MB. The
+// time of an event is the clock of Redis when the event was published. Events of one process are in
+// order; events of two processes may change places within the milliseconds that publishing takes.
+// The commands are XADD to publish, XREAD and XREVRANGE to follow, and XRANGE to replay.
 //
-// A lease that was given back before its caller got it, because it could not be sealed or another of several was taken, is released
-// without having been granted. One that is healed is lost (stale) under its old token and healed under its new one.
+// A lease that is given back before its caller gets it, because it could not be sealed or another
+// resource was busy, has an event released but none granted. A lease that is healed is lost (stale)
+// under its old token and healed under its new one.
 //
-// Resources are published as they are called, so that a human finds them again; [HashResources] if they are personal data.
-// Only leases are published, not what else lease.Semaphore and its like make of them: their resources are others of
+// The names of resources are published; use [HashResources] if they are personal data. Only leases
+// are published, not permits of semaphores and the like, whose resources are different ones with
 // the same names.
 package feed
 
@@ -49,7 +50,7 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Option changes what [New], [Follow] or [Replay] do; each says for which it counts.
+// Option is an option of [New], [Follow] or [Replay]. Each says to which of them it applies.
 type Option func(*options)
 
 type options struct {
@@ -58,8 +59,8 @@ type options struct {
 	hashed bool
 }
 
-// Namespace keeps the events of several tenants or environments apart in one Redis: give it the Namespace of the issuers that
-// the feed hears of. For [New], [Follow] and [Replay]. Defaults to none.
+// Namespace separates the events of several tenants or environments in one Redis. Use the Namespace
+// of the issuers. For [New], [Follow] and [Replay]. Defaults to none.
 func Namespace(name string) Option {
 	return func(o *options) {
 		if name != "" {
@@ -68,11 +69,12 @@ func Namespace(name string) Option {
 	}
 }
 
-// Worker is what the events call this process. For [New]. Defaults to host:pid.
+// Worker is the name of this process in events. For [New]. Defaults to host:pid.
 func Worker(name string) Option { return func(o *options) { o.worker = name } }
 
-// HashResources publishes the first 12 hexadecimal digits of the SHA-256 of resources instead of their names, for names that are
-// personal data; logs of observe/slog show the same digits. For [New]. Defaults to off.
+// HashResources publishes the first 12 hexadecimal digits of the SHA-256 of resources instead of
+// their names, for names that are personal data; logs of observe/slog show the same digits. For
+// [New]. Defaults to off.
 func HashResources() Option { return func(o *options) { o.hashed = true } }
 
 func newOptions(opts []Option) options {
@@ -99,24 +101,25 @@ func (o options) name(resource string) string {
 
 const (
 	field   = "event" // of an entry of the stream
-	kept    = 10_000  // entries, about
+	kept    = 10_000  // entries, approximately
 	room    = 4096    // events that wait to be published; the next one is dropped
 	atOnce  = 256     // events in one round trip
 	timeout = 5 * time.Second
 )
 
-// Feed publishes the events of one process. It is a tracer of leases and of writes, and safe for concurrent use.
+// Feed publishes the events of one process. It is a tracer of leases and of writes, and safe for
+// concurrent use.
 type Feed struct {
 	client  redis.UniversalClient
 	options options
-	wake    chan struct{} // holds one token if there may be something to do
+	wake    chan struct{} // has a value if there may be events to publish
 	done    chan struct{} // closed when the publisher has ended
 
 	mu           sync.Mutex
 	waiting      []Event                    // guarded by mu; at most room
 	dropped      int64                      // guarded by mu
 	closed       bool                       // guarded by mu
-	acquisitions map[uuid.UUID]*acquisition // under way, by lease id; guarded by mu, as is what is in them
+	acquisitions map[uuid.UUID]*acquisition // in progress, by lease id; guarded by mu with their fields
 }
 
 var (
@@ -124,7 +127,7 @@ var (
 	_ fencedb.Tracer = (*Feed)(nil)
 )
 
-// New starts a goroutine that publishes; [Feed.Close] ends it. The client stays the caller's and must outlive the feed.
+// New starts a goroutine that publishes; [Feed.Close] ends it. Close the client after the feed.
 func New(client redis.UniversalClient, opts ...Option) *Feed {
 	f := &Feed{
 		client:  client,
@@ -138,8 +141,8 @@ func New(client redis.UniversalClient, opts ...Option) *Feed {
 	return f
 }
 
-// Close publishes what waits and ends the feed; what happens from now on is dropped and counted. It returns the cause of ctx if
-// that ends first, while publishing goes on behind it. Closing again waits again.
+// Close publishes the buffered events and ends the feed. Later events are dropped and counted. If
+// ctx ends first, Close returns its cause while publishing continues. A second call waits again.
 func (f *Feed) Close(ctx context.Context) error {
 	f.mu.Lock()
 	f.closed = true
@@ -153,7 +156,8 @@ func (f *Feed) Close(ctx context.Context) error {
 	}
 }
 
-// Dropped is how many events were not published: there was no room, Redis did not take them, or the feed was closed.
+// Dropped returns the number of events that were not published, because the buffer was full, Redis
+// refused them, or the feed was closed.
 func (f *Feed) Dropped() int64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -195,7 +199,7 @@ func (f *Feed) run() {
 	}
 }
 
-// take returns what to publish next. last is set if nothing can follow.
+// take returns the events to publish next. last reports that no more can follow.
 func (f *Feed) take() (events []Event, last bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -205,7 +209,7 @@ func (f *Feed) take() (events []Event, last bool) {
 	return events, f.closed && len(events) == 0
 }
 
-// send makes one attempt: the next events are waiting, and news gets old.
+// send makes one attempt only, because the next events are waiting.
 func (f *Feed) send(events []Event) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

@@ -69,7 +69,8 @@ func (s *stream) read(from string, n int) []feed.Event {
 	return events
 }
 
-// all closes the feed and returns what it has published, without the values that differ from run to run.
+// all closes the feed and returns what it has published, without the values that differ from run to
+// run.
 func (s *stream) all(f *feed.Feed) []feed.Event {
 	s.Helper()
 	require.NoError(s, f.Close(s.Context()))

@@ -10,21 +10,22 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrPlace: from is no place in the stream. Redis was not asked.
+// ErrPlace: from is not a place in the stream. Redis was not asked.
 var ErrPlace = errors.New("feed: not a place in the stream")
 
 const (
-	patience = 500 * time.Millisecond // for one XREAD, and so how late the end of ctx can be noticed
+	patience = 500 * time.Millisecond // for one XREAD; the end of ctx is noticed after at most that
 	pause    = 250 * time.Millisecond // before the next attempt when Redis does not answer
 )
 
-// Follow calls fn with each event after from, in order, one at a time: the ID of an [Event], "0" for all that are kept, or
-// "$" for what happens from now on. Entries that are not events are passed over.
+// Follow calls fn with each event after from, in order, one at a time: the ID of an [Event], "0"
+// for all, or "$" for new events only. Entries that are not events are skipped.
 //
-// It returns the cause of ctx, at most half a second after its end, or the error of fn, or that of a server which refuses for
-// good: no permission, no stream under the key; or redis.ErrClosed, if client was closed. While Redis is away it keeps trying;
-// an event can then be missed only if the stream has been trimmed past it. If Redis has lost the stream, it goes on with the
-// first event of the new one.
+// It returns the cause of ctx, at most half a second after its end, the error of fn, a permanent
+// error of the server (permission denied, wrong type of the key), or redis.ErrClosed if client was
+// closed. While Redis does not answer, it retries; it then misses events only if the stream was
+// trimmed past them. If Redis has lost the stream, it continues with the first event of the new
+// one.
 func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
 	switch at, ok := parsePlace(from); {
@@ -58,7 +59,7 @@ type reader struct {
 	after  place // of the last event that was seen
 }
 
-// persist makes one attempt after the other until one succeeds, ctx ends, or the server refuses for good.
+// persist repeats the attempt until it succeeds, ctx ends, or the server returns a permanent error.
 func (r *reader) persist(ctx context.Context, attempt func(context.Context) error) error {
 	for {
 		if ctx.Err() != nil {
@@ -79,7 +80,7 @@ func refused(err error) bool {
 	return redis.IsPermissionError(err) || redis.IsAuthError(err) || redis.HasErrorPrefix(err, "WRONGTYPE") || errors.Is(err, redis.ErrClosed)
 }
 
-// toEnd fixes where "from now on" is. Asking XREAD for "$" anew each time would miss what is added in between.
+// toEnd finds the place of "$" once. XREAD with "$" would miss events between two calls.
 func (r *reader) toEnd(ctx context.Context) error {
 	last, err := r.last(ctx)
 	r.after = last
@@ -110,8 +111,8 @@ func (r *reader) next(ctx context.Context) ([]redis.XMessage, error) {
 	return streams[0].Messages, nil
 }
 
-// rewind goes back to the start when the stream ends before the place that was reached: it is another one, and its clock is
-// behind. A new one whose clock is ahead needs no rewinding.
+// rewind goes back to the start if the stream ends before the current place: it is a new stream,
+// with a clock that is behind. A new stream with a clock that is ahead needs no rewinding.
 func (r *reader) rewind(ctx context.Context) error {
 	last, err := r.last(ctx)
 	if err == nil && last.before(r.after) {
@@ -145,9 +146,9 @@ func decode(entry redis.XMessage) (e Event, ok bool) {
 	return e, true
 }
 
-// Replay calls fn with each event after from that is kept, in order, one at a time, and returns at the end of the stream, without
-// waiting for more. from is as in [Follow], "0" for all; "$" is refused, nothing is after it. Other errors are Redis's, at the first
-// attempt, that of fn, or the cause of ctx.
+// Replay calls fn with each event after from, in order, one at a time, and returns at the end of
+// the stream. from is as in [Follow], but not "$". It does not retry. Errors are ErrPlace, those of
+// Redis and of fn, and the cause of ctx.
 func Replay(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	at, ok := parsePlace(from)
 	if !ok {

@@ -58,7 +58,8 @@ func (s *stream) add(id, resource string) {
 	}).Err())
 }
 
-// awaitReader returns once the reader waits for what comes: it has seen the last, and XREAD is blocked.
+// awaitReader returns once the reader waits for what comes: it has seen the last, and XREAD is
+// blocked.
 func (s *stream) awaitReader() {
 	s.Helper()
 	require.Eventually(s, func() bool {
@@ -152,7 +153,8 @@ func TestFollowingTriesAgainAfterFailures(t *testing.T) {
 	require.Negative(t, failing.left.Load())
 }
 
-// After a loss the ids of the new stream are lower where the clock of the server is behind that of the one before.
+// After a loss the ids of the new stream are lower where the clock of the server is behind that of
+// the one before.
 func TestFollowingGoesBackWithTheClock(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)

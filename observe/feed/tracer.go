@@ -11,7 +11,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// acquisition gathers what the end of one does not tell. All that belongs to it has its lease id.
+// acquisition collects what the end of an acquisition does not say. All its events have its lease
+// id.
 type acquisition struct {
 	waited time.Duration
 	leases []lease.TraceStart
@@ -60,7 +61,8 @@ func (f *Feed) begin(id uuid.UUID) {
 	f.acquisitions[id] = new(acquisition)
 }
 
-// during calls note, with mu held, if an acquisition of that id is under way: a lease that was healed comes without one.
+// during calls note, with mu held, if an acquisition with this id is in progress. A healed lease
+// has none.
 func (f *Feed) during(id uuid.UUID, note func(*acquisition)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,19 +76,20 @@ func (f *Feed) finish(id uuid.UUID) acquisition {
 	defer f.mu.Unlock()
 	a := f.acquisitions[id]
 	delete(f.acquisitions, id)
-	if a == nil { // two callers with one lease id, which they must not have
+	if a == nil { // two callers used one lease id, which is not allowed
 		return acquisition{}
 	}
 	return *a
 }
 
-// acquired tells of leases only now, when it is known for how long they may be believed in.
+// acquired publishes the leases at the end of the acquisition, when their remaining validity is
+// known.
 func (f *Feed) acquired(a acquisition, e lease.TraceEnd) {
 	if errors.Is(e.Err, lease.ErrHeld) {
 		held := about(Held, e.TraceStart)
 		held.Took = e.Took
 		if by := (*lease.HeldError)(nil); errors.As(e.Err, &by) {
-			held.Resource = by.Resource // of several the one that was taken
+			held.Resource = by.Resource // the one of several that was busy
 		}
 		f.publish(held)
 	}
@@ -133,8 +136,9 @@ func short(id uuid.UUID) string {
 // TraceWriteStart implements [fencedb.Tracer].
 func (f *Feed) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context { return ctx }
 
-// TraceWriteEnd implements [fencedb.Tracer]. Of a transaction that was only entered ([fencedb.OpEnter]) it is not known
-// whether it commits, so that only refusals and failures are published.
+// TraceWriteEnd implements [fencedb.Tracer]. Of a transaction that was only entered
+// ([fencedb.OpEnter]) it is not known whether it commits, so only refusals and failures are
+// published.
 func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 	result := e.Outcome()
 	switch {
@@ -155,7 +159,7 @@ func (f *Feed) each(kind Kind, cause string, e fencedb.TraceEnd) {
 	}
 }
 
-// refused is about the resource that was refused, of however many the transaction entered.
+// refused publishes one event, for the resource that was refused.
 func (f *Feed) refused(e fencedb.TraceEnd) {
 	grant, stored := e.Subject()
 	f.publish(Event{Kind: Refused, Cause: "stale", Took: e.Took, Stored: stored}.of(grant))

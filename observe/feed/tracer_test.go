@@ -207,7 +207,8 @@ func TestWrites(t *testing.T) {
 	}, s.all(f))
 }
 
-// The story that all this is about, on real servers: a holder is overtaken without noticing, writes, and is refused.
+// The story that all this is about, on real servers: a holder is overtaken without noticing,
+// writes, and is refused.
 func TestAZombieAsTheFeedSeesIt(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)

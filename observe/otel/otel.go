@@ -1,4 +1,5 @@
-// Package otel makes OpenTelemetry spans of what leases and fenced writes go through. It is mostly imported under another name:
+// Package otel makes OpenTelemetry spans for leases and fenced writes. It is usually imported under
+// another name:
 //
 //	import fenceotel "github.com/fencedb/fencedb/observe/otel"
 //
@@ -9,26 +10,29 @@
 // # Spans
 //
 //	lease acquire     a call that acquires, with its sealing
-//	  lease wait      from when the resource was found taken
+//	  lease wait      from when the resource was busy
 //	lease hold        the life of a lease; what runs under its context is within
 //	lease release, lease revoke, lease raise, lease heal
 //	fenced write      Tx, Exec, Query, QueryRow, SendBatch or Seal
 //	  fenced commit   COMMIT, and what was done to find out its outcome
 //	fence enter       Enter or EnterSQL
 //
-// The work within a span is within its context, so the spans of otelpgx and redisotel are its children.
+// The work within a span is within its context, so the spans of otelpgx and redisotel are its
+// children.
 //
-// The span of a hold ends, and is exported, with the lease; a renewal is not a span but an event of it if it fails
-// (lease.not_extended), and so are its loss (lease.lost, with the cause) and each write that was refused under it
-// (fence.refused, with the tokens). A refusal is an event of the span of the write as well.
+// The span of a hold ends with the lease and is exported then. Its events are renewals that fail
+// (lease.not_extended), the loss of the lease (lease.lost, with the cause), and each write that was
+// refused under it (fence.refused, with the tokens). A refusal is also an event of the span of the
+// write.
 //
 // # Attributes and status
 //
-// fencedb.resource, fencedb.lease_id (8 characters), fencedb.token, fencedb.outcome, and where there is something to say
-// fencedb.resources, fencedb.kind, fencedb.namespace, fencedb.stored. The resource is the first 12 hexadecimal digits of its
-// SHA-256, unless [Config.Plain] is set. docs/observing.md lists the outcomes. What is ordinary under contention leaves the
-// status unset: a lease that is held by another, a release, an error of the caller's own function. What is worth somebody's
-// look makes it an error.
+// Always fencedb.resource, fencedb.lease_id (8 characters), fencedb.token and fencedb.outcome;
+// fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The resource
+// is the first 12 hexadecimal digits of its SHA-256, unless [Config.Plain] is set.
+// docs/observing.md lists the outcomes. The status is unset for what is normal under contention: a
+// busy resource, a release, an error of the caller's own function. It is an error for what needs
+// attention.
 package otel
 
 import (
@@ -47,12 +51,13 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Config is how a [Tracer] makes spans. The zero value is a good one.
+// Config says how a [Tracer] makes spans. The zero value is usable.
 type Config struct {
 	// Provider makes the spans. Defaults to the global one.
 	Provider trace.TracerProvider
 
-	// Plain shows resources by name, and the text of errors, which name resources. Defaults to false.
+	// Plain shows resources by name, and the text of errors, which name resources. Defaults to
+	// false.
 	Plain bool
 }
 
@@ -68,13 +73,13 @@ var (
 	_ fencedb.Tracer = (*Tracer)(nil)
 )
 
-// term tells leases apart; several that were acquired together share an id.
+// term identifies a lease, because leases that were acquired together share an id.
 type term struct {
 	id       uuid.UUID
 	resource string
 }
 
-// New returns a tracer. Its spans belong to the instrumentation scope that is named like this package.
+// New returns a tracer. The instrumentation scope of its spans is the path of this package.
 func New(cfg Config) *Tracer {
 	if cfg.Provider == nil {
 		cfg.Provider = otel.GetTracerProvider()
@@ -101,14 +106,14 @@ func (t *Tracer) resource(name string) attribute.KeyValue {
 	return keyResource.String(name)
 }
 
-// end ends the span in ctx. worth says whether the outcome is worth somebody's look.
-func (t *Tracer) end(ctx context.Context, result string, worth bool, err error) {
+// end ends the span in ctx. failed says whether the outcome needs attention.
+func (t *Tracer) end(ctx context.Context, result string, failed bool, err error) {
 	span := trace.SpanFromContext(ctx)
 	span.SetAttributes(keyOutcome.String(result))
 	if err != nil && t.plain {
 		span.RecordError(err)
 	}
-	if worth {
+	if failed {
 		span.SetStatus(codes.Error, result)
 	}
 	span.End()
@@ -116,7 +121,7 @@ func (t *Tracer) end(ctx context.Context, result string, worth bool, err error) 
 
 // TraceLeaseStart implements [lease.Tracer].
 func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
-	if s.Op == lease.OpExtend { // many, and of no interest while they succeed
+	if s.Op == lease.OpExtend { // frequent; only failures matter
 		return ctx
 	}
 	ctx, span := t.spans.Start(ctx, "lease "+string(s.Op), trace.WithAttributes(t.ofLease(s)...))
@@ -152,14 +157,14 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	case lease.OpHold:
 		t.over(ctx, e)
 		return
-	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise, lease.OpHeal: // what was not known at the start
+	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise, lease.OpHeal: // not known at the start
 		trace.SpanFromContext(ctx).SetAttributes(keyLeaseID.String(short(e.LeaseID)), keyToken.Int64(e.Token))
 	}
 	result := e.Outcome()
 	t.end(ctx, result, e.Err != nil && result != "held", e.Err)
 }
 
-// extended tells of a failure where the lease's life is told.
+// extended adds a failure to the span of the hold.
 func (t *Tracer) extended(e lease.TraceEnd) {
 	span, ok := t.hold(e.LeaseID, e.Resource)
 	if e.Err == nil || !ok {
@@ -190,7 +195,7 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) cont
 }
 
 func (t *Tracer) ofWrite(grants []fencedb.Grant) []attribute.KeyValue {
-	first := grants[0] // there is one, or nothing would be told
+	first := grants[0] // there is always one
 	attrs := []attribute.KeyValue{t.resource(first.Resource()), keyLeaseID.String(short(first.LeaseID())), keyToken.Int64(first.Token())}
 	if len(grants) > 1 {
 		attrs = append(attrs, keyResources.Int(len(grants)))
@@ -207,7 +212,8 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	t.end(ctx, result, result != "committed" && result != "error", e.Err)
 }
 
-// refused tells of it in the span of the write, and in that of the lease's life if the lease is this process's.
+// refused adds the refusal to the span of the write, and to the span of the hold if this process
+// holds the lease.
 func (t *Tracer) refused(ctx context.Context, e fencedb.TraceEnd) {
 	g, stored := e.Subject()
 	event := trace.WithAttributes(t.resource(g.Resource()), keyToken.Int64(g.Token()), keyStored.Int64(stored))

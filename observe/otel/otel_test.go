@@ -228,7 +228,8 @@ func TestARenewalIsToldIfItFails(t *testing.T) {
 	require.Equal(t, map[string]map[string]any{"lease.not_extended": {"fencedb.cause": "unreachable"}}, events(r.Ended()[0]))
 }
 
-// One lease id for two holds, as when a program asks again for what it has: the end of one does not hide the other.
+// One lease id for two holds, as when a program asks again for what it has: the end of one does not
+// hide the other.
 func TestHoldsOfOneLeaseID(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(fenceotel.Config{})

@@ -16,12 +16,14 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// What metrics add to an acquisition with its release, and to a write in one round trip, on real servers:
+// What metrics add to an acquisition with its release, and to a write in one round trip, on real
+// servers:
 //
 //	go -C observe/prom test -run '^$' -bench Overhead -benchtime 300x .
 //
-// A round is a hundred of each, without and with, one after the other in turn; the result is the median of the rounds' ratios, so
-// that what else the machine does falls on both. off/off is the same with nothing to find: what the measurement is worth.
+// A round is a hundred of each, without and with, one after the other in turn; the result is the
+// median of the rounds' ratios, so that what else the machine does falls on both. off/off is the
+// same with nothing to find: what the measurement is worth.
 func BenchmarkOverheadOfAcquiring(b *testing.B) {
 	client, namespace := testenv.Redis(b), testenv.Namespace(b)
 	acquiring := func(tracers ...lease.Tracer) func() {

@@ -138,8 +138,9 @@ func TestTheRulesKnowTheirMetrics(t *testing.T) {
 	require.Subset(t, declared(), named(t, "../dashboards/rules.yml"))
 }
 
-// A panel whose query names a label wrongly shows nothing, and nobody notices until the night it is needed. So a Prometheus
-// scrapes a service to which everything keeps happening, and is asked what the panels ask.
+// A panel whose query names a label wrongly shows nothing, and nobody notices until the night it is
+// needed. So a Prometheus scrapes a service to which everything keeps happening, and is asked what
+// the panels ask.
 func TestEveryPanelHasSomethingToShow(t *testing.T) {
 	t.Parallel()
 	service, scraped := busyService(t)
@@ -177,7 +178,8 @@ func busyService(t *testing.T) (address string, scraped <-chan struct{}) {
 	return server.URL, scrapes
 }
 
-// runPrometheus ends it when its own input ends, which happens also when the test is killed; and ends when Prometheus does.
+// runPrometheus ends it when its own input ends, which happens also when the test is killed; and
+// ends when Prometheus does.
 const runPrometheus = `exec 3<&0; prometheus "$@" 3<&- & server=$!; { read -r _ <&3; kill -KILL $server; } & wait $server; kill $!`
 
 // startPrometheus returns the address of its API.

@@ -1,30 +1,34 @@
-// Package prom counts and times what becomes of leases and fenced writes, for Prometheus.
+// Package prom counts and times leases and fenced writes for Prometheus.
 //
 //	metrics := prom.New(prom.Config{})
 //	registry.MustRegister(metrics)
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Tracers: []lease.Tracer{metrics}})
 //	db := fencedb.With(pool, fencedb.Trace(metrics))
 //
-// One [Metrics] serves all issuers and pools of a process. docs/observing.md lists the metrics with their labels and what
-// they mean.
+// One [Metrics] serves all issuers and pools of a process. docs/observing.md lists the metrics with
+// their labels and what they mean.
 //
 // # Labels
 //
-// No label has a value that grows with the data. Resources and lease ids never become one. What does:
+// No label has values that grow with the data. Resources and lease ids never become labels. The
+// labels are:
 //
-//   - resource_type is what stands before the first ':' of a resource, such as "table" of "table:12". The first
-//     [Config.MaxTypes] that come are kept, or those that [Config.Types] names; every other, and a resource without ':' that
-//     Types does not name, is "other". What is not a lease but built on one has its kind in front: "semaphore/render".
-//   - namespace is that of the issuer, bounded likewise.
-//   - outcome and cause are from fixed sets, and all of them are there from the first time on that a type is met: a rate of
-//     something that has never happened is 0 and not missing.
+//   - resource_type is the part of a resource before the first ':', such as "table" in
+//     "table:12". The first [Config.MaxTypes] types are kept, or those in [Config.Types]. Every
+//     other resource is "other". Permits of semaphores and the like have their kind in front:
+//     "semaphore/render".
+//   - namespace is the namespace of the issuer, with the same bound.
+//   - outcome and cause have fixed sets of values. All values exist as soon as their type does, so the rate of
+//     something that never happened is 0 and not missing.
 //
-// A write to several resources counts once, as one to the type of the first, or of the one that was refused.
+// A write to several resources counts once, for the type of the refused resource, otherwise of the
+// first.
 //
 // # What it costs
 //
-// A handful of atomic additions for each acquisition and each write, and three small allocations for each lease. BenchmarkMetrics
-// measures them alone, BenchmarkOverheadOfAcquiring beside the round trips.
+// A handful of atomic additions for each acquisition and each write, and three small allocations
+// for each lease. BenchmarkMetrics measures them alone, BenchmarkOverheadOfAcquiring beside the
+// round trips.
 package prom
 
 import (
@@ -38,23 +42,24 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Config is how [Metrics] are labelled. The zero value is a good one.
+// Config says how to label [Metrics]. The zero value is usable.
 type Config struct {
-	// Types are the resource types that are told apart; all others are "other". Defaults to the first MaxTypes that come.
+	// Types are the resource types with labels of their own; all others are "other". Defaults to
+	// the first MaxTypes.
 	Types []string
 
-	// MaxTypes bounds the resource types that come by themselves, and the namespaces. Defaults to 50.
+	// MaxTypes bounds the resource types, unless Types is set, and the namespaces. Defaults to 50.
 	MaxTypes int
 
-	// Downstream is what the metric of refused tokens calls the store that refused. Defaults to "postgres".
+	// Downstream is the label for the store that refuses tokens. Defaults to "postgres".
 	Downstream string
 
-	// HoldBuckets are those of the time that leases are held, in seconds and rising. Advice on TTLs (fencedb ttl) is as exact
-	// as they are. Defaults to thirteen from a millisecond to an hour.
+	// HoldBuckets are the buckets of the hold time, in seconds and rising. They limit the precision
+	// of fencedb ttl. Defaults to thirteen buckets from a millisecond to an hour.
 	HoldBuckets []float64
 
-	// Exemplar returns what to attach to a measurement, such as the trace's id, or nil. It gets the context of the operation. With
-	// OpenTelemetry:
+	// Exemplar returns the exemplar of a measurement, such as the id of the trace, or nil. It gets
+	// the context of the operation. With OpenTelemetry:
 	//
 	//	func(ctx context.Context) prometheus.Labels {
 	//		if s := trace.SpanContextFromContext(ctx); s.IsSampled() {
@@ -80,7 +85,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Metrics is a tracer of leases and of writes, and a collector to be registered once. It is safe for concurrent use.
+// Metrics is a tracer of leases and of writes, and a collector to be registered once. It is safe
+// for concurrent use.
 type Metrics struct {
 	cfg        Config
 	namer      namer
@@ -97,14 +103,14 @@ var (
 	_ fencedb.Tracer       = (*Metrics)(nil)
 )
 
-// In seconds. A grant takes a round trip to Redis, waiting and holding take as long as the work, a write takes a few round
-// trips to Postgres.
+// In seconds. A grant takes a round trip to Redis, a write takes a few to Postgres; waiting and
+// holding take as long as the work.
 var (
 	requestBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
 	workBuckets    = []float64{.001, .01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600}
 )
 
-// New returns metrics to give to a registry, to issuers and to pools.
+// New returns metrics for a registry, for issuers and for pools.
 func New(cfg Config) *Metrics {
 	m := &Metrics{cfg: cfg.withDefaults(), namer: newNamer(cfg.Types), population: newPopulation()}
 	limit := m.cfg.MaxTypes
@@ -157,7 +163,8 @@ func (m *Metrics) histogram(name, help string, buckets []float64, labels ...stri
 // losses are the causes of redis_lease_lost_total: a release is no loss.
 var losses = slices.DeleteFunc(lease.OpHold.Outcomes(), func(word string) bool { return word == "released" })
 
-// leaseSeries are those of one resource type. Maps have every word of their kind, and are not changed.
+// leaseSeries are the series of one resource type. The maps have every outcome and are never
+// changed.
 type leaseSeries struct {
 	acquired, released, extended, lost, healed map[string]prometheus.Counter
 	staleReleases, contended, revoked          prometheus.Counter
@@ -198,11 +205,11 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	}
 }
 
-// writeSeries are those of one resource type.
+// writeSeries are the series of one resource type.
 type writeSeries struct {
 	written    map[string]prometheus.Counter
 	rejected   prometheus.Counter
-	writeTook  func(outcome string) prometheus.Observer // made when needed: fifteen buckets for each outcome are many
+	writeTook  func(outcome string) prometheus.Observer // created when needed, because each has fifteen buckets
 	commitTook prometheus.Observer
 }
 

@@ -81,7 +81,8 @@ func gather(t *testing.T, m *prom.Metrics) []*dto.MetricFamily {
 	return families
 }
 
-// Labels in a series are in the order of their names: cause before resource_type, outcome before it.
+// Labels in a series are in the order of their names: cause before resource_type, outcome before
+// it.
 func TestWhatBecomesOfLeases(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
@@ -196,7 +197,8 @@ func TestWhatIsHeldAndWaitedForNow(t *testing.T) {
 	})
 }
 
-// A lease that is held under the context of another has an end of its own, and two collectors do not meet.
+// A lease that is held under the context of another has an end of its own, and two collectors do
+// not meet.
 func TestLeasesUnderLeases(t *testing.T) {
 	t.Parallel()
 	m, another := prom.New(prom.Config{}), prom.New(prom.Config{})

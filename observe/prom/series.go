@@ -8,10 +8,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// other stands for all values that there is no room for.
+// other is the label for all values above the limit.
 const other = "other"
 
-// table has a row for each value of a label, of a bounded number of them. Rows are made when they are first asked for, and stay.
+// table has a row for each value of a label, up to a limit. It creates rows when they are needed
+// and keeps them.
 type table[R any] struct {
 	limit int
 	make  func(value string) R
@@ -48,9 +49,9 @@ func (t *table[R]) add(value string) R {
 	return r
 }
 
-// namer gives resources their type.
+// namer returns the type of resources.
 type namer struct {
-	listed map[string]bool // nil: whatever comes
+	listed map[string]bool // nil: any
 }
 
 func newNamer(types []string) namer {
@@ -75,7 +76,7 @@ func (n namer) of(resource string) string {
 	return name
 }
 
-// ofKind keeps what is held in different ways apart.
+// ofKind separates leases, permits and other kinds.
 func (n namer) ofKind(kind, resource string) string {
 	if kind == "lease" {
 		return n.of(resource)
@@ -83,7 +84,7 @@ func (n namer) ofKind(kind, resource string) string {
 	return kind + "/" + n.of(resource)
 }
 
-// population is what is held now. Ages are worked out when somebody asks.
+// population are the leases that are held now. Ages are computed by a scrape.
 type population struct {
 	count, oldest *prometheus.Desc
 
@@ -97,7 +98,7 @@ type held struct {
 	all map[*hold]struct{} // guarded by mu
 }
 
-// hold is one lease. It is in the context between the two ends of its life.
+// hold is one lease. It is in the context from its start to its end.
 type hold struct{ since time.Time }
 
 func newPopulation() population {

@@ -92,8 +92,9 @@ func (m *Metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 	return ctx
 }
 
-// TraceWriteEnd implements [fencedb.Tracer]. A transaction that was only entered ([fencedb.OpEnter]) is no write here, since
-// it is not known whether it commits; that it was refused is counted.
+// TraceWriteEnd implements [fencedb.Tracer]. A transaction that was only entered
+// ([fencedb.OpEnter]) is no write here, since whether it commits is unknown here; a refusal is
+// counted.
 func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	about, _ := e.Subject()
 	series := m.writes.row(m.namer.of(about.Resource()))

@@ -13,14 +13,14 @@ var (
 	errHanging = errors.New("ready: the check still hangs from before")
 )
 
-// probes run the checks and remember what they said.
+// probes run the checks and keep the results.
 type probes struct {
 	cfg  Config
 	busy []chan struct{} // for each check; full while it runs
 
-	turn chan struct{} // full while the checks run: whoever asks meanwhile waits for the same answer
+	turn chan struct{} // full while the checks run; other requests wait for the same results
 	last []error       // for each check; guarded by turn
-	till time.Time     // last is fresh; guarded by turn
+	till time.Time     // last may be used until then; guarded by turn
 }
 
 func newProbes(cfg Config) *probes {
@@ -31,7 +31,7 @@ func newProbes(cfg Config) *probes {
 	return p
 }
 
-// results returns one error for each check, in their order. They are not changed afterwards.
+// results returns one error for each check, in order. The slice is never changed.
 func (p *probes) results() []error {
 	p.turn <- struct{}{}
 	defer func() { <-p.turn }()
@@ -56,7 +56,8 @@ func (p *probes) probe(n int) error {
 	return err
 }
 
-// run leaves a check behind that does not end with its context, and does not start another beside it.
+// run does not wait for a check that ignores the end of its context. It does not start that check
+// again until it has ended.
 func (p *probes) run(n int) error {
 	select {
 	case p.busy[n] <- struct{}{}:
@@ -79,7 +80,7 @@ func (p *probes) run(n int) error {
 	}
 }
 
-// contained makes an error of a panic, which nobody would catch in this goroutine.
+// contained turns a panic into an error, because nothing else recovers it in this goroutine.
 func contained(ctx context.Context, run func(context.Context) error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -1,5 +1,5 @@
-// Package ready answers a load balancer's or an orchestrator's question whether this process can do its work now: whether
-// leases can be had and fenced writes can commit.
+// Package ready tells a load balancer or an orchestrator whether this process can work now: whether
+// it can acquire leases and commit fenced writes.
 //
 //	handler, err := ready.New(ready.Config{Checks: []ready.Check{
 //		ready.Leases(issuer),
@@ -10,23 +10,25 @@
 //
 // # Failing closed
 //
-// The answer is 200 only if every check has returned nil in time. One that returns an error, panics, takes longer than
-// [Config.Timeout], or still hangs from an earlier question makes it 503 with Retry-After. There is no state before the first
-// answer: whoever asks first waits for it.
+// The answer is 200 only if every check returns nil in time. It is 503 with Retry-After if a check
+// returns an error, panics, takes longer than [Config.Timeout], or still hangs from an earlier
+// request. The first request waits for the first results.
 //
 //	{"ready":false,"checks":{"leases":"ok","fences":"failed"}}
 //
-// Nothing else is told, because who asks is not known here; [Config.Failed] hears the reasons, and [Config.Details] shows them.
+// The answer has no reasons, because anybody may ask. [Config.Failed] receives them, and
+// [Config.Details] adds them.
 //
-// # Many questions
+// # Many requests
 //
-// The checks run side by side, at most once at a time and once in [Config.Fresh], however many ask; all of them get the same
-// answer. They do not end with the request that caused them, because others wait for them too.
+// The checks run in parallel, at most once at a time and once in [Config.Fresh], for all requests
+// together. They do not end with the request that started them, because other requests wait for
+// them too.
 //
 // # What it is not for
 //
-// Liveness. A process that is not ready because Redis is away does not get better by being restarted; let the liveness probe ask
-// something else.
+// Liveness. A restart does not help a process that is not ready because Redis does not answer. Use
+// another check for the liveness probe.
 package ready
 
 import (
@@ -43,25 +45,26 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// ErrInvalid: a [Config] was refused. The message names the field.
+// ErrInvalid: the [Config] is invalid. The message names the field.
 var ErrInvalid = errors.New("ready: invalid")
 
-// Config says what is checked and how it is told.
+// Config says what to check and how to answer.
 type Config struct {
-	// Checks must all pass. At least one, each with a name of its own.
+	// Checks must all pass. At least one is required, and names must differ.
 	Checks []Check
 
-	// Timeout bounds each check. Less than the patience of who asks, who otherwise learns nothing but that. Defaults to 2s.
+	// Timeout bounds each check. Choose less than the timeout of the requests. Defaults to 2s.
 	Timeout time.Duration
 
-	// Fresh is for how long an answer is given again. Defaults to 1s.
+	// Fresh is how long results are reused. Defaults to 1s.
 	Fresh time.Duration
 
-	// Failed is called with the reason each time that a check fails, not each time that somebody asks. It may be called from
-	// several goroutines at once. Defaults to nothing.
+	// Failed is called with the reason when a check fails, not for every request. It may be called
+	// from several goroutines at once. Defaults to nothing.
 	Failed func(name string, err error)
 
-	// Details puts reasons into the answer. They name hosts, roles and tables: only where strangers cannot ask. Defaults to false.
+	// Details adds the reasons to the answer. They name hosts, roles and tables, so strangers must
+	// not see them. Defaults to false.
 	Details bool
 }
 
@@ -108,7 +111,7 @@ type handler struct {
 	probes *probes
 }
 
-// answer is what is told, in JSON.
+// answer is the body of the response.
 type answer struct {
 	Ready   bool              `json:"ready"`
 	Checks  map[string]string `json:"checks"`
@@ -128,7 +131,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64((h.cfg.Fresh+time.Second-1)/time.Second), 10))
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	_ = json.NewEncoder(w).Encode(a) // whoever asked has gone, or asked with HEAD
+	_ = json.NewEncoder(w).Encode(a) // fails if the client is gone or asked with HEAD
 }
 
 func (h *handler) judge(results []error) answer {
@@ -147,15 +150,17 @@ func (h *handler) judge(results []error) answer {
 	return a
 }
 
-// Check is something without which this process cannot work.
+// Check is a condition for this process to work.
 type Check struct {
-	Name string // what the answer calls it
+	Name string // in the answer
 
-	// Run returns nil if it is there. ctx ends after [Config.Timeout]; an answer that comes later does not count.
+	// Run returns nil if the condition holds. ctx ends after [Config.Timeout]; a later result does
+	// not count.
 	Run func(ctx context.Context) error
 }
 
-// Leases checks that leases can be had and kept, with [lease.Issuer.Check]. Warnings do not count.
+// Leases checks with [lease.Issuer.Check] that leases can be acquired and kept. Warnings do not
+// count.
 func Leases(issuer *lease.Issuer) Check {
 	return Check{"leases", func(ctx context.Context) error {
 		_, err := issuer.Check(ctx)
@@ -167,12 +172,12 @@ var (
 	// ErrNotMigrated: the database lacks a migration that this program knows.
 	ErrNotMigrated = errors.New("ready: the schema fencedb is not up to date; migrations.Up or the command fencedb migrate brings it there")
 
-	// ErrReadOnly: the database takes no writes; it is a standby, or set to read-only.
+	// ErrReadOnly: the database accepts no writes. It is a standby, or set to read-only.
 	ErrReadOnly = errors.New("ready: postgres is read-only")
 )
 
-// Fences checks that fenced writes can commit: Postgres answers, takes writes, and has every migration that this program
-// knows. With pgx, pass stdlib.OpenDBFromPool(pool).
+// Fences checks that fenced writes can commit: Postgres answers, takes writes, and has every
+// migration that this program knows. With pgx, pass stdlib.OpenDBFromPool(pool).
 func Fences(db *sql.DB) Check {
 	return Check{"fences", func(ctx context.Context) error {
 		pending, err := migrations.Pending(ctx, db)
@@ -187,7 +192,7 @@ func Fences(db *sql.DB) Check {
 }
 
 func takesWrites(ctx context.Context, db *sql.DB) error {
-	var readOnly bool // true of a standby whatever is set there
+	var readOnly bool // always true on a standby
 	err := db.QueryRowContext(ctx, "SELECT current_setting('transaction_read_only')::bool").Scan(&readOnly)
 	if err == nil && readOnly {
 		return ErrReadOnly

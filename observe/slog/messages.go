@@ -7,7 +7,7 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// line is what is logged of an outcome.
+// line is the level and message of an outcome.
 type line struct {
 	level   slog.Level
 	message string
@@ -20,7 +20,8 @@ func bad(message string) line   { return line{slog.LevelError, message} }
 
 var waiting = debug("waiting for a lease")
 
-// leaseLines are those of ends, by outcome. What is not here is told by another.
+// leaseLines are the lines of lease operations, by outcome. An outcome without a line is logged by
+// another operation.
 var leaseLines = map[lease.Op]map[string]line{
 	lease.OpAcquire: {
 		"granted":     debug("lease granted"),
@@ -42,9 +43,9 @@ var leaseLines = map[lease.Op]map[string]line{
 	},
 	lease.OpRelease: {
 		"released":    debug("lease released"),
-		"unreachable": warn("lease not released"), // it runs out
+		"unreachable": warn("lease not released"), // it will expire
 		"error":       warn("lease not released"),
-		"lost":        warn("lease not released"), // the holder believed in it to the end
+		"lost":        warn("lease not released"), // the holder did not know
 		"expired":     debug("lease not released"),
 		"revoked":     debug("lease not released"),
 	},
@@ -64,7 +65,7 @@ var leaseLines = map[lease.Op]map[string]line{
 
 var entered = debug("fence entered")
 
-// writeLines are those of writes, by outcome. Openings that fail are the same to who looks.
+// writeLines are the lines of writes, by outcome. A failed opening is logged like a failed write.
 var writeLines = map[string]line{
 	"committed":      debug("write committed"),
 	"stale":          warn("write refused"),
@@ -77,12 +78,12 @@ var writeLines = map[string]line{
 	"wrong_resource": bad("write failed"),
 	"invalid_grant":  bad("write failed"),
 	"commit_unknown": bad("write failed"),
-	"error":          debug("write failed"), // the caller's own, and who gets it knows what it is worth
+	"error":          debug("write failed"), // the caller's own error, which the caller handles
 }
 
 func writeLine(op fencedb.Op, result string) (line, bool) {
 	switch {
-	case op == fencedb.OpCommit: // told by its write
+	case op == fencedb.OpCommit: // logged with its write
 		return line{}, false
 	case op == fencedb.OpEnter && result == "committed":
 		return entered, true

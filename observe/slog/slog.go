@@ -1,4 +1,5 @@
-// Package slog logs what becomes of leases and fenced writes, with log/slog. It is mostly imported under another name:
+// Package slog logs leases and fenced writes with log/slog. It is usually imported under another
+// name:
 //
 //	import fencelog "github.com/fencedb/fencedb/observe/slog"
 //
@@ -8,19 +9,22 @@
 //
 // # Levels
 //
-// What is ordinary under contention is at debug: grants, waiting, being held off, renewals, commits, and errors that the
-// caller's own function returned. What somebody decided is at info: revocations, healing. A lease that is lost, a late write
-// that is refused, a store that does not answer: warn. What only a mistake in a program can cause, and a commit whose outcome
-// is unknown: error. docs/observing.md lists every message.
+// Debug: what is normal under contention, such as grants, waiting, busy resources, renewals,
+// commits, and errors that the caller's own function returned. Info: what somebody decided, such as
+// revocations and healing. Warn: a lost lease, a refused write, a server that does not answer.
+// Error: a mistake in a program, or a commit whose outcome is unknown. docs/observing.md lists all
+// messages.
 //
 // # What is not logged
 //
-// Names of resources, which may be personal data: "resource" is the first 12 hexadecimal digits of the SHA-256, for which
+// The names of resources, because they may be personal data. The attribute "resource" is the first
+// 12 hexadecimal digits of the SHA-256 of the name. This command prints the digits to search for:
 //
 //	printf table:12 | sha256sum
 //
-// gives the digits to search for. For the same reason the text of errors, which names resources; the word of their
-// outcome is. [Config.Plain] logs both. Lease ids are shortened to 8 characters.
+// The texts of errors are not logged either, because they name resources; the attribute "cause" is
+// the outcome in a word. [Config.Plain] logs names and texts. Lease ids are shortened to 8
+// characters.
 package slog
 
 import (
@@ -36,12 +40,14 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Config is how a [Tracer] logs. The zero value is a good one.
+// Config says how a [Tracer] logs. The zero value is usable.
 type Config struct {
-	// Plain logs resources by name and errors with their text, which names resources. Defaults to false.
+	// Plain logs resources by name and errors with their text, which names resources. Defaults to
+	// false.
 	Plain bool
 
-	// Attrs returns what to add to each line, such as a correlation id, from the context of the operation. Defaults to none.
+	// Attrs returns attributes for each line, such as a correlation id, from the context of the
+	// operation. Defaults to none.
 	Attrs func(ctx context.Context) []slog.Attr
 }
 
@@ -71,14 +77,14 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	result := e.Outcome()
 	l, ok := leaseLines[e.Op][result]
-	if errors.Is(e.Err, context.Canceled) { // the caller's doing
+	if errors.Is(e.Err, context.Canceled) { // by the caller
 		l.level = slog.LevelDebug
 	}
 	if !ok || !t.logger.Enabled(ctx, l.level) {
 		return
 	}
 	if by := (*lease.HeldError)(nil); errors.As(e.Err, &by) {
-		e.Resource = by.Resource // of several the one that was taken
+		e.Resource = by.Resource // the one of several that was busy
 	}
 	attrs := append(t.ofLease(e.TraceStart), slog.Duration("took", e.Took))
 	if e.ValidFor > 0 {
@@ -123,7 +129,7 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	t.log(ctx, l, append(attrs, t.why(result, e.Err)...))
 }
 
-// ofWrite is about the grant that was refused, or else the first.
+// ofWrite describes the grant that was refused, otherwise the first.
 func (t *Tracer) ofWrite(e fencedb.TraceEnd) []slog.Attr {
 	g, stored := e.Subject()
 	attrs := []slog.Attr{slog.String("resource", t.name(g.Resource())), slog.String("lease_id", g.LeaseID().String()[:8]), slog.Int64("token", g.Token())}
@@ -136,7 +142,7 @@ func (t *Tracer) ofWrite(e fencedb.TraceEnd) []slog.Attr {
 	return attrs
 }
 
-// why is nothing if all went well.
+// why returns the cause of a failure.
 func (t *Tracer) why(result string, err error) []slog.Attr {
 	if err == nil {
 		return nil

@@ -188,8 +188,7 @@ func Example() {
 		},
 		Err: lease.ErrExpired,
 	})
-	// Output:
-	// level=WARN msg="lease lost" resource=38ab6cd93feb lease_id=0f8fad5b token=41 took=0s cause=expired
+	// Output: level=WARN msg="lease lost" resource=38ab6cd93feb lease_id=0f8fad5b token=41 took=0s cause=expired
 }
 
 func withoutTime(_ []string, a slog.Attr) slog.Attr {
