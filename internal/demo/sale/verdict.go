@@ -41,7 +41,7 @@ func (o *Outcomes) count(err error) {
 		o.Late++
 	case errors.Is(err, lease.ErrHeld), errors.Is(err, context.DeadlineExceeded):
 		o.Busy++
-	case errors.Is(err, shop.ErrSoldOut), errors.Is(err, shop.ErrExpired):
+	case errors.Is(err, shop.ErrSoldOut), errors.Is(err, shop.ErrExpired), errors.Is(err, shop.ErrVoid):
 		o.Over++
 	default:
 		o.Failed++

@@ -79,6 +79,7 @@ func TestEachRequestEndsOnce(t *testing.T) {
 		"no time":   {context.DeadlineExceeded, Outcomes{Busy: 1}},
 		"sold out":  {shop.ErrSoldOut, Outcomes{Over: 1}},
 		"expired":   {shop.ErrExpired, Outcomes{Over: 1}},
+		"refunded":  {shop.ErrVoid, Outcomes{Over: 1}}, // before the charge came
 		"in doubt":  {errors.Join(fencedb.ErrCommitUnknown, lease.ErrExpired), Outcomes{Unknown: 1}},
 		"otherwise": {errors.New("no such table"), Outcomes{Failed: 1}},
 	} {
