@@ -2,6 +2,11 @@ package lease_test
 
 import (
 	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -137,4 +142,83 @@ func TestCheckNoticesAWrongClock(t *testing.T) {
 		require.Equal(t, -time.Hour, h.Servers[0].Clock.Round(time.Minute))
 		require.Contains(t, codes(h), lease.WarnClock)
 	})
+}
+
+func TestCheckComparesClocks(t *testing.T) {
+	t.Parallel()
+	away := errors.New("postgres is away")
+	for name, test := range map[string]struct {
+		ahead  time.Duration
+		err    error
+		warned bool
+	}{
+		"alike":       {},
+		"ahead":       {ahead: time.Hour, warned: true},
+		"behind":      {ahead: -time.Hour, warned: true},
+		"not to know": {err: away, warned: true},
+	} {
+		clock := func(context.Context) (time.Time, error) {
+			if test.err != nil {
+				return time.Time{}, test.err
+			}
+			return time.Now().Add(test.ahead), nil
+		}
+		i, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Second, Clock: clock})
+		require.NoError(t, err)
+		h, err := i.Check(t.Context())
+		require.NoError(t, err, "no reason not to grant")
+		require.Equal(t, test.warned, slices.Contains(codes(h), lease.WarnClock), name)
+		require.InDelta(t, -test.ahead, h.Servers[0].Clock, float64(time.Minute), name)
+	}
+}
+
+// What Check says must be what an acquisition would meet with.
+func TestCheckOfAServerThatRefusesWrites(t *testing.T) {
+	t.Parallel()
+	for name, refusal := range map[string]struct {
+		setting, value string
+		want           error
+	}{
+		"memory":   {"maxmemory", "1", lease.ErrOutOfMemory},
+		"replicas": {"min-replicas-to-write", "1", lease.ErrTooFewReplicas},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			client := testenv.OwnRedis(t).Client()
+			_, err := check(t, client)
+			require.NoError(t, err)
+			require.NoError(t, client.ConfigSet(t.Context(), refusal.setting, refusal.value).Err())
+			_, err = check(t, client)
+			require.ErrorIs(t, err, refusal.want)
+			require.ErrorIs(t, acquireOn(t, &world{client: client}, lease.Config{TTL: time.Second}), refusal.want)
+			require.NoError(t, client.Do(t.Context(), "ACL", "SETUSER", "default", "-info", "-config").Err())
+			_, err = check(t, client)
+			require.ErrorIs(t, err, refusal.want, "no setting has to be read")
+		})
+	}
+}
+
+func TestCheckOfAServerThatCannotSave(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t, "--save", "3600 1", "--dbfilename", "taken")
+	require.NoError(t, os.Mkdir(filepath.Join(server.Dir(), "taken"), 0o700))
+	_, err := check(t, server.Client())
+	require.NoError(t, err, "it has not tried yet")
+	require.NoError(t, server.Client().BgSave(t.Context()).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(server.Client().Info(t.Context(), "persistence").Val(), "rdb_last_bgsave_status:err")
+	}, 10*time.Second, 10*ms)
+
+	_, err = check(t, server.Client())
+	require.ErrorIs(t, err, lease.ErrUnfit)
+	require.ErrorIs(t, err, lease.ErrCannotSave)
+	require.ErrorIs(t, acquireOn(t, &world{client: server.Client()}, lease.Config{TTL: time.Second}), lease.ErrCannotSave)
+}
+
+func TestCheckWhereScriptsAreForbidden(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	require.NoError(t, client.Do(t.Context(), "ACL", "SETUSER", "default", "-eval").Err())
+	_, err := check(t, client)
+	require.True(t, redis.IsPermissionError(err), "%v", err)
 }

@@ -1,6 +1,9 @@
 package lease_test
 
 import (
+	"context"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -80,4 +84,99 @@ func TestAcquireRefusesBadNames(t *testing.T) {
 	}
 	_, err = i.TryAcquire(t.Context(), "table:12", lease.WithLeaseID(uuid.Nil))
 	require.ErrorIs(t, err, lease.ErrInvalid)
+}
+
+func TestConnectionsTellWhoseTheyAre(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	name := lease.ClientName("booking of tables")
+	require.Regexp(t, fmt.Sprintf(`^booking_of_tables@[!-~]+:%d$`, os.Getpid()), name)
+	require.Regexp(t, `^[!-~]+$`, lease.ClientName("lä\nßt"))
+
+	client := redis.NewClient(&redis.Options{Addr: server.Addr(), ClientName: name})
+	t.Cleanup(func() { _ = client.Close() })
+	w := &world{client: client}
+	holder := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a")
+	grants := make(chan grant)
+	wait(t.Context(), w.issuer(t, lease.Config{TTL: time.Minute}), 0, grants)
+	named := func(also string) (n int) {
+		for line := range strings.Lines(server.Client().ClientList(t.Context()).Val()) {
+			if strings.Contains(line, " name="+name+" ") && strings.Contains(line, also) {
+				n++
+			}
+		}
+		return n
+	}
+	require.Eventually(t, func() bool { return named(" sub=1 ") == 1 && named(" sub=0 ") > 0 }, 10*time.Second, ms)
+	require.NoError(t, holder.Release(t.Context()))
+	g := <-grants
+	require.NoError(t, g.err)
+	require.NoError(t, g.lease.Release(t.Context()))
+}
+
+func TestResource(t *testing.T) {
+	require.Equal(t, "table:12", lease.Resource("table", 12))
+	require.Equal(t, "user:ada", lease.Resource("user", "ada"))
+}
+
+// Nothing that was not made as the package says panics, nor asks Redis.
+func TestZeroValuesAreRefused(t *testing.T) {
+	ctx := t.Context()
+	for name, i := range map[string]*lease.Issuer{"zero": new(lease.Issuer), "nil": nil} {
+		for call, err := range map[string]error{
+			"TryAcquire":    second(i.TryAcquire(ctx, "a")),
+			"Acquire":       second(i.Acquire(ctx, "a")),
+			"TryAcquireAll": second(i.TryAcquireAll(ctx, []string{"a"})),
+			"AcquireAll":    second(i.AcquireAll(ctx, []string{"a"})),
+			"Do":            i.Do(ctx, "a", nil),
+			"DoAll":         i.DoAll(ctx, []string{"a"}, nil),
+			"Revoke":        second(i.Revoke(ctx, "a")),
+			"TakeOver":      second(i.TakeOver(ctx, "a", 1)),
+			"Raise":         second(i.Raise(ctx, "a", 1)),
+			"Heal":          second(i.Heal(ctx, new(lease.Lease), 1)),
+			"Inspect":       second(i.Inspect(ctx, "a")),
+			"Check":         second(i.Check(ctx)),
+		} {
+			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)
+		}
+	}
+
+	l := new(lease.Lease)
+	for call, err := range map[string]error{
+		"Err":     l.Err(),
+		"Extend":  l.Extend(ctx),
+		"Release": l.Release(ctx),
+		"Verify":  second(l.Verify(ctx)),
+		"Context": context.Cause(l.Context()),
+	} {
+		require.ErrorIs(t, err, lease.ErrInvalid, call)
+	}
+	work, stop := l.Bind(ctx)
+	defer stop()
+	require.ErrorIs(t, context.Cause(work), lease.ErrInvalid)
+	require.Zero(t, l.ValidUntil())
+	require.Zero(t, l.Token())
+	require.Empty(t, l.Resource())
+	require.Nil(t, l.Expiring())
+	i, err := lease.New(newWorld(t).client, lease.Config{TTL: time.Second})
+	require.NoError(t, err)
+	for _, l := range []*lease.Lease{new(lease.Lease), nil} {
+		_, err = i.Heal(ctx, l, 1)
+		require.ErrorIs(t, err, lease.ErrInvalid)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func TestNeverAndUnlimitedAreNotTheSame(t *testing.T) {
+	client := newWorld(t).client
+	for _, cfg := range []lease.Config{
+		{TTL: time.Second, RenewEvery: lease.Unlimited},
+		{TTL: time.Second, MaxHold: lease.Never},
+	} {
+		_, err := lease.New(client, cfg)
+		require.ErrorIs(t, err, lease.ErrInvalid)
+	}
+	_, err := lease.New(client, lease.Config{TTL: time.Second, RenewEvery: lease.Never, MaxHold: lease.Unlimited})
+	require.NoError(t, err)
 }

@@ -109,3 +109,92 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	require.NoError(t, s.withdraw(t.Context(), named(second), time.Hour), "a grant whose reply was lost is given back")
 	require.Positive(t, request(first, try))
 }
+
+// A member on which the lease has run out, or was taken meanwhile, must not count for it, nor be changed.
+func TestOnlyTheHolderIsConfirmed(t *testing.T) {
+	server := miniredis.RunT(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer client.Close()
+	s := newSingle(client, Config{})
+	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
+	confirm := func(id uuid.UUID, token int64) outcome {
+		t.Helper()
+		result, err := s.confirm(t.Context(), extension{term{keys: k, id: id, token: token, call: "ca11"}, time.Minute, time.Hour})
+		require.NoError(t, err)
+		return result
+	}
+	holder, other := uuid.New(), uuid.New()
+	require.Equal(t, gone, confirm(holder, 7))
+	require.False(t, server.Exists(k.Owner), "never creates")
+
+	answer, err := s.acquire(t.Context(), ask{[]protocol.Keys{k}, holder, "ca11", 1, try, time.Minute, time.Hour, nil})
+	require.NoError(t, err)
+	token := answer.tokens[0]
+	require.Equal(t, taken, confirm(other, token+5))
+	verdict, err := s.verify(t.Context(), term{keys: k, id: holder, token: token, call: "ca11"})
+	require.NoError(t, err)
+	require.Equal(t, Current, verdict, "nothing was changed")
+
+	require.Equal(t, done, confirm(holder, token+5))
+	verdict, err = s.verify(t.Context(), term{keys: k, id: holder, token: token + 5, call: "ca11"})
+	require.NoError(t, err)
+	require.Equal(t, Current, verdict)
+	require.Equal(t, done, confirm(holder, token+2), "a smaller token of the majority does not lower the fence")
+	verdict, err = s.verify(t.Context(), term{keys: k, id: holder, token: token + 2, call: "ca11"})
+	require.NoError(t, err)
+	require.Equal(t, FenceStale, verdict)
+}
+
+// A process that is stopped between deciding to ask and asking has not heard from Redis, and may ask again.
+func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})
+	defer client.Close()
+	i, err := New(client, Config{TTL: time.Minute})
+	require.NoError(t, err)
+	a, err := i.acquisition(t.Context(), []string{"table:12"}, nil)
+	require.NoError(t, err)
+
+	_, _, err = a.attempt(t.Context(), try, 0) // over at once
+
+	require.ErrorIs(t, err, ErrUnreachable)
+	require.True(t, protocol.Transient(err))
+}
+
+func TestAMemberThatIsNotAskedInTimeHasNotAnswered(t *testing.T) {
+	t.Parallel()
+	q := &quorum{members: make([]*single, 3), need: 2, patience: 0}
+	ask := func(ctx context.Context, _ *single) (int, error) {
+		return protocol.Bounded(ctx, func() int { return 1 })
+	}
+	for _, vote := range poll(t.Context(), q, ask) {
+		require.ErrorIs(t, vote.err, ErrUnreachable)
+	}
+}
+
+func TestTheMissingVoteDecides(t *testing.T) {
+	missing := vote[outcome]{err: errNoVote}
+	said := func(o outcome) vote[outcome] { return vote[outcome]{answer: o} }
+	for _, c := range []struct {
+		votes []vote[outcome]
+		want  outcome // "" if it is open
+	}{
+		{[]vote[outcome]{said(done), said(done), missing}, done},
+		{[]vote[outcome]{said(done), said(gone), missing}, ""},
+		{[]vote[outcome]{said(done), said(revoked), missing}, ""},
+		{[]vote[outcome]{said(done), missing, missing}, ""},
+		{[]vote[outcome]{missing, missing, missing}, ""},
+		{[]vote[outcome]{said(gone), said(gone), missing}, gone},
+		{[]vote[outcome]{said(gone), said(taken), missing}, taken},
+		{[]vote[outcome]{said(done), said(gone), said(gone)}, gone},
+		{[]vote[outcome]{said(done), said(done), said(gone)}, done},
+	} {
+		got, err := decide(&quorum{need: 2}, c.votes)
+		require.Equal(t, c.want, got, "%v", c.votes)
+		if c.want == "" {
+			require.ErrorIs(t, err, ErrUnreachable, "%v", c.votes)
+		} else {
+			require.NoError(t, err)
+		}
+	}
+}

@@ -1,0 +1,160 @@
+package lease_test
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// enqueue puts a call into the queue that nobody stands for. Its listener has the same name.
+func (w *world) enqueue(t *testing.T, resource, call string, arrived time.Time, alive time.Duration) {
+	t.Helper()
+	ctx := t.Context()
+	require.NoError(t, w.client.ZAdd(ctx, w.key(resource, "queue"), redis.Z{Score: float64(arrived.UnixMicro()), Member: call}).Err())
+	require.NoError(t, w.client.HSet(ctx, w.key(resource, "alive"), call,
+		fmt.Sprintf("%d:%d:1:3600000:%s@%s", arrived.Add(alive).UnixMilli(), arrived.Add(-time.Second).UnixMilli(), uuid.New(), call)).Err())
+}
+
+// listen is what a process does that was stopped: its connection stands, and it does nothing about what it is told.
+func (w *world) listen(t *testing.T, resource, listener string) {
+	t.Helper()
+	s := w.client.Subscribe(t.Context(), w.key(resource, "wake")+":"+listener)
+	_, err := s.Receive(t.Context())
+	require.NoError(t, err)
+	go func() {
+		for err == nil {
+			_, err = s.Receive(context.Background())
+		}
+	}()
+	t.Cleanup(func() { _ = s.Close() })
+}
+
+func TestADeadWaiterAtTheHeadStallsNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
+		holder := try(t, i, "a")
+		for range 5 {
+			w.enqueue(t, "a", uuid.NewString(), time.Now(), 5*time.Second)
+		}
+		grants := make(chan grant)
+		time.Sleep(ms)
+		wait(t.Context(), i, 0, grants)
+		synctest.Wait()
+		require.NoError(t, holder.Release(t.Context()))
+		start := time.Now()
+		g := <-grants
+		require.NoError(t, g.err)
+		require.Equal(t, start, g.at, "at once, whatever is left of the holder's time")
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
+// Between its first request and the moment at which it listens, a waiter keeps its turn.
+func TestAWaiterThatIsAboutToListenIsNotPassedOver(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		cfg := lease.Config{TTL: time.Minute}
+		holder := try(t, w.issuer(t, cfg), "a")
+		deaf := uuid.NewString()
+		w.enqueue(t, "a", deaf, time.Now(), 5*time.Second)
+		require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), deaf,
+			fmt.Sprintf("%d:%d:1:60000:%s@%s", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli(), uuid.New(), deaf)).Err())
+		time.Sleep(ms)
+		grants := make(chan grant)
+		wait(t.Context(), w.issuer(t, cfg), 0, grants)
+		synctest.Wait()
+		released := time.Now()
+		require.NoError(t, holder.Release(t.Context()))
+		synctest.Wait()
+		require.Empty(t, w.snapshot(t, "a").owner, "free for the first, which has died")
+		g := <-grants
+		require.NoError(t, g.err)
+		require.WithinRange(t, g.at, released.Add(249*ms), released.Add(270*ms))
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
+// The work of one script is bounded; who waits behind thousands of dead ones gets there in a few seconds all the same.
+func TestThousandsOfDeadWaiters(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, testenv.OwnRedis(t).Client())
+	cfg := lease.Config{TTL: time.Minute}
+	holder := try(t, w.issuer(t, cfg), "a")
+	pipe := w.client.Pipeline()
+	now := time.Now()
+	for n := range 5000 {
+		call := fmt.Sprint("dead", n)
+		pipe.ZAdd(t.Context(), w.key("a", "queue"), redis.Z{Score: float64(now.UnixMicro()), Member: call})
+		pipe.HSet(t.Context(), w.key("a", "alive"), call,
+			fmt.Sprintf("%d:%d:1:60000:%s@dead", now.Add(5900*ms).UnixMilli(), now.Add(-time.Second).UnixMilli(), uuid.New()))
+	}
+	_, err := pipe.Exec(t.Context())
+	require.NoError(t, err)
+	grants := make(chan grant)
+	wait(t.Context(), w.issuer(t, cfg), 0, grants)
+	require.Eventually(t, func() bool { return w.client.HLen(t.Context(), w.key("a", "alive")).Val() == 5001 }, 5*time.Second, ms)
+	require.NoError(t, w.client.ConfigResetStat(t.Context()).Err())
+	require.NoError(t, holder.Release(t.Context()))
+	stats := w.client.Info(t.Context(), "commandstats").Val()
+	require.LessOrEqual(t, calls(t, stats, "publish"), 510*(calls(t, stats, "eval")+calls(t, stats, "evalsha")))
+	g := <-grants
+	require.NoError(t, g.err)
+	require.Less(t, time.Since(now), 30*time.Second)
+	require.NoError(t, g.lease.Release(t.Context()))
+}
+
+// calls is how often INFO commandstats says that a command was called.
+func calls(t *testing.T, stats, command string) int {
+	t.Helper()
+	var n int
+	found := regexp.MustCompile(`cmdstat_` + command + `:calls=(\d+)`).FindStringSubmatch(stats)
+	if found != nil {
+		_, err := fmt.Sscan(found[1], &n)
+		require.NoError(t, err)
+	}
+	return n
+}
+
+func TestTheDeadAreForgotten(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		now := time.Now()
+		for n := range 10 {
+			w.enqueue(t, "a", fmt.Sprint("dead", n), now.Add(-time.Hour), time.Minute)
+		}
+		w.enqueue(t, "a", "immortal", now, time.Hour) // redis's clock was an hour ahead when it came
+		require.NoError(t, w.client.ZAdd(t.Context(), w.key("a", "queue"), redis.Z{Score: 1, Member: "half"}).Err())
+		l := try(t, i, "a")
+		require.Zero(t, w.snapshot(t, "a").waiters)
+		require.NoError(t, l.Release(t.Context()))
+	})
+}
+
+func TestAnAbandonedQueueExpires(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		holder := try(t, i, "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		grants := make(chan grant, 1)
+		wait(ctx, i, 0, grants)
+		synctest.Wait()
+		w.faults.Always(faulty.LoseRequest) // the process dies
+		cancel()
+		<-grants
+		w.faults.Always(faulty.None)
+		require.EqualValues(t, 1, w.snapshot(t, "a").waiters)
+		time.Sleep(6 * time.Second)
+		require.Zero(t, w.snapshot(t, "a").waiters)
+		require.NoError(t, holder.Release(t.Context()))
+	})
+}
