@@ -17,23 +17,27 @@ import (
 // Option changes one acquisition.
 type Option func(*acquisition)
 
-// WithLeaseID sets the lease id of the acquisition instead of a random one. A program that does not know the outcome of an acquisition
-// asks again with its id and gets the same lease and token, if that lease still holds. Never use one id for
-// two pieces of work: both would hold.
+// WithLeaseID sets the lease id of the acquisition instead of a random one. A program that does not
+// know the outcome of an acquisition asks again with its id and gets the same lease and token, if
+// that lease still holds. Never use one id for two pieces of work: both would hold.
 func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }
 
-// Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is kept for them.
+// Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is
+// kept for them.
 func Barge() Option { return func(a *acquisition) { a.barge = true } }
 
-// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as [Issuer.TryAcquire]
-// does: [ErrHeld] at once if another holds the resource, and then nothing was run.
+// NoWait makes [Issuer.Acquire], [Issuer.AcquireAll], [Issuer.Do] and [Issuer.DoAll] try once, as
+// [Issuer.TryAcquire] does: [ErrHeld] at once if another holds the resource, and then nothing was
+// run.
 func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
 
-// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The error is then
-// [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is for none.
+// WaitAtMost bounds the waiting of [Issuer.Acquire], and of [Issuer.Do] before the work begins. The
+// error is then [ErrHeld] and [context.DeadlineExceeded]. The time must be positive: [NoWait] is
+// for none.
 //
-// However short the time is, Redis is asked once and has at least a quarter of a second to answer, unless other callers of this
-// process stand in line before this call. So a free resource is granted, and [ErrUnreachable] means that Redis did not answer.
+// However short the time is, Redis is asked once and has at least a quarter of a second to answer,
+// unless other callers of this process stand in line before this call. So a free resource is
+// granted, and [ErrUnreachable] means that Redis did not answer.
 func WaitAtMost(d time.Duration) Option {
 	return func(a *acquisition) { a.patience = &d }
 }
@@ -62,8 +66,8 @@ type standing struct {
 	request int64     // its number
 }
 
-// call identifies one call of the program in all its requests; several calls may share a lease id. So a withdrawal ends only
-// what its own call was granted. The steps of one call share it.
+// call identifies one call of the program in all its requests; several calls may share a lease id.
+// So a withdrawal ends only what its own call was granted. The steps of one call share it.
 type call struct {
 	id        string
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
@@ -161,7 +165,8 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	return leases, nil
 }
 
-// tryAll asks once for everything where one script can see it, and otherwise for one resource after the other.
+// tryAll asks once for everything where one script can see it, and otherwise for one resource after
+// the other.
 func (a *acquisition) tryAll(ctx context.Context) (Leases, error) {
 	if a.core.store.spans(a.keys) {
 		return a.try(ctx)
@@ -234,7 +239,8 @@ func (a *acquisition) term(k protocol.Keys, token int64) term {
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
 
-// withdraw removes what a failed acquisition may have left in Redis: a waiter, or a grant whose reply was lost.
+// withdraw removes what a failed acquisition may have left in Redis: a waiter, or a grant whose
+// reply was lost.
 func (a *acquisition) withdraw() {
 	if a.asked {
 		a.call.withdrawn.Store(true)
@@ -255,9 +261,9 @@ func (a *acquisition) takeBack(c *call) *debt {
 	}, func() {})
 }
 
-// abandoned is called when a request was cut short. When the request has ended after all, its result is
-// withdrawn once more: it may have waited for a connection and reached Redis long after the withdrawal, which would
-// leave a waiter or a holder without a caller.
+// abandoned is called when a request was cut short. When the request has ended after all, its
+// result is withdrawn once more: it may have waited for a connection and reached Redis long after
+// the withdrawal, which would leave a waiter or a holder without a caller.
 func (a *acquisition) abandoned(c *call) (ended func()) {
 	c.unsure.Store(true)
 	d := a.core.registry.owe(a.resources, a.core.cfg.TTL)
@@ -276,7 +282,8 @@ func (a *acquisition) failed(err error) error {
 	return fmt.Errorf("lease: acquire %s: %w", a.name(), err)
 }
 
-// seal runs Config.Seal for all, before the holder learns that it holds. If it fails, all are released.
+// seal runs Config.Seal for all, before the holder learns that it holds. If it fails, all are
+// released.
 func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
 	for _, l := range leases {
 		if err := a.core.seal(ctx, l); err != nil {

@@ -11,17 +11,20 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Revoke ends the holder of the resource and issues a new last token. The former holder's context ends with [ErrRevoked] at its next
-// renewal; seal the revocation where the data lives to stop it at once. The resource goes to the first waiter.
+// Revoke ends the holder of the resource and issues a new last token. The former holder's context
+// ends with [ErrRevoked] at its next renewal; seal the revocation where the data lives to stop it
+// at once. The resource goes to the first waiter.
 //
-// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have taken effect, or may still do so,
-// and then end the lease of a later holder: look with [Issuer.Inspect] before revoking again.
+// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have
+// taken effect, or may still do so, and then end the lease of a later holder: look with
+// [Issuer.Inspect] before revoking again.
 func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, error) {
 	return i.revoke(ctx, resource, 0)
 }
 
-// TakeOver is [Issuer.Revoke] on condition that the given token is still the last of the resource: for supervisors that have found its
-// holder dead. Of two that take over from the same token, one succeeds; the other gets [ErrStale] and has changed nothing.
+// TakeOver is [Issuer.Revoke] on condition that the given token is still the last of the resource:
+// for supervisors that have found its holder dead. Of two that take over from the same token, one
+// succeeds; the other gets [ErrStale] and has changed nothing.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > maxToken {
 		return nil, protocol.Invalid("invalid token %d", token)
@@ -53,9 +56,9 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	return &r, nil
 }
 
-// Raise lifts the last token of a resource to at least floor, and returns it; the next token is greater. Call it when the
-// data store has seen higher tokens than Redis remembers. A holder keeps its lease, with a stale token: see
-// [Issuer.Heal].
+// Raise lifts the last token of a resource to at least floor, and returns it; the next token is
+// greater. Call it when the data store has seen higher tokens than Redis remembers. A holder keeps
+// its lease, with a stale token: see [Issuer.Heal].
 func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
 	if err := i.ready(); err != nil {
 		return 0, err
@@ -81,12 +84,13 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 	return last, nil
 }
 
-// Heal exchanges a live lease whose token the data store has refused as too old for one with a token above
-// floor, the token that the store has seen. That happens when Redis has lost its counter and its clock is behind. No other holder
-// can get in between. The old lease is over, with [ErrStale], whatever the outcome; [Config.MaxHold] goes on counting from its start.
+// Heal exchanges a live lease whose token the data store has refused as too old for one with a
+// token above floor, the token that the store has seen. That happens when Redis has lost its
+// counter and its clock is behind. No other holder can get in between. The old lease is over, with
+// [ErrStale], whatever the outcome; [Config.MaxHold] goes on counting from its start.
 //
-// If the old lease is over already, the error is [ErrLost] or its cause: the store was right, and another holder may have the
-// resource. Every error means that this call holds nothing.
+// If the old lease is over already, the error is [ErrLost] or its cause: the store was right, and
+// another holder may have the resource. Every error means that this call holds nothing.
 func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
 	if err := errors.Join(i.ready(), old.granted()); err != nil {
 		return nil, err

@@ -46,7 +46,8 @@ func TestRevoke(t *testing.T) {
 	})
 }
 
-// Who revokes again, because it is not sure of the first time, does not hide that one from the holder.
+// Who revokes again, because it is not sure of the first time, does not hide that one from the
+// holder.
 func TestTheHolderLearnsOfARevocationThatWasRepeated(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
@@ -171,7 +172,8 @@ func TestRaise(t *testing.T) {
 	require.Equal(t, floor+1, try(t, i, "a").Token())
 }
 
-// A second revocation ends nobody, moves the fence on, and leaves the first one's holder what it has to find.
+// A second revocation ends nobody, moves the fence on, and leaves the first one's holder what it
+// has to find.
 func TestARevocationOfNobodyNamesNobody(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})

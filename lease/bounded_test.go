@@ -16,8 +16,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// deaf is a client that does not mind contexts, as go-redis by default does not while it reads: once Redis hangs, so do
-// its requests, until it ends. What was asked is then carried out.
+// deaf is a client that does not mind contexts, as go-redis by default does not while it reads:
+// once Redis hangs, so do its requests, until it ends. What was asked is then carried out.
 type deaf struct {
 	faulty.Redis
 	hangs atomic.Pointer[chan struct{}]
@@ -159,7 +159,8 @@ var everyCall = map[string]call{
 	}},
 }
 
-// silent are those whose work is done when Redis hangs: that the release is not answered is no error.
+// silent are those whose work is done when Redis hangs: that the release is not answered is no
+// error.
 var silent = map[string]bool{"Do": true, "DoAll": true}
 
 func TestAContextBoundsEveryCall(t *testing.T) {
@@ -193,7 +194,8 @@ func TestAContextBoundsEveryCall(t *testing.T) {
 					time.Sleep(10 * time.Second)
 					h.end()
 
-					// What was asked for is carried out now, and given back behind that; what is held may be released.
+					// What was asked for is carried out now, and given back behind that; what is
+					// held may be released.
 					time.Sleep(time.Second)
 					found, err := i.Inspect(t.Context(), "held")
 					require.NoError(t, err)
@@ -244,7 +246,8 @@ func TestPatienceBoundsTheCallToo(t *testing.T) {
 	})
 }
 
-// Without a deadline, an outage takes a TTL and no more, however it looks and whoever stands in line.
+// Without a deadline, an outage takes a TTL and no more, however it looks and whoever stands in
+// line.
 func TestAnOutageTakesNoLongerThanOneTTL(t *testing.T) {
 	for _, ttl := range []time.Duration{time.Second, 3 * time.Second, 20 * time.Second} {
 		for name, fault := range map[string]faulty.Fault{"hang": faulty.Hang, "broken": faulty.LoseRequest, "reply lost": faulty.LoseReply} {

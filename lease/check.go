@@ -19,7 +19,8 @@ type Health struct {
 	Servers []ServerHealth
 }
 
-// ServerHealth is the state of one server that grants leases: the primary, each master of a Cluster, each member of a quorum.
+// ServerHealth is the state of one server that grants leases: the primary, each master of a
+// Cluster, each member of a quorum.
 type ServerHealth struct {
 	Addr      string        // empty if the client does not tell
 	Version   string        // "7.2.4"
@@ -31,7 +32,8 @@ type ServerHealth struct {
 	Clock     time.Duration // how far the server's clock is ahead of [Config.Clock], without its answer of this process's, give or take half of the round trips
 	RoundTrip time.Duration
 
-	// Warnings are for people: leases are granted, but are less safe or less useful than they could be.
+	// Warnings are for people: leases are granted, but are less safe or less useful than they could
+	// be.
 	Warnings []Warning
 }
 
@@ -65,13 +67,15 @@ func (h Health) Warnings() []string {
 	return all
 }
 
-// Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The error is [ErrUnreachable], another
-// error that an acquisition would return, or [ErrUnfit] with the reason, such as a policy by which Redis may evict
-// leases, or a disk that it cannot save to. Health is returned with an error too. Where the server does not tell,
-// because an ACL or a provider forbids INFO, that is a warning.
+// Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The
+// error is [ErrUnreachable], another error that an acquisition would return, or [ErrUnfit] with the
+// reason, such as a policy by which Redis may evict leases, or a disk that it cannot save to.
+// Health is returned with an error too. Where the server does not tell, because an ACL or a
+// provider forbids INFO, that is a warning.
 //
-// A minority of a quorum may fail; that is only a warning. Check grants nothing, takes a few round trips, and is cheap
-// enough for a probe every few seconds. It takes five seconds at most, whatever ctx allows.
+// A minority of a quorum may fail; that is only a warning. Check grants nothing, takes a few round
+// trips, and is cheap enough for a probe every few seconds. It takes five seconds at most, whatever
+// ctx allows.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
 		return Health{}, err
@@ -178,8 +182,8 @@ func fields(info string) map[string]string {
 	return all
 }
 
-// maxClockDifference is the largest without a warning. Tokens only need Redis's clock not to go back, but people compare times in
-// tokens, logs and rows.
+// maxClockDifference is the largest without a warning. Tokens only need Redis's clock not to go
+// back, but people compare times in tokens, logs and rows.
 const maxClockDifference = time.Second
 
 // reference is the clock with which the servers' clocks are compared.
@@ -241,9 +245,10 @@ func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock
 	return nil
 }
 
-// idle is a script that may write, by its first line, but does not. Redis refuses such a script before it runs whenever it would refuse
-// a write: while it loads, without memory or replicas, or if it could not save. So no setting has to be read. The script touches no
-// key, so any server of a Cluster answers.
+// idle is a script that may write, by its first line, but does not. Redis refuses such a script
+// before it runs whenever it would refuse a write: while it loads, without memory or replicas, or
+// if it could not save. So no setting has to be read. The script touches no key, so any server of a
+// Cluster answers.
 const idle = "#!lua\nreturn 1"
 
 // askToWrite finds out whether the server takes writes now.
@@ -264,7 +269,8 @@ func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) err
 	return protocol.Failed(ctx, "a script that may write", err)
 }
 
-// uncoded reports whether Redis answered with the code that it has for everything without one of its own.
+// uncoded reports whether Redis answered with the code that it has for everything without one of
+// its own.
 func uncoded(err error) bool {
 	var answered redis.Error
 	return errors.As(err, &answered) && strings.HasPrefix(answered.Error(), "ERR ")

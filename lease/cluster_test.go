@@ -94,7 +94,8 @@ func requireWoken(t *testing.T, w *world, cluster *testenv.ClusterServers, holde
 	return g.lease
 }
 
-// The client library closes its client of a master that is not in the topology, and makes another when it returns.
+// The client library closes its client of a master that is not in the topology, and makes another
+// when it returns.
 func TestAMasterThatLeavesAndReturnsIsListenedToAgain(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
@@ -152,7 +153,8 @@ func TestAMasterThatLeavesAndReturnsIsListenedToAgain(t *testing.T) {
 	require.NoError(t, holder.Release(t.Context()))
 }
 
-// A connection that breaks had channels of several slots, for which a Cluster takes one request each.
+// A connection that breaks had channels of several slots, for which a Cluster takes one request
+// each.
 func TestASubscriptionOfSeveralSlotsIsMadeAgain(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)

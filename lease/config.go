@@ -7,70 +7,75 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives. It is not valid as
-// [Config.RenewEvery].
+// Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives. It is
+// not valid as [Config.RenewEvery].
 const Unlimited = time.Duration(-1)
 
-// Never, as [Config.RenewEvery], leaves renewal to the caller, who calls [Lease.Extend]. It is not valid as [Config.MaxHold].
+// Never, as [Config.RenewEvery], leaves renewal to the caller, who calls [Lease.Extend]. It is not
+// valid as [Config.MaxHold].
 const Never = time.Duration(-2)
 
 // Config is what all leases of an [Issuer] have in common. [New] checks it.
 type Config struct {
-	// TTL is how long a lease lasts without renewal, and so how long a resource stays blocked after its holder has died.
-	// Whole milliseconds, at least one; a fraction is cut off. Required.
+	// TTL is how long a lease lasts without renewal, and so how long a resource stays blocked after
+	// its holder has died. Whole milliseconds, at least one; a fraction is cut off. Required.
 	TTL time.Duration
 
-	// RenewEvery is how often a held lease is renewed, less up to a fifth so that renewals spread. A failed renewal is
-	// tried again after a quarter of that. [Never] turns renewal off. Defaults to TTL/3.
+	// RenewEvery is how often a held lease is renewed, less up to a fifth so that renewals spread.
+	// A failed renewal is tried again after a quarter of that. [Never] turns renewal off. Defaults
+	// to TTL/3.
 	RenewEvery time.Duration
 
-	// RenewTimeout bounds one renewal. RenewEvery + RenewTimeout must be less than TTL - Margin, so that one renewal may
-	// fail without the lease being lost. Defaults to TTL/6.
+	// RenewTimeout bounds one renewal. RenewEvery + RenewTimeout must be less than TTL - Margin, so
+	// that one renewal may fail without the lease being lost. Defaults to TTL/6.
 	RenewTimeout time.Duration
 
-	// Margin is how much earlier than Redis the holder ends its lease: room for clocks that run at different
-	// speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
+	// Margin is how much earlier than Redis the holder ends its lease: room for clocks that run at
+	// different speeds. Defaults to TTL/100 + 1ms, but at most TTL/4.
 	Margin time.Duration
 
-	// WarnBefore is how long before the end of its trust window a lease warns, on [Lease.Expiring], that it was not renewed.
-	// Less than TTL - Margin. Defaults to a third of that.
+	// WarnBefore is how long before the end of its trust window a lease warns, on [Lease.Expiring],
+	// that it was not renewed. Less than TTL - Margin. Defaults to a third of that.
 	WarnBefore time.Duration
 
-	// MaxHold bounds the time from acquisition to the end of the last renewal, so that a holder that is stuck, or never
-	// releases, cannot keep the resource for ever. [Unlimited] turns it off. Defaults to one hour, or TTL if that is longer.
+	// MaxHold bounds the time from acquisition to the end of the last renewal, so that a holder
+	// that is stuck, or never releases, cannot keep the resource for ever. [Unlimited] turns it
+	// off. Defaults to one hour, or TTL if that is longer.
 	MaxHold time.Duration
 
-	// Namespace keeps the resources of several tenants or environments apart in one Redis. At most 128 bytes of UTF-8.
-	// Defaults to none.
+	// Namespace keeps the resources of several tenants or environments apart in one Redis. At most
+	// 128 bytes of UTF-8. Defaults to none.
 	Namespace string
 
-	// HashResources stores a SHA-256 instead of the resource's id in Redis, for ids that are personal data. All programs
-	// that share resources must agree on it. Defaults to false.
+	// HashResources stores a SHA-256 instead of the resource's id in Redis, for ids that are
+	// personal data. All programs that share resources must agree on it. Defaults to false.
 	HashResources bool
 
-	// FenceRetention is how long Redis remembers the last token of a resource after the latest grant or renewal. After
-	// that, Redis's clock alone keeps tokens rising. At least TTL. Defaults to 24 hours, or TTL if that is longer.
+	// FenceRetention is how long Redis remembers the last token of a resource after the latest
+	// grant or renewal. After that, Redis's clock alone keeps tokens rising. At least TTL. Defaults
+	// to 24 hours, or TTL if that is longer.
 	FenceRetention time.Duration
 
-	// Replicas is how many replicas must confirm a new lease within ReplicaTimeout (Redis's WAIT). If fewer do,
-	// it is undone, with [ErrTooFewReplicas]. That makes it unlikely, not impossible, that a fail-over forgets a lease; only
-	// fencing makes it harmless. Defaults to none.
+	// Replicas is how many replicas must confirm a new lease within ReplicaTimeout (Redis's WAIT).
+	// If fewer do, it is undone, with [ErrTooFewReplicas]. That makes it unlikely, not impossible,
+	// that a fail-over forgets a lease; only fencing makes it harmless. Defaults to none.
 	Replicas int
 
-	// ReplicaTimeout is less than TTL - Margin, and than the client's read timeout. Whole milliseconds. Defaults to TTL/6, at
-	// most one second.
+	// ReplicaTimeout is less than TTL - Margin, and than the client's read timeout. Whole
+	// milliseconds. Defaults to TTL/6, at most one second.
 	ReplicaTimeout time.Duration
 
-	// Seal is called with each new lease before its holder gets it, with the context of the acquisition. If it fails, the
-	// lease is released and the acquisition fails with its error. Seal the grant where the data lives; then no earlier
-	// holder can write once the new one knows that it holds. Defaults to none.
+	// Seal is called with each new lease before its holder gets it, with the context of the
+	// acquisition. If it fails, the lease is released and the acquisition fails with its error.
+	// Seal the grant where the data lives; then no earlier holder can write once the new one knows
+	// that it holds. Defaults to none.
 	Seal func(context.Context, *Lease) error
 
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.
 	Tracers []Tracer
 
-	// Clock is what [Issuer.Check] compares Redis's clock with: that of the data store, such as fencedb.Clock(pool), where tokens
-	// and rows meet. Defaults to this process's clock.
+	// Clock is what [Issuer.Check] compares Redis's clock with: that of the data store, such as
+	// fencedb.Clock(pool), where tokens and rows meet. Defaults to this process's clock.
 	Clock func(context.Context) (time.Time, error)
 
 	permits int // how many may hold a resource at once, of a semaphore; 0: it is a lease

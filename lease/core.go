@@ -30,7 +30,8 @@ func newCore(s store, cfg Config) (*core, error) {
 	}, nil
 }
 
-// trustedUntil is the trust window: the clock read before the request was sent, plus the TTL asked for, less the margin.
+// trustedUntil is the trust window: the clock read before the request was sent, plus the TTL asked
+// for, less the margin.
 func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - c.cfg.Margin)
 }

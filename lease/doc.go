@@ -1,5 +1,6 @@
-// Package lease issues leases on resources, each with a fencing token, from Redis. It is the issuing half of fencedb: it says
-// who may work now. The other half keeps a late holder from writing, where the data lives.
+// Package lease issues leases on resources, each with a fencing token, from Redis. It is the
+// issuing half of fencedb: it says who may work now. The other half keeps a late holder from
+// writing, where the data lives.
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
 //	...
@@ -9,9 +10,10 @@
 //
 // # Words
 //
-// A resource is what a lease is for, an id such as "table:12". A holder has the lease. A fencing token is a number that
-// rises with every lease on a resource. The last token is the latest that Redis has issued. A holder whose token is not the
-// last is stale. A [Semaphore] grants permits: up to N leases on one resource at once.
+// A resource is what a lease is for, an id such as "table:12". A holder has the lease. A fencing
+// token is a number that rises with every lease on a resource. The last token is the latest that
+// Redis has issued. A holder whose token is not the last is stale. A [Semaphore] grants permits: up
+// to N leases on one resource at once.
 //
 // # States
 //
@@ -24,16 +26,18 @@
 //	 └─────────────────────┘      however this one ended.
 //	        revoked
 //
-// A lease has an id, new for each acquisition, and a token. Every operation after the acquisition names both, so a late request
-// of an old lease cannot touch a newer one. Only an acquisition creates the lease key; a renewal never does.
+// A lease has an id, new for each acquisition, and a token. Every operation after the acquisition
+// names both, so a late request of an old lease cannot touch a newer one. Only an acquisition
+// creates the lease key; a renewal never does.
 //
 // # Tokens
 //
-// The token is the greater of the last one plus one and Redis's clock in microseconds. The script that grants the lease issues it.
-// So tokens rise while Redis remembers the last one, and still rise when it has forgotten: after
-// FLUSHALL, eviction, a restart on an old snapshot, a fail-over to a replica that lagged. The clock is only a floor.
-// If data and clock are both set back, old numbers can come again; the data store then refuses them, and
-// Redis's counter has to be raised above the store's.
+// The token is the greater of the last one plus one and Redis's clock in microseconds. The script
+// that grants the lease issues it. So tokens rise while Redis remembers the last one, and still
+// rise when it has forgotten: after FLUSHALL, eviction, a restart on an old snapshot, a fail-over
+// to a replica that lagged. The clock is only a floor. If data and clock are both set back, old
+// numbers can come again; the data store then refuses them, and Redis's counter has to be raised
+// above the store's.
 //
 // # The trust window
 //
@@ -41,9 +45,10 @@
 //
 //	until  t + ttl - margin
 //
-// where t is this process's monotonic clock, read before the latest successful request was sent. Redis started its own
-// ttl later than t, so it ends later. A slow answer does not stretch the window, and no two clocks are compared;
-// the margin is room for clocks that run at different speeds. [Lease.Context] ends at that time even if Redis never answers again.
+// where t is this process's monotonic clock, read before the latest successful request was sent.
+// Redis started its own ttl later than t, so it ends later. A slow answer does not stretch the
+// window, and no two clocks are compared; the margin is room for clocks that run at different
+// speeds. [Lease.Context] ends at that time even if Redis never answers again.
 //
 // # How a lease ends
 //
@@ -57,85 +62,95 @@
 //
 // # Renewal
 //
-// One loop per [Issuer] renews all its leases, each about every third of its TTL. Each renewal has a timeout that leaves
-// time for another one before the lease ends. Renewal stops before a release is sent, and at the latest after
-// [Config.MaxHold], so a holder that is stuck does not hold for ever.
+// One loop per [Issuer] renews all its leases, each about every third of its TTL. Each renewal has
+// a timeout that leaves time for another one before the lease ends. Renewal stops before a release
+// is sent, and at the latest after [Config.MaxHold], so a holder that is stuck does not hold for
+// ever.
 //
 // # Waiting
 //
-// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release grants to the first waiter that
-// listens and tells it its token, so a hand-over takes one round trip, shared by both sides. Goroutines of one
-// process wait in one line, and only its front is in the queue. So Redis has one waiter per process, and a
-// hand-over costs one release and one request of the next in line, however many wait.
+// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release grants to the
+// first waiter that listens and tells it its token, so a hand-over takes one round trip, shared by
+// both sides. Goroutines of one process wait in one line, and only its front is in the queue. So
+// Redis has one waiter per process, and a hand-over costs one release and one request of the next
+// in line, however many wait.
 //
-// A lease that was handed over is provisional: it lasts for one second, or its TTL if that is shorter. A renewal beside
-// the work makes it full: after 50 milliseconds, or as soon as [Lease.ValidUntil] is called, which waits for
-// the answer. So shorter work costs no renewal, and a transaction that is bounded by the lease is bounded
-// by the full lease. If the renewal finds the lease gone, or gets no answer, the lease ends as any other does.
+// A lease that was handed over is provisional: it lasts for one second, or its TTL if that is
+// shorter. A renewal beside the work makes it full: after 50 milliseconds, or as soon as
+// [Lease.ValidUntil] is called, which waits for the answer. So shorter work costs no renewal, and a
+// transaction that is bounded by the lease is bounded by the full lease. If the renewal finds the
+// lease gone, or gets no answer, the lease ends as any other does.
 //
-// The message names the request that it answers, the latest that was refused, and how long the lease lasts from
-// the moment at which Redis answered that request. So the trust window counts, as always, from before a request. A message about
-// another request only makes the waiter ask. Messages may be lost, so a waiter asks by itself when the holder's time
-// is over, and every five seconds at the latest.
+// The message names the request that it answers, the latest that was refused, and how long the
+// lease lasts from the moment at which Redis answered that request. So the trust window counts, as
+// always, from before a request. A message about another request only makes the waiter ask.
+// Messages may be lost, so a waiter asks by itself when the holder's time is over, and every five
+// seconds at the latest.
 //
-// A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a quarter of a second
-// if it had only just asked. A waiter that was stopped or cut off, with a connection that seems to stand, costs one second,
-// and half a second where it is only called: the next that listens is told when to look. A process that falls silent
-// loses its place after six seconds. A process that is connecting again keeps its place, although others may go first.
+// A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a
+// quarter of a second if it had only just asked. A waiter that was stopped or cut off, with a
+// connection that seems to stand, costs one second, and half a second where it is only called: the
+// next that listens is told when to look. A process that falls silent loses its place after six
+// seconds. A process that is connecting again keeps its place, although others may go first.
 //
 // # Authority
 //
-// [Issuer.Revoke] ends a holder; [Issuer.TakeOver] does so on condition that nobody was faster. Both issue a new last token, and
-// the result is a grant to be sealed where the data lives, because the former holder learns of it only at its next renewal.
-// [Issuer.Raise] and [Issuer.Heal] repair a counter that is behind the data store.
+// [Issuer.Revoke] ends a holder; [Issuer.TakeOver] does so on condition that nobody was faster.
+// Both issue a new last token, and the result is a grant to be sealed where the data lives, because
+// the former holder learns of it only at its next renewal. [Issuer.Raise] and [Issuer.Heal] repair
+// a counter that is behind the data store.
 //
 // # When Redis does not answer
 //
-// A request without an answer may have been carried out. So it is sent again, a few times, and every request is made so
-// that this does no harm: an acquisition carries its lease id and gets the same lease again, a renewal and a release
-// name lease and token, and a withdrawal names the one call that asked. A request to acquire may arrive late,
-// when its call is over: for a minute after that it does nothing. If no answer comes, the caller gets
-// [ErrUnreachable] and holds nothing; the lease expires in Redis after the TTL at the latest. Without Redis there
-// are no leases: this package fails closed.
+// A request without an answer may have been carried out. So it is sent again, a few times, and
+// every request is made so that this does no harm: an acquisition carries its lease id and gets the
+// same lease again, a renewal and a release name lease and token, and a withdrawal names the one
+// call that asked. A request to acquire may arrive late, when its call is over: for a minute after
+// that it does nothing. If no answer comes, the caller gets [ErrUnreachable] and holds nothing; the
+// lease expires in Redis after the TTL at the latest. Without Redis there are no leases: this
+// package fails closed.
 //
-// All attempts of one acquisition together take one TTL at most, counted from the first request without an answer;
-// those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check) take five seconds. It does not matter whether
-// Redis hangs, refuses connections, or loses replies.
+// All attempts of one acquisition together take one TTL at most, counted from the first request
+// without an answer; those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check)
+// take five seconds. It does not matter whether Redis hangs, refuses connections, or loses replies.
 //
-// A refusal changes nothing, and each kind has one error: [ErrOutOfMemory], [ErrCannotSave], [ErrTooFewReplicas], [ErrDenied];
-// [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy] usually pass, and are tried again: for a short time by every
-// call, for up to one TTL by Acquire. [Issuer.Check] says beforehand what would go wrong.
+// A refusal changes nothing, and each kind has one error: [ErrOutOfMemory], [ErrCannotSave],
+// [ErrTooFewReplicas], [ErrDenied]; [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy]
+// usually pass, and are tried again: for a short time by every call, for up to one TTL by Acquire.
+// [Issuer.Check] says beforehand what would go wrong.
 //
 // # Where it runs
 //
-// On one Redis, on Sentinel and on Cluster, version 7 or later. All keys of a resource share a hash tag. A fail-over may
-// forget a lease that no replica has; [Config.Replicas] makes that unlikely. [NewQuorum] spans independent servers.
+// On one Redis, on Sentinel and on Cluster, version 7 or later. All keys of a resource share a hash
+// tag. A fail-over may forget a lease that no replica has; [Config.Replicas] makes that unlikely.
+// [NewQuorum] spans independent servers.
 //
-// docs/leases.md lists the rights that the client's user needs, for each deployment and each package. Without one of
-// them the error is [ErrDenied].
+// docs/leases.md lists the rights that the client's user needs, for each deployment and each
+// package. Without one of them the error is [ErrDenied].
 //
 // # Contexts
 //
-// A context bounds only the call that it is given to: within 50 ms of its end the call returns, even if Redis
-// or the network hangs and the client ignores contexts. A lease does not end with the context that it was
-// acquired with. [Issuer.Do] ties both together for the work.
+// A context bounds only the call that it is given to: within 50 ms of its end the call returns,
+// even if Redis or the network hangs and the client ignores contexts. A lease does not end with the
+// context that it was acquired with. [Issuer.Do] ties both together for the work.
 //
-// Releases go on behind the call: of a lease, of a grant whose reply was lost, of a place in the queue. Each has a
-// context of its own and is tried until the TTL is over, also through a restart, a fail-over or
-// the move of a slot; then the lease has expired in Redis. [Issuer.Close] waits for all of that when a program shuts down, and
-// releases what is held.
+// Releases go on behind the call: of a lease, of a grant whose reply was lost, of a place in the
+// queue. Each has a context of its own and is tried until the TTL is over, also through a restart,
+// a fail-over or the move of a slot; then the lease has expired in Redis. [Issuer.Close] waits for
+// all of that when a program shuts down, and releases what is held.
 //
 // # What a lease does not give you
 //
-// Exclusion of writes. A holder can be stopped at any point, by the garbage collector, the scheduler, a migrating virtual
-// machine, for longer than its lease lasts. Nothing on its side can notice in time:
+// Exclusion of writes. A holder can be stopped at any point, by the garbage collector, the
+// scheduler, a migrating virtual machine, for longer than its lease lasts. Nothing on its side can
+// notice in time:
 //
 //	A has token 41, checks its lease, and is stopped.
 //	The lease expires. B gets token 42, and writes.
 //	A resumes and writes over it.
 //
-// No care taken here prevents the last line, because the check and the write are two steps. The data store prevents it:
-// it refuses 41 after it has seen 42, in the same transaction as the write. That is package fencedb for Postgres; a
-// [*Lease] is a grant as that package expects it. Without it, use leases where two holders at once cost money or time, not
-// where they cost data.
+// No care taken here prevents the last line, because the check and the write are two steps. The
+// data store prevents it: it refuses 41 after it has seen 42, in the same transaction as the write.
+// That is package fencedb for Postgres; a [*Lease] is a grant as that package expects it. Without
+// it, use leases where two holders at once cost money or time, not where they cost data.
 package lease

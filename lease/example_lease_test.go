@@ -130,7 +130,8 @@ func ExampleLeases_Release() {
 	// free again: true
 }
 
-// Work under a context of the caller's own, such as an HTTP request's, that ends with the lease as well.
+// Work under a context of the caller's own, such as an HTTP request's, that ends with the lease as
+// well.
 func ExampleLease_Bind() {
 	i, disconnect := issuer()
 	defer disconnect()

@@ -13,7 +13,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// connect gives the examples a Redis. Use redis.NewClient(&redis.Options{Addr: ...}), a Sentinel or a Cluster client.
+// connect gives the examples a Redis. Use redis.NewClient(&redis.Options{Addr: ...}), a Sentinel or
+// a Cluster client.
 func connect() (client *redis.Client, disconnect func()) {
 	server, err := miniredis.Run()
 	if err != nil {

@@ -153,7 +153,8 @@ func ExampleWaitAtMost() {
 	// Output: held; Retry-After: 10s
 }
 
-// A resource that is free but waited for is held for who waits. An operator who will not wait says so.
+// A resource that is free but waited for is held for who waits. An operator who will not wait says
+// so.
 func ExampleBarge() {
 	i, disconnect := issuer()
 	defer disconnect()
@@ -164,7 +165,8 @@ func ExampleBarge() {
 	// Output: err: <nil>
 }
 
-// A program that keeps the lease id of its work gets its lease back after an answer that was lost, or a restart.
+// A program that keeps the lease id of its work gets its lease back after an answer that was lost,
+// or a restart.
 func ExampleWithLeaseID() {
 	i, disconnect := issuer()
 	defer disconnect()

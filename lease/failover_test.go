@@ -88,7 +88,8 @@ func TestOutOfMemory(t *testing.T) {
 	require.NoError(t, l.Release(t.Context()), "and can be given back")
 }
 
-// The release that was let through must get all the way, or the one who is told that he holds does not.
+// The release that was let through must get all the way, or the one who is told that he holds does
+// not.
 func TestALeaseIsHandedOverWithoutMemory(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, testenv.OwnRedis(t).Client())

@@ -20,8 +20,8 @@ const (
 	minGiveBack = 100 * time.Millisecond
 )
 
-// registry lists what an issuer has to end: calls that may be granted something, leases that are held, and releases that go on
-// behind a caller that has gone.
+// registry lists what an issuer has to end: calls that may be granted something, leases that are
+// held, and releases that go on behind a caller that has gone.
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
@@ -47,7 +47,8 @@ func newRegistry() *registry {
 	return r
 }
 
-// begin counts a call that may be granted something. Its context ends with ctx and when Close begins.
+// begin counts a call that may be granted something. Its context ends with ctx and when Close
+// begins.
 func (r *registry) begin(ctx context.Context) (_ context.Context, end func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -170,8 +171,9 @@ func (r *registry) settle(d *debt, err error) {
 	r.ended()
 }
 
-// giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx does not stop it: a
-// caller that was cancelled has to give back too. It calls done before the debt is settled.
+// giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx
+// does not stop it: a caller that was cancelled has to give back too. It calls done before the debt
+// is settled.
 func (r *registry) giveBack(ctx context.Context, resources []string, ttl time.Duration, attempt func(ctx context.Context) error, done func()) *debt {
 	bound := max(ttl, minGiveBack)
 	d := r.owe(resources, bound)
@@ -209,7 +211,8 @@ func (d *debt) blocked() []Blocked {
 	return all
 }
 
-// wait returns nil when the debt is settled, and otherwise why it stopped waiting: ctx has ended, or most has passed.
+// wait returns nil when the debt is settled, and otherwise why it stopped waiting: ctx has ended,
+// or most has passed.
 func (d *debt) wait(ctx context.Context, most time.Duration) error {
 	waiting, cancel := protocol.Within(ctx, most)
 	defer cancel()
@@ -226,7 +229,8 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 	return context.Cause(waiting)
 }
 
-// behind is what goes on behind one call: it gives back what the call was granted but does not return.
+// behind is what goes on behind one call: it gives back what the call was granted but does not
+// return.
 type behind struct{ debts []*debt }
 
 func (b *behind) giveBack(ctx context.Context, leases ...held) {
@@ -235,8 +239,8 @@ func (b *behind) giveBack(ctx context.Context, leases ...held) {
 	}
 }
 
-// settled waits for all of it; false if ctx ends before. A call that goes on with its lease id has to wait, or it would get
-// once more what it is giving back.
+// settled waits for all of it; false if ctx ends before. A call that goes on with its lease id has
+// to wait, or it would get once more what it is giving back.
 func (b *behind) settled(ctx context.Context) bool {
 	for _, d := range b.debts {
 		select {
@@ -264,7 +268,8 @@ func (b *behind) await() {
 	}
 }
 
-// Blocked is a resource that nobody can acquire before that time, on this process's clock, although nobody works on it.
+// Blocked is a resource that nobody can acquire before that time, on this process's clock, although
+// nobody works on it.
 type Blocked struct {
 	Resource string
 	Until    time.Time

@@ -15,7 +15,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// disturbances pass. A release in one of them is carried out when it has passed, whoever has stopped waiting for it.
+// disturbances pass. A release in one of them is carried out when it has passed, whoever has
+// stopped waiting for it.
 var disturbances = map[string]struct {
 	answer string // "" is silence
 	want   error
@@ -110,8 +111,8 @@ func TestAReleaseOutlastsARestart(t *testing.T) {
 	require.Eventually(t, func() bool { return w.client.Get(t.Context(), w.key("a", "owner")).Val() == "" }, 20*time.Second, 10*ms)
 }
 
-// The keys of a resource are moved one by one. Until the last has come, a script that needs several is refused by both
-// sides.
+// The keys of a resource are moved one by one. Until the last has come, a script that needs several
+// is refused by both sides.
 func TestAReleaseOutlastsAMovingSlot(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
@@ -199,7 +200,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// Work that was under way when Close began learns of it, and what its acquisition gets in the meantime goes back.
+// Work that was under way when Close began learns of it, and what its acquisition gets in the
+// meantime goes back.
 func TestCloseDuringAnAcquisition(t *testing.T) {
 	for name, fault := range map[string]faulty.Fault{"hang": faulty.Hang, "reply lost": faulty.LoseReply} {
 		t.Run(name, func(t *testing.T) {

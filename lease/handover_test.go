@@ -19,7 +19,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// mute is a connection that stays open and says nothing any more once the flag is up, if it has subscribed.
+// mute is a connection that stays open and says nothing any more once the flag is up, if it has
+// subscribed.
 type mute struct {
 	net.Conn
 	flag       *atomic.Bool
@@ -161,8 +162,8 @@ func TestAHandOverIsMadeFull(t *testing.T) {
 	})
 }
 
-// Redis hangs behind the hand-over: what was not made full ends within the second, on this side before it ends on the
-// other.
+// Redis hangs behind the hand-over: what was not made full ends within the second, on this side
+// before it ends on the other.
 func TestAHandOverThatIsNotMadeFullEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		fault faulty.Fault
@@ -201,8 +202,8 @@ func TestAHandOverThatIsNotMadeFullEnds(t *testing.T) {
 	}
 }
 
-// It is stopped, or cut off while its connection seems to stand, or its process has died since it was told. It costs a
-// second, not its TTL; and half a second where it is called only.
+// It is stopped, or cut off while its connection seems to stand, or its process has died since it
+// was told. It costs a second, not its TTL; and half a second where it is called only.
 func TestAWaiterThatHearsAndDoesNotComeCostsASecond(t *testing.T) {
 	for name, pass := range map[string]func(t *testing.T, i *lease.Issuer, holder *lease.Lease){
 		"release": func(t *testing.T, _ *lease.Issuer, holder *lease.Lease) {
@@ -243,8 +244,9 @@ func TestAWaiterThatHearsAndDoesNotComeCostsASecond(t *testing.T) {
 	}
 }
 
-// The last token is ahead of the clock, by a raise; Redis loses its data; another holds; then news from before arrives.
-// Its token is above all that was issued since. It is an answer to an earlier request, and so not believed.
+// The last token is ahead of the clock, by a raise; Redis loses its data; another holds; then news
+// from before arrives. Its token is above all that was issued since. It is an answer to an earlier
+// request, and so not believed.
 func TestOldNewsIsNotBelievedWhateverItsToken(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		cfg := lease.Config{TTL: time.Minute}
@@ -280,8 +282,8 @@ func TestOldNewsIsNotBelievedWhateverItsToken(t *testing.T) {
 	})
 }
 
-// The time from the call of a release to the return of the next acquisition, with so many waiting in four
-// processes. A round trip is given to compare with.
+// The time from the call of a release to the return of the next acquisition, with so many waiting
+// in four processes. A round trip is given to compare with.
 func BenchmarkHandOver(b *testing.B) {
 	for _, waiters := range []int{5, 50, 500} {
 		b.Run(fmt.Sprint(waiters), func(b *testing.B) {

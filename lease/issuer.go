@@ -10,15 +10,15 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. Its background work
-// ends with the last lease and the last waiter. A program that shuts down calls [Issuer.Close], so that
-// no resource stays blocked.
+// Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. Its
+// background work ends with the last lease and the last waiter. A program that shuts down calls
+// [Issuer.Close], so that no resource stays blocked.
 type Issuer struct {
 	*core
 }
 
-// New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to Redis. The client stays the
-// caller's: it is not closed here, and its own retries are not used.
+// New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
+// Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if client == nil {
 		return nil, protocol.Invalid("client is nil")
@@ -34,18 +34,21 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 	return &Issuer{c}, nil
 }
 
-// NewQuorum makes an issuer over several independent Redis servers, an odd number of at least three. A lease is what a majority grants
-// (the algorithm called Redlock). Tokens rise as with one Redis: the greatest that any member issued is written to
-// a majority before the lease is returned, and every later majority shares a member with that one.
+// NewQuorum makes an issuer over several independent Redis servers, an odd number of at least
+// three. A lease is what a majority grants (the algorithm called Redlock). Tokens rise as with one
+// Redis: the greatest that any member issued is written to a majority before the lease is returned,
+// and every later majority shares a member with that one.
 //
-// It adds availability: leases work while a minority of the members is down. It does not add safety where the data store
-// checks tokens, and without such a store it is only as safe as clocks and pauses allow. A member that has lost its data
-// must stay away for as long as a lease lasts, or two may hold the resource; tokens then rise by the members' clocks.
+// It adds availability: leases work while a minority of the members is down. It does not add safety
+// where the data store checks tokens, and without such a store it is only as safe as clocks and
+// pauses allow. A member that has lost its data must stay away for as long as a lease lasts, or two
+// may hold the resource; tokens then rise by the members' clocks.
 //
-// In contrast to one Redis, there is no queue: a majority would have to agree on an order of arrival for each waiter that
-// comes and goes, and a wake-up that reaches several waiters would make them split the vote. So waiters ask again at random
-// intervals, of 10 ms at first and of 1.5 s at most, until one finds a majority free; no waiter has a turn, and none waits for
-// ever. An attempt that fails to win a majority uses up tokens. [Config.Replicas] must be 0.
+// In contrast to one Redis, there is no queue: a majority would have to agree on an order of
+// arrival for each waiter that comes and goes, and a wake-up that reaches several waiters would
+// make them split the vote. So waiters ask again at random intervals, of 10 ms at first and of 1.5
+// s at most, until one finds a majority free; no waiter has a turn, and none waits for ever. An
+// attempt that fails to win a majority uses up tokens. [Config.Replicas] must be 0.
 func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if len(clients) < 3 || len(clients)%2 == 0 {
 		return nil, protocol.Invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
@@ -79,7 +82,8 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 	return newAcquisition(ctx, i.core, resources, opts)
 }
 
-// maxResources bounds one acquisition of several resources, and with it how long one script keeps Redis busy.
+// maxResources bounds one acquisition of several resources, and with it how long one script keeps
+// Redis busy.
 const maxResources = 1000
 
 // several begins an acquisition in byte order, the order that all acquisitions keep.
@@ -96,13 +100,14 @@ func (i *Issuer) several(ctx context.Context, resources []string, opts []Option)
 	return i.acquisition(ctx, resources, opts)
 }
 
-// TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if another holds the resource.
+// TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if
+// another holds the resource.
 //
-// A request that goes unanswered is sent again, twice at most and within one TTL, with the same lease id; so a lost
-// answer does no harm. Cancelling ctx ends the attempt at once; what it may have been granted is released
-// behind the call until the TTL is over, and [Issuer.Close] waits for it. After the return, ctx has no
-// influence on the lease. Every error means that this call holds nothing. After [ErrUnreachable] the
-// resource may stay blocked for up to one TTL.
+// A request that goes unanswered is sent again, twice at most and within one TTL, with the same
+// lease id; so a lost answer does no harm. Cancelling ctx ends the attempt at once; what it may
+// have been granted is released behind the call until the TTL is over, and [Issuer.Close] waits for
+// it. After the return, ctx has no influence on the lease. Every error means that this call holds
+// nothing. After [ErrUnreachable] the resource may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
@@ -112,14 +117,16 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 	return leases.first(), err
 }
 
-// Acquire waits for its turn: first come, first served. Waiters of one process stand in one line there, and the
-// front of each line stands in Redis's queue. A release grants to the first waiter in the queue that listens. A lost message
-// costs at most five seconds, a waiter that has died at most half a second, and one that was stopped a second.
+// Acquire waits for its turn: first come, first served. Waiters of one process stand in one line
+// there, and the front of each line stands in Redis's queue. A release grants to the first waiter
+// in the queue that listens. A lost message costs at most five seconds, a waiter that has died at
+// most half a second, and one that was stopped a second.
 //
-// The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the resource, as far as is known, the error is
-// [ErrHeld] and also the reason why the context ended; the waiter leaves the queue behind the call.
-// Acquire waits through an outage of Redis, such as a fail-over or a server that hangs, for one TTL from the first request without
-// an answer. Otherwise it is like [Issuer.TryAcquire].
+// The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the
+// resource, as far as is known, the error is [ErrHeld] and also the reason why the context ended;
+// the waiter leaves the queue behind the call. Acquire waits through an outage of Redis, such as a
+// fail-over or a server that hangs, for one TTL from the first request without an answer. Otherwise
+// it is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	a, err := i.acquisition(ctx, []string{resource}, opts)
 	if err != nil {
@@ -137,11 +144,11 @@ func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (
 	return leases.first(), err
 }
 
-// TryAcquireAll acquires all resources, or none. It does not wait: [ErrHeld] names the first that is not free. Up to 1000
-// resources; one that is named twice counts once.
+// TryAcquireAll acquires all resources, or none. It does not wait: [ErrHeld] names the first that
+// is not free. Up to 1000 resources; one that is named twice counts once.
 //
-// On one Redis this is one request. On a Cluster, where resources live on different shards, they are acquired one after the
-// other, always in the same order, and released if one is refused.
+// On one Redis this is one request. On a Cluster, where resources live on different shards, they
+// are acquired one after the other, always in the same order, and released if one is refused.
 func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
 	a, err := i.several(ctx, resources, opts)
 	if err != nil {
@@ -150,9 +157,10 @@ func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...
 	return a.run(ctx, a.tryAll)
 }
 
-// AcquireAll acquires all resources, or none. It waits for those that are not free; ctx and [WaitAtMost] bound the whole.
-// While it waits for one, it holds those before it in byte order. Every acquisition keeps that order, so
-// two of them cannot wait for each other. Otherwise it is like [Issuer.TryAcquireAll].
+// AcquireAll acquires all resources, or none. It waits for those that are not free; ctx and
+// [WaitAtMost] bound the whole. While it waits for one, it holds those before it in byte order.
+// Every acquisition keeps that order, so two of them cannot wait for each other. Otherwise it is
+// like [Issuer.TryAcquireAll].
 func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
 	a, err := i.several(ctx, resources, opts)
 	if err != nil {
@@ -164,14 +172,16 @@ func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Opt
 	return a.run(ctx, a.waitAll)
 }
 
-// Do acquires the resource, waits if necessary, runs fn and releases the lease, also when fn panics. The context of fn ends
-// with ctx or with the lease, whichever is first; [context.Cause] tells which.
+// Do acquires the resource, waits if necessary, runs fn and releases the lease, also when fn
+// panics. The context of fn ends with ctx or with the lease, whichever is first; [context.Cause]
+// tells which.
 //
-// Nil means that fn returned nil and that the lease was valid, by this process's clock, until then. If the lease was lost
-// while fn ran, the error is the cause, joined with what fn returned: another holder may have worked at the same time,
-// and what fn wrote without fencing may conflict with that. A release that Redis does not answer, or refuses for a
-// moment, is not an error: it is tried again behind Do, and in the end the lease expires in Redis. When ctx is over,
-// Do returns as soon as fn has.
+// Nil means that fn returned nil and that the lease was valid, by this process's clock, until then.
+// If the lease was lost while fn ran, the error is the cause, joined with what fn returned: another
+// holder may have worked at the same time, and what fn wrote without fencing may conflict with
+// that. A release that Redis does not answer, or refuses for a moment, is not an error: it is tried
+// again behind Do, and in the end the lease expires in Redis. When ctx is over, Do returns as soon
+// as fn has.
 func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) (err error) {
 	l, err := i.Acquire(ctx, resource, opts...)
 	if err != nil {
@@ -219,14 +229,15 @@ func (l *Lease) finish(ctx context.Context) error {
 	return err
 }
 
-// Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with [ErrClosed] from
-// now on, also those that wait; every lease that is held ends, with [ErrReleased], and is released; and Close waits for the
-// releases that go on behind earlier calls. When it returns nil, nothing of the issuer runs any more.
+// Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with
+// [ErrClosed] from now on, also those that wait; every lease that is held ends, with [ErrReleased],
+// and is released; and Close waits for the releases that go on behind earlier calls. When it
+// returns nil, nothing of the issuer runs any more.
 //
-// If ctx ends first, the error is a [*NotGivenBackError] that names what could not be released yet, and until when
-// it stays blocked at most. The releases go on until then; calling Close again waits for them again. Close is safe for
-// concurrent use. It does not close the client: close it afterwards. End the work under a lease before
-// Close; the context of a lease ends with it.
+// If ctx ends first, the error is a [*NotGivenBackError] that names what could not be released yet,
+// and until when it stays blocked at most. The releases go on until then; calling Close again waits
+// for them again. Close is safe for concurrent use. It does not close the client: close it
+// afterwards. End the work under a lease before Close; the context of a lease ends with it.
 func (i *Issuer) Close(ctx context.Context) error {
 	if err := i.ready(); err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Lease is the right to work on one resource for a limited time. It is over when its [Lease.Context] is. It is safe for
-// concurrent use.
+// Lease is the right to work on one resource for a limited time. It is over when its
+// [Lease.Context] is. It is safe for concurrent use.
 type Lease struct {
 	core     *core
 	resource string
@@ -40,8 +40,8 @@ type Lease struct {
 	unsure bool     // a release was sent and never answered; for one release at a time
 }
 
-// newLease starts a lease that was granted to a request sent at that time: trust counts from there. MaxHold
-// counts from since.
+// newLease starts a lease that was granted to a request sent at that time: trust counts from there.
+// MaxHold counts from since.
 func newLease(ctx context.Context, c *core, resource string, t term, sent, since time.Time) *Lease {
 	l := startLease(ctx, c, resource, t, c.trustedUntil(sent, c.cfg.TTL), since, nil)
 	l.mu.Lock()
@@ -78,11 +78,12 @@ func (l *Lease) Token() int64 { return l.term.token }
 // LeaseID is unique to this acquisition.
 func (l *Lease) LeaseID() uuid.UUID { return l.term.id }
 
-// ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals move it on. Once the lease is
-// over, it is the time when that became known, so that package fencedb begins nothing under it.
+// ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
+// move it on. Once the lease is over, it is the time when that became known, so that package
+// fencedb begins nothing under it.
 //
-// For a lease that was handed over, ValidUntil sends a renewal and waits for the answer, for a quarter of a second at most.
-// Without that answer, the result is within a second.
+// For a lease that was handed over, ValidUntil sends a renewal and waits for the answer, for a
+// quarter of a second at most. Without that answer, the result is within a second.
 func (l *Lease) ValidUntil() time.Time {
 	if l.provisional.pending() {
 		l.provisional.await()
@@ -104,11 +105,12 @@ func (l *Lease) validFor() time.Duration {
 	return time.Until(l.validity())
 }
 
-// Context ends when the lease does, at ValidUntil at the latest, even if Redis never answers again. Work under it.
-// [context.Cause] tells why: [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost] or [ErrRevoked].
+// Context ends when the lease does, at ValidUntil at the latest, even if Redis never answers again.
+// Work under it. [context.Cause] tells why: [ErrReleased], [ErrExpired], [ErrUnreachable],
+// [ErrLost] or [ErrRevoked].
 //
-// It carries the values of the context that the lease was acquired with, but not its end: cancelling that context after the
-// acquisition does not end the lease.
+// It carries the values of the context that the lease was acquired with, but not its end:
+// cancelling that context after the acquisition does not end the lease.
 func (l *Lease) Context() context.Context {
 	if l.ctx == nil {
 		return neverGranted
@@ -134,8 +136,8 @@ var (
 	}()
 )
 
-// Err is nil while the lease may be trusted, and then the cause of its end. It reads the clock: after a process was
-// stopped, Err is right before the timers have run. It does not ask Redis.
+// Err is nil while the lease may be trusted, and then the cause of its end. It reads the clock:
+// after a process was stopped, Err is right before the timers have run. It does not ask Redis.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -183,12 +185,14 @@ func (l *Lease) end(cause error) {
 	}
 }
 
-// Expiring receives ValidUntil when the lease comes within [Config.WarnBefore] of its end, because renewal is off or keeps failing. That
-// is the time to start no new work. A later renewal that succeeds makes the warning void, and another warning may follow; it
-// replaces one that was not received. The channel is never closed.
+// Expiring receives ValidUntil when the lease comes within [Config.WarnBefore] of its end, because
+// renewal is off or keeps failing. That is the time to start no new work. A later renewal that
+// succeeds makes the warning void, and another warning may follow; it replaces one that was not
+// received. The channel is never closed.
 func (l *Lease) Expiring() <-chan time.Time { return l.expiring }
 
-// warnAt is when to warn: not before the end while the first renewal is under way. The caller holds mu.
+// warnAt is when to warn: not before the end while the first renewal is under way. The caller holds
+// mu.
 func (l *Lease) warnAt() time.Time {
 	if l.provisional.pending() {
 		return l.validUntil
@@ -196,7 +200,8 @@ func (l *Lease) warnAt() time.Time {
 	return l.validUntil.Add(-l.core.cfg.WarnBefore)
 }
 
-// tick runs when the timer fires. A renewal may have moved both times on since; then the timer was reset as well.
+// tick runs when the timer fires. A renewal may have moved both times on since; then the timer was
+// reset as well.
 func (l *Lease) tick() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -212,12 +217,12 @@ func (l *Lease) tick() {
 	l.expiry.Reset(time.Until(l.validUntil))
 }
 
-// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. Renewal does this automatically; call Extend when
-// renewal is off, or before a long step.
+// Extend renews the lease for a full TTL from now, or up to [Config.MaxHold]. Renewal does this
+// automatically; call Extend when renewal is off, or before a long step.
 //
-// It returns nil when ValidUntil has moved on, or MaxHold allows no more. After [ErrUnreachable] the lease stays valid until
-// ValidUntil; any other cause of [Lease.Context] says that it is over. Cancelling ctx stops the waiting, not the request. Extend never
-// revives a lease that is over.
+// It returns nil when ValidUntil has moved on, or MaxHold allows no more. After [ErrUnreachable]
+// the lease stays valid until ValidUntil; any other cause of [Lease.Context] says that it is over.
+// Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
 func (l *Lease) Extend(ctx context.Context) error {
 	e, err := l.beginRenewal(ctx, time.Now())
 	if err != nil || e == nil {
@@ -242,7 +247,8 @@ func (l *Lease) renewalDue(now time.Time) *renewal {
 	return r
 }
 
-// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that was begun must be ended.
+// beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
+// was begun must be ended.
 func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
 	l.mu.Lock()
 	if err := l.check(now); err != nil {
@@ -265,7 +271,8 @@ func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, erro
 	return &renewal{extension{l.term, ttl, cfg.FenceRetention}, now, l.trace(ctx, OpExtend)}, nil
 }
 
-// endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must not stretch the lease.
+// endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must
+// not stretch the lease.
 func (l *Lease) endRenewal(r *renewal, answer answered) error {
 	defer l.renewals.Done()
 	l.mu.Lock()
@@ -295,17 +302,18 @@ func (l *Lease) endRenewal(r *renewal, answer answered) error {
 	return err
 }
 
-// Release gives the lease back. First its context ends, with [ErrReleased], and a renewal in flight finishes. Then
-// the request is sent, and sent again while Redis does not answer or refuses it for a moment ([ErrReadOnly],
-// [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That goes on behind the call: ctx, and five
-// seconds, bound only how long Release waits for the outcome. The request uses only the values of ctx. If ctx is over
-// already, Release still waits for 30 ms, in which a working Redis answers.
+// Release gives the lease back. First its context ends, with [ErrReleased], and a renewal in flight
+// finishes. Then the request is sent, and sent again while Redis does not answer or refuses it for
+// a moment ([ErrReadOnly], [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That
+// goes on behind the call: ctx, and five seconds, bound only how long Release waits for the
+// outcome. The request uses only the values of ctx. If ctx is over already, Release still waits for
+// 30 ms, in which a working Redis answers.
 //
-// It returns nil when the lease is released. If the lease was over before, the error is the cause of
-// [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error is the refusal of Redis,
-// or [ErrUnreachable]: the release is still being tried, and in the end the lease expires in Redis;
-// [Issuer.Close] waits for that. Release may be called again: it waits for the same outcome, tries once more if there
-// was none, and changes nothing after an answer.
+// It returns nil when the lease is released. If the lease was over before, the error is the cause
+// of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
+// is the refusal of Redis, or [ErrUnreachable]: the release is still being tried, and in the end
+// the lease expires in Redis; [Issuer.Close] waits for that. Release may be called again: it waits
+// for the same outcome, tries once more if there was none, and changes nothing after an answer.
 func (l *Lease) Release(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err
@@ -372,8 +380,9 @@ func (r *release) unanswered() bool {
 	}
 }
 
-// releaseError is the outcome of a release for its caller. over is nil if the holder still trusted the lease before it.
-// If an earlier request went unanswered, it may have been carried out; then a lease that is gone is no error.
+// releaseError is the outcome of a release for its caller. over is nil if the holder still trusted
+// the lease before it. If an earlier request went unanswered, it may have been carried out; then a
+// lease that is gone is no error.
 func releaseError(over error, result outcome, unsure bool) error {
 	switch {
 	case result == done:
@@ -387,10 +396,11 @@ func releaseError(over error, result outcome, unsure bool) error {
 	}
 }
 
-// Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with [ErrLost].
+// Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with
+// [ErrLost].
 //
-// The answer is out of date when it arrives. It is for people and for deciding whether to start. What a stale holder must not do
-// is checked where the data lives.
+// The answer is out of date when it arrives. It is for people and for deciding whether to start.
+// What a stale holder must not do is checked where the data lives.
 func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err

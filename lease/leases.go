@@ -7,10 +7,12 @@ import (
 	"sync"
 )
 
-// Leases are held together, in the byte order of their resources. They are grants as package fencedb takes them: fencedb.All(leases...).
+// Leases are held together, in the byte order of their resources. They are grants as package
+// fencedb takes them: fencedb.All(leases...).
 type Leases []*Lease
 
-// Release releases all of them at once, each as [Lease.Release] does. The error joins those of the leases.
+// Release releases all of them at once, each as [Lease.Release] does. The error joins those of the
+// leases.
 func (ls Leases) Release(ctx context.Context) error {
 	return ls.each(func(l *Lease) error { return l.Release(ctx) })
 }
@@ -23,8 +25,8 @@ func (ls Leases) first() *Lease {
 	return ls[0]
 }
 
-// each calls f for all leases at once, so that one time limit holds for all, and joins the errors, each with its
-// resource.
+// each calls f for all leases at once, so that one time limit holds for all, and joins the errors,
+// each with its resource.
 func (ls Leases) each(f func(*Lease) error) error {
 	errs := make([]error, len(ls))
 	var all sync.WaitGroup
@@ -49,9 +51,10 @@ func (ls Leases) lost() error {
 	return nil
 }
 
-// Bind returns a context for the work under the lease: it ends with ctx or with the lease, whichever is first, and
-// [context.Cause] tells which and why. Deadline and values are those of ctx. The function releases resources and ends the context
-// with [context.Canceled]; it ends neither ctx nor the lease. [Issuer.Do] binds by itself.
+// Bind returns a context for the work under the lease: it ends with ctx or with the lease,
+// whichever is first, and [context.Cause] tells which and why. Deadline and values are those of
+// ctx. The function releases resources and ends the context with [context.Canceled]; it ends
+// neither ctx nor the lease. [Issuer.Do] binds by itself.
 func (l *Lease) Bind(ctx context.Context) (context.Context, context.CancelFunc) {
 	return Leases{l}.Bind(ctx)
 }

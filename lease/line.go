@@ -9,8 +9,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// lines are the queues inside this process, one per resource with waiters. Only the first of a line stands in Redis's queue,
-// so many goroutines cost Redis one waiter and one subscription.
+// lines are the queues inside this process, one per resource with waiters. Only the first of a line
+// stands in Redis's queue, so many goroutines cost Redis one waiter and one subscription.
 type lines struct {
 	subscribe func(channel string) *subscription // nil result: the store cannot wake waiters
 
@@ -18,8 +18,9 @@ type lines struct {
 	byChannel map[string]*line // those with waiters; guarded by mu
 }
 
-// line is the queue for one resource. The waiter at the front talks to Redis; the others wait until they come to the front. An
-// empty line stays for a moment, with its subscription, so a resource under steady contention costs no subscription at each turn.
+// line is the queue for one resource. The waiter at the front talks to Redis; the others wait until
+// they come to the front. An empty line stays for a moment, with its subscription, so a resource
+// under steady contention costs no subscription at each turn.
 type line struct {
 	behind       []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
 	empty        *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
@@ -28,14 +29,15 @@ type line struct {
 	silence silence // belongs to whoever is at the front
 }
 
-// silence is how long Redis has not answered the front of a line. A line waits through an outage for one TTL, and its waiters
-// share that time: they do not spend it one after the other.
+// silence is how long Redis has not answered the front of a line. A line waits through an outage
+// for one TTL, and its waiters share that time: they do not spend it one after the other.
 type silence struct {
 	since time.Time // of the first request without an answer; zero if the latest was answered
 	why   error
 }
 
-// left is for how long a waiter that came at that time goes on asking. The first call starts the silence.
+// left is for how long a waiter that came at that time goes on asking. The first call starts the
+// silence.
 func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
 	if s.since.IsZero() {
 		s.since, s.why = time.Now(), fmt.Errorf("%w: no answer for %v", ErrUnreachable, patience)
@@ -54,7 +56,8 @@ type turn struct {
 	line    *line
 }
 
-// join returns when the caller is at the front, or with the cause when ctx ends before that. It calls busy before it waits.
+// join returns when the caller is at the front, or with the cause when ctx ends before that. It
+// calls busy before it waits.
 func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*turn, error) {
 	t, front := ls.enter(channel)
 	if front == nil {
@@ -72,7 +75,8 @@ func (ls *lines) join(ctx context.Context, channel string, busy func(context.Con
 	}
 }
 
-// enter takes a place, a channel that is closed when it is the front; nil if it is the front already.
+// enter takes a place, a channel that is closed when it is the front; nil if it is the front
+// already.
 func (ls *lines) enter(channel string) (t *turn, place chan struct{}) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -152,7 +156,8 @@ func (t *turn) listenFor(waiter string) {
 	}
 }
 
-// woken receives when the waiter should ask again: it was called, or a message may have been missed. Nil if the store cannot wake waiters.
+// woken receives when the waiter should ask again: it was called, or a message may have been
+// missed. Nil if the store cannot wake waiters.
 func (t *turn) woken(waiter string) <-chan struct{} {
 	if s := t.line.subscription; s != nil && (s.moved() || s.refusal() != nil) {
 		s.close()
@@ -168,7 +173,8 @@ func (t *turn) woken(waiter string) <-chan struct{} {
 	return t.line.subscription.wake
 }
 
-// lookAfter is how long the waiter that was woken may go on sleeping, because the one before it has its turn.
+// lookAfter is how long the waiter that was woken may go on sleeping, because the one before it has
+// its turn.
 func (t *turn) lookAfter() time.Duration {
 	if t.line.subscription == nil {
 		return 0

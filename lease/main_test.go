@@ -35,7 +35,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// world is one test's view of the shared Redis: issuers made in it share resources with each other and with no other test.
+// world is one test's view of the shared Redis: issuers made in it share resources with each other
+// and with no other test.
 type world struct {
 	client    redis.UniversalClient
 	namespace string
@@ -100,7 +101,8 @@ func inMemory(t *testing.T) *world {
 	return w
 }
 
-// buffered takes what is written without waiting for the other side to read it, as a socket does and a net.Pipe does not.
+// buffered takes what is written without waiting for the other side to read it, as a socket does
+// and a net.Pipe does not.
 type buffered struct {
 	net.Conn
 	written chan []byte
@@ -139,7 +141,8 @@ func (b *buffered) Close() error {
 	return b.Conn.Close()
 }
 
-// try makes one attempt and fails the test if it is refused. The lease is given back at the end of the test.
+// try makes one attempt and fails the test if it is refused. The lease is given back at the end of
+// the test.
 func try(t *testing.T, i *lease.Issuer, resource string, opts ...lease.Option) *lease.Lease {
 	t.Helper()
 	l, err := i.TryAcquire(t.Context(), resource, opts...)

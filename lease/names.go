@@ -8,7 +8,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Key is the name of a key in Redis, for tools that look at what is held: operators' commands, alerts, tests.
+// Key is the name of a key in Redis, for tools that look at what is held: operators' commands,
+// alerts, tests.
 //
 //	lease:v1:{tenant/table:12}:owner
 type Key struct {
@@ -21,8 +22,9 @@ type Key struct {
 // String is the name.
 func (k Key) String() string { return protocol.Key(k).String() }
 
-// Pattern is a glob for Redis's SCAN that matches the names of all resources that begin with k.Resource. Without a namespace it also
-// matches those of other namespaces; [ParseKey] tells them apart.
+// Pattern is a glob for Redis's SCAN that matches the names of all resources that begin with
+// k.Resource. Without a namespace it also matches those of other namespaces; [ParseKey] tells them
+// apart.
 func (k Key) Pattern() string { return protocol.Key(k).Pattern() }
 
 // ParseKey reads what [Key.String] writes. It answers false for any other name.
@@ -36,13 +38,14 @@ func Resource(kind string, id any) string {
 	return kind + ":" + fmt.Sprint(id)
 }
 
-// ClientName is a name for this process's connections, such as "booking@host-7:4711", to be given to the client in its options:
+// ClientName is a name for this process's connections, such as "booking@host-7:4711", to be given
+// to the client in its options:
 //
 //	redis.NewClient(&redis.Options{Addr: addr, ClientName: lease.ClientName("booking")})
 //
-// CLIENT LIST then tells the program, host and process of a connection; those with sub or ssub above 0 are where waiters are
-// woken. This package names no connections, because the client is the caller's. Characters that Redis does not
-// allow in a name become "_".
+// CLIENT LIST then tells the program, host and process of a connection; those with sub or ssub
+// above 0 are where waiters are woken. This package names no connections, because the client is the
+// caller's. Characters that Redis does not allow in a name become "_".
 func ClientName(program string) string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -16,8 +16,9 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// slow holds the next script call back until its context has ended, and for a while longer, as one that waits for a connection to be
-// made. What is sent meanwhile, on connections that there are, overtakes it.
+// slow holds the next script call back until its context has ended, and for a while longer, as one
+// that waits for a connection to be made. What is sent meanwhile, on connections that there are,
+// overtakes it.
 type slow struct {
 	faulty.Redis
 	by    time.Duration
@@ -34,8 +35,8 @@ func (h *slow) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// ghost breaks the connection of the next script call that is chosen, as the client sees it; the request reaches the
-// server later, behind everything that was sent meanwhile.
+// ghost breaks the connection of the next script call that is chosen, as the client sees it; the
+// request reaches the server later, behind everything that was sent meanwhile.
 type ghost struct {
 	faulty.Redis
 	by     time.Duration
@@ -69,7 +70,8 @@ func only(resource string, w *world) func(redis.Cmder) bool {
 	return func(cmd redis.Cmder) bool { return cmd.Args()[2] == 4 && about(cmd) } // four keys: an acquisition of one
 }
 
-// The client asks again, has the lease, gives it back; then the first request arrives. It would hold for a TTL.
+// The client asks again, has the lease, gives it back; then the first request arrives. It would
+// hold for a TTL.
 func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
 	for name, opts := range map[string][]lease.Option{"random id": nil, "own id": {lease.WithLeaseID(uuid.New())}} {
 		t.Run(name, func(t *testing.T) {

@@ -24,7 +24,8 @@ import (
 // childVar makes this test binary a holder in a process of its own: address and namespace.
 const childVar = "FENCEDB_TEST_HOLDER"
 
-// hold is the other process. It acquires, says so, and when a line arrives tries everything that a holder can do.
+// hold is the other process. It acquires, says so, and when a line arrives tries everything that a
+// holder can do.
 func hold(addr, namespace string) error {
 	client := redis.NewClient(&redis.Options{Addr: addr})
 	i, err := lease.New(client, lease.Config{TTL: time.Second, Namespace: namespace})
@@ -102,8 +103,8 @@ func prefixed(prefix string, names []string) []string {
 	return names
 }
 
-// What ten thousand leases cost that are held and renewed: processor time of this process, as a share of one core, and bytes in
-// Redis for each.
+// What ten thousand leases cost that are held and renewed: processor time of this process, as a
+// share of one core, and bytes in Redis for each.
 func BenchmarkTenThousandLeasesHeld(b *testing.B) {
 	client := testenv.Redis(b)
 	namespace := testenv.Namespace(b)
@@ -147,7 +148,8 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	}
 }
 
-// Variables that make the test binary be a holder: a process that holds a place on "a" until its stdin ends.
+// Variables that make the test binary be a holder: a process that holds a place on "a" until its
+// stdin ends.
 const (
 	holderAddr      = "SEMAPHORE_TEST_HOLDER_ADDR"
 	holderNamespace = "SEMAPHORE_TEST_HOLDER_NAMESPACE"
@@ -206,8 +208,9 @@ func (h *permitHolder) line(t *testing.T) string {
 	return line
 }
 
-// Two of five places are held by processes that are stopped. A hundred contenders get the three others at first, and all five
-// when the stopped ones have been given up; never more, by Redis's own account.
+// Two of five places are held by processes that are stopped. A hundred contenders get the three
+// others at first, and all five when the stopped ones have been given up; never more, by Redis's
+// own account.
 func TestSemaphoreAHundredContendersUnderStoppedHolders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -241,8 +244,8 @@ func TestSemaphoreAHundredContendersUnderStoppedHolders(t *testing.T) {
 	}
 }
 
-// contend lets n contenders, from four processes' point of view, hold a place once each, and returns the most holders that any of
-// them saw in Redis.
+// contend lets n contenders, from four processes' point of view, hold a place once each, and
+// returns the most holders that any of them saw in Redis.
 func contend(t *testing.T, w *world, n int) int {
 	t.Helper()
 	var mu sync.Mutex

@@ -24,8 +24,8 @@ func newProvisional() *provisional {
 	return &provisional{wanted: make(chan struct{}, 1), settled: make(chan struct{})}
 }
 
-// run makes the lease last for its TTL, beside the work, by extend. Work that is done before costs no request for it. ctx is that of the
-// lease.
+// run makes the lease last for its TTL, beside the work, by extend. Work that is done before costs
+// no request for it. ctx is that of the lease.
 func (p *provisional) run(ctx context.Context, extend func(context.Context) error) {
 	timer := time.NewTimer(settleAfter)
 	defer timer.Stop()

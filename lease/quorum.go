@@ -29,8 +29,9 @@ type vote[T any] struct {
 	err    error
 }
 
-// poll asks all members at once and returns the votes in the members' order. It returns when all have answered, quorumGrace after a
-// majority has, or when the members' time is over; a vote that is missing by then is [ErrUnreachable].
+// poll asks all members at once and returns the votes in the members' order. It returns when all
+// have answered, quorumGrace after a majority has, or when the members' time is over; a vote that
+// is missing by then is [ErrUnreachable].
 func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *single) (T, error)) []vote[T] {
 	type numbered struct {
 		member int
@@ -95,7 +96,8 @@ func undecided[T any](votes []vote[T]) error {
 	return fmt.Errorf("only %d of %d members of the quorum answered: %w", heard(votes), len(votes), errors.Join(errs...))
 }
 
-// decide makes one outcome of many: done if a majority did it, and lost if no majority can have done it.
+// decide makes one outcome of many: done if a majority did it, and lost if no majority can have
+// done it.
 func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
 	count := make(map[outcome]int)
 	silent := 0
@@ -176,8 +178,8 @@ func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
 	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, e) }))
 }
 
-// undone takes back what a minority granted, so that it does not block a rival's next attempt. The call goes on. It
-// reports whether every member has answered.
+// undone takes back what a minority granted, so that it does not block a rival's next attempt. The
+// call goes on. It reports whether every member has answered.
 func (q *quorum) undone(ctx context.Context, a ask) bool {
 	ctx, cancel := protocol.Detached(ctx, q.patience)
 	defer cancel()
@@ -303,7 +305,8 @@ func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, call 
 	return token, err
 }
 
-// inspect reports the holder that a majority names, and the greatest token that any member remembers.
+// inspect reports the holder that a majority names, and the greatest token that any member
+// remembers.
 func (q *quorum) inspect(ctx context.Context, k protocol.Keys) (Inspection, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (Inspection, error) { return m.inspect(ctx, k) })
 	count := make(map[uuid.UUID]int)

@@ -76,7 +76,8 @@ func TestNewQuorumRefuses(t *testing.T) {
 	require.ErrorIs(t, err, lease.ErrInvalid)
 }
 
-// The member that issues the greatest tokens is not always in the majority. Each majority knows of the one before it.
+// The member that issues the greatest tokens is not always in the majority. Each majority knows of
+// the one before it.
 func TestTokensOfAQuorumRiseWhateverMajorityGrants(t *testing.T) {
 	t.Parallel()
 	q := newQuorum(t)
@@ -165,7 +166,8 @@ func TestAMemberThatForgetsIsOutvoted(t *testing.T) {
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
 }
 
-// straggler is a member that hears of withdrawals only when deliver is called, long after they were given up.
+// straggler is a member that hears of withdrawals only when deliver is called, long after they were
+// given up.
 type straggler struct {
 	redis.Hook
 	mu   sync.Mutex

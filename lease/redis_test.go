@@ -60,7 +60,8 @@ func TestAFailedAcquireChangesNothing(t *testing.T) {
 	require.Equal(t, before.fence, w.snapshot(t, "a").fence)
 }
 
-// snapshot is what Redis holds of a resource. Expiries are points in time, so they stand still while nobody moves them.
+// snapshot is what Redis holds of a resource. Expiries are points in time, so they stand still
+// while nobody moves them.
 type snapshot struct {
 	owner, fence               string
 	ownerExpires, fenceExpires time.Duration // since the epoch; -2ns: no such key
@@ -104,7 +105,8 @@ func TestTheFenceOutlivesTheLease(t *testing.T) {
 	require.LessOrEqual(t, w.client.PTTL(t.Context(), w.key("b", "fence")).Val(), 2*time.Second)
 }
 
-// Whatever stands in a key of the protocol that the protocol did not write: an error that names the key, and not a byte changed.
+// Whatever stands in a key of the protocol that the protocol did not write: an error that names the
+// key, and not a byte changed.
 func TestCorruptKeysAreRefusedAndLeftAlone(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -302,8 +304,8 @@ func TestUnknownScriptsAreSentAgain(t *testing.T) {
 	require.NoError(t, try(t, i, "b").Release(t.Context()))
 }
 
-// The client library repeats a request after a broken connection, and would then report the second answer: a release that was
-// carried out as one that failed.
+// The client library repeats a request after a broken connection, and would then report the second
+// answer: a release that was carried out as one that failed.
 func TestAReplyLostOnTheWire(t *testing.T) {
 	t.Parallel()
 	wire := new(faulty.Wire)

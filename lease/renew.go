@@ -11,8 +11,8 @@ import (
 
 // renewable is a lease as the watchdog knows it.
 type renewable interface {
-	// renewalDue begins a renewal; nil if the lease is over or MaxHold allows no more. Each renewal that was begun must be
-	// ended.
+	// renewalDue begins a renewal; nil if the lease is over or MaxHold allows no more. Each renewal
+	// that was begun must be ended.
 	renewalDue(now time.Time) *renewal
 	endRenewal(r *renewal, answer answered) error
 }
@@ -29,9 +29,11 @@ type renewal struct {
 	trace tracing
 }
 
-// watchdog renews the leases of one issuer from a single loop. The loop runs while there are leases.
+// watchdog renews the leases of one issuer from a single loop. The loop runs while there are
+// leases.
 //
-// Lock order: a lease's mu before the watchdog's. So the loop never calls a lease while it holds its own.
+// Lock order: a lease's mu before the watchdog's. So the loop never calls a lease while it holds
+// its own.
 type watchdog struct {
 	store extender
 	cfg   Config
@@ -53,12 +55,14 @@ const (
 	batchWindow = 16
 )
 
-// watch schedules the next renewal of a lease that was granted or renewed by a request sent at that time. The caller holds the lease's mu, and the lease is not over.
+// watch schedules the next renewal of a lease that was granted or renewed by a request sent at that
+// time. The caller holds the lease's mu, and the lease is not over.
 func (w *watchdog) watch(l renewable, sent time.Time) {
 	w.schedule(l, sent.Add(protocol.Jitter(w.cfg.RenewEvery)))
 }
 
-// retry schedules the next attempt for a lease whose renewal failed. The caller holds the lease's mu, and the lease is not over.
+// retry schedules the next attempt for a lease whose renewal failed. The caller holds the lease's
+// mu, and the lease is not over.
 func (w *watchdog) retry(l renewable) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
@@ -121,7 +125,8 @@ func (w *watchdog) run() {
 	}
 }
 
-// take removes what is due, and says when to look again. It answers false if nothing is left; the loop then has to end.
+// take removes what is due, and says when to look again. It answers false if nothing is left; the
+// loop then has to end.
 func (w *watchdog) take(now time.Time) (batch []renewable, next time.Time, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -141,7 +146,8 @@ func (w *watchdog) take(now time.Time) (batch []renewable, next time.Time, ok bo
 	return nil, w.due[0].at, true
 }
 
-// renew sends one request for all leases of the batch that are still alive, and makes their next appointments.
+// renew sends one request for all leases of the batch that are still alive, and makes their next
+// appointments.
 func (w *watchdog) renew(leases []renewable) {
 	now := time.Now()
 	var batch []extension

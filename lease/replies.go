@@ -19,7 +19,8 @@ const (
 	Current Verdict = iota + 1
 	// LeaseLost: the lease does not hold its resource any more.
 	LeaseLost
-	// FenceStale: the lease holds its resource, but a newer token was issued or the fence was raised above it.
+	// FenceStale: the lease holds its resource, but a newer token was issued or the fence was
+	// raised above it.
 	FenceStale
 )
 
@@ -35,8 +36,8 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("Verdict(%d)", int(v))
 }
 
-// Revocation is the new last token of a resource whose holder was ended. It is a grant as package fencedb takes it: sealed there, it
-// keeps the former holder from writing.
+// Revocation is the new last token of a resource whose holder was ended. It is a grant as package
+// fencedb takes it: sealed there, it keeps the former holder from writing.
 type Revocation struct {
 	resource    string
 	id          uuid.UUID
@@ -54,7 +55,8 @@ func (r *Revocation) Token() int64 { return r.token }
 // LeaseID identifies this revocation, as a lease id does a lease.
 func (r *Revocation) LeaseID() uuid.UUID { return r.id }
 
-// Holder is the lease that this revocation has ended, and its token. It answers false if nobody held the resource.
+// Holder is the lease that this revocation has ended, and its token. It answers false if nobody
+// held the resource.
 func (r *Revocation) Holder() (id uuid.UUID, token int64, held bool) {
 	return r.holder, r.holderToken, r.holderToken > 0
 }
@@ -72,7 +74,8 @@ type Inspection struct {
 	RevokedTo     int64         // the token of that revocation; equals LastToken if nobody has acquired since; 0: none
 }
 
-// acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for which of them.
+// acquired is the answer of acquire.lua: a token for each resource, or how long to wait and for
+// which of them.
 type acquired struct {
 	tokens []int64 // nil when refused
 	unsure bool    // a member of a quorum has not answered
@@ -106,7 +109,8 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 	return acquired{}, r.Unknown()
 }
 
-// errOver is the answer to a request that arrives after its call was given up. Usually nobody waits for it.
+// errOver is the answer to a request that arrives after its call was given up. Usually nobody waits
+// for it.
 var errOver = fmt.Errorf("%w: the acquisition was given up before", ErrLost)
 
 // maxToken is the largest token: what Lua's doubles hold exactly.

@@ -17,43 +17,49 @@ const MaxLimit = 1000
 
 // SemaphoreConfig is what all resources of a [Semaphore] have in common. [NewSemaphore] checks it.
 type SemaphoreConfig struct {
-	// Limit is how many may hold a resource at once, unless [Semaphore.SetLimit] has changed it. From 1 to [MaxLimit].
-	// Programs that share resources should agree on it; each program applies its own. Required.
+	// Limit is how many may hold a resource at once, unless [Semaphore.SetLimit] has changed it.
+	// From 1 to [MaxLimit]. Programs that share resources should agree on it; each program applies
+	// its own. Required.
 	Limit int
 
 	// Lease is how each permit is held. Its TTL is required.
 	Lease Config
 }
 
-// Semaphore grants permits: up to N holders of a resource at once, such as three exports per tenant. One per process and
-// [SemaphoreConfig] is enough; it is safe for concurrent use. A program that shuts down calls [Semaphore.Close].
+// Semaphore grants permits: up to N holders of a resource at once, such as three exports per
+// tenant. One per process and [SemaphoreConfig] is enough; it is safe for concurrent use. A program
+// that shuts down calls [Semaphore.Close].
 //
-// A permit is a [Lease]: it has an id and a token, lasts for its TTL unless it is renewed, ends its context with a cause, and is
-// released. What the package says about trust, renewal, lost replies, contexts and errors holds for permits too.
+// A permit is a [Lease]: it has an id and a token, lasts for its TTL unless it is renewed, ends its
+// context with a cause, and is released. What the package says about trust, renewal, lost replies,
+// contexts and errors holds for permits too.
 //
 //	limit 3     A(41)  B(42)  C(43)              D waits
 //	            A(41)         C(43)  D(44)       B was released, or has expired
 //
-// Redis keeps the holders in a sorted set by the end of their time on its own clock. The next script that counts drops those that have
-// expired, so a holder that dies blocks its permit for one TTL and no longer.
+// Redis keeps the holders in a sorted set by the end of their time on its own clock. The next
+// script that counts drops those that have expired, so a holder that dies blocks its permit for one
+// TTL and no longer.
 //
-// Waiters are served first come, first served, as for leases. A release calls the first waiter that listens; if there is room for
-// more, that waiter calls the next. Waiters of one process stand in one line there, so one process takes several free
-// permits one after the other.
+// Waiters are served first come, first served, as for leases. A release calls the first waiter that
+// listens; if there is room for more, that waiter calls the next. Waiters of one process stand in
+// one line there, so one process takes several free permits one after the other.
 //
-// A permit does not fence. Tokens rise, but an older one is not stale, because several are current at once. So a permit is no grant for
-// data that all holders write to: fencedb would refuse the earlier of two rightful holders. Where what each holder writes is
-// its own, take a lease on that under the permit. A holder that is stopped for longer than its TTL works beside up to N others when it
-// resumes, until it looks at its context; and when Redis loses its data, it has forgotten the holders. So a semaphore
-// bounds load; it does not protect data.
+// A permit does not fence. Tokens rise, but an older one is not stale, because several are current
+// at once. So a permit is no grant for data that all holders write to: fencedb would refuse the
+// earlier of two rightful holders. Where what each holder writes is its own, take a lease on that
+// under the permit. A holder that is stopped for longer than its TTL works beside up to N others
+// when it resumes, until it looks at its context; and when Redis loses its data, it has forgotten
+// the holders. So a semaphore bounds load; it does not protect data.
 type Semaphore struct {
 	issuer *Issuer
 	redis  *single
 	limit  int
 }
 
-// NewSemaphore checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to Redis. The client stays
-// the caller's: it is not closed here, and its own retries are not used.
+// NewSemaphore checks the configuration; errors are [ErrInvalid] and name the field. It does not
+// talk to Redis. The client stays the caller's: it is not closed here, and its own retries are not
+// used.
 func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore, error) {
 	if err := checkLimit(cfg.Limit); err != nil {
 		return nil, err
@@ -81,8 +87,8 @@ func (s *Semaphore) check(resource string) error {
 	return protocol.CheckResource(resource, "tenant:7")
 }
 
-// TryAcquire asks once and does not wait: [ErrHeld] with the time after which to retry, if all permits are taken or
-// others wait for one. Otherwise it is like [Issuer.TryAcquire].
+// TryAcquire asks once and does not wait: [ErrHeld] with the time after which to retry, if all
+// permits are taken or others wait for one. Otherwise it is like [Issuer.TryAcquire].
 func (s *Semaphore) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	if err := s.check(resource); err != nil {
 		return nil, err
@@ -90,8 +96,8 @@ func (s *Semaphore) TryAcquire(ctx context.Context, resource string, opts ...Opt
 	return s.issuer.TryAcquire(ctx, resource, opts...)
 }
 
-// Acquire waits for a permit: first come, first served, bounded by ctx and [WaitAtMost]. Otherwise it is like
-// [Issuer.Acquire].
+// Acquire waits for a permit: first come, first served, bounded by ctx and [WaitAtMost]. Otherwise
+// it is like [Issuer.Acquire].
 func (s *Semaphore) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	if err := s.check(resource); err != nil {
 		return nil, err
@@ -99,8 +105,8 @@ func (s *Semaphore) Acquire(ctx context.Context, resource string, opts ...Option
 	return s.issuer.Acquire(ctx, resource, opts...)
 }
 
-// Do acquires a permit, runs fn under a context that ends with ctx or with the permit, and releases the permit, also when fn
-// panics. It is like [Issuer.Do].
+// Do acquires a permit, runs fn under a context that ends with ctx or with the permit, and releases
+// the permit, also when fn panics. It is like [Issuer.Do].
 func (s *Semaphore) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	if err := s.check(resource); err != nil {
 		return err
@@ -116,7 +122,8 @@ func (s *Semaphore) Close(ctx context.Context) error {
 	return s.issuer.Close(ctx)
 }
 
-// SemaphoreInspection is what Redis knows about a resource of a semaphore. It is out of date when it arrives.
+// SemaphoreInspection is what Redis knows about a resource of a semaphore. It is out of date when
+// it arrives.
 type SemaphoreInspection struct {
 	Limit   int      // in force
 	Waiters int      // in Redis's queue: one for each process that waits
@@ -144,9 +151,9 @@ func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInsp
 	return found, nil
 }
 
-// SetLimit changes how many may hold the resource at once, for all programs from now on and whatever they are configured with. It
-// lasts until it is changed again. Holders above a lower limit keep their permits until they release them; for a higher
-// limit the first waiter is woken.
+// SetLimit changes how many may hold the resource at once, for all programs from now on and
+// whatever they are configured with. It lasts until it is changed again. Holders above a lower
+// limit keep their permits until they release them; for a higher limit the first waiter is woken.
 //
 // After [ErrUnreachable] the limit may have been changed or not; setting it again does no harm.
 func (s *Semaphore) SetLimit(ctx context.Context, resource string, limit int) error {
@@ -174,12 +181,13 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 	return nil
 }
 
-// Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. It is free at once, and the first waiter
-// is woken. The former holder's context ends with [ErrRevoked] at its next renewal; until then it works beside as many as
-// the limit allows.
+// Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. It is
+// free at once, and the first waiter is woken. The former holder's context ends with [ErrRevoked]
+// at its next renewal; until then it works beside as many as the limit allows.
 //
-// It answers false, and has changed nothing, if nobody holds with that id. A request that goes unanswered is repeated; after
-// [ErrUnreachable] it may have taken effect, and asking again does no harm.
+// It answers false, and has changed nothing, if nobody holds with that id. A request that goes
+// unanswered is repeated; after [ErrUnreachable] it may have taken effect, and asking again does no
+// harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
 	if err := s.check(resource); err != nil {
 		return false, err
@@ -203,8 +211,8 @@ func decodeSemaphoreRevoke(r protocol.Reply) (held bool, err error) {
 	return false, r.Unknown()
 }
 
-// decodeSemaphoreInspect reads the limit, the number of waiters, and for each permit "<lease id>:<token>:<calls>" and the milliseconds
-// left.
+// decodeSemaphoreInspect reads the limit, the number of waiters, and for each permit "<lease
+// id>:<token>:<calls>" and the milliseconds left.
 func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
 	if r.Word != "inspected" || len(r.Args) < 2 || len(r.Args)%2 != 0 {
 		return SemaphoreInspection{}, r.Unknown()

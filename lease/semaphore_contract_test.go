@@ -18,7 +18,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// newSemaphore makes a semaphore of one test's own: two made in one test share resources, as two processes do.
+// newSemaphore makes a semaphore of one test's own: two made in one test share resources, as two
+// processes do.
 type newSemaphore func(t *testing.T, limit int, cfg lease.Config) *lease.Semaphore
 
 // contract is what holds on every deployment of Redis.
@@ -367,7 +368,8 @@ func (w *world) permitKey(resource, name string) string {
 	return "semaphore:v1:{" + w.namespace + "/" + resource + "}:" + name
 }
 
-// tryPermit takes a place and fails the test if there is none. It is given back at the end of the test.
+// tryPermit takes a place and fails the test if there is none. It is given back at the end of the
+// test.
 func tryPermit(t *testing.T, s *lease.Semaphore, resource string, opts ...lease.Option) *lease.Lease {
 	t.Helper()
 	l, err := s.TryAcquire(t.Context(), resource, opts...)

@@ -287,8 +287,8 @@ func TestSemaphoreAnAcquireThatIsNeverAnswered(t *testing.T) {
 	})
 }
 
-// Whoever ends a hold calls the first waiter that listens; one that has died costs nobody anything, one that is stopped
-// half a second.
+// Whoever ends a hold calls the first waiter that listens; one that has died costs nobody anything,
+// one that is stopped half a second.
 func TestSemaphoreDeadWaitersStallNobody(t *testing.T) {
 	for name, end := range map[string]func(t *testing.T, s *lease.Semaphore, l *lease.Lease) error{
 		"release": func(t *testing.T, _ *lease.Semaphore, l *lease.Lease) error { return l.Release(t.Context()) },
@@ -335,7 +335,8 @@ func TestSemaphoreDeadWaitersStallNobody(t *testing.T) {
 	}
 }
 
-// enqueueForPermit puts a call into the queue that nobody stands for, which asked a second ago. Its listener has the same name.
+// enqueueForPermit puts a call into the queue that nobody stands for, which asked a second ago. Its
+// listener has the same name.
 func (w *world) enqueueForPermit(t *testing.T, resource, call string) {
 	t.Helper()
 	now := time.Now()

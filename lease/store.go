@@ -13,8 +13,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// term names one lease exactly. Every operation after the acquisition compares all of it, so that a late request of an old
-// lease cannot touch a newer one of the same resource.
+// term names one lease exactly. Every operation after the acquisition compares all of it, so that a
+// late request of an old lease cannot touch a newer one of the same resource.
 type term struct {
 	keys   protocol.Keys
 	id     uuid.UUID
@@ -57,7 +57,8 @@ type answered struct {
 	err     error
 }
 
-// store keeps leases. Each call is one attempt; after [ErrUnreachable] it is unknown whether it was carried out.
+// store keeps leases. Each call is one attempt; after [ErrUnreachable] it is unknown whether it was
+// carried out.
 type store interface {
 	acquire(ctx context.Context, a ask) (acquired, error)
 	extend(ctx context.Context, batch []extension) []answered            // one answer for each, in order
@@ -146,7 +147,8 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 	return f.masters, nil
 }
 
-// spans is false on a Cluster, where a script sees one slot only; several resources are then acquired step by step.
+// spans is false on a Cluster, where a script sees one slot only; several resources are then
+// acquired step by step.
 func (s *single) spans(k []protocol.Keys) bool {
 	return s.cluster == nil || len(k) == 1
 }
@@ -229,8 +231,8 @@ func (s *single) inspect(ctx context.Context, k protocol.Keys) (Inspection, erro
 	return protocol.Query(ctx, s.client, protocol.Inspect.Call([]string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}), decodeInspect)
 }
 
-// grants is [protocol.Query] for scripts that grant, which replicas have to confirm if the configuration says so. On an error the grant may
-// stand; the acquisition that fails withdraws it.
+// grants is [protocol.Query] for scripts that grant, which replicas have to confirm if the
+// configuration says so. On an error the grant may stand; the acquisition that fails withdraws it.
 func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(protocol.Reply) (T, error)) (T, error) {
 	var none T
 	if s.replicas == 0 {

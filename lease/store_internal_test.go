@@ -16,8 +16,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Two calls ask under one lease id; the first is given up. Whatever order the network makes of its requests, the second
-// keeps its lease, and when both are given up nobody has it.
+// Two calls ask under one lease id; the first is given up. Whatever order the network makes of its
+// requests, the second keeps its lease, and when both are given up nobody has it.
 func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
@@ -110,7 +110,8 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	require.Positive(t, request(first, try))
 }
 
-// A member on which the lease has run out, or was taken meanwhile, must not count for it, nor be changed.
+// A member on which the lease has run out, or was taken meanwhile, must not count for it, nor be
+// changed.
 func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
@@ -145,7 +146,8 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	require.Equal(t, FenceStale, verdict)
 }
 
-// A process that is stopped between deciding to ask and asking has not heard from Redis, and may ask again.
+// A process that is stopped between deciding to ask and asking has not heard from Redis, and may
+// ask again.
 func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: miniredis.RunT(t).Addr()})

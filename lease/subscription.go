@@ -116,7 +116,8 @@ type subscriber interface {
 	stopListening()                         // ends what lingers
 }
 
-// listener is one connection for the channels of all its subscriptions. It runs while there are any, and a little longer.
+// listener is one connection for the channels of all its subscriptions. It runs while there are
+// any, and a little longer.
 type listener struct {
 	connect func() connection
 	wake    chan struct{} // holds one token when subscriptions has changed
@@ -182,7 +183,8 @@ func listenOn(client redis.UniversalClient) *listener {
 	})
 }
 
-// shards are the listeners on a Cluster's masters: a message stays on the shard that serves its channel.
+// shards are the listeners on a Cluster's masters: a message stays on the shard that serves its
+// channel.
 type shards struct {
 	cluster *redis.ClusterClient
 
@@ -190,8 +192,9 @@ type shards struct {
 	byMaster map[*redis.Client]*listener // those with subscriptions, and a few more; guarded by mu
 }
 
-// subscribe listens on the master that serves the channel; nil if that cannot be found out now. The cluster's client
-// closes its client of a master that leaves, and makes another if it returns, so the address alone says nothing.
+// subscribe listens on the master that serves the channel; nil if that cannot be found out now. The
+// cluster's client closes its client of a master that leaves, and makes another if it returns, so
+// the address alone says nothing.
 func (s *shards) subscribe(channel string) *subscription {
 	master, err := s.cluster.MasterForKey(context.Background(), channel)
 	if err != nil {
@@ -238,8 +241,8 @@ func (l *listener) run() {
 	}
 }
 
-// serve keeps the channels of one connection equal to the subscriptions. It returns false when there are none, and true when
-// the connection has broken or fallen silent and another is needed.
+// serve keeps the channels of one connection equal to the subscriptions. It returns false when
+// there are none, and true when the connection has broken or fallen silent and another is needed.
 func (l *listener) serve() (again bool) {
 	s := l.connect()
 	defer s.Close()
@@ -287,8 +290,9 @@ func (l *listener) serve() (again bool) {
 	}
 }
 
-// receive passes messages on until the connection is closed or breaks. The connection is not used again then: it would
-// subscribe to all its channels in one request, which a Cluster refuses when they are of several slots.
+// receive passes messages on until the connection is closed or breaks. The connection is not used
+// again then: it would subscribe to all its channels in one request, which a Cluster refuses when
+// they are of several slots.
 func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
 	for {
@@ -302,8 +306,9 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	}
 }
 
-// probe tries what is needed later, before the connection has subscribed to anything: to publish, and to unsubscribe. So a client without
-// these rights learns it when it waits, and not by failing to wake others.
+// probe tries what is needed later, before the connection has subscribed to anything: to publish,
+// and to unsubscribe. So a client without these rights learns it when it waits, and not by failing
+// to wake others.
 func (l *listener) probe(s connection, channel string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
@@ -370,8 +375,8 @@ func (l *listener) stop() bool {
 	return !l.running
 }
 
-// dispatch passes a message to its subscription. The beginning, the renewal and the end of a subscription in Redis wake the waiter
-// too: messages before that moment were missed.
+// dispatch passes a message to its subscription. The beginning, the renewal and the end of a
+// subscription in Redis wake the waiter too: messages before that moment were missed.
 func (l *listener) dispatch(m any) {
 	switch m := m.(type) {
 	case *redis.Message:
@@ -385,7 +390,8 @@ func (l *listener) dispatch(m any) {
 	}
 }
 
-// connection is one that listens. On a Cluster, messages stay on the shard that serves the resource.
+// connection is one that listens. On a Cluster, messages stay on the shard that serves the
+// resource.
 type connection struct {
 	*redis.PubSub
 	sharded bool
@@ -399,8 +405,8 @@ func (s connection) ask() {
 	_ = s.Ping(ctx)
 }
 
-// change subscribes and unsubscribes. Errors are left to the connection; until there is a better one, waiters ask on
-// their own. On a Cluster one request is about one slot.
+// change subscribes and unsubscribes. Errors are left to the connection; until there is a better
+// one, waiters ask on their own. On a Cluster one request is about one slot.
 func (s connection) change(add, remove []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()

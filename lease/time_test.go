@@ -16,8 +16,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// These tests run in a bubble: its clock moves only when everything waits, and miniredis keeps time by it. So times are exact, and
-// a goroutine that is left behind fails the test.
+// These tests run in a bubble: its clock moves only when everything waits, and miniredis keeps time
+// by it. So times are exact, and a goroutine that is left behind fails the test.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) { test(t, inMemory(t)) })

@@ -8,12 +8,14 @@ import (
 	"github.com/google/uuid"
 )
 
-// Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one end of the same [Op], which
-// gets the context that the start returned. So does the work in between. It is called on the path of the work, by many
-// goroutines at once; it must be quick, and must not call the lease or the issuer.
+// Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one
+// end of the same [Op], which gets the context that the start returned. So does the work in
+// between. It is called on the path of the work, by many goroutines at once; it must be quick, and
+// must not call the lease or the issuer.
 //
-// Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that makes spans, observe/feed one that
-// publishes events. A type can be a tracer of package fencedb as well.
+// Package observe/prom has one for Prometheus, observe/slog one that logs, observe/otel one that
+// makes spans, observe/feed one that publishes events. A type can be a tracer of package fencedb as
+// well.
 type Tracer interface {
 	TraceLeaseStart(ctx context.Context, s TraceStart) context.Context
 	TraceLeaseEnd(ctx context.Context, e TraceEnd)
@@ -23,22 +25,25 @@ type Tracer interface {
 type Op string
 
 const (
-	// OpAcquire is one call that acquires, whether it waits or not, with its sealing. With several resources it names the
-	// first of them. Err is nil if the lease was granted, and [ErrHeld] if it was not granted (in time).
+	// OpAcquire is one call that acquires, whether it waits or not, with its sealing. With several
+	// resources it names the first of them. Err is nil if the lease was granted, and [ErrHeld] if
+	// it was not granted (in time).
 	OpAcquire Op = "acquire"
 
-	// OpWait is the time within OpAcquire from when the resource was found taken until it was granted or the caller gave up.
-	// There is none if it was free.
+	// OpWait is the time within OpAcquire from when the resource was found taken until it was
+	// granted or the caller gave up. There is none if it was free.
 	OpWait Op = "wait"
 
-	// OpHold is the life of one lease, from its grant until its context ends. Err is the cause: [ErrReleased], [ErrExpired],
-	// [ErrUnreachable], [ErrLost], [ErrRevoked], or [ErrStale] if it was healed. It starts before OpAcquire ends.
+	// OpHold is the life of one lease, from its grant until its context ends. Err is the cause:
+	// [ErrReleased], [ErrExpired], [ErrUnreachable], [ErrLost], [ErrRevoked], or [ErrStale] if it
+	// was healed. It starts before OpAcquire ends.
 	OpHold Op = "hold"
 
 	// OpExtend is one renewal, of the watchdog or of the caller.
 	OpExtend Op = "extend"
 
-	// OpRelease is one release. Err is as [Lease.Release] returns it: [ErrLost] if Redis found the lease gone or taken.
+	// OpRelease is one release. Err is as [Lease.Release] returns it: [ErrLost] if Redis found the
+	// lease gone or taken.
 	OpRelease Op = "release"
 
 	// OpRevoke is one revocation or take-over, of whoever holds.
@@ -47,12 +52,13 @@ const (
 	// OpRaise is one last token that is lifted above what the data store has seen.
 	OpRaise Op = "raise"
 
-	// OpHeal is one live lease that is exchanged because its token was refused. LeaseID and Token are the old
-	// ones at the start and the new ones at the end.
+	// OpHeal is one live lease that is exchanged because its token was refused. LeaseID and Token
+	// are the old ones at the start and the new ones at the end.
 	OpHeal Op = "heal"
 )
 
-// TraceStart is what is known when something begins. Fields that do not belong to the Op, or are not known yet, are zero.
+// TraceStart is what is known when something begins. Fields that do not belong to the Op, or are
+// not known yet, are zero.
 type TraceStart struct {
 	Op        Op
 	Kind      string // "lease" or "semaphore"
@@ -71,8 +77,9 @@ type TraceEnd struct {
 	Err        error         // nil: it was done
 }
 
-// Outcome is the word for Err in metrics, logs and events: one of [Op.Outcomes], whatever the error is. For OpHold it is
-// "released" if the holder gave the lease back, otherwise the cause of the loss.
+// Outcome is the word for Err in metrics, logs and events: one of [Op.Outcomes], whatever the error
+// is. For OpHold it is "released" if the holder gave the lease back, otherwise the cause of the
+// loss.
 func (e TraceEnd) Outcome() string {
 	all := e.Op.outcomes()
 	if e.Err == nil {
@@ -107,7 +114,8 @@ type outcomes struct {
 	errors  []errorWord
 }
 
-// errorWord is the word for errors that are err. The first that matches counts, for an error can be several.
+// errorWord is the word for errors that are err. The first that matches counts, for an error can be
+// several.
 type errorWord struct {
 	err  error
 	word string

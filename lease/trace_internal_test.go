@@ -12,7 +12,8 @@ func TestTracingThatIsOffAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, untracedLease(t)))
 }
 
-// What an acquisition and a release pay for tracers that are not there. A round trip takes a thousand times as long.
+// What an acquisition and a release pay for tracers that are not there. A round trip takes a
+// thousand times as long.
 func BenchmarkTracingThatIsOff(b *testing.B) {
 	untraced := untracedLease(b)
 	b.ReportAllocs()

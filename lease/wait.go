@@ -170,21 +170,22 @@ const (
 	pollLast  = time.Second
 )
 
-// handedOver is the lease that a release has granted to this waiter, if it can be trusted without another request.
+// handedOver is the lease that a release has granted to this waiter, if it can be trusted without
+// another request.
 //
-// The time of the grant is not known, but the number of the request that stands in the queue proves that it was after the latest
-// refusal:
+// The time of the grant is not known, but the number of the request that stands in the queue proves
+// that it was after the latest refusal:
 //
 //	t0  the waiter sends request 2; refused; it waits in the queue, with the number 2
 //	t1  the holder's release grants, for a second; the news says: to request 2, for 4.2 s from its answer, 3.2 s ago
 //	t2  the news arrives, perhaps late. Redis answered request 2 after t0, so trusting until t0 + 4.2 s - margin is safe
 //
-// This is the trust window of every lease, with Redis's clock running from the answer to request 2. News for another
-// request is only a reason to ask. So neither a loss of Redis's data nor a request that was overtaken by the next one can
-// deceive the waiter.
+// This is the trust window of every lease, with Redis's clock running from the answer to request 2.
+// News for another request is only a reason to ask. So neither a loss of Redis's data nor a request
+// that was overtaken by the next one can deceive the waiter.
 //
-// The waiter also asks if too little of the grant is left, or if replicas have to confirm. Otherwise the lease is
-// full as soon as its first renewal is answered.
+// The waiter also asks if too little of the grant is left, or if replicas have to confirm.
+// Otherwise the lease is full as soon as its first renewal is answered.
 func (a *acquisition) handedOver(ctx context.Context, t *turn) Leases {
 	c, last := a.core, a.standing
 	granted := t.granted()

@@ -26,7 +26,8 @@ func (w *world) enqueue(t *testing.T, resource, call string, arrived time.Time, 
 		fmt.Sprintf("%d:%d:1:3600000:%s@%s", arrived.Add(alive).UnixMilli(), arrived.Add(-time.Second).UnixMilli(), uuid.New(), call)).Err())
 }
 
-// listen is what a process does that was stopped: its connection stands, and it does nothing about what it is told.
+// listen is what a process does that was stopped: its connection stands, and it does nothing about
+// what it is told.
 func (w *world) listen(t *testing.T, resource, listener string) {
 	t.Helper()
 	s := w.client.Subscribe(t.Context(), w.key(resource, "wake")+":"+listener)
@@ -84,7 +85,8 @@ func TestAWaiterThatIsAboutToListenIsNotPassedOver(t *testing.T) {
 	})
 }
 
-// The work of one script is bounded; who waits behind thousands of dead ones gets there in a few seconds all the same.
+// The work of one script is bounded; who waits behind thousands of dead ones gets there in a few
+// seconds all the same.
 func TestThousandsOfDeadWaiters(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, testenv.OwnRedis(t).Client())

@@ -22,7 +22,8 @@ func newLines() *lines {
 
 func unheard(context.Context) {}
 
-// A place can come to the front at the moment its owner gives up. Then the turn must pass on, or the line stands still for ever.
+// A place can come to the front at the moment its owner gives up. Then the turn must pass on, or
+// the line stands still for ever.
 func TestATurnThatComesTooLatePassesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 100 {
@@ -89,7 +90,8 @@ func TestALineThatHasEmptiedKeepsItsSubscriptionForAMoment(t *testing.T) {
 	})
 }
 
-// A subscription to a channel that the connection still has gets no confirmation from Redis; its waiter must be woken all the same.
+// A subscription to a channel that the connection still has gets no confirmation from Redis; its
+// waiter must be woken all the same.
 func TestANewSubscriptionWakesItsWaiter(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})

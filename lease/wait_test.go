@@ -259,8 +259,8 @@ func TestWaitingEndsWithAHolderThatDied(t *testing.T) {
 	})
 }
 
-// Who may not pass messages on, or hear them, would wait by asking again and again, and let others wait so. That is
-// told, once there is somebody to wait for.
+// Who may not pass messages on, or hear them, would wait by asking again and again, and let others
+// wait so. That is told, once there is somebody to wait for.
 func TestWaitingWithoutMessagesIsDenied(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnRedis(t)

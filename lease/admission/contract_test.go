@@ -17,7 +17,8 @@ import (
 	"github.com/fencedb/fencedb/lease/admission"
 )
 
-// newLimiter makes a limiter of one test's own: two made in one test share keys, as two processes do.
+// newLimiter makes a limiter of one test's own: two made in one test share keys, as two processes
+// do.
 type newLimiter func(t *testing.T, cfg admission.Config) *admission.Limiter
 
 // contract is what holds on every deployment of Redis, for both kinds of window.

@@ -1,5 +1,5 @@
-// Package admission limits how often something may happen: a number of requests for a key in a window of time. Redis counts
-// the requests of all processes together.
+// Package admission limits how often something may happen: a number of requests for a key in a
+// window of time. Redis counts the requests of all processes together.
 //
 //	limiter, err := admission.New(client, admission.Config{
 //		Limit: 100, Window: time.Minute, OnError: admission.FailOpen,
@@ -14,37 +14,42 @@
 //
 // # Windows
 //
-// A fixed window begins with the first request and ends by Redis's clock; the next request begins the next window. It costs
-// one small key for each name, and admits up to twice the limit around the end of a window:
+// A fixed window begins with the first request and ends by Redis's clock; the next request begins
+// the next window. It costs one small key for each name, and admits up to twice the limit around
+// the end of a window:
 //
 //	limit 2      a.........bc|d                 b, c and d within a moment
 //
-// A sliding window ([Config.Sliding]) admits a request if fewer than the limit were admitted in the window that ends with
-// it, so there is no such moment. It keeps one entry for each admission, about 100 bytes, and is limited to
-// [MaxSlidingLimit].
+// A sliding window ([Config.Sliding]) admits a request if fewer than the limit were admitted in the
+// window that ends with it, so there is no such moment. It keeps one entry for each admission,
+// about 100 bytes, and is limited to [MaxSlidingLimit].
 //
-// In both cases one script decides and counts, so concurrent callers cannot exceed the limit. Count and expiry are set together, so
-// no key is left behind without an expiry. RetryAfter is exact: a request after that time is admitted unless others come
-// first, and an earlier one is not. Refused requests do not count.
+// In both cases one script decides and counts, so concurrent callers cannot exceed the limit. Count
+// and expiry are set together, so no key is left behind without an expiry. RetryAfter is exact: a
+// request after that time is admitted unless others come first, and an earlier one is not. Refused
+// requests do not count.
 //
 // # Failures
 //
-// When there is no decision, because Redis does not answer within [Config.Timeout] or answers with an error, the request is admitted or
-// refused as [Config.OnError] says, and [Decision.Err] has the reason. The errors are those of package lease: one for silence, and
-// one for each refusal, such as [lease.ErrOutOfMemory] or [lease.ErrDenied]. There is no default: use [FailClosed] to protect a
+// When there is no decision, because Redis does not answer within [Config.Timeout] or answers with
+// an error, the request is admitted or refused as [Config.OnError] says, and [Decision.Err] has the
+// reason. The errors are those of package lease: one for silence, and one for each refusal, such as
+// [lease.ErrOutOfMemory] or [lease.ErrDenied]. There is no default: use [FailClosed] to protect a
 // downstream system, and usually [FailOpen] for fairness.
 //
-// A request is sent once. It is not repeated after silence or a refusal, because a late answer is of no use. Redis may have counted a
-// request whose reply was lost, so a lost reply can use up one place of the window; it never adds one.
+// A request is sent once. It is not repeated after silence or a refusal, because a late answer is
+// of no use. Redis may have counted a request whose reply was lost, so a lost reply can use up one
+// place of the window; it never adds one.
 //
 // # Rights
 //
-// docs/leases.md lists the rights that the client's user needs. Without one of them the error is [lease.ErrDenied].
+// docs/leases.md lists the rights that the client's user needs. Without one of them the error is
+// [lease.ErrDenied].
 //
 // # What it does not give you
 //
-// A limit on what runs at the same time: use [lease.Semaphore]. Order or fairness between callers of one key. Limits
-// that survive the loss of Redis's data: counting then starts again.
+// A limit on what runs at the same time: use [lease.Semaphore]. Order or fairness between callers
+// of one key. Limits that survive the loss of Redis's data: counting then starts again.
 package admission
 
 import (
@@ -68,30 +73,34 @@ const (
 	FailClosed
 )
 
-// Config is what a [Limiter] goes by. [New] checks it. Programs that share keys should agree on it; each program applies
-// its own limit and window.
+// Config is what a [Limiter] goes by. [New] checks it. Programs that share keys should agree on it;
+// each program applies its own limit and window.
 type Config struct {
-	// Limit is how many requests of one key are admitted in a window. At least 1; at most [MaxSlidingLimit] if the window
-	// slides, [MaxLimit] if not. Required.
+	// Limit is how many requests of one key are admitted in a window. At least 1; at most
+	// [MaxSlidingLimit] if the window slides, [MaxLimit] if not. Required.
 	Limit int
 
-	// Window is how long a window lasts. Whole milliseconds, at least one; a fraction is cut off. At most [MaxWindow]. Required.
+	// Window is how long a window lasts. Whole milliseconds, at least one; a fraction is cut off.
+	// At most [MaxWindow]. Required.
 	Window time.Duration
 
-	// Sliding counts in the window before each request instead of in fixed windows. Defaults to false.
+	// Sliding counts in the window before each request instead of in fixed windows. Defaults to
+	// false.
 	Sliding bool
 
-	// OnError says whether requests are admitted while Redis does not decide. Required: [FailOpen] or [FailClosed].
+	// OnError says whether requests are admitted while Redis does not decide. Required: [FailOpen]
+	// or [FailClosed].
 	OnError Policy
 
 	// Timeout is how long to wait for Redis. Positive. Defaults to 250ms.
 	Timeout time.Duration
 
-	// Namespace keeps the keys of several limiters, tenants or environments apart in one Redis. At most 128 bytes of
-	// UTF-8. Defaults to none.
+	// Namespace keeps the keys of several limiters, tenants or environments apart in one Redis. At
+	// most 128 bytes of UTF-8. Defaults to none.
 	Namespace string
 
-	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data, such as addresses. Defaults to false.
+	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data, such
+	// as addresses. Defaults to false.
 	HashKeys bool
 }
 
@@ -105,14 +114,15 @@ const (
 	MaxKey = 512
 )
 
-// Limiter decides about requests. One per process and [Config] is enough; it is safe for concurrent use and needs no closing.
+// Limiter decides about requests. One per process and [Config] is enough; it is safe for concurrent
+// use and needs no closing.
 type Limiter struct {
 	client redis.UniversalClient
 	cfg    Config
 }
 
-// New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk to Redis. The client stays
-// the caller's: it is not closed here, and its own retries are not used.
+// New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk
+// to Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	cfg.Window = cfg.Window.Truncate(time.Millisecond)
 	if cfg.Timeout == 0 {
@@ -144,28 +154,30 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 type Decision struct {
 	Allowed bool
 
-	// Limit is that of the limiter. Count is how many requests were admitted in the window, with this one if it was, and Remaining how
-	// many more would be admitted now.
+	// Limit is that of the limiter. Count is how many requests were admitted in the window, with
+	// this one if it was, and Remaining how many more would be admitted now.
 	Limit, Count, Remaining int
 
-	// RetryAfter is when a refused request can be admitted: not sooner, and then unless others come first. Zero if this one
-	// was admitted.
+	// RetryAfter is when a refused request can be admitted: not sooner, and then unless others come
+	// first. Zero if this one was admitted.
 	RetryAfter time.Duration
 
 	// ResetAfter is when the whole limit is available again if nobody comes before.
 	ResetAfter time.Duration
 
-	// Err is why Redis has not decided, nil if it has: [lease.ErrUnreachable], also when [Config.Timeout] is over; [lease.ErrCorrupt];
-	// one of the errors that package lease has for refusals, such as [lease.ErrReadOnly]; or the cause of a ctx that ended before Redis
-	// was asked. Allowed is then what [Config.OnError] says, the numbers are zero, and after ErrUnreachable the request may
-	// have been counted.
+	// Err is why Redis has not decided, nil if it has: [lease.ErrUnreachable], also when
+	// [Config.Timeout] is over; [lease.ErrCorrupt]; one of the errors that package lease has for
+	// refusals, such as [lease.ErrReadOnly]; or the cause of a ctx that ended before Redis was
+	// asked. Allowed is then what [Config.OnError] says, the numbers are zero, and after
+	// ErrUnreachable the request may have been counted.
 	Err error
 }
 
 // Allow decides about one request of the key, and counts it if it is admitted.
 //
-// An error means that Redis was not asked: [lease.ErrInvalid] for a key that is not valid, or the cause of ctx if that is over. The
-// decision is then a refusal. When ctx ends while Redis is asked, that is in [Decision.Err].
+// An error means that Redis was not asked: [lease.ErrInvalid] for a key that is not valid, or the
+// cause of ctx if that is over. The decision is then a refusal. When ctx ends while Redis is asked,
+// that is in [Decision.Err].
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	switch {
 	case l == nil || l.client == nil:

@@ -26,7 +26,8 @@ type admitted struct {
 	count          int
 }
 
-// crowd lets 64 callers ask as soon as it can be of use, until enough says so, and returns all admissions.
+// crowd lets 64 callers ask as soon as it can be of use, until enough says so, and returns all
+// admissions.
 func crowd(t *testing.T, l *admission.Limiter, enough func(admitted) bool) (all []admitted) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -62,8 +63,9 @@ func crowd(t *testing.T, l *admission.Limiter, enough func(admitted) bool) (all 
 	return all
 }
 
-// requireAtMost checks by the callers' clocks that no span of that length saw more than limit admissions. The nth
-// judgement came no sooner than the nth request and no later than the nth answer.
+// requireAtMost checks by the callers' clocks that no span of that length saw more than limit
+// admissions. The nth judgement came no sooner than the nth request and no later than the nth
+// answer.
 func requireAtMost(t *testing.T, limit int, span time.Duration, all []admitted) {
 	t.Helper()
 	var sent, answered []time.Time
@@ -302,7 +304,8 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// BenchmarkAllow compares a judgement with the cheapest round trip there is, asked in turns in the same run.
+// BenchmarkAllow compares a judgement with the cheapest round trip there is, asked in turns in the
+// same run.
 func BenchmarkAllow(b *testing.B) {
 	client, namespace := directClient(b, testenv.Redis(b)), testenv.Namespace(b)
 	l, err := admission.New(client, admission.Config{

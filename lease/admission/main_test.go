@@ -19,7 +19,8 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// world is one test's view of a Redis: limiters made in it share keys with each other and with no other test.
+// world is one test's view of a Redis: limiters made in it share keys with each other and with no
+// other test.
 type world struct {
 	client    redis.UniversalClient
 	namespace string
@@ -63,7 +64,8 @@ func (w *world) forSubtests() newLimiter {
 	}
 }
 
-// inBubble runs a test on a miniredis inside a bubble: no sockets, and a clock that moves only when everything waits.
+// inBubble runs a test on a miniredis inside a bubble: no sockets, and a clock that moves only when
+// everything waits.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

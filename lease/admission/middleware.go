@@ -14,27 +14,30 @@ import (
 
 // HTTP is how a [Middleware] behaves.
 type HTTP struct {
-	// Key names who is limited, by anything in the request: an API key, a tenant, a route. The empty string lets the
-	// request pass without a decision. Required.
+	// Key names who is limited, by anything in the request: an API key, a tenant, a route. The
+	// empty string lets the request pass without a decision. Required.
 	Key func(*http.Request) string
 
-	// Policy is the name under which the limit is announced, for clients that meet several. Letters, digits, '_', '-' and '.'.
-	// Defaults to "default".
+	// Policy is the name under which the limit is announced, for clients that meet several.
+	// Letters, digits, '_', '-' and '.'. Defaults to "default".
 	Policy string
 
-	// Refuse writes the answer to a request that was refused. The header fields are set before; it chooses the status:
-	// 429 if Redis has refused it, and 503 if Redis has not decided ([Decision.Err]). Defaults to that status and its text.
+	// Refuse writes the answer to a request that was refused. The header fields are set before; it
+	// chooses the status: 429 if Redis has refused it, and 503 if Redis has not decided
+	// ([Decision.Err]). Defaults to that status and its text.
 	Refuse func(http.ResponseWriter, *http.Request, Decision)
 }
 
-// Middleware asks the limiter before the handler sees a request. A refused request gets 429 Too Many Requests with Retry-After in
-// whole seconds, rounded up; one that is refused because Redis has not decided gets 503 Service Unavailable. All that Redis has
-// decided get the fields RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers:
+// Middleware asks the limiter before the handler sees a request. A refused request gets 429 Too
+// Many Requests with Retry-After in whole seconds, rounded up; one that is refused because Redis
+// has not decided gets 503 Service Unavailable. All that Redis has decided get the fields
+// RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers:
 //
 //	RateLimit-Policy: "default";q=100;w=60
 //	RateLimit: "default";r=42;t=17
 //
-// A request whose key is not valid is answered with 400. Middleware fails with [lease.ErrInvalid] if h cannot work.
+// A request whose key is not valid is answered with 400. Middleware fails with [lease.ErrInvalid]
+// if h cannot work.
 func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
 	if l == nil {
 		return nil, protocol.Invalid("limiter is nil")

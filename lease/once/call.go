@@ -12,8 +12,9 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// flights are the keys that callers of this process ask for right now. The first caller of a key asks Redis; later
-// callers wait for what it learns, so a thousand callers cost Redis as much as one.
+// flights are the keys that callers of this process ask for right now. The first caller of a key
+// asks Redis; later callers wait for what it learns, so a thousand callers cost Redis as much as
+// one.
 type flights struct {
 	mu    sync.Mutex
 	byKey map[string]*flight // guarded by mu
@@ -25,8 +26,8 @@ type flight struct {
 	done   *State        // what was learned: the recorded result, nil if there is none; set before landed is closed
 }
 
-// share makes the caller the first of its key, or a follower of the first. If the first fails, one of its followers becomes
-// the next.
+// share makes the caller the first of its key, or a follower of the first. If the first fails, one
+// of its followers becomes the next.
 func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed bool, err error) {
 	for {
 		f, first := fs.join(c.key)
@@ -111,7 +112,8 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 	release := func() { _ = claim.Release(ctx) }
 	defer func() { release() }()
 
-	// Another run may have ended between the look and the claim. Under the claim nobody else can end one.
+	// Another run may have ended between the look and the claim. Under the claim nobody else can
+	// end one.
 	if seen, err = c.once.look(ctx, c.names); err != nil {
 		return nil, false, c.failed(err)
 	}
@@ -161,11 +163,13 @@ func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
 	return result, err
 }
 
-// recordTime bounds the recording of a result and the release after it. The caller's context does not: the work is done.
+// recordTime bounds the recording of a result and the release after it. The caller's context does
+// not: the work is done.
 const recordTime = 5 * time.Second
 
-// record lets Redis decide whether the claim still stands: a claim that was lost without notice is refused, and one that only seems
-// lost, by a margin or a slow clock, is not. It goes on behind a caller whose time is over, and releases the claim.
+// record lets Redis decide whether the claim still stands: a claim that was lost without notice is
+// refused, and one that only seems lost, by a margin or a slow clock, is not. It goes on behind a
+// caller whose time is over, and releases the claim.
 func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) error {
 	if len(result) > MaxResult {
 		_ = claim.Release(ctx)

@@ -21,7 +21,8 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// connect gives the examples a Redis. Use redis.NewClient(&redis.Options{Addr: ...}), a Sentinel or a Cluster client.
+// connect gives the examples a Redis. Use redis.NewClient(&redis.Options{Addr: ...}), a Sentinel or
+// a Cluster client.
 func connect() (client *redis.Client, disconnect func()) {
 	server, err := miniredis.Run()
 	if err != nil {
@@ -84,7 +85,8 @@ var database = sync.OnceValue(func() *pgxpool.Pool {
 	return pool
 })
 
-// Redis spares Postgres the duplicates; Postgres remembers what Redis may forget. The key is done in the transaction of its effect.
+// Redis spares Postgres the duplicates; Postgres remembers what Redis may forget. The key is done
+// in the transaction of its effect.
 func Example_durable() {
 	client, disconnect := connect()
 	defer disconnect()

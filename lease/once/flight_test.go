@@ -106,7 +106,8 @@ func TestResultsBelongToTheirCallers(t *testing.T) {
 	})
 }
 
-// What was seen before the result was forgotten is of no use to whoever asks afterwards. They ask Redis, once for all of them.
+// What was seen before the result was forgotten is of no use to whoever asks afterwards. They ask
+// Redis, once for all of them.
 func TestNobodyJoinsAFlightFromBeforeAForget(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		o := w.once(t, once.Config{})

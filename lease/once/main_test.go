@@ -19,7 +19,8 @@ import (
 	"github.com/fencedb/fencedb/lease/once"
 )
 
-// world is one test's view of a Redis: what is made in it shares keys with each other and with no other test.
+// world is one test's view of a Redis: what is made in it shares keys with each other and with no
+// other test.
 type world struct {
 	client    redis.UniversalClient
 	namespace string
@@ -56,7 +57,8 @@ func (w *world) forSubtests() newOnce {
 	}
 }
 
-// inBubble runs a test on a miniredis inside a bubble: no sockets, and a clock that moves only when everything waits.
+// inBubble runs a test on a miniredis inside a bubble: no sockets, and a clock that moves only when
+// everything waits.
 func inBubble(t *testing.T, test func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package once runs a piece of work one time for each key and replays its result to everyone else who asks: idempotency keys
-// for requests, one rebuild for a thousand readers of a cache.
+// Package once runs a piece of work one time for each key and replays its result to everyone else
+// who asks: idempotency keys for requests, one rebuild for a thousand readers of a cache.
 //
 //	keys, err := once.New(client, once.Config{})
 //	...
@@ -18,9 +18,10 @@
 //	   │   claim runs out  │                                        │
 //	   └───────────────────┴──────────── Config.Done is over ───────┘
 //
-// A key is in flight while a lease on it is held, which this package calls the claim. Package lease grants the claim, renews it,
-// and ends the context of the work when it is lost. The claim is on the resource "once:<key>", carries a fencing token,
-// and can be inspected and revoked like every lease. A result is recorded by a script that compares the claim:
+// A key is in flight while a lease on it is held, which this package calls the claim. Package lease
+// grants the claim, renews it, and ends the context of the work when it is lost. The claim is on
+// the resource "once:<key>", carries a fencing token, and can be inspected and revoked like every
+// lease. A result is recorded by a script that compares the claim:
 //
 //	A claims the key with token 41, and is stopped.
 //	The claim expires. B claims the key with token 42, runs, records its result.
@@ -28,14 +29,16 @@
 //
 // # Waiting
 //
-// A caller that finds the key in flight waits, within its context, for the run to end, and then gets the result. If that run failed or
-// died, the caller runs its own fn. With [NoWait] it gets [ErrInFlight] at once instead, which tells when to
-// retry. Callers of one process that wait for one key share one request to Redis.
+// A caller that finds the key in flight waits, within its context, for the run to end, and then
+// gets the result. If that run failed or died, the caller runs its own fn. With [NoWait] it gets
+// [ErrInFlight] at once instead, which tells when to retry. Callers of one process that wait for
+// one key share one request to Redis.
 //
 // # The same key, another request
 //
-// The request is what the key stands for; only its SHA-256 is kept. A key that is done refuses another request with [ErrKeyReused];
-// nil matches every request. While the key is in flight no request is refused, because another request may run if that run fails.
+// The request is what the key stands for; only its SHA-256 is kept. A key that is done refuses
+// another request with [ErrKeyReused]; nil matches every request. While the key is in flight no
+// request is refused, because another request may run if that run fails.
 //
 // # Failures
 //
@@ -50,15 +53,17 @@
 //
 // # Rights
 //
-// docs/leases.md lists the rights that the client's user needs. Without one of them the error is [lease.ErrDenied].
+// docs/leases.md lists the rights that the client's user needs. Without one of them the error is
+// [lease.ErrDenied].
 //
 // # What it does not give you
 //
-// "Exactly once". Redis may forget a result (eviction, a fail-over, [Config.Done]), and a run that was given up for dead may still
-// have its effect. So use this package alone where a second run costs only work: caches, reports, webhooks whose
-// receiver is idempotent. Where the effect is in Postgres and must not happen twice, fencedb.Once keeps the key
-// in the transaction of the effect. It decides; this package in front of it is the fast path that keeps duplicates
-// away from Postgres:
+// "Exactly once". Redis may forget a result (eviction, a fail-over, [Config.Done]), and a run that
+// was given up for dead may still have its effect. So use this package alone where a second run
+// costs only work: caches, reports, webhooks whose receiver is idempotent. Where the effect is in
+// Postgres and must not happen twice, fencedb.Once keeps the key in the transaction of the effect.
+// It decides; this package in front of it is the fast path that keeps duplicates away from
+// Postgres:
 //
 //	answer, _, err := keys.Do(ctx, key, body, func(ctx context.Context, claim *lease.Lease) (answer []byte, err error) {
 //		err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
@@ -68,7 +73,8 @@
 //		return answer, err
 //	})
 //
-// The claim is the grant of that transaction: once the run that replaced it has entered one, an older run cannot commit.
+// The claim is the grant of that transaction: once the run that replaced it has entered one, an
+// older run cannot commit.
 package once
 
 import (
@@ -85,16 +91,20 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// Errors of package lease are used as they are: [lease.ErrInvalid], [lease.ErrUnreachable], [lease.ErrCorrupt].
+// Errors of package lease are used as they are: [lease.ErrInvalid], [lease.ErrUnreachable],
+// [lease.ErrCorrupt].
 var (
-	// ErrInFlight: another caller runs the work of this key; this call has run nothing. The error is an [*InFlightError].
+	// ErrInFlight: another caller runs the work of this key; this call has run nothing. The error
+	// is an [*InFlightError].
 	ErrInFlight = errors.New("once: in flight")
 
-	// ErrKeyReused: the key is done, for another request. This call has run nothing, and does not return the result.
+	// ErrKeyReused: the key is done, for another request. This call has run nothing, and does not
+	// return the result.
 	ErrKeyReused = errors.New("once: key was used for another request")
 
-	// ErrNotRecorded: fn has run and returned a result that was not recorded, or may not have been: the claim was over by
-	// then, the result was too large, or Redis did not answer. What fn did stays done. Another caller may run it, or has run it.
+	// ErrNotRecorded: fn has run and returned a result that was not recorded, or may not have been:
+	// the claim was over by then, the result was too large, or Redis did not answer. What fn did
+	// stays done. Another caller may run it, or has run it.
 	ErrNotRecorded = errors.New("once: result not recorded")
 )
 
@@ -102,10 +112,12 @@ var (
 type InFlightError struct {
 	Key string
 
-	// RetryAfter is when to retry at the latest: the run may end sooner, or renew its claim. Zero if this call has waited.
+	// RetryAfter is when to retry at the latest: the run may end sooner, or renew its claim. Zero
+	// if this call has waited.
 	RetryAfter time.Duration
 
-	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if there was no waiting.
+	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if there was no
+	// waiting.
 	Cause error
 }
 
@@ -124,24 +136,24 @@ func (e *InFlightError) Unwrap() error { return e.Cause }
 
 // Config is what all keys of a [Once] have in common. [New] checks it.
 type Config struct {
-	// InFlight is how long a claim lasts without renewal, and so how long a key stays blocked after its runner has died.
-	// A living runner renews it. At least 1ms. Defaults to 10 seconds.
+	// InFlight is how long a claim lasts without renewal, and so how long a key stays blocked after
+	// its runner has died. A living runner renews it. At least 1ms. Defaults to 10 seconds.
 	InFlight time.Duration
 
-	// MaxRun bounds a run: its claim is not renewed beyond it. At least InFlight, or [lease.Unlimited]. Defaults to one hour, or
-	// InFlight if that is longer.
+	// MaxRun bounds a run: its claim is not renewed beyond it. At least InFlight, or
+	// [lease.Unlimited]. Defaults to one hour, or InFlight if that is longer.
 	MaxRun time.Duration
 
-	// Done is how long a result is replayed. Then the key is absent, and the next caller runs. At least 1ms.
-	// Defaults to 24 hours.
+	// Done is how long a result is replayed. Then the key is absent, and the next caller runs. At
+	// least 1ms. Defaults to 24 hours.
 	Done time.Duration
 
-	// Namespace keeps the keys of several tenants or environments apart in one Redis. At most 128 bytes of UTF-8. Defaults
-	// to none.
+	// Namespace keeps the keys of several tenants or environments apart in one Redis. At most 128
+	// bytes of UTF-8. Defaults to none.
 	Namespace string
 
-	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data. All programs that share
-	// keys must agree on it. Defaults to false.
+	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data. All
+	// programs that share keys must agree on it. Defaults to false.
 	HashKeys bool
 }
 
@@ -163,8 +175,8 @@ func (o *Once) check(key string) error {
 	return protocol.CheckName("key", key, MaxKey)
 }
 
-// Once runs work once for each key. One per process and [Config] is enough; it is safe for concurrent use. A program
-// that shuts down calls [Once.Close].
+// Once runs work once for each key. One per process and [Config] is enough; it is safe for
+// concurrent use. A program that shuts down calls [Once.Close].
 type Once struct {
 	client     redis.UniversalClient
 	cfg        Config
@@ -173,8 +185,8 @@ type Once struct {
 	recordings recordings
 }
 
-// New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk to Redis. The client stays
-// the caller's: it is not closed here, and its own retries are not used.
+// New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk
+// to Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Once, error) {
 	if cfg.InFlight == 0 {
 		cfg.InFlight = 10 * time.Second
@@ -198,8 +210,8 @@ func New(client redis.UniversalClient, cfg Config) (*Once, error) {
 	return &Once{client: client, cfg: cfg, claims: claims}, nil
 }
 
-// Func is the work. It gets a context that ends with that of the caller or with the claim, whichever is first, and the
-// claim, which is a grant as fencedb.Tx expects it.
+// Func is the work. It gets a context that ends with that of the caller or with the claim,
+// whichever is first, and the claim, which is a grant as fencedb.Tx expects it.
 type Func = func(ctx context.Context, claim *lease.Lease) ([]byte, error)
 
 // Option changes one call.
@@ -208,15 +220,18 @@ type Option func(*call)
 // NoWait makes the call fail with [ErrInFlight] instead of waiting for another caller's run.
 func NoWait() Option { return func(c *call) { c.noWait = true } }
 
-// Do returns the recorded result of the key, replayed, or runs fn and records what it returns. The result belongs to the caller.
+// Do returns the recorded result of the key, replayed, or runs fn and records what it returns. The
+// result belongs to the caller.
 //
-// The request is what the key stands for; the same key with another request is [ErrKeyReused]. If fn fails, its error is returned,
-// nothing is recorded and the key is free. If the claim was lost while fn failed, the cause is joined. With [ErrNotRecorded] fn
-// has succeeded and its result is returned too, but others may get another one.
+// The request is what the key stands for; the same key with another request is [ErrKeyReused]. If
+// fn fails, its error is returned, nothing is recorded and the key is free. If the claim was lost
+// while fn failed, the cause is joined. With [ErrNotRecorded] fn has succeeded and its result is
+// returned too, but others may get another one.
 //
-// Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. If fn returns a result
-// all the same, it is recorded; if that takes longer than a moment, it goes on behind the call, which returns [ErrNotRecorded].
-// fn must not call Do with its own key: it would wait for itself.
+// Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. If fn
+// returns a result all the same, it is recorded; if that takes longer than a moment, it goes on
+// behind the call, which returns [ErrNotRecorded]. fn must not call Do with its own key: it would
+// wait for itself.
 func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts ...Option) (result []byte, replayed bool, err error) {
 	if err := o.check(key); err != nil {
 		return nil, false, err
@@ -235,8 +250,8 @@ func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts
 	return o.flights.share(ctx, c)
 }
 
-// DoJSON is [Once.Do] for a request and a result that encoding/json can write and read. A nil request compares with
-// everything.
+// DoJSON is [Once.Do] for a request and a result that encoding/json can write and read. A nil
+// request compares with everything.
 func DoJSON[T any](ctx context.Context, o *Once, key string, request any, fn func(ctx context.Context, claim *lease.Lease) (T, error), opts ...Option) (result T, replayed bool, err error) {
 	var asked []byte
 	if request != nil {
@@ -261,9 +276,10 @@ func DoJSON[T any](ctx context.Context, o *Once, key string, request any, fn fun
 	return result, true, nil
 }
 
-// Close ends the work in good order, for a program that shuts down. It waits for the results that are being recorded,
-// and then closes the claims as [lease.Issuer.Close] does: the context of every run ends, its claim is released,
-// and calls that would run anything fail with [lease.ErrClosed]. Results are replayed as before.
+// Close ends the work in good order, for a program that shuts down. It waits for the results that
+// are being recorded, and then closes the claims as [lease.Issuer.Close] does: the context of every
+// run ends, its claim is released, and calls that would run anything fail with [lease.ErrClosed].
+// Results are replayed as before.
 func (o *Once) Close(ctx context.Context) error {
 	if err := o.recordings.wait(ctx); err != nil {
 		return fmt.Errorf("once: close: results are still being recorded: %w", err)

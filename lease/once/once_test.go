@@ -274,11 +274,13 @@ func TestWhenRedisGoesAwayBeforeTheResultIsRecorded(t *testing.T) {
 	})
 }
 
-// The reply to the first request is lost, and so is the claim before the second: the result counts all the same.
+// The reply to the first request is lost, and so is the claim before the second: the result counts
+// all the same.
 func TestALostReplyDoesNotLoseTheResult(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		got := do(t.Context(), w.once(t, once.Config{}), "a", func(context.Context, *lease.Lease) ([]byte, error) {
-			// The script is new to the server: once in vain, once in full, and the third time again.
+			// The script is new to the server: once in vain, once in full, and the third time
+			// again.
 			var sent atomic.Int64
 			w.faults.Set(func(redis.Cmder) faulty.Fault {
 				if sent.Add(1) == 1 {

@@ -21,7 +21,8 @@ import (
 	"github.com/fencedb/fencedb/lease/once"
 )
 
-// Variables that make the test binary be a runner: a process that runs the work of key "a" until its stdin ends.
+// Variables that make the test binary be a runner: a process that runs the work of key "a" until
+// its stdin ends.
 const (
 	runnerAddr      = "ONCE_TEST_RUNNER_ADDR"
 	runnerNamespace = "ONCE_TEST_RUNNER_NAMESPACE"
@@ -86,7 +87,8 @@ func (r *runner) line(t *testing.T) string {
 	return line
 }
 
-// duplicates asks for the key a hundred times from two more processes' point of view, and counts the runs.
+// duplicates asks for the key a hundred times from two more processes' point of view, and counts
+// the runs.
 func duplicates(t *testing.T, w *world) (runs *atomic.Int64, results []<-chan outcome) {
 	runs = new(atomic.Int64)
 	for range 2 {

@@ -43,8 +43,8 @@ type State struct {
 	fingerprint string
 }
 
-// State tells where a key is. The error is [lease.ErrUnreachable], [lease.ErrCorrupt], or one that package lease has
-// for a refusal; nothing is changed in any case.
+// State tells where a key is. The error is [lease.ErrUnreachable], [lease.ErrCorrupt], or one that
+// package lease has for a refusal; nothing is changed in any case.
 func (o *Once) State(ctx context.Context, key string) (State, error) {
 	if err := o.check(key); err != nil {
 		return State{}, err
@@ -56,9 +56,10 @@ func (o *Once) State(ctx context.Context, key string) (State, error) {
 	return s, nil
 }
 
-// Forget removes the recorded result of a key, so that the next caller runs. A run in flight goes on, and records its result.
-// After [lease.ErrUnreachable] the result may or may not be there; forgetting it again does no harm. After another error, one that package
-// lease has for a refusal, it is there.
+// Forget removes the recorded result of a key, so that the next caller runs. A run in flight goes
+// on, and records its result. After [lease.ErrUnreachable] the result may or may not be there;
+// forgetting it again does no harm. After another error, one that package lease has for a refusal,
+// it is there.
 func (o *Once) Forget(ctx context.Context, key string) error {
 	if err := o.check(key); err != nil {
 		return err
@@ -113,8 +114,8 @@ func decodeRecord(r protocol.Reply) (none struct{}, err error) {
 	return none, r.Unknown()
 }
 
-// resource is what the claim on a key is a lease for. The prefix keeps it apart from leases that are only locks, here
-// and in the ledger of fences.
+// resource is what the claim on a key is a lease for. The prefix keeps it apart from leases that
+// are only locks, here and in the ledger of fences.
 func resource(key string) string { return "once:" + key }
 
 // names are the keys of one key in Redis. They share a Cluster slot.

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Within bounds requests. When the bound ends, the cause of the context is [ErrUnreachable], whether a request was sent by then or
-// not. Any other cause comes from the caller.
+// Within bounds requests. When the bound ends, the cause of the context is [ErrUnreachable],
+// whether a request was sent by then or not. Any other cause comes from the caller.
 func Within(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: no answer within %v", ErrUnreachable, bound))
 }
@@ -17,10 +17,11 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 	return Within(context.WithoutCancel(ctx), bound)
 }
 
-// Bounded returns when f does or ctx ends, whichever is first. In the second case the error is [ErrUnreachable], and the
-// server may still act on what f has sent: each of abandoned is called before the return, and the function that it returns
-// when f has returned too. If ctx was over before, nothing is called, and the error is its cause. (The client library
-// observes contexts only if its owner has configured that.)
+// Bounded returns when f does or ctx ends, whichever is first. In the second case the error is
+// [ErrUnreachable], and the server may still act on what f has sent: each of abandoned is called
+// before the return, and the function that it returns when f has returned too. If ctx was over
+// before, nothing is called, and the error is its cause. (The client library observes contexts only
+// if its owner has configured that.)
 func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended func())) (T, error) {
 	var none T
 	if ctx.Err() != nil {
@@ -48,8 +49,8 @@ func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended 
 	}
 }
 
-// Grace is how long a call whose time is over still waits for what goes on behind it. A working Redis answers within
-// that time.
+// Grace is how long a call whose time is over still waits for what goes on behind it. A working
+// Redis answers within that time.
 const Grace = 30 * time.Millisecond
 
 // Await receives an answer, or returns false when ctx has been over for Grace.

@@ -29,7 +29,8 @@ func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
-// Failed sorts what went wrong with a request: the caller's context, no answer, or an error that Redis answered.
+// Failed sorts what went wrong with a request: the caller's context, no answer, or an error that
+// Redis answered.
 func Failed(ctx context.Context, request string, err error) error {
 	var answered redis.Error
 	if !errors.As(err, &answered) {
@@ -46,8 +47,8 @@ func Failed(ctx context.Context, request string, err error) error {
 	return fmt.Errorf("lease: redis refused %s: %w", request, err)
 }
 
-// refusals are answers of a Redis that works but refuses this request now. It refuses a script at its first write or before, so
-// nothing was changed.
+// refusals are answers of a Redis that works but refuses this request now. It refuses a script at
+// its first write or before, so nothing was changed.
 var refusals = []struct {
 	is        func(error) bool
 	as        error
@@ -78,8 +79,8 @@ func coded(code string) func(error) bool {
 // CannotSave reports whether Redis refuses writes because it could not save to its disk.
 func CannotSave(err error) bool { return coded("MISCONF")(err) }
 
-// Moved reports whether the slot is, or soon will be, served by another server. A Cluster client follows automatically, unless it was
-// given the server.
+// Moved reports whether the slot is, or soon will be, served by another server. A Cluster client
+// follows automatically, unless it was given the server.
 func Moved(err error) bool {
 	_, moved := redis.IsMovedError(err)
 	_, moving := redis.IsAskError(err)
@@ -99,7 +100,8 @@ func refused(err error) error {
 	return nil
 }
 
-// Latest is err, the outcome of the latest attempt. If that had no answer, it also carries the refusal of an attempt before.
+// Latest is err, the outcome of the latest attempt. If that had no answer, it also carries the
+// refusal of an attempt before.
 func Latest(before, err error) error {
 	if why := refused(before); why != nil && err != nil && refused(err) == nil {
 		return fmt.Errorf("%w; before that, %w", err, why)

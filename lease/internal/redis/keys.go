@@ -15,7 +15,8 @@ const (
 	AdmissionKind = "admission"
 )
 
-// Key is the name of one key in Redis. All keys of a resource share one hash tag, so one Cluster slot:
+// Key is the name of one key in Redis. All keys of a resource share one hash tag, so one Cluster
+// slot:
 //
 //	lease:v1:{tenant/table:12}:owner
 //
@@ -32,8 +33,9 @@ const (
 	end     = "}:"
 )
 
-// escaper keeps the tag whole and names apart: a brace would end or begin the tag, and a slash would blur the end of the
-// namespace. The escape character is escaped itself, so two different names never meet.
+// escaper keeps the tag whole and names apart: a brace would end or begin the tag, and a slash
+// would blur the end of the namespace. The escape character is escaped itself, so two different
+// names never meet.
 var (
 	escaper   = strings.NewReplacer("%", "%25", "{", "%7B", "}", "%7D", "/", "%2F")
 	unescaper = strings.NewReplacer("%25", "%", "%7B", "{", "%7D", "}", "%2F", "/")
@@ -42,8 +44,8 @@ var (
 
 func (k Key) String() string { return k.head() + end + k.Field }
 
-// Pattern is a glob for SCAN. It matches the keys of all resources that begin with k.Resource, and without a namespace also those of other
-// namespaces: check with ParseKey.
+// Pattern is a glob for SCAN. It matches the keys of all resources that begin with k.Resource, and
+// without a namespace also those of other namespaces: check with ParseKey.
 func (k Key) Pattern() string { return globber.Replace(k.head()) + "*" + end + k.Field }
 
 func (k Key) head() string {
@@ -112,7 +114,8 @@ const (
 	MaxResource  = 512
 )
 
-// CheckResource refuses a name that cannot be part of a key, with [ErrInvalid]. example is a good one.
+// CheckResource refuses a name that cannot be part of a key, with [ErrInvalid]. example is a good
+// one.
 func CheckResource(resource, example string) error {
 	if resource == "" {
 		return Invalid("resource is empty; name it, such as %q", example)

@@ -20,8 +20,8 @@ type Granted struct {
 	Lasts   time.Duration // from the moment at which Redis answered that request
 }
 
-// ReadNews reads "free <call>", "look <call> <ms>" or "granted <call> <request> <token> <ms>". Any other message that begins
-// with a word and a call is a reason to ask.
+// ReadNews reads "free <call>", "look <call> <ms>" or "granted <call> <request> <token> <ms>". Any
+// other message that begins with a word and a call is a reason to ask.
 func ReadNews(message string) News {
 	words := strings.Fields(message)
 	if len(words) < 2 {

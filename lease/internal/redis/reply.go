@@ -34,8 +34,8 @@ func decode(ctx context.Context, script string, cmd *redis.Cmd) (Reply, error) {
 // Is reports whether the reply is that word with that number of arguments.
 func (r Reply) Is(word string, args int) bool { return r.Word == word && len(r.Args) == args }
 
-// Unknown is the error for an answer that no version of the script gives. It does not show arguments, which may be a user's
-// data.
+// Unknown is the error for an answer that no version of the script gives. It does not show
+// arguments, which may be a user's data.
 func (r Reply) Unknown() error {
 	return fmt.Errorf("%w: %s answered %q with %d arguments", ErrProtocol, r.Script, r.Word, len(r.Args))
 }

@@ -22,8 +22,9 @@ const (
 // Patience bounds requests that nothing else bounds.
 const Patience = 5 * time.Second
 
-// Persist makes up to three attempts within bound, until one has an answer that is not transient. Otherwise the error is that of
-// the last attempt: [ErrUnreachable] or the refusal. An attempt that hangs leaves half of the time to those after it.
+// Persist makes up to three attempts within bound, until one has an answer that is not transient.
+// Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
+// hangs leaves half of the time to those after it.
 func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
 	end, caller := time.Now().Add(bound), ctx
 	ctx, cancel := Within(ctx, bound)
@@ -46,8 +47,8 @@ func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.
 	return err
 }
 
-// Insist makes attempts until one has an answer that is not transient, ctx ends, or the client is closed. It is for releases
-// behind the caller.
+// Insist makes attempts until one has an answer that is not transient, ctx ends, or the client is
+// closed. It is for releases behind the caller.
 func Insist(ctx context.Context, attempt func(ctx context.Context) error) error {
 	end, _ := ctx.Deadline()
 	most := min(max(time.Until(end)/4, shortest), longest)

@@ -1,13 +1,13 @@
-// Package protocol is the protocol of leases and of the blocks beside them: the names of keys, the Lua scripts, one request
-// to Redis and its answer.
+// Package protocol is the protocol of leases and of the blocks beside them: the names of keys, the
+// Lua scripts, one request to Redis and its answer.
 //
-// Scripts run by one set of rules: they are sent by digest, and in full to a server that does not know them; the client
-// library never sends one again by itself; a request returns when its answer is there or its context ends; all
-// replies have one form; and each way to fail has one error. What to do after a failure is not decided here, except by
-// Persist and Insist, which make attempts.
+// Scripts run by one set of rules: they are sent by digest, and in full to a server that does not
+// know them; the client library never sends one again by itself; a request returns when its answer
+// is there or its context ends; all replies have one form; and each way to fail has one error. What
+// to do after a failure is not decided here, except by Persist and Insist, which make attempts.
 //
-// The errors are those of package lease, which exports and documents them. They are declared here because once and
-// admission need them too.
+// The errors are those of package lease, which exports and documents them. They are declared here
+// because once and admission need them too.
 package protocol
 
 import (
@@ -21,8 +21,9 @@ import (
 //go:embed *.lua
 var lua embed.FS
 
-// Holding are the scripts by which a caller gets, keeps and returns a lease or a permit. Both kinds take the same KEYS
-// and ARGV and give the same answers, except that Acquire of a semaphore also takes the limit.
+// Holding are the scripts by which a caller gets, keeps and returns a lease or a permit. Both kinds
+// take the same KEYS and ARGV and give the same answers, except that Acquire of a semaphore also
+// takes the limit.
 type Holding struct {
 	Acquire, Extend, Release, Withdraw, Verify Script
 }

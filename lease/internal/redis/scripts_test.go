@@ -21,8 +21,8 @@ const (
 	another = "6a3f9a52-52f6-4f0c-8d2e-0a4c3b1d7e22"
 )
 
-// sample is a script with a call of it that works, on the keys and in the state of a resource that is held and waited
-// for.
+// sample is a script with a call of it that works, on the keys and in the state of a resource that
+// is held and waited for.
 type sample struct {
 	name string // of the script
 	keys string // their kinds, in order
@@ -88,8 +88,8 @@ var bad = map[string][]string{
 	"print":   {"x", strings.Repeat("x", 33)},
 }
 
-// state prepares the keys as a resource that is held by holder with token 41, waited for by one, and whose last holder
-// was revoked.
+// state prepares the keys as a resource that is held by holder with token 41, waited for by one,
+// and whose last holder was revoked.
 func prepare(t *testing.T, client *redis.Client, s sample) (names []string) {
 	t.Helper()
 	ctx := t.Context()
@@ -134,8 +134,8 @@ func dump(t *testing.T, client *redis.Client) map[string]string {
 	return all
 }
 
-// Every script, called as its header says but for one thing, refuses and changes nothing: a wrong argument, one too
-// many or too few, and the same for keys.
+// Every script, called as its header says but for one thing, refuses and changes nothing: a wrong
+// argument, one too many or too few, and the same for keys.
 func TestScriptsCheckTheirArguments(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()
@@ -176,7 +176,8 @@ func TestScriptsCheckTheirArguments(t *testing.T) {
 	}
 }
 
-// A key of another type is told, and nothing was changed; or it does not matter, and the script does its work.
+// A key of another type is told, and nothing was changed; or it does not matter, and the script
+// does its work.
 func TestScriptsCheckTypes(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()

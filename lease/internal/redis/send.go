@@ -16,8 +16,8 @@ type Call struct {
 	Keys   []string
 	Args   []any
 
-	// Abandoned is called when ctx ends before the answer is there, and what it returns when the answer comes, or that
-	// there is none. May be nil.
+	// Abandoned is called when ctx ends before the answer is there, and what it returns when the
+	// answer comes, or that there is none. May be nil.
 	Abandoned func() (ended func())
 }
 
@@ -27,17 +27,18 @@ type Result struct {
 	Err   error
 }
 
-// Run sends the call once. It returns when the answer is there or ctx ends, whichever is first; in the second case the server may
-// still act.
+// Run sends the call once. It returns when the answer is there or ctx ends, whichever is first; in
+// the second case the server may still act.
 //
-// The error is the cause of ctx if that was over before; [ErrUnreachable] if it is unknown whether the script ran; otherwise
-// what [Failed] makes of Redis's answer, [ErrCorrupt] or [ErrProtocol].
+// The error is the cause of ctx if that was over before; [ErrUnreachable] if it is unknown whether
+// the script ran; otherwise what [Failed] makes of Redis's answer, [ErrCorrupt] or [ErrProtocol].
 func (c Call) Run(ctx context.Context, client redis.UniversalClient) (Reply, error) {
 	r := RunAll(ctx, client, []Call{c})[0]
 	return r.Reply, r.Err
 }
 
-// RunAll sends calls in one round trip (on a Cluster, one per node), each with an outcome of its own.
+// RunAll sends calls in one round trip (on a Cluster, one per node), each with an outcome of its
+// own.
 func RunAll(ctx context.Context, client redis.UniversalClient, calls []Call) []Result {
 	results, err := Bounded(ctx, func() []Result { return run(ctx, client, calls) }, whenAbandoned(calls)...)
 	if err != nil {
@@ -58,7 +59,8 @@ func whenAbandoned(calls []Call) (all []func() (ended func())) {
 	return all
 }
 
-// RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have its writes.
+// RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have
+// its writes.
 func (c Call) RunAndWait(ctx context.Context, client redis.UniversalClient, replicas int, within time.Duration) (Reply, int64, error) {
 	type confirmed struct {
 		Result
@@ -96,8 +98,8 @@ func Query[T any](ctx context.Context, client redis.UniversalClient, c Call, dec
 	return decode(r)
 }
 
-// Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that do no harm when they
-// run twice.
+// Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that
+// do no harm when they run twice.
 func Ask[T any](ctx context.Context, client redis.UniversalClient, c Call, decode func(Reply) (T, error)) (answer T, err error) {
 	err = Persist(ctx, Patience, func(ctx context.Context) (err error) {
 		answer, err = Query(ctx, client, c, decode)
@@ -120,16 +122,18 @@ func (c Call) command(ctx context.Context, verb, body string) *single {
 	return &single{cmd}
 }
 
-// single is a command that the client library does not send again by itself. It would do so after a broken connection, and
-// the second answer would hide the outcome of the first: a release that was carried out would come back as "gone".
+// single is a command that the client library does not send again by itself. It would do so after a
+// broken connection, and the second answer would hide the outcome of the first: a release that was
+// carried out would come back as "gone".
 type single struct{ *redis.Cmd }
 
 // NoRetry implements [redis.Cmder].
 func (*single) NoRetry() bool { return true }
 
-// send makes the calls in one round trip (on a Cluster, one per node). It sends those in full whose script the server does not know,
-// because it was restarted, replaced, or told to forget scripts; they did not run the first time. The commands in follow are sent
-// behind the calls. Each command has its own outcome.
+// send makes the calls in one round trip (on a Cluster, one per node). It sends those in full whose
+// script the server does not know, because it was restarted, replaced, or told to forget scripts;
+// they did not run the first time. The commands in follow are sent behind the calls. Each command
+// has its own outcome.
 func send(ctx context.Context, client redis.UniversalClient, calls []Call, follow ...redis.Cmder) []*redis.Cmd {
 	commands := make([]*single, len(calls))
 	for i, c := range calls {

@@ -26,7 +26,8 @@ func scriptOf(name, source string) protocol.Script { return protocol.NewScript(n
 
 var count = scriptOf("count", `return {'counted', digits(redis.call('INCR', KEYS[1]))}`)
 
-// The client library would send it again on a new connection, and the second answer would hide what became of the first.
+// The client library would send it again on a new connection, and the second answer would hide what
+// became of the first.
 func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	key := testenv.Namespace(t)
