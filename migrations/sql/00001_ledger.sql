@@ -496,11 +496,9 @@ DECLARE
     key      bytea;
     body     text;
 BEGIN
-    -- The common case, in one statement: nothing has been entered, no limit is set, nobody stands in the way, and the
+    -- The common case, in one statement: nothing has been entered, nobody stands in the way, and the
     -- fence has this token and lease already. admit does the rest.
-    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND token <= 9007199254740991 AND coalesce(remaining_ms > 0, true)
-       AND (remaining_ms IS NULL OR current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0'
-            AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0') THEN
+    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND token <= 9007199254740991 AND coalesce(remaining_ms > 0, true) THEN
         until := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
         WITH held AS MATERIALIZED (
             SELECT f.resource FROM fencedb.fences f
@@ -516,12 +514,15 @@ BEGIN
             IF locker <> xid::xid THEN
                 PERFORM fencedb.require_outermost(locker);
             END IF;
-            IF remaining_ms IS NOT NULL THEN
+            IF current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0' AND remaining_ms IS NOT NULL
+               AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0' THEN
                 body := set_config('lock_timeout', limit_ms, true) || set_config('statement_timeout', limit_ms, true)
                      || set_config('idle_in_transaction_session_timeout', limit_ms, true) || set_config('fencedb.limit', limit_ms, true);
                 IF current_setting('transaction_timeout', true) IS NOT NULL THEN
                     body := set_config('transaction_timeout', limit_ms, true);
                 END IF;
+            ELSIF remaining_ms IS NOT NULL THEN
+                PERFORM fencedb.bound(until), fencedb.bound(until, '{transaction_timeout}');
             END IF;
             body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": true}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
             body := set_config('fencedb.granted', encode(sha256(key || sha256(key || convert_to(xid::text || ' ' || body, 'UTF8'))), 'hex') || body, true);
