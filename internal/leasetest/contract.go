@@ -1,5 +1,4 @@
-// Package leasetest is the contract of an issuer of leases, written once and run against everything
-// that claims to be one.
+// Package leasetest is the contract of an issuer of leases, to be run against every implementation.
 package leasetest
 
 import (
@@ -29,8 +28,8 @@ const (
 // patience is how long a server may fail to answer before the contract is broken.
 const patience = 30 * time.Second
 
-// NewIssuer makes an issuer of one test's own: no other test's issuers share resources with it, two
-// made in the same test do.
+// NewIssuer makes an issuer for one test. Issuers of one test share resources, those of two tests
+// do not.
 type NewIssuer func(t *testing.T, cfg lease.Config) *lease.Issuer
 
 // Run runs the contract.
@@ -78,8 +77,8 @@ func requireVerdict(t *testing.T, l *lease.Lease, want lease.Verdict) {
 	require.Equal(t, want, verdict)
 }
 
-// answered sends a request until there is an answer: a short TTL leaves a busy machine little time
-// for one. It gives up where not even a busy machine is to blame.
+// answered repeats a request until there is an answer, because a short TTL may be too short for a
+// busy machine. It gives up after patience.
 func answered(request func() error) error {
 	err := request()
 	for deadline := time.Now().Add(patience); errors.Is(err, lease.ErrUnreachable) && time.Now().Before(deadline); {
@@ -112,8 +111,8 @@ func refusesWhatIsHeld(t *testing.T, issuer NewIssuer) {
 	requireVerdict(t, l, lease.Current)
 }
 
-// oneWinner lets a hundred ask for as long as nobody has won: of a quorum, rivals may each win a
-// minority, and nobody all.
+// oneWinner lets a hundred rivals try until one has won. In a quorum, several can win a minority,
+// so that none wins.
 func oneWinner(t *testing.T, issuer NewIssuer) {
 	i := issuer(t, lease.Config{TTL: ttl})
 	var winners atomic.Int64
@@ -254,7 +253,7 @@ func acquireIsBoundedByContext(t *testing.T, issuer NewIssuer) {
 	require.ErrorIs(t, err, lease.ErrHeld)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
-	// The waiter has left: nobody has right of way.
+	// The waiter has left, so nobody comes first.
 	require.NoError(t, first.Release(t.Context()))
 	acquire(t, i, "table:12")
 }

@@ -14,24 +14,24 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Effect is what a request does in Redis, which refuses some and lets others pass.
+// Effect is what a request does in Redis. Redis refuses some effects and allows others.
 type Effect int
 
-// Each is refused at least where those before it are.
+// Each is refused wherever one of those before it is.
 const (
 	Reads  Effect = iota
 	Frees         // writes, but takes no memory
 	Writes        // and takes memory
 )
 
-// Request is one that a server shall refuse. Prepare makes it while the server is well.
+// Request is a request that a server must refuse. Prepare makes it while the server works.
 type Request struct {
 	Effect  Effect
 	Prepare func(t *testing.T, client *redis.Client) (send func() error)
 }
 
-// Refusals sends the requests to real servers that refuse, each for another reason, and requires of
-// each the error that package lease has for that reason, or none where the request is let through.
+// Refusals sends the requests to real servers that refuse for different reasons. It requires the
+// error of package lease for each reason, or none if the server allows the request.
 func Refusals(t *testing.T, requests map[string]Request) {
 	for name, refusal := range map[string]struct {
 		args   []string
@@ -70,7 +70,7 @@ func command(args ...any) func(*testing.T, *testenv.RedisServer) {
 	}
 }
 
-// failToSave finds a directory where the file should be.
+// failToSave puts a directory where the file should be.
 func failToSave(t *testing.T, server *testenv.RedisServer) {
 	require.NoError(t, os.Mkdir(filepath.Join(server.Dir(), "taken"), 0o700))
 	require.NoError(t, server.Client().BgSave(t.Context()).Err())

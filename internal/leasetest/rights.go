@@ -15,7 +15,7 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Deployment is Redis with users of its own.
+// Deployment is a Redis with its own users.
 type Deployment struct {
 	Name   string
 	Client func(user, password string) redis.UniversalClient
@@ -58,9 +58,9 @@ func (d Deployment) as(t *testing.T, user string, rights []string) redis.Univers
 	return d.Client(user, "password")
 }
 
-// RunRights runs everything that a package offers with exactly the rights that the documentation
-// lists, and again without each one of them, whereupon something has to be denied. everything
-// returns the error of each thing that it has tried; admin may do all.
+// RunRights runs everything that a package offers with exactly the documented rights, and again
+// without each of them, when something must be denied. everything returns the error of each call;
+// admin has all rights.
 func RunRights(t *testing.T, name string, everything func(t *testing.T, client, admin redis.UniversalClient, namespace string) []error) {
 	for _, d := range Deployments(t) {
 		rights := documented(t, name, d.Name)

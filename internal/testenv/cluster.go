@@ -62,8 +62,8 @@ func (c *ClusterServers) addNode(args []string) {
 	c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
 }
 
-// giveSlots assigns the slots from first to before end. The epochs settle in advance what the nodes
-// would otherwise have to: whose claim counts.
+// giveSlots assigns the slots from first to before end. The epochs say in advance whose
+// claim counts, which the nodes would have to agree on otherwise.
 func (c *ClusterServers) giveSlots(node, first, end int) {
 	c.t.Helper()
 	c.do(c.nodes[node], "CLUSTER", "SET-CONFIG-EPOCH", node+1)

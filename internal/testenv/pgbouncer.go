@@ -92,7 +92,7 @@ func (n *bouncerNode) stop() error {
 
 func (n *bouncerNode) configFile() string { return filepath.Join(n.dir, "pgbouncer.ini") }
 
-// config lets everybody in, as the user of the database's own URL.
+// config accepts every client, as the user in the URL of the database.
 func (n *bouncerNode) config(settings []string) string {
 	backend := fmt.Sprintf("%s = host=%s port=%d user=%s", n.backend.Database, n.backend.Host, n.backend.Port, inQuotes(n.backend.User))
 	if n.backend.Password != "" { // empty quotes are a syntax error there

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fastSettings make a Postgres whose data nobody will miss as quick as it can be.
+// fastSettings make a Postgres fast whose data need not survive.
 // OwnPostgres can overrule them: of two settings with one name, the later counts.
 var fastSettings = []string{
 	"fsync=off",
@@ -199,8 +199,8 @@ func (c *postgresCluster) stop() error {
 	segment, found := c.sharedMemory()
 	failed := c.process.stop()
 	if crashed && found {
-		// The next server over the directory would have done it. Those of the crashed one that are
-		// still attached keep their hold; it is gone with the last of them.
+		// A next server in the directory would have removed it. Processes of the crashed one that
+		// are still attached keep the segment; it goes with the last of them.
 		_, err := unix.SysvShmCtl(segment, unix.IPC_RMID, nil)
 		failed = errors.Join(failed, err)
 	}

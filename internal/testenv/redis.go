@@ -159,8 +159,8 @@ func (n *redisNode) asServer() *redisServer {
 	}
 }
 
-// newRedisClient is redis.NewClient without the probe for a managed service's notifications, which
-// costs a round trip and a goroutine per connection and is of no use against a server of ours.
+// newRedisClient is redis.NewClient without the probe for the notifications of a managed service,
+// which costs a round trip and a goroutine for each connection.
 func newRedisClient(options *redis.Options) *redis.Client {
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(options)

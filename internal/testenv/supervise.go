@@ -123,11 +123,11 @@ func (p *process) exited(deadline time.Time) bool {
 	return true
 }
 
-// statusUnknown is the exit status of a server whose supervisor somebody has killed.
+// statusUnknown is the exit status of a server whose supervisor was killed.
 const statusUnknown = -1
 
-// await asks ready again and again until it answers yes. It gives up when the server has ended or
-// ctx has, with an error that shows the server's log.
+// await calls ready until it returns true. It gives up when the server or ctx has ended, with an
+// error that shows the log of the server.
 func (p *process) await(ctx context.Context, every time.Duration, ready func(context.Context) bool) error {
 	for !ready(ctx) {
 		if p.exited(time.Now().Add(every)) {
@@ -140,7 +140,7 @@ func (p *process) await(ctx context.Context, every time.Duration, ready func(con
 	return nil
 }
 
-// finish waits for a command that is to end by itself, and well.
+// finish waits for a command that ends by itself, and requires success.
 func (p *process) finish(ctx context.Context) error {
 	for !p.exited(time.Now().Add(pollEvery)) {
 		if ctx.Err() != nil {
@@ -330,8 +330,7 @@ const memoryDir = "/dev/shm"
 // get memoryDir at its usual 64 MiB stay with the disk.
 const enoughMemory = 4 << 30
 
-// tempBases returns where to make directories, best first. TMPDIR is somebody's decision and comes
-// before what we would choose.
+// tempBases returns where to make directories, best first. TMPDIR comes first if it is set.
 func tempBases() []string {
 	bases := []string{os.TempDir(), "/tmp", "/var/tmp"}
 	if os.Getenv("TMPDIR") == "" && openToAll(memoryDir) && freeIn(memoryDir) >= enoughMemory {

@@ -1,12 +1,12 @@
 // Package testenv finds or starts the Postgres and the Redis that tests, examples and demos run on,
-// so that nobody has to set anything up first.
+// so that no set-up is needed.
 //
 // # Where the servers come from
 //
-// For each of the two, the first that can be had:
+// For each of the two, the first that is available:
 //
-//  1. the address in FENCEDB_POSTGRES_URL or FENCEDB_REDIS_URL. Whoever sets it means it: when that
-//     server does not answer, testenv fails instead of looking further;
+//  1. the address in FENCEDB_POSTGRES_URL or FENCEDB_REDIS_URL. If that server does
+//     not answer, testenv fails instead of looking further;
 //  2. postgres and initdb, or redis-server or valkey-server, from PATH or from where distributions
 //     keep them, started as a private process on a free loopback port with a temporary data
 //     directory. FENCEDB_POSTGRES_BIN names a directory to take Postgres from instead, which is how
@@ -29,7 +29,7 @@
 // A test that fails keeps its database and its keys, and its log says where they are.
 //
 // The data directories are in memory on Linux machines that have plenty, because a database per
-// test costs ten times as much on many a disk; TMPDIR overrules that.
+// test costs ten times as much on many a disk; TMPDIR overrides that.
 //
 // # What is left behind
 //
@@ -110,8 +110,8 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 	return pool
 }
 
-// closePool waits only so long, since Close waits forever for a connection that the test has not
-// given back.
+// closePool waits for a limited time, because Close waits for ever for connections that the test
+// has not returned.
 func closePool(t testing.TB, pool *pgxpool.Pool, patience time.Duration) {
 	closed := make(chan struct{})
 	go func() {
@@ -185,7 +185,7 @@ func keysOf(ctx context.Context, client *redis.Client, namespace string) ([]stri
 	}
 }
 
-// keptUntil ends the message about what a failed test leaves to look at.
+// keptUntil is the end of the message about what a failed test leaves.
 func keptUntil(private bool, variable string) string {
 	if !private {
 		return ""
@@ -281,8 +281,7 @@ func stopShared() error {
 	return failed
 }
 
-// await asks done until it says yes. Servers agree among themselves in their own time and tell
-// nobody when they have.
+// await calls done until it returns true, because servers do not report when they agree.
 func await(t testing.TB, what string, done func(context.Context) bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
@@ -298,7 +297,7 @@ func await(t testing.TB, what string, done func(context.Context) bool) {
 	}
 }
 
-// errExited: a server has ended though nobody asked it to.
+// errExited: a server has ended by itself.
 var errExited = errors.New("the server has exited")
 
 // check ends the test on an error.
