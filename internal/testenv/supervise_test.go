@@ -28,6 +28,7 @@ func TestNothingIsLeftWhenTheProgramEnds(t *testing.T) {
 			t.Parallel()
 			program := startProgram(t, way)
 			program.awaitStart(t)
+			require.NoError(t, program.stdin.Close())
 			_ = program.cmd.Wait() // its exit status is that of a panic or of log.Fatal
 			program.requireNothingLeft(t)
 		})
@@ -137,6 +138,7 @@ func TestServersRunWithoutGoroutines(t *testing.T) {
 // program is this test binary as startServersAndEnd.
 type program struct {
 	cmd    *exec.Cmd
+	stdin  io.Closer // the program runs until it is closed
 	stdout io.Reader
 	temp   string // its TMPDIR: no other program uses it, and the servers' command lines name it
 }
@@ -146,7 +148,8 @@ func startProgram(t *testing.T, way string) *program {
 	p := &program{cmd: exec.Command(os.Args[0]), temp: sharedTempDir(t)}
 	p.cmd.Env = append(os.Environ(), endVar+"="+way, "TMPDIR="+p.temp, postgresURLVar+"=", redisURLVar+"=")
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	_, err := p.cmd.StdinPipe()
+	var err error
+	p.stdin, err = p.cmd.StdinPipe()
 	require.NoError(t, err)
 	p.stdout, err = p.cmd.StdoutPipe()
 	require.NoError(t, err)
