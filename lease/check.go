@@ -46,6 +46,7 @@ type Warning struct {
 // WarningCode tells warnings apart.
 type WarningCode string
 
+// The codes of all warnings.
 const (
 	WarnUnlogged WarningCode = "unlogged" // no log of writes: a crash forgets leases
 	WarnEviction WarningCode = "eviction" // an eviction policy that does harm once there is a maxmemory

@@ -14,6 +14,8 @@ import (
 // Phase is where a key is between its first request and the end of its result.
 type Phase int
 
+// A key is absent at first, in flight while a claim on it is held, and done while its
+// result is remembered.
 const (
 	Absent Phase = iota
 	InFlight
