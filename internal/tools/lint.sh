@@ -27,7 +27,8 @@ git ls-files --cached --others --exclude-standard -- go.mod '*/go.mod' | while r
 	(
 		cd "$module"
 		"$root/.bin/golangci-lint" run --config "$root/.golangci.yml" --path-mode abs ./...
-		dead=$("$root/.bin/deadcode" -test ./...)
+		# What a package exports, other modules may call.
+		dead=$("$root/.bin/deadcode" -test ./... | awk '/internal\// || !/unreachable func: ([A-Z][A-Za-z]*\.)?[A-Z]/')
 		[ -z "$dead" ] || fail "never called: $dead"
 	)
 done
