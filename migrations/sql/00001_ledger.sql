@@ -59,7 +59,7 @@ CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
 
--- A guard need not judge every row anew: who has judged a resource, or just entered it, notes the answer in the setting
+-- A guard need not judge every row anew: fencedb.require notes its last answer in the setting
 -- fencedb.judged (until when, the token, the resource), which ends with the transaction and goes back with a savepoint.
 -- Anybody can set that. So its checksum, which contains the transaction id, is the session's own value of this sequence,
 -- which nobody else knows, and which only who may change the sequence can set.
@@ -458,11 +458,7 @@ BEGIN
         signed := fencedb.sign(body) || body;
     END IF;
     PERFORM set_config('fencedb.granted', signed, true);
-    IF enter THEN
-        PERFORM fencedb.note(resources[n], tokens[n], until);
-    ELSE -- what was noted so far may have another limit
-        PERFORM set_config('fencedb.judged', '', true);
-    END IF;
+    PERFORM set_config('fencedb.judged', '', true); -- what was noted so far may have another limit
     xid := pg_current_xact_id();
     epoch := fencedb.epoch();
 END
@@ -489,47 +485,7 @@ CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remain
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
-DECLARE
-    limit_ms text := least(remaining_ms, 2147483647);
-    until    numeric;
-    locker   xid;
-    key      bytea;
-    body     text;
 BEGIN
-    -- The common case, in one statement: nothing has been entered, nobody stands in the way, and the
-    -- fence has this token and lease already. admit does the rest.
-    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND token <= 9007199254740991 AND coalesce(remaining_ms > 0, true) THEN
-        until := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
-        WITH held AS MATERIALIZED (
-            SELECT f.resource FROM fencedb.fences f
-            WHERE f.resource = enter.resource AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
-            FOR SHARE SKIP LOCKED
-        )
-        SELECT (SELECT f.xmax FROM fencedb.fences f WHERE f.resource = held.resource),
-               (SELECT s.last_value FROM fencedb.server_epoch s WHERE s.is_called),
-               (SELECT k.key FROM fencedb.signing_key k)
-        INTO locker, epoch, key FROM held;
-        IF locker IS NOT NULL AND epoch IS NOT NULL AND key IS NOT NULL THEN
-            xid := pg_current_xact_id();
-            IF locker <> xid::xid THEN
-                PERFORM fencedb.require_outermost(locker);
-            END IF;
-            IF current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0' AND remaining_ms IS NOT NULL
-               AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0' THEN
-                body := set_config('lock_timeout', limit_ms, true) || set_config('statement_timeout', limit_ms, true)
-                     || set_config('idle_in_transaction_session_timeout', limit_ms, true) || set_config('fencedb.limit', limit_ms, true);
-                IF current_setting('transaction_timeout', true) IS NOT NULL THEN
-                    body := set_config('transaction_timeout', limit_ms, true);
-                END IF;
-            ELSIF remaining_ms IS NOT NULL THEN
-                PERFORM fencedb.bound(until), fencedb.bound(until, '{transaction_timeout}');
-            END IF;
-            body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": true}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
-            body := set_config('fencedb.granted', encode(sha256(key || sha256(key || convert_to(xid::text || ' ' || body, 'UTF8'))), 'hex') || body, true);
-            PERFORM fencedb.note(resource, token, until);
-            RETURN;
-        END IF;
-    END IF;
     SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms, wait_ms) a;
 END
 $$;
