@@ -11,6 +11,7 @@ import (
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/leasetest"
 	"github.com/fencedb/fencedb/lease"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 	"github.com/fencedb/fencedb/lease/once"
 )
 
@@ -53,13 +54,8 @@ func TestRights(t *testing.T) {
 					_, _, err := pair[1].Do(bounded, key, nil, paid)
 					waited <- err
 				}()
-				timer := time.NewTimer(300 * time.Millisecond)
-				defer timer.Stop()
-				select {
-				case <-timer.C: // it waits by now, as a rule
-				case err := <-waited:
-					waited <- err
-				case <-ctx.Done():
+				queue := protocol.KeysOf(protocol.LeaseKind, namespace, "once:"+key, false).Queue
+				for ctx.Err() == nil && len(waited) == 0 && admin.Exists(ctx, queue).Val() == 0 { // until it waits
 				}
 				return []byte("paid"), nil
 			})
