@@ -106,7 +106,8 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 		if !protocol.Transient(err) {
 			t.line.silence = silence{}
 		} else if ctx.Err() == nil { // else the error is about this caller
-			t.line.silence.why = protocol.Latest(t.line.silence.why, err)
+			err = protocol.Latest(t.line.silence.why, err)
+			t.line.silence.why = err
 		}
 		switch {
 		case leases != nil:

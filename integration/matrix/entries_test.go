@@ -200,12 +200,12 @@ func runEnterSQL(c *call) error {
 	}
 	db := stdlib.OpenDBFromPool(c.pool)
 	defer db.Close()
-	tx, err := db.BeginTx(c, &sql.TxOptions{Isolation: c.level.sqlOption()})
+	tx, err := db.BeginTx(c.Context, &sql.TxOptions{Isolation: c.level.sqlOption()})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	if err := fencedb.EnterSQL(c, tx, c.grant()); err != nil {
+	if err := fencedb.EnterSQL(c.Context, tx, c.grant()); err != nil {
 		return err
 	}
 	if err := c.insertSQL(tx); err != nil {
@@ -217,8 +217,9 @@ func runEnterSQL(c *call) error {
 	return nil
 }
 
+// The context itself: database/sql leaves a goroutine that looks at it, and c gets another one.
 func (c *call) insertSQL(tx *sql.Tx) error {
-	rows, err := tx.QueryContext(c, insert+returning, c.resource, c.first)
+	rows, err := tx.QueryContext(c.Context, insert+returning, c.resource, c.first)
 	if err != nil {
 		return err
 	}
@@ -238,7 +239,7 @@ func (c *call) insertSQL(tx *sql.Tx) error {
 func runTxSQL(c *call) error {
 	db := stdlib.OpenDBFromPool(c.pool)
 	defer db.Close()
-	return fencedb.TxSQL(c, db, c.grant(), c.insertSQL, c.options())
+	return fencedb.TxSQL(c.Context, db, c.grant(), c.insertSQL, c.options())
 }
 
 func runGuard(c *call) error {
