@@ -68,6 +68,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		return e.explainSQL(ctx, err)
 	}
 	defer conn.Close()
+	defer func() { _ = conn.Raw(abandonSQL) }()
 	tx, err := conn.BeginTx(bounded, options)
 	if err != nil {
 		return e.explainSQL(ctx, err)
