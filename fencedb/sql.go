@@ -47,7 +47,7 @@ func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) err
 func (e *entry) txSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, fn func(tx *sql.Tx) error) error {
 	for tries := 1; ; tries++ {
 		err := e.tryTxSQL(ctx, db, options, fn)
-		if !errors.Is(err, ErrUnsealed) || tries == sealTries {
+		if !errors.Is(err, ErrUnsealed) || e.xid != 0 || tries == sealTries { // fn runs once at most
 			return err
 		}
 		sealing := &entry{grants: e.grants}
@@ -78,10 +78,10 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		return err
 	}
 	if err := fn(tx); err != nil {
-		return e.rolledBackSQL(ctx, db, tx, err)
+		return e.rolledBackSQL(ctx, db, conn, tx, err)
 	}
 	if _, err := tx.ExecContext(bounded, e.stillEntered()); err != nil {
-		return e.rolledBackSQL(ctx, db, tx, err)
+		return e.rolledBackSQL(ctx, db, conn, tx, err)
 	}
 	if err := tx.Commit(); err != nil && refused(err) {
 		return e.explainSQL(ctx, err)
@@ -93,20 +93,28 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	return nil
 }
 
-// rolledBackSQL rolls back because of err. A statement may have ended the transaction before: then
-// its outcome is asked for.
-func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, tx *sql.Tx, err error) error {
-	_ = tx.Rollback() // before asking, which waits for it
-	if answered(err).code == codeTxEnded || errors.Is(err, sql.ErrTxDone) {
-		if ended := e.ended(ctx, askSQL(db), ctx.Err() == nil, err); ended != nil {
-			return ended
-		}
+// rolledBackSQL rolls back because of err. database/sql does not show what fn has sent, so the server
+// is asked whether one of its statements had ended the transaction: what that one has committed, no
+// rollback undoes.
+func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sql.Conn, tx *sql.Tx, err error) error {
+	rollbackErr := tx.Rollback()
+	alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && ctx.Err() == nil
+	server := askSQL(conn) // another connection may not be free
+	if !alive {
+		_ = conn.Raw(abandonSQL)
+		_ = conn.Close()
+		server = askSQL(db)
+	}
+	if ended := e.ended(ctx, server, alive, err); ended != nil {
+		return ended
 	}
 	return e.explainSQL(ctx, err)
 }
 
-// askSQL asks on a connection of db.
-func askSQL(db *sql.DB) asker {
+// askSQL asks on a connection of db, which is one itself or a pool.
+func askSQL(db interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}) asker {
 	return func(ctx context.Context, e *entry) (status string, err error) {
 		err = db.QueryRowContext(ctx, outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch).Scan(&status)
 		return status, err

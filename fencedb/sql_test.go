@@ -303,13 +303,18 @@ func TestTxSQLCommitsOrWritesNothing(t *testing.T) {
 func TestTxSQLTellsWhatAStatementHasCommitted(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*sql.Tx) error{
-		"COMMIT":           inSQL(`COMMIT`),
-		"COMMIT AND CHAIN": inSQL(`COMMIT AND CHAIN`),
-		"COMMIT; BEGIN":    inSQL(`COMMIT; BEGIN`),
-		"tx.Commit":        (*sql.Tx).Commit,
+		"COMMIT":                          inSQL(`COMMIT`),
+		"COMMIT AND CHAIN":                inSQL(`COMMIT AND CHAIN`),
+		"COMMIT; BEGIN":                   inSQL(`COMMIT; BEGIN`),
+		"tx.Commit":                       (*sql.Tx).Commit,
+		"COMMIT, and an error of its own": func(tx *sql.Tx) error { return errors.Join(inSQL(`COMMIT`)(tx), errors.New("mine")) },
+		"COMMIT, and a failure behind it": func(tx *sql.Tx) error { return errors.Join(inSQL(`COMMIT`)(tx), inSQL(`SELECT 1/0`)(tx)) },
+		"COMMIT; BEGIN, and a failure":    func(tx *sql.Tx) error { return errors.Join(inSQL(`COMMIT; BEGIN`)(tx), inSQL(`SELECT 1/0`)(tx)) },
 	} {
 		w := newWorld(t)
-		err := fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
+		db := w.sqlDB()
+		db.SetMaxOpenConns(1)
+		err := fencedb.TxSQL(t.Context(), db, grant("table:12", 41), func(tx *sql.Tx) error {
 			return errors.Join(inSQL(bookAnn)(tx), end(tx))
 		})
 		var ended *fencedb.TxEndedError
@@ -336,4 +341,16 @@ func TestTxSQLSealsAboveReadCommitted(t *testing.T) {
 		require.ErrorContains(t, fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), inSQL(bookAnn), fencedb.TxOptions(o)), "database/sql knows")
 	}
 	require.Empty(t, w.guests())
+}
+
+func TestTxSQLRunsItsFunctionOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	runs := 0
+	err := fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
+		runs++
+		return fencedb.EnterSQL(t.Context(), tx, grant("table:13", 1)) // not sealed either
+	}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
+	require.ErrorIs(t, err, fencedb.ErrUnsealed)
+	require.Equal(t, 1, runs)
 }
