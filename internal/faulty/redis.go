@@ -299,21 +299,30 @@ func (l *redisLink) script(verb, body string) (name string, known bool) {
 	if verb == "eval" {
 		sum := sha1.Sum([]byte(body))
 		digest = hex.EncodeToString(sum[:])
-		sources.Store(digest, body)
+		if _, known := sources.Load(digest); !known {
+			sources.Store(digest, source{body, lastHeader(body)})
+		}
 	}
-	source, known := sources.Load(digest)
+	found, known := sources.Load(digest)
 	if !known {
 		return "", false
 	}
+	s := found.(source)
 	if _, has := loaded.LoadOrStore(l.addr+digest, true); !has {
-		load := "*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD\r\n$" + strconv.Itoa(len(source.(string))) + "\r\n" + source.(string) + "\r\n"
+		load := "*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD\r\n$" + strconv.Itoa(len(s.body)) + "\r\n" + s.body + "\r\n"
 		_ = held{l.addr, []byte(load)}.deliver() // if that fails, the client gets NOSCRIPT from the server
 	}
-	headers := header.FindAllStringSubmatch(source.(string), -1)
-	if headers == nil {
-		return "", true
+	return s.name, true
+}
+
+// source is a script with its name.
+type source struct{ body, name string }
+
+func lastHeader(body string) (name string) {
+	for _, header := range header.FindAllStringSubmatch(body, -1) {
+		name = header[1]
 	}
-	return headers[len(headers)-1][1], true
+	return name
 }
 
 // readValue reads one complete value of the Redis protocol and returns its bytes.
