@@ -297,6 +297,9 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
 	for {
 		m, err := s.Receive(context.Background())
+		if redis.HasErrorPrefix(err, "NOSUB") { // Valkey's answer to the probe, which comes first
+			continue
+		}
 		if err != nil {
 			l.refused(err)
 			return
