@@ -6,6 +6,9 @@ COVERAGE_BAR = 90
 # Major versions of Postgres for make test-versions, of those that internal/tools/postgres pins.
 POSTGRES_VERSIONS = 15 16 17 18
 
+# Servers for make test-redis, of those that internal/tools/redis.sh knows.
+REDIS_VERSIONS = redis-8.0 valkey-8.0 valkey-8.1
+
 .DEFAULT_GOAL = help
 .DELETE_ON_ERROR:
 
@@ -27,7 +30,7 @@ demo-web: ## Watch leases, tokens and refusals on a page, and press buttons that
 .PHONY: fencedb
 fencedb: ## Build the command of operators, one static binary, as .bin/fencedb
 	@internal/tools/ensure.sh go
-	CGO_ENABLED=0 go -C cmd/fencedb build -trimpath -o ../../.bin/ .
+	CGO_ENABLED=0 go build -trimpath -o .bin/ ./cmd/fencedb
 
 .PHONY: booking
 booking: ## Run the service of examples/booking, on http://localhost:8080, until Ctrl-C
@@ -47,9 +50,6 @@ test: ## Run every test on real servers with the race detector, and check covera
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
 	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
 	CGO_ENABLED=1 go -C integration/bench test -race -count=1 ./...
-	CGO_ENABLED=1 go -C observe/prom test -race -count=1 ./...
-	CGO_ENABLED=1 go -C observe/otel test -race -count=1 ./...
-	CGO_ENABLED=1 go -C cmd/fencedb test -race -count=1 ./...
 
 .PHONY: test-web
 test-web: ## Press every button of the page of make demo-web in a real browser
@@ -60,6 +60,11 @@ test-web: ## Press every button of the page of make demo-web in a real browser
 test-versions: ## Run the tests of the write layer on each major version of Postgres
 	@internal/tools/ensure.sh go programs npm
 	@internal/tools/versions.sh $(POSTGRES_VERSIONS)
+
+.PHONY: test-redis
+test-redis: ## Run the contract of the leases on other Redis servers, Valkey among them
+	@internal/tools/ensure.sh go programs
+	@internal/tools/redis.sh $(REDIS_VERSIONS)
 
 .PHONY: matrix
 matrix: ## Hold every promise of the write layer against every fault, on each major version (some hours)
@@ -98,6 +103,11 @@ sqlc: ## Generate the code that sqlc makes from queries, in integration/compat
 	@internal/tools/ensure.sh go
 	CGO_ENABLED=0 go -C internal/tools/sqlc build -o ../../../.bin/ github.com/sqlc-dev/sqlc/cmd/sqlc
 	.bin/sqlc generate --file integration/compat/sqlc/sqlc.yaml
+
+.PHONY: release
+release: ## Date the changelog and tag VERSION=0.1.0, if all of .ci/run passes; publishes nothing
+	@internal/tools/ensure.sh go
+	@internal/tools/release.sh $(VERSION)
 
 .PHONY: fmt
 fmt: ## Format the Go code

@@ -124,3 +124,32 @@ func TestTheSQLInTheDocumentationRuns(t *testing.T) {
 		require.NoError(t, conn.Close(t.Context()))
 	}
 }
+
+// The versions that the page says are tested are those that the tools run.
+func TestTheVersionsAreThoseThatAreTested(t *testing.T) {
+	t.Parallel()
+	page := pages(t)["../docs/versions.md"]
+	row := func(name string) (tested []string) {
+		match := regexp.MustCompile(`(?m)^\| ` + name + ` \|[^|]*\| ([\d., ]+) \|`).FindStringSubmatch(page)
+		require.NotNil(t, match, name)
+		return strings.Split(match[1], ", ")
+	}
+	pinned := func(file, pattern string) (versions []string) {
+		text, err := os.ReadFile("../" + file)
+		require.NoError(t, err)
+		for _, match := range regexp.MustCompile(pattern).FindAllStringSubmatch(string(text), -1) {
+			versions = append(versions, match[1])
+		}
+		return versions
+	}
+	require.Equal(t, pinned("go.mod", `(?m)^go (\d+\.\d+)`), row("Go"))
+	require.Equal(t, pinned("internal/tools/postgres/package.json", `"postgres-(\d+)"`), row("Postgres"))
+	others := pinned("Makefile", `(?m)^REDIS_VERSIONS = (.*)$`)[0]
+	for name, in := range map[string]string{"Redis": "redis", "Valkey": "valkey"} {
+		for _, version := range row(name) {
+			if in+version != "redis7.0" { // the distribution's
+				require.Contains(t, others, in+"-"+version)
+			}
+		}
+	}
+}

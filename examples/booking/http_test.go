@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
@@ -352,7 +353,7 @@ func newDesktop(t testing.TB) *desktop {
 	w := &desktop{TB: t, contract: readContract(t), log: &bytes.Buffer{}}
 	level := &slog.HandlerOptions{Level: slog.LevelDebug}
 	w.config = api{
-		Desk: w, Ready: http.HandlerFunc(w.ready), Metrics: &metrics{}, Timeout: time.Minute,
+		Desk: w, Ready: http.HandlerFunc(w.ready), Metrics: promhttp.Handler(), Timeout: time.Minute,
 		Log: slog.New(withRequestID(slog.NewTextHandler(w.log, level))),
 	}
 	return w

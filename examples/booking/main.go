@@ -13,24 +13,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
-	"slices"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/prom"
 	"github.com/fencedb/fencedb/observe/ready"
 	fencelog "github.com/fencedb/fencedb/observe/slog"
 )
@@ -149,13 +149,14 @@ func serve(ctx context.Context, cfg config) error {
 	defer client.Close()
 	cfg.Log = slog.New(withRequestID(cfg.Log.Handler()))
 
-	logs, counts := fencelog.New(cfg.Log, fencelog.Config{}), &metrics{counts: map[string]int{}}
+	logs, metrics, registry := fencelog.New(cfg.Log, fencelog.Config{}), prom.New(prom.Config{}), prometheus.NewRegistry()
+	registry.MustRegister(metrics)
 	service, err := booking.New(client, booking.Config{
 		Lease: lease.Config{
-			TTL: cfg.TTL, Namespace: cfg.Namespace, Tracers: []lease.Tracer{logs, counts}, Clock: fencedb.Clock(pool),
+			TTL: cfg.TTL, Namespace: cfg.Namespace, Tracers: []lease.Tracer{logs, metrics}, Clock: fencedb.Clock(pool),
 		},
 		Wait:      cfg.Wait,
-		Store:     booking.NewPostgres(pool, logs, counts),
+		Store:     booking.NewPostgres(pool, logs, metrics),
 		CheckCard: cfg.CheckCard,
 	})
 	if err != nil {
@@ -166,7 +167,9 @@ func serve(ctx context.Context, cfg config) error {
 		return err
 	}
 	requestTime := cfg.Wait + 10*time.Second // the wait for the lease, and then the card check and the write
-	routes := &api{Desk: service, Ready: probe, Metrics: counts, Timeout: requestTime, Log: cfg.Log}
+	routes := &api{
+		Desk: service, Ready: probe, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), Timeout: requestTime, Log: cfg.Log,
+	}
 	const readTime = 5 * time.Second
 	server := &http.Server{ // with bounds on what a client can make us wait for, and keep
 		Handler:        routes.handler(),
@@ -230,57 +233,4 @@ func readiness(service *booking.Service, pool *pgxpool.Pool, log *slog.Logger) (
 		Checks: []ready.Check{ready.Leases(service.Leases()), ready.Fences(stdlib.OpenDBFromPool(pool)), bookings},
 		Failed: func(name string, err error) { log.Warn("not ready", "check", name, "error", err) },
 	})
-}
-
-// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client
-// library in your go.mod take observe/prom in its place, which also times them. It is a Go module
-// of its own that needs this one, so this one cannot need it.
-type metrics struct {
-	mu     sync.Mutex
-	counts map[string]int // by name and labels; guarded by mu
-}
-
-func (m *metrics) count(name string, op any, err error) {
-	outcome := "ok"
-	switch {
-	case errors.Is(err, lease.ErrHeld):
-		outcome = "held"
-	case errors.Is(err, fencedb.ErrStale):
-		outcome = "stale"
-	case err != nil:
-		outcome = "error"
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.counts[fmt.Sprintf("%s{op=%q,outcome=%q}", name, op, outcome)]++
-}
-
-// TraceLeaseStart implements [lease.Tracer].
-func (m *metrics) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context {
-	return ctx
-}
-
-// TraceLeaseEnd implements [lease.Tracer].
-func (m *metrics) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
-	m.count("fencedb_leases_total", e.Op, e.Err)
-}
-
-// TraceWriteStart implements [fencedb.Tracer].
-func (m *metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context {
-	return ctx
-}
-
-// TraceWriteEnd implements [fencedb.Tracer].
-func (m *metrics) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
-	m.count("fencedb_writes_total", e.Op, e.Err)
-}
-
-// ServeHTTP answers GET /metrics.
-func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-	for _, name := range slices.Sorted(maps.Keys(m.counts)) {
-		fmt.Fprintln(w, name, m.counts[name])
-	}
 }

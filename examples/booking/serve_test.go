@@ -132,8 +132,8 @@ func TestMetricsCountLeasesAndWritesByOutcome(t *testing.T) {
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	require.NoError(t, err)
-	require.Contains(t, string(text), `fencedb_leases_total{op="acquire",outcome="ok"} 1`+"\n")
-	require.Contains(t, string(text), `fencedb_writes_total{op="write",outcome="ok"} 2`+"\n", "the sealing and the booking")
+	require.Contains(t, string(text), `redis_lease_acquire_total{outcome="granted",resource_type="table"} 1`+"\n")
+	require.Contains(t, string(text), `fencedb_writes_total{outcome="committed",resource_type="table"} 2`+"\n", "the sealing and the booking")
 }
 
 func TestReadinessFollowsRedis(t *testing.T) {

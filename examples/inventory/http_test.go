@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -136,7 +137,7 @@ func newWorld(t *testing.T, client redis.UniversalClient) *world {
 	require.NoError(t, err)
 
 	teapot := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
-	server := httptest.NewServer(newAPI(s, teapot, &metrics{}, slog.New(slog.DiscardHandler)))
+	server := httptest.NewServer(newAPI(s, teapot, promhttp.Handler(), slog.New(slog.DiscardHandler)))
 	t.Cleanup(server.Close)
 	return &world{t, leases, server.URL}
 }

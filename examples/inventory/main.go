@@ -8,25 +8,26 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/prom"
 	"github.com/fencedb/fencedb/observe/ready"
 )
 
@@ -94,14 +95,15 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	client := redis.NewClient(options)
 	defer client.Close()
-	counts := &metrics{counts: map[string]int{}}
+	metrics, registry := prom.New(prom.Config{}), prometheus.NewRegistry()
+	registry.MustRegister(metrics)
 	leases, err := lease.New(client, lease.Config{
-		TTL: ttl, Namespace: cmp.Or(os.Getenv(spaceVar), "inventory"), Tracers: []lease.Tracer{counts},
+		TTL: ttl, Namespace: cmp.Or(os.Getenv(spaceVar), "inventory"), Tracers: []lease.Tracer{metrics},
 	})
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", ttlVar, spaceVar, err)
 	}
-	s, err := openShop(ctx, db, leases, keep, counts)
+	s, err := openShop(ctx, db, leases, keep, metrics)
 	if err != nil {
 		return err
 	}
@@ -116,7 +118,7 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", addrVar, err)
 	}
-	handler := http.TimeoutHandler(newAPI(s, probe, counts, log), requestTime, "this takes too long\n")
+	handler := http.TimeoutHandler(newAPI(s, probe, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), log), requestTime, "this takes too long\n")
 	sold := sell(ctx, listener, s, handler, log)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
 	defer cancel()
@@ -169,57 +171,4 @@ func sell(ctx context.Context, listener net.Listener, s *shop.Shop, handler http
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
 	defer cancel()
 	return server.Shutdown(ending)
-}
-
-// metrics counts leases and writes by outcome, in the text format of Prometheus. With a client
-// library in your go.mod take observe/prom in its place, which also times them. It is a Go module
-// of its own that needs this one, so this one cannot need it.
-type metrics struct {
-	mu     sync.Mutex
-	counts map[string]int // by name and labels; guarded by mu
-}
-
-func (m *metrics) count(name string, op any, err error) {
-	outcome := "ok"
-	switch {
-	case errors.Is(err, lease.ErrHeld):
-		outcome = "held"
-	case errors.Is(err, fencedb.ErrStale):
-		outcome = "stale"
-	case err != nil:
-		outcome = "error"
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.counts[fmt.Sprintf("%s{op=%q,outcome=%q}", name, op, outcome)]++
-}
-
-// TraceLeaseStart implements [lease.Tracer].
-func (m *metrics) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context {
-	return ctx
-}
-
-// TraceLeaseEnd implements [lease.Tracer].
-func (m *metrics) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
-	m.count("fencedb_leases_total", e.Op, e.Err)
-}
-
-// TraceWriteStart implements [fencedb.Tracer].
-func (m *metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) context.Context {
-	return ctx
-}
-
-// TraceWriteEnd implements [fencedb.Tracer].
-func (m *metrics) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
-	m.count("fencedb_writes_total", e.Op, e.Err)
-}
-
-// ServeHTTP answers GET /metrics.
-func (m *metrics) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-	for _, name := range slices.Sorted(maps.Keys(m.counts)) {
-		fmt.Fprintln(w, name, m.counts[name])
-	}
 }

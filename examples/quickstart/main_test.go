@@ -74,9 +74,9 @@ func TestTheREADMEShowsThisProgram(t *testing.T) {
 	require.Less(t, strings.Count(program, "\n"), 40)
 	require.Contains(t, readme, "```go\n"+program+"```\n")
 
-	_, setUp, found := strings.Cut(read(t, "setup.go"), "\n//go:embed")
+	_, setUp, found := strings.Cut(read(t, "setup.go"), "\npackage main\n")
 	require.True(t, found)
-	require.Contains(t, readme, "\n//go:embed"+setUp+"```\n")
+	require.Contains(t, readme, "```go\npackage main\n"+setUp+"```\n")
 	require.Contains(t, readme, "```sql\n"+read(t, "00001_bookings.sql")+"```\n")
 }
 

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // What metrics add to an acquisition with its release, and to a write in one round trip, on real
 // servers:
 //
-//	go -C observe/prom test -run '^$' -bench Overhead -benchtime 300x .
+//	go test -run '^$' -bench Overhead -benchtime 300x ./observe/prom
 //
 // A round is a hundred of each, without and with, one after the other in turn; the result is the
 // median of the rounds' ratios, so that what else the machine does falls on both. off/off is the

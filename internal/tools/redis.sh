@@ -1,0 +1,70 @@
+#!/bin/sh
+# Runs the tests of the leases on other Redis servers than the one that is installed.
+#
+#     internal/tools/redis.sh SERVER...
+#
+# SERVER  redis-8.0, valkey-8.0 or valkey-8.1, as Debian packages them
+#
+# The packages are unpacked into .bin/redis with the libraries that they need, and not installed. Remove that directory to
+# take newer ones. Elsewhere than on Linux on x64 with dpkg, put another redis-server first in PATH and run go test.
+set -eu
+cd "$(dirname "$0")/../.."
+
+fail() {
+	echo "redis: $*" >&2
+	exit 1
+}
+
+[ "$(uname -sm)" = "Linux x86_64" ] && command -v dpkg-deb >/dev/null ||
+	fail "the packages are for Linux on x64, and need dpkg-deb; here, put another redis-server first in PATH and run: go test ./lease/..."
+
+mirror=https://deb.debian.org/debian
+kept=$PWD/.bin/redis
+
+# unpack SUITE PACKAGE...
+unpack() {
+	curl -fsS "$mirror/dists/$1/main/binary-amd64/Packages.xz" | xz -d >"$kept/Packages"
+	shift
+	for package in "$@"; do
+		awk -v package="$package" '
+			/^Package: / { found = $2 == package }
+			found && /^(Filename|SHA256): / { print $2 }
+		' "$kept/Packages" | {
+			read -r path && read -r sum || fail "Debian has no package $package"
+			curl -fsS -o "$kept/package.deb" "$mirror/$path"
+			echo "$sum  $kept/package.deb" | sha256sum --check --quiet
+			dpkg-deb -x "$kept/package.deb" "$kept/root"
+		}
+	done
+	rm "$kept/package.deb" "$kept/Packages"
+}
+
+# server NAME PROGRAM makes NAME/redis-server. The server and its checkers are one program, which asks how it was called.
+server() {
+	mkdir "$kept/$1"
+	mv "$kept/root/usr/bin/$2-check-rdb" "$kept/$1/program"
+	cat >"$kept/$1/redis-server" <<-END
+		#!/bin/sh
+		exec $kept/root/usr/lib64/ld-linux-x86-64.so.2 --argv0 $2-server --library-path $kept/root/usr/lib/x86_64-linux-gnu $kept/$1/program "\$@"
+	END
+	chmod +x "$kept/$1/redis-server"
+}
+
+if [ ! -e "$kept/complete" ]; then
+	echo "redis: unpacking into $kept"
+	rm -rf "$kept"
+	mkdir -p "$kept"
+	unpack bookworm-backports valkey-tools
+	server valkey-8.0 valkey
+	unpack trixie redis-tools valkey-tools libc6 libssl3t64 libstdc++6 libgcc-s1 libjemalloc2 liblzf1 libsystemd0 libatomic1 \
+		libzstd1 libcap2 libgcrypt20 libgpg-error0 liblz4-1 liblzma5 zlib1g
+	server redis-8.0 redis
+	server valkey-8.1 valkey
+	touch "$kept/complete"
+fi
+
+for name in "$@"; do
+	[ -x "$kept/$name/redis-server" ] || fail "there is no $name; SERVER is redis-8.0, valkey-8.0 or valkey-8.1"
+	echo "redis: $("$kept/$name/redis-server" --version)"
+	env -u FENCEDB_REDIS_URL PATH="$kept/$name:$PATH" go test -count=1 -run 'Contract|Rights/one_Redis|TestLeases' ./lease/... ./integration/matrix/leases
+done
