@@ -161,17 +161,24 @@ func TestACrashOfTheServerLeavesTheOutcomeUnknown(t *testing.T) {
 	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
 	pool, proxy := w.behindProxy()
 	require.NoError(t, fencedb.Seal(t.Context(), pool, grant("table:1", 1)), "the epoch of the server before the crash")
+	w.exec(`SELECT pg_switch_wal()`) // a page of WAL that is full is flushed; from here on, none gets full
 	w.exec(`CHECKPOINT`)
+	stranger, err := w.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer stranger.Release()
 
 	var xid uint64
 	reused := make(chan struct{})
-	err := fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
+	err = fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		pid := tx.Conn().PgConn().PID()
 		if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&xid); err != nil {
 			return err
 		}
-		go func() { // the stranger, whose first attempts meet the transaction, and then a server that does not answer yet
+		go func() { // the stranger commits nothing before the crash, which ends its connection
 			defer close(reused)
+			for stranger.Ping(t.Context()) == nil {
+				continue
+			}
 			for status := "in progress"; status != "committed" && t.Context().Err() == nil; {
 				_ = w.pool.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '') FROM pg_current_xact_id()`, fmt.Sprint(xid)).Scan(&status)
 			}
