@@ -181,7 +181,7 @@ func (s *session) callsWithNULL() (calls []string) {
 // innerFunctions fix no search_path of their own: they are called in every fenced transaction or for every row, and
 // SET costs microseconds each time. They have the path of the doors that call them, and are for their owner alone.
 const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
-	AND p.proname IN ('sign', 'granted', 'note', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit', 'require_lease')`
+	AND p.proname IN ('sign', 'granted', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit', 'require_lease')`
 
 func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 	t.Parallel()

@@ -59,7 +59,7 @@ CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
 
--- A guard need not judge every row anew: fencedb.require notes its last answer in the setting
+-- A guard need not judge every row anew: who has judged a resource, or just entered it, notes the answer in the setting
 -- fencedb.judged (until when, the token, the resource), which ends with the transaction and goes back with a savepoint.
 -- Anybody can set that. So its checksum, which contains the transaction id, is the session's own value of this sequence,
 -- which nobody else knows, and which only who may change the sequence can set.
@@ -85,6 +85,13 @@ GRANT SELECT ON fencedb.judgement TO PUBLIC; -- for currval, by the guards
 
 -- The signature covers the transaction id: a setting copied from another transaction does not verify.
 -- The key is hashed in twice, or a signed text could be extended without it.
+-- A body with RETURN that reads no table becomes part of the expression that calls it, and costs no call.
+CREATE FUNCTION fencedb.signature(key bytea, body text) RETURNS text
+    LANGUAGE sql STABLE
+    RETURN encode(sha256(key || sha256(key || convert_to(pg_current_xact_id()::text || ' ' || body, 'UTF8'))), 'hex');
+
+COMMENT ON FUNCTION fencedb.signature(bytea, text) IS 'Inner function. The signature of body for this transaction with key: 64 hexadecimal digits.';
+
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.sign(body text) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -92,7 +99,7 @@ AS $$
 DECLARE
     key bytea := (SELECT k.key FROM fencedb.signing_key k);
 BEGIN
-    RETURN encode(sha256(key || sha256(key || convert_to(pg_current_xact_id()::text || ' ' || body, 'UTF8'))), 'hex');
+    RETURN fencedb.signature(key, body);
 END
 $$;
 -- +goose StatementEnd
@@ -120,17 +127,10 @@ $$;
 COMMENT ON FUNCTION fencedb.granted() IS 'Inner function. The grants of this transaction: {"grants": {resource: {"token": ..., "lease": ..., "entered": boolean}}, "until": milliseconds since 1970 or null}. NULL when it has none, or when somebody else wrote the setting.';
 
 -- Fixed places, so that a guard reads them fast. Without a limit the note holds until 2286.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.note(resource text, token bigint, until numeric) RETURNS void
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    noted text := set_config('fencedb.judged', to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000') || to_char(token, 'FM0000000000000000000') || resource, true);
-BEGIN
-    until := setval('fencedb.judgement', hashtextextended(noted, txid_current()));
-END
-$$;
--- +goose StatementEnd
+CREATE FUNCTION fencedb.note(resource text, token bigint, until numeric) RETURNS bigint
+    LANGUAGE sql
+    RETURN setval('fencedb.judgement', hashtextextended(set_config('fencedb.judged',
+        to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000') || to_char(token, 'FM0000000000000000000') || resource, true), txid_current()));
 
 COMMENT ON FUNCTION fencedb.note(text, bigint, numeric) IS 'Inner function. Notes for the guards that rows of resource may be written, until when (milliseconds since 1970, NULL for no limit), and the token to stamp on them.';
 
@@ -194,7 +194,7 @@ CREATE FUNCTION fencedb.epoch() RETURNS bigint
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    drawn bigint := (SELECT s.last_value FROM fencedb.server_epoch s WHERE s.is_called);
+    drawn bigint := pg_sequence_last_value('fencedb.server_epoch');
 BEGIN
     IF drawn IS NULL THEN -- not by random(), which a session can seed
         drawn := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807 | 1);
@@ -458,7 +458,11 @@ BEGIN
         signed := fencedb.sign(body) || body;
     END IF;
     PERFORM set_config('fencedb.granted', signed, true);
-    PERFORM set_config('fencedb.judged', '', true); -- what was noted so far may have another limit
+    IF enter THEN
+        PERFORM fencedb.note(resources[n], tokens[n], until);
+    ELSE -- what was noted so far may have another limit
+        PERFORM set_config('fencedb.judged', '', true);
+    END IF;
     xid := pg_current_xact_id();
     epoch := fencedb.epoch();
 END
@@ -485,7 +489,43 @@ CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remain
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    limit_ms text := least(remaining_ms, 2147483647);
+    until    numeric;
+    locker   xid;
+    key      bytea;
+    body     text;
 BEGIN
+    -- The common case, without calls: nothing has been entered, nobody stands in the way, and the fence has this token
+    -- and lease already. admit does the rest.
+    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND token <= 9007199254740991 AND coalesce(remaining_ms > 0, true) THEN
+        until := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
+        PERFORM FROM fencedb.fences f
+        WHERE f.resource = enter.resource AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
+        FOR SHARE SKIP LOCKED;
+        IF FOUND THEN
+            SELECT f.xmax, k.key INTO locker, key FROM fencedb.fences f, fencedb.signing_key k WHERE f.resource = enter.resource;
+            epoch := pg_sequence_last_value('fencedb.server_epoch');
+        END IF;
+        IF key IS NOT NULL AND epoch IS NOT NULL THEN
+            xid := pg_current_xact_id();
+            IF locker <> xid::xid THEN
+                PERFORM fencedb.require_outermost(locker);
+            END IF;
+            IF current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0' AND remaining_ms IS NOT NULL
+               AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0' THEN
+                body := set_config('lock_timeout', limit_ms, true) || set_config('statement_timeout', limit_ms, true)
+                     || set_config('idle_in_transaction_session_timeout', limit_ms, true) || set_config('fencedb.limit', limit_ms, true)
+                     || CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', limit_ms, true) END;
+            ELSIF remaining_ms IS NOT NULL THEN
+                PERFORM fencedb.bound(until), fencedb.bound(until, '{transaction_timeout}');
+            END IF;
+            body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": true}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
+            body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true);
+            until := fencedb.note(resource, token, until);
+            RETURN;
+        END IF;
+    END IF;
     SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms, wait_ms) a;
 END
 $$;
@@ -499,7 +539,7 @@ CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF epoch = (SELECT s.last_value FROM fencedb.server_epoch s WHERE s.is_called) THEN
+    IF epoch = pg_sequence_last_value('fencedb.server_epoch') THEN
         RETURN pg_xact_status(xid);
     END IF;
     RETURN NULL;
@@ -620,6 +660,7 @@ DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
 DROP FUNCTION fencedb.note(text, bigint, numeric);
 DROP FUNCTION fencedb.granted();
 DROP FUNCTION fencedb.sign(text);
+DROP FUNCTION fencedb.signature(bytea, text);
 DROP TABLE fencedb.foreign_issuers;
 DROP SEQUENCE fencedb.judgement;
 DROP SEQUENCE fencedb.server_epoch;

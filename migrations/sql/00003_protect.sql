@@ -105,7 +105,6 @@ BEGIN
         WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
     END IF;
 
-
     resource := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END;
     token := (grants -> resource ->> 'token')::bigint;
     PERFORM fencedb.note(resource, token, (granted ->> 'until')::numeric);
