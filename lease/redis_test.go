@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -34,6 +35,41 @@ func TestTokensRiseOverTenThousandAcquisitionsAndALoss(t *testing.T) {
 		last = l.Token()
 		require.NoError(t, l.Release(t.Context()))
 	}
+}
+
+// Counts that do not depend on the machine, so that nobody makes the common case dearer by accident.
+func TestWhatALeaseCostsRedis(t *testing.T) {
+	t.Parallel()
+	w := worldOn(t, testenv.OwnRedis(t).Client())
+	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+	commands := func(do func()) map[string]int {
+		require.NoError(t, w.client.ConfigResetStat(t.Context()).Err())
+		do()
+		stats := w.client.Info(t.Context(), "commandstats").Val()
+		made := make(map[string]int)
+		for _, name := range regexp.MustCompile(`cmdstat_([a-z]+):`).FindAllStringSubmatch(stats, -1) {
+			made[name[1]] = calls(t, stats, name[1])
+		}
+		return made
+	}
+	l := try(t, i, "a")
+	require.NoError(t, l.Extend(t.Context()))
+	require.NoError(t, l.Release(t.Context())) // now the scripts are there, and the last token
+	require.Equal(t, map[string]int{"evalsha": 1, "get": 2, "zrange": 1, "time": 1, "set": 2}, commands(func() { l = try(t, i, "a") }))
+	require.Equal(t, map[string]int{"evalsha": 1, "get": 1, "pexpire": 2}, commands(func() { require.NoError(t, l.Extend(t.Context())) }))
+	require.Equal(t, map[string]int{"evalsha": 1, "get": 1, "zrange": 1, "del": 1}, commands(func() { require.NoError(t, l.Release(t.Context())) }))
+}
+
+// calls is how often INFO commandstats says that a command was called.
+func calls(t *testing.T, stats, command string) int {
+	t.Helper()
+	var n int
+	found := regexp.MustCompile(`cmdstat_` + command + `:calls=(\d+)`).FindStringSubmatch(stats)
+	if found != nil {
+		_, err := fmt.Sscan(found[1], &n)
+		require.NoError(t, err)
+	}
+	return n
 }
 
 func TestTokensRiseWhenTheClockStandsStill(t *testing.T) {

@@ -3,7 +3,6 @@ package lease_test
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,18 +112,6 @@ func TestThousandsOfDeadWaiters(t *testing.T) {
 	require.NoError(t, g.err)
 	require.Less(t, time.Since(now), 30*time.Second)
 	require.NoError(t, g.lease.Release(t.Context()))
-}
-
-// calls is how often INFO commandstats says that a command was called.
-func calls(t *testing.T, stats, command string) int {
-	t.Helper()
-	var n int
-	found := regexp.MustCompile(`cmdstat_` + command + `:calls=(\d+)`).FindStringSubmatch(stats)
-	if found != nil {
-		_, err := fmt.Sscan(found[1], &n)
-		require.NoError(t, err)
-	}
-	return n
 }
 
 func TestTheDeadAreForgotten(t *testing.T) {

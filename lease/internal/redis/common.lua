@@ -1,5 +1,5 @@
 -- common.lua: the helpers of all scripts of the protocol: leases, semaphores, once and admission. It is put in front of
--- each script before the script is loaded, and does nothing by itself.
+-- each script before the script is loaded, or behind the script's common case, and does nothing by itself.
 --
 -- Rules for all scripts:
 --   * A script checks its arguments before anything else: the number of KEYS and ARGV, and the form of each. A wrong
@@ -46,8 +46,7 @@ end
 
 -- A UUID in lower case, as all clients must write it: scripts compare ids as text.
 local function uuid(arg, name)
-  if #arg ~= 36 or not string.match(arg, '^[%da-f]+%-[%da-f]+%-[%da-f]+%-[%da-f]+%-[%da-f]+$')
-    or string.sub(arg, 9, 9) .. string.sub(arg, 14, 14) .. string.sub(arg, 19, 19) .. string.sub(arg, 24, 24) ~= '----' then
+  if not string.find(arg, '^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$') or string.find(arg, '%u') then
     refuse(name .. ' must be a UUID in lower case, got ' .. arg)
   end
   return arg

@@ -12,6 +12,7 @@ package protocol
 
 import (
 	"embed"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -53,17 +54,28 @@ var (
 func lease(name string) Script     { return load(name, "holder") }
 func semaphore(name string) Script { return load("semaphore_"+name, "holders") }
 
-// load puts common.lua and the other helpers that a script uses in front of it.
+// behindCommonCase is the line of a script before which its common case ends.
+const behindCommonCase = "-- The helpers come here.\n"
+
+// load puts common.lua and the other helpers that a script uses in front of it, or behind its
+// common case, which needs none.
 func load(name string, helpers ...string) Script {
-	source := ""
-	for _, file := range append(append([]string{"common"}, helpers...), name) {
+	read := func(file string) string {
 		text, err := lua.ReadFile(file + ".lua")
 		if err != nil {
 			panic(err) // a name above is wrong; no program starts with that
 		}
-		source += string(text) + "\n"
+		return string(text) + "\n"
 	}
-	return NewScript(name, source)
+	common, rest, found := strings.Cut(read(name), behindCommonCase)
+	if !found {
+		common, rest = "", common
+	}
+	source := common + read("common")
+	for _, file := range helpers {
+		source += read(file)
+	}
+	return NewScript(name, source+rest)
 }
 
 // Script is one Lua script.
