@@ -187,6 +187,10 @@ func TestEnteringSeveralIsAllOrNone(t *testing.T) {
 	s.refused("FN001", `SELECT fencedb.enter_all('{a,b,c}'::text[], '{1,41,3}', ARRAY[gen_random_uuid(), gen_random_uuid(), gen_random_uuid()])`)
 
 	require.Equal(t, "b", s.one(`SELECT string_agg(resource, ',') FROM fencedb.fences`))
+
+	const lease = `'6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid`
+	s.refused("22023", `SELECT fencedb.enter_all('{d,e,d}'::text[], '{1,2,3}', ARRAY[`+lease+`, `+lease+`, `+lease+`])`)
+	s.exec(`SELECT fencedb.enter_all('{d,e,d}'::text[], '{1,2,1}', ARRAY[` + lease + `, ` + lease + `, ` + lease + `])`)
 }
 
 // left5s is a limit of five seconds, some of which may be over: the server's clock judges.

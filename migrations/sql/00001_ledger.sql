@@ -407,7 +407,9 @@ DECLARE
     until    numeric := (before ->> 'until')::numeric;
     start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
     deadline numeric; -- of the wait for all fences together
+    last     text;
     present  jsonb;
+    added    text[]; -- what becomes of grants, in the order of places
     body     text;
     signed   text;
 BEGIN
@@ -433,7 +435,8 @@ BEGIN
         places := ARRAY(SELECT p FROM generate_series(1, n) p ORDER BY resources[p] COLLATE "C");
     END IF;
     FOREACH i IN ARRAY places LOOP
-        present := grants -> resources[i];
+        present := CASE WHEN resources[i] = last THEN added[cardinality(added)]::jsonb ELSE grants -> resources[i] END;
+        last := resources[i];
         IF (present ->> 'token')::bigint <> tokens[i] OR (present ->> 'lease')::uuid <> lease_ids[i] THEN
             RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', resources[i], present ->> 'token'
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
@@ -441,8 +444,7 @@ BEGIN
         IF enter AND (present ->> 'entered')::boolean IS NOT TRUE THEN
             PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i], deadline);
         END IF;
-        grants := grants || jsonb_build_object(resources[i], jsonb_build_object(
-            'token', tokens[i], 'lease', lease_ids[i], 'entered', enter OR coalesce((present ->> 'entered')::boolean, false)));
+        added := added || jsonb_build_object('token', tokens[i], 'lease', lease_ids[i], 'entered', enter OR coalesce((present ->> 'entered')::boolean, false))::text;
     END LOOP;
     IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
         RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
@@ -451,7 +453,7 @@ BEGIN
     PERFORM fencedb.bound(until);
     PERFORM fencedb.bound(until, '{transaction_timeout}');
 
-    body := jsonb_build_object('grants', grants, 'until', until)::text;
+    body := jsonb_build_object('grants', grants || (SELECT jsonb_object_agg(resources[p], added[k]::jsonb) FROM unnest(places) WITH ORDINALITY u(p, k)), 'until', until)::text;
     signed := fencedb.sign(body) || body;
     IF signed IS NULL THEN -- a database made from a dump of the schema alone has no key
         INSERT INTO fencedb.signing_key DEFAULT VALUES ON CONFLICT DO NOTHING;
