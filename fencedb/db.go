@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -68,6 +69,14 @@ func after(closeErr, first error) error {
 		return nil
 	}
 	return closeErr
+}
+
+// noted is errors.Join for two, on one line; only cause may be nil.
+func noted(err, cause error) error {
+	if cause == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }
 
 // Clock returns a function that asks Postgres for the time, for lease.Config.Clock: so

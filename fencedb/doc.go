@@ -70,7 +70,8 @@
 // afterwards. ErrCommitUnknown means that the connection was lost during COMMIT and the server
 // could not tell afterwards: it did not answer in time, or it has crashed or failed over since.
 // ErrTxEnded means that a statement of the caller's own has ended the transaction, and tells what
-// it has written. Every other error means that nothing was written (S6).
+// it has written. Every other error means that nothing was written (S6). lease.IsLost picks out of
+// those the ones that a caller is answered with "busy, try again": somebody else has the resource.
 //
 // # What it does not give you
 //

@@ -11,15 +11,28 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
+// sentinel is an error that answers lease.IsLost, which asks the errors of both halves although
+// neither half imports the other.
+type sentinel struct {
+	text string
+	lost bool // another holder has the resource, or may have it by now, and nothing was written; false: something was, or may have been
+}
+
+func (e *sentinel) Error() string { return e.text }
+
+// LeaseLost is for lease.IsLost.
+func (e *sentinel) LeaseLost() bool { return e.lost }
+
 // What went wrong, to be asked with errors.Is. Each says what is then true of the data. The errors
 // that carry values are StaleError, WrongResourceError, BusyError and CommitUnknownError. The
-// cause, usually a *pgconn.PgError, stays in the chain for errors.As.
+// cause, usually a *pgconn.PgError, stays in the chain for errors.As. lease.IsLost asks for all at
+// once with which another holder has the resource or may have it: ErrStale, ErrLeaseOver, ErrBusy.
 var (
 	// ErrStale: a newer holder's token has entered for the resource, or the same token under
 	// another lease. Nothing was written. The work belongs to the other holder now: drop it, or
 	// acquire the lease again. SQLSTATE FN001. (lease.ErrStale is what Redis says of a lease,
 	// before any write.)
-	ErrStale = errors.New("fencedb: stale fencing token")
+	ErrStale error = &sentinel{"fencedb: stale fencing token", true}
 
 	// ErrNoToken: a protected table was written to in a transaction that had not entered a fence.
 	// Nothing was written. Wrap the write in Tx, Exec or SendBatch, or call Enter first. SQLSTATE
@@ -34,7 +47,7 @@ var (
 	// ErrLeaseOver: the validity of the grant passed before the transaction could commit, and the
 	// server ended it. Nothing was written. Acquire the lease again; write in shorter transactions,
 	// or use Hold. SQLSTATE FN004.
-	ErrLeaseOver = errors.New("fencedb: the lease is over")
+	ErrLeaseOver error = &sentinel{"fencedb: the lease is over", true}
 
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
 	// Hold, or a tighter limit of the role), and the server ended it. The lease itself was renewed
@@ -50,7 +63,7 @@ var (
 
 	// ErrBusy: an open transaction kept the fence until our own lease was over, or for as long as
 	// the transaction or its context was willing to wait. Nothing was written.
-	ErrBusy = errors.New("fencedb: the fence is held by an open transaction")
+	ErrBusy error = &sentinel{"fencedb: the fence is held by an open transaction", true}
 
 	// ErrInvalidGrant: the grant cannot have been issued (nil, no token, no lease id, no resource),
 	// or the transaction has entered the resource with another one. Nothing was written.
@@ -65,18 +78,18 @@ var (
 	// Query, QueryRow and SendBatch) had not answered anything yet. The data was written completely
 	// or not at all. Ask again later with fencedb.outcome, or acquire the lease again and look:
 	// under a higher token nothing of the old transaction can arrive any more.
-	ErrCommitUnknown = errors.New("fencedb: unknown whether the transaction committed")
+	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}
 
 	// ErrTxEnded: a statement of the caller (COMMIT, ROLLBACK, PREPARE TRANSACTION, also AND CHAIN
 	// or with a BEGIN behind it) ended the transaction that held the fence. What came before that
 	// statement is as TxEndedError tells. What came after it was outside the fence, and was rolled
 	// back unless the caller has committed that too. Leave the end to the function that you call.
 	// SQLSTATE FN007.
-	ErrTxEnded = errors.New("fencedb: a statement ended the transaction that held the fence")
+	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
 	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could
 	// not be read. Everything was written.
-	ErrCommitted = errors.New("fencedb: committed, but a result could not be read")
+	ErrCommitted error = &sentinel{"fencedb: committed, but a result could not be read", false}
 )
 
 // StaleError is the ErrStale with its values. Nothing was written.
@@ -93,6 +106,9 @@ func (e *StaleError) Error() string {
 
 func (e *StaleError) Is(target error) bool { return target == ErrStale }
 func (e *StaleError) Unwrap() error        { return e.cause }
+
+// LeaseLost is for lease.IsLost.
+func (e *StaleError) LeaseLost() bool { return true }
 
 // WrongResourceError is the ErrWrongResource with its values. Nothing was written.
 type WrongResourceError struct {
@@ -136,6 +152,9 @@ func (e *BusyError) Error() string {
 func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 func (e *BusyError) Unwrap() error        { return e.cause }
 
+// LeaseLost is for lease.IsLost.
+func (e *BusyError) LeaseLost() bool { return true }
+
 // CommitUnknownError is the ErrCommitUnknown with what is needed to find out.
 type CommitUnknownError struct {
 	// XID and Epoch are for SELECT fencedb.outcome(xid, epoch), where the primary is now:
@@ -157,6 +176,9 @@ func (e *CommitUnknownError) Error() string {
 func (e *CommitUnknownError) Is(target error) bool { return target == ErrCommitUnknown }
 func (e *CommitUnknownError) Unwrap() error        { return e.cause }
 
+// LeaseLost is for lease.IsLost.
+func (e *CommitUnknownError) LeaseLost() bool { return false }
+
 // TxEndedError is the ErrTxEnded with its values.
 type TxEndedError struct {
 	XID uint64 // the transaction that held the fence
@@ -176,15 +198,17 @@ func (e *TxEndedError) Error() string {
 func (e *TxEndedError) Is(target error) bool { return target == ErrTxEnded }
 func (e *TxEndedError) Unwrap() error        { return e.cause }
 
+// LeaseLost is for lease.IsLost.
+func (e *TxEndedError) LeaseLost() bool { return false }
+
 // rejection gives a server's error the sentinel it stands for.
 type rejection struct {
 	sentinel error
 	cause    error
 }
 
-func (e *rejection) Error() string        { return fmt.Sprintf("%v: %v", e.sentinel, e.cause) }
-func (e *rejection) Is(target error) bool { return target == e.sentinel }
-func (e *rejection) Unwrap() error        { return e.cause }
+func (e *rejection) Error() string   { return fmt.Sprintf("%v: %v", e.sentinel, e.cause) }
+func (e *rejection) Unwrap() []error { return []error{e.sentinel, e.cause} }
 
 // SQLSTATEs of the storage contract; see migrations/sql.
 const (

@@ -357,7 +357,7 @@ func (s *sent) hidden(err error) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
+	return noted(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
 }
 
 // nothingHappened reports whether err came before anything could be written: pgx could not prepare

@@ -34,7 +34,7 @@ func (e *entry) settle(ctx context.Context, server asker, err error, lost, deliv
 }
 
 func (e *entry) unknown(err, askErr error) error {
-	return &CommitUnknownError{XID: e.xid, Epoch: e.epoch, cause: errors.Join(err, askErr)}
+	return &CommitUnknownError{XID: e.xid, Epoch: e.epoch, cause: fmt.Errorf("%w; asking failed: %w", err, askErr)}
 }
 
 // asking is the time that there is for asking, in a context of its own: askTime after the lease is
@@ -80,7 +80,7 @@ func (e *entry) ask(ctx context.Context, server asker) (committed bool, err erro
 		}
 		select {
 		case <-ctx.Done():
-			return false, errors.Join(fmt.Errorf("asked for its outcome, got %q", status), err)
+			return false, noted(fmt.Errorf("asked for its outcome, got %q", status), err)
 		case <-time.After(pause):
 		}
 	}
@@ -110,7 +110,7 @@ func askOn(db DB) asker {
 		err = results.QueryRow().Scan(&status)
 		err = errors.Join(err, after(results.Close(), err))
 		if own := pgxConn(db); own != nil && own.IsClosed() {
-			err = errors.Join(errNobodyLeft, err)
+			err = noted(errNobodyLeft, err)
 		}
 		return status, err
 	}

@@ -36,7 +36,8 @@ import (
 // are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's context ended
 // with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that
 // fails is not an error: it is tried again behind the call, and in the end the lease runs out by
-// itself. So nil means committed, and an error tells what fencedb.Tx says of the data.
+// itself. So nil means committed, and an error tells what fencedb.Tx says of the data. lease.IsLost
+// tells if it means "busy, try again".
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
 	fn func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error, opts ...lease.Option) error {
 	one := func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error { return fn(ctx, ls[0], tx) }
@@ -81,7 +82,10 @@ func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []
 	err = bound(ctx, leases, write)
 	healed, healErr := heal(ctx, issuer, leases, err)
 	if healed == nil {
-		return errors.Join(err, healErr)
+		if healErr != nil {
+			err = fmt.Errorf("%w; it was not healed: %w", err, healErr)
+		}
+		return err
 	}
 	leases = healed
 	return bound(ctx, leases, write)
@@ -95,7 +99,7 @@ func acquire(ctx context.Context, issuer *lease.Issuer, resources []string, opts
 		return leases, err
 	}
 	if _, raiseErr := issuer.Raise(ctx, stale.Resource, stale.Stored); raiseErr != nil {
-		return nil, errors.Join(err, raiseErr)
+		return nil, fmt.Errorf("%w; the counter was not raised: %w", err, raiseErr)
 	}
 	return issuer.AcquireAll(ctx, resources, opts...)
 }

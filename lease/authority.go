@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -92,7 +91,7 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 // If the old lease is over already, the error is [ErrLost] or its cause: the store was right, and
 // another holder may have the resource. Every error means that this call holds nothing.
 func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
-	if err := errors.Join(i.ready(), old.granted()); err != nil {
+	if err := protocol.Join(i.ready(), old.granted()); err != nil {
 		return nil, err
 	}
 	if floor < 1 || floor >= maxToken {

@@ -71,7 +71,9 @@ func TestARevokedHolderLearnsItAtRelease(t *testing.T) {
 			_, err := i.Revoke(t.Context(), "a")
 			return err
 		})
-		require.ErrorIs(t, err, lease.ErrRevoked)
+		var done *lease.WorkDoneError
+		require.ErrorAs(t, err, &done)
+		require.ErrorIs(t, done.Cause, lease.ErrRevoked)
 	})
 }
 

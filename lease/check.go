@@ -209,7 +209,7 @@ func askReference(ctx context.Context, clock func(context.Context) (time.Time, e
 			at, err := clock(ctx)
 			return told{at, err}
 		})
-		return answer.at, errors.Join(err, answer.err)
+		return answer.at, protocol.Join(err, answer.err)
 	})
 	return r
 }

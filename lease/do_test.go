@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -26,6 +27,7 @@ func TestDo(t *testing.T) {
 	for name, test := range map[string]struct {
 		fn         step
 		want, also error
+		cause      error // of the WorkDoneError
 	}{
 		"work done": {fn: func(*testing.T, *world, context.Context, *lease.Lease) error { return nil }},
 		"work failed": {
@@ -44,7 +46,14 @@ func TestDo(t *testing.T) {
 			fn: func(t *testing.T, w *world, ctx context.Context, _ *lease.Lease) error {
 				w.client.FlushAll(t.Context())
 				<-ctx.Done()
-				return errors.Join(errWork, context.Cause(ctx))
+				return fmt.Errorf("%w: %w", errWork, context.Cause(ctx))
+			},
+			want: errWork, also: lease.ErrLost,
+		},
+		"lost, and the work failed": {
+			fn: func(t *testing.T, w *world, _ context.Context, _ *lease.Lease) error {
+				require.NoError(t, w.client.FlushAll(t.Context()).Err())
+				return errWork
 			},
 			want: errWork, also: lease.ErrLost,
 		},
@@ -52,7 +61,7 @@ func TestDo(t *testing.T) {
 			fn: func(t *testing.T, w *world, _ context.Context, _ *lease.Lease) error {
 				return w.client.FlushAll(t.Context()).Err()
 			},
-			want: lease.ErrLost,
+			want: lease.ErrWorkDone, cause: lease.ErrLost,
 		},
 		"expired and ignored": {
 			fn: func(_ *testing.T, w *world, _ context.Context, l *lease.Lease) error {
@@ -61,7 +70,14 @@ func TestDo(t *testing.T) {
 				w.faults.Always(faulty.None)
 				return nil
 			},
-			want: lease.ErrUnreachable,
+			want: lease.ErrWorkDone, cause: lease.ErrUnreachable,
+		},
+		"release refused": {
+			fn: func(t *testing.T, w *world, _ context.Context, _ *lease.Lease) error {
+				require.NoError(t, w.client.Del(t.Context(), w.key("a", "owner")).Err())
+				return w.client.LPush(t.Context(), w.key("a", "owner"), "x").Err()
+			},
+			want: lease.ErrWorkDone, cause: lease.ErrCorrupt,
 		},
 		"release not answered": {
 			fn: func(_ *testing.T, w *world, _ context.Context, _ *lease.Lease) error {
@@ -80,7 +96,16 @@ func TestDo(t *testing.T) {
 				}
 				if test.want == nil {
 					require.NoError(t, err)
+					return
 				}
+				require.NotContains(t, err.Error(), "\n")
+				var done *lease.WorkDoneError
+				require.Equal(t, test.cause != nil, errors.As(err, &done))
+				if done != nil {
+					require.ErrorIs(t, done.Cause, test.cause)
+					require.NotErrorIs(t, err, test.cause, "it is about work that was lost")
+				}
+				require.Equal(t, test.also != nil, lease.IsLost(err))
 			})
 		})
 	}

@@ -18,7 +18,7 @@ var (
 	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed,
 	// and no token was used (except for a waiter that gave up at the moment of its turn: its lease
 	// was granted and released). The error is a [*HeldError].
-	ErrHeld = errors.New("lease: held by another")
+	ErrHeld = protocol.Lost("lease: held by another")
 
 	// ErrCorrupt: a key of the protocol holds something the protocol did not write. Nothing was
 	// changed. The error names the key and the problem ("is a list, not a string"). Look at the
@@ -78,12 +78,12 @@ var (
 
 var (
 	// ErrReleased: the holder released the lease.
-	ErrReleased = errors.New("lease: released")
+	ErrReleased = protocol.Lost("lease: released")
 
 	// ErrExpired: the lease expired. It was not renewed in time, because renewal is off, because
 	// the process was stopped, or because it reached [Config.MaxHold]. Another holder may be at
 	// work.
-	ErrExpired = errors.New("lease: expired")
+	ErrExpired = protocol.Lost("lease: expired")
 
 	// ErrUnreachable: Redis did not answer. As the cause of a lease's end: it expired while its
 	// renewals went unanswered. Another holder may be at work.
@@ -91,18 +91,84 @@ var (
 
 	// ErrLost: Redis no longer knows this lease although its time was not over. Redis lost data, or
 	// someone removed the key. Another holder may be at work.
-	ErrLost = errors.New("lease: lost")
+	ErrLost = protocol.Lost("lease: lost")
 
 	// ErrRevoked: an operator or a supervisor ended the lease and moved the fence on. Another
 	// holder may be at work.
-	ErrRevoked = errors.New("lease: revoked")
+	ErrRevoked = protocol.Lost("lease: revoked")
 
 	// ErrStale: the lease stands, but a newer token was issued for its resource. What is written
 	// with its token will be refused where the newer one has been seen. This error comes from
 	// Redis. fencedb.ErrStale, of a write that Postgres has refused, is another error, and
 	// errors.Is tells them apart.
-	ErrStale = errors.New("lease: fencing token is stale")
+	ErrStale = protocol.Lost("lease: fencing token is stale")
 )
+
+// ErrWorkDone, of [Issuer.Do] and [Issuer.DoAll]: fn has returned nil, so its work is done. Do not
+// send it again. What it committed behind a fence stands, whoever came after it; what it wrote
+// without one may conflict with another holder's work, since the lease was over before fn returned
+// or could not be released. The error is a [*WorkDoneError].
+var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is over or could not be released")
+
+// IsLost reports whether err says that another holder has the resource or may have it by now, and
+// that the work under it came to nothing: the answer to a caller is "busy, try again". It asks the
+// errors of this package and of packages once and fencedb, anywhere in the tree of err:
+//
+//   - [ErrHeld], and the causes with which a lease ends: [ErrExpired], [ErrLost], [ErrRevoked], [ErrStale], [ErrReleased],
+//     and [ErrUnreachable] where it ended a lease;
+//   - fencedb.ErrStale, fencedb.ErrLeaseOver and fencedb.ErrBusy, with which nothing was written;
+//   - once.ErrInFlight.
+//
+// It is false if err also says that the work was done or may have been: [ErrWorkDone],
+// once.ErrNotRecorded, fencedb.ErrCommitted, fencedb.ErrCommitUnknown, fencedb.ErrTxEnded. An
+// outage of Redis in which nothing was acquired is not a loss either.
+//
+// Errors of other packages take part by a method LeaseLost() bool, which returns true for a loss and
+// false for work that was done or may have been.
+func IsLost(err error) bool {
+	lost, settled := lostIn(err)
+	return lost && !settled
+}
+
+func lostIn(err error) (lost, settled bool) {
+	if e, asked := err.(interface{ LeaseLost() bool }); asked {
+		lost, settled = e.LeaseLost(), !e.LeaseLost()
+	}
+	var inner []error
+	switch e := err.(type) {
+	case interface{ Unwrap() error }:
+		inner = []error{e.Unwrap()}
+	case interface{ Unwrap() []error }:
+		inner = e.Unwrap()
+	}
+	for _, err := range inner {
+		l, s := lostIn(err)
+		lost, settled = lost || l, settled || s
+	}
+	return lost, settled
+}
+
+// WorkDoneError is the ErrWorkDone with its reason. The reason is not in its chain: errors.Is(err,
+// ErrExpired) is about work that was lost.
+type WorkDoneError struct {
+	Cause error // why the lease is over, or could not be released
+}
+
+func (e *WorkDoneError) Error() string {
+	return fmt.Sprintf("lease: the work is done, do not repeat it; its lease: %v", e.Cause)
+}
+
+// Is makes every WorkDoneError an [ErrWorkDone].
+func (e *WorkDoneError) Is(target error) bool { return target == ErrWorkDone }
+
+// LeaseLost is for [IsLost].
+func (e *WorkDoneError) LeaseLost() bool { return false }
+
+// unanswered is the end of a lease whose renewals went unanswered.
+type unanswered struct{ error }
+
+func (e unanswered) Unwrap() error { return e.error }
+func (unanswered) LeaseLost() bool { return true }
 
 // HeldError is the ordinary answer under contention; errors.Is(err, ErrHeld) holds for it.
 type HeldError struct {
@@ -125,6 +191,9 @@ func (e *HeldError) Error() string {
 
 // Is makes every HeldError an [ErrHeld].
 func (e *HeldError) Is(target error) bool { return target == ErrHeld }
+
+// LeaseLost is for [IsLost].
+func (e *HeldError) LeaseLost() bool { return true }
 
 // Unwrap gives the reason why waiting ended, so that errors.Is(err, context.DeadlineExceeded) can
 // be asked as well.

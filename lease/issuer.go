@@ -177,21 +177,18 @@ func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Opt
 // tells which.
 //
 // Nil means that fn returned nil and that the lease was valid, by this process's clock, until then.
-// If the lease was lost while fn ran, the error is the cause, joined with what fn returned: another
-// holder may have worked at the same time, and what fn wrote without fencing may conflict with
-// that. A release that Redis does not answer, or refuses for a moment, is not an error: it is tried
-// again behind Do, and in the end the lease expires in Redis. When ctx is over, Do returns as soon
-// as fn has.
+// If fn returned nil and the lease was lost while it ran, the error is [ErrWorkDone]: what fn wrote
+// behind a fence stands, what it wrote without may conflict with another holder's work. If fn
+// failed, the error is that of fn, and the cause of the loss if the lease was lost: [IsLost] tells
+// if that means "busy". A release that Redis does not answer, or refuses for a moment, is not an
+// error: it is tried again behind Do, and in the end the lease expires in Redis. When ctx is over,
+// Do returns as soon as fn has.
 func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) (err error) {
 	l, err := i.Acquire(ctx, resource, opts...)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if lost := l.finish(ctx); lost != nil {
-			err = errors.Join(err, lost)
-		}
-	}()
+	defer func() { err = Leases{l}.finish(ctx, err) }()
 
 	work, stop := l.Bind(ctx)
 	defer stop()
@@ -204,14 +201,28 @@ func (i *Issuer) DoAll(ctx context.Context, resources []string, fn func(ctx cont
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if lost := leases.each(func(l *Lease) error { return l.finish(ctx) }); lost != nil {
-			err = errors.Join(err, lost)
-		}
-	}()
+	defer func() { err = leases.finish(ctx, err) }()
 	work, stop := leases.Bind(ctx)
 	defer stop()
 	return fn(work, leases)
+}
+
+// finish releases the leases after the work, which returned err.
+func (ls Leases) finish(ctx context.Context, err error) error {
+	lost := ls.each(func(l *Lease) error {
+		cause := l.finish(ctx)
+		if cause != nil && errors.Is(err, cause) { // the work has told
+			return nil
+		}
+		return cause
+	})
+	switch {
+	case lost == nil:
+		return err
+	case err == nil:
+		return &WorkDoneError{lost}
+	}
+	return protocol.Join(err, lost)
 }
 
 // finish releases the lease after the work. The error is why the lease ended before the work.

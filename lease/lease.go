@@ -159,7 +159,7 @@ func (l *Lease) check(now time.Time) error {
 func (l *Lease) overdue() error {
 	switch {
 	case errors.Is(l.lastFail, ErrUnreachable):
-		return l.lastFail
+		return unanswered{l.lastFail}
 	case l.lastFail != nil:
 		return fmt.Errorf("%w: %w", ErrExpired, l.lastFail)
 	case !l.holdEnd.IsZero() && !l.validUntil.Before(l.holdEnd.Add(-l.core.cfg.Margin-time.Millisecond)):

@@ -2,9 +2,10 @@ package lease
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Leases are held together, in the byte order of their resources. They are grants as package
@@ -28,24 +29,33 @@ func (ls Leases) first() *Lease {
 // each calls f for all leases at once, so that one time limit holds for all, and joins the errors,
 // each with its resource.
 func (ls Leases) each(f func(*Lease) error) error {
+	if len(ls) == 1 {
+		return named(ls[0], f(ls[0]))
+	}
 	errs := make([]error, len(ls))
 	var all sync.WaitGroup
 	for n, l := range ls {
 		all.Go(func() {
-			if err := f(l); err != nil {
-				errs[n] = fmt.Errorf("%q: %w", l.resource, err)
-			}
+			errs[n] = named(l, f(l))
 		})
 	}
 	all.Wait()
-	return errors.Join(errs...)
+	return protocol.Join(errs...)
+}
+
+// named adds the resource to an error.
+func named(l *Lease, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%q: %w", l.resource, err)
 }
 
 // lost is why one of the leases is over already; nil if none is.
 func (ls Leases) lost() error {
 	for _, l := range ls {
-		if err := l.Err(); err != nil {
-			return fmt.Errorf("%q: %w", l.resource, err)
+		if err := named(l, l.Err()); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -93,7 +93,7 @@ func undecided[T any](votes []vote[T]) error {
 	for _, v := range votes {
 		errs = append(errs, v.err)
 	}
-	return fmt.Errorf("only %d of %d members of the quorum answered: %w", heard(votes), len(votes), errors.Join(errs...))
+	return fmt.Errorf("only %d of %d members of the quorum answered: %w", heard(votes), len(votes), protocol.Join(errs...))
 }
 
 // decide makes one outcome of many: done if a majority did it, and lost if no majority can have
@@ -332,7 +332,7 @@ func (q *quorum) inspect(ctx context.Context, k protocol.Keys) (Inspection, erro
 func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
 	for _, m := range q.members {
 		some, _, memberErr := m.servers(ctx)
-		all, err = append(all, some...), errors.Join(err, memberErr)
+		all, err = append(all, some...), protocol.Join(err, memberErr)
 	}
 	return all, len(q.members) - q.need, err
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,9 +44,7 @@ var (
 	declined  = problem{Type: "card-declined", Title: "The card was declined", Status: http.StatusPaymentRequired}
 	unknown   = problem{Type: "unknown-booking", Title: "There is no such booking", Status: http.StatusNotFound}
 	taken     = problem{Type: "taken", Title: "The table is taken at that time", Status: http.StatusConflict}
-	busy      = problem{Type: "busy", Title: "The table is busy", Status: http.StatusConflict, retryAfter: shortly}
-	overtaken = problem{Type: "overtaken", Title: "Somebody else came to this table meanwhile; nothing was " +
-		"written", Status: http.StatusConflict, retryAfter: shortly}
+	busy      = problem{Type: "busy", Title: "Somebody else has the table now; nothing was written", Status: http.StatusConflict, retryAfter: shortly}
 	unsettled = problem{Type: "unsettled", Title: "Not known whether it was written; send it again with the " +
 		"same Idempotency-Key", Status: http.StatusServiceUnavailable, retryAfter: shortly}
 	outOfOrder = problem{Type: "unavailable", Title: "A store does not answer; nothing was written", Status: http.StatusServiceUnavailable, retryAfter: 2 * shortly}
@@ -55,22 +54,28 @@ var (
 // problems say what an error means to the sender. The first that fits counts.
 var problems = []struct {
 	problem problem
-	errs    []error
+	fits    func(error) bool
 }{
-	{unsettled, []error{fencedb.ErrCommitUnknown}}, // first: it is the only one that leaves a doubt
-	{invalid, []error{booking.ErrInvalid}},
-	{keyReused, []error{fencedb.ErrKeyReused}},
-	{mediaType, []error{errMediaType}},
-	{malformed, []error{errMalformed}},
-	{declined, []error{booking.ErrCardDeclined}},
-	{unknown, []error{booking.ErrUnknown}},
-	{taken, []error{booking.ErrTaken}},
-	{busy, []error{lease.ErrHeld, fencedb.ErrBusy}},
-	{overtaken, []error{fencedb.ErrStale, fencedb.ErrLeaseOver, lease.ErrLost, lease.ErrExpired, lease.ErrRevoked}},
-	{outOfOrder, []error{
+	{unsettled, is(fencedb.ErrCommitUnknown)}, // first: it is the only one that leaves a doubt
+	{invalid, is(booking.ErrInvalid)},
+	{keyReused, is(fencedb.ErrKeyReused)},
+	{mediaType, is(errMediaType)},
+	{malformed, is(errMalformed)},
+	{declined, is(booking.ErrCardDeclined)},
+	{unknown, is(booking.ErrUnknown)},
+	{taken, is(booking.ErrTaken)},
+	{busy, lease.IsLost}, // held by another, or came too late
+	{outOfOrder, is(
 		booking.ErrUnavailable, lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown,
 		lease.ErrOutOfMemory, lease.ErrTooFewReplicas, context.DeadlineExceeded, context.Canceled,
-	}},
+	)},
+}
+
+// is fits what errors.Is finds to be one of them.
+func is(errs ...error) func(error) bool {
+	return func(err error) bool {
+		return slices.ContainsFunc(errs, func(target error) bool { return errors.Is(err, target) })
+	}
 }
 
 func explain(err error) problem {
@@ -94,10 +99,8 @@ func explain(err error) problem {
 
 func find(err error) problem {
 	for _, candidate := range problems {
-		for _, target := range candidate.errs {
-			if errors.Is(err, target) {
-				return candidate.problem
-			}
+		if candidate.fits(err) {
+			return candidate.problem
 		}
 	}
 	return internal

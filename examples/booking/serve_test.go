@@ -116,7 +116,7 @@ func TestALateRequestOverwritesNothing(t *testing.T) {
 
 	a := <-late
 	require.Equal(t, http.StatusConflict, a.status)
-	require.Equal(t, "urn:problem-type:booking:overtaken", a.Type)
+	require.Equal(t, "urn:problem-type:booking:busy", a.Type)
 	require.Equal(t, []string{"Bob"}, w.guests())
 	require.Regexp(t, `msg="write refused".* request_id=`+a.header.Get("X-Request-Id")+`\n`, slow.log)
 }

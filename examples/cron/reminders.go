@@ -33,13 +33,11 @@ type scheduler struct {
 // on. With [fencedb.ErrStale] another scheduler has taken over, with [fencedb.ErrLeaseOver] one
 // could have.
 func (s *scheduler) Tick(ctx context.Context) (sent int, err error) {
-	done := false
 	err = s.Leases.Do(ctx, resource, func(ctx context.Context, l *lease.Lease) (err error) {
 		sent, err = s.sendAll(ctx, l)
-		done = err == nil
 		return err
 	}, lease.NoWait())
-	if done || errors.Is(err, lease.ErrHeld) { // that the lease was over in the end changes nothing about what was done
+	if errors.Is(err, lease.ErrWorkDone) || errors.Is(err, lease.ErrHeld) {
 		return sent, nil
 	}
 	return sent, err

@@ -166,14 +166,10 @@ func problemOf(err error) problem {
 		return problem{"Sold out", http.StatusConflict, err.Error() + ". Nothing was reserved."}
 	case errors.Is(err, shop.ErrExpired):
 		return problem{"The reservation is over", http.StatusGone, "What was paid is given back."}
-	case errors.Is(err, lease.ErrHeld):
-		return problem{"Busy", http.StatusConflict, "Nothing was changed. Try again."}
-	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver),
-		errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost), errors.Is(err, lease.ErrRevoked):
-		return problem{"Overtaken", http.StatusConflict, "It took too long, and somebody else may have gone on. " +
-			"Look at the cart."}
-	case errors.Is(err, lease.ErrUnreachable), errors.Is(err, fencedb.ErrBusy):
-		return problem{"Not available right now", http.StatusServiceUnavailable, "Try again."}
+	case lease.IsLost(err): // held by another, or taken over meanwhile
+		return problem{"Busy", http.StatusConflict, "Somebody else works on it, or may by now. Look at the cart, and try again."}
+	case errors.Is(err, lease.ErrUnreachable):
+		return problem{"Not available right now", http.StatusServiceUnavailable, "Nothing was changed. Try again."}
 	}
 	return problem{"Something went wrong", http.StatusInternalServerError, "Look at the cart before trying again."}
 }
@@ -184,7 +180,7 @@ func retryAfter(err error, status int) (seconds int, worthwhile bool) {
 	switch {
 	case errors.As(err, &held):
 		return int(max(1, math.Ceil(held.RetryAfter.Seconds()))), true
-	case status == http.StatusServiceUnavailable:
+	case status == http.StatusServiceUnavailable, lease.IsLost(err):
 		return int(unavailable.Seconds()), true
 	}
 	return 0, false

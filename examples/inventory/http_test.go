@@ -99,11 +99,14 @@ func TestWithoutRedisNothingIsSold(t *testing.T) {
 
 func TestEachErrorHasAStatus(t *testing.T) {
 	t.Parallel()
-	for status, err := range map[int]error{
-		http.StatusGone:                shop.ErrExpired,
-		http.StatusConflict:            errors.Join(&fencedb.StaleError{}, lease.ErrExpired),
-		http.StatusServiceUnavailable:  fencedb.ErrBusy,
-		http.StatusInternalServerError: io.ErrUnexpectedEOF,
+	for err, status := range map[error]int{
+		shop.ErrExpired: http.StatusGone,
+		errors.Join(&fencedb.StaleError{}, lease.ErrExpired): http.StatusConflict,
+		fencedb.ErrBusy:      http.StatusConflict,
+		fencedb.ErrLeaseOver: http.StatusConflict,
+		lease.ErrUnreachable: http.StatusServiceUnavailable,
+		io.ErrUnexpectedEOF:  http.StatusInternalServerError,
+		fencedb.ErrCommitted: http.StatusInternalServerError, // "look at the cart", and not "try again"
 	} {
 		require.Equal(t, status, problemOf(err).Status, err)
 	}

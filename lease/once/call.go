@@ -157,8 +157,8 @@ func (c *call) run(ctx context.Context, claim *lease.Lease) ([]byte, error) {
 	work, unbind := claim.Bind(ctx)
 	defer unbind()
 	result, err := c.fn(work, claim)
-	if lost := claim.Err(); err != nil && lost != nil {
-		err = errors.Join(err, lost)
+	if lost := claim.Err(); err != nil && lost != nil && !errors.Is(err, lost) {
+		err = protocol.Join(err, lost)
 	}
 	return result, err
 }

@@ -96,7 +96,7 @@ import (
 var (
 	// ErrInFlight: another caller runs the work of this key; this call has run nothing. The error
 	// is an [*InFlightError].
-	ErrInFlight = errors.New("once: in flight")
+	ErrInFlight = protocol.Lost("once: in flight")
 
 	// ErrKeyReused: the key is done, for another request. This call has run nothing, and does not
 	// return the result.
@@ -105,7 +105,7 @@ var (
 	// ErrNotRecorded: fn has run and returned a result that was not recorded, or may not have been:
 	// the claim was over by then, the result was too large, or Redis did not answer. What fn did
 	// stays done. Another caller may run it, or has run it.
-	ErrNotRecorded = errors.New("once: result not recorded")
+	ErrNotRecorded = protocol.Settled("once: result not recorded")
 )
 
 // InFlightError is the ordinary answer under contention; errors.Is(err, ErrInFlight) holds for it.
@@ -130,6 +130,9 @@ func (e *InFlightError) Error() string {
 
 // Is makes every InFlightError an [ErrInFlight].
 func (e *InFlightError) Is(target error) bool { return target == ErrInFlight }
+
+// LeaseLost is for [lease.IsLost].
+func (e *InFlightError) LeaseLost() bool { return true }
 
 // Unwrap gives the reason why waiting ended.
 func (e *InFlightError) Unwrap() error { return e.Cause }

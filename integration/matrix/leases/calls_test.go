@@ -192,12 +192,24 @@ func (c *leaseCell) work(ls ...*lease.Lease) error {
 	return nil
 }
 
+// afterWork is the reason in the error of a Do whose work was done.
+func (c *leaseCell) afterWork(err error) error {
+	var done *lease.WorkDoneError
+	if !errors.As(err, &done) {
+		return err
+	}
+	if c.ran == 0 {
+		c.Errorf("the work is said to be done, and did not run: %v", err)
+	}
+	return done.Cause
+}
+
 func do(c *leaseCell, ctx context.Context) error {
-	return c.own.Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error { return c.work(l) })
+	return c.afterWork(c.own.Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error { return c.work(l) }))
 }
 
 func doAll(c *leaseCell, ctx context.Context) error {
-	return c.own.DoAll(ctx, c.resources, func(_ context.Context, ls lease.Leases) error { return c.work(ls...) })
+	return c.afterWork(c.own.DoAll(ctx, c.resources, func(_ context.Context, ls lease.Leases) error { return c.work(ls...) }))
 }
 
 func extend(c *leaseCell, ctx context.Context) error {
@@ -358,7 +370,7 @@ func place(c *leaseCell, ctx context.Context) error {
 }
 
 func doPlace(c *leaseCell, ctx context.Context) error {
-	return c.semaphore(false).Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error { return c.work(l) })
+	return c.afterWork(c.semaphore(false).Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error { return c.work(l) }))
 }
 
 var errWork = errors.New("the work failed")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -28,6 +29,38 @@ var (
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
+
+// Outcome is an error that answers lease.IsLost.
+type Outcome struct {
+	text string
+	lost bool
+}
+
+// Lost says that another holder has the resource, or may have it by now.
+func Lost(text string) error { return &Outcome{text, true} }
+
+// Settled says that the work was done, or may have been: what else the error says about the lease
+// does not make it lost work.
+func Settled(text string) error { return &Outcome{text, false} }
+
+func (e *Outcome) Error() string { return e.text }
+
+// LeaseLost is for lease.IsLost.
+func (e *Outcome) LeaseLost() bool { return e.lost }
+
+// Join is errors.Join on one line.
+func Join(errs ...error) error {
+	joined := errors.Join(errs...)
+	if joined == nil {
+		return nil
+	}
+	return oneLine{joined}
+}
+
+type oneLine struct{ error }
+
+func (e oneLine) Error() string { return strings.ReplaceAll(e.error.Error(), "\n", "; ") }
+func (e oneLine) Unwrap() error { return e.error }
 
 // Failed sorts what went wrong with a request: the caller's context, no answer, or an error that
 // Redis answered.
