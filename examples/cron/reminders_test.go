@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/fencedbtest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -134,25 +135,27 @@ func TestTheNextTickGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
 	w.requireEachOnce(2)
 }
 
-// The first is stopped between two reminders, for longer than its lease lasts.
+// The first is stopped before a reminder, for longer than its lease lasts. It wakes, and does not
+// look at its clock.
 func TestAnOverlapIsHarmless(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 5)
-	stopped := w.scheduler("stopped", lease.Config{TTL: time.Second, RenewEvery: lease.Never})
-	l, err := stopped.Leases.TryAcquire(t.Context(), resource)
+	postgres := fencedbtest.NewPostgres(t, w.db.Config().ConnString())
+	db, err := pgxpool.New(t.Context(), postgres.URL())
 	require.NoError(t, err)
-	<-l.Context().Done()
-
-	next := w.scheduler("next", lease.Config{TTL: time.Minute})
-	require.Eventually(t, func() bool {
+	t.Cleanup(db.Close)
+	leases := fencedbtest.NewIssuer(t, lease.Config{})
+	stopped := &scheduler{Name: "stopped", DB: db, Leases: leases.Issuer, Deliver: toOutbox}
+	next := &scheduler{Name: "next", DB: w.db, Leases: leases.Issuer, Deliver: toOutbox}
+	postgres.Pause("UPDATE reminders", func() {
+		fencedbtest.Expire(t, leases, resource)
 		n, err := next.Tick(t.Context())
 		require.NoError(t, err)
-		return n == 5
-	}, 10*time.Second, 10*time.Millisecond)
+		require.Equal(t, 5, n)
+	})
 
-	// It wakes, and does not look at its clock.
-	late := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
-	err = fencedb.Tx(t.Context(), w.db, late, func(tx pgx.Tx) error { return toOutbox(t.Context(), tx, "guest 1") })
-	require.ErrorIs(t, err, fencedb.ErrStale)
+	_, err = stopped.Tick(t.Context())
+
+	fencedbtest.Refused(t, err)
 	w.requireEachOnce(5)
 }

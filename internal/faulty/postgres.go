@@ -31,6 +31,13 @@ type PostgresProxy struct {
 	limit     int                                 // of delivered, at which fate strikes; negative: none
 	fate      Fate
 	fired     bool
+	paused    *pause // waits for its statement; nil if none
+}
+
+// pause is what Pause was called with.
+type pause struct {
+	at   func(sql string) bool
+	then func()
 }
 
 // NewPostgresProxy starts a proxy in front of the server that serverURL names. It ends with the
@@ -106,6 +113,15 @@ func (p *PostgresProxy) Fired() bool {
 	return p.fired
 }
 
+// Pause stops the next round trip in which a statement is executed of which at is true, before any
+// of it reaches the server, and calls then. When that has returned, the messages go on. Other
+// connections are not stopped, so then can use the server. A call replaces the one before.
+func (p *PostgresProxy) Pause(at func(sql string) bool, then func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.paused = &pause{at, then}
+}
+
 // Hang simulates a network that drops everything: it silences the connections that exist for good,
 // and new ones until Hang(false).
 func (p *PostgresProxy) Hang(on bool) { p.hung.Store(on) }
@@ -143,6 +159,10 @@ type postgresLink struct {
 	silent   atomic.Bool
 	backend  *pgproto3.Backend  // speaks with the client
 	frontend *pgproto3.Frontend // speaks with the server
+
+	statements map[string]string // SQL by the names of prepared statements
+	held       []byte            // what was read of a round trip while a Pause waits
+	due        *pause            // whose statement is among that
 }
 
 func (p *PostgresProxy) relay(client net.Conn) {
@@ -154,7 +174,7 @@ func (p *PostgresProxy) relay(client net.Conn) {
 	l := &postgresLink{
 		PostgresProxy: p, link: link{client, server},
 		backend:  pgproto3.NewBackend(client, client),
-		frontend: pgproto3.NewFrontend(server, server),
+		frontend: pgproto3.NewFrontend(server, server), statements: make(map[string]string),
 	}
 	if err := l.startup(); err != nil {
 		l.cut()
@@ -243,10 +263,52 @@ func (l *postgresLink) requests() {
 			fate = l.toServer(msg)
 		}
 		l.mu.Unlock()
+		if fate == Pass && l.hold(msg) {
+			continue
+		}
 		if !l.deliver(fate, l.server, msg) {
 			return
 		}
 	}
+}
+
+// hold keeps msg back while a Pause waits, until its round trip is complete; then all of it goes on,
+// after the Pause if it is meant.
+func (l *postgresLink) hold(msg pgproto3.FrontendMessage) (held bool) {
+	sql := ""
+	switch msg := msg.(type) {
+	case *pgproto3.Parse:
+		l.statements[msg.Name] = msg.Query
+	case *pgproto3.Bind:
+		sql = l.statements[msg.PreparedStatement]
+	case *pgproto3.Query:
+		sql = msg.String
+	}
+	l.mu.Lock()
+	waiting := l.paused
+	if waiting != nil && l.due == nil && sql != "" && waiting.at(sql) {
+		l.due, l.paused = waiting, nil
+	}
+	l.mu.Unlock()
+	if waiting == nil && len(l.held) == 0 {
+		return false
+	}
+	l.held, _ = msg.Encode(l.held) // deliver would panic
+	switch msg.(type) {
+	case *pgproto3.Parse, *pgproto3.Bind, *pgproto3.Describe, *pgproto3.Execute, *pgproto3.Close:
+		return true
+	}
+	if l.due != nil {
+		done := make(chan struct{})
+		go func() {
+			defer close(done) // also when a test ends in it
+			l.due.then()
+		}()
+		<-done
+	}
+	_, _ = l.server.Write(l.held) // the answers end if it fails
+	l.held, l.due = nil, nil
+	return true
 }
 
 func (l *postgresLink) answers() {

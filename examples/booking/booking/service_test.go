@@ -8,13 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/fencedbtest"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -129,7 +128,7 @@ func TestReserveTellsWhyTheLeaseEndedWhenNothingWasBooked(t *testing.T) {
 	w := newWorld(t)
 	w.store.refusal = fencedb.ErrStale
 	late := func(context.Context, string) error {
-		w.redis.FastForward(w.config.Lease.TTL)
+		fencedbtest.Expire(t, w.leases, booking.Resource(12))
 		return nil
 	}
 
@@ -212,7 +211,7 @@ func TestReserveRefusesNonsense(t *testing.T) {
 			require.ErrorIs(t, err, booking.ErrInvalid)
 			require.Equal(t, tc.field, invalid.Field)
 			require.Empty(t, w.store.calls)
-			require.Empty(t, w.redis.Keys())
+			w.requireUntouched()
 		})
 	}
 }
@@ -224,7 +223,7 @@ func TestReserveWaitsForWhoIsAtTheTable(t *testing.T) {
 	second := make(chan error, 1)
 	during := func(context.Context, string) error {
 		go func() { second <- w.reserve(t.Context(), goodCard, forGuest("bob", 2)) }()
-		require.Eventually(t, func() bool { return w.redis.Exists("lease:v1:{table:12}:queue") }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return w.inspect().Waiters > 0 }, 10*time.Second, time.Millisecond)
 		return nil
 	}
 
@@ -286,7 +285,7 @@ func TestCancelKnowsWhatIsNotThere(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	require.ErrorIs(t, w.service(goodCard).Cancel(t.Context(), uuid.New()), booking.ErrUnknown)
-	require.Empty(t, w.redis.Keys(), "nobody was kept waiting for it")
+	w.requireUntouched() // nobody was kept waiting for it
 
 	w.store.there = forGuest("ann", 4)
 	w.store.there.ID = uuid.New()
@@ -366,7 +365,7 @@ func TestLeasesAreThoseOfTheTables(t *testing.T) {
 func TestNewRefusesABadLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	_, err := booking.New(w.client, booking.Config{Lease: lease.Config{TTL: -time.Second}, Store: w.store})
+	_, err := booking.New(w.leases.Client, booking.Config{Lease: lease.Config{TTL: -time.Second}, Store: w.store})
 	require.ErrorIs(t, err, lease.ErrInvalid)
 }
 
@@ -375,21 +374,15 @@ func goodCard(context.Context, string) error { return nil }
 // world is a Redis of its own and a store that remembers what it was asked.
 type world struct {
 	*testing.T
-	redis  *miniredis.Miniredis
-	client *redis.Client
+	leases *fencedbtest.Issuer // shares its resources with every service
 	config booking.Config
 	store  *memory
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, redis: miniredis.NewMiniRedis(), store: &memory{answers: map[string]booking.Answer{}}}
-	w.config = booking.Config{Lease: lease.Config{TTL: time.Minute}, Store: w.store}
-	w.redis.ClockTTL(true)
-	require.NoError(t, w.redis.Start())
-	t.Cleanup(w.redis.Close)
-	w.client = redis.NewClient(&redis.Options{Addr: w.redis.Addr()})
-	t.Cleanup(func() { _ = w.client.Close() })
+	w := &world{T: t, leases: fencedbtest.NewIssuer(t, lease.Config{}), store: &memory{answers: map[string]booking.Answer{}}}
+	w.config = booking.Config{Lease: w.leases.Config, Store: w.store}
 	return w
 }
 
@@ -397,7 +390,7 @@ func (w *world) service(card booking.CardCheck) *booking.Service {
 	w.Helper()
 	cfg := w.config
 	cfg.CheckCard = card
-	s, err := booking.New(w.client, cfg)
+	s, err := booking.New(w.leases.Client, cfg)
 	require.NoError(w, err)
 	return s
 }
@@ -418,7 +411,20 @@ func (w *world) booked() booking.Booking {
 // requireFree checks that the lease was given back.
 func (w *world) requireFree() {
 	w.Helper()
-	require.False(w, w.redis.Exists("lease:v1:{table:12}:owner"))
+	require.Zero(w, w.inspect().Holder)
+}
+
+// requireUntouched checks that nobody has asked for the table.
+func (w *world) requireUntouched() {
+	w.Helper()
+	require.Zero(w, w.inspect().LastToken)
+}
+
+func (w *world) inspect() lease.Inspection {
+	w.Helper()
+	found, err := w.leases.Inspect(w.Context(), booking.Resource(12))
+	require.NoError(w, err)
+	return found
 }
 
 var errStore = errors.New("the store is out of order")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/fencedbtest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -180,7 +181,7 @@ func TestAPayerThatWasOvertakenIsRefusedAndItsMoneyGoesBack(t *testing.T) {
 	w := newWorld(t)
 	c := w.reserve("a", 2, "b", 1)
 	paid := w.payUntilTheBankIsAsked(c.ID)
-	w.takeTheLeaseAway(c.ID)
+	fencedbtest.Expire(t, w.leases, "cart:"+c.ID.String())
 	w.expire(c.ID)
 
 	require.NoError(t, w.shop.Sweep(t.Context()))
@@ -200,7 +201,7 @@ func TestAPayerThatWasOvertakenIsRefusedAndItsMoneyGoesBack(t *testing.T) {
 
 func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
+	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
 	c := w.reserve("a", 2)
 	w.bank.slow = true // until the lease is over
 
@@ -210,7 +211,7 @@ func TestALatePaymentCountsWhileNobodyHasTakenTheCartOver(t *testing.T) {
 
 func TestAPaymentThatEndsWithItsLeaseSaysSo(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never, Namespace: testenv.Namespace(t)})
+	w := newWorldOf(t, lease.Config{TTL: 3 * time.Second, RenewEvery: lease.Never})
 	c := w.reserve("a", 2)
 	w.bank.slow = true
 	unheard := errors.New("connection closed")
@@ -280,13 +281,13 @@ func TestNewNeedsEverything(t *testing.T) {
 type world struct {
 	*testing.T
 	db     *pgxpool.Pool
-	leases *lease.Issuer
+	leases *fencedbtest.Issuer
 	bank   *fakeBank
 	shop   *shop.Shop
 }
 
 func newWorld(t *testing.T) *world {
-	return newWorldOf(t, lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
+	return newWorldOf(t, lease.Config{})
 }
 
 func newWorldOf(t *testing.T, leases lease.Config) *world {
@@ -295,9 +296,8 @@ func newWorldOf(t *testing.T, leases lease.Config) *world {
 	require.NoError(t, errors.Join(shop.Migrate(t.Context(), plain), plain.Close()))
 	w := &world{T: t, db: db, bank: &fakeBank{}}
 	var err error
-	w.leases, err = lease.New(testenv.Redis(t), leases)
-	require.NoError(t, err)
-	w.shop, err = shop.New(shop.Config{DB: db, Leases: w.leases, Bank: w.bank, Keep: time.Hour, Wait: 20 * time.Second})
+	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), leases)
+	w.shop, err = shop.New(shop.Config{DB: db, Leases: w.leases.Issuer, Bank: w.bank, Keep: time.Hour, Wait: 20 * time.Second})
 	require.NoError(t, err)
 	require.NoError(t, w.shop.Stock(t.Context(), []shop.Level{{SKU: "a", Start: 10, Cents: 100}, {SKU: "b", Start: 1, Cents: 100}}))
 	return w
@@ -356,13 +356,6 @@ func (w *world) expire(id uuid.UUID) {
 		SET session_replication_role = replica;
 		UPDATE carts SET expires_at = clock_timestamp() WHERE id = '`+id.String()+`';
 		SET session_replication_role = DEFAULT`)
-	require.NoError(w, err)
-}
-
-// takeTheLeaseAway ends the lease on the cart as if it had run out: the payer does not learn of it.
-func (w *world) takeTheLeaseAway(id uuid.UUID) {
-	w.Helper()
-	_, err := w.leases.Revoke(w.Context(), "cart:"+id.String())
 	require.NoError(w, err)
 }
 

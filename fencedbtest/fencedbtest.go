@@ -1,0 +1,106 @@
+// Package fencedbtest is for your own tests of code that writes behind the fence: it makes happen, at
+// the point that a test chooses, what otherwise happens at three in the morning.
+//
+//	leases := fencedbtest.NewIssuer(t, lease.Config{})        // without a server; IssuerOn takes yours
+//	postgres := fencedbtest.NewPostgres(t, os.Getenv("TEST_POSTGRES_URL"))
+//	pool, err := pgxpool.New(ctx, postgres.URL())             // for the code under test
+//	desk := booking.New(pool, leases.Issuer)
+//
+//	var nothing func()
+//	postgres.Pause("INSERT INTO bookings", func() {           // decided, and not written yet
+//		fencedbtest.Overtake(t, leases, pool, "table:12")     // another holder has come
+//		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
+//	})
+//	err = desk.Book(ctx, 12, "Ann")
+//	fencedbtest.Refused(t, err)
+//	nothing()
+//
+// The Postgres is yours, with the schema of package migrations in it: fences are SQL, and nothing
+// else stands in for them.
+package fencedbtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Overtake makes whoever holds the resource stale, as when its lease had run out while it was
+// stopped: another holder acquires the resource, runs the writes in one transaction behind the
+// fence, and is gone. The former holder is not told; it learns at its next renewal. Without writes
+// the new token is sealed. The grant is that of the other holder, for writes of its own later on.
+//
+// issuer is a *lease.Issuer or an *Issuer that shares its resources with the code under test.
+func Overtake(t testing.TB, issuer interface {
+	Revoke(ctx context.Context, resource string) (*lease.Revocation, error)
+}, db fencedb.DB, resource string, writes ...func(tx pgx.Tx) error) fencedb.Grant {
+	t.Helper()
+	other, err := issuer.Revoke(t.Context(), resource)
+	if err != nil {
+		t.Fatalf("fencedbtest: %q was not taken over: %v", resource, err)
+	}
+	err = fencedb.Tx(t.Context(), db, other, func(tx pgx.Tx) error {
+		for _, write := range writes {
+			if err := write(tx); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatalf("fencedbtest: the holder that took %q over could not write: %v", resource, err)
+	}
+	return other
+}
+
+// Refused fails the test unless err says that the fence refused a write, and so nothing was
+// written: fencedb.ErrStale, ErrLeaseOver, ErrBusy, ErrNoToken or ErrWrongResource, also as the
+// error of a driver that fencedb.Explain reads.
+func Refused(t testing.TB, err error) {
+	t.Helper()
+	refusals := []error{fencedb.ErrStale, fencedb.ErrLeaseOver, fencedb.ErrBusy, fencedb.ErrNoToken, fencedb.ErrWrongResource}
+	explained := fencedb.Explain(err)
+	if !slices.ContainsFunc(refusals, func(refusal error) bool { return errors.Is(explained, refusal) }) {
+		t.Errorf("fencedbtest: want a write that the fence has refused, got: %v", err)
+	}
+}
+
+// WroteNothing remembers what the tables hold. The function that it returns fails the test if they
+// hold something else by then. A table is named as in SQL, with its schema if need be.
+func WroteNothing(t testing.TB, db interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}, tables ...string) (check func()) {
+	t.Helper()
+	read := func(table string) []string {
+		t.Helper()
+		rows, err := db.Query(t.Context(), `SELECT fencedbtest::text FROM `+table+` AS fencedbtest ORDER BY 1`)
+		if err != nil {
+			t.Fatalf("fencedbtest: %s cannot be read: %v", table, err)
+		}
+		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			t.Fatalf("fencedbtest: %s cannot be read: %v", table, err)
+		}
+		return all
+	}
+	before := make([][]string, len(tables))
+	for i, table := range tables {
+		before[i] = read(table)
+	}
+	return func() {
+		t.Helper()
+		for i, table := range tables {
+			if now := read(table); !slices.Equal(now, before[i]) {
+				t.Errorf("fencedbtest: %s was written to\nbefore:\n  %s\nnow:\n  %s", table,
+					strings.Join(before[i], "\n  "), strings.Join(now, "\n  "))
+			}
+		}
+	}
+}

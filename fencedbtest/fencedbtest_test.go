@@ -1,0 +1,311 @@
+package fencedbtest_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/fencedbtest"
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// printed is a test whose result is printed.
+type printed struct {
+	testing.TB
+	name     string
+	text     strings.Builder
+	cleanups []func()
+}
+
+func begin(name string) *printed { return &printed{name: name} }
+
+func (p *printed) end() {
+	for _, f := range slices.Backward(p.cleanups) {
+		f()
+	}
+	fmt.Print(p.text.String())
+	fmt.Printf("%s: %s\n", map[bool]string{true: "FAIL", false: "PASS"}[p.Failed()], p.name)
+}
+
+func (p *printed) Helper()                        {}
+func (p *printed) Name() string                   { return p.name }
+func (p *printed) Context() context.Context       { return context.Background() }
+func (p *printed) Cleanup(f func())               { p.cleanups = append(p.cleanups, f) }
+func (p *printed) Failed() bool                   { return p.text.Len() > 0 }
+func (p *printed) Logf(string, ...any)            {}
+func (p *printed) Errorf(format string, a ...any) { fmt.Fprintf(&p.text, format+"\n", a...) }
+func (p *printed) Fatalf(format string, a ...any) { p.Errorf(format, a...); runtime.Goexit() }
+func (p *printed) Fatal(a ...any)                 { p.Fatalf("%s", fmt.Sprint(a...)) }
+func (p *printed) FailNow()                       { p.Fatal("failed") }
+
+// database is the URL of one with table 12, which is free.
+func database(t testing.TB) string {
+	t.Helper()
+	pool := testenv.Postgres(t)
+	_, err := pool.Exec(t.Context(), `
+		CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL);
+		CREATE TABLE unprotected (table_id int PRIMARY KEY, guest text NOT NULL);
+		INSERT INTO bookings VALUES (12, '');
+		INSERT INTO unprotected VALUES (12, '');
+		SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+	require.NoError(t, err)
+	return pool.Config().ConnString()
+}
+
+func poolOf(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+type world struct {
+	*testing.T
+	leases   *fencedbtest.Issuer
+	postgres *fencedbtest.Postgres
+	pool     *pgxpool.Pool
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{T: t, leases: fencedbtest.NewIssuer(t, lease.Config{})}
+	w.postgres = fencedbtest.NewPostgres(t, database(t))
+	w.pool = poolOf(t, w.postgres.URL())
+	return w
+}
+
+const update = `UPDATE bookings SET guest = $1 WHERE table_id = 12`
+
+func (w *world) guest() (name string) {
+	w.Helper()
+	require.NoError(w, w.pool.QueryRow(w.Context(), `SELECT guest FROM bookings WHERE table_id = 12`).Scan(&name))
+	return name
+}
+
+// ways are those in which the code under test may write for Ann.
+var ways = map[string]func(w *world, l *lease.Lease) error{
+	"Tx": func(w *world, l *lease.Lease) error {
+		return fencedb.Tx(w.Context(), w.pool, l, func(tx pgx.Tx) error {
+			_, err := tx.Exec(w.Context(), update, "Ann")
+			return err
+		})
+	},
+	"Exec": func(w *world, l *lease.Lease) error {
+		_, err := fencedb.Exec(w.Context(), w.pool, l, update, "Ann")
+		return err
+	},
+	"TxSQL": func(w *world, l *lease.Lease) error {
+		db := stdlib.OpenDBFromPool(w.pool)
+		defer db.Close()
+		return fencedb.TxSQL(w.Context(), db, l, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(w.Context(), update, "Ann")
+			return err
+		})
+	},
+	"simple protocol": func(w *world, l *lease.Lease) error {
+		_, err := fencedb.Exec(w.Context(), poolOf(w, w.postgres.URL()+"&default_query_exec_mode=simple_protocol"), l, update, "Ann")
+		return err
+	},
+}
+
+func (w *world) overtake() {
+	fencedbtest.Overtake(w, w.leases, w.pool, "table:12", func(tx pgx.Tx) error {
+		_, err := tx.Exec(w.Context(), update, "Bob")
+		return err
+	})
+}
+
+// TxSQL enters in a round trip of its own, so there the fence is what is waited for.
+func at(way string) string {
+	if way == "TxSQL" {
+		return "fencedb.enter("
+	}
+	return "UPDATE bookings"
+}
+
+func TestOvertakenBetweenDecisionAndWrite(t *testing.T) {
+	t.Parallel()
+	for name, write := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			l, err := w.leases.Acquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			var nothing func()
+			w.postgres.Pause(at(name), func() {
+				w.overtake()
+				nothing = fencedbtest.WroteNothing(t, w.pool, "bookings", "unprotected")
+			})
+
+			err = write(w, l)
+
+			fencedbtest.Refused(t, err)
+			require.ErrorIs(t, err, fencedb.ErrStale)
+			require.NoError(t, l.Err(), "it does not know")
+			nothing()
+			require.Equal(t, "Bob", w.guest())
+		})
+	}
+}
+
+// guard heals where Redis has gone backwards; a holder that was overtaken must not be healed.
+func TestAnOvertakenHolderIsNotHealed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.postgres.Pause("UPDATE bookings", w.overtake)
+	_, err := guard.Exec(t.Context(), w.leases.Issuer, w.pool, "table:12", update, "Ann")
+	fencedbtest.Refused(t, err)
+	require.Equal(t, "Bob", w.guest())
+}
+
+func TestAPauseIsOneForOneStatement(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	runs := 0
+	w.postgres.Pause("no such statement", func() { t.Error("it ran") })
+	w.postgres.Pause("UPDATE bookings", func() { runs++ })
+	for range 2 {
+		_, err := guard.Exec(t.Context(), w.leases.Issuer, w.pool, "table:12", update, "Ann")
+		require.NoError(t, err)
+	}
+	require.Equal(t, 1, runs)
+}
+
+func TestACutCommitIsFoundOut(t *testing.T) {
+	t.Parallel()
+	for name, write := range ways {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			l, err := w.leases.Acquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			w.postgres.CutCommit()
+			require.NoError(t, write(w, l))
+			require.Equal(t, "Ann", w.guest())
+		})
+	}
+	w := newWorld(t)
+	w.postgres.CutCommit()
+	err := pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `UPDATE unprotected SET guest = 'Ann'`)
+		return err
+	})
+	require.Error(t, err, "without fencedb it looks as if nothing was written")
+	check := fencedbtest.WroteNothing(t, w.pool, "unprotected")
+	check()
+}
+
+func TestAServerThatCannotBeAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	l, err := w.leases.Acquire(ctx, "table:12")
+	require.NoError(t, err)
+	restore := w.postgres.CutCommitAndServer()
+	time.AfterFunc(time.Second, cancel) // or it would ask until after the lease
+	err = fencedb.Tx(ctx, w.pool, l, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, update, "Ann")
+		return err
+	})
+	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
+	require.False(t, lease.IsLost(err))
+	restore()
+	require.Equal(t, "Ann", w.guest())
+}
+
+func TestExpireAndFlush(t *testing.T) {
+	t.Parallel()
+	own := fencedbtest.NewIssuer(t, lease.Config{})
+	for name, i := range map[string]*fencedbtest.Issuer{
+		"in the process": own,
+		"on a server":    fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			believes, err := i.TryAcquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			_, err = i.TryAcquire(t.Context(), "table:12")
+			require.ErrorIs(t, err, lease.ErrHeld)
+
+			fencedbtest.Expire(t, i, "table:12")
+
+			next, err := i.TryAcquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			require.NoError(t, believes.Err())
+			require.Greater(t, next.Token(), believes.Token())
+			require.ErrorIs(t, believes.Extend(t.Context()), lease.ErrLost)
+
+			fencedbtest.Flush(t, i)
+
+			found, err := i.Inspect(t.Context(), "table:12")
+			require.NoError(t, err)
+			require.Zero(t, found.Token)
+			require.Zero(t, found.LastToken)
+			third, err := i.TryAcquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			require.Greater(t, third.Token(), next.Token(), "by Redis's clock")
+		})
+	}
+}
+
+func TestRefusedKnowsWhatTheFenceRefuses(t *testing.T) {
+	t.Parallel()
+	for err, refused := range map[error]bool{
+		fencedb.ErrStale: true, fencedb.ErrLeaseOver: true, fencedb.ErrBusy: true, fencedb.ErrNoToken: true, fencedb.ErrWrongResource: true,
+		&pgconn.PgError{Code: "FN001"}: true, &pgconn.PgError{Code: "23505"}: false,
+		fencedb.ErrCommitUnknown: false, fencedb.ErrCommitted: false, errors.New("another"): false, error(nil): false,
+	} {
+		inner := begin("inner")
+		fencedbtest.Refused(inner, err)
+		require.Equal(t, !refused, inner.Failed(), "%v", err)
+	}
+}
+
+// What cannot be asserted fails the test and says so.
+func TestMisuse(t *testing.T) {
+	t.Parallel()
+	i := fencedbtest.NewIssuer(t, lease.Config{})
+	closed := fencedbtest.NewIssuer(t, lease.Config{})
+	require.NoError(t, closed.Client.Close())
+	w := newWorld(t)
+	for name, misuse := range map[string]func(t testing.TB){
+		"no lease to expire": func(t testing.TB) { fencedbtest.Expire(t, i, "table:12") },
+		"hashed": func(t testing.TB) {
+			fencedbtest.Expire(t, fencedbtest.NewIssuer(t, lease.Config{HashResources: true}), "a:1")
+		},
+		"no such table":      func(t testing.TB) { fencedbtest.WroteNothing(t, w.pool, "nowhere") },
+		"no URL":             func(t testing.TB) { fencedbtest.NewPostgres(t, "host=localhost") },
+		"no config":          func(t testing.TB) { fencedbtest.NewIssuer(t, lease.Config{TTL: -1}) },
+		"no Redis":           func(t testing.TB) { fencedbtest.Flush(t, closed) },
+		"nobody to overtake": func(t testing.TB) { fencedbtest.Overtake(t, closed, w.pool, "table:12") },
+		"a write that fails": func(t testing.TB) {
+			fencedbtest.Overtake(t, i, w.pool, "table:12", func(pgx.Tx) error { return errors.New("the kitchen is closed") })
+		},
+	} {
+		inner, done := begin(name), make(chan struct{})
+		go func() {
+			defer close(done)
+			misuse(inner)
+		}()
+		<-done
+		require.True(t, inner.Failed(), name)
+		require.Contains(t, inner.text.String(), "fencedbtest: ", name)
+	}
+	require.NotNil(t, fencedbtest.NewPostgres(t, "postgres://localhost/without_a_port"))
+}

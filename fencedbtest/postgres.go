@@ -1,0 +1,79 @@
+package fencedbtest
+
+import (
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+)
+
+// Postgres stands between the code under test and your Postgres. It passes everything until told
+// otherwise. It does not mind the driver.
+type Postgres struct {
+	proxy *faulty.PostgresProxy
+}
+
+// NewPostgres listens in front of the server of a URL such as
+// postgres://user:password@host:5432/database. Connections to it are not encrypted. It ends with
+// the test.
+func NewPostgres(t testing.TB, serverURL string) *Postgres {
+	t.Helper()
+	u, err := url.Parse(serverURL)
+	if err != nil || u.Hostname() == "" {
+		t.Fatal("fencedbtest: the address of Postgres must be a URL with a host, such as postgres://user:password@host:5432/database")
+	}
+	if u.Port() == "" {
+		u.Host += ":5432"
+	}
+	return &Postgres{faulty.NewPostgresProxy(t, u.String())}
+}
+
+// URL is where the code under test connects to.
+func (p *Postgres) URL() string { return p.proxy.URL() }
+
+// Pause stops the code under test before the next statement whose SQL contains text, runs then, and
+// lets the code go on: what it has decided is then as old as after a pause of the process. The
+// statement travels together with the BEGIN and the entering of the fence before it, if it is the
+// first of its transaction; all of that is stopped. A later statement is stopped behind the fence,
+// where nobody else can come: an Overtake would wait for it.
+//
+// Only the connection with the statement is stopped, so then can use others. It runs once.
+func (p *Postgres) Pause(text string, then func()) {
+	p.proxy.Pause(func(sql string) bool { return strings.Contains(sql, text) }, then)
+}
+
+// CutCommit loses the answer to the next COMMIT: the server commits, and the connection ends. Tx,
+// Exec and their like find out what became of it and return nil, or ErrCommitted if a result was
+// lost. Code that commits by itself gets an error for work that was done.
+func (p *Postgres) CutCommit() {
+	p.proxy.OnServer(p.cutCommit(new(atomic.Bool)))
+}
+
+// CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the function
+// that it returns is called. So nobody can be asked: ErrCommitUnknown, after about five seconds.
+func (p *Postgres) CutCommitAndServer() (restore func()) {
+	down := new(atomic.Bool)
+	p.proxy.OnServer(p.cutCommit(down))
+	p.proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate {
+		if down.Load() {
+			return faulty.Cut
+		}
+		return faulty.Pass
+	})
+	return func() { p.proxy.OnClient(nil) }
+}
+
+// cutCommit sets done when it has struck, which it does once.
+func (p *Postgres) cutCommit(done *atomic.Bool) func(pgproto3.BackendMessage) faulty.Fate {
+	return func(msg pgproto3.BackendMessage) faulty.Fate {
+		answer, ok := msg.(*pgproto3.CommandComplete)
+		if !ok || string(answer.CommandTag) != "COMMIT" || done.Swap(true) {
+			return faulty.Pass
+		}
+		return faulty.Cut
+	}
+}
