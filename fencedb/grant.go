@@ -17,7 +17,7 @@ import (
 //
 // A grant that also has a method ValidUntil() time.Time bounds its transactions: the server ends
 // them when that time has come. The zero time means no bound.
-type Grant interface {
+type Grant = interface {
 	// Resource names what is written to, as type:id, in 1 to 512 bytes of UTF-8.
 	Resource() string
 	// Token is the fencing token: positive, and higher for every later holder of the resource.

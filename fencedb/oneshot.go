@@ -131,11 +131,23 @@ func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Optio
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without
 // writing anything else: from now on every earlier token is stale. Done while the lease is being
 // acquired, before its holder learns of it, it makes the order of tokens independent of Redis: see
-// lease.Config.Seal. A stale grant is refused with ErrStale. After an error that says neither yes
+// Sealer. A stale grant is refused with ErrStale. After an error that says neither yes
 // nor no (a lost connection, ctx done) seal again: a second seal does no harm.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
 	return sealError(SendBatch(ctx, db, All(plain...), &pgx.Batch{}, TxOptions(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})))
+}
+
+// Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets it.
+//
+//	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
+//
+// A program needs it that decides by what it reads outside of its fenced transactions. Without it,
+// an earlier holder can still write between such a read and the first fenced transaction of the
+// later one. An acquisition whose token Postgres refuses fails with ErrStale: Redis has gone
+// backwards, and lease.Issuer.Raise or package guard repairs that.
+func Sealer(db DB) func(ctx context.Context, grant Grant) error {
+	return func(ctx context.Context, grant Grant) error { return Seal(ctx, db, grant) }
 }
 
 // sealError does not speak of a commit: nothing else was written, and a second seal does no harm.

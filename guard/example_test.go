@@ -49,7 +49,7 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	issuer, err := lease.New(redis.NewClient(options), lease.Config{
 		TTL:       10 * time.Second,
 		Namespace: fmt.Sprint("guard_examples_", time.Now().UnixNano()),
-		Seal:      func(ctx context.Context, l *lease.Lease) error { return fencedb.Seal(ctx, pool, l) },
+		Seal:      fencedb.Sealer(pool),
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -25,13 +25,15 @@ type world struct {
 	pool   *pgxpool.Pool
 	redis  *redis.Client
 	issuer *lease.Issuer
+
+	namespace string
 }
 
 func newWorld(t *testing.T, seal bool) *world {
-	w := &world{T: t, pool: testenv.Postgres(t), redis: testenv.Redis(t)}
-	config := lease.Config{TTL: 10 * time.Second, Namespace: testenv.Namespace(t)}
+	w := &world{T: t, pool: testenv.Postgres(t), redis: testenv.Redis(t), namespace: testenv.Namespace(t)}
+	config := lease.Config{TTL: 10 * time.Second, Namespace: w.namespace}
 	if seal {
-		config.Seal = func(ctx context.Context, l *lease.Lease) error { return fencedb.Seal(ctx, w.pool, l) }
+		config.Seal = fencedb.Sealer(w.pool)
 	}
 	var err error
 	w.issuer, err = lease.New(w.redis, config)
@@ -136,6 +138,33 @@ func TestSealedAcquisitionsHealToo(t *testing.T) {
 	require.NoError(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12)))
 	require.Equal(t, 1, w.bookings())
 	w.free("table:12")
+}
+
+// What a holder reads before its first fenced transaction stays true only if its lease was sealed.
+func TestASealedLeaseKeepsEarlierHoldersFromChangingWhatWasRead(t *testing.T) {
+	t.Parallel()
+	for name, sealed := range map[string]bool{"sealed": true, "not sealed": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, sealed)
+			stopped, err := w.issuer.TryAcquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			require.NoError(t, w.redis.Del(t.Context(), lease.Key{Namespace: w.namespace, Resource: "table:12", Field: "owner"}.String()).Err())
+
+			next, err := w.issuer.TryAcquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			require.Zero(t, w.bookings(), "what the next holder decides by")
+			_, late := fencedb.Exec(t.Context(), w.pool, stopped, `INSERT INTO bookings VALUES (12, 'ann')`)
+
+			if sealed {
+				require.ErrorIs(t, late, fencedb.ErrStale)
+			} else {
+				require.NoError(t, late)
+			}
+			require.Equal(t, sealed, w.bookings() == 0)
+			require.NoError(t, next.Release(t.Context()))
+		})
+	}
 }
 
 // Postgres was right: the lease is gone, and somebody else has entered. Healing must not bring it

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/google/uuid"
+
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
@@ -14,6 +16,13 @@ const Unlimited = time.Duration(-1)
 // Never, as [Config.RenewEvery], leaves renewal to the caller, who calls [Lease.Extend]. It is not
 // valid as [Config.MaxHold].
 const Never = time.Duration(-2)
+
+// Grant is what a lease is to the data store: fencedb.Grant.
+type Grant = interface {
+	Resource() string
+	Token() int64
+	LeaseID() uuid.UUID
+}
 
 // Config is what all leases of an [Issuer] have in common. [New] checks it.
 type Config struct {
@@ -66,10 +75,14 @@ type Config struct {
 	ReplicaTimeout time.Duration
 
 	// Seal is called with each new lease before its holder gets it, with the context of the
-	// acquisition. If it fails, the lease is released and the acquisition fails with its error.
-	// Seal the grant where the data lives; then no earlier holder can write once the new one knows
-	// that it holds. Defaults to none.
-	Seal func(context.Context, *Lease) error
+	// acquisition; the grant is the [*Lease]. If it fails, the lease is released and the acquisition
+	// fails with its error.
+	//
+	// fencedb.Sealer(pool) seals in Postgres: then no earlier holder can write once the new one
+	// knows that it holds, and what a holder reads outside of its transactions stays as it was until
+	// it writes. Without it that begins with the holder's first fenced transaction. It costs a round
+	// trip to Postgres for each acquisition of a resource. Defaults to none.
+	Seal func(context.Context, Grant) error
 
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.
 	Tracers []Tracer

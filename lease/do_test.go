@@ -142,8 +142,8 @@ func TestSeal(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var sealed []int64
 		refuse := false
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(ctx context.Context, l *lease.Lease) error {
-			require.NoError(t, l.Err())
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(ctx context.Context, l lease.Grant) error {
+			require.NoError(t, l.(*lease.Lease).Err())
 			require.Equal(t, "ada", ctx.Value(key{}))
 			sealed = append(sealed, l.Token())
 			if refuse {
@@ -168,7 +168,7 @@ func TestSeal(t *testing.T) {
 func TestSealThatOutlastsTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never,
-			Seal: func(context.Context, *lease.Lease) error { time.Sleep(10 * time.Second); return nil }})
+			Seal: func(context.Context, lease.Grant) error { time.Sleep(10 * time.Second); return nil }})
 		_, err := i.TryAcquire(t.Context(), "a")
 		require.ErrorIs(t, err, lease.ErrExpired)
 	})

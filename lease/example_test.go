@@ -141,8 +141,8 @@ func ExampleConfig_seal() {
 	ctx := context.Background()
 	issuer, err := lease.New(client, lease.Config{
 		TTL: 10 * time.Second,
-		Seal: func(ctx context.Context, l *lease.Lease) error {
-			fmt.Println("sealing", l.Resource()) // fencedb.Seal(ctx, pool, l)
+		Seal: func(ctx context.Context, l lease.Grant) error {
+			fmt.Println("sealing", l.Resource()) // with Postgres: Seal: fencedb.Sealer(pool)
 			return nil
 		},
 	})

@@ -116,7 +116,7 @@ func TestAcquireAllLosesOneWhileWaiting(t *testing.T) {
 func TestAcquireAllSeals(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		sealed := 0
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(_ context.Context, l *lease.Lease) error {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(_ context.Context, l lease.Grant) error {
 			if sealed++; l.Resource() == "b" {
 				return errWork
 			}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
-	"github.com/fencedb/fencedb/lease"
 )
 
 func TestKilledAndRestartedOnAnOldSnapshot(t *testing.T) {
@@ -117,7 +116,7 @@ func TestTheClockSetBackWithTheDataLost(t *testing.T) {
 			w := newWorld(t, clientsOf(t, server.Addr()))
 			w.forgetful = !sealed
 			if sealed {
-				w.config.Seal = func(ctx context.Context, l *lease.Lease) error { return fencedb.Seal(ctx, w.pool, l) }
+				w.config.Seal = fencedb.Sealer(w.pool)
 			}
 			w.survive(func() { server.setBack(time.Hour) })
 			for _, resource := range resources {

@@ -64,8 +64,8 @@ type hand struct {
 func (w *world) newHand(resource string, config lease.Config) *hand {
 	h := &hand{world: w, resource: resource}
 	seal := config.Seal
-	config.Seal = func(ctx context.Context, l *lease.Lease) error {
-		h.lease = l
+	config.Seal = func(ctx context.Context, l lease.Grant) error {
+		h.lease = l.(*lease.Lease)
 		if seal == nil {
 			return nil
 		}

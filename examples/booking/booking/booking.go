@@ -164,7 +164,7 @@ type Service struct {
 // can write, and if a later one comes, the Save of this one is refused. So what was read is still
 // true of what is saved.
 func New(client redis.UniversalClient, cfg Config) (*Service, error) {
-	cfg.Lease.Seal = func(ctx context.Context, l *lease.Lease) error { return cfg.Store.Seal(ctx, l) }
+	cfg.Lease.Seal = cfg.Store.Seal
 	leases, err := lease.New(client, cfg.Lease)
 	if err != nil {
 		return nil, err
