@@ -49,7 +49,7 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/command.md")
 	require.NoError(t, err)
 	found := sessions.FindAllStringSubmatch(string(guide), -1)
-	require.Len(t, found, 9)
+	require.Len(t, found, 10)
 	r := newRestaurant(t)
 	for _, session := range found {
 		line, want := session[1], strings.ReplaceAll("\n"+session[2], "\n    ", "\n")
@@ -137,9 +137,39 @@ func (r *restaurant) prepare(command string) {
 		mistake := fencedb.NewGrant("table:11", maxToken, uuid.New(), time.Time{})
 		_, err := fencedb.Exec(r.Context(), r.pool, mistake, `SELECT`)
 		require.NoError(r, err)
+	case "adopt":
+		r.observe()
 	case "ttl":
 		require.NoError(r, r.redis.Del(r.Context(), "fencedb:v1:"+r.namespace+":events").Err())
 		r.held("table", "released", 1500)
+	}
+}
+
+// observe makes a table to which a cron job and a report write, not as they should.
+func (r *restaurant) observe() {
+	r.Helper()
+	r.exec(`CREATE TABLE bookings (table_id int NOT NULL); SELECT fencedb.protect('bookings', $$'table:' || table_id$$, mode => 'observe');
+		CREATE ROLE legacy; SELECT fencedb.allow('legacy'); GRANT ALL ON bookings TO legacy`)
+	r.Cleanup(func() {
+		_, err := r.pool.Exec(context.Background(), `DROP OWNED BY legacy; DROP ROLE legacy`, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(r, err)
+	})
+	conn, err := pgx.Connect(r.Context(), r.pool.Config().ConnString())
+	require.NoError(r, err)
+	defer conn.Close(context.Background())
+	for _, sql := range []string{
+		`SET ROLE legacy`,
+		`SET application_name = 'report'`,
+		`BEGIN; SELECT fencedb.enter('table:14', 1795178573132057, gen_random_uuid()); INSERT INTO bookings VALUES (13); COMMIT`,
+		`SET application_name = 'cron'`,
+		`SELECT`,
+	} {
+		_, err := conn.Exec(r.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(r, err)
+	}
+	for range 3 {
+		_, err := conn.Exec(r.Context(), `UPDATE bookings SET table_id = 12`, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(r, err)
 	}
 }
 
@@ -148,6 +178,9 @@ func TestTheRunbookNamesCommandsAndFlagsThatExist(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/runbook.md")
 	require.NoError(t, err)
+	adopting, err := os.ReadFile("../../docs/adopting.md")
+	require.NoError(t, err)
+	text = append(text, adopting...)
 	root := (&app{}).root()
 	calls := regexp.MustCompile("(?m)(?:^    |`)fencedb ([a-z]+)([^`#\n]*)").FindAllStringSubmatch(string(text), -1)
 	require.NotEmpty(t, calls)

@@ -299,6 +299,10 @@ var aboutTables = []question{
 		  AND c.oid NOT IN (SELECT p.table_name FROM fencedb.protected_tables p)
 		ORDER BY 1`},
 
+	{finding{warning, "observed_table", "the guard of table %s only observes",
+		"any client can write to it without a token, or with a stale one", "look at fencedb adopt, and call fencedb.enforce for the table when nothing would be refused any more"},
+		`SELECT p.table_name::text FROM fencedb.protected_tables p WHERE p.observed ORDER BY 1`},
+
 	{finding{warning, "superuser_writer", "sessions of superuser %s are connected, and there are protected tables",
 		"a superuser can switch triggers off, so its writes are fenced only while it does not", "let applications log in as a role without SUPERUSER that fencedb.allow has let in"},
 		`SELECT DISTINCT r.rolname::text FROM pg_stat_activity s JOIN pg_roles r ON r.oid = s.usesysid

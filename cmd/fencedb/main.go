@@ -104,6 +104,7 @@ What to call when:
    fencedb watch table:              what is happening now?
    fencedb doctor                    is the set-up sound?
    fencedb ttl table                 how long should a lease last?
+   fencedb adopt bookings            who still writes without a token?
    fencedb revoke table:12           a holder is stuck: end its lease
    fencedb reset table:12            a fence is too high for any lease
 
@@ -147,7 +148,7 @@ func version() string {
 }
 
 func (a *app) commands() []*cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.prune(), a.doctor()}
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.adopt(), a.prune(), a.doctor()}
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

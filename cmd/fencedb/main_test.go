@@ -118,6 +118,8 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"shell":           {[]string{"completion", "tcsh"}, `"tcsh"`},
 		"two types":       {[]string{"ttl", "a", "b"}, `"b"`},
 		"no type":         {[]string{"ttl"}, "table"},
+		"no table":        {[]string{"adopt"}, "bookings"},
+		"two tables":      {[]string{"adopt", "a", "b"}, `"b"`},
 		"a resource":      {[]string{"ttl", "table:12"}, "before the colon"},
 		"pause":           {[]string{"ttl", "table", "--pause", "-1s"}, "--pause"},
 		"prometheus":      {[]string{"ttl", "table", "--prometheus", "prom"}, "http://"},
@@ -170,7 +172,7 @@ func TestHelpIsHelp(t *testing.T) {
 	require.Contains(t, c.ok(), "Exit codes:")
 	require.Contains(t, c.ok("migrate"), "status")
 	require.Contains(t, c.ok("--version"), "fencedb version")
-	for _, command := range []string{"migrate", "inspect", "leases", "watch", "revoke", "reset", "ttl", "prune", "doctor"} {
+	for _, command := range []string{"migrate", "inspect", "leases", "watch", "revoke", "reset", "ttl", "adopt", "prune", "doctor"} {
 		help := c.ok(command, "--help")
 		require.Contains(t, help, "fencedb "+command, "it teaches by example")
 		requireNarrow(t, help)

@@ -17,16 +17,16 @@ CREATE TABLE fencedb.audit (
 
 CREATE INDEX audit_resource ON fencedb.audit (resource, at);
 CREATE INDEX audit_at ON fencedb.audit (at);
-CREATE INDEX audit_protection ON fencedb.audit (id) WHERE event IN ('protect', 'unprotect');
+CREATE INDEX audit_protection ON fencedb.audit (id) WHERE event IN ('protect', 'observe', 'unprotect');
 
 COMMENT ON TABLE  fencedb.audit IS 'What was done by hand: tables protected or not any more, revocations, forgotten fences. Rows are added by the functions of this schema and cannot be changed; fencedb.forget_audit deletes old ones, and nothing else does.';
 COMMENT ON COLUMN fencedb.audit.at       IS 'By the clock of this server.';
 COMMENT ON COLUMN fencedb.audit.role     IS 'The role that logged in, whatever SET ROLE said later.';
-COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. Of protect and unprotect, as this server knows it.';
-COMMENT ON COLUMN fencedb.audit.event    IS 'protect, unprotect, revoke, reset, declare_foreign, prune, prune_audit, or what operators record besides.';
+COMMENT ON COLUMN fencedb.audit.operator IS 'Who it was, as the program that recorded it says: user@host. Of protect, observe and unprotect, as this server knows it.';
+COMMENT ON COLUMN fencedb.audit.event    IS 'protect, observe, unprotect, take_over_as, end_take_over, revoke, reset, declare_foreign, prune, prune_audit, or what operators record besides.';
 COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
-COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token and former_lease_id of the holder (or null), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token and row_lease_id of a row that was named (or null). declare_foreign: resource_type. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect and unprotect: table, its oid, mode, and the first 1000 characters of the expression; recorded when a call of fencedb.protect or fencedb.unprotect sees that something has changed.';
+COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token and former_lease_id of the holder (or null), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token and row_lease_id of a row that was named (or null). declare_foreign: resource_type. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, mode, and the first 1000 characters of the expression; recorded when a call of fencedb.protect, observe, enforce or unprotect sees that something has changed.';
 
 -- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as the owner and says
 -- what it does.
@@ -58,7 +58,7 @@ AS $$
 DECLARE
     added bigint;
 BEGIN
-    IF event IN ('protect', 'unprotect', 'prune_audit', 'reset', 'declare_foreign') THEN
+    IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'declare_foreign') THEN
         RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
             USING ERRCODE = 'invalid_parameter_value', HINT = 'What the audit says of it is what happened.';
     END IF;

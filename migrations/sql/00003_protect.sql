@@ -31,7 +31,7 @@ $$;
 COMMENT ON FUNCTION fencedb.text_of(anyelement) IS 'The text of a value, whatever the session has set. For columns that have got another type since their table was protected.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.raise_no_token(target text, operation text) RETURNS void
+CREATE FUNCTION fencedb.raise_no_token(target text, operation text, resource text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -39,6 +39,7 @@ BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'FN002',
         MESSAGE = format('%s on protected table %s without a fencing token', operation, target),
+        DETAIL  = jsonb_strip_nulls(jsonb_build_object('resource', resource))::text,
         HINT    = CASE operation
             WHEN 'TRUNCATE' THEN 'TRUNCATE names no rows, so it can carry no token for them; use DELETE.'
             ELSE 'Call fencedb.enter first in the transaction (in Go: fencedb.Tx). Nothing was written.'
@@ -47,7 +48,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.raise_no_token(text, text) IS 'Inner function. Raises FN002.';
+COMMENT ON FUNCTION fencedb.raise_no_token(text, text, text) IS 'Inner function. Raises FN002.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_lease(until numeric) RETURNS void
@@ -101,7 +102,7 @@ BEGIN
     granted := fencedb.granted();
     grants := granted -> 'grants';
     IF granted IS NULL THEN
-        PERFORM fencedb.raise_no_token(target::text, operation);
+        PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]));
     END IF;
     PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
 
@@ -152,6 +153,9 @@ DECLARE
 BEGIN
     IF TG_NARGS > 0 THEN
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
+            IF fencedb.observes(to_regprocedure(TG_ARGV[1] || '()')) THEN
+                RETURN NULL;
+            END IF;
             RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', TG_OP, TG_RELID::regclass
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       HINT = 'Nothing was written. As owner of the table call fencedb.protect to guard it again, or fencedb.unprotect to let any client write to it.';
@@ -161,12 +165,17 @@ BEGIN
     END IF;
     granted := fencedb.granted();
     IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN
+        IF fencedb.observe_write(TG_RELID, TG_OP, 'FN002', false) THEN
+            RETURN NULL;
+        END IF;
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
     END IF;
     until := (granted ->> 'until')::numeric;
     remaining_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
     IF remaining_ms < 0 THEN
-        PERFORM fencedb.require_lease(until);
+        IF NOT fencedb.observe_write(TG_RELID, TG_OP, 'FN006', false) THEN
+            PERFORM fencedb.require_lease(until);
+        END IF;
     ELSIF remaining_ms < nullif(current_setting('fencedb.limit', true), '')::numeric THEN -- a millisecond has passed
         PERFORM fencedb.bound(until);
     END IF;
@@ -175,7 +184,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables. An argument says that the row trigger is inherited from a partitioned table, and may have gone.';
+COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables. Arguments say that the row trigger is inherited from a partitioned table, and may have gone, and which guard it was.';
 
 -- The table itself, its partitions and its children. Row triggers of a partitioned table come to its partitions by
 -- themselves, statement triggers do not, and a TRUNCATE may name the partition.
@@ -199,13 +208,13 @@ COMMENT ON FUNCTION fencedb.members(regclass) IS 'A table with all its partition
 
 -- Anybody can create a trigger of our name on a table of their own; a comment that is not ours must not break the list.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_facts(guard oid, OUT mode text, OUT resource text, OUT columns_added text[])
+CREATE FUNCTION fencedb.guard_facts(guard oid, OUT mode text, OUT resource text, OUT columns_added text[], OUT stamp boolean, OUT observed_since timestamptz)
     LANGUAGE plpgsql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    SELECT * INTO mode, resource, columns_added
-    FROM jsonb_to_record(obj_description(guard, 'pg_proc')::jsonb) AS facts(mode text, resource text, columns_added text[]);
+    SELECT * INTO mode, resource, columns_added, stamp, observed_since
+    FROM jsonb_to_record(obj_description(guard, 'pg_proc')::jsonb) AS facts(mode text, resource text, columns_added text[], stamp boolean, observed_since timestamptz);
 EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
     -- not JSON, or not of this form
 END
@@ -214,23 +223,44 @@ $$;
 
 COMMENT ON FUNCTION fencedb.guard_facts(oid) IS 'Inner function. What protect has noted on a guard, NULLs if nothing.';
 
+-- The first line of a guard that only observes. See fencedb.switch_guard.
+CREATE FUNCTION fencedb.observing() RETURNS text
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN E'\n#variable_conflict use_column\nDECLARE -- this guard refuses nothing\n';
+
+COMMENT ON FUNCTION fencedb.observing() IS 'Inner function. How the text of a guard begins that only observes.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.observes(guard oid) RETURNS boolean
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT starts_with(p.prosrc, fencedb.observing()) FROM pg_proc p WHERE p.oid = guard
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.observes(oid) IS 'Inner function. Whether a guard refuses nothing.';
+
 CREATE VIEW fencedb.protected_tables AS
 SELECT t.tgrelid::regclass     AS table_name,
        facts.mode              AS mode,
        facts.resource          AS resource,
        facts.columns_added     AS columns_added,
        t.tgfoid::regprocedure  AS guard,
-       t.tgenabled IN ('O', 'A') AS enabled
+       t.tgenabled IN ('O', 'A') AS enabled,
+       facts.stamp             AS stamp,
+       fencedb.observes(t.tgfoid) AS observed,
+       CASE WHEN fencedb.observes(t.tgfoid) THEN facts.observed_since END AS observed_since
 FROM pg_trigger t, fencedb.guard_facts(t.tgfoid) AS facts
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND facts.mode IN ('ledger', 'row')
 UNION
-SELECT t.tgrelid::regclass, NULL, NULL, NULL, NULL, false
+SELECT t.tgrelid::regclass, NULL, NULL, NULL, NULL, false, NULL, false, NULL
 FROM pg_trigger t
 WHERE t.tgfoid = 'fencedb.guard_statement'::regproc
   AND NOT EXISTS (SELECT FROM pg_trigger r, fencedb.guard_facts(r.tgfoid) AS facts
                   WHERE r.tgrelid = t.tgrelid AND r.tgname = '~fencedb_row' AND facts.mode IN ('ledger', 'row'));
 
-COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row), and NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched the trigger off, or left it to replication, or it has gone.';
+COMMENT ON VIEW fencedb.protected_tables IS 'The tables that are guarded, with their resource expressions. mode is ledger (fencedb.protect) or row (fencedb.protect_row), and NULL where the guard of rows has gone, as DETACH PARTITION takes it away. enabled is false when somebody has switched the trigger off, or left it to replication, or it has gone. observed says that the guard refuses nothing (fencedb.observe), and observed_since when that began. stamp is false where the ledger alone judges.';
 
 -- A member of a protected table is guarded by that table's guard.
 -- +goose StatementBegin
@@ -273,15 +303,15 @@ BEGIN
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
     END IF;
 
-    SELECT p.mode, left(p.resource, 1000) AS resource INTO protection
+    SELECT p.mode, p.observed, left(p.resource, 1000) AS resource INTO protection
     FROM fencedb.protected_tables p
     WHERE p.table_name = target AND p.enabled
       AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_truncate' AND t.tgfoid = 'fencedb.guard_statement'::regproc);
-    event := CASE WHEN FOUND THEN 'protect' ELSE 'unprotect' END;
+    event := CASE WHEN NOT FOUND THEN 'unprotect' WHEN protection.observed THEN 'observe' ELSE 'protect' END;
     -- By its oid, as it may have been renamed; by its name where the database is a copy.
     SELECT a.event, a.details INTO recorded
     FROM fencedb.audit a
-    WHERE a.event IN ('protect', 'unprotect') AND (a.details ->> 'oid' = target::oid::text OR a.details ->> 'table' = target::text)
+    WHERE a.event IN ('protect', 'observe', 'unprotect') AND (a.details ->> 'oid' = target::oid::text OR a.details ->> 'table' = target::text)
     ORDER BY a.details ->> 'oid' = target::oid::text DESC, a.id DESC LIMIT 1;
     IF event = coalesce(recorded.event, 'unprotect') THEN
         RETURN;
@@ -289,12 +319,12 @@ BEGIN
     INSERT INTO fencedb.audit (event, operator, reason, details)
     VALUES (event, format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'seen in the catalog',
         coalesce(recorded.details, '{}') || jsonb_build_object('table', target::text, 'oid', target::oid::text)
-        || CASE event WHEN 'protect' THEN jsonb_build_object('mode', protection.mode, 'expression', protection.resource) ELSE '{}' END);
+        || CASE event WHEN 'unprotect' THEN '{}' ELSE jsonb_build_object('mode', protection.mode, 'expression', protection.resource) END);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, or is not any more, if that is news.';
+COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, observed, or neither any more, if that is news.';
 
 -- What in an expression depends on more than the values in one row, NULL if nothing. What is not known to be harmless
 -- is named, so a construct of a future Postgres is refused and not overlooked.
@@ -476,6 +506,13 @@ $$;
 
 COMMENT ON FUNCTION fencedb.plain_text(regclass, text, text) IS 'Inner function. A resource expression in a form that no setting changes, NULL if it has none.';
 
+-- Without a column for it, every stamp is as old as can be, and none is written.
+CREATE FUNCTION fencedb.stamped(stamp boolean, body text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    RETURN CASE WHEN stamp THEN body ELSE replace(replace(body, 'NEW.last_fencing_token := "~token";', ''), 'OLD.last_fencing_token', '0::pg_catalog.int8') END;
+
+COMMENT ON FUNCTION fencedb.stamped(boolean, text) IS 'Inner function. The body of a guard, with or without a stamp on each row.';
+
 -- The guard of one table is a trigger function in the schema of that table. It declares no types, so that renaming the
 -- table or changing a column's type does not break it. Settings cost time in every row. So it has none where the
 -- expression has a plain form; otherwise it pins those that guard_table runs under, but for those that cannot matter to
@@ -507,14 +544,14 @@ BEGIN
                    WHEN 'array_nulls' THEN compiled.expression ~* 'null'
                    ELSE true
                END),
-        format(body, format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
+        fencedb.stamped((facts ->> 'stamp')::boolean, format(body, format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
             CASE WHEN compiled.several THEN 'false' ELSE $fast$"~note" OPERATOR(pg_catalog.<>) ''
        AND pg_catalog.hashtextextended("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
        AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 1, 14)::pg_catalog.float8
        AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog.substr("~note", 34) OPERATOR(pg_catalog.=) "~new")
        AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog.substr("~note", 34) OPERATOR(pg_catalog.=) "~old"
             AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$ END,
-            CASE WHEN compiled.several THEN '"~old"' ELSE 'ARRAY["~old"]' END, CASE WHEN compiled.several THEN '"~new"' ELSE 'ARRAY["~new"]' END));
+            CASE WHEN compiled.several THEN '"~old"' ELSE 'ARRAY["~old"]' END, CASE WHEN compiled.several THEN '"~new"' ELSE 'ARRAY["~new"]' END)));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
@@ -569,9 +606,9 @@ BEGIN
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate' AND (t.tgnargs > 0) = m.is_partition)
            OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_statement' AND (t.tgnargs > 0) = m.is_partition) THEN
             EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT %s', m.member,
-                CASE WHEN m.is_partition THEN 'EXECUTE FUNCTION fencedb.guard_statement(partition)' ELSE 'WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()' END);
+                CASE WHEN m.is_partition THEN format('EXECUTE FUNCTION fencedb.guard_statement(partition, %L)', guard) ELSE 'WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()' END);
             EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%s)', m.member,
-                CASE WHEN m.is_partition THEN 'partition' END);
+                CASE WHEN m.is_partition THEN format('partition, %L', guard) END);
         END IF;
         FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A') LOOP
             EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', m.member, own);
@@ -584,7 +621,7 @@ $$;
 COMMENT ON FUNCTION fencedb.create_triggers(regclass, text) IS 'Inner function. Puts a guard before every member of a table, and switches on those that are switched off.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.check_target(target regclass, resource text, mode text) RETURNS void
+CREATE FUNCTION fencedb.check_target(target regclass, resource text, mode text, starts text, stamp boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -601,16 +638,26 @@ BEGIN
             USING ERRCODE = 'wrong_object_type', HINT = 'Protect ordinary and partitioned tables; the writes through a view reach the tables under it.';
     END IF;
 
+    IF starts NOT IN ('enforce', 'observe') THEN
+        RAISE EXCEPTION 'fencedb.protect: the mode must be enforce or observe, got %', quote_literal(starts) USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+
     PERFORM fencedb.check_no_member(target);
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF present.resource <> resource OR present.mode <> mode THEN
         RAISE EXCEPTION 'fencedb.protect: % is already protected, in mode %, with resource => %', target, present.mode, present.resource
             USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
+    ELSIF present.mode IS NOT NULL AND present.observed <> (starts = 'observe') THEN
+        RAISE EXCEPTION 'fencedb.protect: % is already %', target, CASE WHEN present.observed THEN 'observed' ELSE 'enforced' END
+            USING ERRCODE = 'duplicate_object', HINT = 'fencedb.enforce and fencedb.observe change that, without a lock on the table.';
+    ELSIF present.stamp <> stamp THEN
+        RAISE EXCEPTION 'fencedb.protect: % is already protected, with stamp => %', target, present.stamp
+            USING ERRCODE = 'duplicate_object', HINT = 'Call fencedb.unprotect first to change that.';
     END IF;
 
     SELECT format('%I is %s, it must be %s that a trigger can set', a.attname, a.atttypid::regtype, own.type) INTO odd
     FROM pg_attribute a JOIN (VALUES ('last_fencing_token', 'bigint'::regtype), ('last_lease_id', 'uuid')) own(name, type) ON a.attname = own.name
-    WHERE a.attrelid = target AND NOT a.attisdropped AND (a.atttypid <> own.type OR a.attgenerated <> '') AND (mode = 'row' OR own.name = 'last_fencing_token');
+    WHERE a.attrelid = target AND NOT a.attisdropped AND (a.atttypid <> own.type OR a.attgenerated <> '') AND (mode = 'row' OR own.name = 'last_fencing_token') AND stamp IS NOT FALSE;
     IF odd IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect: column % of %', odd, target USING ERRCODE = 'datatype_mismatch';
     END IF;
@@ -618,7 +665,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.check_target(regclass, text, text) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
+COMMENT ON FUNCTION fencedb.check_target(regclass, text, text, text, boolean) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
 
 -- body is the trigger function, a template: %1$s and %2$s are the resource expression over the old and the new row,
 -- %3$s its type, %4$s whether fencedb.judged says that the row may be written, %5$s and %6$s
@@ -626,7 +673,7 @@ COMMENT ON FUNCTION fencedb.check_target(regclass, text, text) IS 'Inner functio
 -- is the search_path of the caller, in which the expression is read. The settings: whatever a session could set to
 -- make the same row read as another resource. The guard has them from here.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text) RETURNS void
+CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text, starts text, stamp boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
     SET standard_conforming_strings = on SET quote_all_identifiers = off SET array_nulls = on
@@ -639,7 +686,7 @@ DECLARE
     added    text[];
     col      text;
 BEGIN
-    PERFORM fencedb.check_target(target, resource, mode);
+    PERFORM fencedb.check_target(target, resource, mode, starts, stamp);
     PERFORM fencedb.record_protection(target); -- if somebody has taken the guard away by hand
     IF guard IS NULL THEN
         compiled := fencedb.compile_resource(target, resource, mode, path);
@@ -650,15 +697,18 @@ BEGIN
             PERFORM fencedb.check_rows(target, compiled.expression);
         END IF;
         added := ARRAY(SELECT own.name FROM (VALUES ('last_fencing_token', 'ledger'), ('last_lease_id', 'row')) own(name, since)
-                       WHERE (mode = 'row' OR own.since = 'ledger')
+                       WHERE (mode = 'row' OR own.since = 'ledger') AND stamp IS NOT FALSE
                          AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = target AND a.attname = own.name AND NOT a.attisdropped));
         FOREACH col IN ARRAY added LOOP
             EXECUTE format('ALTER TABLE %s ADD COLUMN %I %s', target, col,
                 CASE col WHEN 'last_lease_id' THEN 'uuid' ELSE 'bigint NOT NULL DEFAULT 0' END);
         END LOOP;
         guard := fencedb.create_guard(target,
-            jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added),
+            jsonb_build_object('mode', mode, 'resource', resource, 'columns_added', added, 'stamp', stamp IS NOT FALSE),
             body, compiled);
+        IF starts = 'observe' THEN
+            PERFORM fencedb.switch_guard((guard || '()')::regprocedure, true);
+        END IF;
     END IF;
     PERFORM fencedb.create_triggers(target, guard);
     PERFORM fencedb.record_protection(target);
@@ -666,10 +716,10 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text, text) IS 'Inner function. What protect and protect_row have in common.';
+COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text, text, text, boolean) IS 'Inner function. What protect and protect_row have in common.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.protect(target regclass, resource text) RETURNS void
+CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, stamp boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
     RETURN fencedb.guard_table(target, resource, 'ledger', $body$
 #variable_conflict use_column
@@ -696,10 +746,10 @@ BEGIN
     NEW.last_fencing_token := "~token";
     RETURN NEW;
 END
-$body$, current_setting('search_path'));
+$body$, current_setting('search_path'), mode, stamp);
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.protect(regclass, text) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources), and no row may have NULL. Adds last_fencing_token, the token of the last write to the row. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all), and for a partition after detaching it.';
+COMMENT ON FUNCTION fencedb.protect(regclass, text, text, boolean) IS 'From now on, no INSERT, UPDATE, DELETE, TRUNCATE, COPY or MERGE on target commits without a current token for each row''s own resource. resource is a text expression over one row of target (text[] where a row belongs to several resources), and no row may have NULL. Adds last_fencing_token, the token of the last write to the row, or uses the column that is there; with stamp => false it adds none, and the ledger judges alone. With mode => ''observe'' nothing is refused: see fencedb.observe. Waits for open transactions on target and blocks new ones meanwhile: set lock_timeout and try again. Call it once more after adding a partition (to guard that against TRUNCATE by name) or an inheritance child (to guard it at all), and for a partition after detaching it.';
 
 -- Takes away whatever is there of ours, also half of it.
 -- +goose StatementBegin
@@ -733,13 +783,14 @@ BEGIN
         END LOOP;
     END IF;
     PERFORM fencedb.record_protection(target);
+    PERFORM fencedb.forget_observations(target);
 END
 $$;
 -- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns.';
 
-REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text), fencedb.require_lease(numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text), fencedb.require_lease(numeric) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
@@ -758,12 +809,13 @@ END
 $$;
 -- +goose StatementEnd
 DROP FUNCTION fencedb.unprotect(regclass, boolean);
-DROP FUNCTION fencedb.protect(regclass, text);
-DROP FUNCTION fencedb.guard_table(regclass, text, text, text, text);
-DROP FUNCTION fencedb.check_target(regclass, text, text);
+DROP FUNCTION fencedb.protect(regclass, text, text, boolean);
+DROP FUNCTION fencedb.guard_table(regclass, text, text, text, text, text, boolean);
+DROP FUNCTION fencedb.check_target(regclass, text, text, text, boolean);
 DROP FUNCTION fencedb.create_triggers(regclass, text);
 DROP FUNCTION fencedb.check_triggers(regclass, text);
 DROP FUNCTION fencedb.create_guard(regclass, jsonb, text, record);
+DROP FUNCTION fencedb.stamped(boolean, text);
 DROP FUNCTION fencedb.plain_text(regclass, text, text);
 DROP FUNCTION fencedb.check_rows(regclass, text);
 DROP FUNCTION fencedb.compile_resource(regclass, text, text, text);
@@ -771,12 +823,14 @@ DROP FUNCTION fencedb.foreign_parts(text);
 DROP FUNCTION fencedb.record_protection(regclass);
 DROP FUNCTION fencedb.check_no_member(regclass);
 DROP VIEW fencedb.protected_tables;
+DROP FUNCTION fencedb.observes(oid);
+DROP FUNCTION fencedb.observing();
 DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);
 DROP FUNCTION fencedb.guard_statement();
 DROP FUNCTION fencedb.require(regclass, text, text[], text[], bigint);
 DROP FUNCTION fencedb.require_lease(numeric);
-DROP FUNCTION fencedb.raise_no_token(text, text);
+DROP FUNCTION fencedb.raise_no_token(text, text, text);
 DROP FUNCTION fencedb.text_of(anyelement);
 DROP FUNCTION fencedb.resources_of(text[]);
 DROP FUNCTION fencedb.resources_of(text);

@@ -44,7 +44,7 @@ DECLARE
     carried bigint := (own ->> 'token')::bigint;
 BEGIN
     IF granted IS NULL THEN
-        PERFORM fencedb.raise_no_token(target::text, operation);
+        PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after, before));
     END IF;
     PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
 
@@ -96,7 +96,7 @@ $$;
 COMMENT ON FUNCTION fencedb.check_row_key(regclass, name[], boolean) IS 'Inner function. Raises unless columns contain a unique key of target. That different keys give different texts is for the author of the expression to see to.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.protect_row(target regclass, resource text) RETURNS void
+CREATE FUNCTION fencedb.protect_row(target regclass, resource text, mode text DEFAULT NULL) RETURNS void
     LANGUAGE sql
     RETURN fencedb.guard_table(target, resource, 'row', $body$
 #variable_conflict use_column
@@ -120,17 +120,17 @@ BEGIN
     NEW.last_lease_id      := "~stamp".lease;
     RETURN NEW;
 END
-$body$, pg_catalog.current_setting('search_path'));
+$body$, pg_catalog.current_setting('search_path'), mode, NULL);
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.protect_row(regclass, text) IS 'Like protect, where every row is a resource of its own that is never deleted: the row is its own ledger, in last_fencing_token and last_lease_id. resource is a text expression over a unique key of target. Its transactions call fencedb.carry (or enter). DELETE is refused, and so is changing a row''s resource.';
+COMMENT ON FUNCTION fencedb.protect_row(regclass, text, text) IS 'Like protect, where every row is a resource of its own that is never deleted: the row is its own ledger, in last_fencing_token and last_lease_id. resource is a text expression over a unique key of target. Its transactions call fencedb.carry (or enter). DELETE is refused, and so is changing a row''s resource.';
 
 REVOKE ALL ON FUNCTION fencedb.carry(text, bigint, uuid, bigint), fencedb.carry_all(text[], bigint[], uuid[], bigint) FROM PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
 -- +goose Down
-DROP FUNCTION fencedb.protect_row(regclass, text);
+DROP FUNCTION fencedb.protect_row(regclass, text, text);
 DROP FUNCTION fencedb.check_row_key(regclass, name[], boolean);
 DROP FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid);
 DROP FUNCTION fencedb.carry(text, bigint, uuid, bigint);

@@ -126,7 +126,7 @@ CREATE FUNCTION fencedb.old_audit(older_than interval) RETURNS SETOF bigint
 AS $$
     SELECT a.id FROM fencedb.audit a
     WHERE a.at < clock_timestamp() - older_than
-      AND NOT (a.event = 'protect' AND EXISTS (SELECT FROM fencedb.protected_tables p
+      AND NOT (a.event IN ('protect', 'observe') AND EXISTS (SELECT FROM fencedb.protected_tables p
                WHERE p.table_name::oid::text = a.details ->> 'oid' OR p.table_name::text = a.details ->> 'table'))
     ORDER BY a.id
 $$;
@@ -198,13 +198,13 @@ BEGIN
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
     END LOOP;
-    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.audit, fencedb.goose_db_version TO %s', operator);
+    EXECUTE format('GRANT SELECT ON fencedb.fences, fencedb.foreign_issuers, fencedb.audit, fencedb.observations, fencedb.goose_db_version TO %s', operator);
 END
 $$;
 -- +goose StatementEnd
 
 REVOKE ALL ON FUNCTION fencedb.allow_operator(regrole) FROM PUBLIC;
-COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger, revoke, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
+COMMENT ON FUNCTION fencedb.allow_operator(regrole) IS 'Lets a role see the ledger and what was observed, revoke, set fences back, forget old fences and old records, and record it: all that the command fencedb does, but for migrations. An application needs fencedb.allow instead.';
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 

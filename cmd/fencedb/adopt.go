@@ -1,0 +1,148 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/urfave/cli/v3"
+)
+
+func (a *app) adopt() *cli.Command {
+	return &cli.Command{
+		Name:      "adopt",
+		Usage:     "show who still writes to a table without a token",
+		ArgsUsage: "TABLE",
+		Description: `For a table whose guard only observes: fencedb.protect(..., mode =>
+'observe'), or fencedb.observe. Shows what the guard would have refused: by
+which role and application, how, why, when, how often, and of which resource.
+It changes nothing.
+
+Writes that were rolled back are not shown, nor those of transactions that
+are still open. When nothing would have been refused for longer than the
+rarest job takes to come round, call fencedb.enforce for the table.
+
+   fencedb adopt bookings`,
+		Action: a.showAdoption,
+	}
+}
+
+// adoption is what is known of the writers of one table.
+type adoption struct {
+	Table         string     `json:"table"`
+	Mode          string     `json:"mode"`
+	Resource      string     `json:"resource_expression"`
+	ObservedSince *time.Time `json:"observed_since"` // nil: it is enforced
+	QuietSince    *time.Time `json:"quiet_since"`    // nil: it is enforced
+	Writers       []writer   `json:"writers"`        // the latest first
+}
+
+// writer is one kind of write that would have been refused.
+type writer struct {
+	Role        string    `json:"role"`
+	Application string    `json:"application"`
+	Statement   string    `json:"statement"`
+	Reason      string    `json:"reason"` // the SQLSTATE of the refusal
+	FirstAt     time.Time `json:"first_at"`
+	LastAt      time.Time `json:"last_at"`
+	Times       int64     `json:"times"`
+	Resource    *string   `json:"resource"` // of one row; nil: none was written
+}
+
+func (a *app) showAdoption(ctx context.Context, cmd *cli.Command) error {
+	table := cmd.Args().First()
+	if cmd.Args().Len() != 1 || table == "" {
+		return usage("%s takes one table, such as bookings, got %q", cmd.FullName(), cmd.Args().Slice())
+	}
+	ctx, cancel, err := bounded(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	defer cancel()
+	pool, err := postgres(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	found, err := readAdoption(ctx, pool, table)
+	if err != nil {
+		return explained(err)
+	}
+	return a.show(cmd, found)
+}
+
+var errNotProtected = errors.New("it is not protected; its owner can observe it with SELECT fencedb.protect(..., mode => 'observe')")
+
+func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adoption, error) {
+	found := &adoption{Mode: "enforce"}
+	err := pool.QueryRow(ctx, `SELECT p.table_name::text, p.resource, p.observed_since FROM fencedb.protected_tables p
+		WHERE p.table_name = $1::text::regclass AND p.mode IS NOT NULL`, table).Scan(&found.Table, &found.Resource, &found.ObservedSince)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
+	}
+	if err != nil {
+		return nil, err
+	}
+	rows, _ := pool.Query(ctx, `SELECT role::text, application, statement, reason, first_at, last_at, times, resource FROM fencedb.unfenced_writes
+		WHERE table_name = $1::text::regclass ORDER BY last_at DESC, role, application, statement, reason`, table)
+	found.Writers, err = pgx.AppendRows([]writer{}, rows, pgx.RowToStructByPos[writer])
+	for i := range found.Writers {
+		found.Writers[i].FirstAt, found.Writers[i].LastAt = found.Writers[i].FirstAt.UTC(), found.Writers[i].LastAt.UTC()
+	}
+	if found.ObservedSince != nil {
+		since := found.ObservedSince.UTC()
+		quiet := since
+		if len(found.Writers) > 0 && found.Writers[0].LastAt.After(quiet) {
+			quiet = found.Writers[0].LastAt
+		}
+		found.Mode, found.ObservedSince, found.QuietSince = "observe", &since, &quiet
+	}
+	return found, err
+}
+
+func ago(at time.Time) string { return span(max(0, time.Since(at))) + " ago" }
+
+// reasons are words for what a guard refuses.
+var reasons = map[string]string{
+	"FN001": "stale token",
+	"FN002": "no token",
+	"FN003": "another resource",
+	"FN006": "lease over",
+	"22004": "row without resource",
+	"0A000": "takes a row fence away",
+}
+
+func (r *adoption) print(p page) {
+	state := "enforced"
+	if r.ObservedSince != nil {
+		state = "observed for " + span(max(0, time.Since(*r.ObservedSince)))
+	}
+	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(r.Resource)}, [2]string{"GUARD", state})
+	if len(r.Writers) > 0 {
+		rows := make([][]string, len(r.Writers))
+		for i, w := range r.Writers {
+			resource := ""
+			if w.Resource != nil {
+				resource = visible(*w.Resource)
+			}
+			rows[i] = []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
+				ago(w.FirstAt), ago(w.LastAt), strconv.FormatInt(w.Times, 10), resource}
+		}
+		fmt.Fprintln(p.out)
+		p.table([]string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}, rows)
+	}
+	fmt.Fprintln(p.out)
+	switch {
+	case r.ObservedSince == nil:
+		p.paragraph("* ", "It refuses such writes now. What is shown was observed before; what is refused is not recorded.", "  ")
+	case r.QuietSince.After(*r.ObservedSince):
+		p.paragraph("* ", fmt.Sprintf("Nothing would have been refused for %s. Before that, the writes above would have been.", span(max(0, time.Since(*r.QuietSince)))), "  ")
+	default:
+		p.paragraph("* ", "Nothing would have been refused since observing began.", "  ")
+	}
+}

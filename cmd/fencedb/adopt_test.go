@@ -1,0 +1,53 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func (w *world) adopted(table string) *adoption {
+	w.Helper()
+	var found adoption
+	w.json("adopt", &found, "adopt", table)
+	return &found
+}
+
+func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`SELECT fencedb.observe('seats')`)
+
+	quiet := w.adopted("seats")
+	require.Equal(t, "observe", quiet.Mode)
+	require.Empty(t, quiet.Writers)
+	require.Equal(t, quiet.ObservedSince, quiet.QuietSince)
+	require.Contains(t, w.ok("adopt", "public.seats"), "Nothing would have been refused since observing began.")
+
+	require.NoError(t, w.book(w.acquire("seat:1")))
+	w.exec(`SET application_name = 'cron'; INSERT INTO seats VALUES (2, 'Bob')`)
+	found := w.adopted("seats")
+	require.Len(t, found.Writers, 1, "who enters is none of them")
+	last := found.Writers[0]
+	require.Equal(t, []any{"cron", "INSERT", "FN002", int64(1), "seat:2"}, []any{last.Application, last.Statement, last.Reason, last.Times, *last.Resource})
+	require.Equal(t, last.LastAt, *found.QuietSince)
+	require.True(t, found.QuietSince.After(*found.ObservedSince))
+	require.Regexp(t, `cron +INSERT +no token +\S+ ago +\S+ ago +1 +seat:2`, w.ok("adopt", "seats"))
+
+	w.exec(`SELECT fencedb.enforce('seats')`)
+	enforced := w.adopted("seats")
+	require.Equal(t, "enforce", enforced.Mode)
+	require.Nil(t, enforced.QuietSince)
+	require.Contains(t, w.ok("adopt", "seats"), "It refuses such writes now.")
+}
+
+func TestAdoptRefusesWhatIsNotProtected(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE rooms (id int)`)
+	for call, says := range map[string]string{"rooms": "fencedb.protect", "nowhere": "does not exist"} {
+		got := w.run("adopt", call)
+		require.Equal(t, exitFailed, got.code)
+		require.Contains(t, got.errOut, says)
+	}
+}
