@@ -2,9 +2,12 @@ package migrations_test
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 func TestEnterRefusesAnOlderToken(t *testing.T) {
@@ -44,6 +47,30 @@ func TestEnterRefusesAStaleTokenWithoutWaiting(t *testing.T) {
 	s.refused("FN001", enter(41, "table:12"))
 
 	holder.exec("COMMIT")
+}
+
+// The first transactions after a crash, all at once: were there two epochs, the outcome of those with the one that was
+// overwritten could not be asked for.
+func TestFirstTransactionsAtOnceDrawOneEpoch(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	others := make([]*session, 8)
+	for n := range others {
+		others[n] = s.beside()
+	}
+	for range 20 {
+		s.exec(`SELECT setval('fencedb.server_epoch', 1, false)`) // as a crash leaves it
+		epochs := make([]int64, len(others))
+		var entering errgroup.Group
+		for n, other := range others {
+			entering.Go(func() error {
+				return other.conn.QueryRow(t.Context(), `SELECT epoch FROM fencedb.enter($1, 1, gen_random_uuid())`, uuid.NewString()).Scan(&epochs[n])
+			})
+		}
+		require.NoError(t, entering.Wait())
+		require.Len(t, slices.Compact(epochs), 1)
+	}
+	require.Equal(t, "0", s.one(`(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory')`))
 }
 
 func TestARolledBackTransactionRaisesNoFence(t *testing.T) {

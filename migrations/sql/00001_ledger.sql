@@ -187,18 +187,27 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Inner function. Raises unless locker, as found on a fence that this transaction has just locked, is the outermost transaction.';
 
--- Two transactions that find no epoch may both draw one. The one whose number is overwritten can then not be asked
--- about, which is unknown, and so true.
+-- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the others do not see it
+-- within a tenth of a second, they draw one too: who entered with a number that is overwritten cannot be asked about,
+-- which is unknown, and so true.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.epoch() RETURNS bigint
     LANGUAGE plpgsql
 AS $$
 DECLARE
+    lock  CONSTANT bigint := 7302139487162534; -- any number that nobody else has
     drawn bigint := pg_sequence_last_value('fencedb.server_epoch');
+    mine  boolean;
 BEGIN
-    IF drawn IS NULL THEN -- not by random(), which a session can seed
-        drawn := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807 | 1);
-    END IF;
+    FOR try IN 1..100 LOOP
+        EXIT WHEN drawn IS NOT NULL;
+        mine := pg_try_advisory_lock(lock);
+        drawn := pg_sequence_last_value('fencedb.server_epoch');
+        IF drawn IS NULL AND (mine OR try = 100) THEN -- not by random(), which a session can seed
+            drawn := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807 | 1);
+        END IF;
+        mine := CASE WHEN mine THEN pg_advisory_unlock(lock) ELSE pg_sleep(0.001) IS NULL END;
+    END LOOP;
     RETURN drawn;
 END
 $$;
