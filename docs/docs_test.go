@@ -153,3 +153,13 @@ func TestTheVersionsAreThoseThatAreTested(t *testing.T) {
 		}
 	}
 }
+
+func TestTheMapNamesEveryPage(t *testing.T) {
+	t.Parallel()
+	all := pages(t)
+	for page := range all {
+		if name, found := strings.CutPrefix(page, "../docs/"); found && name != "README.md" {
+			require.Contains(t, all["../docs/README.md"], "("+name+")")
+		}
+	}
+}
