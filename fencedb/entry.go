@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -201,7 +200,13 @@ func (e *entry) acquire(ctx context.Context, db DB) (DB, func(), error) {
 	conn, release, err := acquire(bounded, db)
 	switch {
 	case err == nil:
-		return conn, sync.OnceFunc(func() { e.unwatch(conn); release() }), nil
+		return conn, func() {
+			if release != nil { // the first time
+				e.unwatch(conn)
+				release()
+				release = nil
+			}
+		}, nil
 	case bounded.Err() != nil && ctx.Err() == nil:
 		return nil, nil, &rejection{ErrLeaseOver, fmt.Errorf("no connection came free while it was valid: %w", err)}
 	}

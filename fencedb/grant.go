@@ -107,6 +107,9 @@ type carriedGrant struct{ Grant }
 
 // uncarry takes the marks of Carry off, and reports whether all grants had one.
 func uncarry(grants []Grant) (plain []Grant, allCarried bool) {
+	if !slices.ContainsFunc(grants, func(g Grant) bool { _, carried := g.(carriedGrant); return carried }) {
+		return grants, false
+	}
 	allCarried = true
 	for _, g := range grants {
 		c, carried := g.(carriedGrant)

@@ -79,7 +79,9 @@ type call struct {
 func newCall() *call { return (&call{behind: new(behind)}).again() }
 
 // again is the same call under another name.
-func (c *call) again() *call { return &call{id: fmt.Sprintf("%016x", rand.Uint64()), behind: c.behind} }
+func (c *call) again() *call {
+	return &call{id: strconv.FormatUint(rand.Uint64()|1<<63, 16), behind: c.behind}
+}
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
 	a := &acquisition{core: c, caller: ctx, resources: resources, id: uuid.New(), call: newCall()}

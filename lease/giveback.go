@@ -178,9 +178,7 @@ func (r *registry) giveBack(ctx context.Context, resources []string, ttl time.Du
 	bound := max(ttl, minGiveBack)
 	d := r.owe(resources, bound)
 	go func() {
-		ctx, cancel := protocol.Detached(ctx, bound)
-		defer cancel()
-		err := protocol.Insist(ctx, func(ctx context.Context) error {
+		err := protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
 			err := attempt(ctx)
 			d.note(err)
 			return err
@@ -214,19 +212,19 @@ func (d *debt) blocked() []Blocked {
 // wait returns nil when the debt is settled, and otherwise why it stopped waiting: ctx has ended,
 // or most has passed.
 func (d *debt) wait(ctx context.Context, most time.Duration) error {
-	waiting, cancel := protocol.Within(ctx, most)
-	defer cancel()
+	timer := time.NewTimer(most)
+	defer timer.Stop()
 	select {
 	case <-d.paid:
 		return nil
-	case <-waiting.Done():
+	case <-timer.C:
+		return protocol.NoAnswer(most)
+	case <-ctx.Done():
 	}
-	if ctx.Err() != nil {
-		if _, settled := protocol.Await(ctx, d.paid); settled {
-			return nil
-		}
+	if _, settled := protocol.Await(ctx, d.paid); settled {
+		return nil
 	}
-	return context.Cause(waiting)
+	return context.Cause(ctx)
 }
 
 // behind is what goes on behind one call: it gives back what the call was granted but does not

@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -40,7 +39,7 @@ type silence struct {
 // silence.
 func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
 	if s.since.IsZero() {
-		s.since, s.why = time.Now(), fmt.Errorf("%w: no answer for %v", ErrUnreachable, patience)
+		s.since, s.why = time.Now(), protocol.NoAnswer(patience)
 	}
 	since := s.since
 	if came.After(since) {

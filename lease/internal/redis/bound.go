@@ -9,8 +9,19 @@ import (
 // Within bounds requests. When the bound ends, the cause of the context is [ErrUnreachable],
 // whether a request was sent by then or not. Any other cause comes from the caller.
 func Within(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, bound, fmt.Errorf("%w: no answer within %v", ErrUnreachable, bound))
+	return context.WithTimeoutCause(ctx, bound, NoAnswer(bound))
 }
+
+// NoAnswer is the [ErrUnreachable] of a bound that has ended. Every bound has one and hardly any
+// text is read, so that is made when it is asked for.
+type NoAnswer time.Duration
+
+func (n NoAnswer) Error() string {
+	return fmt.Sprintf("%v: no answer within %v", ErrUnreachable, time.Duration(n))
+}
+
+// Unwrap returns ErrUnreachable.
+func (NoAnswer) Unwrap() error { return ErrUnreachable }
 
 // Detached is Within for requests that do not end with ctx; they use only its values.
 func Detached(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {

@@ -52,11 +52,10 @@ func (k Key) head() string {
 	if k.Kind == "" {
 		k.Kind = LeaseKind
 	}
-	head := k.Kind + version
-	if k.Namespace != "" {
-		head += escaper.Replace(k.Namespace) + "/"
+	if k.Namespace == "" {
+		return k.Kind + version + escaper.Replace(k.Resource)
 	}
-	return head + escaper.Replace(k.Resource)
+	return k.Kind + version + escaper.Replace(k.Namespace) + "/" + escaper.Replace(k.Resource)
 }
 
 // ParseKey reads what String writes. It answers false for any other name.
@@ -104,8 +103,16 @@ type Keys struct {
 
 // KeysOf are the names of a resource of a lease or a semaphore.
 func KeysOf(kind, namespace, resource string, hashed bool) Keys {
-	k := KeyOf(kind, namespace, resource, hashed)
-	return Keys{k.For("owner"), k.For("fence"), k.For("queue"), k.For("alive"), k.For("ended"), k.For("limit"), k.For("wake")}
+	head := KeyOf(kind, namespace, resource, hashed).head() + end
+	var all strings.Builder // one piece of memory for all names
+	all.Grow(7 * (len(head) + len("owner")))
+	name := func(field string) string {
+		from := all.Len()
+		all.WriteString(head)
+		all.WriteString(field)
+		return all.String()[from:]
+	}
+	return Keys{name("owner"), name("fence"), name("queue"), name("alive"), name("ended"), name("limit"), name("wake")}
 }
 
 // Limits on names, in bytes.

@@ -26,13 +26,11 @@ const Patience = 5 * time.Second
 // Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
 // hangs leaves half of the time to those after it.
 func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
-	end, caller := time.Now().Add(bound), ctx
-	ctx, cancel := Within(ctx, bound)
-	defer cancel()
+	end := time.Now().Add(bound)
 	var err error
 	for n := range attempts {
-		if n > 0 && !Sleep(ctx, Jitter(pause<<(n-1))) {
-			return Ended(caller, err)
+		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
+			return Ended(ctx, err)
 		}
 		most := time.Until(end)
 		if n < attempts-1 {
@@ -47,19 +45,19 @@ func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.
 	return err
 }
 
-// Insist makes attempts until one has an answer that is not transient, ctx ends, or the client is
-// closed. It is for releases behind the caller.
-func Insist(ctx context.Context, attempt func(ctx context.Context) error) error {
-	end, _ := ctx.Deadline()
-	most := min(max(time.Until(end)/4, shortest), longest)
+// Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
+// the client is closed. It is for releases behind the caller.
+func Insist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
+	end := time.Now().Add(bound)
+	most := min(max(bound/4, shortest), longest)
 	var err error
 	for wait := pause; ; wait = min(2*wait, longestPause) {
-		answer := bounded(ctx, most, attempt)
+		answer := bounded(ctx, min(most, time.Until(end)), attempt)
 		if !Transient(answer) {
 			return answer
 		}
 		err = Latest(err, answer)
-		if errors.Is(err, redis.ErrClosed) || !Sleep(ctx, Jitter(wait)) {
+		if errors.Is(err, redis.ErrClosed) || !sleepUntil(ctx, end, Jitter(wait)) {
 			return err
 		}
 	}
@@ -82,6 +80,11 @@ func bounded(ctx context.Context, most time.Duration, attempt func(ctx context.C
 // Jitter is between four fifths of d and d.
 func Jitter(d time.Duration) time.Duration {
 	return d - rand.N(d/5+1)
+}
+
+// sleepUntil is Sleep that also returns false if end comes before d is over.
+func sleepUntil(ctx context.Context, end time.Time, d time.Duration) bool {
+	return Sleep(ctx, min(d, time.Until(end))) && time.Now().Before(end)
 }
 
 // Sleep returns false if ctx ends before d is over.

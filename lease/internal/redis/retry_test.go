@@ -14,7 +14,9 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 		"Persist": func(ctx context.Context, attempt func(context.Context) error) error {
 			return Persist(ctx, 200*time.Millisecond, attempt)
 		},
-		"Insist": Insist,
+		"Insist": func(ctx context.Context, attempt func(context.Context) error) error {
+			return Insist(ctx, 200*time.Millisecond, attempt)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := Within(t.Context(), 200*time.Millisecond)

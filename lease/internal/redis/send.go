@@ -142,7 +142,7 @@ func send(ctx context.Context, client redis.UniversalClient, calls []Call, follo
 	process(ctx, client, commands, follow)
 	var unknown []*single
 	for i, c := range calls {
-		if redis.HasErrorPrefix(commands[i].Err(), "NOSCRIPT") {
+		if err := commands[i].Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			commands[i] = c.inFull(ctx)
 			unknown = append(unknown, commands[i])
 		}
