@@ -254,7 +254,7 @@ func TestOnlyTheOwnerSwitchesAndOnlyOwnersAndOperatorsSee(t *testing.T) {
 		`SELECT fencedb.record_observation(1, 'a', 'b', 'c', 'd', 1, 'e')`} {
 		require.Equal(t, insufficientPrivilege, s.as(app, past), past)
 	}
-	require.Empty(t, s.as(app, `SELECT fencedb.forget_observations('shop.seats'), fencedb.observe_write('shop.seats'::regclass, 'x', 'x', true), fencedb.observe('shop.seats')`), "there is nothing to do")
+	require.Empty(t, s.as(app, `SELECT fencedb.forget_observations('shop.seats'), fencedb.let_pass('shop.seats'::regclass, 'x', 'x', true), fencedb.observe('shop.seats')`), "there is nothing to do")
 	for role, want := range map[string]string{`"` + owner + `"`: "1", operator: "1", app: "0"} {
 		s.exec(`SET SESSION AUTHORIZATION ` + role)
 		require.Equal(t, want, s.one(`SELECT count(*) FROM fencedb.unfenced_writes WHERE statement = 'INSERT'`), role)
@@ -320,7 +320,7 @@ func TestWhatAnObservedWriteCosts(t *testing.T) {
 	s.exec(write + write + write + `SET track_functions = 'all'`)
 	s.exec(`BEGIN; ` + write)
 
-	require.Equal(t, "fencedb_guard_seats 300, guard_statement 3, observe_write 3", s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname)
-		FROM pg_stat_xact_user_functions WHERE funcname IN ('fencedb_guard_seats', 'guard_statement', 'require', 'observe_write')`))
+	require.Equal(t, "fencedb_guard_seats 300, guard_statement 3, let_pass 3", s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname)
+		FROM pg_stat_xact_user_functions WHERE funcname IN ('fencedb_guard_seats', 'guard_statement', 'require', 'let_pass')`))
 	s.exec(`COMMIT`)
 }

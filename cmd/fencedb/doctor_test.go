@@ -122,6 +122,8 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"detached late partition": {lateAndDetached, exitDone, "warning unprotected_table"},
 		"detached partition":      {detached, exitFailed, "error guard_lost"},
 		"row trigger dropped":     {`DROP TRIGGER "~fencedb_row" ON seats; DROP FUNCTION fencedb_guard_seats`, exitFailed, "error guard_lost"},
+		"take-over":               {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, exitDone, "warning take_over"},
+		"take-over, ended":        {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, exitDone, "warning guard_left"},
 		"only observed":           {`SELECT fencedb.observe('seats')`, exitDone, "warning observed_table"},
 		"dropped table":           {`CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$); DROP TABLE rooms`, exitDone, "warning guard_left"},
 		"schema behind":           {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 7`, exitFailed, "error schema_pending"},

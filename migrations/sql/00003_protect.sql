@@ -102,6 +102,10 @@ BEGIN
     granted := fencedb.granted();
     grants := granted -> 'grants';
     IF granted IS NULL THEN
+        token := fencedb.overtake(target, operation, before, after, stored);
+        IF token IS NOT NULL THEN
+            RETURN token;
+        END IF;
         PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]));
     END IF;
     PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
@@ -165,7 +169,7 @@ BEGIN
     END IF;
     granted := fencedb.granted();
     IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN
-        IF fencedb.observe_write(TG_RELID, TG_OP, 'FN002', false) THEN
+        IF fencedb.let_pass(TG_RELID, TG_OP, 'FN002', false) THEN
             RETURN NULL;
         END IF;
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
@@ -173,7 +177,7 @@ BEGIN
     until := (granted ->> 'until')::numeric;
     remaining_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
     IF remaining_ms < 0 THEN
-        IF NOT fencedb.observe_write(TG_RELID, TG_OP, 'FN006', false) THEN
+        IF NOT fencedb.let_pass(TG_RELID, TG_OP, 'FN006', false) THEN
             PERFORM fencedb.require_lease(until);
         END IF;
     ELSIF remaining_ms < nullif(current_setting('fencedb.limit', true), '')::numeric THEN -- a millisecond has passed
@@ -783,7 +787,7 @@ BEGIN
         END LOOP;
     END IF;
     PERFORM fencedb.record_protection(target);
-    PERFORM fencedb.forget_observations(target);
+    PERFORM fencedb.forget_observations(target), fencedb.end_take_over(target);
 END
 $$;
 -- +goose StatementEnd

@@ -42,8 +42,9 @@ DECLARE
     granted jsonb := fencedb.granted();
     own     jsonb := granted -> 'grants' -> after;
     carried bigint := (own ->> 'token')::bigint;
+    overtakes boolean := granted IS NULL AND fencedb.overtakes(target);
 BEGIN
-    IF granted IS NULL THEN
+    IF granted IS NULL AND NOT overtakes THEN
         PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after, before));
     END IF;
     PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
@@ -54,6 +55,12 @@ BEGIN
     ELSIF operation = 'DELETE' OR before <> after THEN
         RAISE EXCEPTION '% would take the fence of resource "%" away with its row', operation, before
             USING ERRCODE = 'feature_not_supported', HINT = 'Rows under fencedb.protect_row stay, in their partition too, and keep their resource. Nothing was written. Use fencedb.protect for tables whose rows come and go.';
+    ELSIF overtakes THEN
+        IF lease IS DISTINCT FROM fencedb.overtaking_lease() THEN
+            token := fencedb.overtaking_token(after, NULL, token);
+            lease := fencedb.overtaking_lease();
+        END IF;
+        RETURN;
     ELSIF own IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'FN003',

@@ -1,4 +1,5 @@
--- Adopting fences where writers cannot all be deployed on one day: guards that only observe.
+-- Adopting fences where writers cannot all be deployed on one day: guards that only observe, and roles that
+-- write without a token of their own.
 
 -- +goose Up
 
@@ -46,6 +47,22 @@ COMMENT ON VIEW fencedb.unfenced_writes IS 'Writes that guards would have refuse
 
 GRANT SELECT ON fencedb.unfenced_writes TO PUBLIC;
 
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.guarded_root(guarded oid) RETURNS oid
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE up(rel, depth) AS (
+        SELECT guarded, 0
+        UNION
+        SELECT i.inhparent, up.depth + 1 FROM up JOIN pg_inherits i ON i.inhrelid = up.rel JOIN pg_trigger t ON t.tgrelid = i.inhparent AND t.tgname = '~fencedb_row'
+    )
+    SELECT up.rel FROM up ORDER BY up.depth DESC LIMIT 1
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.guarded_root(oid) IS 'Inner function. The table that was protected, of itself, a partition or a child.';
+
 -- record_observation may fail and may not be heard: a writer is never refused by its own observation, nor does it wait.
 --     READ COMMITTED: it takes the rows of this kind that it can lock, and leaves one in their place. A row that another
 --     transaction has locked stays, and a later call takes it along.
@@ -60,15 +77,8 @@ CREATE FUNCTION fencedb.record_observation(guarded oid, role name, application t
 AS $$
 #variable_conflict use_variable
 DECLARE
-    root oid;
+    root oid := fencedb.guarded_root(guarded);
 BEGIN
-    WITH RECURSIVE up(rel, depth) AS (
-        SELECT guarded, 0
-        UNION
-        SELECT i.inhparent, up.depth + 1 FROM up JOIN pg_inherits i ON i.inhrelid = up.rel JOIN pg_trigger t ON t.tgrelid = i.inhparent AND t.tgname = '~fencedb_row'
-    )
-    SELECT up.rel INTO root FROM up ORDER BY up.depth DESC LIMIT 1;
-
     IF current_setting('transaction_isolation') = 'serializable' THEN
         INSERT INTO fencedb.observations
         SELECT root, root::regclass::text, role, application, operation, reason, clock_timestamp(), clock_timestamp(), times, resource
@@ -108,7 +118,7 @@ COMMENT ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigi
 -- and opens nothing: the guard of rows says by its own text whether it refuses. What happens each time is one expression,
 -- because PL/pgSQL sets every expression up anew in every transaction.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.observe_write(guarded oid, operation text, reason text, of_row boolean, detail text DEFAULT NULL) RETURNS boolean
+CREATE FUNCTION fencedb.let_pass(guarded oid, operation text, reason text, of_row boolean, detail text DEFAULT NULL) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -126,6 +136,8 @@ BEGIN
                  AND substr(seen, 26) = concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'), right(seen, 10))
             THEN set_config(concat('fencedb.seen_', guarded, '_', operation), left(seen, -10) || to_char(right(seen, 10)::int8 + 1, 'FM0000000000'), false) IS NOT NULL
         END) THEN
+        RETURN true;
+    ELSIF reason = 'FN002' AND operation <> 'TRUNCATE' AND NOT of_row AND fencedb.overtakes(guarded) THEN
         RETURN true;
     ELSIF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row' AND fencedb.observes(t.tgfoid)) THEN
         RETURN false;
@@ -152,7 +164,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.observe_write(oid, text, text, boolean, text) IS 'Inner function. Whether the guard of a table only observes; if so, it remembers a write that it would have refused.';
+COMMENT ON FUNCTION fencedb.let_pass(oid, text, text, boolean, text) IS 'Inner function. Whether a statement that a guard would refuse goes on: its role overtakes, and the guard of rows will see to that, or the guard only observes, which then remembers it.';
 
 -- The mode of a table is the text of its guard: CREATE OR REPLACE FUNCTION needs no lock on the table, and a guard that is
 -- enforced pays nothing for the other mode. The text that observes has the other one inside, in a block that turns a
@@ -183,7 +195,7 @@ $head$;
     EXCEPTION WHEN OTHERS THEN
         GET STACKED DIAGNOSTICS "~code" = RETURNED_SQLSTATE, "~detail" = PG_EXCEPTION_DETAIL;
     END;
-    PERFORM fencedb.observe_write(TG_RELID, TG_OP, "~code", true, "~detail");
+    PERFORM fencedb.let_pass(TG_RELID, TG_OP, "~code", true, "~detail");
     IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
         RETURN OLD;
     END IF;
@@ -255,6 +267,217 @@ $$;
 
 COMMENT ON FUNCTION fencedb.forget_observations(regclass) IS 'Forgets what was observed of a table so far, if the caller owns it: to see what still comes.';
 
+-- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of the rows that it writes,
+-- with a token above the stored one and a lease id of its own. So whoever holds the lease meanwhile is stale from then on.
+CREATE TABLE fencedb.take_overs (
+    target     oid         NOT NULL,
+    role       name        NOT NULL,
+    until      timestamptz NOT NULL,
+    granted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (target, role)
+);
+
+COMMENT ON TABLE  fencedb.take_overs IS 'Roles that write to a protected table without a token, as holders that overtake. Changed by fencedb.take_over_as and fencedb.end_take_over.';
+COMMENT ON COLUMN fencedb.take_overs.target IS 'The oid of the table. In a copy of the database it is another, so there nobody overtakes.';
+COMMENT ON COLUMN fencedb.take_overs.role   IS 'The role of the last SET ROLE, or the one that logged in.';
+COMMENT ON COLUMN fencedb.take_overs.until  IS 'From then on it is refused like everybody else.';
+
+REVOKE ALL ON fencedb.take_overs FROM PUBLIC;
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.overtakes(guarded oid) RETURNS boolean
+    LANGUAGE sql VOLATILE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM fencedb.take_overs t
+                   WHERE t.role = coalesce(nullif(current_setting('role'), 'none'), session_user) AND t.until > clock_timestamp() AND t.target = fencedb.guarded_root(guarded))
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.overtakes(oid) IS 'Inner function. Whether the role of this session may write to a table without a token.';
+
+CREATE FUNCTION fencedb.overtaking_lease() RETURNS uuid
+    LANGUAGE sql VOLATILE
+    RETURN md5(concat(pg_current_xact_id(), ' ', transaction_timestamp()))::uuid;
+
+COMMENT ON FUNCTION fencedb.overtaking_lease() IS 'Inner function. The lease id of a transaction that overtakes.';
+
+-- Package lease issues the time in microseconds, so a token of now also overtakes a holder that has not entered yet.
+-- Tokens of others count from 1: such a token would shut them out for good.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.overtaking_token(resource text, fence bigint, stamp bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    stored bigint := greatest(fence, stamp, 0);
+BEGIN
+    IF stored BETWEEN 1 AND 1000000000000000 OR EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource, ':', 1)) THEN
+        RETURN stored + 1;
+    END IF;
+    RETURN greatest(stored + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.overtaking_token(text, bigint, bigint) IS 'Inner function. A token above that of the fence and that of the row.';
+
+-- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the fence while it holds a
+-- row. The holder of the fence may come to wait for that row. Whose wait reaches deadlock_timeout first is ended, which
+-- should be the holder: so the other one waits in steps that are shorter. Two who overtake could wait for each other
+-- like that for ever, hence the last step without a limit.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.overtake_fence(resource text, stamp bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+#variable_conflict use_column
+DECLARE
+    lease    uuid    := fencedb.overtaking_lease();
+    own_ms   numeric := nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0);
+    step_ms  numeric := extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 / 2;
+    start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
+    waited   numeric;
+    stored   record;
+    token    bigint;
+    known    boolean;
+    free     boolean := false;
+BEGIN
+    LOOP
+        SELECT f.last_fencing_token AS token, f.lease_id INTO stored
+        FROM fencedb.fences f WHERE f.resource = overtake_fence.resource FOR NO KEY UPDATE SKIP LOCKED;
+        IF stored.lease_id = lease THEN
+            RETURN stored.token;
+        END IF;
+        token := fencedb.overtaking_token(resource, stored.token, stamp);
+        IF stored.lease_id IS NOT NULL THEN
+            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = lease, advanced_at = clock_timestamp()
+            WHERE f.resource = overtake_fence.resource;
+            RETURN token;
+        END IF;
+        known := EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = overtake_fence.resource);
+        IF free AND NOT known THEN
+            INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id) VALUES (overtake_fence.resource, token, lease) ON CONFLICT DO NOTHING;
+            IF FOUND THEN
+                RETURN token;
+            END IF;
+        END IF;
+        BEGIN
+            waited := extract(epoch FROM clock_timestamp()) * 1000 - start;
+            IF waited >= own_ms THEN
+                PERFORM fencedb.raise_busy(resource);
+            END IF;
+            PERFORM set_config('lock_timeout', CASE WHEN waited > 6 * step_ms THEN coalesce(ceil(own_ms - waited), 0) ELSE ceil(least(step_ms, own_ms - waited)) END::text, true);
+            IF known THEN
+                PERFORM FROM fencedb.fences f WHERE f.resource = overtake_fence.resource FOR NO KEY UPDATE;
+            ELSE -- somebody may be inserting it
+                INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id) VALUES (overtake_fence.resource, token, lease) ON CONFLICT DO NOTHING;
+            END IF;
+            RAISE EXCEPTION USING ERRCODE = 'FN000';
+        EXCEPTION
+            WHEN SQLSTATE 'FN000' THEN
+                free := true;
+            WHEN lock_not_available THEN
+                IF waited >= own_ms THEN
+                    RAISE;
+                END IF;
+        END;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.overtake_fence(text, bigint) IS 'Inner function. Enters the fence of one resource above the stored token, once in a transaction; waits for who has entered it for as long as lock_timeout says. Returns the token.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.overtake(target regclass, operation text, before text[], after text[], stamp bigint) RETURNS bigint
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    own      text := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END;
+    resource text;
+    token    bigint;
+BEGIN
+    IF NOT fencedb.overtakes(target) THEN
+        RETURN NULL;
+    END IF;
+    FOR resource IN SELECT DISTINCT r COLLATE "C" FROM unnest(CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END) r ORDER BY 1 LOOP
+        IF resource IS NULL THEN
+            RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
+                USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
+        ELSIF resource = own THEN
+            token := fencedb.overtake_fence(resource, stamp);
+        ELSE
+            PERFORM fencedb.overtake_fence(resource, stamp);
+        END IF;
+    END LOOP;
+    RETURN token;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.overtake(regclass, text, text[], text[], bigint) IS 'Inner function. Enters the fences of a row for a role that overtakes, and returns the token to stamp on it; NULL for any other role.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.take_over_as(target regclass, role regrole, until timestamptz) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    login name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = take_over_as.role);
+BEGIN
+    PERFORM fencedb.check_no_member(target);
+    IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER'), false) THEN
+        RAISE EXCEPTION 'fencedb.take_over_as: % does not own %', session_user, target
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
+    ELSIF NOT EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.mode IS NOT NULL) THEN
+        RAISE EXCEPTION 'fencedb.take_over_as: % is not protected', target
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first.';
+    ELSIF login IS NULL OR until IS NULL OR until <= clock_timestamp() OR until > clock_timestamp() + interval '1 year' THEN
+        RAISE EXCEPTION 'fencedb.take_over_as: needs a role and a time within the next year, got % and %', coalesce(login, 'no role'), coalesce(until::text, 'no time')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A service that cannot be changed by then can be given more time by calling this again.';
+    END IF;
+    INSERT INTO fencedb.take_overs AS t (target, role, until) VALUES (take_over_as.target, login, take_over_as.until)
+    ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, granted_at = EXCLUDED.granted_at WHERE t.until <> EXCLUDED.until;
+    IF FOUND THEN
+        INSERT INTO fencedb.audit (event, operator, reason, details)
+        VALUES ('take_over_as', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.take_over_as',
+            jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login, 'until', until));
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.take_over_as(regclass, regrole, timestamptz) IS 'Until a time within a year, statements of role without a token write to target as holders that overtake: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that it has overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Called again it changes the time. TRUNCATE stays refused. fencedb.end_take_over ends it early.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.end_take_over(target regclass, role regrole DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    login name;
+BEGIN
+    IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = end_take_over.target), 'MEMBER'), false) THEN
+        RAISE EXCEPTION 'fencedb.end_take_over: % does not own %', session_user, target
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
+    END IF;
+    FOR login IN DELETE FROM fencedb.take_overs t
+                 WHERE t.target = end_take_over.target AND (end_take_over.role IS NULL OR t.role = (SELECT r.rolname FROM pg_roles r WHERE r.oid = end_take_over.role))
+                 RETURNING t.role LOOP
+        INSERT INTO fencedb.audit (event, operator, reason, details)
+        VALUES ('end_take_over', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.end_take_over',
+            jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login));
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.end_take_over(regclass, regrole) IS 'From now on, role (all roles, if none is named) writes to target with a token or not at all. Waits for nobody.';
+
+REVOKE ALL ON FUNCTION fencedb.overtake_fence(text, bigint), fencedb.overtake(regclass, text, text[], text[], bigint), fencedb.overtakes(oid),
+    fencedb.overtaking_token(text, bigint, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text) FROM PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
@@ -272,12 +495,21 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
+DROP FUNCTION fencedb.end_take_over(regclass, regrole);
+DROP FUNCTION fencedb.take_over_as(regclass, regrole, timestamptz);
+DROP FUNCTION fencedb.overtake(regclass, text, text[], text[], bigint);
+DROP FUNCTION fencedb.overtake_fence(text, bigint);
+DROP FUNCTION fencedb.overtaking_token(text, bigint, bigint);
+DROP FUNCTION fencedb.overtaking_lease();
+DROP FUNCTION fencedb.overtakes(oid);
+DROP TABLE fencedb.take_overs;
 DROP FUNCTION fencedb.forget_observations(regclass);
 DROP FUNCTION fencedb.enforce(regclass);
 DROP FUNCTION fencedb.observe(regclass);
 DROP FUNCTION fencedb.set_mode(regclass, boolean);
 DROP FUNCTION fencedb.switch_guard(regprocedure, boolean);
-DROP FUNCTION fencedb.observe_write(oid, text, text, boolean, text);
+DROP FUNCTION fencedb.let_pass(oid, text, text, boolean, text);
 DROP FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text);
+DROP FUNCTION fencedb.guarded_root(oid);
 DROP VIEW fencedb.unfenced_writes;
 DROP TABLE fencedb.observations;

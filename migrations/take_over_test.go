@@ -1,0 +1,209 @@
+package migrations_test
+
+import (
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// newLegacy is newSeatsWithDetours, and the name of a role that writes to it without a token, as a session that has logged in.
+func newLegacy(t *testing.T) (s, legacy *session, role string) {
+	s = newSeatsWithDetours(t)
+	role = s.withRole("allow")
+	s.exec(`GRANT ALL ON seats, seats_view TO ` + role + `; GRANT CREATE ON SCHEMA public TO ` + role + `; SELECT fencedb.take_over_as('seats', '` + role + `', now() + interval '1 hour')`)
+	legacy = s.beside()
+	legacy.exec(`SET SESSION AUTHORIZATION ` + role)
+	return s, legacy, role
+}
+
+const clockToken = `last_fencing_token BETWEEN (extract(epoch FROM clock_timestamp()) - 60) * 1000000 AND extract(epoch FROM clock_timestamp()) * 1000000`
+
+func TestARoleThatTakesOverWritesAndTheHolderIsStale(t *testing.T) {
+	t.Parallel()
+	for name, write := range writes {
+		s, legacy, _ := newLegacy(t)
+		s.exec(s.fenced(1_000_000_000_000_041, "room:red", `UPDATE seats SET guest = 'eve' WHERE id = 2`))
+
+		legacy.exec(write)
+		legacy.exec(`BEGIN; SAVEPOINT a; UPDATE seats SET guest = 'leo' WHERE id = 2; RELEASE a; UPDATE seats SET guest = 'max' WHERE id = 2; COMMIT`)
+
+		require.Equal(t, "true", s.one(`SELECT `+clockToken+` FROM fencedb.fences WHERE resource = 'room:red'`), name)
+		require.Equal(t, "true", s.one(`SELECT last_fencing_token = fencedb.last_token('room:red') FROM seats WHERE id = 2`), name)
+		s.refused("FN001", s.fenced(1_000_000_000_000_041, "room:red", `UPDATE seats SET guest = 'late' WHERE id = 2`))
+		legacy.exec(s.fenced(1_900_000_000_000_041, "room:blue", `UPDATE seats SET guest = 'own' WHERE id = 3`)) // it may still enter
+		legacy.refused("FN003", s.fenced(1_900_000_000_000_042, "room:blue", `UPDATE seats SET guest = 'own' WHERE id = 2`))
+		legacy.refused("FN002", `TRUNCATE seats`)
+	}
+}
+
+// What is overtaken is each resource that is written to, and with the transaction, not without it.
+func TestATakeOverIsOfWhatIsWritten(t *testing.T) {
+	t.Parallel()
+	s, legacy, _ := newLegacy(t)
+	fences := `SELECT coalesce(string_agg(resource || ' ' || (last_fencing_token > 41), ', ' ORDER BY resource), '') FROM fencedb.fences`
+	s.exec(enter(41, "room:red") + "; " + enter(41, "room:blue"))
+	require.Equal(t, "room:blue false, room:red false", s.one(fences))
+
+	legacy.exec(`UPDATE seats SET guest = 'zoe' WHERE false; BEGIN; UPDATE seats SET guest = 'zoe'; ROLLBACK; BEGIN; SAVEPOINT a; UPDATE seats SET guest = 'zoe' WHERE id = 3; ROLLBACK TO a; COMMIT`)
+	require.Equal(t, "room:blue false, room:red false", s.one(fences))
+	legacy.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	require.Equal(t, "room:blue false, room:red true", s.one(fences))
+	legacy.exec(`UPDATE seats SET room = 'blue' WHERE id = 1; INSERT INTO seats VALUES (7, 'new')`)
+	require.Equal(t, "room:blue true, room:new true, room:red true", s.one(fences))
+
+	require.Equal(t, "room:blue 43, room:red 43", s.one(`SELECT string_agg(resource || ' ' || last_fencing_token, ', ' ORDER BY resource) FROM fencedb.fences WHERE resource <> 'room:new'`),
+		"tokens that are not of package lease stay small")
+	s.exec(`SELECT fencedb.declare_foreign('zxid'); CREATE TABLE nodes (id int NOT NULL); SELECT fencedb.protect('nodes', $$ 'zxid:' || id $$)`)
+	role := legacy.one(`quote_ident(session_user)`)
+	s.exec(`GRANT ALL ON nodes TO ` + role + `; SELECT fencedb.take_over_as('nodes', '` + role + `', now() + interval '1 hour')`)
+	legacy.exec(`INSERT INTO nodes VALUES (1)`)
+	require.Equal(t, "1", s.one(`fencedb.last_token('zxid:1')`))
+}
+
+func TestATakeOverIsRecordedAndEnds(t *testing.T) {
+	t.Parallel()
+	s, legacy, role := newLegacy(t)
+	other := s.withRole("allow_operator")
+	s.exec(`GRANT ALL ON seats TO ` + other)
+	const write, again = `UPDATE seats SET guest = 'zoe' WHERE id = 1`, `SELECT fencedb.take_over_as('seats', '%s', now() + interval '1 hour')`
+	legacy.exec(write)
+	require.Equal(t, "FN002", s.as(other, write), "another role")
+	require.Equal(t, insufficientPrivilege, legacy.refused(insufficientPrivilege, `SELECT fencedb.take_over_as('seats', '`+role+`', now() + interval '2 hours')`).Code)
+	legacy.refused(insufficientPrivilege, `SELECT fencedb.end_take_over('seats')`)
+	legacy.refused(insufficientPrivilege, `SELECT fencedb.overtake_fence('room:red', 1)`)
+	legacy.refused(insufficientPrivilege, `INSERT INTO fencedb.take_overs VALUES (1, 'a', now())`)
+
+	s.exec(`UPDATE fencedb.take_overs SET until = clock_timestamp()`) // its date has come
+	legacy.refused("FN002", write)
+	s.exec(`SELECT fencedb.take_over_as('seats', '` + role + `', now() + interval '2 hours')`)
+	legacy.exec(write)
+	legacy.exec(`BEGIN; UPDATE seats SET guest = 'leo' WHERE id = 3`)
+	s.exec(`SET lock_timeout = '10ms'; SELECT fencedb.end_take_over('seats', '` + role + `'); SELECT fencedb.end_take_over('seats', '` + role + `')`)
+	legacy.refused("FN002", write)
+	s.exec(`SELECT fencedb.take_over_as('seats', '` + role + `', now() + interval '1 hour'); RESET lock_timeout`)
+	legacy.exec(write)
+	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true); SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+	legacy.refused("FN002", write)
+
+	require.Equal(t, "take_over_as true, take_over_as true, end_take_over, take_over_as true, end_take_over",
+		s.one(`SELECT string_agg(concat_ws(' ', event, ((details ->> 'until')::timestamptz > now())::text), ', ' ORDER BY id) FROM fencedb.audit WHERE details ->> 'role' = $1`, legacy.one(`session_user`)))
+	for _, wrong := range []string{`'seats', '` + role + `', now()`, `'seats', '` + role + `', 'infinity'`, `'seats', '` + role + `', NULL`, `'seats', NULL, now() + interval '1 hour'`} {
+		s.refused("22023", `SELECT fencedb.take_over_as(`+wrong+`)`)
+	}
+	s.exec(`CREATE TABLE plain (id int)`)
+	s.refused(notInPrerequisiteState, `SELECT fencedb.take_over_as('plain', '`+role+`', now() + interval '1 hour')`)
+}
+
+// It waits for the holder's open transaction, as every newcomer does. Where that holder comes to want the row that it has
+// locked meanwhile, the holder is ended, and is stale afterwards.
+func TestATakeOverWaitsForTheHolderAndWins(t *testing.T) {
+	t.Parallel()
+	s, legacy, _ := newLegacy(t)
+	issued := func() int { // as package lease issues it
+		token, err := strconv.Atoi(s.one(`SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint`))
+		require.NoError(t, err)
+		return token
+	}
+	holder := issued()
+	start := func() chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := legacy.conn.PgConn().Exec(t.Context(), `UPDATE seats SET guest = 'zoe' WHERE id = 1`).ReadAll()
+			done <- err
+		}()
+		watcher := s.beside()
+		watcher.awaitBlocked(legacy.conn.PgConn().PID())
+		return done
+	}
+
+	s.exec("BEGIN; " + enter(holder, "room:red") + `; UPDATE seats SET guest = 'ann' WHERE id = 2`)
+	done := start()
+	s.exec(`COMMIT`)
+	require.NoError(t, <-done)
+
+	for _, before := range []string{``, `DELETE FROM fencedb.fences`} {
+		s.exec(before)
+		holder = issued()
+		s.exec("BEGIN; " + enter(holder, "room:red"))
+		done = start()
+		s.refused("40P01", `UPDATE seats SET guest = 'ann' WHERE id = 1`)
+		require.NoError(t, <-done)
+		s.refused("FN001", enter(holder, "room:red"))
+	}
+
+	s.exec("BEGIN; " + enter(issued(), "room:red"))
+	legacy.exec(`SET lock_timeout = '50ms'`)
+	legacy.refused("55P03", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	s.exec(`COMMIT`)
+	legacy.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	require.Equal(t, "50ms", legacy.one(`current_setting('lock_timeout')`))
+}
+
+// Two that overtake in opposite order: Postgres ends one of them, as it does where they lock rows like that.
+func TestTwoTakeOversInOppositeOrderEnd(t *testing.T) {
+	t.Parallel()
+	for _, before := range []string{"", enter(41, "room:red") + "; " + enter(41, "room:blue")} {
+		s, _, role := newLegacy(t)
+		s.exec(before + `; ALTER DATABASE "` + s.one(`current_database()`) + `" SET deadlock_timeout = '20ms'`)
+		a, b := s.beside(), s.beside()
+		for _, one := range []*session{a, b} {
+			one.exec(`SET SESSION AUTHORIZATION ` + role + `; BEGIN`)
+		}
+		a.exec(`UPDATE seats SET guest = 'a' WHERE id = 1`)
+		b.exec(`UPDATE seats SET guest = 'b' WHERE id = 3`)
+
+		results := make(chan error, 2)
+		for one, write := range map[*session]string{a: `INSERT INTO seats VALUES (8, 'blue'); COMMIT`, b: `INSERT INTO seats VALUES (9, 'red'); COMMIT`} {
+			go func() {
+				_, err := one.conn.PgConn().Exec(t.Context(), write).ReadAll()
+				results <- err
+			}()
+		}
+
+		first, second := <-results, <-results
+		require.True(t, (first == nil) != (second == nil), "%v, %v", first, second)
+	}
+}
+
+func TestARowFenceIsTakenOver(t *testing.T) {
+	t.Parallel()
+	s, legacy, role := newLegacy(t)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (1, 'NEW'), (2, 'NEW'); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$);
+		GRANT ALL ON jobs TO ` + role + `; SELECT fencedb.take_over_as('jobs', '` + role + `', now() + interval '1 hour')`)
+	s.exec("BEGIN; " + carry(41, "job:1") + `; UPDATE jobs SET state = 'RUNNING' WHERE id = 1; COMMIT`)
+
+	legacy.exec(`BEGIN; UPDATE jobs SET state = 'RUNNING' WHERE id = 1; UPDATE jobs SET state = 'DONE' WHERE id = 1; COMMIT; UPDATE jobs SET state = 'X' WHERE id = 2; INSERT INTO jobs VALUES (3, 'NEW')`)
+
+	require.Equal(t, "42 DONE", s.one(`SELECT concat_ws(' ', last_fencing_token, state) FROM jobs WHERE id = 1`))
+	require.Equal(t, "2", s.one(`SELECT count(*) FROM jobs WHERE `+clockToken))
+	s.refused("FN001", "BEGIN; "+carry(41, "job:1")+`; UPDATE jobs SET state = 'LATE' WHERE id = 1`)
+	legacy.refused("0A000", `DELETE FROM jobs`)
+	legacy.refused("0A000", `UPDATE jobs SET id = 9 WHERE id = 1`)
+	legacy.refused("FN002", `TRUNCATE jobs`)
+}
+
+func TestAPartitionIsTakenOverWithItsTable(t *testing.T) {
+	t.Parallel()
+	s := newParts(t)
+	role := s.withRole("allow")
+	s.exec(`GRANT ALL ON parts, red, low TO ` + role + `; SELECT fencedb.take_over_as('parts', '` + role + `', now() + interval '1 hour')`)
+	s.refused(objectInUse, `SELECT fencedb.take_over_as('red', '`+role+`', now() + interval '1 hour')`)
+
+	require.Empty(t, s.as(role, `UPDATE parts SET guest = 'zoe'; UPDATE red SET guest = 'eve'; INSERT INTO low VALUES (1, 'blue')`))
+
+	s.refused("FN001", enter(42, "room:red"))
+	require.Equal(t, "2", s.one(`SELECT count(*) FROM parts WHERE last_fencing_token > 42`))
+}
+
+// In observe mode it overtakes as well, and is not listed among those who would be refused.
+func TestARoleThatTakesOverIsNotObserved(t *testing.T) {
+	t.Parallel()
+	s, legacy, _ := newLegacy(t)
+	s.exec(`SELECT fencedb.observe('seats'); ` + enter(41, "room:red"))
+
+	legacy.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+
+	require.Empty(t, s.observed())
+	s.refused("FN001", enter(41, "room:red"))
+}
