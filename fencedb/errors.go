@@ -73,6 +73,12 @@ var (
 	// role and without a request. Nothing was written. SQLSTATE FN005.
 	ErrKeyReused = errors.New("fencedb: idempotency key used for another request")
 
+	// ErrAlreadyWritten: ExplainNoRows found the token of the grant in the row. The holder has
+	// written the row before, and a condition that asks for a greater token admits one write for
+	// each. (If Redis has lost data since, another lease with the same number may have been it.) The
+	// statement wrote nothing; what was written before stands. Compare with the lease id too.
+	ErrAlreadyWritten = errors.New("fencedb: the row has this token already, and the condition asks for a greater one")
+
 	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked
 	// in time what became of the transaction, or has crashed or failed over since, or (in Exec,
 	// Query, QueryRow and SendBatch) had not answered anything yet. The data was written completely

@@ -52,7 +52,7 @@ func ExampleBusyError() {
 	// Output: [table:22] held by a session that is idle in transaction
 }
 
-// The classic conditional update, on a table without triggers: was the token too old, or was there
+// The conditional update by hand, on a table without triggers: was the token too old, or was there
 // no such row?
 func ExampleExplainNoRows() {
 	ctx, pool := context.Background(), database()

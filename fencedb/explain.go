@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -140,18 +141,23 @@ type blocker struct {
 
 // ExplainNoRows tells why a conditional UPDATE on a table without triggers has matched no row:
 //
-//	tag, err := pool.Exec(ctx, `UPDATE jobs SET state = 'DONE', last_fencing_token = $2
-//		WHERE id = $1 AND $2 > last_fencing_token`, id, lease.Token())
+//	tag, err := pool.Exec(ctx, `UPDATE jobs SET state = 'DONE', last_fencing_token = $2, last_lease_id = $3
+//		WHERE id = $1 AND (last_fencing_token < $2 OR last_fencing_token = $2 AND last_lease_id = $3)`,
+//		id, lease.Token(), lease.LeaseID())
 //	if err == nil && tag.RowsAffected() == 0 {
-//		err = fencedb.ExplainNoRows(ctx, pool, lease, `SELECT last_fencing_token FROM jobs WHERE id = $1`, id)
+//		err = fencedb.ExplainNoRows(ctx, pool, lease, `SELECT last_fencing_token, last_lease_id FROM jobs WHERE id = $1`, id)
 //	}
 //
-// sql selects the token stored in the row. The answer is ErrStale if that is not lower than the one
-// of grant, pgx.ErrNoRows if there is no such row, and nil if the row would accept the token now:
-// then another condition did not hold. Only ctx bounds it.
+// sql selects the token stored in the row, and the lease id if the condition compares that too. The
+// answer is ErrStale if another holder's token is stored, pgx.ErrNoRows if there is no such row, and
+// nil if the row would accept the grant now: then another condition did not hold. Only ctx bounds
+// it.
+//
+// A condition without the lease id, `AND $2 > last_fencing_token`, admits one write for each token.
+// If the row has the token of grant already, the answer is ErrAlreadyWritten.
 //
 // Such an UPDATE is fenced only as a statement of its own, with the token in the row that it
-// updates. Each token can write the row once.
+// updates.
 func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...any) error {
 	if err := check(flatten(grant)); err != nil {
 		return err
@@ -164,13 +170,28 @@ func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...
 	b := &pgx.Batch{}
 	b.Queue(sql, args...)
 	results := conn.SendBatch(ctx, b)
-	var stored int64
-	err = results.QueryRow().Scan(&stored)
+	rows, _ := results.Query()
+	stored, err := pgx.CollectExactlyOneRow(rows, scanStamp)
 	switch closeErr := results.Close(); {
 	case err != nil || closeErr != nil:
 		return errors.Join(err, after(closeErr, err))
-	case stored >= grant.Token():
-		return &StaleError{Resource: grant.Resource(), Token: grant.Token(), Stored: stored}
+	case stored.token > grant.Token(), stored.token == grant.Token() && stored.lease != nil && *stored.lease != grant.LeaseID():
+		return &StaleError{Resource: grant.Resource(), Token: grant.Token(), Stored: stored.token}
+	case stored.token == grant.Token() && stored.lease == nil:
+		return fmt.Errorf("%w: resource %q, token %d", ErrAlreadyWritten, grant.Resource(), grant.Token())
 	}
 	return nil
+}
+
+// stamp is what a row says of its last write.
+type stamp struct {
+	token int64
+	lease *uuid.UUID // nil: not selected, or not known
+}
+
+func scanStamp(row pgx.CollectableRow) (s stamp, err error) {
+	if len(row.FieldDescriptions()) == 1 {
+		return s, row.Scan(&s.token)
+	}
+	return s, row.Scan(&s.token, &s.lease)
 }

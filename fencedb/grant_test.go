@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -255,4 +256,48 @@ func TestAConditionalUpdateThatMatchesNothingIsExplained(t *testing.T) {
 	require.ErrorIs(t, finish(2, grant("job:2", 43)), pgx.ErrNoRows)
 	require.NoError(t, finish(1, grant("job:1", 43)), "the token is good: it is the state that does not match")
 	require.ErrorIs(t, fencedb.ExplainNoRows(ctx, w.pool, nil, `SELECT 1`), fencedb.ErrInvalidGrant)
+}
+
+// RUNNING and then DONE, by hand: what each form of the condition does, and what is said of it.
+func TestAHoldersOwnSecondUpdateIsToldApart(t *testing.T) {
+	t.Parallel()
+	const token, lease = `AND $2 > last_fencing_token AND $3::uuid IS NOT NULL`, `AND (last_fencing_token < $2 OR last_fencing_token = $2 AND last_lease_id = $3)`
+	mine, later := fencedb.NewGrant("job:1", 42, uuid.New(), time.Time{}), fencedb.NewGrant("job:1", 43, uuid.New(), time.Time{})
+	same := fencedb.NewGrant("job:1", 42, uuid.New(), time.Time{}) // the number was issued twice
+	for _, c := range []struct {
+		condition, columns string
+		first, second      fencedb.Grant
+		also               string // another condition of the second one
+		want               error
+	}{
+		{token, "last_fencing_token", mine, mine, "", fencedb.ErrAlreadyWritten},
+		{token, "last_fencing_token", mine, same, "", fencedb.ErrAlreadyWritten}, // it cannot know
+		{token, "last_fencing_token", later, mine, "", fencedb.ErrStale},
+		{token, "last_fencing_token", mine, later, "AND false", nil},
+		{token, "last_fencing_token, NULL::uuid", mine, mine, "", fencedb.ErrAlreadyWritten},
+		{lease, "last_fencing_token, last_lease_id", mine, mine, "AND false", nil},
+		{lease, "last_fencing_token, last_lease_id", mine, same, "", fencedb.ErrStale},
+		{lease, "last_fencing_token, last_lease_id", later, mine, "", fencedb.ErrStale},
+		{lease, "last_fencing_token, last_lease_id", mine, later, "AND id = 2", nil},
+	} {
+		w := newJobs(t)
+		w.exec(`ALTER TABLE jobs ADD last_fencing_token bigint NOT NULL DEFAULT 0, ADD last_lease_id uuid`)
+		update := func(g fencedb.Grant, also string) int64 {
+			tag, err := w.pool.Exec(t.Context(), `UPDATE jobs SET state = 'NEXT', last_fencing_token = $2, last_lease_id = $3 WHERE id = $1 `+c.condition+" "+also, 1, g.Token(), g.LeaseID())
+			require.NoError(t, err)
+			return tag.RowsAffected()
+		}
+		require.EqualValues(t, 1, update(c.first, ""))
+		require.Zero(t, update(c.second, c.also), c.condition)
+
+		err := fencedb.ExplainNoRows(t.Context(), w.pool, c.second, `SELECT `+c.columns+` FROM jobs WHERE id = 1`)
+
+		require.ErrorIs(t, err, c.want, "%v", c)
+		require.Equal(t, c.want == fencedb.ErrStale, errors.Is(err, fencedb.ErrStale))
+		require.ErrorIs(t, fencedb.ExplainNoRows(t.Context(), w.pool, c.second, `SELECT `+c.columns+` FROM jobs WHERE id = 9`), pgx.ErrNoRows)
+		if c.condition == lease {
+			require.EqualValues(t, 1, update(later, ""), "twice by one holder")
+			require.EqualValues(t, 1, update(later, ""))
+		}
+	}
 }
