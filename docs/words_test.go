@@ -17,7 +17,7 @@ var plainWords = []struct {
 	notYet       []string // where it may still be found; delete a path when it is clean
 }{
 	{`\b(token|limit|lease|bucket) %[dsv] is none\b`, "invalid token %d", []string{"lease"}},
-	{`\bthat is none\b`, "say what is invalid, or what is missing", []string{"docs", "fencedb", "integration/chaos", "migrations/sql"}},
+	{`\bthat is none\b`, "say what is invalid, or what is missing", []string{"docs", "fencedb", "internal/chaos", "migrations/sql"}},
 	{`\bworth (asking|sending) again\b`, "retry after", []string{"lease"}},
 	{`Others are at it`, "the resource is busy", nil},
 	{`\bbeliev(e|ed|es) in\b`, "remaining validity", []string{"docs", "integration/matrix/leases", "lease", "migrations/sql", "observe/feed", "observe/slog"}},

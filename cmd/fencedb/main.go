@@ -19,6 +19,7 @@ import (
 )
 
 func main() {
+	become()
 	logging.Disable() // go-redis would print the errors that the command reports
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv), patience: patience}
@@ -39,7 +40,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 // Exit codes. They are documented in the README and do not change.
 const (
 	exitDone     = 0
-	exitFailed   = 1 // failed, or doctor found an error
+	exitFailed   = 1 // failed, doctor found an error, or chaos a broken promise
 	exitUsage    = 2 // usage error; nothing was read or changed
 	exitDeclined = 3 // not confirmed; nothing was changed
 	exitHalf     = 4 // revoked in Redis, not sealed in Postgres
@@ -107,6 +108,7 @@ What to call when:
    fencedb adopt bookings            who still writes without a token?
    fencedb revoke table:12           a holder is stuck: end its lease
    fencedb reset table:12            a fence is too high for any lease
+   fencedb chaos                     does all of it hold on my servers?
 
 Do not delete keys in Redis or rows of fencedb.fences by hand: without its
 fence, a resource accepts a stale holder again.
@@ -114,7 +116,7 @@ fence, a resource accepts a stale holder again.
 Exit codes:
 
    0   done
-   1   failed, or doctor found an error
+   1   failed, doctor found an error, or chaos a broken promise
    2   usage error; nothing was read or changed
    3   not confirmed; nothing was changed
    4   revoked in Redis but not sealed in Postgres`
@@ -149,6 +151,7 @@ func version() string {
 
 func (a *app) commands() []*cli.Command {
 	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.adopt(), a.prune(), a.doctor()}
+	all = append(all, a.trials()...)
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

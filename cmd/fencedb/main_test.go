@@ -18,6 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	become()
 	if os.Getenv(holderVar) != "" {
 		hold()
 		return

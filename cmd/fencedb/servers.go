@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -130,7 +131,7 @@ func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
 	if address == "" {
 		return nil, usage("no Redis: set --%s or FENCEDB_REDIS_URL", flagRedis)
 	}
-	client, err := newRedis(address)
+	client, err := newRedis(address, nil)
 	if err != nil {
 		return nil, usage("--%s: %w; it takes\n%s", flagRedis, withoutURL(err), redisForms)
 	}
@@ -194,24 +195,51 @@ const redisForms = `   redis://user:password@host:6379/0
    rediss://, rediss-sentinel://, rediss-cluster://
       the same with TLS`
 
+// dialer makes a connection; nil stands for the usual way.
+type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
+
 // newRedis accepts the parameters of go-redis, such as ?dial_timeout=2s, in all forms.
-func newRedis(address string) (redis.UniversalClient, error) {
+func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	plain, topology, _ := strings.Cut(scheme, "-")
 	switch topology {
 	case "sentinel":
-		return newSentinel(plain, rest)
+		return newSentinel(plain, rest, dial)
 	case "cluster":
-		return newCluster(plain, rest)
+		return newCluster(plain, rest, dial)
 	}
 	options, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, err
 	}
+	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewClient(options), nil
 }
 
-func newCluster(scheme, rest string) (redis.UniversalClient, error) {
+// encrypted adds TLS, which go-redis leaves to a dialer that it is given.
+func encrypted(dial dialer, config *tls.Config) dialer {
+	if dial == nil || config == nil {
+		return dial
+	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		config := config.Clone()
+		if config.ServerName == "" {
+			config.ServerName, _, _ = net.SplitHostPort(addr)
+		}
+		secret := tls.Client(conn, config)
+		if err := secret.HandshakeContext(ctx); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		return secret, nil
+	}
+}
+
+func newCluster(scheme, rest string, dial dialer) (redis.UniversalClient, error) {
 	u, err := splitHosts(scheme, rest, "6379")
 	if err != nil {
 		return nil, err
@@ -223,10 +251,11 @@ func newCluster(scheme, rest string) (redis.UniversalClient, error) {
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = "" // each node's own, not the first one's
 	}
+	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewClusterClient(options), nil
 }
 
-func newSentinel(scheme, rest string) (redis.UniversalClient, error) {
+func newSentinel(scheme, rest string, dial dialer) (redis.UniversalClient, error) {
 	u, err := splitHosts(scheme, rest, "26379")
 	if err != nil {
 		return nil, err
@@ -253,6 +282,7 @@ func newSentinel(scheme, rest string) (redis.UniversalClient, error) {
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = ""
 	}
+	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewFailoverClient(options), nil
 }
 

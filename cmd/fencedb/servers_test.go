@@ -12,7 +12,7 @@ import (
 
 func TestARedisURLOfACluster(t *testing.T) {
 	t.Parallel()
-	client, err := newRedis("rediss-cluster://ann:s%40cret@a,b:7000,[::1]:7001?dial_timeout=2s")
+	client, err := newRedis("rediss-cluster://ann:s%40cret@a,b:7000,[::1]:7001?dial_timeout=2s", nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 
@@ -25,7 +25,7 @@ func TestARedisURLOfACluster(t *testing.T) {
 
 func TestARedisURLOfSentinels(t *testing.T) {
 	t.Parallel()
-	client, err := newRedis("redis-sentinel://ann:secret@a,b:7000/main/3?sentinel_password=other&read_timeout=2s")
+	client, err := newRedis("redis-sentinel://ann:secret@a,b:7000/main/3?sentinel_password=other&read_timeout=2s", nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 

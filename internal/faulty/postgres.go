@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgproto3"
-	"github.com/stretchr/testify/require"
 )
 
 // PostgresProxy stands between clients and a Postgres server and reads the messages in both
@@ -45,9 +44,13 @@ type pause struct {
 func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
 	t.Helper()
 	u, err := url.Parse(serverURL)
-	require.NoError(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	p := &PostgresProxy{listener: listener, limit: -1}
 	server := u.Host
 	p.upstream.Store(&server)

@@ -122,9 +122,13 @@ func (p *Process[E]) Stop() error {
 // Continue wakes a stopped process.
 func (p *Process[E]) Continue() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
 
+// Abort ends the process with SIGKILL, stopped or not. What it told before still comes from Events;
+// when that is closed, Kill returns at once.
+func (p *Process[E]) Abort() { _ = p.cmd.Process.Kill() } // fails only if it has ended
+
 // Kill ends the process with SIGKILL, stopped or not, and returns when it is gone. Call it once.
 func (p *Process[E]) Kill() {
-	_ = p.cmd.Process.Kill() // fails only if it has ended
+	p.Abort()
 	p.EndOrders()
 	for range p.events { // until the other end of the pipe is closed, which comes before Wait
 	}

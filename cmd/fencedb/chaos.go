@@ -1,0 +1,131 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/fencedb/fencedb/internal/chaos"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+)
+
+// become makes this process a worker of chaos, if it was started as one.
+func become() { worker.Become(map[string]worker.Life{chaos.Kind: chaos.Worker(newRedis)}) }
+
+const (
+	flagFor     = "for"
+	flagSeed    = "seed"
+	flagTTL     = "ttl"
+	flagWorkers = "workers"
+	flagOnly    = "only"
+	flagControl = "control"
+	flagHTML    = "html"
+)
+
+var errViolated = errors.New("promises were broken")
+
+func (a *app) trials() []*cli.Command { return []*cli.Command{a.chaos()} }
+
+func (a *app) chaos() *cli.Command {
+	return &cli.Command{
+		Name:  "chaos",
+		Usage: "try leases and fences on your servers, under faults",
+		Description: `Starts worker processes that count, set a register and move money between
+accounts, each with a lease from your Redis and behind the fence in your
+Postgres. Meanwhile they are stopped and killed, and their connections are
+delayed, held and cut by proxies of this command. What came of every attempt
+is judged: docs/chaos.md says by which rules.
+
+Everything is in a namespace in Redis and a schema in Postgres that this run
+makes and removes. The role needs CREATE on the database and nothing else; an
+empty database of your server is best. What must stay, such as records in
+the audit of a database that has the schema fencedb, is listed.
+
+   fencedb chaos --for 1m --html verdict.html
+   fencedb chaos --for 1m --seed 270069174949906     the same faults again
+   fencedb chaos --for 10s --control no-fence        must fail
+
+The exit code is 1 if a promise was broken.`,
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: flagFor, Usage: "`TIME` for faults", Value: time.Minute},
+			&cli.Uint64Flag{Name: flagSeed, Usage: "`NUMBER` that a run has printed, to repeat its faults"},
+			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: time.Second},
+			&cli.IntFlag{Name: flagWorkers, Usage: "`NUMBER` of processes", Value: 4},
+			&cli.StringSliceFlag{Name: flagOnly, Usage: "`FAULT`; all if not given"},
+			&cli.StringFlag{Name: flagControl, Usage: "write in a wrong `WAY`: " + controls()},
+			&cli.StringFlag{Name: flagHTML, Usage: "write the verdict to a `FILE` too"},
+		},
+		Action: a.runChaos,
+	}
+}
+
+func controls() string {
+	var all []string
+	for _, c := range chaos.Controls() {
+		all = append(all, string(c))
+	}
+	return strings.Join(all, ", ")
+}
+
+// trial is the result of chaos.
+type trial struct{ *chaos.Verdict }
+
+func (t trial) print(p page) { t.Text(p.out) }
+
+func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
+	if err := noArguments(cmd); err != nil {
+		return err
+	}
+	c := chaos.Config{
+		PostgresURL: cmd.String(flagPostgres), RedisURL: cmd.String(flagRedis), Open: newRedis,
+		Seed: cmd.Uint64(flagSeed), For: cmd.Duration(flagFor), TTL: cmd.Duration(flagTTL), Workers: cmd.Int(flagWorkers),
+		Only: cmd.StringSlice(flagOnly), Control: chaos.Control(cmd.String(flagControl)), Log: a.out,
+	}
+	if cmd.Bool(flagJSON) {
+		c.Log = a.errOut
+	}
+	if err := c.Check(); err != nil {
+		return usage("%w", err)
+	}
+	client, err := openRedis(cmd)
+	if err != nil {
+		return err
+	}
+	_ = client.Close()
+	pool, err := openPostgres(ctx, cmd)
+	if err != nil {
+		return err
+	}
+	pool.Close()
+	v, err := chaos.Run(ctx, c)
+	if err != nil {
+		return err
+	}
+	if err := a.show(cmd, trial{v}); err != nil {
+		return err
+	}
+	if path := cmd.String(flagHTML); path != "" {
+		if err := writeHTML(path, v); err != nil {
+			return err
+		}
+	}
+	if !v.Passed() {
+		return fmt.Errorf("%w: %d violations", errViolated, len(v.Violations))
+	}
+	return nil
+}
+
+func writeHTML(path string, v *chaos.Verdict) error {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(v.HTML(file), file.Close())
+}

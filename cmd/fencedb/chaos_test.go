@@ -1,0 +1,78 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/chaos"
+)
+
+// bare is a console on a Redis and an empty database, whose role may make schemas and no more.
+func bare(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.exec(`SELECT fencedb.unprotect('seats'); DROP TABLE seats; DROP SCHEMA fencedb CASCADE`)
+	w.flags = []string{"--redis", redisURL(w.redis), "--postgres",
+		w.login("tester", `DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %%I TO %%I', current_database(), %[1]s::regrole); END $$`)}
+	return w
+}
+
+// left is what is in the database, beside what Postgres puts there, and in Redis of a run.
+func (w *world) left(run string) []string {
+	w.Helper()
+	keys, err := w.redis.Keys(w.Context(), "*"+run+"*").Result()
+	require.NoError(w, err)
+	return append(keys, w.one(`SELECT coalesce(string_agg(nspname, ' '), '') FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema|public$)'`))
+}
+
+func TestChaosPassesAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	w := bare(t)
+	page := filepath.Join(t.TempDir(), "verdict.html")
+	var v chaos.Verdict
+
+	got := w.run("--json", "chaos", "--for", "4s", "--ttl", "500ms", "--seed", "41", "--html", page)
+
+	require.Equal(t, exitDone, got.code, got.errOut+got.out)
+	require.Contains(t, got.errOut, "seed 41", "the time line is not in the way of JSON")
+	w.decode("chaos", &v, got.out)
+	require.Positive(t, v.Outcomes[chaos.Committed])
+	require.NotEmpty(t, v.Faults)
+	require.Empty(t, v.Left)
+	require.Equal(t, []string{""}, w.left(v.Run))
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "Passed")
+}
+
+func TestChaosFailsWithAControl(t *testing.T) {
+	t.Parallel()
+	w := bare(t)
+
+	got := w.run("chaos", "--for", "5s", "--ttl", "500ms", "--control", "no-fence", "--only", "pause")
+
+	require.Equal(t, exitFailed, got.code, got.out)
+	require.Contains(t, got.out, "VIOLATED  no update is lost")
+	require.Empty(t, w.one(`SELECT coalesce(string_agg(nspname, ' '), '') FROM pg_namespace WHERE nspname ~ '^(chaos_|fencedb)'`))
+}
+
+func TestChaosRefusesWhatItCannotDo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, args := range [][]string{
+		{"chaos", "--control", "luck"},
+		{"chaos", "--only", "earthquake"},
+		{"chaos", "--ttl", "1ms"},
+		{"chaos", "--workers", "-1"},
+		{"chaos", "now"},
+		{"--postgres", "", "chaos"},
+		{"--redis", "http://cache", "chaos"},
+	} {
+		require.Equal(t, exitUsage, w.run(args...).code, args)
+	}
+}

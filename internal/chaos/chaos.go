@@ -1,0 +1,219 @@
+// Package chaos tries both halves of fencedb under faults, and judges what came of it. It is what
+// fencedb chaos runs on a user's servers, and what the tests of this package run on servers that
+// they may kill.
+//
+// Worker processes take leases and write behind the fence: they count, set a register and move money
+// between accounts; some sleep past the end of their lease on purpose and write all the same.
+// Meanwhile they are stopped and killed, their connections are delayed, held and cut by proxies of
+// this program, and what Redis knows of them is taken away or set back. A schedule that follows from
+// a seed says what happens in which order.
+//
+// Every attempt is told before it begins and when it has returned, and leaves a row in the
+// transaction that it makes, so that the judge knows for each one what it was told and what is true.
+// See the promises in judge.go, and docs/chaos.md.
+//
+// A suite that finds nothing proves little unless it finds what is there. So each [Control] is a way
+// to write that is wrong, and a run with it must end in a conviction.
+package chaos
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strconv"
+	"time"
+)
+
+// Config says what to try, and where.
+type Config struct {
+	PostgresURL string
+	RedisURL    string
+	Open        OpenRedis // as in [Worker]
+
+	Seed    uint64        // of the schedule. Defaults to a random one
+	For     time.Duration // how long faults go on; the last one is finished. Defaults to a minute
+	Rounds  int           // if set, how many faults there are instead
+	TTL     time.Duration // of leases. Defaults to a second
+	Workers int           // processes. Defaults to 4
+	Clients int           // of each process. Defaults to 3
+	Control Control
+	Only    []string      // the kinds of faults. Defaults to all
+	Servers []ServerFault // faults that need more than a client may
+	Lenient bool          // Redis's clock is set back, so that the tokens it issues may fall
+
+	Log io.Writer // gets the time line. Defaults to none
+}
+
+func (c *Config) complete() {
+	c.For = cmp.Or(c.For, time.Minute)
+	c.TTL = cmp.Or(c.TTL, time.Second)
+	c.Workers = cmp.Or(c.Workers, 4)
+	c.Clients = cmp.Or(c.Clients, 3)
+	for c.Seed == 0 {
+		c.Seed = rand.Uint64() >> 16 // short enough to be typed
+	}
+	if c.Log == nil {
+		c.Log = io.Discard
+	}
+}
+
+// Check refuses what Run would refuse before it asks a server.
+func (c Config) Check() error {
+	c.complete()
+	if _, err := newWay(c.Control, fenced{}, nil, "", c.TTL); err != nil {
+		return err
+	}
+	if c.For < 0 || c.TTL < 100*time.Millisecond || c.Workers < 1 || c.Clients < 1 {
+		return fmt.Errorf("at least one worker, leases of at least 100ms and a positive time are needed; got %d, %v and %v", c.Workers, c.TTL, c.For)
+	}
+	_, err := names(c.Servers, c.Only)
+	return err
+}
+
+// healsWithin bounds how long after a fault an object may stay idle: what a waiter that was
+// forgotten sleeps, and the limit of an attempt, with room for a machine that is busy.
+func (c *Config) healsWithin() time.Duration {
+	if c.Control != NoControl {
+		return 2 * c.TTL // nothing depends on it
+	}
+	return 20*time.Second + 10*c.TTL
+}
+
+// Run tries, judges and takes everything that it has made off the servers. When ctx ends, it stops
+// early and judges what there is. An error means that there is no verdict.
+func Run(ctx context.Context, c Config) (v *Verdict, err error) {
+	if err := c.Check(); err != nil {
+		return nil, err
+	}
+	c.complete()
+	kinds, _ := names(c.Servers, c.Only)
+	t := task{
+		Run:         "chaos_" + strconv.FormatUint(rand.Uint64()>>24, 36),
+		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL,
+		TTL: c.TTL, Seed: c.Seed, Control: c.Control, Clients: c.Clients,
+	}
+	s, err := newStage(ctx, t, c.Open)
+	if err != nil {
+		return nil, err
+	}
+	v = &Verdict{
+		Run: t.Run, Seed: c.Seed, Control: c.Control, TTL: Span(c.TTL), Workers: c.Workers, Clients: c.Clients, Began: time.Now(),
+		Faults: []Happened{}, Violations: []Violation{}, Left: []string{},
+	}
+	fmt.Fprintf(c.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", t.Run, c.Seed, c.Workers, c.Clients, c.TTL)
+	defer func() {
+		left, failed := s.remove()
+		v.Left, err = append(v.Left, left...), errors.Join(err, failed)
+	}()
+	crew, err := s.start(context.WithoutCancel(ctx), c.Workers)
+	if err != nil {
+		return nil, fmt.Errorf("start the workers: %w", err)
+	}
+	p := &play{Config: c, crew: crew, verdict: v, epoch: now()}
+	p.faults(ctx, kinds)
+	if err := crew.stop(); err != nil {
+		return nil, err
+	}
+	return v, p.judge(context.WithoutCancel(ctx))
+}
+
+// play is a run under way.
+type play struct {
+	Config
+	crew    *crew
+	verdict *Verdict
+	epoch   int64 // of the time line, on the clock of now
+}
+
+// since is a time of the time line.
+func (p *play) since(at int64) Span { return Span(at - p.epoch) }
+
+func (p *play) log(at int64, format string, args ...any) {
+	fmt.Fprintf(p.Log, "%7.1fs  %s\n", time.Duration(p.since(at)).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// faults carries the schedule out.
+func (p *play) faults(ctx context.Context, kinds []string) {
+	p.healed(ctx, now(), "the start")
+	next := schedule(p.Seed, kinds, p.Workers, p.TTL)
+	for n := 0; ctx.Err() == nil; n++ {
+		if p.Rounds > 0 && n >= p.Rounds || p.Rounds == 0 && time.Duration(p.since(now())) >= p.For {
+			return
+		}
+		p.fault(ctx, next())
+	}
+}
+
+func (p *play) fault(ctx context.Context, f Fault) {
+	whom := "all workers"
+	if f.Victim >= 0 {
+		whom = fmt.Sprint("worker ", f.Victim)
+	}
+	begin := now()
+	p.log(begin, "%-28s %s, %v", f.Kind, whom, f.Lasts.Round(time.Millisecond))
+	err := p.do(ctx, f)
+	end := now()
+	happened := Happened{Fault: f, At: p.since(begin), Over: p.since(end)}
+	if err != nil {
+		happened.Skipped = err.Error()
+		p.log(end, "%-28s not possible here: %v", "", err)
+	}
+	happened.Healed = p.since(p.healed(ctx, end, f.Kind))
+	p.verdict.Faults = append(p.verdict.Faults, happened)
+}
+
+func (p *play) do(ctx context.Context, f Fault) error {
+	for _, k := range kinds {
+		if k.name == f.Kind {
+			return k.do(ctx, p.crew, f)
+		}
+	}
+	for _, s := range p.Servers {
+		if s.Kind == f.Kind {
+			return s.Do(ctx, p.crew.keys(), func() { p.healed(ctx, now(), "work before "+f.Kind) })
+		}
+	}
+	panic("bug: scheduled what is no fault: " + f.Kind)
+}
+
+// healed waits until every object was written by an attempt that began after a time, and returns
+// when that was.
+func (p *play) healed(ctx context.Context, after int64, what string) int64 {
+	limit := p.healsWithin()
+	waiting, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	idle := p.crew.awaitHealing(waiting, after)
+	at := now()
+	if len(idle) > 0 && ctx.Err() == nil && p.Control == NoControl {
+		for _, object := range idle {
+			v := Violation{healing, object, fmt.Sprintf("nothing was written for %v after %s", limit, what)}
+			p.verdict.Violations = append(p.verdict.Violations, v)
+			p.log(at, "VIOLATION  %s: %s", object, v.Text)
+		}
+	}
+	return at
+}
+
+// judge waits for what is on its way, and completes the verdict.
+func (p *play) judge(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := p.crew.endSessions(ctx); err != nil {
+		return err
+	}
+	effects, final, err := p.crew.gather(ctx)
+	if err != nil {
+		return err
+	}
+	e := &evidence{p.crew.task, p.crew.attempts, effects, p.crew.pauses, p.crew.fallen, final, p.Lenient}
+	v := p.verdict
+	v.Violations = append(v.Violations, e.judge()...)
+	v.Took = p.since(now())
+	v.count(e, p.epoch)
+	err = p.crew.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres)
+	p.log(now(), "%d attempts judged, %d violations", len(e.attempts), len(v.Violations))
+	return err
+}

@@ -1,0 +1,239 @@
+package chaos
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	worker.Become(map[string]worker.Life{Kind: Worker(open)})
+	testenv.Main(m)
+}
+
+// open takes host:port of one server, "cluster" and the addresses of a Cluster, or "sentinel", the
+// name of the primary and the addresses of Sentinels.
+func open(address string, dial Dial) (redis.UniversalClient, error) {
+	words := strings.Fields(address)
+	switch words[0] {
+	case "cluster":
+		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: words[1:], Dialer: dial}), nil
+	case "sentinel":
+		return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: words[1], SentinelAddrs: words[2:], Dialer: dial}), nil
+	}
+	return redis.NewClient(&redis.Options{Addr: address, Dialer: dial}), nil
+}
+
+const ttl = 500 * time.Millisecond
+
+// try runs the suite and shows what it says.
+func try(t *testing.T, c Config) *Verdict {
+	t.Helper()
+	c.Open, c.Log, c.TTL = open, t.Output(), ttl
+	v, err := Run(t.Context(), c)
+	require.NoError(t, err)
+	v.Text(t.Output())
+	return v
+}
+
+// Every kind of fault that needs no rights over the servers, by a role that has none.
+func TestFaultsOfClientsAndNetworksBreakNoPromise(t *testing.T) {
+	t.Parallel()
+	client, postgres := testenv.Redis(t), ordinaryRole(t)
+
+	v := try(t, Config{PostgresURL: postgres, RedisURL: client.Options().Addr, Rounds: len(kinds)})
+
+	require.Empty(t, v.Violations)
+	require.Positive(t, v.Outcomes[Committed])
+	require.Positive(t, v.Outcomes[Refused])
+	for _, h := range v.Faults {
+		require.Empty(t, h.Skipped, h.Kind)
+	}
+	require.Empty(t, v.Left)
+	nothingIsLeft(t, postgres, client, v.Run)
+}
+
+// ordinaryRole returns the URL of an empty database for a role that may make schemas in it, and no
+// more.
+func ordinaryRole(t *testing.T) string {
+	t.Helper()
+	admin, err := pgx.Connect(t.Context(), testenv.PostgresURL(t))
+	require.NoError(t, err)
+	database := admin.Config().Database
+	role := pgx.Identifier{"role_" + database}.Sanitize()
+	_, err = admin.Exec(t.Context(), `CREATE ROLE `+role+` LOGIN PASSWORD 'fencedb'; GRANT CREATE ON DATABASE `+
+		pgx.Identifier{database}.Sanitize()+` TO `+role, pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx := context.Background()
+		defer admin.Close(ctx)
+		_, err := admin.Exec(ctx, `DROP OWNED BY `+role+`; DROP ROLE `+role, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err)
+	})
+	u, err := url.Parse(admin.Config().ConnString())
+	require.NoError(t, err)
+	u.User = url.UserPassword("role_"+database, "fencedb")
+	return u.String()
+}
+
+// nothingIsLeft looks for what a run has made.
+func nothingIsLeft(t *testing.T, postgres string, client *redis.Client, run string) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), postgres)
+	require.NoError(t, err)
+	defer conn.Close(t.Context())
+	var left []string
+	require.NoError(t, conn.QueryRow(t.Context(), `
+		SELECT coalesce(array_agg(what), '{}') FROM (
+			SELECT nspname::text AS what FROM pg_namespace WHERE nspname <> 'public' AND nspname !~ '^(pg_|information_schema)'
+			UNION ALL SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace
+			UNION ALL SELECT application_name FROM pg_stat_activity WHERE application_name = $1
+		) AS found`, run).Scan(&left))
+	require.Empty(t, left)
+	keys, err := client.Keys(t.Context(), "*"+run+"*").Result()
+	require.NoError(t, err)
+	require.Empty(t, keys)
+}
+
+// Each wrong way to write has to be seen, and for what it is.
+func TestEveryControlIsConvicted(t *testing.T) {
+	t.Parallel()
+	for control, tc := range map[Control]struct{ fault, broken string }{
+		NoFence:           {"pause", noLost},
+		LockOnly:          {"pause", noLost},
+		PlainCounter:      {"redis keys set back", issuedRise},
+		UncheckedSnapshot: {"pause", noLost},
+		SafeToRetry:       {"commit replies lost", nilIsTrue},
+	} {
+		t.Run(string(control), func(t *testing.T) {
+			t.Parallel()
+			v := try(t, Config{
+				PostgresURL: testenv.PostgresURL(t), RedisURL: testenv.OwnRedis(t).Addr(),
+				Control: control, Only: []string{tc.fault}, For: 5 * time.Second, Workers: 3,
+			})
+			require.True(t, slices.ContainsFunc(v.Violations, func(x Violation) bool { return x.Promise == tc.broken }), "not convicted")
+			require.False(t, v.Passed())
+		})
+	}
+	require.Len(t, Controls(), 5)
+}
+
+func TestASeedReplaysItsSchedule(t *testing.T) {
+	t.Parallel()
+	draw := func(seed uint64) (faults []Fault) {
+		all, err := names(nil, nil)
+		require.NoError(t, err)
+		next := schedule(seed, all, 4, ttl)
+		for range 3 * len(all) {
+			faults = append(faults, next())
+		}
+		return faults
+	}
+	require.Equal(t, draw(41), draw(41))
+	require.NotEqual(t, draw(41), draw(42))
+	seen := map[string]int{}
+	for _, f := range draw(41) {
+		seen[f.Kind]++
+		require.Greater(t, f.Lasts, ttl, "longer than a lease")
+	}
+	require.Len(t, seen, len(kinds))
+	for kind, times := range seen {
+		require.Equal(t, 3, times, kind)
+	}
+}
+
+func TestWhatIsNotPossibleIsRefusedBeforeAnythingIsMade(t *testing.T) {
+	t.Parallel()
+	server, postgres := testenv.OwnRedis(t), ordinaryRole(t)
+	addr := server.Addr()
+	for name, c := range map[string]Config{
+		"a fault that there is not": {PostgresURL: postgres, RedisURL: addr, Only: []string{"earthquake"}},
+		"no Redis":                  {PostgresURL: postgres, RedisURL: "127.0.0.1:1"},
+		"no Postgres":               {PostgresURL: "postgres://127.0.0.1:1/none", RedisURL: addr},
+	} {
+		c.Open = open
+		_, err := Run(t.Context(), c)
+		require.Error(t, err, name)
+	}
+	nothingIsLeft(t, postgres, server.Client(), "chaos_")
+}
+
+// A database that has the schema fencedb keeps it, with what others have in it.
+func TestASchemaThatWasThereStays(t *testing.T) {
+	t.Parallel()
+	pool := testenv.Postgres(t)
+	v := try(t, Config{
+		PostgresURL: pool.Config().ConnString(), RedisURL: testenv.Redis(t).Options().Addr,
+		Only: []string{"jitter"}, Rounds: 1, Workers: 2,
+	})
+	require.Empty(t, v.Violations)
+	var fences, schemas int
+	require.NoError(t, pool.QueryRow(t.Context(), `
+		SELECT (SELECT count(*) FROM fencedb.fences), (SELECT count(*) FROM pg_namespace WHERE nspname ~ '^chaos_')`).Scan(&fences, &schemas))
+	require.Zero(t, fences)
+	require.Zero(t, schemas)
+	require.Len(t, v.Left, 1, "what is said to be left is the record in the audit, which nobody may delete")
+}
+
+func TestTheReports(t *testing.T) {
+	t.Parallel()
+	const sec = Span(time.Second)
+	v := &Verdict{
+		Run: "chaos_1", Seed: 41, Took: Span(10 * time.Second), Attempts: 3, Outcomes: map[Outcome]int{Committed: 2, Open: 1},
+		Faults: []Happened{
+			{Fault: Fault{Kind: "pause"}, At: sec, Over: 2 * sec, Healed: 3 * sec, Idle: 3 * sec / 2},
+			{Fault: Fault{Kind: "pause"}, At: 4 * sec, Over: 5 * sec, Healed: 5 * sec, Idle: 2 * sec},
+			{Fault: Fault{Kind: "script flush"}, Skipped: "NOPERM"},
+		},
+		marks: []mark{{sec, "register", Committed}},
+	}
+	var text, page bytes.Buffer
+	v.Text(&text)
+	require.NoError(t, v.HTML(&page))
+	require.Contains(t, text.String(), "--seed 41")
+	require.Contains(t, text.String(), "PASSED")
+	require.Regexp(t, `pause +2 +2s +1s`, text.String())
+	require.Regexp(t, `script flush +- +NOPERM`, text.String())
+	require.Contains(t, page.String(), `<path class="committed" d="M100 2v20"/>`)
+
+	v.Violations = []Violation{{noLost, "counter 1", "41 <and> 42"}}
+	text.Reset()
+	page.Reset()
+	v.Text(&text)
+	require.NoError(t, v.HTML(&page))
+	require.Contains(t, text.String(), "FAILED")
+	require.Contains(t, text.String(), "41 <and> 42")
+	require.Contains(t, page.String(), "41 &lt;and&gt; 42")
+
+	all, err := json.Marshal(v)
+	require.NoError(t, err)
+	require.Contains(t, string(all), `"at_ms":4000`)
+}
+
+func TestLongestIdle(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		written []Span
+		want    Span
+	}{
+		"nothing":         {nil, 10},
+		"at the edges":    {[]Span{0, 10, 20}, 10},
+		"in the middle":   {[]Span{5, 13, 18}, 5},
+		"not in order":    {[]Span{18, 13}, 5},
+		"before and past": {[]Span{5, 25}, 10},
+	} {
+		require.Equal(t, tc.want, longestIdle(tc.written, 10, 20), name)
+	}
+}

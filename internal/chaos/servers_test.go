@@ -1,0 +1,212 @@
+package chaos
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+)
+
+// Faults of servers that this test may kill, beside those of clients and networks.
+func TestFaultsOfServersBreakNoPromise(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	postgres := testenv.OwnPostgres(t, "fsync=on", "synchronous_commit=on", "full_page_writes=on")
+	servers := []ServerFault{
+		{"redis killed, old snapshot", func(ctx context.Context, _ []string, written func()) error {
+			if err := server.Client().Save(ctx).Err(); err != nil {
+				return err
+			}
+			written() // which the snapshot does not know of
+			server.Kill()
+			server.Restart()
+			return nil
+		}},
+		{"redis stopped", func(ctx context.Context, _ []string, _ func()) error {
+			server.Pause()
+			wait(ctx, 2*ttl)
+			server.Resume()
+			return nil
+		}},
+		{"flushall", func(ctx context.Context, _ []string, _ func()) (err error) {
+			for range 20 {
+				if err = server.Client().FlushAll(ctx).Err(); err != nil {
+					return err
+				}
+				wait(ctx, ttl/10)
+			}
+			return nil
+		}},
+		{"postgres backend killed", func(ctx context.Context, _ []string, _ func()) error {
+			conn, err := pgx.Connect(ctx, postgres.URL())
+			if err != nil {
+				return err
+			}
+			defer conn.Close(ctx)
+			var pid int
+			err = conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE application_name ~ '^chaos_' AND application_name !~ 'suite' LIMIT 1`).Scan(&pid)
+			if err != nil {
+				return err
+			}
+			return syscall.Kill(pid, syscall.SIGKILL) // Postgres ends all sessions, and recovers
+		}},
+		{"postgres killed", func(context.Context, []string, func()) error {
+			postgres.Kill()
+			postgres.Restart()
+			return nil
+		}},
+	}
+	var only []string
+	for _, s := range servers {
+		only = append(only, s.Kind)
+	}
+	v := try(t, Config{
+		PostgresURL: postgres.URL(), RedisURL: server.Addr(), Servers: servers,
+		Only: append(only, "pause", "kill"), Rounds: 2 * (len(servers) + 2), Workers: 3,
+	})
+	require.Empty(t, v.Violations)
+	for _, h := range v.Faults {
+		require.Empty(t, h.Skipped, h.Kind)
+	}
+}
+
+// one runs the suite with one fault of servers, beside pauses.
+func one(t *testing.T, redis string, lenient bool, fault ServerFault) {
+	t.Helper()
+	v := try(t, Config{
+		PostgresURL: testenv.PostgresURL(t), RedisURL: redis, Servers: []ServerFault{fault},
+		Only: []string{fault.Kind, "pause"}, Rounds: 4, Workers: 3, Lenient: lenient,
+	})
+	require.Empty(t, v.Violations)
+}
+
+// The old primary is only stopped, so that for a while there are two.
+func TestAPromotedReplicaThatWasCutOff(t *testing.T) {
+	t.Parallel()
+	sentinel := testenv.Sentinel(t)
+	options := sentinel.Options()
+	first := true
+	one(t, "sentinel "+options.MasterName+" "+strings.Join(options.SentinelAddrs, " "), false, ServerFault{"promotion", func(_ context.Context, _ []string, written func()) error {
+		if !first {
+			return nil // a cut-off replica follows nobody any more
+		}
+		first = false
+		old, replicas := sentinel.Primary(), sentinel.Replicas()
+		sentinel.CutOff()
+		written() // which the replicas do not know of
+		old.Pause()
+		for _, replica := range replicas {
+			replica.Resume()
+		}
+		sentinel.AwaitPromotion(old)
+		old.Resume()
+		return nil
+	}})
+}
+
+func TestReshardingUnderLoad(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	one(t, "cluster "+strings.Join(cluster.Options().Addrs, " "), false, ServerFault{"resharding", func(_ context.Context, keys []string, written func()) error {
+		moved := map[int]bool{}
+		for _, key := range keys {
+			if slot := cluster.Slot(key); !moved[slot] {
+				moved[slot] = true
+				cluster.MoveSlot(slot)
+			}
+		}
+		written()
+		return nil
+	}})
+}
+
+func TestEvictedFences(t *testing.T) {
+	t.Parallel()
+	// Large fillers and small samples, so that keys in use are evicted as well.
+	server := testenv.OwnRedis(t, "--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru", "--maxmemory-samples", "1",
+		"--notify-keyspace-events", "Ee")
+	client := server.Client()
+	evictions := client.Subscribe(t.Context(), "__keyevent@0__:evicted")
+	defer evictions.Close()
+	_, err := evictions.Receive(t.Context())
+	require.NoError(t, err)
+	evicted := evictions.Channel()
+	one(t, server.Addr(), false, ServerFault{"eviction", func(ctx context.Context, keys []string, _ func()) error {
+		wanted := map[string]bool{}
+		for _, key := range keys {
+			if strings.HasSuffix(key, "}:fence") {
+				wanted[key] = true
+			}
+		}
+		filler := strings.Repeat("x", 256<<10)
+		for n := 0; len(wanted) > 0 && ctx.Err() == nil; n++ {
+			if err := client.Set(ctx, "filler:"+strconv.Itoa(n), filler, 0).Err(); err != nil {
+				return err
+			}
+			for heard := true; heard; {
+				select {
+				case gone := <-evicted:
+					delete(wanted, gone.Payload)
+				default:
+					heard = false
+				}
+			}
+		}
+		return ctx.Err()
+	}})
+}
+
+// Redis loses its data and wakes up an hour ago. Its clock is no help then: it grants tokens that
+// Postgres has long passed, and has to be lifted above them.
+func TestTheClockSetBackWithTheDataLost(t *testing.T) {
+	t.Parallel()
+	server := newClockwork(t)
+	one(t, server.Addr(), true, ServerFault{"clock set back", func(context.Context, []string, func()) error {
+		server.back <- time.Hour
+		return nil
+	}})
+}
+
+// clockwork is a miniredis whose clock runs, and can be set back.
+type clockwork struct {
+	*miniredis.Miniredis
+	back chan time.Duration
+}
+
+func newClockwork(t *testing.T) *clockwork {
+	c := &clockwork{miniredis.RunT(t), make(chan time.Duration)}
+	c.SetTime(time.Now())
+	c.ClockTTL(true)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		var behind time.Duration
+		for {
+			select {
+			case <-tick.C:
+				c.SetTime(time.Now().Add(-behind))
+			case by := <-c.back:
+				behind += by
+				c.SetTime(time.Now().Add(-behind))
+				c.FlushAll()
+			case <-stop:
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-stopped
+	})
+	return c
+}

@@ -1,0 +1,342 @@
+package chaos
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Dial is how a connection is made.
+type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// OpenRedis makes a client of the Redis at address. With a nil dial it connects as usual.
+type OpenRedis func(address string, dial Dial) (redis.UniversalClient, error)
+
+// task is what a worker process is started with.
+type task struct {
+	Process     int
+	Run         string // names the schema in Postgres and the namespace in Redis
+	PostgresURL string
+	RedisURL    string
+	ToPostgres  string // the socket of its network
+	ToRedis     string
+	TTL         time.Duration
+	Seed        uint64
+	Control     Control
+	Clients     int
+}
+
+// event is what a worker tells: nothing, once it is ready; an attempt that begins; the same when it
+// has returned.
+type event struct {
+	Attempt *Attempt `json:"attempt,omitempty"`
+}
+
+// Kind is the name of the workers for [worker.Become].
+const Kind = "chaos"
+
+// Worker is what a worker process does. A program that calls [Run] hands it to [worker.Become] first
+// thing, under the name [Kind]: the suite starts that program again for each worker.
+func Worker(open OpenRedis) worker.Life {
+	return func(ctx context.Context, self *worker.Self) error {
+		var t task
+		if err := self.Config(&t); err != nil {
+			return err
+		}
+		client, err := open(t.RedisURL, faulty.Through(t.ToRedis))
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		pool, err := t.pool(ctx, faulty.Through(t.ToPostgres), t.Clients+2)
+		if err != nil {
+			return err
+		}
+		defer pool.Close()
+		d := &desk{task: t, self: self, pool: pool}
+		issuers, err := d.employ(client)
+		if err != nil {
+			return err
+		}
+		self.Tell(event{})
+
+		working, cancel := context.WithCancel(ctx)
+		var clients sync.WaitGroup
+		for n := range t.Clients {
+			random := rand.New(rand.NewPCG(t.Seed, uint64(t.Process)<<16|uint64(n)))
+			clients.Go(func() { d.serve(working, random) })
+		}
+		var order struct{}
+		for self.Order(&order) != io.EOF {
+			continue
+		}
+		cancel()
+		clients.Wait()
+		closing, done := context.WithTimeout(ctx, 2*t.TTL)
+		defer done()
+		for _, i := range issuers {
+			_ = i.Close(closing) // what is not given back expires
+		}
+		return nil
+	}
+}
+
+// pool connects to the schema of the run. Sessions through a dial are those of workers, which are
+// called as the run is.
+func (t task) pool(ctx context.Context, dial Dial, conns int) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(t.PostgresURL)
+	if err != nil {
+		return nil, err
+	}
+	name := t.Run
+	if dial != nil {
+		config.ConnConfig.DialFunc = dial
+	} else {
+		name += "-suite"
+	}
+	config.MaxConns = int32(conns)
+	config.ConnConfig.RuntimeParams["application_name"] = name
+	config.ConnConfig.RuntimeParams["search_path"] = t.Run
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// desk is a worker process at work.
+type desk struct {
+	task
+	self  *worker.Self
+	pool  *pgxpool.Pool
+	way   way
+	count atomic.Int64 // of attempts
+}
+
+// employ makes the issuers. Every other process seals.
+func (d *desk) employ(client redis.UniversalClient) ([]*lease.Issuer, error) {
+	config := lease.Config{TTL: d.TTL, Namespace: d.Run}
+	if d.Process%2 == 0 && d.Control == NoControl {
+		config.Seal = fencedb.Sealer(d.pool)
+	}
+	renewing, err := lease.New(client, config)
+	if err != nil {
+		return nil, err
+	}
+	config.RenewEvery = lease.Never
+	forgetful, err := lease.New(client, config)
+	if err != nil {
+		return nil, err
+	}
+	right := fenced{pool: d.pool, issuer: renewing, forgetful: forgetful}
+	d.way, err = newWay(d.Control, right, client, d.Run, d.TTL)
+	return []*lease.Issuer{renewing, forgetful}, err
+}
+
+// serve makes attempts, one after the other.
+func (d *desk) serve(ctx context.Context, random *rand.Rand) {
+	for ctx.Err() == nil {
+		switch n := random.IntN(100); {
+		case n < 40:
+			d.once(ctx, random, "count", random.IntN(counters))
+		case n < 60:
+			d.once(ctx, random, "set", register)
+		case n < 70:
+			d.look(ctx)
+		case n < 95:
+			d.transfer(ctx, random)
+		default:
+			d.oversleep(ctx, random, random.IntN(counters))
+		}
+	}
+}
+
+// patience is how long an attempt may take by its own context.
+func (d *desk) patience() time.Duration { return 8*d.TTL + 2*time.Second }
+
+// attempt tells of an attempt before it begins and after it has ended.
+func (d *desk) attempt(ctx context.Context, work, object string, do func(context.Context, *Attempt) error) {
+	a := &Attempt{
+		ID:      int64(d.Process)<<32 | d.count.Add(1),
+		Process: d.Process, Work: work, Object: object, Limit: int64(d.patience()), Call: now(),
+	}
+	d.self.Tell(event{a})
+	ctx, cancel := context.WithTimeout(ctx, d.patience())
+	defer cancel()
+	err := do(ctx, a)
+	a.Return, a.Outcome = now(), d.way.outcome(err)
+	if err != nil {
+		a.Error = err.Error()
+	}
+	d.self.Tell(event{a})
+	if err != nil {
+		wait(ctx, d.TTL/50) // or a server that is down would fill the history
+	}
+}
+
+// granted notes the grants of an attempt that asked for them since it began.
+func (a *Attempt) granted(grants ...fencedb.Grant) {
+	for _, g := range grants {
+		a.Grants = append(a.Grants, Grant{g.Resource(), g.Token(), g.LeaseID(), a.Call, now()})
+	}
+}
+
+// level is usually READ COMMITTED.
+func level(random *rand.Rand) pgx.TxIsoLevel {
+	return []pgx.TxIsoLevel{
+		pgx.ReadCommitted, pgx.ReadCommitted, pgx.ReadCommitted, pgx.ReadCommitted, pgx.ReadCommitted,
+		pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.RepeatableRead, pgx.Serializable,
+	}[random.IntN(10)]
+}
+
+// think takes the time between reading and writing: usually little, sometimes half a TTL.
+func (d *desk) think(ctx context.Context, random *rand.Rand) {
+	long := 3 * time.Millisecond
+	if random.IntN(20) == 0 {
+		long = d.TTL / 2
+	}
+	wait(ctx, upTo(random, long))
+}
+
+// once reads one resource and writes it.
+func (d *desk) once(ctx context.Context, random *rand.Rand, work string, n int) {
+	o := objects[n]
+	d.attempt(ctx, work, o.name, func(ctx context.Context, a *Attempt) error {
+		resource := d.resource(o.resources[0])
+		return d.way.guarded(ctx, []string{resource}, level(random), func(tx pgx.Tx, grants []fencedb.Grant) error {
+			a.granted(grants...)
+			return d.change(ctx, tx, a, n, grants[0], func() { d.think(ctx, random) })
+		})
+	})
+}
+
+// look reads the register without a lease.
+func (d *desk) look(ctx context.Context) {
+	o := objects[register]
+	d.attempt(ctx, "look", o.name, func(ctx context.Context, a *Attempt) error {
+		return d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, d.resource(o.resources[0])).Scan(&a.Read)
+	})
+}
+
+// transfer moves money between two of the accounts.
+func (d *desk) transfer(ctx context.Context, random *rand.Rand) {
+	o := objects[accounts]
+	picked := random.Perm(len(o.resources))[:2]
+	resources := []string{d.resource(o.resources[picked[0]]), d.resource(o.resources[picked[1]])}
+	amount := random.Int64N(9) + 1
+	d.attempt(ctx, "transfer", o.name, func(ctx context.Context, a *Attempt) error {
+		return d.way.guarded(ctx, resources, level(random), func(tx pgx.Tx, grants []fencedb.Grant) error {
+			a.granted(grants...)
+			var balances, versions [2]int64
+			for i, resource := range resources {
+				err := tx.QueryRow(ctx, `SELECT balance, version FROM accounts WHERE resource = $1`, resource).Scan(&balances[i], &versions[i])
+				if err != nil {
+					return err
+				}
+			}
+			d.think(ctx, random)
+			for i, change := range []int64{-amount, amount} {
+				by := slices.IndexFunc(grants, func(g fencedb.Grant) bool { return g.Resource() == resources[i] })
+				_, err := tx.Exec(ctx, `UPDATE accounts SET balance = $2, version = $3 WHERE resource = $1`,
+					resources[i], balances[i]+change, versions[i]+1)
+				if err == nil {
+					err = effect(ctx, tx, Effect{a.ID, resources[i], versions[i], versions[i] + 1, change, grants[by].Token(), grants[by].LeaseID()})
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+}
+
+// oversleep takes a lease that is not renewed, writes, sleeps past its end and writes again: in a
+// transaction that is already open, or in one that begins only then. Both are two attempts.
+func (d *desk) oversleep(ctx context.Context, random *rand.Rand, n int) {
+	o := objects[n]
+	var g fencedb.Grant
+	release := func() {}
+	d.attempt(ctx, "count", o.name, func(ctx context.Context, a *Attempt) (err error) {
+		g, release, err = d.way.hold(ctx, d.resource(o.resources[0]))
+		if err != nil {
+			return err
+		}
+		a.granted(g)
+		return d.late(ctx, random, a, n, g, func() {})
+	})
+	if g == nil {
+		return
+	}
+	sleep := d.TTL + d.TTL/5 + upTo(random, d.TTL)
+	if random.IntN(2) == 0 {
+		d.attempt(ctx, "count, late in its transaction", o.name, func(ctx context.Context, a *Attempt) error {
+			return d.late(ctx, random, a, n, g, func() { wait(ctx, sleep) })
+		})
+	} else {
+		wait(ctx, sleep)
+		d.attempt(ctx, "count, late", o.name, func(ctx context.Context, a *Attempt) error {
+			return d.late(ctx, random, a, n, g, func() {})
+		})
+	}
+	release()
+}
+
+func (d *desk) late(ctx context.Context, random *rand.Rand, a *Attempt, n int, g fencedb.Grant, pause func()) error {
+	return d.way.write(ctx, g, level(random), func(tx pgx.Tx) error { return d.change(ctx, tx, a, n, g, pause) })
+}
+
+// change reads the one resource of an object and writes it. A counter is a table that only grows,
+// so that no lock on a row stands in for the fence.
+func (d *desk) change(ctx context.Context, tx pgx.Tx, a *Attempt, n int, g fencedb.Grant, pause func()) error {
+	read, write := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`
+	if n == register {
+		read, write = `SELECT value FROM registers WHERE resource = $1`, `UPDATE registers SET value = $2 WHERE resource = $1`
+	}
+	e := Effect{Attempt: a.ID, Resource: g.Resource(), Token: g.Token(), Lease: g.LeaseID()}
+	if err := tx.QueryRow(ctx, read, e.Resource).Scan(&e.Read); err != nil {
+		return err
+	}
+	pause()
+	e.Wrote = e.Read + 1
+	if n == register {
+		e.Wrote = a.ID
+	}
+	if _, err := tx.Exec(ctx, write, e.Resource, e.Wrote); err != nil {
+		return err
+	}
+	return effect(ctx, tx, e)
+}
+
+func effect(ctx context.Context, tx pgx.Tx, e Effect) error {
+	_, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1, $2, $3, $4, $5, $6, $7)`,
+		e.Attempt, e.Resource, e.Read, e.Wrote, e.Amount, e.Token, e.Lease)
+	if err != nil {
+		return fmt.Errorf("note the effect: %w", err)
+	}
+	return nil
+}
+
+// wait takes time, unless ctx ends first.
+func wait(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// upTo is a random time below d.
+func upTo(random *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(random.Int64N(int64(d)))
+}

@@ -1,0 +1,228 @@
+package faulty
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Weather is what a [Network] does to the bytes that it carries. The zero value carries them at once.
+type Weather struct {
+	Delay  time.Duration // of every byte, in each direction
+	Jitter time.Duration // up to so much more, drawn anew for each piece
+
+	HoldRequests bool // what clients send waits until the weather changes
+	HoldReplies  bool // what servers send waits until the weather changes
+	LoseReplies  bool // what servers send is thrown away, and the connection is closed
+	Refuse       bool // new connections are closed at once
+
+	// LoseReplyTo throws away the reply to a request that contains this text, in small letters or
+	// capitals, and closes the connection. It finds nothing in what is encrypted.
+	LoseReplyTo string
+}
+
+// Network carries connections from clients to any server, and disturbs them. It knows no protocol, so
+// it also carries TLS and any number of servers: a client says first which one it wants. Clients
+// reach it through a socket in the file system, so that the rights of its directory say who may.
+type Network struct {
+	listener net.Listener
+	ended    sync.WaitGroup
+
+	mu      sync.Mutex
+	weather Weather
+	changed chan struct{} // closed and replaced with every change
+	links   map[link]bool
+}
+
+// NewNetwork listens on socket, the path of a file that it creates. Close ends it.
+func NewNetwork(socket string) (*Network, error) {
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	n := &Network{listener: listener, changed: make(chan struct{}), links: map[link]bool{}}
+	n.ended.Go(n.serve)
+	return n, nil
+}
+
+// Through returns a dial function that reaches servers through the network on socket.
+func Through(socket string) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "unix", socket)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := conn.Write([]byte(network + " " + addr + "\n")); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		return conn, nil
+	}
+}
+
+// Set changes the weather. What was held goes on if the new weather does not hold it.
+func (n *Network) Set(w Weather) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.weather = w
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// Cut closes all connections; what was on its way is lost.
+func (n *Network) Cut() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for l := range n.links {
+		l.cut()
+	}
+}
+
+// Close ends the network and all its connections.
+func (n *Network) Close() error {
+	err := n.listener.Close()
+	n.Set(Weather{Refuse: true}) // which also refuses those that were just accepted
+	n.Cut()
+	n.ended.Wait()
+	return err
+}
+
+func (n *Network) now() (Weather, <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.weather, n.changed
+}
+
+func (n *Network) serve() {
+	for {
+		client, err := n.listener.Accept()
+		if err != nil {
+			return
+		}
+		n.ended.Go(func() { n.carry(client) })
+	}
+}
+
+// carry carries one connection until either end closes it.
+func (n *Network) carry(client net.Conn) {
+	defer client.Close()
+	_ = client.SetReadDeadline(time.Now().Add(time.Minute)) // for a client that dies before it says where to
+	requests := bufio.NewReader(client)
+	line, err := requests.ReadString('\n')
+	_ = client.SetReadDeadline(time.Time{})
+	network, addr, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+	if weather, _ := n.now(); err != nil || weather.Refuse {
+		return
+	}
+	server, err := net.DialTimeout(network, addr, time.Minute)
+	if err != nil {
+		return
+	}
+	l := link{client, server}
+	if !n.open(l) {
+		l.cut()
+		return
+	}
+	var pumps sync.WaitGroup
+	var doomed atomic.Bool // its next reply is lost
+	pumps.Go(func() {
+		n.pump(l, requests.Read, server, func(w Weather, request []byte) (hold, lose bool) {
+			if w.LoseReplyTo != "" && bytes.Contains(bytes.ToLower(request), []byte(strings.ToLower(w.LoseReplyTo))) {
+				doomed.Store(true)
+			}
+			return w.HoldRequests, false
+		})
+	})
+	pumps.Go(func() {
+		n.pump(l, server.Read, client, func(w Weather, _ []byte) (hold, lose bool) {
+			return w.HoldReplies, w.LoseReplies || doomed.Load()
+		})
+	})
+	pumps.Wait()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.links, l)
+}
+
+// open notes the link, unless the weather refuses connections by now.
+func (n *Network) open(l link) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.weather.Refuse {
+		return false
+	}
+	n.links[l] = true
+	return true
+}
+
+// piece is what was read at once, and when it may go on.
+type piece struct {
+	bytes []byte
+	due   time.Time
+}
+
+// fate says whether a piece has to wait in a weather, and whether it is thrown away.
+type fate func(w Weather, piece []byte) (hold, lose bool)
+
+// pump carries one direction. Reading goes on while pieces wait, as it does in a network.
+func (n *Network) pump(l link, read func([]byte) (int, error), to net.Conn, fate fate) {
+	defer l.cut()
+	pieces, stopped := make(chan piece, 256), make(chan struct{})
+	var reader sync.WaitGroup
+	defer reader.Wait()
+	defer l.cut() // which ends the reader
+	defer close(stopped)
+	reader.Go(func() {
+		defer close(pieces)
+		for {
+			buffer := make([]byte, 16<<10)
+			count, err := read(buffer)
+			if err != nil {
+				return
+			}
+			weather, _ := n.now()
+			late := weather.Delay
+			if weather.Jitter > 0 {
+				late += rand.N(weather.Jitter)
+			}
+			select {
+			case pieces <- piece{buffer[:count], time.Now().Add(late)}:
+			case <-stopped:
+				return
+			}
+		}
+	})
+	for p := range pieces {
+		if wait := time.Until(p.due); wait > 0 {
+			<-time.After(wait)
+		}
+		if !n.await(fate, p.bytes) {
+			return
+		}
+		if _, err := to.Write(p.bytes); err != nil {
+			return
+		}
+	}
+}
+
+// await returns when a piece is not held any more, and whether it may arrive.
+func (n *Network) await(fate fate, piece []byte) bool {
+	for {
+		weather, changed := n.now()
+		hold, lose := fate(weather, piece)
+		switch {
+		case lose:
+			return false
+		case !hold:
+			return true
+		}
+		<-changed
+	}
+}
