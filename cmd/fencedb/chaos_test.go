@@ -61,6 +61,24 @@ func TestChaosFailsWithAControl(t *testing.T) {
 	require.Empty(t, w.one(`SELECT coalesce(string_agg(nspname, ' '), '') FROM pg_namespace WHERE nspname ~ '^(chaos_|fencedb)'`))
 }
 
+func TestDrillExplainsEachStepAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	w := bare(t)
+	var d chaos.Drilled
+
+	w.json("drill", &d, "drill", "--ttl", "1s")
+
+	require.True(t, d.Passed())
+	require.Empty(t, d.Left)
+	require.Equal(t, []string{""}, w.left(d.Run))
+	text := w.ok("drill", "--ttl", "1s")
+	for _, step := range d.Steps {
+		require.Contains(t, text, step.Title)
+	}
+	require.Contains(t, text, "exclusion verified")
+	require.Contains(t, text, "PASSED")
+}
+
 func TestChaosRefusesWhatItCannotDo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -70,6 +88,9 @@ func TestChaosRefusesWhatItCannotDo(t *testing.T) {
 		{"chaos", "--ttl", "1ms"},
 		{"chaos", "--workers", "-1"},
 		{"chaos", "now"},
+		{"drill", "now"},
+		{"drill", "--ttl", "1ms"},
+		{"--redis", "", "drill"},
 		{"--postgres", "", "chaos"},
 		{"--redis", "http://cache", "chaos"},
 	} {

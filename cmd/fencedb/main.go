@@ -40,7 +40,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 // Exit codes. They are documented in the README and do not change.
 const (
 	exitDone     = 0
-	exitFailed   = 1 // failed, doctor found an error, or chaos a broken promise
+	exitFailed   = 1 // failed, doctor found an error, or chaos or drill a broken promise
 	exitUsage    = 2 // usage error; nothing was read or changed
 	exitDeclined = 3 // not confirmed; nothing was changed
 	exitHalf     = 4 // revoked in Redis, not sealed in Postgres
@@ -108,6 +108,7 @@ What to call when:
    fencedb adopt bookings            who still writes without a token?
    fencedb revoke table:12           a holder is stuck: end its lease
    fencedb reset table:12            a fence is too high for any lease
+   fencedb drill                     show me a late write being refused
    fencedb chaos                     does all of it hold on my servers?
 
 Do not delete keys in Redis or rows of fencedb.fences by hand: without its
@@ -116,7 +117,7 @@ fence, a resource accepts a stale holder again.
 Exit codes:
 
    0   done
-   1   failed, doctor found an error, or chaos a broken promise
+   1   failed, doctor found an error, or chaos or drill a broken promise
    2   usage error; nothing was read or changed
    3   not confirmed; nothing was changed
    4   revoked in Redis but not sealed in Postgres`

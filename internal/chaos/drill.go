@@ -1,0 +1,359 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Step is a step of a drill: what happens, what it is for, and what was seen.
+type Step struct {
+	Title string `json:"title"`
+	Why   string `json:"why"`
+	Saw   string `json:"saw"`
+	Kept  bool   `json:"kept"` // the promise of the step
+}
+
+// Drilled is what a drill has shown. Its last step may be one that was not kept; the ones after it
+// were not tried.
+type Drilled struct {
+	Run   string   `json:"run"`
+	TTL   Span     `json:"ttl_ms"`
+	Steps []Step   `json:"steps"`
+	Left  []string `json:"left"`
+}
+
+// Passed reports whether every promise was kept.
+func (d *Drilled) Passed() bool { return d.Steps[len(d.Steps)-1].Kept }
+
+// drill is the scene: A loses its lease without noticing, and B takes over.
+type drill struct {
+	*stage
+	toA      *faulty.Network // between A and Redis
+	a, b     *lease.Issuer
+	leaseA   *lease.Lease
+	leaseB   *lease.Lease
+	waiting  chan acquisition // B's
+	resource string
+	sure     fencedb.Grant // A's grant, as a program has it that looks at nothing but the token
+}
+
+// acquisition is how a wait for a lease ended.
+type acquisition struct {
+	lease *lease.Lease
+	err   error
+	at    time.Time
+}
+
+// Drill stages one scene on the servers and explains each step to c.Log: a lease expires while its
+// renewals fail, its holder writes late and releases late. Then clients compete on purpose. It takes
+// everything off the servers again. Of the settings it uses the addresses, Open, TTL and Control.
+func Drill(ctx context.Context, c Config) (result *Drilled, err error) {
+	c.complete()
+	t := task{Run: "drill_" + strconv.FormatUint(rand.Uint64()>>24, 36), PostgresURL: c.PostgresURL, RedisURL: c.RedisURL, TTL: c.TTL, Control: c.Control}
+	s, err := newStage(ctx, t, c.Open)
+	if err != nil {
+		return nil, err
+	}
+	result = &Drilled{Run: t.Run, TTL: Span(c.TTL), Left: []string{}}
+	defer func() {
+		left, failed := s.remove()
+		result.Left, err = append(result.Left, left...), errors.Join(err, failed)
+	}()
+	dir, err := os.MkdirTemp("", "fencedb-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	d := &drill{stage: s, resource: t.resource(objects[register].resources[0])}
+	if d.toA, err = faulty.NewNetwork(filepath.Join(dir, "a")); err != nil {
+		return nil, err
+	}
+	defer d.toA.Close()
+	clientA, err := c.Open(t.RedisURL, faulty.Through(filepath.Join(dir, "a")))
+	if err != nil {
+		return nil, err
+	}
+	defer clientA.Close()
+	if d.a, err = d.issuer(clientA); err == nil {
+		d.b, err = d.issuer(s.client)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer d.close(clientA)
+	for _, step := range d.script() {
+		saw, broken := step.do(ctx)
+		if broken != nil {
+			saw = broken.Error()
+		}
+		done := Step{step.title, step.why, saw, broken == nil}
+		result.Steps = append(result.Steps, done)
+		done.write(c.Log, len(result.Steps))
+		if broken != nil {
+			break
+		}
+	}
+	return result, nil
+}
+
+func (d *drill) issuer(client redis.UniversalClient) (*lease.Issuer, error) {
+	return lease.New(client, lease.Config{TTL: d.TTL, Namespace: d.Run})
+}
+
+func (d *drill) close(clientA redis.UniversalClient) {
+	ctx, cancel := context.WithTimeout(context.Background(), d.TTL)
+	defer cancel()
+	_ = errors.Join(d.a.Close(ctx), d.b.Close(ctx), clientA.Close()) // what is not given back is deleted with the rest
+}
+
+func (s Step) write(out io.Writer, n int) {
+	mark := "kept "
+	if !s.Kept {
+		mark = "BROKEN"
+	}
+	fmt.Fprintf(out, "%d. %s\n   %s\n   %s %s\n\n", n, s.Title, s.Why, mark, s.Saw)
+}
+
+type scripted struct {
+	title, why string
+	do         func(context.Context) (saw string, err error)
+}
+
+func (d *drill) script() []scripted {
+	return []scripted{
+		{"A acquires the lease and writes", "A is an ordinary holder: its lease is renewed, its write carries its token.", d.acquire},
+		{"A's renewals fail", "From here on A's connection to Redis is held in both directions. A must end its lease by its own clock. B has begun to wait for it.", d.failRenewals},
+		{"The lease expires, and B takes over", "B must not get the lease before A's has ended, and its token must be higher.", d.takeOver},
+		{"A writes late", "A looks at nothing but its old token, as after a long pause. Postgres must refuse it, and B's write must stand.", d.writeLate},
+		{"A releases late", "A reaches Redis again: the renewals that were on their way arrive, and a release. Neither may touch B's lease.", d.releaseLate},
+		{"A renews late", "A renewal never brings a lease back, not even when the resource is free.", d.renewLate},
+		{"Clients compete on purpose", "Eight clients count one number up, each with the lease, reading first and writing then. No two may be at it at once, and no count may be lost.", d.compete},
+	}
+}
+
+func (d *drill) acquire(ctx context.Context) (saw string, err error) {
+	if d.leaseA, err = d.a.Acquire(ctx, d.resource); err != nil {
+		return "", err
+	}
+	d.sure = fencedb.NewGrant(d.resource, d.leaseA.Token(), d.leaseA.LeaseID(), time.Time{})
+	if err := d.set(ctx, d.sure, 1); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("A has token %d, and has written", d.leaseA.Token()), nil
+}
+
+// set writes the register under a grant, or with the control without.
+func (d *drill) set(ctx context.Context, g fencedb.Grant, value int64) error {
+	write := func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE registers SET value = $2 WHERE resource = $1`, d.resource, value)
+		return err
+	}
+	if !d.Control.protects() {
+		return pgx.BeginFunc(ctx, d.pool, write)
+	}
+	return fencedb.Tx(ctx, d.pool, g, write)
+}
+
+func (d *drill) failRenewals(ctx context.Context) (string, error) {
+	d.waiting = make(chan acquisition, 1)
+	go func() {
+		l, err := d.b.Acquire(ctx, d.resource)
+		d.waiting <- acquisition{l, err, time.Now()}
+	}()
+	d.toA.Set(faulty.Weather{HoldRequests: true, HoldReplies: true})
+	began := time.Now()
+	select {
+	case <-d.leaseA.Context().Done():
+	case <-ctx.Done():
+		return "", ctx.Err()
+	}
+	cause := context.Cause(d.leaseA.Context())
+	if !errors.Is(cause, lease.ErrUnreachable) && !errors.Is(cause, lease.ErrExpired) {
+		return "", fmt.Errorf("the lease of A ended with another cause: %w", cause)
+	}
+	return fmt.Sprintf("A's lease ended after %v, with %q", Span(time.Since(began)), cause), nil
+}
+
+func (d *drill) takeOver(ctx context.Context) (string, error) {
+	b := <-d.waiting // which ctx bounds
+	if b.err != nil {
+		return "", b.err
+	}
+	d.leaseB = b.lease
+	switch early := d.leaseA.ValidUntil().Sub(b.at); {
+	case early > 0:
+		return "", fmt.Errorf("the lease came to B %v before that of A had ended", early)
+	case d.leaseB.Token() <= d.leaseA.Token():
+		return "", fmt.Errorf("the token %d of B is not higher than %d of A", d.leaseB.Token(), d.leaseA.Token())
+	}
+	if err := d.set(ctx, d.leaseB, 2); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("B has token %d, %v after A's trust ended, and has written", d.leaseB.Token(), Span(b.at.Sub(d.leaseA.ValidUntil()))), nil
+}
+
+func (d *drill) writeLate(ctx context.Context) (string, error) {
+	err := d.set(ctx, d.sure, 3)
+	var stale *fencedb.StaleError
+	if !errors.As(err, &stale) {
+		return "", fmt.Errorf("the write with the old token was not refused as stale: %v", err)
+	}
+	var value int64
+	if err := d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, d.resource).Scan(&value); err != nil {
+		return "", err
+	}
+	if value != 2 {
+		return "", fmt.Errorf("the register has %d, not what B wrote", value)
+	}
+	return fmt.Sprintf("refused: carried %d, stored %d; B's write stands", stale.Token, stale.Stored), nil
+}
+
+func (d *drill) releaseLate(ctx context.Context) (string, error) {
+	d.toA.Set(faulty.Weather{})
+	answer := d.leaseA.Release(ctx)
+	if answer == nil {
+		return "", errors.New("the release of a lease that is over was answered as if it had been held")
+	}
+	if err := d.holds(ctx, d.leaseB); err != nil {
+		return "", err
+	}
+	if verdict, err := d.leaseB.Verify(ctx); err != nil {
+		return "", fmt.Errorf("the lease of B: %v: %w", verdict, err)
+	}
+	return fmt.Sprintf("A was told %q; B still holds", answer), nil
+}
+
+// holds fails unless Redis has the lease, or none if it is nil.
+func (d *drill) holds(ctx context.Context, l *lease.Lease) error {
+	found, err := d.b.Inspect(ctx, d.resource)
+	switch {
+	case err != nil:
+		return err
+	case l == nil && found.Token != 0:
+		return fmt.Errorf("a lease with token %d is in Redis, where none should be", found.Token)
+	case l != nil && (found.Holder != l.LeaseID() || found.Token != l.Token()):
+		return fmt.Errorf("the lease %v with token %d is in Redis, not the one of B", found.Holder, found.Token)
+	}
+	return nil
+}
+
+func (d *drill) renewLate(ctx context.Context) (string, error) {
+	for _, free := range []bool{false, true} {
+		held := d.leaseB
+		if free {
+			if err := d.leaseB.Release(ctx); err != nil {
+				return "", err
+			}
+			held = nil
+		}
+		if d.leaseA.Extend(ctx) == nil {
+			return "", errors.New("a renewal of the lease that is over has succeeded")
+		}
+		if err := d.holds(ctx, held); err != nil {
+			return "", err
+		}
+	}
+	return "refused while B held, and after B's release; nobody holds now", nil
+}
+
+const competitors, laps = 8, 20
+
+func (d *drill) compete(ctx context.Context) (string, error) {
+	resource := d.task.resource(objects[0].resources[0])
+	var (
+		inside, contended, together atomic.Int64
+		mu                          sync.Mutex
+		last                        int64
+		broken                      []error
+		all                         sync.WaitGroup
+		gate                        = make(chan struct{})
+	)
+	lap := func(i *lease.Issuer) error {
+		l, err := i.TryAcquire(ctx, resource)
+		if errors.Is(err, lease.ErrHeld) {
+			contended.Add(1)
+			l, err = i.Acquire(ctx, resource)
+		}
+		if err != nil {
+			return err
+		}
+		defer l.Release(ctx)
+		if inside.Add(1) > 1 {
+			together.Add(1)
+		}
+		defer inside.Add(-1)
+		mu.Lock()
+		fell := l.Token() <= last
+		last = max(last, l.Token())
+		mu.Unlock()
+		if fell {
+			return fmt.Errorf("token %d was granted after %d", l.Token(), last)
+		}
+		return d.countUp(ctx, l)
+	}
+	for range competitors {
+		i, err := d.issuer(d.client)
+		if err != nil {
+			return "", err
+		}
+		defer i.Close(ctx)
+		all.Go(func() {
+			<-gate
+			for range laps {
+				if err := lap(i); err != nil {
+					mu.Lock()
+					broken = append(broken, err)
+					mu.Unlock()
+					return
+				}
+			}
+		})
+	}
+	began := time.Now()
+	close(gate)
+	all.Wait()
+	var counted int64
+	err := d.pool.QueryRow(ctx, `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, resource).Scan(&counted)
+	switch {
+	case len(broken) > 0:
+		return "", errors.Join(broken...)
+	case err != nil:
+		return "", err
+	case together.Load() > 0:
+		return "", fmt.Errorf("%d times two were at it at once", together.Load())
+	case counted != competitors*laps:
+		return "", fmt.Errorf("%d counts were made, and the number is %d", competitors*laps, counted)
+	case contended.Load() == 0:
+		return "", errors.New("nobody had to wait, so this shows nothing")
+	}
+	return fmt.Sprintf("exclusion verified: %d leases in %v, %d found it held and waited, never two at once, %d counted, tokens rose",
+		competitors*laps, Span(time.Since(began)), contended.Load(), counted), nil
+}
+
+// countUp reads and then writes, which loses counts unless nobody else does so meanwhile.
+func (d *drill) countUp(ctx context.Context, l *lease.Lease) error {
+	return fencedb.Tx(ctx, d.pool, l, func(tx pgx.Tx) error {
+		var value int64
+		if err := tx.QueryRow(ctx, `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, l.Resource()).Scan(&value); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO entries VALUES ($1, $2)`, l.Resource(), value+1)
+		return err
+	})
+}
