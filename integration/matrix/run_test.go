@@ -203,7 +203,7 @@ func (s setup) protected(c *call) (err error) {
 	return s.run(c)
 }
 
-// errEndless is not measured again: the call had time enough, and then its context was ended.
+// errEndless is of a call that had time enough, and then its context was ended.
 var errEndless = errors.New("did not end by itself")
 
 // lateError is the one finding that is measured again, alone.

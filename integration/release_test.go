@@ -1,6 +1,7 @@
-// Package release rehearses a release: the module as a stranger gets it from a proxy, in an empty
-// module outside of this repository and with an empty module cache.
-package release
+package integration
+
+// A release is rehearsed: the module as a stranger gets it from a proxy, in an empty module outside
+// of this repository and with an empty module cache.
 
 import (
 	"encoding/json"
@@ -21,9 +22,7 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
-var root = filepath.Join("..", "..")
+var root = ".."
 
 // published is the one module that is released. The others in this repository are for its tests.
 var published = module.Version{Path: "github.com/fencedb/fencedb", Version: "v0.1.0-rehearsal"}

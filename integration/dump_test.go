@@ -1,6 +1,8 @@
-// Package dump takes protected databases through pg_dump and back: the rows must load, and the copy must be as protected as
-// the original.
-package dump
+// Package integration has what concerns all of the module.
+package integration
+
+// Protected databases go through pg_dump and back. The rows must load, and the copy must be as
+// protected as the original.
 
 import (
 	"fmt"

@@ -1,6 +1,7 @@
-// Package replication shows what logical replication does to a protected table on its subscriber, where changes arrive without
+package integration
+
+// What logical replication does to a protected table on its subscriber, where changes arrive without
 // having passed a fence.
-package replication
 
 import (
 	"context"
@@ -17,8 +18,6 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 const insert = `INSERT INTO bookings (id, table_id, guest) VALUES ($1, 12, $2)`
 
 // Both sides are migrated and protected; the ledger is published with the table. Changes arrive past the triggers of the
@@ -28,8 +27,8 @@ func TestASubscriberIsFilledPastItsFencesAndProtectedByThem(t *testing.T) {
 	server := testenv.OwnPostgres(t, "wal_level=logical")
 	publisher, subscriber := server.Pool(), testenv.OwnPostgres(t, "wal_retrieve_retry_interval=100ms").Pool()
 	for _, side := range []*pgxpool.Pool{publisher, subscriber} {
-		exec(t, side, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
-		exec(t, side, `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+		do(t, side, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
+		do(t, side, `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
 	}
 	write := func(side *pgxpool.Pool, token int64, id int, guest string) error {
 		lease := uuid.NewSHA1(uuid.NameSpaceOID, []byte{byte(token)})
@@ -38,7 +37,7 @@ func TestASubscriberIsFilledPastItsFencesAndProtectedByThem(t *testing.T) {
 	}
 	require.NoError(t, write(publisher, 41, 1, "ann"))
 
-	exec(t, publisher, `CREATE PUBLICATION bookings FOR TABLE bookings, fencedb.fences`)
+	do(t, publisher, `CREATE PUBLICATION bookings FOR TABLE bookings, fencedb.fences`)
 	subscribe(t, subscriber, server.URL())
 	require.NoError(t, write(publisher, 42, 2, "ben"))
 
@@ -48,7 +47,7 @@ func TestASubscriberIsFilledPastItsFencesAndProtectedByThem(t *testing.T) {
 	require.Eventually(t, func() bool { return fence(t, subscriber) == 42 }, time.Minute, 10*time.Millisecond, "the ledger comes by itself")
 	require.ErrorIs(t, write(subscriber, 41, 3, "cid"), fencedb.ErrStale)
 
-	exec(t, subscriber, `ALTER SUBSCRIPTION bookings DISABLE`) // it takes over
+	do(t, subscriber, `ALTER SUBSCRIPTION bookings DISABLE`) // it takes over
 	require.NoError(t, write(subscriber, 43, 3, "cid"))
 	require.Equal(t, []string{"ann 41", "ben 42", "cid 43"}, rows(t, subscriber))
 }
@@ -59,31 +58,31 @@ func TestAGuardThatAlwaysFiresStopsReplication(t *testing.T) {
 	server := testenv.OwnPostgres(t, "wal_level=logical")
 	publisher, subscriber := server.Pool(), testenv.OwnPostgres(t, "wal_retrieve_retry_interval=100ms").Pool()
 	for _, side := range []*pgxpool.Pool{publisher, subscriber} {
-		exec(t, side, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
+		do(t, side, `CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
 	}
-	exec(t, subscriber, `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
-	exec(t, publisher, `CREATE PUBLICATION bookings FOR TABLE bookings`)
+	do(t, subscriber, `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`)
+	do(t, publisher, `CREATE PUBLICATION bookings FOR TABLE bookings`)
 	subscribe(t, subscriber, server.URL())
-	exec(t, publisher, `INSERT INTO bookings VALUES (1, 12, 'ann')`)
+	do(t, publisher, `INSERT INTO bookings VALUES (1, 12, 'ann')`)
 	require.Equal(t, []string{"ann 0"}, await(t, subscriber, 1))
 
-	exec(t, subscriber, `ALTER TABLE bookings ENABLE ALWAYS TRIGGER "~fencedb_row"`)
-	exec(t, publisher, `INSERT INTO bookings VALUES (2, 12, 'ben')`)
+	do(t, subscriber, `ALTER TABLE bookings ENABLE ALWAYS TRIGGER "~fencedb_row"`)
+	do(t, publisher, `INSERT INTO bookings VALUES (2, 12, 'ben')`)
 	refused(t, subscriber)
-	exec(t, subscriber, `ALTER TABLE bookings ENABLE TRIGGER "~fencedb_row"`)
+	do(t, subscriber, `ALTER TABLE bookings ENABLE TRIGGER "~fencedb_row"`)
 
 	require.Equal(t, []string{"ann 0", "ben 0"}, await(t, subscriber, 2))
 }
 
 func subscribe(t *testing.T, subscriber *pgxpool.Pool, publisher string) {
 	t.Helper()
-	exec(t, subscriber, fmt.Sprintf(`CREATE SUBSCRIPTION bookings CONNECTION '%s' PUBLICATION bookings`, publisher))
+	do(t, subscriber, fmt.Sprintf(`CREATE SUBSCRIPTION bookings CONNECTION '%s' PUBLICATION bookings`, publisher))
 	t.Cleanup(func() { // the slot keeps the publisher from stopping in order
 		_, _ = subscriber.Exec(context.Background(), `DROP SUBSCRIPTION bookings`)
 	})
 }
 
-func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
+func do(t *testing.T, pool *pgxpool.Pool, sql string) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), sql)
 	require.NoError(t, err, sql)
