@@ -11,7 +11,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 const runbook = "../docs/runbook.md"
@@ -158,4 +161,36 @@ func TestEverySectionOfTheRunbookHasTheSameForm(t *testing.T) {
 	for name, anchor := range index(t) {
 		require.Regexp(t, form, sections[anchor], name)
 	}
+}
+
+// The rows that were written while the guard was off, as far as the rows themselves tell.
+func TestTheRunbookListsRowsThatCamePastTheGuard(t *testing.T) {
+	t.Parallel()
+	query := regexp.MustCompile(`(?s)    (SELECT b\.\*.*?);`).FindStringSubmatch(pages(t)[runbook])
+	require.NotNil(t, query)
+	pool := testenv.Postgres(t)
+	for _, sql := range []string{
+		`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text)`,
+		`INSERT INTO bookings SELECT i, i % 10, 'before' FROM generate_series(1, 9) i`,
+		`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`,
+		`BEGIN; SELECT fencedb.enter_all(array_agg('table:' || i), array_agg(41), array_agg('6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid)) FROM generate_series(1, 9) i; UPDATE bookings SET guest = 'fenced' WHERE id < 8; COMMIT`,
+		`BEGIN; SELECT fencedb.enter('table:2', 42, gen_random_uuid()); UPDATE bookings SET guest = 'fenced' WHERE id = 2; COMMIT`,
+		`BEGIN; SELECT fencedb.enter('table:3', 42, gen_random_uuid()); COMMIT`, // it has written nothing
+		`ALTER TABLE bookings DISABLE TRIGGER "~fencedb_row"; ALTER TABLE bookings DISABLE TRIGGER "~fencedb_statement"`,
+		`INSERT INTO bookings VALUES (11, 1, 'late'), (20, 20, 'late')`, // the second has no fence
+		`UPDATE bookings SET guest = 'late' WHERE id IN (3, 8)`,
+		`UPDATE bookings SET guest = 'late' WHERE id = 4`, // it has the current token, so this is missed
+		`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`,
+		`BEGIN; SELECT fencedb.enter('table:5', 43, gen_random_uuid()); UPDATE bookings SET guest = 'fenced' WHERE id = 5; COMMIT`,
+	} {
+		_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err, sql)
+	}
+
+	rows, err := pool.Query(t.Context(), `SELECT id FROM (`+query[1]+`) AS late ORDER BY id`)
+	require.NoError(t, err)
+	found, err := pgx.CollectRows(rows, pgx.RowTo[int])
+
+	require.NoError(t, err)
+	require.Equal(t, []int{3, 8, 11, 20}, found)
 }

@@ -299,6 +299,19 @@ var aboutTables = []question{
 		  AND c.oid NOT IN (SELECT p.table_name FROM fencedb.protected_tables p)
 		ORDER BY 1`},
 
+	{finding{failure, "replica_role", "session_replication_role is replica for %s",
+		"triggers do not fire in such sessions, so they write to protected tables without a token", "reset it (ALTER ROLE ... RESET session_replication_role, or likewise), end these sessions, and look for the rows: docs/runbook.md, rows that came past the guard"},
+		`SELECT * FROM (
+			SELECT concat_ws(' in ', coalesce('role ' || r.rolname, 'every role'), 'database ' || d.datname)
+			FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) c LEFT JOIN pg_roles r ON r.oid = s.setrole LEFT JOIN pg_database d ON d.oid = s.setdatabase
+			WHERE c ~* '^session_replication_role=replica' AND (s.setdatabase = 0 OR d.datname = current_database())
+			UNION ALL
+			SELECT 'the whole server' FROM pg_settings
+			WHERE name = 'session_replication_role' AND reset_val = 'replica' AND source NOT IN ('database', 'user', 'database user', 'client')
+			UNION ALL
+			SELECT 'function ' || p.oid::regprocedure FROM pg_proc p WHERE EXISTS (SELECT FROM unnest(p.proconfig) c WHERE c ~* '^session_replication_role=replica')
+		) AS set_for(whom) WHERE EXISTS (SELECT FROM fencedb.protected_tables) ORDER BY 1`},
+
 	{finding{warning, "observed_table", "the guard of table %s only observes",
 		"any client can write to it without a token, or with a stale one", "look at fencedb adopt, and call fencedb.enforce for the table when nothing would be refused any more"},
 		`SELECT p.table_name::text FROM fencedb.protected_tables p WHERE p.observed ORDER BY 1`},
@@ -324,6 +337,12 @@ var longTransaction = question{finding{warning, "long_transaction", "a fenced tr
 	  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 	  AND s.xact_start < clock_timestamp() - make_interval(secs => $1) ORDER BY 1`}
 
+// preparedTransaction takes the limit in seconds.
+var preparedTransaction = question{finding{warning, "prepared_transaction", "a prepared transaction holds fences: %s",
+	"no time limit ends it, and whoever takes over waits for it", "let its owner call COMMIT PREPARED or ROLLBACK PREPARED; if the program that prepared it is gone, nobody else will"},
+	`SELECT format('%s of %s', p.gid, p.owner) FROM pg_prepared_xacts p JOIN fencedb.prepared_writers() w ON w.xid = p.transaction
+	WHERE p.prepared < clock_timestamp() - make_interval(secs => $1) ORDER BY 1`}
+
 var fenceTooHigh = question{finding{failure, "fence_too_high", "the fence of %s is at the highest token that there is, or above",
 	"no lease gets past it, so nobody can write to its rows", "stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, call fencedb.declare_foreign"},
 	`SELECT f.resource FROM fencedb.fences f WHERE ` + tooHigh + ` ORDER BY 1 LIMIT 100`}
@@ -338,5 +357,8 @@ func (e *examination) askSessions(ctx context.Context) error {
 	if !sees {
 		e.add(hiddenSessions.about(role))
 	}
-	return e.ask(ctx, longTransaction, e.long.Seconds())
+	if err := e.ask(ctx, longTransaction, e.long.Seconds()); err != nil {
+		return err
+	}
+	return e.ask(ctx, preparedTransaction, e.long.Seconds())
 }

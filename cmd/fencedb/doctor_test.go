@@ -124,6 +124,8 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"row trigger dropped":     {`DROP TRIGGER "~fencedb_row" ON seats; DROP FUNCTION fencedb_guard_seats`, exitFailed, "error guard_lost"},
 		"take-over":               {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, exitDone, "warning take_over"},
 		"take-over, ended":        {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, exitDone, "warning guard_left"},
+		"replica for a database":  {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`, exitFailed, "error replica_role"},
+		"replica for a function":  {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, exitFailed, "error replica_role"},
 		"only observed":           {`SELECT fencedb.observe('seats')`, exitDone, "warning observed_table"},
 		"dropped table":           {`CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$); DROP TABLE rooms`, exitDone, "warning guard_left"},
 		"schema behind":           {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 7`, exitFailed, "error schema_pending"},
@@ -226,6 +228,43 @@ func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
 	require.NotContains(t, out, "long_transaction", "it has only just begun")
 	require.Contains(t, w.ok("doctor", "--long", "1ns"), "long_transaction")
 	require.NoError(t, tx.Rollback(t.Context()))
+}
+
+func TestDoctorNamesARoleForWhichTriggersDoNotFire(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.login("loader", ``)
+	database := w.one(`current_database()`)
+	w.exec(`ALTER ROLE "loader_` + database + `" IN DATABASE "` + database + `" SET session_replication_role = replica`)
+	require.Equal(t, []string{"error replica_role"}, w.diagnosed(exitFailed))
+	require.Contains(t, w.run("doctor").out, "role\n  loader_")
+
+	w.exec(`SELECT fencedb.unprotect('seats')`)
+	require.Empty(t, w.diagnosed(exitDone), "there is nothing to get past")
+}
+
+// Also one that has made its fence, which nobody else can see.
+func TestDoctorNamesPreparedTransactionsThatHoldFences(t *testing.T) {
+	t.Parallel()
+	for _, before := range []string{``, `SELECT fencedb.enter('seat:1', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8')`} {
+		w := sound(t)
+		w.exec(before)
+		gid := "forgotten-" + w.one(`current_database()`)
+		w.exec(`BEGIN; SELECT fencedb.enter('seat:1', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8'); PREPARE TRANSACTION '` + gid + `'`)
+		w.exec(`BEGIN; INSERT INTO fencedb.audit (event, operator, reason) VALUES ('note', 'ann', 'x'); PREPARE TRANSACTION 'other-` + gid + `'`)
+		t.Cleanup(func() {
+			_, _ = w.pool.Exec(context.Background(), `ROLLBACK PREPARED '`+gid+`'`)
+			_, _ = w.pool.Exec(context.Background(), `ROLLBACK PREPARED 'other-`+gid+`'`)
+		})
+		w.disconnect()
+
+		require.NotContains(t, w.ok("doctor"), "prepared_transaction", "it has only just begun")
+		out := w.ok("doctor", "--long", "1ns")
+		require.Contains(t, out, "prepared_transaction")
+		require.Contains(t, out, gid)
+		require.NotContains(t, out, "other-")
+		require.Contains(t, w.ok("inspect", "seat:1"), gid)
+	}
 }
 
 func TestDoctorTellsARoleWhatItLacks(t *testing.T) {

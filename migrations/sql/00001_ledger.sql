@@ -591,6 +591,21 @@ $$;
 
 COMMENT ON FUNCTION fencedb.last_token(text) IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
 
+-- A prepared transaction has no process. What it has locked is listed under a virtual transaction of its own.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.prepared_writers() RETURNS TABLE (xid xid)
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT DISTINCT own.transactionid
+    FROM pg_locks l JOIN pg_locks own ON own.virtualtransaction = l.virtualtransaction AND own.locktype = 'transactionid' AND own.pid IS NULL
+    WHERE l.relation = 'fencedb.fences'::regclass AND l.mode IN ('RowExclusiveLock', 'RowShareLock') AND l.pid IS NULL
+      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.prepared_writers() IS 'The prepared transactions that hold fences, those too that they have made.';
+
 -- Whose open transactions keep the fences of resources. The xmax of a fence names its locker, or a multixact of several;
 -- a fence that is being inserted cannot be seen, then whoever is changing the ledger is named.
 -- +goose StatementBegin
@@ -618,7 +633,9 @@ BEGIN
               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
     UNION ALL
     SELECT 0, p.gid, 'prepared transaction', (extract(epoch FROM clock_timestamp() - p.prepared) * 1000)::bigint
-    FROM pg_prepared_xacts p WHERE p.transaction = ANY (lockers);
+    FROM pg_prepared_xacts p
+    WHERE p.transaction = ANY (lockers)
+       OR lockers = '{}' AND p.transaction IN (SELECT h.xid FROM fencedb.prepared_writers() h);
 END
 $$;
 -- +goose StatementEnd
@@ -654,6 +671,7 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 -- +goose Down
 DROP FUNCTION fencedb.allow(regrole);
 DROP FUNCTION fencedb.blockers(text[]);
+DROP FUNCTION fencedb.prepared_writers();
 DROP FUNCTION fencedb.last_token(text);
 DROP FUNCTION fencedb.require_entered(xid8);
 DROP FUNCTION fencedb.outcome(xid8, bigint);
