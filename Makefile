@@ -77,9 +77,14 @@ matrix-leases: ## Try every call of a lease under every fault, not only the samp
 	FENCEDB_MATRIX=full go test -count=1 -timeout 60m ./integration/matrix/leases
 
 .PHONY: bench
-bench: ## Measure waiting for a lease, side by side with other libraries (four minutes, an idle machine)
+bench: ## Measure writes, leases and waiting beside other ways and libraries (nine minutes, an idle machine)
 	@internal/tools/ensure.sh go programs
 	go -C integration/bench run .
+
+.PHONY: bench-quick
+bench-quick: ## Measure writes and leases in short rounds (about a minute, an idle machine)
+	@internal/tools/ensure.sh go programs
+	go -C integration/bench run . -quick
 
 .PHONY: bench-memory
 bench-memory: ## Lease a million resources once each, and weigh what that leaves in Redis (three minutes)

@@ -19,13 +19,13 @@ import (
 // ttl of all locks, far longer than the work: nobody has to renew, nothing runs out.
 const ttl = 10 * time.Second
 
-// acquire waits for the lock, for as long as ctx allows, and returns what gives it back.
-type acquire func(ctx context.Context) (release func() error, err error)
+// acquire waits for the lock on resource, for as long as ctx allows, and returns what gives it back.
+type acquire func(ctx context.Context, resource string) (release func() error, err error)
 
 // contender is one library with one setting. A process opens it once, and all its waiters share that.
 type contender struct {
 	name string
-	open func(addr, resource string) (acquire, error)
+	open func(addr string) (acquire, error)
 	not  string // what it does not do, of what ours does
 }
 
@@ -48,12 +48,12 @@ func find(name string) (contender, error) {
 	return contender{}, fmt.Errorf("no lock is called %q", name)
 }
 
-func openLease(addr, resource string) (acquire, error) {
+func openLease(addr string) (acquire, error) {
 	issuer, err := lease.New(redis.NewClient(&redis.Options{Addr: addr}), lease.Config{TTL: ttl})
 	if err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (func() error, error) {
+	return func(ctx context.Context, resource string) (func() error, error) {
 		l, err := issuer.Acquire(ctx, resource)
 		if err != nil {
 			return nil, err
@@ -62,7 +62,7 @@ func openLease(addr, resource string) (acquire, error) {
 	}, nil
 }
 
-func openRueidislock(addr, resource string) (acquire, error) {
+func openRueidislock(addr string) (acquire, error) {
 	locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption:   rueidis.ClientOption{InitAddress: []string{addr}},
 		KeyValidity:    ttl,
@@ -72,7 +72,7 @@ func openRueidislock(addr, resource string) (acquire, error) {
 	if err != nil {
 		return nil, err
 	}
-	return func(ctx context.Context) (func() error, error) {
+	return func(ctx context.Context, resource string) (func() error, error) {
 		_, cancel, err := locker.WithContext(ctx, resource)
 		if err != nil {
 			return nil, err
@@ -84,11 +84,11 @@ func openRueidislock(addr, resource string) (acquire, error) {
 // never is a deadline no run reaches. Without one, redislock gives up after the TTL.
 const never = time.Hour
 
-func openRedislock(every time.Duration) func(addr, resource string) (acquire, error) {
-	return func(addr, resource string) (acquire, error) {
+func openRedislock(every time.Duration) func(addr string) (acquire, error) {
+	return func(addr string) (acquire, error) {
 		client := redislock.New(redis.NewClient(&redis.Options{Addr: addr}))
 		retry := &redislock.Options{RetryStrategy: redislock.LinearBackoff(every)}
-		return func(ctx context.Context) (func() error, error) {
+		return func(ctx context.Context, resource string) (func() error, error) {
 			ctx, cancel := context.WithTimeout(ctx, never)
 			defer cancel()
 			l, err := client.Obtain(ctx, resource, ttl, retry)
@@ -100,9 +100,9 @@ func openRedislock(every time.Duration) func(addr, resource string) (acquire, er
 	}
 }
 
-func openRedsync(addr, resource string) (acquire, error) {
+func openRedsync(addr string) (acquire, error) {
 	sync := redsync.New(goredis.NewPool(redis.NewClient(&redis.Options{Addr: addr})))
-	return func(ctx context.Context) (func() error, error) {
+	return func(ctx context.Context, resource string) (func() error, error) {
 		m := sync.NewMutex(resource, redsync.WithExpiry(ttl), redsync.WithTries(math.MaxInt))
 		if err := m.LockContext(ctx); err != nil {
 			return nil, err

@@ -1,10 +1,12 @@
-// Command bench measures what it costs to wait for a lease, side by side with other lock libraries, and whether the order is kept.
+// Command bench measures what fenced writes and leases cost, side by side with the same work without a fence and with other lock
+// libraries; then what it costs to wait for a lease, and whether the order is kept.
 //
-//	go run .            # about three and a half minutes
+//	go run .            # about nine minutes
+//	go run . -quick     # the first half in a minute
 //	go run . -d 2s -rounds 1
 //	go run . -resources 1000000
 //
-// It starts a redis-server of its own and four processes, which share the waiters. README.md says what the columns mean.
+// It starts a Postgres and a redis-server of its own, and for the waiting four processes, which share the waiters. README.md says what the columns mean.
 package main
 
 import (
@@ -42,6 +44,9 @@ type bench struct {
 	waiters int
 	// resources to lease once each instead, to see what it leaves in Redis; 0 for the load of waiters
 	resources int
+	quick     bool // costs only, and fewer of them
+	json      string
+	benchstat string // files to write the costs to, or ""
 	out       io.Writer
 }
 
@@ -52,6 +57,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
 	flags.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
 	flags.IntVar(&b.resources, "resources", 0, "instead, lease so many different resources once each, and see what stays in Redis")
+	flags.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
+	flags.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
+	flags.StringVar(&b.benchstat, "benchstat", "", "file for the same, in the form that benchstat reads")
 	addr := flags.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -78,7 +86,10 @@ func (b *bench) all(ctx context.Context) error {
 	if b.resources > 0 {
 		return b.memory(ctx)
 	}
-	for _, part := range []func(context.Context) error{b.order, b.growth, b.compare} {
+	if b.quick {
+		return b.costs(ctx)
+	}
+	for _, part := range []func(context.Context) error{b.costs, b.order, b.growth, b.compare} {
 		if err := part(ctx); err != nil {
 			return err
 		}

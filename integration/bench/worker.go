@@ -62,7 +62,7 @@ func (j job) do(ctx context.Context) (all record, err error) {
 	if err != nil {
 		return all, err
 	}
-	lock, err := c.open(j.Addr, j.Resource)
+	lock, err := c.open(j.Addr)
 	if err != nil {
 		return all, err
 	}
@@ -70,7 +70,7 @@ func (j job) do(ctx context.Context) (all record, err error) {
 	waiters, ctx := errgroup.WithContext(ctx)
 	for n := range each {
 		waiters.Go(func() (err error) {
-			each[n], err = wait(ctx, lock, j.Work)
+			each[n], err = wait(ctx, lock, j.Resource, j.Work)
 			return err
 		})
 	}
@@ -84,10 +84,10 @@ func (j job) do(ctx context.Context) (all record, err error) {
 }
 
 // wait is one waiter.
-func wait(ctx context.Context, lock acquire, work time.Duration) (turns []turn, err error) {
+func wait(ctx context.Context, lock acquire, resource string, work time.Duration) (turns []turn, err error) {
 	for {
 		t := turn{Called: time.Now().UnixNano()}
-		release, err := lock(ctx)
+		release, err := lock(ctx, resource)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return append(turns, t), nil
