@@ -154,6 +154,37 @@ func TestASeedReplaysItsSchedule(t *testing.T) {
 	}
 }
 
+// interrupt calls what Ctrl-C does when the time line has a line with text.
+type interrupt struct {
+	text string
+	call func()
+}
+
+func (i interrupt) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), i.text) {
+		i.call()
+	}
+	return len(line), nil
+}
+
+func TestARunThatIsInterruptedIsJudgedAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	client, postgres := testenv.Redis(t), ordinaryRole(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	v, err := Run(ctx, Config{
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: ttl, Workers: 2,
+		For: time.Hour, Only: []string{"kill"}, Log: interrupt{"kill", cancel},
+	})
+
+	require.NoError(t, err)
+	require.Empty(t, v.Violations)
+	require.Len(t, v.Faults, 1)
+	require.Positive(t, v.Outcomes[Committed])
+	nothingIsLeft(t, postgres, client, v.Run)
+}
+
 func TestWhatIsNotPossibleIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	t.Parallel()
 	server, postgres := testenv.OwnRedis(t), ordinaryRole(t)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -25,7 +26,7 @@ type crew struct {
 	healed   map[string]int64 // by object: when the latest call began that has committed
 	changed  chan struct{}    // closed and replaced with every change of healed
 	pauses   []Pause
-	fallen   []int // processes that ended by themselves
+	fallen   []string // what processes did that should not have: ended, or did not end
 }
 
 // member is one place in the crew, with networks of its own. When its process is killed, another
@@ -80,12 +81,16 @@ func (m *member) start(ctx context.Context) (err error) {
 			m.crew.hear(e)
 		}
 		if !m.ending.Load() {
-			m.crew.mu.Lock()
-			defer m.crew.mu.Unlock()
-			m.crew.fallen = append(m.crew.fallen, t.Process)
+			m.crew.fell("process %d ended without having been killed; what it printed says why", t.Process)
 		}
 	})
 	return nil
+}
+
+func (c *crew) fell(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fallen = append(c.fallen, fmt.Sprintf(format, args...))
 }
 
 // hear notes what a worker tells. An attempt that is told twice has returned.
@@ -159,8 +164,13 @@ func (c *crew) stop() (err error) {
 		}
 	}
 	for _, m := range c.members {
-		m.heard.Wait()
 		if m.worker != nil {
+			hung := time.AfterFunc(time.Minute, func() {
+				c.fell("process %d did not end within a minute", m.process)
+				m.worker.Abort()
+			})
+			m.heard.Wait()
+			hung.Stop()
 			m.worker.Kill()
 		}
 		for _, n := range []*faulty.Network{m.postgres, m.redis} {

@@ -29,7 +29,7 @@ const (
 	noIsTrue   = "what was told refused or failed has no effect"
 	sums       = "what is stored adds up"
 	inTime     = "no call takes longer than its bound"
-	alive      = "no process ends by itself"
+	alive      = "every process ends when it is told to, and not before"
 	healing    = "work goes on once a fault is over"
 )
 
@@ -39,7 +39,7 @@ type evidence struct {
 	attempts map[int64]*Attempt
 	effects  []Effect
 	pauses   []Pause
-	fallen   []int
+	fallen   []string
 	final    stored
 	lenient  bool // tokens may fall where they are issued: Redis's clock was set back
 }
@@ -95,8 +95,8 @@ func (e *evidence) judge() (found []Violation) {
 	if !e.lenient {
 		found = append(found, e.issued()...)
 	}
-	for _, process := range e.fallen {
-		found = append(found, Violation{alive, "", fmt.Sprintf("process %d ended without having been killed; what it printed says why", process)})
+	for _, what := range e.fallen {
+		found = append(found, Violation{alive, "", what})
 	}
 	return append(found, e.late()...)
 }

@@ -61,7 +61,7 @@ func TestTheJudgeSeesEachViolation(t *testing.T) {
 		"a token issued again":       {func(b *book) { b.attempts[2].Grants[0].Token = 41 }, []string{issuedRise}},
 		"the same lease again":       {func(b *book) { b.attempts[2].Grants[0] = Grant{"r-counter:1", 41, ann, 20, 21} }, nil},
 		"a read from the past":       {func(b *book) { b.attempts[2].Call, b.attempts[2].Return = 1, 5 }, []string{oneCopy}},
-		"a process that fell":        {func(b *book) { b.fallen = []int{2} }, []string{alive}},
+		"a process that fell":        {func(b *book) { b.fallen = []string{"process 2 ended"} }, []string{alive}},
 		"a call beyond its bound":    {func(b *book) { b.attempts[2].Return += int64(slack) + 100 }, []string{inTime}},
 		"a call that was stopped": {func(b *book) {
 			b.attempts[2].Return += int64(slack) + 100

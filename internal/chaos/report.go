@@ -154,7 +154,7 @@ func (v *Verdict) Text(out io.Writer) {
 			fmt.Fprintf(out, "and %d violations more\n", len(v.Violations)-shown)
 			break
 		}
-		fmt.Fprintf(out, "VIOLATED  %s\n          %s: %s\n", x.Promise, x.Object, x.Text)
+		fmt.Fprintf(out, "VIOLATED  %s\n          %s: %s\n", x.Promise, cmp.Or(x.Object, "all"), x.Text)
 	}
 	for _, left := range v.Left {
 		fmt.Fprintf(out, "left %s\n", left)
