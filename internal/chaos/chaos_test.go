@@ -116,6 +116,7 @@ func TestEveryControlIsConvicted(t *testing.T) {
 		PlainCounter:      {"redis keys set back", issuedRise},
 		UncheckedSnapshot: {"pause", noLost},
 		SafeToRetry:       {"commit replies lost", nilIsTrue},
+		NoTrigger:         {"jitter", noWayRound},
 	} {
 		t.Run(string(control), func(t *testing.T) {
 			t.Parallel()
@@ -127,7 +128,7 @@ func TestEveryControlIsConvicted(t *testing.T) {
 			require.False(t, v.Passed())
 		})
 	}
-	require.Len(t, Controls(), 5)
+	require.Len(t, Controls(), 6)
 }
 
 func TestASeedReplaysItsSchedule(t *testing.T) {

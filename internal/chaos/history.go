@@ -61,6 +61,8 @@ type Attempt struct {
 	Limit   int64   `json:"limit"` // how long its context lets it take, in nanoseconds
 	Read    int64   `json:"read"`  // of a look, which writes nothing
 	Grants  []Grant `json:"grants,omitempty"`
+
+	plain bool // by pgx alone, which cannot tell what became of a lost COMMIT
 }
 
 // Grant is a lease that an attempt was granted.

@@ -23,6 +23,7 @@ type Violation struct {
 const (
 	oneCopy    = "linearizable: every object behaves as if attempts came one at a time"
 	noLost     = "no update is lost"
+	noWayRound = "nothing is written without a token"
 	tokensRise = "committed tokens never go down, and one token belongs to one lease"
 	issuedRise = "Redis issues rising tokens"
 	nilIsTrue  = "what was told committed is there, once"
@@ -105,6 +106,9 @@ func (e *evidence) judge() (found []Violation) {
 func (e *evidence) answers() (found []Violation) {
 	effects := map[int64]map[string]int{}
 	for _, x := range e.effects {
+		if x.Token == 0 && e.Control.intruded() {
+			found = append(found, Violation{noWayRound, e.objectOf(x), e.describe(x.Attempt) + " has no token, and has committed"})
+		}
 		if effects[x.Attempt] == nil {
 			effects[x.Attempt] = map[string]int{}
 		}

@@ -55,6 +55,7 @@ func TestTheJudgeSeesEachViolation(t *testing.T) {
 		"a lost update":              {func(b *book) { b.effects[1].Read, b.effects[1].Wrote = 0, 1 }, []string{noLost, oneCopy}},
 		"tokens that went down":      {func(b *book) { b.effects[1].Token = 40 }, []string{tokensRise}},
 		"one token of two leases":    {func(b *book) { b.effects[1].Token = 41 }, []string{tokensRise}},
+		"a write without a token":    {func(b *book) { b.effects[0].Token, b.attempts[1].Grants = 0, nil }, []string{noWayRound}},
 		"two writes under one lease": {func(b *book) { b.effects[1].Token, b.effects[1].Lease = 41, ann }, nil},
 		"a row that nobody wrote":    {func(b *book) { b.final.values["r-counter:1"] = 3 }, []string{sums}},
 		"money from nowhere":         {func(b *book) { b.final.balances["r-account:1"]++ }, []string{sums, sums}},

@@ -29,15 +29,19 @@ const (
 	PlainCounter      Control = "plain-counter"      // tokens from INCR, which an old copy of the data sets back
 	UncheckedSnapshot Control = "unchecked-snapshot" // REPEATABLE READ, entered without asking how old the snapshot is
 	SafeToRetry       Control = "safe-to-retry"      // after a lost COMMIT, pgconn.SafeToRetry is believed
+	NoTrigger         Control = "no-trigger"         // the tables are not protected, and somebody writes without a token
 )
 
 // Controls lists the controls.
 func Controls() []Control {
-	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry}
+	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry, NoTrigger}
 }
 
 // protects says whether the tables are protected under a control.
 func (c Control) protects() bool { return c == NoControl || c == PlainCounter || c == SafeToRetry }
+
+// intruded says whether somebody writes without a token. It is refused where the tables are protected.
+func (c Control) intruded() bool { return c.protects() || c == NoTrigger }
 
 // way is how a worker gets a lease and writes under it.
 type way interface {
@@ -217,7 +221,7 @@ func (w locked) outcome(err error) Outcome { return w.writer.outcome(err) }
 // newWay returns the way of a control.
 func newWay(c Control, right fenced, client redis.UniversalClient, run string, ttl time.Duration) (way, error) {
 	switch c {
-	case NoControl:
+	case NoControl, NoTrigger:
 		return right, nil
 	case NoFence:
 		return unfenced{fenced: right, begin: noFence}, nil

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
@@ -154,8 +155,10 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 			d.once(ctx, random, "set", register)
 		case n < 70:
 			d.look(ctx)
-		case n < 95:
+		case n < 93:
 			d.transfer(ctx, random)
+		case n < 95:
+			d.intrude(ctx, random.IntN(counters+1))
 		default:
 			d.oversleep(ctx, random, random.IntN(counters))
 		}
@@ -176,6 +179,9 @@ func (d *desk) attempt(ctx context.Context, work, object string, do func(context
 	defer cancel()
 	err := do(ctx, a)
 	a.Return, a.Outcome = now(), d.way.outcome(err)
+	if a.plain {
+		a.Outcome = plainOutcomeOf(err)
+	}
 	if err != nil {
 		a.Error = err.Error()
 	}
@@ -226,6 +232,19 @@ func (d *desk) look(ctx context.Context) {
 	o := objects[register]
 	d.attempt(ctx, "look", o.name, func(ctx context.Context, a *Attempt) error {
 		return d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, d.resource(o.resources[0])).Scan(&a.Read)
+	})
+}
+
+// intrude writes as somebody does who has never heard of leases: with a transaction, and no token.
+func (d *desk) intrude(ctx context.Context, n int) {
+	if !d.Control.intruded() {
+		return
+	}
+	o := objects[n]
+	d.attempt(ctx, "intrude", o.name, func(ctx context.Context, a *Attempt) error {
+		a.plain = true
+		nobody := fencedb.NewGrant(d.resource(o.resources[0]), 0, uuid.Nil, time.Time{})
+		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.change(ctx, tx, a, n, nobody, func() {}) })
 	})
 }
 
