@@ -123,6 +123,7 @@ type desk struct {
 	pool  *pgxpool.Pool
 	way   way
 	count atomic.Int64 // of attempts
+	slept atomic.Int64 // when somebody overslept last
 }
 
 // employ makes the issuers. Every other process seals.
@@ -149,20 +150,30 @@ func (d *desk) employ(client redis.UniversalClient) ([]*lease.Issuer, error) {
 func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		switch n := random.IntN(100); {
+		case d.mayOversleep():
+			d.oversleep(ctx, random, random.IntN(counters))
 		case n < 40:
 			d.once(ctx, random, "count", random.IntN(counters))
 		case n < 60:
 			d.once(ctx, random, "set", register)
 		case n < 70:
 			d.look(ctx)
-		case n < 93:
+		case n < 98:
 			d.transfer(ctx, random)
-		case n < 95:
-			d.intrude(ctx, random.IntN(counters+1))
 		default:
-			d.oversleep(ctx, random, random.IntN(counters))
+			d.intrude(ctx, random.IntN(counters+1))
 		}
 	}
+}
+
+// mayOversleep lets one client at a time oversleep, and not often: nobody else has its counter then
+// until the lease is over. With a control there is nothing to lose by that.
+func (d *desk) mayOversleep() bool {
+	last, often := d.slept.Load(), 6*d.TTL
+	if d.Control != NoControl {
+		often = 2 * d.TTL
+	}
+	return now()-last > int64(often) && d.slept.CompareAndSwap(last, now())
 }
 
 // patience is how long an attempt may take by its own context.
