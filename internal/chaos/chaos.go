@@ -2,8 +2,8 @@
 // fencedb chaos runs on a user's servers, and what the tests of this package run on servers that
 // they may kill.
 //
-// Worker processes take leases and write behind the fence: they count, set a register and move money
-// between accounts; some sleep past the end of their lease on purpose and write all the same.
+// Worker processes take leases and write behind the fence: they count, set a register, move money
+// between accounts, and insert and delete a row; some sleep past the end of their lease on purpose and write all the same.
 // Meanwhile they are stopped and killed, their connections are delayed, held and cut by proxies of
 // this program, and what Redis knows of them is taken away or set back. A schedule that follows from
 // a seed says what happens in which order.

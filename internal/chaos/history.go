@@ -58,8 +58,9 @@ type Attempt struct {
 	Return  int64   `json:"return"` // 0: never
 	Outcome Outcome `json:"outcome"`
 	Error   string  `json:"error,omitempty"`
-	Limit   int64   `json:"limit"` // how long its context lets it take, in nanoseconds
-	Read    int64   `json:"read"`  // of a look, which writes nothing
+	Limit   int64   `json:"limit"`            // how long its context lets it take, in nanoseconds
+	Read    int64   `json:"read"`             // of a look, which writes nothing
+	Broken  string  `json:"broken,omitempty"` // what it has read cannot be
 	Grants  []Grant `json:"grants,omitempty"`
 
 	plain bool // by pgx alone, which cannot tell what became of a lost COMMIT

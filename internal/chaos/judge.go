@@ -64,7 +64,8 @@ func (s *stage) gather(ctx context.Context) (effects []Effect, final stored, err
 	rows, err = s.pool.Query(ctx, `
 		SELECT resource, value, NULL FROM registers UNION ALL
 		SELECT resource, version, balance FROM accounts UNION ALL
-		SELECT resource, max(value), NULL FROM entries GROUP BY resource`)
+		SELECT resource, max(value), NULL FROM entries GROUP BY resource UNION ALL
+		SELECT resource, 1, NULL FROM slots`)
 	if err != nil {
 		return nil, final, err
 	}
@@ -119,6 +120,9 @@ func (e *evidence) answers() (found []Violation) {
 	}
 	for _, id := range sortedKeys(e.attempts) {
 		a := e.attempts[id]
+		if a.Broken != "" {
+			found = append(found, Violation{sums, a.Object, e.describe(id) + " has found that " + a.Broken})
+		}
 		switch there := len(effects[id]) > 0; {
 		case a.Work == "look":
 		case a.Outcome == Committed && !there:
@@ -157,6 +161,9 @@ func (e *evidence) chain(object, resource string) (found []Violation) {
 		if walked++; walked > count {
 			break // a circle, which is a lost update, and found
 		}
+	}
+	if object == objects[slot].name {
+		version %= 2 // is the row there
 	}
 	if e.final.values[resource] != version && len(found) == 0 {
 		found = append(found, Violation{sums, object, fmt.Sprintf("%s is at version %d; its writes lead to %d", resource, e.final.values[resource], version)})

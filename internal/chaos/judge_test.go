@@ -58,6 +58,8 @@ func TestTheJudgeSeesEachViolation(t *testing.T) {
 		"a write without a token":    {func(b *book) { b.effects[0].Token, b.attempts[1].Grants = 0, nil }, []string{noWayRound}},
 		"two writes under one lease": {func(b *book) { b.effects[1].Token, b.effects[1].Lease = 41, ann }, nil},
 		"a row that nobody wrote":    {func(b *book) { b.final.values["r-counter:1"] = 3 }, []string{sums}},
+		"a row that came back":       {func(b *book) { b.final.values["r-slot:1"] = 1 }, []string{sums}},
+		"a row that was gone":        {func(b *book) { b.attempts[2].Broken = errSlot.Error() }, []string{sums}},
 		"money from nowhere":         {func(b *book) { b.final.balances["r-account:1"]++ }, []string{sums, sums}},
 		"a token issued again":       {func(b *book) { b.attempts[2].Grants[0].Token = 41 }, []string{issuedRise}},
 		"the same lease again":       {func(b *book) { b.attempts[2].Grants[0] = Grant{"r-counter:1", 41, ann, 20, 21} }, nil},

@@ -22,18 +22,21 @@ type object struct {
 	resources []string
 }
 
-// objects are two counters, a register and accounts between which money moves.
+// objects are two counters, a register, accounts between which money moves, and a row that is inserted,
+// deleted and inserted again.
 var objects = []object{
 	{"counter 1", []string{"counter:1"}},
 	{"counter 2", []string{"counter:2"}},
 	{"register", []string{"register:1"}},
 	{"accounts", []string{"account:1", "account:2", "account:3"}},
+	{"slot", []string{"slot:1"}},
 }
 
 const (
 	counters = 2 // the first objects
 	register = 2
 	accounts = 3
+	slot     = 4 // its versions count up; the row is there at odd ones
 
 	balance = 1000 // of each account, at first
 )
@@ -69,7 +72,9 @@ const tables = `
 	CREATE INDEX ON entries (resource, value);
 	CREATE TABLE registers (resource text PRIMARY KEY, value bigint NOT NULL);
 	CREATE TABLE accounts (resource text PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
+	CREATE TABLE slots (resource text PRIMARY KEY);
 	CREATE TABLE effects (attempt bigint, resource text, read bigint, wrote bigint, amount bigint, token bigint, lease_id uuid);
+	CREATE INDEX ON effects (resource, wrote);
 	CREATE TABLE fence (resource text PRIMARY KEY, token bigint, lease_id uuid)`
 
 // stage is what a run has on the servers. It goes straight to them, past the networks.
@@ -149,7 +154,7 @@ func (s *stage) setUp(ctx context.Context) error {
 	if s.Control.protects() {
 		_, err = s.pool.Exec(ctx, `
 			SELECT fencedb.protect(t::regclass, resource => $$ resource $$)
-			FROM unnest('{entries,registers,accounts,effects}'::text[]) t`)
+			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`)
 	}
 	return err
 }
@@ -180,7 +185,7 @@ func (s *stage) remove() (left []string, err error) {
 		left = append(left, fmt.Sprintf("in fencedb.fences the fences of %s-..., which fencedb prune removes when they are old enough", s.Run))
 	}
 	if s.Control.protects() {
-		left = append(left, "in fencedb.audit that four tables of "+s.Run+" were protected")
+		left = append(left, "in fencedb.audit that five tables of "+s.Run+" were protected")
 	}
 	return left, nil
 }

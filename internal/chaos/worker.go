@@ -2,6 +2,7 @@ package chaos
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -151,9 +152,11 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		switch n := random.IntN(100); {
 		case d.mayOversleep():
-			d.oversleep(ctx, random, random.IntN(counters))
-		case n < 40:
+			d.oversleep(ctx, random, []int{0, 1, slot}[random.IntN(3)])
+		case n < 30:
 			d.once(ctx, random, "count", random.IntN(counters))
+		case n < 40:
+			d.once(ctx, random, "put or erase", slot)
 		case n < 60:
 			d.once(ctx, random, "set", register)
 		case n < 70:
@@ -161,7 +164,7 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 		case n < 98:
 			d.transfer(ctx, random)
 		default:
-			d.intrude(ctx, random.IntN(counters+1))
+			d.intrude(ctx, []int{0, 1, register, slot}[random.IntN(4)])
 		}
 	}
 }
@@ -295,10 +298,13 @@ func (d *desk) transfer(ctx context.Context, random *rand.Rand) {
 // oversleep takes a lease that is not renewed, writes, sleeps past its end and writes again: in a
 // transaction that is already open, or in one that begins only then. Both are two attempts.
 func (d *desk) oversleep(ctx context.Context, random *rand.Rand, n int) {
-	o := objects[n]
+	o, work := objects[n], "count"
+	if n == slot {
+		work = "put or erase"
+	}
 	var g fencedb.Grant
 	release := func() {}
-	d.attempt(ctx, "count", o.name, func(ctx context.Context, a *Attempt) (err error) {
+	d.attempt(ctx, work, o.name, func(ctx context.Context, a *Attempt) (err error) {
 		g, release, err = d.way.hold(ctx, d.resource(o.resources[0]))
 		if err != nil {
 			return err
@@ -311,12 +317,12 @@ func (d *desk) oversleep(ctx context.Context, random *rand.Rand, n int) {
 	}
 	sleep := d.TTL + d.TTL/5 + upTo(random, d.TTL)
 	if random.IntN(2) == 0 {
-		d.attempt(ctx, "count, late in its transaction", o.name, func(ctx context.Context, a *Attempt) error {
+		d.attempt(ctx, work+", late in its transaction", o.name, func(ctx context.Context, a *Attempt) error {
 			return d.late(ctx, random, a, n, g, func() { wait(ctx, sleep) })
 		})
 	} else {
 		wait(ctx, sleep)
-		d.attempt(ctx, "count, late", o.name, func(ctx context.Context, a *Attempt) error {
+		d.attempt(ctx, work+", late", o.name, func(ctx context.Context, a *Attempt) error {
 			return d.late(ctx, random, a, n, g, func() {})
 		})
 	}
@@ -327,12 +333,19 @@ func (d *desk) late(ctx context.Context, random *rand.Rand, a *Attempt, n int, g
 	return d.way.write(ctx, g, level(random), func(tx pgx.Tx) error { return d.change(ctx, tx, a, n, g, pause) })
 }
 
+// errSlot: the row is not as the versions say. Only a write past the fence can have done that.
+var errSlot = errors.New("the row of the slot is there and should not be, or the other way round")
+
 // change reads the one resource of an object and writes it. A counter is a table that only grows,
-// so that no lock on a row stands in for the fence.
+// so that no lock on a row stands in for the fence. The versions of the slot are those of its effects,
+// because its row cannot count while it is not there.
 func (d *desk) change(ctx context.Context, tx pgx.Tx, a *Attempt, n int, g fencedb.Grant, pause func()) error {
 	read, write := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`
 	if n == register {
 		read, write = `SELECT value FROM registers WHERE resource = $1`, `UPDATE registers SET value = $2 WHERE resource = $1`
+	}
+	if n == slot {
+		read, write = `SELECT coalesce(max(wrote), 0) FROM effects WHERE resource = $1`, `INSERT INTO slots SELECT $1 WHERE $2::bigint % 2 = 1 ON CONFLICT DO NOTHING`
 	}
 	e := Effect{Attempt: a.ID, Resource: g.Resource(), Token: g.Token(), Lease: g.LeaseID()}
 	if err := tx.QueryRow(ctx, read, e.Resource).Scan(&e.Read); err != nil {
@@ -343,8 +356,16 @@ func (d *desk) change(ctx context.Context, tx pgx.Tx, a *Attempt, n int, g fence
 	if n == register {
 		e.Wrote = a.ID
 	}
-	if _, err := tx.Exec(ctx, write, e.Resource, e.Wrote); err != nil {
+	if n == slot && e.Read%2 == 1 {
+		write = `DELETE FROM slots WHERE resource = $1 AND $2::bigint % 2 = 0`
+	}
+	if done, err := tx.Exec(ctx, write, e.Resource, e.Wrote); err != nil {
 		return err
+	} else if done.RowsAffected() != 1 {
+		if !a.plain { // who has not entered may read what another is just changing
+			a.Broken = errSlot.Error()
+		}
+		return errSlot
 	}
 	return effect(ctx, tx, e)
 }
