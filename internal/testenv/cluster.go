@@ -3,7 +3,9 @@ package testenv
 import (
 	"context"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -147,7 +149,9 @@ func (c *ClusterServers) BeginMove(slot int) {
 	c.do(c.nodes[from], "CLUSTER", "SETSLOT", slot, "MIGRATING", c.ids[to])
 }
 
-// FinishMove moves the keys and then the slot.
+// FinishMove moves the keys and then the slot, and returns once all nodes agree on every owner and its
+// epoch. The new owner outbids the epochs that it knows. If one that it does not know yet were in a
+// message from the old owner that is still on its way, the slot would go back.
 func (c *ClusterServers) FinishMove(slot int) {
 	c.t.Helper()
 	from, to := c.owner[slot], c.next(slot)
@@ -163,6 +167,27 @@ func (c *ClusterServers) FinishMove(slot int) {
 		}
 	}
 	c.owner[slot] = to
+	await(c.t, "the nodes to agree who has which slot", c.agreed)
+}
+
+func (c *ClusterServers) agreed(ctx context.Context) bool {
+	var views []string
+	for _, node := range c.nodes {
+		text, err := node.Client().ClusterNodes(ctx).Result()
+		if err != nil {
+			return false
+		}
+		var view []string
+		for line := range strings.Lines(text) {
+			const id, epoch, slots = 0, 6, 8
+			words := strings.Fields(line)
+			owns := slices.DeleteFunc(words[slots:], func(word string) bool { return word[0] == '[' }) // on its way
+			view = append(view, words[id]+" "+words[epoch]+" "+strings.Join(owns, " "))
+		}
+		slices.Sort(view)
+		views = append(views, strings.Join(view, "\n"))
+	}
+	return len(slices.Compact(views)) == 1
 }
 
 func (c *ClusterServers) moveKeys(slot int, from, to *RedisServer) {
