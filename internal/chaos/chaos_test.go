@@ -122,7 +122,7 @@ func TestEveryControlIsConvicted(t *testing.T) {
 			t.Parallel()
 			v := try(t, Config{
 				PostgresURL: testenv.PostgresURL(t), RedisURL: testenv.OwnRedis(t).Addr(),
-				Control: control, Only: []string{tc.fault}, For: 5 * time.Second, Workers: 3,
+				Control: control, Only: []string{tc.fault}, For: 6 * time.Second, Workers: 3,
 			})
 			require.True(t, slices.ContainsFunc(v.Violations, func(x Violation) bool { return x.Promise == tc.broken }), "not convicted")
 			require.False(t, v.Passed())

@@ -125,6 +125,7 @@ type desk struct {
 	way   way
 	count atomic.Int64 // of attempts
 	slept atomic.Int64 // when somebody overslept last
+	broke atomic.Int64 // when somebody wrote without a token last
 }
 
 // employ makes the issuers. Every other process seals.
@@ -151,6 +152,8 @@ func (d *desk) employ(client redis.UniversalClient) ([]*lease.Issuer, error) {
 func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		switch n := random.IntN(100); {
+		case due(&d.broke, 2*d.TTL):
+			d.intrude(ctx, []int{0, 1, register, slot}[random.IntN(4)])
 		case d.mayOversleep():
 			d.oversleep(ctx, random, []int{0, 1, slot}[random.IntN(3)])
 		case n < 30:
@@ -161,10 +164,8 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 			d.once(ctx, random, "set", register)
 		case n < 70:
 			d.look(ctx)
-		case n < 98:
-			d.transfer(ctx, random)
 		default:
-			d.intrude(ctx, []int{0, 1, register, slot}[random.IntN(4)])
+			d.transfer(ctx, random)
 		}
 	}
 }
@@ -172,11 +173,18 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 // mayOversleep lets one client at a time oversleep, and not often: nobody else has its counter then
 // until the lease is over. With a control there is nothing to lose by that.
 func (d *desk) mayOversleep() bool {
-	last, often := d.slept.Load(), 6*d.TTL
+	often := 6 * d.TTL
 	if d.Control != NoControl {
 		often = 2 * d.TTL
 	}
-	return now()-last > int64(often) && d.slept.CompareAndSwap(last, now())
+	return due(&d.slept, often)
+}
+
+// due reports to one client, once in a while, that it is time. The rate does not depend on how fast
+// the machine is.
+func due(last *atomic.Int64, often time.Duration) bool {
+	before := last.Load()
+	return now()-before > int64(often) && last.CompareAndSwap(before, now())
 }
 
 // patience is how long an attempt may take by its own context.
@@ -316,7 +324,7 @@ func (d *desk) oversleep(ctx context.Context, random *rand.Rand, n int) {
 		return
 	}
 	sleep := d.TTL + d.TTL/5 + upTo(random, d.TTL)
-	if random.IntN(2) == 0 {
+	if random.IntN(2) == 0 || d.Control == UncheckedSnapshot { // whose mistake shows only here
 		d.attempt(ctx, work+", late in its transaction", o.name, func(ctx context.Context, a *Attempt) error {
 			return d.late(ctx, random, a, n, g, func() { wait(ctx, sleep) })
 		})
