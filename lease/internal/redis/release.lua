@@ -14,14 +14,13 @@
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
 -- The common case, before the helpers as in acquire.lua: it is held, and nobody waits.
-if #KEYS == 5 and #ARGV == 7 and #ARGV[2] <= 15 and #ARGV[3] <= 64 and #ARGV[5] <= 15 and ARGV[7] ~= ''
+if #KEYS == 5 and #ARGV == 7 and #ARGV[2] <= 16 and #ARGV[3] <= 64 and #ARGV[5] <= 15 and ARGV[7] ~= ''
   and string.find(table.concat(ARGV, ' ', 1, 6),
     '^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x '
       .. '[1-9]%d* [%w%-]+ sure [1-9]%d* S?PUBLISH$')
-  and not string.find(ARGV[1], '%u') then
+  and not string.find(ARGV[1], '%u') and next(redis.pcall('ZRANGE', KEYS[3], 0, 0)) == nil then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
-  if type(held) == 'string' and string.sub(held, 1, #mine) == mine and string.find(held, '^[%w%-,]+$', #mine + 1)
-    and next(redis.pcall('ZRANGE', KEYS[3], 0, 0)) == nil then
+  if type(held) == 'string' and string.sub(held, 1, #mine) == mine and string.find(held, '^[%w%-,]+$', #mine + 1) then
     redis.call('DEL', KEYS[1])
     return {'released'}
   end

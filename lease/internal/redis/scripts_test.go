@@ -3,6 +3,7 @@ package protocol_test
 import (
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -179,6 +180,32 @@ func TestScriptsCheckTheirArguments(t *testing.T) {
 		}
 		_, err := client.Eval(t.Context(), body, keys, args...).Result()
 		require.NoError(t, err, "%s: as its header says", s.name)
+		require.NoError(t, client.FlushAll(t.Context()).Err())
+	}
+}
+
+// With a token of today, which is the time in microseconds.
+func TestTheCommonCasesNeedNoHelpers(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	token := fmt.Sprint(time.Now().UnixMicro())
+	for _, s := range quiet {
+		text, err := os.ReadFile(s.name + ".lua")
+		require.NoError(t, err)
+		common, _, _ := strings.Cut(string(text), "-- The helpers come here.\n")
+		keys := prepare(t, client, s)
+		if s.name == "release" {
+			require.NoError(t, client.Set(t.Context(), keys[0], holder+":"+token+":ca11", time.Hour).Err())
+		}
+		require.NoError(t, client.Set(t.Context(), keys[1], token, time.Hour).Err())
+		var args []any
+		for _, arg := range strings.Fields(s.args) {
+			_, value, _ := strings.Cut(strings.Replace(arg, "=41", "="+token, 1), "=")
+			args = append(args, value)
+		}
+		words, err := client.Eval(t.Context(), common, keys, args...).StringSlice()
+		require.NoError(t, err, s.name)
+		require.Contains(t, []string{"granted", "released"}, words[0])
 		require.NoError(t, client.FlushAll(t.Context()).Err())
 	}
 }
