@@ -46,7 +46,10 @@ func newWorld(t *testing.T) *world {
 		CREATE TABLE jobs (id int PRIMARY KEY, state text NOT NULL);
 		INSERT INTO jobs VALUES (1, 'new');
 		SELECT fencedb.protect('seats', $$ 'room:' || room $$);
-		SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$);`)
+		SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$);
+		CREATE TABLE notes (id int NOT NULL);
+		SELECT fencedb.protect('notes', $$ 'note:' || id $$, mode => 'observe');`)
+	w.exec(w.origin, `INSERT INTO notes VALUES (1)`)
 	w.exec(w.origin, `BEGIN; `+enter(42, "room:red")+`; INSERT INTO seats VALUES (1, 'red'); COMMIT`)
 	w.exec(w.origin, `BEGIN; `+carry(42, "job:1")+`; UPDATE jobs SET state = 'running'; COMMIT`)
 	return w
@@ -124,6 +127,7 @@ func (w *world) requireProtected(conn *pgx.Conn) {
 	w.refused(conn, "FN001", `BEGIN; `+carry(41, "job:1")+`; UPDATE jobs SET state = 'done'`)
 	w.exec(conn, `BEGIN; `+enter(43, "room:red")+`; UPDATE seats SET id = 2; COMMIT`)
 	w.exec(conn, `BEGIN; `+carry(43, "job:1")+`; UPDATE jobs SET state = 'done'; COMMIT`)
+	w.exec(conn, `INSERT INTO notes VALUES (2)`)
 	require.Equal(w, "43 43", w.one(conn, `SELECT s.last_fencing_token || ' ' || j.last_fencing_token FROM seats s, jobs j`))
 }
 
@@ -153,6 +157,7 @@ func TestADumpedDatabaseComesBackProtected(t *testing.T) {
 			for _, catalog := range []string{
 				`SELECT json_agg(p ORDER BY p.table_name::text) FROM fencedb.protected_tables p`,
 				`SELECT json_agg(f ORDER BY f.resource) FROM fencedb.fences f`,
+				`SELECT json_agg(u ORDER BY u.statement) FROM fencedb.unfenced_writes u`,
 				`SELECT json_agg(p.oid::regprocedure || coalesce(p.proacl::text, '') ORDER BY p.oid::regprocedure::text) FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace`,
 			} {
 				require.Equal(t, w.one(w.origin, catalog), w.one(restored, catalog))

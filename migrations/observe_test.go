@@ -212,6 +212,22 @@ func TestObservedWritersDoNotMeet(t *testing.T) {
 	}
 }
 
+// As after a rename, and as in a copy of the database, where another table has the number of this one.
+func TestWhatWasObservedStaysWithItsTable(t *testing.T) {
+	t.Parallel()
+	s := newObserved(t)
+	s.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1; ALTER TABLE seats RENAME TO "My seats"`)
+	require.Equal(t, `"My seats" cron UPDATE FN002 room:red`, s.observed())
+	other := s.beside()
+	other.exec(`SET application_name = 'cron'; UPDATE "My seats" SET guest = 'zoe' WHERE id = 1`)
+	require.Equal(t, "2", s.one(`SELECT times FROM fencedb.unfenced_writes`))
+
+	s.exec(`CREATE TABLE another (id int); UPDATE fencedb.observations SET target = 'another'::regclass`)
+	require.Equal(t, `"My seats" cron UPDATE FN002 room:red`, s.observed())
+	s.exec(`SELECT fencedb.forget_observations('"My seats"')`)
+	require.Empty(t, s.observed())
+}
+
 func TestWhatIsObservedIsBoundedInSize(t *testing.T) {
 	t.Parallel()
 	s := newObserved(t)

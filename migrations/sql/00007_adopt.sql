@@ -23,7 +23,7 @@ CREATE INDEX observations_target ON fencedb.observations (target, role, applicat
 
 COMMENT ON TABLE  fencedb.observations IS 'What guards that only observe would have refused. Read it through fencedb.unfenced_writes.';
 COMMENT ON COLUMN fencedb.observations.target      IS 'The oid of the table that was protected.';
-COMMENT ON COLUMN fencedb.observations.table_name  IS 'Its name at that time, for a copy of the database, where it has another oid.';
+COMMENT ON COLUMN fencedb.observations.table_name  IS 'Its name at that time, with its schema.';
 COMMENT ON COLUMN fencedb.observations.role        IS 'Who wrote: the role of the last SET ROLE, or the one that logged in.';
 COMMENT ON COLUMN fencedb.observations.application IS 'Its application_name; "(others)" after 500 kinds of writes to one table.';
 COMMENT ON COLUMN fencedb.observations.statement   IS 'INSERT, UPDATE, DELETE or TRUNCATE, as triggers know it.';
@@ -35,11 +35,13 @@ COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of th
 
 REVOKE ALL ON fencedb.observations FROM PUBLIC;
 
+-- By the name, because in a copy of the database the oid may be that of another table; by the oid where it was renamed.
 CREATE VIEW fencedb.unfenced_writes WITH (security_barrier) AS
 SELECT c.oid::regclass AS table_name, o.role, o.application, o.statement, o.reason,
        min(o.first_at) AS first_at, max(o.last_at) AS last_at, sum(o.times)::bigint AS times, max(o.resource) AS resource
 FROM fencedb.observations o
-JOIN pg_class c ON c.oid = o.target OR NOT EXISTS (SELECT FROM pg_class t WHERE t.oid = o.target) AND o.table_name = format('%I.%I', (SELECT n.nspname FROM pg_namespace n WHERE n.oid = c.relnamespace), c.relname)
+LEFT JOIN (SELECT t.oid, format('%I.%I', n.nspname, t.relname) AS name FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace) named ON named.name = o.table_name
+JOIN pg_class c ON c.oid = coalesce(named.oid, o.target)
 WHERE pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
 GROUP BY c.oid, o.role, o.application, o.statement, o.reason;
 
@@ -259,7 +261,7 @@ AS $$
 BEGIN
     IF pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = forget_observations.target), 'MEMBER') THEN
         DELETE FROM fencedb.observations o WHERE o.ctid = ANY (ARRAY(
-            SELECT c.ctid FROM fencedb.observations c WHERE c.target = forget_observations.target FOR UPDATE SKIP LOCKED));
+            SELECT c.ctid FROM fencedb.observations c WHERE c.target = forget_observations.target OR c.table_name = forget_observations.target::text FOR UPDATE SKIP LOCKED));
     END IF;
 END
 $$;
