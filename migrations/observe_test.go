@@ -270,7 +270,7 @@ func TestOnlyTheOwnerSwitchesAndOnlyOwnersAndOperatorsSee(t *testing.T) {
 		`SELECT fencedb.record_observation(1, 'a', 'b', 'c', 'd', 1, 'e')`} {
 		require.Equal(t, insufficientPrivilege, s.as(app, past), past)
 	}
-	require.Empty(t, s.as(app, `SELECT fencedb.forget_observations('shop.seats'), fencedb.let_pass('shop.seats'::regclass, 'x', 'x', true), fencedb.observe('shop.seats')`), "there is nothing to do")
+	require.Empty(t, s.as(app, `SELECT fencedb.forget_observations('shop.seats'), fencedb.let_pass('shop.seats'::regclass, 'x', 'x', true, ''), fencedb.observe('shop.seats')`), "there is nothing to do")
 	for role, want := range map[string]string{`"` + owner + `"`: "1", operator: "1", app: "0"} {
 		s.exec(`SET SESSION AUTHORIZATION ` + role)
 		require.Equal(t, want, s.one(`SELECT count(*) FROM fencedb.unfenced_writes WHERE statement = 'INSERT'`), role)

@@ -1,9 +1,16 @@
 package migrations_test
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"strconv"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 )
 
@@ -206,4 +213,134 @@ func TestARoleThatTakesOverIsNotObserved(t *testing.T) {
 
 	require.Empty(t, s.observed())
 	s.refused("FN001", enter(41, "room:red"))
+}
+
+// adoption is a table in use: writers and readers that go on until they fail, or until stop is closed.
+type adoption struct {
+	*session
+	stop    chan struct{}
+	done    map[string]*atomic.Int64
+	results map[string]chan error
+}
+
+func (a *adoption) run(name string, step func() error) {
+	count, result := new(atomic.Int64), make(chan error, 1)
+	a.done[name], a.results[name] = count, result
+	go func() {
+		for {
+			select {
+			case <-a.stop:
+				result <- nil
+				return
+			default:
+			}
+			if err := step(); err != nil {
+				result <- err
+				return
+			}
+			count.Add(1)
+		}
+	}()
+}
+
+// await waits until each has done twenty steps more.
+func (a *adoption) await(names ...string) {
+	a.Helper()
+	for _, name := range names {
+		count := a.done[name]
+		before := count.Load()
+		require.Eventually(a, func() bool { return count.Load() >= before+20 || len(a.results[name]) > 0 }, time.Minute, time.Millisecond, name)
+		if len(a.results[name]) > 0 {
+			require.NoError(a, <-a.results[name], name)
+		}
+	}
+}
+
+// ended is the SQLSTATE of what ended it.
+func (a *adoption) ended(name string) string {
+	a.Helper()
+	err := <-a.results[name]
+	refused := new(pgconn.PgError)
+	if err != nil {
+		require.ErrorAs(a, err, &refused, name)
+	}
+	return refused.Code
+}
+
+// increment reads, decides and writes under a token of now, until that is not overtaken or too late.
+func (s *session) increment(id int) error {
+	for {
+		err := pgx.BeginFunc(s.Context(), s.conn, func(tx pgx.Tx) error {
+			var n int
+			if _, err := tx.Exec(s.Context(), `SELECT fencedb.enter('counter:' || $1::int, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, gen_random_uuid(), 1000)`, id); err != nil {
+				return err
+			}
+			if err := tx.QueryRow(s.Context(), `SELECT n FROM counters WHERE id = $1`, id).Scan(&n); err != nil {
+				return err
+			}
+			_, err := tx.Exec(s.Context(), `UPDATE counters SET n = $2 WHERE id = $1`, id, n+1)
+			return err
+		})
+		refused := new(pgconn.PgError)
+		if !errors.As(err, &refused) || !slices.Contains([]string{"FN001", "40P01", "55P03", "57014", "FN004", "FN006"}, refused.Code) {
+			return err
+		}
+	}
+}
+
+// The whole way of docs/adopting.md, on a table in use: no statement fails on it but those without a token after the last
+// step, and no increment is lost between a holder that reads before it writes and a role that takes over.
+func TestATableInUseIsAdoptedWithoutAFailure(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	legacy := s.withRole("allow")
+	s.exec(`CREATE TABLE counters (id int PRIMARY KEY, n int NOT NULL); INSERT INTO counters SELECT i, 0 FROM generate_series(1, 5) i; GRANT ALL ON counters TO ` + legacy)
+	s.exec(`ALTER DATABASE "` + s.one(`current_database()`) + `" SET deadlock_timeout = '200ms'`)
+	steps := &adoption{s, make(chan struct{}), map[string]*atomic.Int64{}, map[string]chan error{}}
+	plain := []string{"reader", "prepared", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"}
+	for id, level := range plain[2:] { // on rows of their own, so that no conflict is theirs
+		one := s.beside()
+		steps.run(level, func() error {
+			_, err := one.conn.PgConn().Exec(t.Context(), fmt.Sprintf(`BEGIN ISOLATION LEVEL %s; UPDATE counters SET n = n + 1 WHERE id = %d; COMMIT`, level, id+1)).ReadAll()
+			return err
+		})
+	}
+	prepared, reader, old, holder := s.beside(), s.beside(), s.beside(), s.beside()
+	steps.run("prepared", func() error {
+		_, err := prepared.conn.Exec(t.Context(), `UPDATE counters SET n = n + 1 WHERE id = $1`, 4)
+		return err
+	})
+	steps.run("reader", func() error {
+		return reader.conn.QueryRow(t.Context(), `SELECT n FROM counters WHERE id = $1`, 5).Scan(new(int))
+	})
+
+	steps.await(plain...)
+	s.exec(`SET lock_timeout = '5s'; ALTER TABLE counters ADD last_fencing_token bigint NOT NULL DEFAULT 0`)
+	steps.await(plain...)
+	s.exec(`SELECT fencedb.protect('counters', $$ 'counter:' || id $$, mode => 'observe')`)
+	steps.await(plain...)
+	s.exec(`SELECT fencedb.take_over_as('counters', '` + legacy + `', now() + interval '1 hour')`)
+	old.exec(`SET SESSION AUTHORIZATION ` + legacy)
+	steps.run("legacy", func() error {
+		_, err := old.conn.Exec(t.Context(), `UPDATE counters SET n = n + 1 WHERE id = $1`, 5)
+		return err
+	})
+	steps.run("holder", func() error { return holder.increment(5) })
+	steps.await(append(plain, "legacy", "holder")...)
+	s.exec(`SELECT fencedb.enforce('counters')`)
+	for _, name := range plain[1:] {
+		require.Equal(t, "FN002", steps.ended(name))
+	}
+	steps.await("legacy", "holder", "reader")
+	close(steps.stop)
+	for _, name := range []string{"legacy", "holder", "reader"} {
+		require.Empty(t, steps.ended(name))
+	}
+
+	for name, id := range map[string]int{"READ COMMITTED": 1, "REPEATABLE READ": 2, "SERIALIZABLE": 3, "prepared": 4} {
+		require.Equal(t, fmt.Sprint(steps.done[name].Load()), s.one(`SELECT n FROM counters WHERE id = $1`, id), name)
+	}
+	require.Equal(t, fmt.Sprint(steps.done["legacy"].Load()+steps.done["holder"].Load()), s.one(`SELECT n FROM counters WHERE id = 5`))
+	require.Equal(t, "UPDATE", s.one(`SELECT string_agg(DISTINCT statement, ',') FROM fencedb.unfenced_writes WHERE reason = 'FN002' AND role = session_user`))
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.unfenced_writes WHERE role <> session_user`))
 }

@@ -155,9 +155,9 @@ DECLARE
     until        numeric;
     remaining_ms numeric;
 BEGIN
-    IF TG_NARGS > 0 THEN
+    IF TG_NARGS > 1 THEN
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
-            IF fencedb.observes(to_regprocedure(TG_ARGV[1] || '()')) THEN
+            IF fencedb.observes(to_regprocedure(TG_ARGV[0] || '()')) THEN
                 RETURN NULL;
             END IF;
             RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', TG_OP, TG_RELID::regclass
@@ -169,7 +169,7 @@ BEGIN
     END IF;
     granted := fencedb.granted();
     IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN
-        IF fencedb.let_pass(TG_RELID, TG_OP, 'FN002', false) THEN
+        IF fencedb.let_pass(TG_RELID, TG_OP, 'FN002', false, TG_ARGV[0]) THEN
             RETURN NULL;
         END IF;
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
@@ -177,7 +177,7 @@ BEGIN
     until := (granted ->> 'until')::numeric;
     remaining_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
     IF remaining_ms < 0 THEN
-        IF NOT fencedb.let_pass(TG_RELID, TG_OP, 'FN006', false) THEN
+        IF NOT fencedb.let_pass(TG_RELID, TG_OP, 'FN006', false, TG_ARGV[0]) THEN
             PERFORM fencedb.require_lease(until);
         END IF;
     ELSIF remaining_ms < nullif(current_setting('fencedb.limit', true), '')::numeric THEN -- a millisecond has passed
@@ -188,7 +188,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables. Arguments say that the row trigger is inherited from a partitioned table, and may have gone, and which guard it was.';
+COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables. Its arguments: the guard of rows, and whether that is inherited from a partitioned table, and may have gone.';
 
 -- The table itself, its partitions and its children. Row triggers of a partitioned table come to its partitions by
 -- themselves, statement triggers do not, and a TRUNCATE may name the partition.
@@ -227,19 +227,21 @@ $$;
 
 COMMENT ON FUNCTION fencedb.guard_facts(oid) IS 'Inner function. What protect has noted on a guard, NULLs if nothing.';
 
--- The first line of a guard that only observes. See fencedb.switch_guard.
+-- The first lines of a guard that only observes. See fencedb.switch_guard.
 CREATE FUNCTION fencedb.observing() RETURNS text
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN E'\n#variable_conflict use_column\nDECLARE -- this guard refuses nothing\n';
 
 COMMENT ON FUNCTION fencedb.observing() IS 'Inner function. How the text of a guard begins that only observes.';
 
+-- Not read with a query: a transaction above READ COMMITTED may be older than the guard, or than its mode, and would be
+-- refused where nothing is.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.observes(guard oid) RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT starts_with(p.prosrc, fencedb.observing()) FROM pg_proc p WHERE p.oid = guard
+    SELECT coalesce(strpos(pg_get_functiondef(guard), fencedb.observing()), 0) > 0
 $$;
 -- +goose StatementEnd
 
@@ -607,12 +609,12 @@ BEGIN
         IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
         END IF;
-        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate' AND (t.tgnargs > 0) = m.is_partition)
-           OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_statement' AND (t.tgnargs > 0) = m.is_partition) THEN
+        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate' AND (t.tgnargs > 1) = m.is_partition)
+           OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_statement' AND (t.tgnargs > 1) = m.is_partition) THEN
             EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT %s', m.member,
-                CASE WHEN m.is_partition THEN format('EXECUTE FUNCTION fencedb.guard_statement(partition, %L)', guard) ELSE 'WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement()' END);
-            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%s)', m.member,
-                CASE WHEN m.is_partition THEN format('partition, %L', guard) END);
+                CASE WHEN m.is_partition THEN format('EXECUTE FUNCTION fencedb.guard_statement(%L, partition)', guard) ELSE format('WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement(%L)', guard) END);
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%L%s)', m.member, guard,
+                CASE WHEN m.is_partition THEN ', partition' END);
         END IF;
         FOR own IN SELECT t.tgname FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A') LOOP
             EXECUTE format('ALTER TABLE %s ENABLE TRIGGER %I', m.member, own);

@@ -81,6 +81,9 @@ AS $$
 DECLARE
     root oid := fencedb.guarded_root(guarded);
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = root AND c.relkind IN ('r', 'p')) THEN
+        RETURN; -- it is younger than the snapshot, or is none
+    END IF;
     IF current_setting('transaction_isolation') = 'serializable' THEN
         INSERT INTO fencedb.observations
         SELECT root, root::regclass::text, role, application, operation, reason, clock_timestamp(), clock_timestamp(), times, resource
@@ -120,7 +123,7 @@ COMMENT ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigi
 -- and opens nothing: the guard of rows says by its own text whether it refuses. What happens each time is one expression,
 -- because PL/pgSQL sets every expression up anew in every transaction.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.let_pass(guarded oid, operation text, reason text, of_row boolean, detail text DEFAULT NULL) RETURNS boolean
+CREATE FUNCTION fencedb.let_pass(guarded oid, operation text, reason text, of_row boolean, about text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -141,7 +144,8 @@ BEGIN
         RETURN true;
     ELSIF reason = 'FN002' AND operation <> 'TRUNCATE' AND NOT of_row AND fencedb.overtakes(guarded) THEN
         RETURN true;
-    ELSIF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row' AND fencedb.observes(t.tgfoid)) THEN
+    ELSIF of_row AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row' AND fencedb.observes(t.tgfoid))
+          OR NOT of_row AND NOT fencedb.observes(to_regprocedure(about || '()')) THEN
         RETURN false;
     END IF;
 
@@ -158,7 +162,7 @@ BEGIN
         sampled := of_row OR substr(seen, 15, 1) = '1';
     END IF;
     PERFORM fencedb.record_observation(guarded, role::name, current_setting('application_name'), operation, reason, counted,
-        CASE WHEN detail LIKE '{%' AND reason LIKE 'FN%' THEN left(detail::jsonb ->> 'resource', 512) END);
+        CASE WHEN of_row AND about LIKE '{%' AND reason LIKE 'FN%' THEN left(about::jsonb ->> 'resource', 512) END);
     PERFORM set_config(concat('fencedb.seen_', guarded, '_', operation),
         concat(to_char(now + 5, 'FM0000000000.000'), sampled::int, to_char(least(recorded, 9999999999), 'FM0000000000'), writer, '0000000000'), false);
     RETURN true;
@@ -166,7 +170,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.let_pass(oid, text, text, boolean, text) IS 'Inner function. Whether a statement that a guard would refuse goes on: its role overtakes, and the guard of rows will see to that, or the guard only observes, which then remembers it.';
+COMMENT ON FUNCTION fencedb.let_pass(oid, text, text, boolean, text) IS 'Inner function. Whether a statement that a guard would refuse goes on: its role overtakes, and the guard of rows will see to that, or the guard only observes, which then remembers it. about is the DETAIL of the refusal of a row, and of a statement the guard of its rows.';
 
 -- The mode of a table is the text of its guard: CREATE OR REPLACE FUNCTION needs no lock on the table, and a guard that is
 -- enforced pays nothing for the other mode. The text that observes has the other one inside, in a block that turns a
@@ -326,8 +330,10 @@ COMMENT ON FUNCTION fencedb.overtaking_token(text, bigint, bigint) IS 'Inner fun
 
 -- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the fence while it holds a
 -- row. The holder of the fence may come to wait for that row. Whose wait reaches deadlock_timeout first is ended, which
--- should be the holder: so the other one waits in steps that are shorter. Two who overtake could wait for each other
--- like that for ever, hence the last step without a limit.
+-- should be the holder: so the other one waits in steps that are shorter, but not by half, where a holder that comes at
+-- once looks just between two of them. A holder that looks between two steps finds
+-- nothing, and waits until its lease ends. Two who overtake could wait for each other like that for ever, hence the last
+-- step without a limit.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.overtake_fence(resource text, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -337,7 +343,7 @@ AS $$
 DECLARE
     lease    uuid    := fencedb.overtaking_lease();
     own_ms   numeric := nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0);
-    step_ms  numeric := extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 / 2;
+    step_ms  numeric := extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 * 0.7;
     start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
     waited   numeric;
     stored   record;
@@ -369,7 +375,7 @@ BEGIN
             IF waited >= own_ms THEN
                 PERFORM fencedb.raise_busy(resource);
             END IF;
-            PERFORM set_config('lock_timeout', CASE WHEN waited > 6 * step_ms THEN coalesce(ceil(own_ms - waited), 0) ELSE ceil(least(step_ms, own_ms - waited)) END::text, true);
+            PERFORM set_config('lock_timeout', CASE WHEN waited > 14 * step_ms THEN coalesce(ceil(own_ms - waited), 0) ELSE ceil(least(step_ms, own_ms - waited)) END::text, true);
             IF known THEN
                 PERFORM FROM fencedb.fences f WHERE f.resource = overtake_fence.resource FOR NO KEY UPDATE;
             ELSE -- somebody may be inserting it
