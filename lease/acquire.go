@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -70,21 +69,22 @@ type standing struct {
 // So a withdrawal ends only what its own call was granted. The steps of one call share it.
 type call struct {
 	id        string
+	label     string      // of the holder, as it is stored
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
 	withdrawn atomic.Bool // what the requests were granted is being taken back
 
 	*behind // what the call gives back
 }
 
-func newCall() *call { return (&call{behind: new(behind)}).again() }
+func newCall(label string) *call { return (&call{label: label, behind: new(behind)}).again() }
 
 // again is the same call under another name.
 func (c *call) again() *call {
-	return &call{id: strconv.FormatUint(rand.Uint64()|1<<63, 16), behind: c.behind}
+	return &call{id: protocol.NewCall(c.label), label: c.label, behind: c.behind}
 }
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
-	a := &acquisition{core: c, caller: ctx, resources: resources, id: uuid.New(), call: newCall()}
+	a := &acquisition{core: c, caller: ctx, resources: resources, id: uuid.New(), call: newCall(c.label)}
 	for _, resource := range resources {
 		if err := checkResource(resource); err != nil {
 			return nil, err
@@ -223,7 +223,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 		return nil, nil, err
 	case answer.tokens == nil:
 		a.standing = standing{sent, a.requests}
-		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait}, nil
+		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder}, nil
 	case !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
 		return nil, nil, errTooLate
 	}

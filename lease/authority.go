@@ -98,7 +98,7 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 		return nil, protocol.Invalid("invalid floor %d: no token can follow it", floor)
 	}
 	t := old.trace(ctx, OpHeal)
-	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(), asked: true}
+	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(i.label), asked: true}
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
 	leases.endTracing(&t, err)
 	return leases.first(), err

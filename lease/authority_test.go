@@ -304,7 +304,7 @@ func TestAuthorityAndCorruptKeys(t *testing.T) {
 
 func TestInspect(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, FenceRetention: time.Hour})
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, FenceRetention: time.Hour, Holder: "me"})
 		found, err := i.Inspect(t.Context(), "a")
 		require.NoError(t, err)
 		require.Equal(t, lease.Inspection{Resource: "a", RememberedFor: -2 * ms}, found)
@@ -316,7 +316,7 @@ func TestInspect(t *testing.T) {
 		found, err = i.Inspect(t.Context(), "a")
 		require.NoError(t, err)
 		require.Equal(t, lease.Inspection{
-			Resource: "a", Holder: l.LeaseID(), Token: l.Token(), ExpiresIn: 8 * time.Second,
+			Resource: "a", Holder: l.LeaseID(), Token: l.Token(), Label: "me", ExpiresIn: 8 * time.Second,
 			LastToken: l.Token(), RememberedFor: time.Hour - time.Second, Waiters: 1,
 		}, found)
 

@@ -56,6 +56,13 @@ type Config struct {
 	// 128 bytes of UTF-8. Defaults to none.
 	Namespace string
 
+	// Holder is a label that tells people who holds a lease: others see it in [HeldError] and
+	// [Inspection], operators in what the command fencedb shows. It is stored in Redis with each
+	// lease, as it is, and costs no request. At most 47 bytes, of which any that is no letter,
+	// digit or dash takes three. Defaults to program@host:pid, such as "booking@host-7:4711",
+	// shortened to fit.
+	Holder string
+
 	// HashResources stores a SHA-256 instead of the resource's id in Redis, for ids that are
 	// personal data. All programs that share resources must agree on it. Defaults to false.
 	HashResources bool
@@ -117,6 +124,9 @@ func (c Config) withDefaults() Config {
 	if c.MaxHold == 0 {
 		c.MaxHold = max(time.Hour, c.TTL)
 	}
+	if c.Holder == "" {
+		c.Holder = thisProcess()
+	}
 	if c.FenceRetention == 0 {
 		c.FenceRetention = max(24*time.Hour, c.TTL)
 	}
@@ -144,6 +154,10 @@ func (c Config) check() error {
 	}
 	if err := c.checkReplicas(); err != nil {
 		return err
+	}
+	if n := len(protocol.EscapeLabel(c.Holder)); n > protocol.MostLabel {
+		return protocol.Invalid("Holder (%q) takes %d bytes when it is stored, more than %d; any byte but letters, digits and dashes takes three",
+			c.Holder, n, protocol.MostLabel)
 	}
 	return protocol.CheckName("namespace", c.Namespace, protocol.MaxNamespace)
 }

@@ -10,6 +10,7 @@ import (
 // core is what the leases and acquisitions of one Issuer have in common.
 type core struct {
 	cfg      Config
+	label    string // of Config.Holder, as it is stored
 	store    store
 	watchdog *watchdog
 	lines    *lines
@@ -23,6 +24,7 @@ func newCore(s store, cfg Config) (*core, error) {
 	}
 	return &core{
 		cfg:      cfg,
+		label:    protocol.EscapeLabel(cfg.Holder),
 		store:    s,
 		watchdog: newWatchdog(s, cfg),
 		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},

@@ -3,6 +3,7 @@ package lease
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
@@ -174,6 +175,10 @@ func (unanswered) LeaseLost() bool { return true }
 type HeldError struct {
 	Resource string
 
+	// Holder is the label of who holds, its [Config.Holder], or of one of those that hold a
+	// semaphore. "" if that is not known: another waits with right of way, or Redis was not asked.
+	Holder string
+
 	// RetryAfter is when to retry at the latest: a release makes it sooner, a renewal later.
 	RetryAfter time.Duration
 
@@ -183,10 +188,14 @@ type HeldError struct {
 }
 
 func (e *HeldError) Error() string {
-	if e.Cause != nil {
-		return fmt.Sprintf("lease: %q is still held by another: %v", e.Resource, e.Cause)
+	by := "another"
+	if e.Holder != "" {
+		by = strconv.Quote(e.Holder)
 	}
-	return fmt.Sprintf("lease: %q is held by another, retry after %v", e.Resource, e.RetryAfter)
+	if e.Cause != nil {
+		return fmt.Sprintf("lease: %q is still held by %s: %v", e.Resource, by, e.Cause)
+	}
+	return fmt.Sprintf("lease: %q is held by %s, retry after %v", e.Resource, by, e.RetryAfter)
 }
 
 // Is makes every HeldError an [ErrHeld].

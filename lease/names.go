@@ -3,7 +3,9 @@ package lease
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
@@ -52,6 +54,32 @@ func ClientName(program string) string {
 		host = "localhost"
 	}
 	return strings.Map(printable, fmt.Sprintf("%s@%s:%d", program, host, os.Getpid()))
+}
+
+// thisProcess is the label of holders that were given none. Of a long host name the end is kept,
+// where pods differ.
+var thisProcess = sync.OnceValue(func() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	return labelOf(filepath.Base(os.Args[0]), host, os.Getpid())
+})
+
+func labelOf(program, host string, pid int) string {
+	host, _, _ = strings.Cut(host, ".")
+	label := func() string { return fmt.Sprintf("%s@%s:%d", program, host, pid) }
+	tooLong := func() bool { return len(protocol.EscapeLabel(label())) > protocol.MostLabel }
+	for len(program) > 8 && tooLong() {
+		program = program[:len(program)-1]
+	}
+	for tooLong() && host != "" {
+		host = host[1:]
+	}
+	for tooLong() {
+		program = program[:len(program)-1]
+	}
+	return label()
 }
 
 // printable keeps what CLIENT SETNAME takes: from "!" to "~".

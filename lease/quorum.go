@@ -150,7 +150,7 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 		switch {
 		case v.err != nil:
 		case v.answer.tokens == nil:
-			refused.wait, refused.index = max(refused.wait, v.answer.wait), v.answer.index
+			refused.wait, refused.index, refused.holder = max(refused.wait, v.answer.wait), v.answer.index, v.answer.holder
 		default:
 			won++
 			for n, token := range v.answer.tokens {

@@ -66,6 +66,7 @@ type Inspection struct {
 	Resource      string
 	Holder        uuid.UUID     // zero: nobody
 	Token         int64         // of the holder; 0: nobody
+	Label         string        // of the holder, its [Config.Holder]; "": nobody, or not known
 	ExpiresIn     time.Duration // of the holder's lease, without renewal
 	LastToken     int64         // 0: not known
 	RememberedFor time.Duration // the last token; negative: it never expires, or is not known
@@ -81,6 +82,7 @@ type acquired struct {
 	unsure bool    // a member of a quorum has not answered
 	wait   time.Duration
 	index  int
+	holder string // its label; "" if it is not known
 }
 
 func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
@@ -94,13 +96,13 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 			}
 		}
 		return acquired{tokens: tokens}, nil
-	case r.Is("held", 2):
+	case r.Is("held", 3):
 		wait, err := r.Number(0, 1)
 		n, err2 := r.Number(1, 1)
 		if err != nil || err2 != nil || n > int64(resources) {
 			return acquired{}, r.Unknown()
 		}
-		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1}, nil
+		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1, holder: protocol.HolderOf(r.Args[2])}, nil
 	case r.Is("over", 0):
 		return acquired{}, errOver
 	case r.Is("exhausted", 0):
@@ -199,7 +201,7 @@ func decodeRegrant(r protocol.Reply) (int64, error) {
 }
 
 func decodeInspect(r protocol.Reply) (Inspection, error) {
-	if !r.Is("inspected", 7) {
+	if !r.Is("inspected", 8) {
 		return Inspection{}, r.Unknown()
 	}
 	var n [5]int64
@@ -215,6 +217,7 @@ func decodeInspect(r protocol.Reply) (Inspection, error) {
 		LastToken:     n[2],
 		RememberedFor: time.Duration(n[3]) * time.Millisecond,
 		Waiters:       int(n[4]),
+		Label:         protocol.HolderOf(r.Args[7]),
 	}
 	var err error
 	if r.Args[0] != "" {

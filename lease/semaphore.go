@@ -135,6 +135,7 @@ type Permit struct {
 	LeaseID   uuid.UUID
 	Token     int64
 	ExpiresIn time.Duration // without renewal
+	Label     string        // of the holder, its [Config.Holder]; "": not known
 }
 
 // Inspect tells who holds the resource. It changes nothing.
@@ -225,14 +226,14 @@ func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
 	found := SemaphoreInspection{Limit: int(limit), Waiters: int(waiters)}
 	for i := 2; i < len(r.Args); i += 2 {
 		name, rest, _ := strings.Cut(r.Args[i], ":")
-		number, _, _ := strings.Cut(rest, ":")
+		number, calls, _ := strings.Cut(rest, ":")
 		id, err := uuid.Parse(name)
 		token, err2 := protocol.Reply{Script: r.Script, Args: []string{number}}.Number(0, 1)
 		left, err3 := r.Number(i+1, 1)
 		if err != nil || err2 != nil || err3 != nil {
 			return SemaphoreInspection{}, r.Unknown()
 		}
-		found.Permits = append(found.Permits, Permit{id, token, time.Duration(left) * time.Millisecond})
+		found.Permits = append(found.Permits, Permit{id, token, time.Duration(left) * time.Millisecond, protocol.HolderOf(calls)})
 	}
 	return found, nil
 }

@@ -120,7 +120,7 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 		require.NoError(t, err)
 		turn.listenFor("me")
 		require.Nil(t, turn.woken("me"))
-		a := &acquisition{call: newCall()}
+		a := &acquisition{call: newCall("me")}
 		start := time.Now()
 		a.sleep(t.Context(), turn, time.Minute, time.Second)
 		require.WithinRange(t, time.Now(), start.Add(time.Second/2), start.Add(1600*time.Millisecond))
@@ -190,7 +190,7 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				e.listenFor("me")
 				e.receive(test.message)
 				sent := time.Now().Add(-test.asked)
-				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []protocol.Keys{{}}, id: uuid.New(), call: newCall(), standing: standing{sent, 2}}
+				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []protocol.Keys{{}}, id: uuid.New(), call: newCall("me"), standing: standing{sent, 2}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
 				require.Nil(t, a.handedOver(over, &turn{line: &line{subscription: e}}), "who has given up gives it back")

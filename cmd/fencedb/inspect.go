@@ -51,6 +51,7 @@ type holder struct {
 	Token       int64      `json:"token"`
 	IssuedAt    *time.Time `json:"issued_at"`
 	ExpiresInMS int64      `json:"expires_in_ms"`
+	Label       string     `json:"label"` // who holds, for people: lease.Config.Holder; "": not known
 }
 
 func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
@@ -107,7 +108,7 @@ func (o *operation) look(ctx context.Context) (*inspection, error) {
 func newInspection(known lease.Inspection) *inspection {
 	found := &inspection{Resource: known.Resource, Waiters: known.Waiters}
 	if known.Token > 0 {
-		found.Holder = &holder{known.Holder, known.Token, issuedAt(known.Token), known.ExpiresIn.Milliseconds()}
+		found.Holder = &holder{known.Holder, known.Token, issuedAt(known.Token), known.ExpiresIn.Milliseconds(), known.Label}
 	}
 	if known.LastToken > 0 {
 		found.LastToken = &known.LastToken
@@ -148,7 +149,11 @@ func (h *holder) String() string {
 		return "nobody"
 	}
 	left := time.Duration(h.ExpiresInMS) * time.Millisecond
-	return fmt.Sprintf("token %d%s, ends in %s unless renewed\n%s", h.Token, age(h.IssuedAt), span(left), "lease "+h.LeaseID.String())
+	text := fmt.Sprintf("token %d%s, ends in %s unless renewed\n%s", h.Token, age(h.IssuedAt), span(left), "lease "+h.LeaseID.String())
+	if h.Label != "" {
+		text = visible(h.Label) + "\n" + text
+	}
+	return text
 }
 
 func age(at *time.Time) string {

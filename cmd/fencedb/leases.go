@@ -58,14 +58,14 @@ type held struct {
 
 // print leaves out the kind if all are leases, and shortens lease ids.
 func (l *leaseList) print(p page) {
-	header := []string{"RESOURCE", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE", "KIND"}
+	header := []string{"RESOURCE", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE", "HOLDER", "KIND"}
 	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != leaseKind }) {
 		header = header[:len(header)-1]
 	}
 	rows := make([][]string, len(l.Leases))
 	for i, h := range l.Leases {
 		rows[i] = []string{visible(h.Resource), strconv.FormatInt(h.Token, 10), since(h.IssuedAt),
-			span(time.Duration(h.ExpiresInMS) * time.Millisecond), strconv.Itoa(h.Waiters), h.LeaseID.String()[:8], h.Kind}[:len(header)]
+			span(time.Duration(h.ExpiresInMS) * time.Millisecond), strconv.Itoa(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
 	}
 	p.table(header, rows)
 	if l.More {

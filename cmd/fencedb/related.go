@@ -70,7 +70,7 @@ func (o *operation) readPlaces(ctx context.Context) (*places, error) {
 }
 
 func placeOf(h lease.Permit) holder {
-	return holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds()}
+	return holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
 }
 
 // onceResources are those of package once.
@@ -118,10 +118,10 @@ func printPlaces(p page, s *places) {
 	}
 	rows := make([][]string, len(s.Holders))
 	for i, h := range s.Holders {
-		rows[i] = []string{fmt.Sprint(h.Token), since(h.IssuedAt), span(time.Duration(h.ExpiresInMS) * time.Millisecond), h.LeaseID.String()}
+		rows[i] = []string{fmt.Sprint(h.Token), since(h.IssuedAt), span(time.Duration(h.ExpiresInMS) * time.Millisecond), h.LeaseID.String(), visible(h.Label)}
 	}
 	fmt.Fprintln(p.out)
-	p.table([]string{"PLACE", "HELD FOR", "ENDS IN", "LEASE"}, rows)
+	p.table([]string{"PLACE", "HELD FOR", "ENDS IN", "LEASE", "HOLDER"}, rows)
 }
 
 // refused is a write with a stale token.

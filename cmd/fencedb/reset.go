@@ -215,7 +215,7 @@ func (o *operation) reset(ctx context.Context, cmd *cli.Command, asked resetting
 	err = o.pool.QueryRow(ctx, resetSQL, o.resource, asked.to, asked.operator, asked.reason, asked.rowToken, asked.rowLease, wait.Milliseconds()).
 		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
 	if token != nil && lease != nil {
-		done.Former = &former{*lease, *token}
+		done.Former = &former{LeaseID: *lease, Token: *token}
 	}
 	return done, busy(explained(err))
 }

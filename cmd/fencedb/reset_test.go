@@ -38,7 +38,7 @@ func TestAfterAResetTheNextHolderWrites(t *testing.T) {
 
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--operator", "ann@host", "--yes")
 
-	require.Equal(t, &former{grant.LeaseID(), maxToken}, done.Former)
+	require.Equal(t, &former{LeaseID: grant.LeaseID(), Token: maxToken}, done.Former)
 	require.Equal(t, l.Token(), done.Token)
 	require.Equal(t, l.Token(), *done.LastToken, "Redis was not behind")
 	require.Equal(t, fmt.Sprintf("reset|seat:1|ann@host|ticket 4713|%d|%d", int64(maxToken), l.Token()),

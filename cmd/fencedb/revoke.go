@@ -50,6 +50,7 @@ type revocation struct {
 type former struct {
 	LeaseID uuid.UUID `json:"lease_id"`
 	Token   int64     `json:"token"`
+	Label   string    `json:"label,omitempty"` // who held, for people; "": not known
 }
 
 func (r *revocation) print(p page) {
@@ -61,13 +62,20 @@ func (r *revocation) print(p page) {
 	if r.Former == nil {
 		p.paragraph("", fmt.Sprintf("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token), "")
 	} else {
-		p.paragraph("", fmt.Sprintf("Revoked: lease %s with token %d held %s. Its fence is at token %d now.",
-			r.Former.LeaseID, r.Former.Token, visible(r.Resource), r.Token), "")
+		p.paragraph("", fmt.Sprintf("Revoked: lease %s with token %d%s held %s. Its fence is at token %d now.",
+			r.Former.LeaseID, r.Former.Token, r.Former.of(), visible(r.Resource), r.Token), "")
 	}
 	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
 	p.paragraph("* ", "In protected tables: nothing. Whatever it had committed before stands.", "  ")
 	p.paragraph("* ", "Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.", "  ")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
+}
+
+func (f *former) of() string {
+	if f.Label == "" {
+		return ""
+	}
+	return " of " + visible(f.Label)
 }
 
 func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
@@ -149,7 +157,10 @@ func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found
 	}
 	done := &revocation{Resource: o.resource, Token: ended.Token(), LeaseID: ended.LeaseID()}
 	if id, token, held := ended.Holder(); held {
-		done.Former = &former{id, token}
+		done.Former = &former{LeaseID: id, Token: token}
+		if found.Holder != nil && found.Holder.LeaseID == id {
+			done.Former.Label = found.Holder.Label
+		}
 	}
 	return done, o.seal(ctx, e, done)
 }
@@ -198,9 +209,11 @@ func (o *operation) seal(ctx context.Context, e event, done *revocation) error {
 }
 
 func (r *revocation) details(sealed bool) map[string]any {
-	details := map[string]any{"token": r.Token, "lease_id": r.LeaseID, "former_token": nil, "former_lease_id": nil, "sealed": sealed}
+	details := map[string]any{
+		"token": r.Token, "lease_id": r.LeaseID, "former_token": nil, "former_lease_id": nil, "former_holder": nil, "sealed": sealed,
+	}
 	if r.Former != nil {
-		details["former_token"], details["former_lease_id"] = r.Former.Token, r.Former.LeaseID
+		details["former_token"], details["former_lease_id"], details["former_holder"] = r.Former.Token, r.Former.LeaseID, r.Former.Label
 	}
 	return details
 }

@@ -38,11 +38,11 @@ func TestAfterRevokeTheNextWriteOfTheHolderIsRefused(t *testing.T) {
 	done := w.revoked("seat:1")
 
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
-	require.Equal(t, &former{l.LeaseID(), l.Token()}, done.Former)
+	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, done.Former)
 	require.Greater(t, done.Token, l.Token())
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
-	require.Equal(t, "revoke|seat:1|ann@host|it hangs|true|"+l.LeaseID().String(),
-		w.one(`SELECT concat_ws('|', event, resource, operator, reason, details ->> 'sealed', details ->> 'former_lease_id') FROM fencedb.audit WHERE event <> 'protect'`))
+	require.Equal(t, "revoke|seat:1|ann@host|it hangs|true|"+l.LeaseID().String()+"|"+label,
+		w.one(`SELECT concat_ws('|', event, resource, operator, reason, details ->> 'sealed', details ->> 'former_lease_id', details ->> 'former_holder') FROM fencedb.audit WHERE event <> 'protect'`))
 	require.NoError(t, w.book(w.acquire("seat:1")), "the next holder is not in the way of anything")
 }
 
@@ -89,7 +89,7 @@ func TestRevokingTwiceRecordsOneRevocation(t *testing.T) {
 	w := newWorld(t)
 	l := w.acquire("seat:1")
 	first := w.revoked("seat:1")
-	require.Equal(t, &former{l.LeaseID(), l.Token()}, first.Former)
+	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, first.Former)
 
 	again := w.revoked("seat:1")
 	require.Nil(t, again.Former)
@@ -99,7 +99,7 @@ func TestRevokingTwiceRecordsOneRevocation(t *testing.T) {
 	require.Equal(t, "1", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke'`))
 
 	l = w.acquire("seat:1")
-	require.Equal(t, &former{l.LeaseID(), l.Token()}, w.revoked("seat:1").Former, "another holder is another matter")
+	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, w.revoked("seat:1").Former, "another holder is another matter")
 }
 
 func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
@@ -136,7 +136,7 @@ func TestRevokeEndsAHolderWhoseCounterRedisHasLost(t *testing.T) {
 	l := w.acquire("seat:1")
 	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{"+w.namespace+"/seat:1}:fence").Err())
 
-	require.Equal(t, &former{l.LeaseID(), l.Token()}, w.revoked("seat:1").Former)
+	require.Equal(t, &former{l.LeaseID(), l.Token(), label}, w.revoked("seat:1").Former)
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -214,7 +215,7 @@ func happened(e feed.Event) string {
 	case feed.Granted:
 		return "for " + span(e.TTL) + unlessZero(", waited ", e.Took)
 	case feed.Held:
-		return "another holds it" + unlessZero(", waited ", e.Took)
+		return visible(cmp.Or(e.Holder, "another")) + " holds it" + unlessZero(", waited ", e.Took)
 	case feed.Extended:
 		return "for " + span(e.TTL)
 	case feed.Released:

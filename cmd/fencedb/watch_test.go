@@ -113,7 +113,7 @@ func TestWatchTellsWhatHappenedAndLeavesQuietly(t *testing.T) {
 	all := strings.Join(lines, "\n")
 	for _, want := range []string{
 		`worker-7  granted    seat:1    ` + tokenText(stale) + `  for 5\d\.\ds`,
-		`worker-7  held       seat:1 .* another holds it`,
+		`worker-7  held       seat:1 .* worker-8@host-7:4711 holds it`,
 		`worker-7  released   seat:1    ` + tokenText(stale) + `  held for `,
 		`worker-7  granted    seat:1    ` + tokenText(stored),
 		`worker-7  committed  seat:1    ` + tokenText(stored),

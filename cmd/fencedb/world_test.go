@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +43,12 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// label is who holds what a test acquires.
+const label = "worker-8@host-7:4711"
+
 func newIssuer(t *testing.T, client redis.UniversalClient, cfg lease.Config) *lease.Issuer {
 	t.Helper()
-	cfg.TTL, cfg.RenewEvery = time.Minute, lease.Never
+	cfg.TTL, cfg.RenewEvery, cfg.Holder = time.Minute, lease.Never, cmp.Or(cfg.Holder, label)
 	i, err := lease.New(client, cfg)
 	require.NoError(t, err)
 	return i
@@ -85,7 +89,7 @@ func (w *world) acquire(resource string) *lease.Lease {
 
 func (w *world) semaphore(limit int) *lease.Semaphore {
 	w.Helper()
-	s, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: limit, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace}})
+	s, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: limit, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label}})
 	require.NoError(w, err)
 	return s
 }

@@ -34,6 +34,7 @@ type Event struct {
 	Resource string        `json:"resource,omitempty"`
 	Token    int64         `json:"token,omitempty"`
 	LeaseID  string        `json:"lease_id,omitempty"` // its first 8 characters
+	Holder   string        `json:"holder,omitempty"`   // of Held: who holds, as lease.HeldError says
 	Stored   int64         `json:"stored,omitempty"`   // the token in Postgres; equal to Token if another lease entered with it
 	TTL      time.Duration `json:"-"`                  // the remaining validity; "ttl_ms" in JSON
 	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction

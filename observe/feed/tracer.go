@@ -89,7 +89,7 @@ func (f *Feed) acquired(a acquisition, e lease.TraceEnd) {
 		held := about(Held, e.TraceStart)
 		held.Took = e.Took
 		if by := (*lease.HeldError)(nil); errors.As(e.Err, &by) {
-			held.Resource = by.Resource // the one of several that was busy
+			held.Resource, held.Holder = by.Resource, by.Holder // the one of several that was busy
 		}
 		f.publish(held)
 	}

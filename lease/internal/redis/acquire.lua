@@ -11,8 +11,8 @@
 --
 -- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
 --                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, n}  the nth resource is held by another, or another waits for it with right of way;
---                                 retry after that time. No token was used and no lease's expiry moved.
+--         {'held', milliseconds, n, calls}  the nth resource is held by another, or another waits for it with right of
+--                                 way, and calls is ''; retry after that time. No token was used and no lease's expiry moved.
 --         {'over'}                this call was given up, or its lease released; nothing was changed
 --         {'exhausted'}           tokens have reached 2^53; nothing was changed
 --         {'corrupt', key, problem}
@@ -53,14 +53,14 @@ local queues = {}
 for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[7], ARGV[8 + n]) end
 local now = clock()
 
-local function refused(r, n, wait)
+local function refused(r, n, wait, calls)
   wait = math.min(math.max(wait, 1), PATIENCE)
   if mode == 'wait' then
     local wrong = not r.head and mistyped(r.alive, 'hash')
     if wrong then return wrong end
     enqueue(r, {call = mine, request = request, ttl = digits(ttl), id = id, listener = listener}, wait)
   end
-  return {'held', digits(wait), digits(n)}
+  return {'held', digits(wait), digits(n), calls}
 end
 
 -- First look at everything, then write.
@@ -79,7 +79,7 @@ for n = 1, count do
     wrong = mistyped(r.alive, 'hash')
     if wrong then return wrong end
   end
-  if r.held and r.held.id ~= id then return refused(r, n, r.held.left) end
+  if r.held and r.held.id ~= id then return refused(r, n, r.held.left, r.held.calls) end
   local last
   last, wrong = read_fence(r.fence)
   if wrong then return wrong end
@@ -90,7 +90,7 @@ end
 for n, r in ipairs(resources) do
   if r.head and not r.held and mode ~= 'barge' then
     local wait = before(r, mine)
-    if wait then return refused(r, n, wait) end
+    if wait then return refused(r, n, wait, '') end
   end
 end
 

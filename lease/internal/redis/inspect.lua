@@ -2,8 +2,9 @@
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 --
--- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters, revoked}
---           lease id '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
+-- Returns {'inspected', lease id, token, milliseconds left, last token, milliseconds it is remembered, waiters, revoked,
+--          calls}
+--           lease id '' and calls '', token '0', left '0' if nobody holds; last token '0' if none is known; milliseconds '-1': for ever;
 --           revoked: the latest, "<lease id>:<token>:<revocation id>:<new token>:<whether that ended it>", or ''
 --         {'corrupt', key, problem}
 
@@ -18,7 +19,7 @@ last, wrong = read_fence(fence)
 wrong = wrong or queue_fault(q) or mistyped(ended, 'string')
 if wrong then return wrong end
 
-held = held or {id = '', token = '0', left = 0}
+held = held or {id = '', token = '0', left = 0, calls = ''}
 q.now = clock()
 return {'inspected', held.id, held.token, digits(held.left), digits(last), digits(redis.call('PTTL', fence)), digits(waiters(q)),
-  redis.call('GET', ended) or ''}
+  redis.call('GET', ended) or '', held.calls}

@@ -75,3 +75,21 @@ func TestAPatternMatchesWhatBeginsAlike(t *testing.T) {
 	require.Equal(t, `semaphore:v1:{a%2Fb/tenant:\\\*\[*}:owner`, Key{SemaphoreKind, "a/b", `tenant:\*[`, "owner"}.Pattern())
 	require.Equal(t, `lease:v1:{*}:fence`, Key{Field: "fence"}.Pattern())
 }
+
+func TestLabelsComeBackAsTheyWere(t *testing.T) {
+	t.Parallel()
+	for _, label := range []string{"", "a", "booking@host-7:4711", "Zeus", "Z5a", "ZZ", "Zq1", "\u00fc,:!\x00 \n", "-", "--"} {
+		stored := EscapeLabel(label)
+		require.Regexp(t, `^[A-Za-z0-9-]*$`, stored)
+		for _, calls := range []string{NewCall(stored), NewCall("another") + "," + NewCall(stored)} {
+			require.Equal(t, label, HolderOf(calls), calls)
+		}
+	}
+	for calls, label := range map[string]string{
+		"": "", "00000000deadbeef": "", "00000000deadbeef-": "", "deadbeef-me": "", "00000000deadbeefme": "",
+		"00000000deadbeef-meZ": "meZ", "00000000deadbeef-meZ4": "meZ4", "00000000deadbeef-Zxx": "Zxx",
+	} {
+		require.Equal(t, label, HolderOf(calls), calls)
+	}
+	require.Len(t, NewCall(strings.Repeat("a", MostLabel)), 64)
+}

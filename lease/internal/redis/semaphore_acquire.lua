@@ -11,8 +11,9 @@
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
---         {'held', milliseconds, '1'}  all permits are taken, or another waits with right of way; retry after that
---                             time. No token was used and no holder's time moved.
+--         {'held', milliseconds, '1', calls}  all permits are taken, and calls are those of the holder whose time ends
+--                             next; or another waits with right of way, and calls is ''. Retry after that time. No token
+--                             was used and no holder's time moved.
 --         {'over'}            this call was given up, or its permit released; no permit was granted
 --         {'exhausted'}       tokens have reached 2^53; no permit was granted
 --         {'corrupt', key, problem}
@@ -63,19 +64,19 @@ end
 
 local taken = redis.call('ZCARD', owner)
 
--- Milliseconds after which to retry; nil if nothing is in the way.
+-- Milliseconds after which to retry, and the calls of a holder in the way; nil if nothing is.
 local function obstacle()
   if taken >= limit then
     -- If the limit was lowered, more than one has to leave.
     local next = redis.call('ZRANGE', owner, taken - limit, taken - limit, 'WITHSCORES')
-    return math.ceil((tonumber(next[2]) - now) / 1000)
+    return math.ceil((tonumber(next[2]) - now) / 1000), string.match(next[1], '[^:]*$')
   end
   if head and mode ~= 'barge' then return before(q, mine) end
 end
 
 token = next_token(last, now)
 if token > MAX_WHOLE then return {'exhausted'} end
-local wait = obstacle()
+local wait, others = obstacle()
 if wait then
   wait = math.min(math.max(wait, 1), PATIENCE)
   if mode == 'wait' then
@@ -83,7 +84,7 @@ if wait then
     if wrong then return wrong end
     enqueue(q, {call = mine, request = request, ttl = digits(ttl), id = id, listener = listener}, wait)
   end
-  return {'held', digits(wait), '1'}
+  return {'held', digits(wait), '1', others or ''}
 end
 
 redis.call('SET', fence, digits(token), 'PX', digits(retention))

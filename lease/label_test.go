@@ -1,0 +1,137 @@
+package lease_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// heldBy is the label in the refusal of somebody who wants the resource now.
+func heldBy(t *testing.T, err error) string {
+	t.Helper()
+	var held *lease.HeldError
+	require.ErrorAs(t, err, &held)
+	return held.Holder
+}
+
+// Each way to hold, and each way to be refused.
+func TestTheHolderIsNamed(t *testing.T) {
+	t.Parallel()
+	const ada, bob = "booking@host-7:4711", "Z \u00fc,:!"
+	w := newWorld(t)
+	a := w.issuer(t, lease.Config{TTL: time.Minute, Holder: ada})
+	b := w.issuer(t, lease.Config{TTL: time.Minute, Holder: bob})
+	for name, hold := range map[string]func(resource string) string{
+		"acquired": func(resource string) string {
+			try(t, a, resource)
+			return ada
+		},
+		"with others": func(resource string) string {
+			_, err := a.TryAcquireAll(t.Context(), []string{resource, resource + "2"})
+			require.NoError(t, err)
+			return ada
+		},
+		"handed over": func(resource string) string {
+			l := try(t, a, resource)
+			got := make(chan error, 1)
+			go func() {
+				_, err := b.Acquire(t.Context(), resource)
+				got <- err
+			}()
+			require.Eventually(t, func() bool { return w.snapshot(t, resource).waiters == 1 }, 10*time.Second, ms)
+			require.NoError(t, l.Release(t.Context()))
+			require.NoError(t, <-got)
+			return bob
+		},
+		"healed": func(resource string) string {
+			l := try(t, b, resource)
+			_, err := b.Heal(t.Context(), l, l.Token()+1)
+			require.NoError(t, err)
+			return bob
+		},
+		"asked for twice": func(resource string) string { // the latest counts
+			id := lease.WithLeaseID(uuid.New())
+			_, err := a.TryAcquire(t.Context(), resource, id)
+			require.NoError(t, err)
+			_, err = b.TryAcquire(t.Context(), resource, id)
+			require.NoError(t, err)
+			return bob
+		},
+		"by a program that stores no label": func(resource string) string {
+			value := uuid.NewString() + ":41:00000000deadbeef"
+			require.NoError(t, w.client.Set(t.Context(), w.key(resource, "owner"), value, time.Minute).Err())
+			return ""
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			resource := strings.ReplaceAll(name, " ", "-")
+			want := hold(resource)
+
+			_, err := a.TryAcquire(t.Context(), resource)
+			require.Equal(t, want, heldBy(t, err))
+			if want != "" {
+				require.Contains(t, err.Error(), fmt.Sprintf("%q", want))
+			}
+			_, err = b.Acquire(t.Context(), resource, lease.WaitAtMost(100*ms))
+			require.Equal(t, want, heldBy(t, err))
+			_, err = a.TryAcquireAll(t.Context(), []string{resource, "free-" + resource})
+			require.Equal(t, want, heldBy(t, err))
+			found, err := a.Inspect(t.Context(), resource)
+			require.NoError(t, err)
+			require.Equal(t, want, found.Label)
+		})
+	}
+}
+
+func TestTheHoldersOfASemaphoreAreNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	semaphore := func(holder string) *lease.Semaphore {
+		s, err := lease.NewSemaphore(w.client, lease.SemaphoreConfig{Limit: 2,
+			Lease: lease.Config{TTL: time.Minute, Namespace: w.namespace, Holder: holder}})
+		require.NoError(t, err)
+		return s
+	}
+	for _, holder := range []string{"ada@7:1", "bob@7:2"} {
+		_, err := semaphore(holder).TryAcquire(t.Context(), "tenant:7")
+		require.NoError(t, err)
+	}
+	_, err := semaphore("cy").TryAcquire(t.Context(), "tenant:7")
+	require.Equal(t, "ada@7:1", heldBy(t, err), "whose time ends first")
+	found, err := semaphore("cy").Inspect(t.Context(), "tenant:7")
+	require.NoError(t, err)
+	require.Equal(t, []string{"ada@7:1", "bob@7:2"}, []string{found.Permits[0].Label, found.Permits[1].Label})
+}
+
+func TestALabelThatWasNotGivenNamesTheProcess(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		try(t, i, "a")
+		_, err := i.TryAcquire(context.Background(), "a")
+		require.Regexp(t, fmt.Sprintf(`^lease.*@.*:%d$`, os.Getpid()), heldBy(t, err))
+	})
+}
+
+func TestALabelThatIsTooLongIsRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		for label, fits := range map[string]bool{
+			strings.Repeat("a", 47): true, strings.Repeat("a", 48): false, strings.Repeat(":", 15): true, strings.Repeat(":", 16): false,
+		} {
+			_, err := lease.New(w.client, lease.Config{TTL: time.Minute, Holder: label})
+			if fits {
+				require.NoError(t, err, label)
+			} else {
+				require.ErrorIs(t, err, lease.ErrInvalid, label)
+			}
+		}
+	})
+}
