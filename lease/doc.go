@@ -65,6 +65,11 @@
 // work that was done although its lease was over when it returned; [Issuer.Do] then returns
 // [ErrWorkDone].
 //
+// # Leading
+//
+// A lease can stand for a role that one process has for as long as it lives: [Issuer.Lead]
+// campaigns, runs the work while it leads, and campaigns again after each term.
+//
 // # Renewal
 //
 // One loop per [Issuer] renews all its leases, each about every third of its TTL. Each renewal has

@@ -96,6 +96,30 @@ func ExampleIssuer_Do() {
 	// free again: true
 }
 
+// One process at a time has the role; a function that returns gives it up until its next term.
+func ExampleIssuer_Lead() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx, stop := context.WithCancelCause(context.Background())
+	night := errors.New("it is night")
+
+	terms := 0
+	err := i.Lead(ctx, "role:report-builder", func(ctx context.Context, l *lease.Lease) error {
+		if terms++; terms == 1 {
+			return errors.New("the printer is out of paper")
+		}
+		fmt.Println("leading again")
+		stop(night)
+		<-ctx.Done() // the work heeds its context
+		return context.Cause(ctx)
+	}, lease.OnTerm(func(err error) { fmt.Println("term:", err) }), lease.LeadPause(time.Millisecond, time.Second))
+	fmt.Println("err:", err)
+	// Output:
+	// term: the printer is out of paper
+	// leading again
+	// err: it is night
+}
+
 func ExampleIssuer_DoAll() {
 	i, disconnect := issuer()
 	defer disconnect()

@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string) error {
 	defer db.Close()
 	client := redis.NewClient(options)
 	defer client.Close()
-	leases, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Namespace: "cron"})
+	leases, err := lease.New(client, lease.Config{TTL: 10 * time.Second, MaxHold: lease.Unlimited, Namespace: "cron"})
 	if err != nil {
 		return err
 	}
@@ -71,23 +71,14 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		name = args[0]
 	}
-	s := &scheduler{Name: name, DB: db, Leases: leases, Deliver: toOutbox}
-	for beat := time.NewTicker(time.Second); ; {
-		sent, err := s.Tick(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil: // the next beat goes on: what was not sent is still due
-			log.Print(err)
-		case sent > 0:
-			log.Printf("%s sent %d", name, sent)
-		}
-		select {
-		case <-beat.C:
-		case <-ctx.Done():
-			return nil
-		}
+	s := &scheduler{Name: name, DB: db, Leases: leases, Every: time.Second, Deliver: toOutbox}
+	err = s.Run(ctx,
+		lease.OnFollow(func(leader string) { log.Printf("%s leads", leader) }),
+		lease.OnTerm(func(err error) { log.Print("this term is over: ", err) }))
+	if ctx.Err() != nil {
+		return leases.Close(context.WithoutCancel(ctx)) // so that the next one need not wait for the lease to expire
 	}
+	return err
 }
 
 func migrate(ctx context.Context, db *pgxpool.Pool) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -12,53 +13,57 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// resource is what a scheduler holds while it works.
-const resource = "cron:reminders"
+// role is what a scheduler holds while it leads.
+const role = "cron:reminders"
 
 // scheduler sends reminders. It is safe for concurrent use.
 type scheduler struct {
 	Name   string // of this one, for the record
 	DB     *pgxpool.Pool
 	Leases *lease.Issuer
+	Every  time.Duration // how often to look for what is due
 
 	// Deliver hands a reminder over in the same transaction, as to an outbox table that a mailer
-	// reads. Its error stops the run.
+	// reads. Its error ends the term of this scheduler.
 	Deliver func(ctx context.Context, tx pgx.Tx, guest string) error
 }
 
-// Tick is one run: it sends what is due and returns how much that was. While another scheduler
-// works, that is 0, and no error.
+// Run sends what is due for as long as this scheduler leads, and otherwise waits until it does. It
+// ends with ctx, whose cause it returns.
 //
-// On error the reminders sent until then are sent, and the others are still due: the next tick goes
-// on. With [fencedb.ErrStale] another scheduler has taken over, with [fencedb.ErrLeaseOver] one
-// could have.
-func (s *scheduler) Tick(ctx context.Context) (sent int, err error) {
-	err = s.Leases.Do(ctx, resource, func(ctx context.Context, l *lease.Lease) (err error) {
-		sent, err = s.sendAll(ctx, l)
-		return err
-	}, lease.NoWait())
-	if errors.Is(err, lease.ErrWorkDone) || errors.Is(err, lease.ErrHeld) {
-		return sent, nil
-	}
-	return sent, err
+// A term that ends is told to [lease.OnTerm]: with [fencedb.ErrStale] another scheduler has taken
+// over, with [fencedb.ErrLeaseOver] one could have. The reminders sent until then are sent, and the
+// others are still due: the next term goes on, here or elsewhere.
+func (s *scheduler) Run(ctx context.Context, opts ...lease.LeadOption) error {
+	return s.Leases.Lead(ctx, role, func(ctx context.Context, l *lease.Lease) error {
+		for beat := time.NewTicker(s.Every); ; {
+			if err := s.sendAll(ctx, l); err != nil {
+				return err
+			}
+			select {
+			case <-beat.C:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}, opts...)
 }
 
-func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) (sent int, err error) {
-	for {
-		found, err := s.sendNext(ctx, l)
+func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) error {
+	for found := true; found; {
+		var err error
+		found, err = s.sendNext(ctx, l)
 		var stale *fencedb.StaleError
-		if errors.As(err, &stale) { // if Redis has gone backwards, the next tick's token must be higher
-			_, raiseErr := s.Leases.Raise(ctx, resource, stale.Stored)
-			err = errors.Join(err, raiseErr)
+		if errors.As(err, &stale) { // if Redis has gone backwards, the next term's token must be higher
+			if _, raiseErr := s.Leases.Raise(ctx, role, stale.Stored); raiseErr != nil {
+				err = fmt.Errorf("%w; and then %w", err, raiseErr)
+			}
 		}
 		if err != nil {
-			return sent, fmt.Errorf("reminders: after %d: %w", sent, err)
+			return fmt.Errorf("reminders: %w", err)
 		}
-		if !found {
-			return sent, nil
-		}
-		sent++
 	}
+	return nil
 }
 
 // sendNext is one transition, in a transaction of its own: a crash loses no more than one, and that

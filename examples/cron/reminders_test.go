@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,12 +39,36 @@ func newWorld(t *testing.T, n int) *world {
 	return w
 }
 
-func (w *world) scheduler(name string, cfg lease.Config) *scheduler {
+func (w *world) scheduler(name string) *scheduler {
 	w.Helper()
-	cfg.Namespace = w.namespace
-	leases, err := lease.New(testenv.Redis(w), cfg)
+	leases, err := lease.New(testenv.Redis(w), lease.Config{TTL: time.Minute, Namespace: w.namespace, Holder: name})
 	require.NoError(w, err)
-	return &scheduler{Name: name, DB: w.db, Leases: leases, Deliver: toOutbox}
+	return &scheduler{Name: name, DB: w.db, Leases: leases, Every: 10 * time.Millisecond, Deliver: toOutbox}
+}
+
+// run runs s until the function that it returns is called. It tells who leads and how terms end.
+func (w *world) run(s *scheduler) (follows <-chan string, terms <-chan error, stop func()) {
+	leaders, ended, over := make(chan string, 1000), make(chan error, 1000), make(chan error, 1)
+	ctx, cancel := context.WithCancel(w.Context())
+	go func() {
+		over <- s.Run(ctx, lease.OnFollow(func(leader string) { leaders <- leader }), lease.OnTerm(func(err error) { ended <- err }),
+			lease.LeadPause(10*time.Millisecond, time.Second))
+	}()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		require.ErrorIs(w, <-over, context.Canceled)
+	})
+	w.Cleanup(stop)
+	return leaders, ended, stop
+}
+
+func (w *world) awaitSent(n int) {
+	w.Helper()
+	require.Eventually(w, func() bool {
+		var sent int
+		require.NoError(w, w.db.QueryRow(w.Context(), `SELECT count(*) FROM outbox`).Scan(&sent))
+		return sent >= n
+	}, time.Minute, 10*time.Millisecond)
 }
 
 // requireEachOnce checks that n reminders were delivered, none of them twice.
@@ -60,78 +83,69 @@ func (w *world) requireEachOnce(n int) {
 func TestManySchedulersSendEachOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 40)
-	var sent atomic.Int64
-	var all sync.WaitGroup
 	for n := range 4 {
-		s := w.scheduler(fmt.Sprint("scheduler ", n), lease.Config{TTL: time.Minute})
-		all.Go(func() {
-			for range 3 {
-				n, err := s.Tick(t.Context())
-				if err != nil {
-					t.Error(err)
-				}
-				sent.Add(int64(n))
-			}
-		})
+		w.run(w.scheduler(fmt.Sprint("scheduler ", n)))
 	}
-	all.Wait()
-	require.EqualValues(t, 40, sent.Load())
+	w.awaitSent(40)
 	w.requireEachOnce(40)
 }
 
-func TestOneAtATime(t *testing.T) {
+func TestOneLeadsAndTheOthersWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	s := w.scheduler("a", lease.Config{TTL: time.Minute})
-	s.Deliver = func(ctx context.Context, tx pgx.Tx, guest string) error {
-		n, err := w.scheduler("b", lease.Config{TTL: time.Minute}).Tick(ctx)
-		require.NoError(t, err)
-		require.Zero(t, n)
+	a, delivering, deliver := w.scheduler("a"), make(chan struct{}), make(chan struct{})
+	a.Deliver = func(ctx context.Context, tx pgx.Tx, guest string) error {
+		close(delivering)
+		<-deliver
 		return toOutbox(ctx, tx, guest)
 	}
-	n, err := s.Tick(t.Context())
+	_, _, stop := w.run(a)
+	<-delivering
+	follows, _, _ := w.run(w.scheduler("b"))
+	require.Equal(t, "a", <-follows)
+	close(deliver)
+	w.awaitSent(1)
+
+	stop()
+	_, err := w.db.Exec(t.Context(), `INSERT INTO reminders (guest, due_at) VALUES ('next', now())`)
 	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	w.requireEachOnce(1)
+	w.awaitSent(2)
+	var by string
+	require.NoError(t, w.db.QueryRow(t.Context(), `SELECT sent_by FROM reminders WHERE guest = 'next'`).Scan(&by))
+	require.Equal(t, "b", by)
+	w.requireEachOnce(2)
 }
 
-func TestARunThatFailsIsGoneOnWith(t *testing.T) {
+func TestATermThatFailsIsGoneOnWith(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 5)
 	full := errors.New("the outbox is full")
-	s := w.scheduler("a", lease.Config{TTL: time.Minute})
-	left := 2
-	s.Deliver = func(ctx context.Context, tx pgx.Tx, guest string) error {
+	a, left := w.scheduler("a"), 2
+	a.Deliver = func(ctx context.Context, tx pgx.Tx, guest string) error {
 		if left == 0 {
 			return full
 		}
 		left--
 		return toOutbox(ctx, tx, guest)
 	}
-	n, err := s.Tick(t.Context())
-	require.ErrorIs(t, err, full)
-	require.Equal(t, 2, n)
+	_, terms, stop := w.run(a)
+	require.ErrorIs(t, <-terms, full)
+	stop()
 	w.requireEachOnce(2)
 
-	n, err = w.scheduler("b", lease.Config{TTL: time.Minute}).Tick(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 3, n)
+	w.run(w.scheduler("b"))
+	w.awaitSent(5)
 	w.requireEachOnce(5)
 }
 
-func TestTheNextTickGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
+func TestTheNextTermGoesOnWhenRedisHasGoneBackwards(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 2)
-	future := fencedb.NewGrant(resource, time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
+	future := fencedb.NewGrant(role, time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
 	require.NoError(t, fencedb.Seal(t.Context(), w.db, future))
-	s := w.scheduler("a", lease.Config{TTL: time.Minute})
-
-	_, err := s.Tick(t.Context())
-	require.ErrorIs(t, err, fencedb.ErrStale)
-
-	n, err := s.Tick(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 2, n)
+	_, terms, _ := w.run(w.scheduler("a"))
+	require.ErrorIs(t, <-terms, fencedb.ErrStale)
+	w.awaitSent(2)
 	w.requireEachOnce(2)
 }
 
@@ -145,17 +159,16 @@ func TestAnOverlapIsHarmless(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(db.Close)
 	leases := fencedbtest.NewIssuer(t, lease.Config{})
-	stopped := &scheduler{Name: "stopped", DB: db, Leases: leases.Issuer, Deliver: toOutbox}
-	next := &scheduler{Name: "next", DB: w.db, Leases: leases.Issuer, Deliver: toOutbox}
+	stopped, next := w.scheduler("stopped"), w.scheduler("next")
+	stopped.DB, stopped.Leases, next.Leases = db, leases.Issuer, leases.Issuer
 	postgres.Pause("UPDATE reminders", func() {
-		fencedbtest.Expire(t, leases, resource)
-		n, err := next.Tick(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, 5, n)
+		fencedbtest.Expire(t, leases, role)
+		w.run(next)
+		w.awaitSent(5)
 	})
 
-	_, err = stopped.Tick(t.Context())
+	_, terms, _ := w.run(stopped)
 
-	fencedbtest.Refused(t, err)
+	fencedbtest.Refused(t, <-terms)
 	w.requireEachOnce(5)
 }

@@ -1,0 +1,133 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+)
+
+// LeadOption changes one [Issuer.Lead].
+type LeadOption func(*campaign)
+
+// OnFollow is told who leads, by its [Config.Holder], when this process finds that somebody else
+// does, and when that changes; it learns of a change within one TTL. It is called on the goroutine
+// of Lead.
+func OnFollow(told func(leader string)) LeadOption {
+	return func(c *campaign) { c.follows = told }
+}
+
+// OnTerm is told how each term of this process ended, and each campaign that failed: with what fn
+// returned and why the lease ended, as [Issuer.Do] returns it, or with the error of the
+// acquisition. Nil: fn returned nil. It is called on the goroutine of Lead.
+func OnTerm(told func(err error)) LeadOption {
+	return func(c *campaign) { c.ended = told }
+}
+
+// LeadPause bounds the pause between a term, or a campaign that failed, and the next campaign: least
+// at first, then twice as long each time, up to most, each less up to a fifth. A term that
+// has lasted for most or longer begins again with least. So a leader that fails at once leads again
+// no more than about once in most, and others get their turn meanwhile. Defaults to a tenth of the
+// TTL and three TTLs.
+func LeadPause(least, most time.Duration) LeadOption {
+	return func(c *campaign) { c.least, c.most = least, most }
+}
+
+// Lead is for a role that one process at a time has, such as a scheduler, for as long as it lives:
+// it campaigns for the lease on role, runs fn while it leads, releases the lease when fn returns,
+// and campaigns again, until ctx ends.
+//
+//	err := issuer.Lead(ctx, "role:report-builder", func(ctx context.Context, l *lease.Lease) error {
+//		for ctx.Err() == nil { ... } // under ctx, which ends with the term; behind the fence with l
+//		return nil
+//	})
+//
+// The context of fn ends with ctx or with the lease, whichever is first; [context.Cause] tells why.
+// Another process may lead from then on, and Lead waits for fn before it campaigns again: so fn has
+// to return soon. Like every lease, this one does not exclude a leader that was stopped and wakes;
+// what it then writes behind the fence is refused. A term is over after [Config.MaxHold], which is
+// an hour unless set: leaders usually want [Unlimited].
+//
+// It returns [context.Cause] of ctx when that has ended and fn has returned; [ErrClosed] after
+// [Issuer.Close]; and [ErrInvalid] if the role or an option was refused. Everything else, also a
+// Redis that does not answer, is told to [OnTerm] and tried again after a pause ([LeadPause]). Who
+// leads is known to [OnFollow], and to [Issuer.Inspect] anywhere. If fn panics, the lease is
+// released and the panic goes on.
+func (i *Issuer) Lead(ctx context.Context, role string, fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
+	if err := i.ready(); err != nil {
+		return err
+	}
+	ttl := i.cfg.TTL
+	c := &campaign{Issuer: i, role: role, fn: fn, least: max(ttl/10, time.Millisecond), most: 3 * ttl,
+		follows: func(string) {}, ended: func(error) {}}
+	for _, opt := range opts {
+		opt(c)
+	}
+	switch {
+	case fn == nil || c.follows == nil || c.ended == nil:
+		return protocol.Invalid("a function is nil")
+	case c.least <= 0 || c.most < c.least:
+		return protocol.Invalid("LeadPause(%v, %v) must be positive, and the first not above the second", c.least, c.most)
+	}
+	return c.run(ctx)
+}
+
+// campaign is one call of Lead.
+type campaign struct {
+	*Issuer
+	role        string
+	fn          func(ctx context.Context, l *Lease) error
+	least, most time.Duration
+	follows     func(leader string)
+	ended       func(err error)
+
+	leader string // that follows was told of; "" after a term of our own
+}
+
+func (c *campaign) run(ctx context.Context) error {
+	for pause := c.least; ; pause = min(2*pause, c.most) {
+		l, err := c.win(ctx)
+		if err == nil {
+			began := time.Now()
+			c.leader = ""
+			err = c.term(ctx, l)
+			if time.Since(began) >= c.most {
+				pause = c.least
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, ErrClosed), errors.Is(err, ErrInvalid) && l == nil:
+			return err
+		}
+		c.ended(err)
+		if !protocol.Sleep(ctx, protocol.Jitter(pause)) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// win waits until this process leads. It asks anew after one TTL, to learn who leads now.
+func (c *campaign) win(ctx context.Context) (*Lease, error) {
+	l, err := c.TryAcquire(ctx, c.role)
+	for {
+		var held *HeldError
+		if !errors.As(err, &held) || ctx.Err() != nil {
+			return l, err
+		}
+		if held.Holder != "" && held.Holder != c.leader {
+			c.leader = held.Holder
+			c.follows(held.Holder)
+		}
+		l, err = c.Acquire(ctx, c.role, WaitAtMost(c.cfg.TTL))
+	}
+}
+
+func (c *campaign) term(ctx context.Context, l *Lease) (err error) {
+	defer func() { err = Leases{l}.finish(ctx, err) }()
+	work, stop := l.Bind(ctx)
+	defer stop()
+	return c.fn(work, l)
+}
