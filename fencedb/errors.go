@@ -77,7 +77,7 @@ var (
 	// written the row before, and a condition that asks for a greater token admits one write for
 	// each. (If Redis has lost data since, another lease with the same number may have been it.) The
 	// statement wrote nothing; what was written before stands. Compare with the lease id too.
-	ErrAlreadyWritten = errors.New("fencedb: the row has this token already, and the condition asks for a greater one")
+	ErrAlreadyWritten error = &sentinel{"fencedb: the row has this token already, and the condition asks for a greater one", false}
 
 	// ErrCommitUnknown: the connection was lost while committing, and the server could not be asked
 	// in time what became of the transaction, or has crashed or failed over since, or (in Exec,

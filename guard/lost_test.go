@@ -59,18 +59,19 @@ var verdicts = map[string]struct {
 	"once.ErrNotRecorded": {once.ErrNotRecorded, settled},
 	"once.ErrKeyReused":   {once.ErrKeyReused, neither},
 
-	"fencedb.ErrStale":         {fencedb.ErrStale, lost},
-	"fencedb.ErrLeaseOver":     {fencedb.ErrLeaseOver, lost},
-	"fencedb.ErrBusy":          {fencedb.ErrBusy, lost},
-	"fencedb.ErrCommitUnknown": {fencedb.ErrCommitUnknown, settled},
-	"fencedb.ErrTxEnded":       {fencedb.ErrTxEnded, settled},
-	"fencedb.ErrCommitted":     {fencedb.ErrCommitted, settled},
-	"fencedb.ErrNoToken":       {fencedb.ErrNoToken, neither},
-	"fencedb.ErrWrongResource": {fencedb.ErrWrongResource, neither},
-	"fencedb.ErrTooLong":       {fencedb.ErrTooLong, neither}, // its own lease still stands
-	"fencedb.ErrUnsealed":      {fencedb.ErrUnsealed, neither},
-	"fencedb.ErrInvalidGrant":  {fencedb.ErrInvalidGrant, neither},
-	"fencedb.ErrKeyReused":     {fencedb.ErrKeyReused, neither},
+	"fencedb.ErrStale":          {fencedb.ErrStale, lost},
+	"fencedb.ErrLeaseOver":      {fencedb.ErrLeaseOver, lost},
+	"fencedb.ErrBusy":           {fencedb.ErrBusy, lost},
+	"fencedb.ErrCommitUnknown":  {fencedb.ErrCommitUnknown, settled},
+	"fencedb.ErrTxEnded":        {fencedb.ErrTxEnded, settled},
+	"fencedb.ErrCommitted":      {fencedb.ErrCommitted, settled},
+	"fencedb.ErrNoToken":        {fencedb.ErrNoToken, neither},
+	"fencedb.ErrWrongResource":  {fencedb.ErrWrongResource, neither},
+	"fencedb.ErrTooLong":        {fencedb.ErrTooLong, neither}, // its own lease still stands
+	"fencedb.ErrUnsealed":       {fencedb.ErrUnsealed, neither},
+	"fencedb.ErrAlreadyWritten": {fencedb.ErrAlreadyWritten, settled}, // by this very holder, most likely
+	"fencedb.ErrInvalidGrant":   {fencedb.ErrInvalidGrant, neither},
+	"fencedb.ErrKeyReused":      {fencedb.ErrKeyReused, neither},
 
 	"*lease.HeldError":            {&lease.HeldError{}, lost},
 	"*lease.WorkDoneError":        {&lease.WorkDoneError{Cause: lease.ErrExpired}, settled},
