@@ -320,17 +320,17 @@ func TestATableInUseIsAdoptedWithoutAFailure(t *testing.T) {
 	s.exec(`SELECT fencedb.protect('counters', $$ 'counter:' || id $$, mode => 'observe')`)
 	steps.await(plain...)
 	s.exec(`SELECT fencedb.take_over_as('counters', '` + legacy + `', now() + interval '1 hour')`)
+	steps.await(plain...)
+	s.exec(`SELECT fencedb.enforce('counters')`)
+	for _, name := range plain[1:] {
+		require.Equal(t, "FN002", steps.ended(name))
+	}
 	old.exec(`SET SESSION AUTHORIZATION ` + legacy)
 	steps.run("legacy", func() error {
 		_, err := old.conn.Exec(t.Context(), `UPDATE counters SET n = n + 1 WHERE id = $1`, 5)
 		return err
 	})
 	steps.run("holder", func() error { return holder.increment(5) })
-	steps.await(append(plain, "legacy", "holder")...)
-	s.exec(`SELECT fencedb.enforce('counters')`)
-	for _, name := range plain[1:] {
-		require.Equal(t, "FN002", steps.ended(name))
-	}
 	steps.await("legacy", "holder", "reader")
 	close(steps.stop)
 	for _, name := range []string{"legacy", "holder", "reader"} {
