@@ -133,7 +133,7 @@ func addresses(ctx context.Context, cmd *cli.Command) error {
 func (a *app) drill() *cli.Command {
 	return &cli.Command{
 		Name:  "drill",
-		Usage: "stage an expired lease, a late write and a late release, on your servers",
+		Usage: "stage expiry, a late write and a late release, on your servers",
 		Description: `One scene in seven steps, each explained and checked: a holder's renewals fail,
 its lease expires, another takes over, the former holder writes, releases and
 renews late; then clients compete for one lease on purpose. For game days: see
