@@ -183,6 +183,12 @@ var (
 	oldPostgres = finding{failure, "postgres_version", "Postgres is version %s",
 		fmt.Sprintf("fencedb needs %d or newer, and is tested from there on", leastPostgres), "upgrade Postgres"}
 
+	replicaPostgres = finding{failure, "postgres_replica", "this Postgres is a standby",
+		"it shows what the primary has sent so far, and nothing can be revoked or written here", "name the primary in --postgres"}
+
+	readOnlyPostgres = finding{failure, "postgres_read_only", "Postgres takes no writes (default_transaction_read_only is on)",
+		"no fenced write can commit, and nothing can be revoked", "find out who set it for the server, the database or the role, and take it back"}
+
 	pendingSchema = finding{failure, "schema_pending", "the database lacks %s, and perhaps later migrations",
 		"what programs and this command call may not be there", "run fencedb migrate up"}
 
@@ -201,7 +207,7 @@ func (e *examination) examinePostgres(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, ask := range []func(context.Context) error{e.askClock, e.askTables, e.askSessions, e.askCounters} {
+	for _, ask := range []func(context.Context) error{e.askWritable, e.askClock, e.askTables, e.askSessions, e.askCounters} {
 		if err := ask(ctx); err != nil {
 			return err
 		}
@@ -224,6 +230,18 @@ func (e *examination) askVersion(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	return true, err
+}
+
+func (e *examination) askWritable(ctx context.Context) error {
+	var standby, readOnly bool
+	err := e.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool`).Scan(&standby, &readOnly)
+	switch {
+	case standby:
+		e.add(replicaPostgres)
+	case readOnly:
+		e.add(readOnlyPostgres)
+	}
+	return err
 }
 
 func (e *examination) askSchema(ctx context.Context) (bool, error) {

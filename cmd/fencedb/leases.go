@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -199,16 +200,33 @@ type owner struct{ kind, resource, key string }
 
 // scanOwners returns them in the order of their resources.
 func scanOwners(ctx context.Context, client redis.UniversalClient, wanted selection) ([]owner, error) {
+	var owners []owner
+	names := lease.Key{Namespace: wanted.namespace, Resource: wanted.prefix, Field: "owner"}
+	keys, err := scanKeys(ctx, client, names)
+	for _, k := range keys {
+		if k.Namespace == wanted.namespace { // a pattern cannot tell namespaces apart
+			owners = append(owners, owner{k.Kind, k.Resource, k.String()})
+		}
+	}
+	slices.SortFunc(owners, func(a, b owner) int {
+		return cmp.Or(cmp.Compare(a.resource, b.resource), cmp.Compare(a.kind, b.kind))
+	})
+	return owners, err
+}
+
+// scanKeys returns the keys of leases and semaphores that are there, each once, in no order.
+func scanKeys(ctx context.Context, client redis.UniversalClient, names lease.Key) ([]lease.Key, error) {
 	var mu sync.Mutex
-	found := map[string]owner{} // SCAN may name a key twice
+	found := map[lease.Key]bool{} // SCAN may name a key twice
 	scan := func(ctx context.Context, server redis.Cmdable) error {
 		for _, kind := range []string{leaseKind, semaphoreKind} {
-			names := lease.Key{Kind: kind, Namespace: wanted.namespace, Resource: wanted.prefix, Field: "owner"}
+			names := names
+			names.Kind = kind
 			keys := server.Scan(ctx, 0, names.Pattern(), 1000).Iterator()
 			for keys.Next(ctx) {
-				if k, ok := lease.ParseKey(keys.Val()); ok && k.Namespace == wanted.namespace { // a pattern cannot tell namespaces apart
+				if k, ok := lease.ParseKey(keys.Val()); ok {
 					mu.Lock()
-					found[keys.Val()] = owner{kind, k.Resource, keys.Val()}
+					found[k] = true
 					mu.Unlock()
 				}
 			}
@@ -224,14 +242,7 @@ func scanOwners(ctx context.Context, client redis.UniversalClient, wanted select
 	} else {
 		err = scan(ctx, client)
 	}
-	owners := make([]owner, 0, len(found))
-	for _, o := range found {
-		owners = append(owners, o)
-	}
-	slices.SortFunc(owners, func(a, b owner) int {
-		return cmp.Or(cmp.Compare(a.resource, b.resource), cmp.Compare(a.kind, b.kind))
-	})
-	return owners, err
+	return slices.Collect(maps.Keys(found)), err
 }
 
 // byAge returns the owners that are old enough, by their oldest token. An owner whose token has no

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/user"
 	"time"
@@ -124,13 +125,25 @@ func (e event) record(ctx context.Context, db querier, details any) (id int64, e
 
 var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")
 
-// mayRecord checks that the role may record the change, before anything is changed.
+// mayRecord checks that the change can be recorded, before anything is changed.
 func mayRecord(ctx context.Context, pool *pgxpool.Pool) error {
-	var may bool
-	err := pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.record(text,text,text,text,jsonb)', 'EXECUTE')
-		AND has_function_privilege('fencedb.enter(text,bigint,uuid,bigint,bigint)', 'EXECUTE')`).Scan(&may)
-	if err == nil && !may {
+	return mayCall(ctx, pool, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint)")
+}
+
+// mayCall checks that the server takes writes, and that the role may call functions that write.
+func mayCall(ctx context.Context, pool *pgxpool.Pool, functions ...string) error {
+	var standby, readOnly, may bool
+	err := pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool, bool_and(has_function_privilege(f, 'EXECUTE'))
+		FROM unnest($1::text[]) f`, functions).Scan(&standby, &readOnly, &may)
+	switch {
+	case err != nil:
+		return explained(err)
+	case standby:
+		return fmt.Errorf("%w: this Postgres is a standby; name the primary with --%s", errUnchanged, flagPostgres)
+	case readOnly:
+		return fmt.Errorf("%w: this Postgres takes no writes (default_transaction_read_only is on); end that first", errUnchanged)
+	case !may:
 		return errMayNot
 	}
-	return explained(err)
+	return nil
 }

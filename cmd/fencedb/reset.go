@@ -152,7 +152,7 @@ func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked re
 		return nil, err
 	}
 	defer cancel()
-	if err := mayReset(ctx, o); err != nil {
+	if err := mayCall(ctx, o.pool, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)"); err != nil {
 		return nil, err
 	}
 	found, err := o.look(ctx)
@@ -172,15 +172,6 @@ func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked re
 }
 
 const resetSQL = `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6, $7)`
-
-func mayReset(ctx context.Context, o *operation) error {
-	var may bool
-	err := o.pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)', 'EXECUTE')`).Scan(&may)
-	if err == nil && !may {
-		return errMayNot
-	}
-	return explained(err)
-}
 
 func (r resetting) question(found *inspection) string {
 	var b strings.Builder

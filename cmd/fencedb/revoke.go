@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -131,10 +133,36 @@ func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection,
 		return nil, err
 	}
 	found, err := o.look(ctx)
-	if err == nil && found.Fence != nil && found.Fence.tooHigh {
+	switch {
+	case err != nil:
+		return nil, err
+	case found.Fence != nil && found.Fence.tooHigh:
 		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first", errUnchanged, visible(o.resource), found.Fence.Token)
+	case found.Holder == nil && found.LastToken == nil && found.Revoked == nil:
+		return found, o.notElsewhere(ctx)
 	}
-	return found, err
+	return found, nil
+}
+
+// notElsewhere refuses a resource that Redis knows only as a semaphore or, if no namespace was given, in
+// one: who forgot it would be told that nobody holds the resource, and would shut out whoever does.
+func (o *operation) notElsewhere(ctx context.Context) error {
+	keys, err := scanKeys(ctx, o.client, lease.Key{Field: "fence"})
+	if err != nil {
+		return err
+	}
+	var there []string
+	for _, k := range keys {
+		if k.Resource == o.resource && (o.names.namespace == "" || k.Namespace == o.names.namespace) {
+			there = append(there, fmt.Sprintf("as a %s in namespace %q", k.Kind, k.Namespace))
+		}
+	}
+	if there == nil {
+		return nil // it was forgotten, or never known
+	}
+	slices.Sort(there)
+	return fmt.Errorf("%w: Redis does not know %s here, but %s; check --%s, and that it is a lease",
+		errUnchanged, visible(o.resource), strings.Join(there, ", and "), flagNamespace)
 }
 
 func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found *inspection) (*revocation, error) {

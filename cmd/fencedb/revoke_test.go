@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
@@ -208,4 +209,68 @@ func TestRevokeChangesNothingWhereItCouldNotRecord(t *testing.T) {
 	require.Equal(t, exitFailed, got.code)
 	require.Contains(t, got.errOut, "allow_operator")
 	require.NoError(t, l.Extend(t.Context()))
+}
+
+// A forgotten namespace: Redis knows nobody by this name, and the real holder would be shut out.
+func TestARevocationWithoutTheNamespaceIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+
+	got := w.run("--namespace", "", "revoke", "seat:1", "--reason", "it hangs", "--yes")
+
+	require.NotZero(t, got.code)
+	require.Contains(t, got.errOut, "nothing was changed")
+	require.Contains(t, got.errOut, `as a lease in namespace "`+w.namespace+`"`)
+	require.NoError(t, l.Extend(t.Context()))
+	require.NoError(t, w.book(l))
+	require.Empty(t, w.one(`SELECT string_agg(event, ' ') FROM fencedb.audit WHERE event <> 'protect'`))
+}
+
+func TestARevocationOfASemaphoreIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, err := w.semaphore(1).TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+
+	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
+
+	require.NotZero(t, got.code)
+	require.Contains(t, got.errOut, `as a semaphore in namespace "`+w.namespace+`"`)
+}
+
+// Where Postgres takes no writes, the lease must not be ended in Redis: nobody could be shut out.
+func TestNothingIsRevokedWherePostgresTakesNoWrites(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	w.exec(`ALTER DATABASE ` + pgx.Identifier{w.one(`SELECT current_database()`)}.Sanitize() + ` SET default_transaction_read_only = on`)
+
+	for _, command := range [][]string{
+		{"revoke", "seat:1", "--reason", "it hangs", "--yes"},
+		{"reset", "seat:1", "--to", "1", "--reason", "it hangs", "--yes"},
+	} {
+		got := w.run(command...)
+		require.NotZero(t, got.code)
+		require.Contains(t, got.errOut, "takes no writes")
+	}
+	require.NoError(t, l.Extend(t.Context()))
+	require.Contains(t, w.diagnosed(exitFailed), "error postgres_read_only")
+}
+
+func TestNothingIsRevokedOnAStandby(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	primary := testenv.OwnPostgres(t)
+	require.Zero(t, w.run("--postgres", primary.URL(), "migrate", "up").code)
+	standby := primary.Standby()
+	standby.Restart()
+
+	got := w.run("--postgres", standby.URL(), "revoke", "seat:1", "--reason", "it hangs", "--yes")
+	require.NotZero(t, got.code)
+	require.Contains(t, got.errOut, "is a standby")
+	require.NoError(t, l.Extend(t.Context()))
+	require.Contains(t, w.run("--postgres", standby.URL(), "doctor").out, "postgres_replica")
 }
