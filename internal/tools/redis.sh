@@ -15,15 +15,22 @@ fail() {
 	exit 1
 }
 
-[ "$(uname -sm)" = "Linux x86_64" ] && command -v dpkg-deb >/dev/null ||
-	fail "the packages are for Linux on x64, and need dpkg-deb; here, put another redis-server first in PATH and run: go test ./lease/..."
+[ "$(uname -sm)" = "Linux x86_64" ] && command -v dpkg-deb gpgv curl xz >/dev/null ||
+	fail "the packages are for Linux on x64, and need dpkg-deb, gpgv, curl and xz; here, put another redis-server first in PATH and run: go test ./lease/..."
 
-mirror=https://deb.debian.org/debian
+mirror=http://deb.debian.org/debian # as apt does: what counts is the signature
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 kept=$PWD/.bin/redis
 
 # unpack SUITE PACKAGE...
 unpack() {
-	curl -fsS "$mirror/dists/$1/main/binary-amd64/Packages.xz" | xz -d >"$kept/Packages"
+	index=main/binary-amd64/Packages.xz
+	curl -fsS --retry 3 -o "$kept/InRelease" "$mirror/dists/$1/InRelease"
+	gpgv --quiet --keyring $keyring "$kept/InRelease" 2>"$kept/gpgv" || fail "the index of $1 is not signed by a key of $keyring: $(cat "$kept/gpgv")"
+	curl -fsS --retry 3 -o "$kept/Packages.xz" "$mirror/dists/$1/$index"
+	echo "$(awk -v index_="$index" '/^SHA256:/ { sums = 1 } sums && $3 == index_ { print $1; exit }' "$kept/InRelease")  $kept/Packages.xz" |
+		sha256sum --check --quiet
+	xz -df "$kept/Packages.xz"
 	shift
 	for package in "$@"; do
 		awk -v package="$package" '
@@ -31,12 +38,12 @@ unpack() {
 			found && /^(Filename|SHA256): / { print $2 }
 		' "$kept/Packages" | {
 			read -r path && read -r sum || fail "Debian has no package $package"
-			curl -fsS -o "$kept/package.deb" "$mirror/$path"
+			curl -fsS --retry 3 -o "$kept/package.deb" "$mirror/$path"
 			echo "$sum  $kept/package.deb" | sha256sum --check --quiet
 			dpkg-deb -x "$kept/package.deb" "$kept/root"
 		}
 	done
-	rm "$kept/package.deb" "$kept/Packages"
+	rm "$kept/package.deb" "$kept/Packages" "$kept/InRelease" "$kept/gpgv"
 }
 
 # server NAME PROGRAM makes NAME/redis-server. The server and its checkers are one program, which asks how it was called.
