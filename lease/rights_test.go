@@ -12,6 +12,7 @@ import (
 	"github.com/fencedb/fencedb/internal/leasetest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 func TestRights(t *testing.T) {
@@ -65,13 +66,8 @@ func TestRights(t *testing.T) {
 				failed <- err
 				got <- l
 			}()
-			for waiting := 0; waiting == 0 && len(failed) == 0; {
-				found, err := others.Inspect(ctx, "d")
-				if err != nil {
-					break
-				}
-				waiting = found.Waiters
-			}
+			keys := protocol.KeysOf(protocol.LeaseKind, namespace, "d", false)
+			leasetest.AwaitListener(ctx, admin, keys.Queue, keys.Channel, func() bool { return len(failed) > 0 })
 			try(holder.Release(ctx))
 			try(<-failed)
 			return <-got

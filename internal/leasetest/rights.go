@@ -1,11 +1,14 @@
 package leasetest
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -83,11 +86,37 @@ func RunRights(t *testing.T, name string, everything func(t *testing.T, client, 
 						t.Parallel()
 					}
 					rest := slices.Delete(slices.Clone(rights), n, n+1)
-					errs := everything(t, d.as(t, "without"+right[1:], rest), admin, "without"+right[1:])
+					name := fmt.Sprintf("without-%d", n) // a pattern of keys and one of channels can have the same text
+					errs := everything(t, d.as(t, name, rest), admin, name)
 					require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, lease.ErrDenied) }), "%v", errs)
 				})
 			}
 		})
+	}
+}
+
+// AwaitListener returns when a call waits and its process listens, or when ended is true: a waiter
+// joins the queue before it listens, and learns only then that it may not.
+func AwaitListener(ctx context.Context, admin redis.UniversalClient, queue, channel string, ended func() bool) {
+	for ctx.Err() == nil && !ended() && admin.Exists(ctx, queue).Val() == 0 {
+	}
+	var listens atomic.Bool
+	ask := func(ctx context.Context, server *redis.Client) error {
+		for _, list := range []func(context.Context, string) *redis.StringSliceCmd{server.PubSubChannels, server.PubSubShardChannels} {
+			if channels, err := list(ctx, channel+":*").Result(); err != nil {
+				return err
+			} else if len(channels) > 0 {
+				listens.Store(true)
+			}
+		}
+		return nil
+	}
+	for ctx.Err() == nil && !listens.Load() && !ended() {
+		if cluster, ok := admin.(*redis.ClusterClient); ok {
+			_ = cluster.ForEachMaster(ctx, ask)
+		} else {
+			_ = ask(ctx, admin.(*redis.Client))
+		}
 	}
 }
 

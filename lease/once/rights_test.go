@@ -54,9 +54,8 @@ func TestRights(t *testing.T) {
 					_, _, err := pair[1].Do(bounded, key, nil, paid)
 					waited <- err
 				}()
-				queue := protocol.KeysOf(protocol.LeaseKind, namespace, "once:"+key, false).Queue
-				for ctx.Err() == nil && len(waited) == 0 && admin.Exists(ctx, queue).Val() == 0 { // until it waits
-				}
+				keys := protocol.KeysOf(protocol.LeaseKind, namespace, "once:"+key, false)
+				leasetest.AwaitListener(ctx, admin, keys.Queue, keys.Channel, func() bool { return len(waited) > 0 })
 				return []byte("paid"), nil
 			})
 			try(err)
