@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -33,6 +34,22 @@ func TestEnterRefusesTheSameTokenUnderAnotherLease(t *testing.T) {
 
 	s.exec(enter(42, "table:12"))
 	require.Equal(t, "42", s.one(`fencedb.last_token('table:12')`))
+}
+
+// A lease id can be used again, so the token counts although the id is the same.
+func TestEnterComparesTheTokenUnderTheSameLease(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	lease := uuid.New()
+	same := func(token int) string { return fmt.Sprintf("SELECT fencedb.enter('table:12', %d, '%s')", token, lease) }
+	s.exec(same(42))
+
+	s.refused("FN001", same(41))
+	require.Equal(t, "42", s.one(`fencedb.last_token('table:12')`))
+
+	s.exec(same(43))
+	require.Equal(t, "43", s.one(`fencedb.last_token('table:12')`))
+	s.refused("FN001", same(42))
 }
 
 // The stale writer must not queue behind the live holder, nor hold anything that the holder needs.
