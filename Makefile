@@ -3,7 +3,7 @@
 # Statement coverage, in percent, below which make test fails.
 COVERAGE_BAR = 90
 
-# Major versions of Postgres for make test-versions, of those that internal/tools/postgres pins.
+# Major versions of Postgres for make test-versions, of those that internal/tools/package.json pins.
 POSTGRES_VERSIONS = 15 16 17 18
 
 # Servers for make test-redis, of those that internal/tools/redis.sh knows.
@@ -43,18 +43,29 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 	@internal/tools/ensure.sh go servers
 	go run ./internal/demo sale
 
+# Four packages at once: on two processors, tests that wait leave a third of the time unused otherwise.
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs prometheus
-	CGO_ENABLED=1 go test -race -count=1 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
+	CGO_ENABLED=1 go test -race -count=1 -p 4 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
 	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
 	CGO_ENABLED=1 go -C integration/bench test -race -count=1 ./...
+
+.PHONY: simulate
+simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find mutants of them (two minutes)
+	@internal/tools/ensure.sh go
+	GOGC=400 go test -count=1 -timeout 30m ./lease -run 'Simulation' -seeds 5000
 
 .PHONY: test-web
 test-web: ## Press every button of the page of make demo-web in a real browser
 	@internal/tools/ensure.sh go programs browser
 	go -C internal/demo/browser test -count=1 ./...
+
+.PHONY: interop
+interop: ## Let clients in Python, Node and Go take turns on one resource, while processes are stopped (half a minute)
+	@internal/tools/ensure.sh go programs interop
+	go -C examples/interop test -count=1 ./...
 
 .PHONY: test-versions
 test-versions: ## Run the tests of the write layer on each major version of Postgres
@@ -92,7 +103,7 @@ bench-memory: ## Lease a million resources once each, and weigh what that leaves
 	go -C integration/bench run . -resources 1000000
 
 .PHONY: lint
-lint: ## Check format, go vet, golangci-lint, dead code, shell syntax and go.mod
+lint: ## Check format, go vet, golangci-lint, dead code, spelling, govulncheck, shell syntax and go.mod
 	@internal/tools/ensure.sh go
 	@internal/tools/lint.sh
 

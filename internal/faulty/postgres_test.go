@@ -125,3 +125,15 @@ func TestANetworkThatHangsComesBack(t *testing.T) {
 	defer conn.Close(context.Background())
 	require.NoError(t, ask(t.Context(), conn))
 }
+
+func TestABreakpointIsReachedOnce(t *testing.T) {
+	t.Parallel()
+	var b faulty.Breakpoint
+	times := 0
+	b.Arm(func() { times++ })
+
+	b.TraceBatchStart(t.Context(), nil, pgx.TraceBatchStartData{})
+	b.TraceQueryStart(t.Context(), nil, pgx.TraceQueryStartData{})
+
+	require.Equal(t, 1, times)
+}

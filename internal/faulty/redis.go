@@ -31,6 +31,7 @@ type RedisProxy struct {
 	mu     sync.Mutex
 	judge  func(script string) Verdict // guarded by mu, also while it runs
 	gate   chan struct{}               // closed by Go; nil: not stopped
+	waits  sync.WaitGroup              // requests that have met a gate; under mu while there is one
 	held   []held
 	links  map[*redisLink]bool
 	closed bool
@@ -60,14 +61,15 @@ func (p *RedisProxy) Stop() {
 	}
 }
 
-// Go ends Stop.
+// Go ends Stop. It returns when the servers have answered what had arrived.
 func (p *RedisProxy) Go() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.gate != nil {
 		close(p.gate)
 		p.gate = nil
 	}
+	p.mu.Unlock()
+	p.waits.Wait()
 }
 
 // Deliver sends the held requests to their servers and returns when the servers have answered.
@@ -172,11 +174,12 @@ func (l *redisLink) relay() {
 		if err != nil {
 			return
 		}
-		l.wait()
+		through := l.wait()
 		words := bulks(request, 2)
 		verb := strings.ToLower(words[0])
 		if strings.HasSuffix(verb, "subscribe") {
 			_, _ = l.server.Write(request)
+			through()
 			l.passAll()
 			return
 		}
@@ -185,24 +188,35 @@ func (l *redisLink) relay() {
 			name, known := l.script(verb, words[1])
 			if !known {
 				_, _ = l.client.Write([]byte("-NOSCRIPT this proxy has not seen it in full\r\n"))
+				through()
 				continue
 			}
 			verdict = l.verdict(name)
 		}
-		if !l.carryOut(verdict, request) {
+		if verdict.Fate == Silence {
+			through() // nobody answers it
+		}
+		open := l.carryOut(verdict, request)
+		through()
+		if !open {
 			return
 		}
 	}
 }
 
-// wait returns when the proxy is not stopped.
-func (l *redisLink) wait() {
+// wait returns when the proxy is not stopped. Go waits for what waited here until it is through.
+func (l *redisLink) wait() (through func()) {
 	l.mu.Lock()
 	gate := l.gate
-	l.mu.Unlock()
 	if gate != nil {
-		<-gate
+		l.waits.Add(1)
 	}
+	l.mu.Unlock()
+	if gate == nil {
+		return func() {}
+	}
+	<-gate
+	return sync.OnceFunc(l.waits.Done)
 }
 
 func (l *redisLink) verdict(script string) Verdict {
@@ -276,8 +290,10 @@ func (l *redisLink) pass(to io.Writer, from io.Reader) {
 		if err != nil {
 			return
 		}
-		l.wait()
-		if _, err := to.Write(some[:n]); err != nil {
+		through := l.wait()
+		_, err = to.Write(some[:n])
+		through()
+		if err != nil {
 			return
 		}
 	}

@@ -215,8 +215,8 @@ func watchdogKeepsTheLease(t *testing.T, issuer NewIssuer) {
 func askingAgainGivesTheSameLease(t *testing.T, issuer NewIssuer) {
 	i := issuer(t, lease.Config{TTL: ttl})
 	id := uuid.New()
-	first := acquire(t, i, "table:12", lease.WithLeaseID(id))
-	again := acquire(t, i, "table:12", lease.WithLeaseID(id))
+	first := acquire(t, i, "table:12", lease.LeaseID(id))
+	again := acquire(t, i, "table:12", lease.LeaseID(id))
 	require.Equal(t, id, again.LeaseID())
 	require.Equal(t, first.Token(), again.Token())
 }

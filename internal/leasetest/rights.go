@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -28,6 +30,11 @@ type Deployment struct {
 // Deployments starts one Redis, Sentinel and Cluster, each with a user for every set of rights.
 func Deployments(t *testing.T) []Deployment {
 	single, sentinel, cluster := testenv.OwnRedis(t), testenv.Sentinel(t), testenv.Cluster(t)
+	for _, addr := range sentinel.Options().SentinelAddrs {
+		admin := redis.NewClient(&redis.Options{Addr: addr})
+		SetUser(t, admin, "follower", sentinelRights(t))
+		require.NoError(t, admin.Close())
+	}
 	closing := func(client redis.UniversalClient) redis.UniversalClient {
 		t.Cleanup(func() { _ = client.Close() })
 		return client
@@ -39,6 +46,7 @@ func Deployments(t *testing.T) []Deployment {
 		{Name: "Sentinel", nodes: append(sentinel.Replicas(), sentinel.Primary()), Client: func(user, password string) redis.UniversalClient {
 			options := sentinel.Options()
 			options.Username, options.Password = user, password
+			options.SentinelUsername, options.SentinelPassword = "follower", "password"
 			return closing(redis.NewFailoverClient(options))
 		}},
 		{Name: "Cluster", nodes: cluster.Nodes(), Client: func(user, password string) redis.UniversalClient {
@@ -51,14 +59,20 @@ func Deployments(t *testing.T) []Deployment {
 
 func (d Deployment) as(t *testing.T, user string, rights []string) redis.UniversalClient {
 	t.Helper()
+	for _, node := range d.nodes {
+		SetUser(t, node.Client(), user, rights)
+	}
+	return d.Client(user, "password")
+}
+
+// SetUser makes a user of a server, with the password "password" and these rights only.
+func SetUser(t *testing.T, server *redis.Client, user string, rights []string) {
+	t.Helper()
 	command := []any{"ACL", "SETUSER", user, "reset", "on", ">password", "resetkeys", "resetchannels", "-@all"}
 	for _, right := range rights {
 		command = append(command, right)
 	}
-	for _, node := range d.nodes {
-		require.NoError(t, node.Client().Do(t.Context(), command...).Err())
-	}
-	return d.Client(user, "password")
+	require.NoError(t, server.Do(t.Context(), command...).Err())
 }
 
 // RunRights runs everything that a package offers with exactly the documented rights, and again
@@ -66,7 +80,7 @@ func (d Deployment) as(t *testing.T, user string, rights []string) redis.Univers
 // admin has all rights.
 func RunRights(t *testing.T, name string, everything func(t *testing.T, client, admin redis.UniversalClient, namespace string) []error) {
 	for _, d := range Deployments(t) {
-		rights := documented(t, name, d.Name)
+		rights := Documented(t, name, d.Name)
 		admin := d.Client("", "")
 		t.Run(d.Name, func(t *testing.T) {
 			t.Run("all", func(t *testing.T) {
@@ -74,7 +88,7 @@ func RunRights(t *testing.T, name string, everything func(t *testing.T, client, 
 				require.NoError(t, errors.Join(everything(t, d.as(t, "all", rights), admin, "all")...), "%v", rights)
 			})
 			for n, right := range rights {
-				if right == "+ping" { // a subscription asks for signs of life after three seconds; nothing waits so long here
+				if right == "+ping" { // a subscription asks for signs of life after three seconds: see TestRightsThatFewNeed
 					continue
 				}
 				t.Run("without "+right, func(t *testing.T) {
@@ -120,17 +134,31 @@ func AwaitListener(ctx context.Context, admin redis.UniversalClient, queue, chan
 	}
 }
 
-// documented reads the tables of docs/leases.md.
-func documented(t *testing.T, name, deployment string) []string {
+// page is docs/leases.md.
+func page(t *testing.T) string {
 	t.Helper()
-	var text []byte
-	for dir, err := os.Getwd(); text == nil; dir = filepath.Dir(dir) {
+	for dir, err := os.Getwd(); ; dir = filepath.Dir(dir) {
 		require.NoError(t, err)
 		require.NotEqual(t, "/", dir)
-		text, _ = os.ReadFile(filepath.Join(dir, "docs", "leases.md"))
+		if text, err := os.ReadFile(filepath.Join(dir, "docs", "leases.md")); err == nil {
+			return string(text)
+		}
 	}
+}
+
+// sentinelRights are those of a client's user on the sentinels, by docs/leases.md.
+func sentinelRights(t *testing.T) []string {
+	t.Helper()
+	rights := regexp.MustCompile("`(\\+sentinel[^`]*)`").FindStringSubmatch(page(t))
+	require.NotNil(t, rights)
+	return strings.Fields(rights[1])
+}
+
+// Documented reads the tables of docs/leases.md.
+func Documented(t *testing.T, name, deployment string) []string {
+	t.Helper()
 	row := func(first string) []string {
-		for line := range strings.Lines(string(text)) {
+		for line := range strings.Lines(page(t)) {
 			if rest, found := strings.CutPrefix(line, "| "+first+" | "); found {
 				return strings.Split(rest, " | ")
 			}
@@ -152,4 +180,69 @@ func documented(t *testing.T, name, deployment string) []string {
 	}
 	require.NotEmpty(t, rights)
 	return rights
+}
+
+// Effect is what a request does in Redis. Redis refuses some effects and allows others.
+type Effect int
+
+// Each is refused wherever one of those before it is.
+const (
+	Reads  Effect = iota
+	Frees         // writes, but takes no memory
+	Writes        // and takes memory
+)
+
+// Request is a request that a server must refuse. Prepare makes it while the server works.
+type Request struct {
+	Effect  Effect
+	Prepare func(t *testing.T, client *redis.Client) (send func() error)
+}
+
+// Refusals sends the requests to real servers that refuse for different reasons. It requires the
+// error of package lease for each reason, or none if the server allows the request.
+func Refusals(t *testing.T, requests map[string]Request) {
+	for name, refusal := range map[string]struct {
+		args   []string
+		begin  func(t *testing.T, server *testenv.RedisServer)
+		from   Effect
+		reason error
+	}{
+		"rights":   {nil, command("ACL", "SETUSER", "default", "resetkeys", "~other:*"), Reads, lease.ErrDenied},
+		"replica":  {nil, command("REPLICAOF", "127.0.0.1", "1"), Frees, lease.ErrReadOnly},
+		"replicas": {nil, command("CONFIG", "SET", "min-replicas-to-write", "1"), Frees, lease.ErrTooFewReplicas},
+		"disk":     {[]string{"--save", "3600 1", "--dbfilename", "taken"}, failToSave, Frees, lease.ErrCannotSave},
+		"memory":   {nil, command("CONFIG", "SET", "maxmemory", "1", "maxmemory-policy", "noeviction"), Writes, lease.ErrOutOfMemory},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.OwnRedis(t, refusal.args...)
+			sends := make(map[string]func() error)
+			for name, r := range requests {
+				sends[name] = r.Prepare(t, server.Client())
+			}
+			refusal.begin(t, server)
+			for name, send := range sends {
+				if requests[name].Effect < refusal.from {
+					require.NoError(t, send(), name)
+				} else {
+					require.ErrorIs(t, send(), refusal.reason, name)
+				}
+			}
+		})
+	}
+}
+
+func command(args ...any) func(*testing.T, *testenv.RedisServer) {
+	return func(t *testing.T, server *testenv.RedisServer) {
+		require.NoError(t, server.Client().Do(t.Context(), args...).Err())
+	}
+}
+
+// failToSave puts a directory where the file should be.
+func failToSave(t *testing.T, server *testenv.RedisServer) {
+	require.NoError(t, os.Mkdir(filepath.Join(server.Dir(), "taken"), 0o700))
+	require.NoError(t, server.Client().BgSave(t.Context()).Err())
+	require.Eventually(t, func() bool {
+		return strings.Contains(server.Client().Info(t.Context(), "persistence").Val(), "rdb_last_bgsave_status:err")
+	}, 10*time.Second, 10*time.Millisecond)
 }

@@ -1,24 +1,18 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"syscall"
-
-	"github.com/alicebob/miniredis/v2"
 )
 
 // Options for [Start].
 type Options struct {
-	// AllowMiniredis lets an in-memory imitation take Redis's place when there is no Redis at all.
-	// Notes then says so. Defaults to false: no Redis is an error.
-	AllowMiniredis bool
-
 	// PrivateRedis starts a Redis whatever the environment names, for demos that flush it and call
-	// [Env.StopRedis]. It takes the program; a container will not do.
+	// [Env.StopRedis].
 	PrivateRedis bool
 }
 
@@ -42,18 +36,21 @@ func Start(ctx context.Context, opts Options) (*Env, error) {
 }
 
 func start(ctx context.Context, h host, opts Options) (*Env, error) {
-	env := &Env{}
-	if err := locateBoth(ctx, h, opts); err != nil {
+	// Before anything is started, so that the error names both servers when both are missing.
+	_, noPostgres := postgresService.locate(ctx, h)
+	_, noRedis := redisService.locate(ctx, h)
+	if opts.PrivateRedis {
+		_, noRedis = redisService.locateOwn(ctx, h)
+	}
+	if err := errors.Join(noPostgres, noRedis); err != nil {
 		return nil, err
 	}
-	if err := env.startPostgres(ctx, h); err != nil {
-		return nil, errors.Join(err, env.Close())
-	}
+	env := &Env{}
 	startRedis := env.startRedis
 	if opts.PrivateRedis {
 		startRedis = env.startPrivateRedis
 	}
-	if err := startRedis(ctx, h); err != nil {
+	if err := cmp.Or(env.startPostgres(ctx, h), startRedis(ctx, h)); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
 	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the
@@ -61,19 +58,6 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	// remembered their addresses.
 	atEnd(env.Close)
 	return env, nil
-}
-
-// locateBoth fails before anything is started, and names both servers when both are missing.
-func locateBoth(ctx context.Context, h host, opts Options) error {
-	_, noPostgres := postgresService.locate(ctx, h)
-	_, noRedis := redisService.locate(ctx, h)
-	switch {
-	case opts.PrivateRedis:
-		_, noRedis = redisService.locateOwn(ctx, h)
-	case opts.AllowMiniredis:
-		noRedis = nil
-	}
-	return errors.Join(noPostgres, noRedis)
 }
 
 func (e *Env) startPostgres(ctx context.Context, h host) error {
@@ -100,17 +84,10 @@ func (e *Env) startPostgres(ctx context.Context, h host) error {
 
 func (e *Env) startRedis(ctx context.Context, h host) error {
 	server, err := obtainRedis(ctx, h)
-	var missing *UnavailableError
-	if errors.As(err, &missing) { // as Options allow, or locateBoth had failed
-		return e.startMiniredis(missing)
-	}
 	if err != nil {
 		return err
 	}
-	e.ends = append(e.ends, server.stop)
-	e.RedisURL = server.url
-	e.Notes = append(e.Notes, server.source)
-	return nil
+	return e.serveRedis(server)
 }
 
 func (e *Env) startPrivateRedis(ctx context.Context, h host) error {
@@ -121,7 +98,10 @@ func (e *Env) startPrivateRedis(ctx context.Context, h host) error {
 	if e.private, err = newRedisNode(ctx, bin, ""); err != nil {
 		return err
 	}
-	server := e.private.asServer()
+	return e.serveRedis(e.private.asServer())
+}
+
+func (e *Env) serveRedis(server *redisServer) error {
 	e.ends = append(e.ends, server.stop)
 	e.RedisURL = server.url
 	e.Notes = append(e.Notes, server.source)
@@ -148,19 +128,6 @@ func (e *Env) StartRedis(ctx context.Context) error {
 }
 
 var errNotPrivate = errors.New("testenv: this Redis is not ours to stop and start; see Options.PrivateRedis")
-
-func (e *Env) startMiniredis(missing *UnavailableError) error {
-	server := miniredis.NewMiniRedis()
-	server.ClockTTL(true) // otherwise keys expire only when a test moves its time
-	if err := server.Start(); err != nil {
-		return err
-	}
-	e.ends = append(e.ends, func() error { server.Close(); return nil })
-	e.RedisURL = "redis://" + server.Addr() + "/0"
-	e.Notes = append(e.Notes, fmt.Sprintf(
-		"No Redis: an in-memory imitation (miniredis) inside this program takes its place. For the real thing: %s", missing.Remedy))
-	return nil
-}
 
 // Close stops what was started and drops the database. Calling it again does nothing.
 func (e *Env) Close() error {

@@ -6,9 +6,7 @@ import (
 	"io"
 	"log"
 	"os"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
@@ -95,57 +93,11 @@ func TestStartDropsItsDatabaseOnAnExternalServer(t *testing.T) {
 	require.Equal(t, 0, count(t, databases, "pg_database WHERE datname LIKE 'fencedb_demo_%'"))
 }
 
-func TestMiniredisTakesRedissPlaceOnlyWhenAllowedAndSaysSo(t *testing.T) {
-	t.Parallel()
-	h := thisHost()
-	h.lookPath = func(name string) (string, error) { // everything but Redis and Docker
-		if name == "postgres" {
-			return thisHost().lookPath(name)
-		}
-		return "", errNothing
-	}
-	h.glob = func(pattern string) ([]string, error) {
-		if slices.Contains(redisService.patterns, pattern) {
-			return nil, nil
-		}
-		return thisHost().glob(pattern)
-	}
-	h.getenv = func(name string) string {
-		if name == redisURLVar {
-			return ""
-		}
-		return thisHost().getenv(name)
-	}
-	_, err := start(t.Context(), h, Options{})
-	var missing *UnavailableError
-	require.ErrorAs(t, err, &missing)
-	require.Equal(t, "Redis", missing.Server)
-
-	env, err := start(t.Context(), h, Options{AllowMiniredis: true})
-	require.NoError(t, err)
-	requireAnswers(t, env)
-	require.Contains(t, env.Notes[1], "miniredis")
-	requireExpiry(t, env)
-	require.NoError(t, env.Close())
-}
-
 func TestStartNamesEverythingThatIsMissing(t *testing.T) {
 	_, err := start(t.Context(), bareHost(), Options{})
 	joined, ok := err.(interface{ Unwrap() []error })
 	require.True(t, ok)
 	require.Len(t, joined.Unwrap(), 2)
-}
-
-func requireExpiry(t *testing.T, env *Env) {
-	t.Helper()
-	options, err := redis.ParseURL(env.RedisURL)
-	require.NoError(t, err)
-	client := newRedisClient(options)
-	require.NoError(t, client.Set(t.Context(), "short", "lived", time.Millisecond).Err())
-	require.Eventually(t, func() bool {
-		return client.Exists(t.Context(), "short").Val() == 0
-	}, 10*time.Second, time.Millisecond)
-	require.NoError(t, client.Close())
 }
 
 func requireAnswers(t *testing.T, env *Env) {

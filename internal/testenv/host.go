@@ -182,7 +182,6 @@ func versionIn(text string) float64 {
 type origin struct {
 	url     string
 	program string
-	docker  *docker
 }
 
 // locate finds the first origin in the order of the package documentation, without starting
@@ -191,17 +190,13 @@ func (s service) locate(ctx context.Context, h host) (origin, error) {
 	if url := h.getenv(s.urlVar); url != "" {
 		return origin{url: url}, nil
 	}
-	program, noProgram := s.program(ctx, h)
-	if noProgram == nil {
+	program, err := s.program(ctx, h)
+	if err == nil {
 		return origin{program: program}, nil
-	}
-	docker, noDocker := findDocker(ctx, h)
-	if noDocker == nil {
-		return origin{docker: docker}, nil
 	}
 	return origin{}, &UnavailableError{
 		Server: s.name,
-		Tried:  []string{s.urlVar + " is not set", noProgram.Error(), noDocker.Error()},
+		Tried:  []string{s.urlVar + " is not set", err.Error()},
 		Remedy: s.remedy(h, "docker compose up --wait, then set "+s.urlVar+" as docker-compose.yml says"),
 	}
 }
@@ -245,8 +240,7 @@ func (e *UnavailableError) Error() string {
 // Missing returns an [UnavailableError] for each server that can neither be reached nor started,
 // and starts nothing. With own, only servers that a test can have for itself count, as [OwnRedis],
 // [OwnPostgres] and [PgBouncer] need them.
-func Missing(ctx context.Context, own bool) []error {
-	var missing []error
+func Missing(ctx context.Context, own bool) (all []*UnavailableError) {
 	for _, s := range []service{postgresService, redisService, pgbouncerService} {
 		var err error
 		switch {
@@ -255,9 +249,10 @@ func Missing(ctx context.Context, own bool) []error {
 		case s.urlVar != "":
 			_, err = s.locate(ctx, thisHost())
 		}
-		if err != nil {
-			missing = append(missing, err)
+		var missing *UnavailableError
+		if errors.As(err, &missing) {
+			all = append(all, missing)
 		}
 	}
-	return missing
+	return all
 }

@@ -128,7 +128,7 @@ func (n *bouncerNode) start(ctx context.Context, port int, settings []string) er
 		return err
 	}
 	n.process = process
-	if err := process.await(ctx, pollEvery, n.ready); err != nil {
+	if err := process.await(ctx, n.ready); err != nil {
 		return fmt.Errorf("PgBouncer from %s on port %d: %w", n.bin, port, err)
 	}
 	return nil

@@ -2,10 +2,15 @@ package testenv
 
 import (
 	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -16,7 +21,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 	"golang.org/x/sys/unix"
+
+	"github.com/fencedb/fencedb/migrations"
 )
 
 // fastSettings make a Postgres fast whose data need not survive.
@@ -30,7 +38,7 @@ var fastSettings = []string{
 	"max_prepared_transactions=10",
 }
 
-// loopbackOnly is for a process of ours; a container is reached from outside.
+// loopbackOnly keeps others out, and the server to its own directory.
 var loopbackOnly = []string{
 	"listen_addresses=" + loopback,
 	"unix_socket_directories=",        // the default directory may not be ours to write to
@@ -54,8 +62,6 @@ func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
 		return nil, err
 	case from.url != "":
 		return externalPostgres(ctx, from.url)
-	case from.docker != nil:
-		return from.docker.postgres(ctx)
 	}
 	cluster, err := newPostgresCluster(ctx, from.program)
 	if err != nil {
@@ -134,7 +140,7 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 		return err
 	}
 	c.process, c.port = process, port
-	if err := process.await(ctx, pollEvery, c.ready); err != nil {
+	if err := process.await(ctx, c.ready); err != nil {
 		return fmt.Errorf("Postgres from %s on port %d: %w", c.bin, port, err)
 	}
 	return nil
@@ -186,6 +192,10 @@ func (c *postgresCluster) url(database string) string {
 		RawQuery: "sslmode=disable",
 	}).String()
 }
+
+func (c *postgresCluster) String() string { return "Postgres on port " + strconv.Itoa(c.port) }
+
+func (c *postgresCluster) signal(sig syscall.Signal) error { return c.process.signal(sig) }
 
 // end sends the postmaster a signal and waits until it is gone. The data directory stays.
 func (c *postgresCluster) end(sig syscall.Signal) error { return c.process.end(sig) }
@@ -242,7 +252,7 @@ func (c *postgresCluster) asServer() *postgresServer {
 // PostgresServer is a Postgres of one test's own, to crash, pause, restart and reconfigure. Its
 // methods fail the test on error and must be called from the test's goroutine.
 type PostgresServer struct {
-	t       testing.TB
+	own
 	cluster *postgresCluster
 }
 
@@ -258,7 +268,7 @@ func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 	check(t, err)
 	cluster, err := newPostgresCluster(ctx, bin, settings...)
 	check(t, err)
-	s := &PostgresServer{t: t, cluster: cluster}
+	s := &PostgresServer{own{t: t, server: cluster}, cluster}
 	t.Cleanup(s.Stop)
 	return s
 }
@@ -276,19 +286,23 @@ func (s *PostgresServer) Run(program string, args ...string) string {
 	return out
 }
 
+// Psql is the path of psql: on PATH, or beside the server.
+func Psql(t testing.TB) string {
+	t.Helper()
+	if path, err := exec.LookPath("psql"); err == nil {
+		return path
+	}
+	server, err := postgresService.locateOwn(t.Context(), thisHost())
+	check(t, err)
+	return filepath.Join(filepath.Dir(server), "psql")
+}
+
 // Pool migrates the database if need be and returns a new pool on it, closed at the end of the
 // test.
 func (s *PostgresServer) Pool() *pgxpool.Pool {
 	s.t.Helper()
 	s.must("migrate", migrate(s.t.Context(), s.URL()))
 	return newPool(s.t, s.URL())
-}
-
-// Kill crashes the server: SIGKILL to the postmaster, whose children follow it. The data stays, for
-// [PostgresServer.Restart].
-func (s *PostgresServer) Kill() {
-	s.t.Helper()
-	s.must("kill", s.cluster.end(syscall.SIGKILL))
 }
 
 // Standby returns a copy of the server as it is now, a standby that has received nothing since and
@@ -300,9 +314,8 @@ func (s *PostgresServer) Standby() *PostgresServer {
 	defer cancel()
 	dir, err := s.cluster.account.tempDir()
 	s.must("make a directory beside", err)
-	standby := &PostgresServer{t: s.t, cluster: &postgresCluster{
-		bin: s.cluster.bin, dir: dir, account: s.cluster.account, config: s.cluster.config,
-	}}
+	cluster := &postgresCluster{bin: s.cluster.bin, dir: dir, account: s.cluster.account, config: s.cluster.config}
+	standby := &PostgresServer{own{t: s.t, server: cluster}, cluster}
 	s.t.Cleanup(standby.Stop)
 	s.must("shut down", s.cluster.end(syscall.SIGINT))
 	_, err = output(ctx, "cp", "-a", s.cluster.data(), standby.cluster.data()) // with its owner
@@ -331,32 +344,104 @@ func (s *PostgresServer) Restart() {
 	s.must("restart", s.cluster.restart(ctx))
 }
 
-// Pause stops the postmaster in its tracks (SIGSTOP): connections that are open go on working, new
-// ones are not answered.
-func (s *PostgresServer) Pause() {
-	s.t.Helper()
-	s.must("pause", s.cluster.process.signal(syscall.SIGSTOP))
-}
-
-// Resume lets a paused server go on.
-func (s *PostgresServer) Resume() {
-	s.t.Helper()
-	s.must("resume", s.cluster.process.signal(syscall.SIGCONT))
-}
-
-// Stop ends the server for good and removes its data. The end of the test does the same.
-func (s *PostgresServer) Stop() {
-	s.t.Helper()
-	if s.cluster == nil {
-		return
+// createDatabase makes a database and returns its URL. With a template it starts as a copy of it.
+func (s *postgresServer) createDatabase(ctx context.Context, name, template string) (string, error) {
+	sql := "CREATE DATABASE " + quote(name)
+	if template != "" {
+		sql += " TEMPLATE " + quote(template)
 	}
-	s.must("stop", s.cluster.stop())
-	s.cluster = nil
+	if err := s.admin(ctx, sql); err != nil {
+		return "", fmt.Errorf("create a database for the test, at %s: %w", s.source, err)
+	}
+	return inDatabase(s.adminURL, name), nil
 }
 
-func (s *PostgresServer) must(what string, err error) {
-	s.t.Helper()
+// dropDatabase ends whatever is still connected to the database and removes it.
+func (s *postgresServer) dropDatabase(ctx context.Context, name string) error {
+	return s.admin(ctx, "DROP DATABASE IF EXISTS "+quote(name)+" WITH (FORCE)")
+}
+
+// template returns the name of a database that holds the migrated schema and nothing else, and
+// makes it if the server has none. Test binaries that share an external server share it; its name
+// tells the migrations it was made from, so two versions of them never meet.
+func (s *postgresServer) template(ctx context.Context) (string, error) {
+	name := "fencedb_template_" + migrationsHash()
+	conn, err := pgx.Connect(ctx, s.adminURL)
 	if err != nil {
-		s.t.Fatalf("testenv: %s Postgres on port %d: %v", what, s.cluster.port, err)
+		return "", err
 	}
+	defer conn.Close(context.WithoutCancel(ctx)) // and with it the advisory lock
+	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", name); err != nil {
+		return "", err
+	}
+	var complete bool
+	err = conn.QueryRow(ctx, "SELECT datistemplate FROM pg_database WHERE datname = $1", name).Scan(&complete)
+	if complete || err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return name, err
+	}
+	return name, s.buildTemplate(ctx, name)
+}
+
+// buildTemplate makes the template anew. The mark IS_TEMPLATE comes last: a database of that name
+// without it was left half-built by a program that died. The caller holds the advisory lock.
+func (s *postgresServer) buildTemplate(ctx context.Context, name string) error {
+	if err := s.dropDatabase(ctx, name); err != nil {
+		return err
+	}
+	url, err := s.createDatabase(ctx, name, "")
+	if err != nil {
+		return err
+	}
+	if err := migrate(ctx, url); err != nil {
+		return errors.Join(err, s.dropDatabase(context.WithoutCancel(ctx), name))
+	}
+	// Without connections, since a template cannot be copied while anybody is connected to it.
+	return s.admin(ctx, "ALTER DATABASE "+quote(name)+" WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
+}
+
+func migrate(ctx context.Context, url string) error {
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		return err
+	}
+	return errors.Join(migrations.Up(ctx, db), db.Close())
+}
+
+// admin runs one statement as the administrator, on a connection of its own.
+func (s *postgresServer) admin(ctx context.Context, sql string) error {
+	conn, err := pgx.Connect(ctx, s.adminURL)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, sql)
+	return errors.Join(err, conn.Close(ctx))
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+// inDatabase returns a connection string, in either of Postgres's two forms, for another database.
+func inDatabase(conn, database string) string {
+	if u, err := url.Parse(conn); err == nil && strings.HasPrefix(u.Scheme, "postgres") {
+		u.Path = "/" + database
+		return u.String()
+	}
+	return conn + " dbname=" + database // the later of two settings counts
+}
+
+// migrationsHash is short for the whole text of the migrations.
+func migrationsHash() string {
+	hash := sha256.New()
+	files := migrations.Files()
+	err := fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := fs.ReadFile(files, path)
+		fmt.Fprintf(hash, "%s %d\n%s", path, len(text), text)
+		return err
+	})
+	if err != nil {
+		panic("bug: embedded files cannot be read: " + err.Error())
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:8])
 }

@@ -40,8 +40,6 @@ func obtainRedis(ctx context.Context, h host) (*redisServer, error) {
 		return nil, err
 	case from.url != "":
 		return externalRedis(ctx, from.url)
-	case from.docker != nil:
-		return from.docker.redis(ctx)
 	}
 	node, err := newRedisNode(ctx, from.program, "")
 	if err != nil {
@@ -80,8 +78,8 @@ type redisNode struct {
 // newRedisNode starts a node, over a configuration file if it gets the text of one. On error
 // nothing is left behind.
 func newRedisNode(ctx context.Context, bin, config string, args ...string) (*redisNode, error) {
-	var nobodyElse *account
-	dir, err := nobodyElse.tempDir()
+	var ourselves *account
+	dir, err := ourselves.tempDir()
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +118,7 @@ func (n *redisNode) start(ctx context.Context) error {
 	n.process = process
 	client := newRedisClient(&redis.Options{Addr: n.addr(), MaxRetries: -1})
 	defer client.Close()
-	err = process.await(ctx, pollEvery, func(ctx context.Context) bool { return n.answers(ctx, client) })
+	err = process.await(ctx, func(ctx context.Context) bool { return n.answers(ctx, client) })
 	if err != nil {
 		return fmt.Errorf("Redis from %s on port %d: %w", n.bin, n.port, err)
 	}
@@ -138,6 +136,10 @@ func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
 }
 
 func (n *redisNode) addr() string { return address(n.port) }
+
+func (n *redisNode) String() string { return "Redis on " + n.addr() }
+
+func (n *redisNode) signal(sig syscall.Signal) error { return n.process.signal(sig) }
 
 // end sends a signal and waits until the process is gone. The data directory stays.
 func (n *redisNode) end(sig syscall.Signal) error { return n.process.end(sig) }
@@ -180,7 +182,7 @@ func parseInfo(text string) map[string]string {
 // RedisServer is a Redis of one test's own, to kill, pause, restart, flush and reconfigure. Its
 // methods fail the test on error and must be called from the test's goroutine.
 type RedisServer struct {
-	t      testing.TB
+	own
 	node   *redisNode
 	client *redis.Client
 }
@@ -191,18 +193,23 @@ type RedisServer struct {
 //	OwnRedis(t, "--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru")
 func OwnRedis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
-	return ownRedis(t, "", args...)
+	return ownRedis(t, redisProgram(t), "", args...)
 }
 
-func ownRedis(t testing.TB, config string, args ...string) *RedisServer {
+func redisProgram(t testing.TB) string {
 	t.Helper()
 	bin, err := redisService.locateOwn(t.Context(), thisHost())
 	check(t, err)
+	return bin
+}
+
+func ownRedis(t testing.TB, bin, config string, args ...string) *RedisServer {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	node, err := newRedisNode(ctx, bin, config, args...)
 	check(t, err)
-	s := &RedisServer{t: t, node: node, client: newRedisClient(&redis.Options{Addr: node.addr()})}
+	s := &RedisServer{own: own{t: t, server: node}, node: node, client: newRedisClient(&redis.Options{Addr: node.addr()})}
 	t.Cleanup(func() {
 		_ = s.client.Close() // the test may have closed it
 		s.Stop()
@@ -220,13 +227,6 @@ func (s *RedisServer) Addr() string { return s.node.addr() }
 // Dir returns the server's data directory.
 func (s *RedisServer) Dir() string { return s.node.dir }
 
-// Kill ends the server with SIGKILL and returns once it is gone. What it had saved stays, for
-// [RedisServer.Restart].
-func (s *RedisServer) Kill() {
-	s.t.Helper()
-	s.must("kill", s.node.end(syscall.SIGKILL))
-}
-
 // Restart starts the server again, on its port and its data, and returns once it answers. A server
 // that still runs is shut down in good order first, which saves its data if it has save points.
 func (s *RedisServer) Restart() {
@@ -235,33 +235,4 @@ func (s *RedisServer) Restart() {
 	defer cancel()
 	s.must("shut down", s.node.end(syscall.SIGTERM))
 	s.must("restart", s.node.start(ctx))
-}
-
-// Pause stops the server in its tracks (SIGSTOP): connections stay open, nothing is answered.
-func (s *RedisServer) Pause() {
-	s.t.Helper()
-	s.must("pause", s.node.process.signal(syscall.SIGSTOP))
-}
-
-// Resume lets a paused server go on. It then answers what was sent meanwhile.
-func (s *RedisServer) Resume() {
-	s.t.Helper()
-	s.must("resume", s.node.process.signal(syscall.SIGCONT))
-}
-
-// Stop ends the server for good and removes its data. The end of the test does the same.
-func (s *RedisServer) Stop() {
-	s.t.Helper()
-	if s.node == nil {
-		return
-	}
-	s.must("stop", s.node.stop())
-	s.node = nil
-}
-
-func (s *RedisServer) must(what string, err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatalf("testenv: %s Redis on %s: %v", what, s.node.addr(), err)
-	}
 }

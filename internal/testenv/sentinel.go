@@ -61,7 +61,7 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 // startSentinel starts one over a configuration file of its own, in which it keeps its state.
 func startSentinel(t testing.TB, config string) *RedisServer {
 	t.Helper()
-	s := ownRedis(t, config, "--sentinel")
+	s := ownRedis(t, redisProgram(t), config, "--sentinel")
 	check(t, s.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
 	return s
 }

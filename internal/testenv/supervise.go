@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 )
 
@@ -28,7 +29,7 @@ var superviseCode = regexp.MustCompile(`(?m)^#.*\n+`).ReplaceAllString(supervise
 
 const (
 	// startTimeout bounds everything from the first look for a server to its first answer. It is
-	// long because a loaded CI machine can take that long for initdb, or for pulling an image.
+	// long because a loaded CI machine can take that long for initdb.
 	startTimeout = 2 * time.Minute
 
 	// stopTimeout bounds the end of a server. Postgres, told to stop at once, gives its children
@@ -128,9 +129,9 @@ const statusUnknown = -1
 
 // await calls ready until it returns true. It gives up when the server or ctx has ended, with an
 // error that shows the log of the server.
-func (p *process) await(ctx context.Context, every time.Duration, ready func(context.Context) bool) error {
+func (p *process) await(ctx context.Context, ready func(context.Context) bool) error {
 	for !ready(ctx) {
-		if p.exited(time.Now().Add(every)) {
+		if p.exited(time.Now().Add(pollEvery)) {
 			return fmt.Errorf("%w with status %d; %s", errExited, *p.status, p.log())
 		}
 		if ctx.Err() != nil {
@@ -212,6 +213,55 @@ func (p *process) stop() error {
 	overdue := time.AfterFunc(stopTimeout, func() { _ = syscall.Kill(-p.shell.Process.Pid, syscall.SIGKILL) })
 	defer overdue.Stop()
 	return errors.Join(closed, p.shell.Wait(), p.report.Close())
+}
+
+// own is what a Redis and a Postgres of one test's own have in common.
+type own struct {
+	t       testing.TB
+	stopped bool
+	server  interface {
+		fmt.Stringer
+		signal(sig syscall.Signal) error
+		end(sig syscall.Signal) error
+		stop() error
+	}
+}
+
+// Kill crashes the server with SIGKILL and returns once it is gone. The children of a Postgres follow
+// it. What it had saved stays, for Restart.
+func (o *own) Kill() {
+	o.t.Helper()
+	o.must("kill", o.server.end(syscall.SIGKILL))
+}
+
+// Pause stops the server in its tracks (SIGSTOP). A Redis keeps its connections open and answers
+// nothing. Of a Postgres that is the postmaster: connections that are open go on working, new ones
+// are not answered.
+func (o *own) Pause() {
+	o.t.Helper()
+	o.must("pause", o.server.signal(syscall.SIGSTOP))
+}
+
+// Resume lets a paused server go on. It then answers what was sent meanwhile.
+func (o *own) Resume() {
+	o.t.Helper()
+	o.must("resume", o.server.signal(syscall.SIGCONT))
+}
+
+// Stop ends the server for good and removes its data. The end of the test does the same.
+func (o *own) Stop() {
+	o.t.Helper()
+	if !o.stopped {
+		o.must("stop", o.server.stop())
+		o.stopped = true
+	}
+}
+
+func (o *own) must(what string, err error) {
+	o.t.Helper()
+	if err != nil {
+		o.t.Fatalf("testenv: %s %s: %v", what, o.server, err)
+	}
 }
 
 // Ports are taken from below the range that operating systems give to outgoing connections. A

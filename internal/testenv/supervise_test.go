@@ -119,7 +119,7 @@ func TestAKilledSupervisorIsNoticed(t *testing.T) {
 	defer os.RemoveAll(node.dir)
 	require.NoError(t, node.process.shell.Process.Kill())
 	never := func(context.Context) bool { return false }
-	require.ErrorIs(t, node.process.await(t.Context(), pollEvery, never), errExited)
+	require.ErrorIs(t, node.process.await(t.Context(), never), errExited)
 	require.Error(t, node.stop(), "that is, the supervisor was killed")
 }
 

@@ -10,11 +10,9 @@
 //  2. postgres and initdb, or redis-server or valkey-server, from PATH or from where distributions
 //     keep them, started as a private process on a free loopback port with a temporary data
 //     directory. FENCEDB_POSTGRES_BIN names a directory to take Postgres from instead, which is how
-//     the suite runs on another version;
-//  3. a container, when a Docker daemon answers;
-//  4. for demos that say [Options].AllowMiniredis, an in-memory imitation of Redis.
+//     the suite runs on another version.
 //
-// When none of these works, the error is one [UnavailableError] that lists what was tried and the
+// When neither works, the error is one [UnavailableError] that lists what was tried and the
 // command that would help. A test that asks then fails; it is never skipped.
 //
 // OwnRedis, OwnPostgres, PgBouncer, Sentinel and Cluster always start processes of their own (2),

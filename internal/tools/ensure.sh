@@ -5,11 +5,12 @@
 #
 # NEED     go         the Go that go.mod asks for; never installed, only asked for
 #          compiler   a C compiler: the race detector needs one on Linux
-#          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs, Docker
+#          servers    a Postgres and a Redis from anywhere: addresses in the environment, programs
 #          programs   the programs of the servers and PgBouncer, for tests that start, kill and restart their own,
 #                     ps and curl
 #          browser    Chromium or Chrome, for the tests of the page
 #          npm        npm, which brings other versions of Postgres
+#          interop    Python and Node with what the clients of examples/interop need
 #          prometheus Prometheus and its promtool, which check the alert rules and the dashboard
 #
 # Says what it installs before it does, installs only packages of the distribution (apt on Debian and
@@ -94,16 +95,16 @@ ensure_compiler() {
 	compiles || fail "still no C compiler: $(go env CC)"
 }
 
-# ensure_servers [-own], as internal/testenv/missing takes it
+# ensure_servers [-own], as internal/demo takes it
 ensure_servers() {
-	missing=$(go run ./internal/testenv/missing "$@")
+	missing=$(go run ./internal/demo missing "$@")
 	[ -n "$missing" ] || return 0
 	apt='' brew=''
 	case $missing in *postgres*) apt='postgresql' brew='postgresql@17' ;; esac
 	case $missing in *redis*) apt="$apt redis-server" brew="$brew redis" ;; esac
 	case $missing in *pgbouncer*) apt="$apt pgbouncer" brew="$brew pgbouncer" ;; esac
 	install "${apt# }" "${brew# }"
-	missing=$(go run ./internal/testenv/missing "$@")
+	missing=$(go run ./internal/demo missing "$@")
 	[ -z "$missing" ] || fail "installed, and still not to be had:" $missing
 }
 
@@ -113,6 +114,26 @@ ensure_browser() {
 	done
 	[ ! -e "/Applications/Google Chrome.app" ] || return 0
 	install "chromium fonts-dejavu-core" "" # the fonts have the signs of the page
+}
+
+ensure_npm() {
+	command -v npm >/dev/null || install npm node
+}
+
+# What pip has installed into another Python does not count: the test runs that of the distribution.
+# npm checks its packages against the lock file, which is copied last and says that the rest is complete.
+ensure_interop() {
+	/usr/bin/python3 -c 'import psycopg, redis' 2>/dev/null || install "python3-psycopg python3-redis" ""
+	ensure_npm
+	pins=examples/interop
+	kept=.bin/interop
+	cmp -s $pins/package-lock.json $kept/installed && return
+	say "installing into $kept"
+	rm -rf $kept
+	mkdir -p $kept
+	cp $pins/package.json $pins/package-lock.json internal/tools/.npmrc $kept/
+	(cd $kept && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error)
+	cp $pins/package-lock.json $kept/installed
 }
 
 for need in "$@"; do
@@ -126,7 +147,8 @@ for need in "$@"; do
 		command -v curl >/dev/null || install curl curl # by which they run what the READMEs print
 		;;
 	browser) ensure_browser ;;
-	npm) command -v npm >/dev/null || install npm node ;;
+	npm) ensure_npm ;;
+	interop) ensure_interop ;;
 	prometheus)
 		command -v promtool >/dev/null && command -v prometheus >/dev/null || install prometheus prometheus
 		;;

@@ -13,7 +13,8 @@ unformatted=$(gofmt -l .)
 
 # Pinned by a module of its own, so that our go.mod lists what a user pays for and nothing else.
 # The first build of golangci-lint takes minutes.
-go -C internal/tools build -o ../../.bin/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/tools/cmd/deadcode
+go -C internal/tools build -o ../../.bin/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint \
+	golang.org/x/tools/cmd/deadcode golang.org/x/vuln/cmd/govulncheck github.com/golangci/misspell/cmd/misspell
 root=$PWD
 
 # A module per go.mod: ./... stops at the border of one.
@@ -32,6 +33,21 @@ git ls-files --cached --others --exclude-standard -- go.mod '*/go.mod' | while r
 		[ -z "$dead" ] || fail "never called: $dead"
 	)
 done
+
+# Documents are British English; elsewhere names of other people's code stand among the words.
+echo "lint: spelling"
+spell() { xargs -0 .bin/misspell "$@"; }
+misspelt=$(git ls-files -z --cached --others --exclude-standard -- '*.md' | spell -locale UK -i color
+	git ls-files -z --cached --others --exclude-standard -- '*.go' '*.sql' '*.lua' '*.sh' '*.yml' '*.py' '*.js' '*.html' '*.css' Makefile .ci/run docs/protocol.json | spell)
+[ -z "$misspelt" ] || fail "misspelt:
+$misspelt"
+
+# Known weaknesses that what we publish can reach.
+echo "lint: govulncheck"
+found=$(.bin/govulncheck ./... 2>&1) || case $found in
+*"fetching vulnerabilities"*) echo "lint: NOT checked for known weaknesses, because their database cannot be reached: $found" >&2 ;;
+*) fail "$found" ;;
+esac
 
 git ls-files --cached --others --exclude-standard -- '*.sh' .ci/run | while read -r script; do
 	case $(head -n 1 "$script") in

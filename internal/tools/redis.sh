@@ -6,7 +6,8 @@
 # SERVER  redis-8.0, valkey-8.0 or valkey-8.1, as Debian packages them
 #
 # The packages are unpacked into .bin/redis with the libraries that they need, and not installed. Remove that directory to
-# take newer ones. Elsewhere than on Linux on x64 with dpkg, put another redis-server first in PATH and run go test.
+# take newer ones. They come from the mirror that apt uses; set DEBIAN_MIRROR where that is not Debian's. Elsewhere than on
+# Linux on x64 with dpkg, put another redis-server first in PATH and run go test.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -18,7 +19,10 @@ fail() {
 [ "$(uname -sm)" = "Linux x86_64" ] && command -v dpkg-deb gpgv curl xz >/dev/null ||
 	fail "the packages are for Linux on x64, and need dpkg-deb, gpgv, curl and xz; here, put another redis-server first in PATH and run: go test ./lease/..."
 
-mirror=http://deb.debian.org/debian # as apt does: what counts is the signature
+# The mirror that apt uses; over http as apt does, since what counts is the signature.
+mirror=${DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | grep -m 1 '/debian/*$' || true)}
+mirror=${mirror%/}
+[ -n "$mirror" ] || fail "apt knows no mirror of Debian; set DEBIAN_MIRROR to the address of one"
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 kept=$PWD/.bin/redis
 
@@ -70,8 +74,21 @@ if [ ! -e "$kept/complete" ]; then
 	touch "$kept/complete"
 fi
 
+# All servers at once, because tests that wait leave the processors idle.
+run() {
+	[ -x "$kept/$1/redis-server" ] || fail "there is no $1; SERVER is redis-8.0, valkey-8.0 or valkey-8.1"
+	echo "redis: $("$kept/$1/redis-server" --version)"
+	env -u FENCEDB_REDIS_URL PATH="$kept/$1:$PATH" go test -count=1 -run 'Contract|Rights/one_Redis|TestLeases' ./lease/... ./integration/matrix/leases
+}
+
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 for name in "$@"; do
-	[ -x "$kept/$name/redis-server" ] || fail "there is no $name; SERVER is redis-8.0, valkey-8.0 or valkey-8.1"
-	echo "redis: $("$kept/$name/redis-server" --version)"
-	env -u FENCEDB_REDIS_URL PATH="$kept/$name:$PATH" go test -count=1 -run 'Contract|Rights/one_Redis|TestLeases' ./lease/... ./integration/matrix/leases
+	(run "$name" >"$logs/$name" 2>&1 && touch "$logs/$name.passed") &
 done
+wait
+for name in "$@"; do
+	cat "$logs/$name"
+	[ -e "$logs/$name.passed" ] || failed="${failed:-} $name"
+done
+[ -z "${failed:-}" ] || fail "failed on$failed"

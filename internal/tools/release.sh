@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a release in this clone: dates the changelog, and tags the commit. Publishes nothing: that is
+# Makes a release in this clone: dates the changelog, sets the version of the SBOM, and tags the commit. Publishes nothing: that is
 # git push with the tag.
 #
 #     internal/tools/release.sh VERSION
@@ -43,6 +43,7 @@ fi
 
 dated="## [$version] - $(date -u +%Y-%m-%d)"
 sed -i.before "s/^## \[Unreleased\]$/## [Unreleased]\n\n$dated/" CHANGELOG.md && rm CHANGELOG.md.before
-git commit --quiet --message "release: $tag" CHANGELOG.md
+sed -i.before '/"name": "github.com\/fencedb\/fencedb",/,/"version"/ s/"version": ".*"/"version": "'"$version"'"/' sbom.cdx.json && rm sbom.cdx.json.before
+git commit --quiet --message "release: $tag" CHANGELOG.md sbom.cdx.json
 git tag --annotate --message "fencedb $tag" "$tag"
 echo "release: $tag is tagged. To publish it: git push --follow-tags"

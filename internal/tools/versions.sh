@@ -3,7 +3,7 @@
 #
 #     internal/tools/versions.sh VERSION...
 #
-# VERSION  a major version that internal/tools/postgres/package.json pins
+# VERSION  a major version that internal/tools/package.json pins
 #
 # VERSIONS_TEST  arguments of go test, instead of the write layer's own packages
 #
@@ -20,7 +20,7 @@ fail() {
 [ "$(uname -sm)" = "Linux x86_64" ] ||
 	fail "the packages hold servers for Linux on x64 only; here, set FENCEDB_POSTGRES_BIN to the binaries of a version and run: go test ./migrations ./fencedb"
 
-pins=internal/tools/postgres
+pins=internal/tools
 kept=.bin/postgres
 
 # The lock file is copied last, and says that the rest is complete. Nothing of the packages is run but what puts back the
@@ -37,10 +37,34 @@ if ! cmp -s $pins/package-lock.json $kept/installed; then
 	cp $pins/package-lock.json $kept/installed
 fi
 
-for version in "$@"; do
-	bin=$PWD/$kept/node_modules/postgres-$version/native/bin
-	[ -x "$bin/postgres" ] || fail "no Postgres $version; package.json in $pins pins the versions there are"
+# run VERSION ARGUMENTS...
+run() {
+	bin=$PWD/$kept/node_modules/postgres-$1/native/bin
+	[ -x "$bin/postgres" ] || fail "no Postgres $1; package.json in $pins pins the versions there are"
 	echo "versions: $("$bin/postgres" --version)"
-	env -u FENCEDB_POSTGRES_URL FENCEDB_POSTGRES_BIN="$bin" \
-		go test -count=1 ${VERSIONS_TEST:-./migrations ./fencedb ./integration/pgbouncer}
+	shift
+	env -u FENCEDB_POSTGRES_URL FENCEDB_POSTGRES_BIN="$bin" go test -count=1 "$@"
+}
+
+if [ -n "${VERSIONS_TEST:-}" ]; then
+	for version in "$@"; do
+		# shellcheck disable=SC2086 # a list
+		run "$version" $VERSIONS_TEST
+	done
+	exit
+fi
+
+# All versions at once, because tests that wait leave the processors idle. The random tests are short here:
+# make test runs them at length.
+go test -count=1 -run '^$' ./migrations ./fencedb >/dev/null # compiles what the others then find in the cache
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+for version in "$@"; do
+	(run "$version" -p 1 -short ./migrations ./fencedb >"$logs/$version" 2>&1 && touch "$logs/$version.passed") &
 done
+wait
+for version in "$@"; do
+	cat "$logs/$version"
+	[ -e "$logs/$version.passed" ] || failed="${failed:-} $version"
+done
+[ -z "${failed:-}" ] || fail "failed on Postgres$failed"
