@@ -16,10 +16,13 @@ import (
 // Option changes one acquisition.
 type Option func(*acquisition)
 
-// WithLeaseID sets the lease id of the acquisition instead of a random one. A program that does not
+// LeaseID sets the lease id of the acquisition instead of a random one. A program that does not
 // know the outcome of an acquisition asks again with its id and gets the same lease and token, if
-// that lease still holds. Never use one id for two pieces of work: both would hold.
-func WithLeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }
+// that lease still holds. Never use one id for two pieces of work: both would hold. Nor again while a
+// release goes on behind its call: that release would end the lease that the new call gets.
+//
+//nolint:revive // options have no With
+func LeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }
 
 // Barge lets [Issuer.TryAcquire] go ahead of waiters. Without it, a free resource with waiters is
 // kept for them.
@@ -46,17 +49,25 @@ type acquisition struct {
 	core      *core
 	caller    context.Context // gives its values to the leases
 	resources []string
-	keys      []protocol.Keys // of the resources, in their order
+	keys      []*protocol.Keys // of the resources, in their order
 	id        uuid.UUID
+	text      any // id as requests take it
 	call      *call
 	barge     bool
 	patience  *time.Duration // of WaitAtMost; nil: as long as the context allows
 	noWait    bool
+	lead      bool            // for [Issuer.Lead]
+	spent     time.Duration   // of the patience, before the lease was asked for
 	first     context.Context // of the first request, if that differs
 	asked     bool            // a request may have reached Redis
 	requests  int64           // sent
 	standing  standing        // since the latest refusal
 	waits     *tracing        // nil until the resource was found taken
+
+	room struct { // of resources and keys, if there is one
+		resource [1]string
+		keys     [1]*protocol.Keys
+	}
 }
 
 // standing is what a waiter knows from its latest refusal.
@@ -68,15 +79,20 @@ type standing struct {
 // call identifies one call of the program in all its requests; several calls may share a lease id.
 // So a withdrawal ends only what its own call was granted. The steps of one call share it.
 type call struct {
-	id        string
+	id        any         // its name, a string
 	label     string      // of the holder, as it is stored
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
 	withdrawn atomic.Bool // what the requests were granted is being taken back
 
 	*behind // what the call gives back
+	room    behind
 }
 
-func newCall(label string) *call { return (&call{label: label, behind: new(behind)}).again() }
+func newCall(label string) *call {
+	c := &call{id: protocol.NewCall(label), label: label}
+	c.behind = &c.room
+	return c
+}
 
 // again is the same call under another name.
 func (c *call) again() *call {
@@ -84,7 +100,8 @@ func (c *call) again() *call {
 }
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
-	a := &acquisition{core: c, caller: ctx, resources: resources, id: uuid.New(), call: newCall(c.label)}
+	a := &acquisition{core: c, caller: ctx, id: uuid.New(), call: newCall(c.label)}
+	a.resources, a.keys = append(a.room.resource[:0], resources...), a.room.keys[:0]
 	for _, resource := range resources {
 		if err := checkResource(resource); err != nil {
 			return nil, err
@@ -102,13 +119,14 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 	case a.patience != nil && a.noWait:
 		return nil, protocol.Invalid("NoWait and WaitAtMost(%v) contradict each other", *a.patience)
 	}
+	a.text = a.id.String()
 	return a, nil
 }
 
 // part is the acquisition of the nth resource alone, as a step of the whole.
 func (a *acquisition) part(n int) *acquisition {
 	return &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
-		id: a.id, call: a.call, barge: a.barge}
+		id: a.id, text: a.text, call: a.call, barge: a.barge}
 }
 
 // name is what errors call the resources.
@@ -121,9 +139,13 @@ func (a *acquisition) name() string {
 
 // run wraps every acquisition: what ask gets is sealed before the holder learns that it holds.
 func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
-	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id})
+	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id, Lead: a.lead})
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) {
-		leases, err := ask(ctx)
+		locks, err := a.takeOuter(ctx)
+		if err != nil {
+			return nil, a.failed(err)
+		}
+		leases, err := a.under(ctx, locks, ask)
 		if err != nil {
 			return nil, a.failed(err)
 		}
@@ -136,13 +158,13 @@ func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases
 // begun wraps everything that may be granted something: Close ends it, and takes its leases back.
 func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
 	registry := a.core.registry
-	ctx, end, err := registry.begin(ctx)
+	ctx, err := registry.begin(ctx, a)
 	if err != nil {
 		return nil, a.failed(err)
 	}
-	defer end()
+	defer registry.end(a)
 	leases, err := ask(ctx)
-	if registry.closing.Err() != nil {
+	if registry.closing() {
 		leases.giveBack(ctx, a.call)
 		leases, err = nil, a.failed(ErrClosed)
 	}
@@ -152,7 +174,7 @@ func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leas
 
 // try asks without waiting.
 func (a *acquisition) try(ctx context.Context) (Leases, error) {
-	m := try
+	m := mode(try)
 	if a.barge {
 		m = barge
 	}
@@ -214,7 +236,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	sent := time.Now()
 	c := a.call
 	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := core.store.acquire(ctx, ask{a.keys, a.id, c.id, a.requests, m, core.cfg.TTL, core.cfg.FenceRetention, abandoned})
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, a.requests, m, core.cfg.TTL, core.cfg.FenceRetention, abandoned})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}
@@ -235,8 +257,8 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 }
 
 // term is the lease with that token.
-func (a *acquisition) term(k protocol.Keys, token int64) term {
-	return term{k, a.id, token, a.call.id, a.call.unsure.Load()}
+func (a *acquisition) term(k *protocol.Keys, token int64) term {
+	return term{k, a.id, a.text, token, a.call.id, a.call.unsure.Load()}
 }
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
@@ -251,24 +273,36 @@ func (a *acquisition) withdraw() {
 }
 
 func (a *acquisition) takeBack(c *call) *debt {
-	left := a.keys
-	return a.core.registry.giveBack(a.caller, a.resources, a.core.cfg.TTL, func(ctx context.Context) error {
-		for ; len(left) > 0; left = left[1:] {
-			t := term{keys: left[0], id: a.id, call: c.id, unsure: c.unsure.Load()}
-			if err := a.core.store.withdraw(ctx, t, a.core.cfg.FenceRetention); err != nil {
-				return err
-			}
-		}
-		return nil
-	}, func() {})
+	return a.core.registry.giveBack(a.caller, a.core.cfg.TTL, &withdrawal{a, c, a.keys}, a.resources...)
 }
+
+// withdrawal takes back what one call of an acquisition was granted.
+type withdrawal struct {
+	of   *acquisition
+	call *call
+	left []*protocol.Keys
+}
+
+// attempt implements [giving].
+func (w *withdrawal) attempt(ctx context.Context) error {
+	for ; len(w.left) > 0; w.left = w.left[1:] {
+		t := term{keys: w.left[0], id: w.of.id, text: w.of.text, call: w.call.id, unsure: w.call.unsure.Load()}
+		if err := w.of.core.store.withdraw(ctx, t, w.of.core.cfg.FenceRetention); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ended implements [giving].
+func (*withdrawal) ended() {}
 
 // abandoned is called when a request was cut short. When the request has ended after all, its
 // result is withdrawn once more: it may have waited for a connection and reached Redis long after
 // the withdrawal, which would leave a waiter or a holder without a caller.
 func (a *acquisition) abandoned(c *call) (ended func()) {
 	c.unsure.Store(true)
-	d := a.core.registry.owe(a.resources, a.core.cfg.TTL)
+	d := a.core.registry.owe(a.core.cfg.TTL, a.resources...)
 	return func() {
 		if c.withdrawn.Load() {
 			a.takeBack(c)

@@ -14,9 +14,10 @@ import (
 // ends with [ErrRevoked] at its next renewal; seal the revocation where the data lives to stop it
 // at once. The resource goes to the first waiter.
 //
-// A request that goes unanswered is repeated and takes effect once. On [ErrUnreachable] it may have
-// taken effect, or may still do so, and then end the lease of a later holder: look with
-// [Issuer.Inspect] before revoking again.
+// A request that goes unanswered is repeated and takes effect once. If another revocation came
+// before the repetition, the answer is lost, and the error is [ErrStale]: the holder was ended. On
+// [ErrUnreachable] it may have taken effect, or may still do so, and then end the lease of a later
+// holder: look with [Issuer.Inspect] before revoking again.
 func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, error) {
 	return i.revoke(ctx, resource, 0)
 }
@@ -98,36 +99,44 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 		return nil, protocol.Invalid("invalid floor %d: no token can follow it", floor)
 	}
 	t := old.trace(ctx, OpHeal)
-	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(i.label), asked: true}
+	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []*protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(i.label), asked: true}
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
 	leases.endTracing(&t, err)
 	return leases.first(), err
 }
 
 func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases, error) {
-	if err := old.supersede(); err != nil {
+	around, err := old.supersede(ctx)
+	if err != nil {
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
+		old.under(around)
 		a.call.giveBack(ctx, old)
 		a.withdraw()
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
+	l.under(around)
 	return a.seal(ctx, Leases{l})
 }
 
-// supersede ends a lease that is to be exchanged.
-func (l *Lease) supersede() error {
+// supersede ends a lease that is to be exchanged, and returns the lock around it, which goes on. It
+// waits for a renewal in flight while ctx allows.
+func (l *Lease) supersede(ctx context.Context) (around *outer, err error) {
 	l.mu.Lock()
 	if err := l.check(time.Now()); err != nil {
 		l.mu.Unlock()
-		return err
+		return nil, err
 	}
+	around, l.outer = l.outer, nil
 	l.end(fmt.Errorf("%w: exchanged for a lease with a newer token", ErrStale))
 	l.mu.Unlock()
-	l.renewals.Wait()
-	return nil
+	_, _ = protocol.Bounded(ctx, func() (none struct{}) { // when ctx is over, the exchange says so
+		l.renewals.Wait()
+		return none
+	})
+	return around, nil
 }
 
 func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l *Lease, err error) {

@@ -104,6 +104,30 @@ func TestARevocationWhoseReplyIsLostHappensOnce(t *testing.T) {
 	})
 }
 
+// Its answer was lost, and before it is asked for again, somebody else revokes and a third process
+// acquires.
+func TestARevocationThatIsRepeatedAfterAnotherEndsNobody(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		_, err := i.Revoke(t.Context(), "a") // from now on the script is known
+		require.NoError(t, err)
+		try(t, i, "a")
+		w.faults.Next(1, faulty.LoseReply)
+		first := make(chan error)
+		go func() {
+			_, err := i.Revoke(context.Background(), "a")
+			first <- err
+		}()
+		synctest.Wait() // it pauses before the second attempt
+		_, err = i.Revoke(t.Context(), "a")
+		require.NoError(t, err)
+		l := try(t, i, "a")
+		require.ErrorIs(t, <-first, lease.ErrStale)
+		requireCurrent(t, l)
+		require.NoError(t, l.Release(t.Context()))
+	})
+}
+
 func TestTwoSupervisorsOneTakesOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -215,6 +239,22 @@ func TestHeal(t *testing.T) {
 		// MaxHold goes on counting; the new lease is renewed like any other.
 		<-l.Context().Done()
 		require.WithinRange(t, time.Now(), start.Add(59*time.Second), start.Add(time.Minute))
+	})
+}
+
+func TestHealReturnsWithItsContextWhileARenewalHangs(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+		l := try(t, i, "a")
+		w.faults.Always(faulty.Hang)
+		time.Sleep(3 * time.Second) // a renewal is under way
+		ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
+		defer cancel()
+		start := time.Now()
+		_, err := i.Heal(ctx, l, l.Token()+1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.LessOrEqual(t, time.Since(start), 60*ms)
+		w.faults.Always(faulty.None)
 	})
 }
 

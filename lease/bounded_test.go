@@ -49,6 +49,13 @@ func (h *deaf) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
+func (h *deaf) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.wait()
+		return next(context.WithoutCancel(ctx), cmds)
+	}
+}
+
 // call is one way into the package that asks Redis.
 type call struct {
 	held bool // another has the resource

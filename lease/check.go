@@ -17,6 +17,7 @@ import (
 // Health is what [Issuer.Check] has found.
 type Health struct {
 	Servers []ServerHealth
+	Config  []Warning // about the issuer's own [Config]
 }
 
 // ServerHealth is the state of one server that grants leases: the primary, each master of a
@@ -55,11 +56,18 @@ const (
 	WarnVersion  WarningCode = "version"  // older than this package is tested with
 	WarnHidden   WarningCode = "hidden"   // INFO is forbidden, or does not tell
 	WarnMember   WarningCode = "member"   // a member of a quorum that is out, a minority
+
+	WarnTTL       WarningCode = "ttl"       // [Config.TTL] is an hour or more
+	WarnUnbounded WarningCode = "unbounded" // [Config.MaxHold] is [Unlimited]
 )
 
-// Warnings are those of all servers, each with its server's address.
+// Warnings are those of the configuration and of all servers, each of these with its server's
+// address.
 func (h Health) Warnings() []string {
 	var all []string
+	for _, w := range h.Config {
+		all = append(all, w.Text)
+	}
 	for _, s := range h.Servers {
 		for _, w := range s.Warnings {
 			all = append(all, strings.TrimPrefix(s.Addr+": "+w.Text, ": "))
@@ -85,7 +93,7 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	defer cancel()
 	servers, spare, err := i.store.servers(ctx)
 	clock := askReference(ctx, i.cfg.Clock)
-	h := Health{Servers: make([]ServerHealth, len(servers))}
+	h := Health{Servers: make([]ServerHealth, len(servers)), Config: i.cfg.warnings()}
 	problems := make([]error, len(servers))
 	var all sync.WaitGroup
 	for n, server := range servers { // at once, so that one that hangs does not delay the others
@@ -103,6 +111,21 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 		}
 	}
 	return h, err
+}
+
+// longTTL is so long that nobody waits for a holder that has died.
+const longTTL = time.Hour
+
+func (c Config) warnings() (all []Warning) {
+	if c.TTL >= longTTL {
+		all = append(all, Warning{WarnTTL, fmt.Sprintf("TTL is %v: a holder that dies blocks its resource for that long; "+
+			"take seconds, which renewal makes as long as the work", c.TTL)})
+	}
+	if c.MaxHold == Unlimited {
+		all = append(all, Warning{WarnUnbounded, "MaxHold is Unlimited: a holder that is stuck keeps its resource for ever; " +
+			"that is for a role which one process has for as long as it lives, as with Lead"})
+	}
+	return all
 }
 
 // minVersion is the first that the protocol is tested with.

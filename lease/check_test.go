@@ -222,3 +222,26 @@ func TestCheckWhereScriptsAreForbidden(t *testing.T) {
 	_, err := check(t, client)
 	require.True(t, redis.IsPermissionError(err), "%v", err)
 }
+
+func TestCheckWarnsOfLeasesWithoutAnEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for name, test := range map[string]struct {
+		cfg  lease.Config
+		want []lease.WarningCode
+	}{
+		"seconds":   {lease.Config{TTL: time.Second}, nil},
+		"hours":     {lease.Config{TTL: 2 * time.Hour}, []lease.WarningCode{lease.WarnTTL}},
+		"unbounded": {lease.Config{TTL: time.Second, MaxHold: lease.Unlimited}, []lease.WarningCode{lease.WarnUnbounded}},
+		"both":      {lease.Config{TTL: time.Hour, MaxHold: lease.Unlimited}, []lease.WarningCode{lease.WarnTTL, lease.WarnUnbounded}},
+	} {
+		h, err := w.issuer(t, test.cfg).Check(t.Context())
+		require.NoError(t, err, name)
+		var found []lease.WarningCode
+		for _, warning := range h.Config {
+			found = append(found, warning.Code)
+			require.Contains(t, h.Warnings(), warning.Text)
+		}
+		require.Equal(t, test.want, found, name)
+	}
+}

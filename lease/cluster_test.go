@@ -102,7 +102,7 @@ func TestAMasterThatLeavesAndReturnsIsListenedToAgain(t *testing.T) {
 	options, plain := cluster.Options(), cluster.Client()
 	var absent atomic.Pointer[string]
 	options.ClusterSlots = func(ctx context.Context) ([]redis.ClusterSlot, error) {
-		//lint:ignore SA1019 the option takes what it answers
+		//nolint:staticcheck // deprecated, and the option takes what it answers
 		all, err := plain.ClusterSlots(ctx).Result()
 		var present []redis.ClusterSlot
 		for _, slot := range all {

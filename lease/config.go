@@ -91,6 +91,15 @@ type Config struct {
 	// trip to Postgres for each acquisition of a resource. Defaults to none.
 	Seal func(context.Context, Grant) error
 
+	// Outer takes a lock of another kind around each lease, for as long as old instances of a program
+	// know only that lock: docs/migrating.md has it for redislock and redsync. It is called before the
+	// lease is asked for, once for each resource, and tries once: an error for which
+	// errors.Is(err, ErrHeld) holds says that another has the lock. Then it is called again about
+	// every 50 ms if the acquisition waits, and otherwise that fails with [ErrHeld]; any other error
+	// ends the acquisition. The lock must last for ttl, the TTL of the lease, and is renewed as often
+	// as that. The lease lasts no longer than the lock. Not with [Never]. Defaults to none.
+	Outer func(ctx context.Context, resource string, ttl time.Duration) (OuterLock, error)
+
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.
 	Tracers []Tracer
 
@@ -164,6 +173,10 @@ func (c Config) check() error {
 
 func (c Config) checkRenewal() error {
 	switch {
+	case c.Outer != nil && c.RenewEvery == Never:
+		return protocol.Invalid("RenewEvery is Never, so nothing would renew the lock of Outer")
+	case c.Outer != nil && c.permits > 0:
+		return protocol.Invalid("Outer is for leases; a semaphore has several holders")
 	case c.RenewEvery == Never:
 		return nil
 	case c.RenewEvery <= 0:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -82,7 +83,7 @@ func TestAcquireRefusesBadNames(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrInvalid, "%q", resource)
 		require.ErrorIs(t, i.Do(t.Context(), resource, nil), lease.ErrInvalid, "%q", resource)
 	}
-	_, err = i.TryAcquire(t.Context(), "table:12", lease.WithLeaseID(uuid.Nil))
+	_, err = i.TryAcquire(t.Context(), "table:12", lease.LeaseID(uuid.Nil))
 	require.ErrorIs(t, err, lease.ErrInvalid)
 }
 
@@ -123,6 +124,7 @@ func TestResource(t *testing.T) {
 func TestZeroValuesAreRefused(t *testing.T) {
 	ctx := t.Context()
 	for name, i := range map[string]*lease.Issuer{"zero": new(lease.Issuer), "nil": nil} {
+		calls := 0
 		for call, err := range map[string]error{
 			"TryAcquire":    second(i.TryAcquire(ctx, "a")),
 			"Acquire":       second(i.Acquire(ctx, "a")),
@@ -136,9 +138,13 @@ func TestZeroValuesAreRefused(t *testing.T) {
 			"Heal":          second(i.Heal(ctx, new(lease.Lease), 1)),
 			"Inspect":       second(i.Inspect(ctx, "a")),
 			"Check":         second(i.Check(ctx)),
+			"Lead":          i.Lead(ctx, "a", func(context.Context, *lease.Lease) error { return nil }),
+			"Close":         i.Close(ctx),
 		} {
 			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)
+			calls++
 		}
+		require.Equal(t, reflect.TypeFor[*lease.Issuer]().NumMethod(), calls, "every method")
 	}
 
 	l := new(lease.Lease)

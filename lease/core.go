@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
@@ -15,6 +16,9 @@ type core struct {
 	watchdog *watchdog
 	lines    *lines
 	registry *registry
+
+	mu    sync.Mutex
+	names map[string]*protocol.Keys // guarded by mu
 }
 
 func newCore(s store, cfg Config) (*core, error) {
@@ -29,6 +33,7 @@ func newCore(s store, cfg Config) (*core, error) {
 		watchdog: newWatchdog(s, cfg),
 		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
 		registry: newRegistry(),
+		names:    make(map[string]*protocol.Keys),
 	}, nil
 }
 
@@ -50,8 +55,21 @@ func (c *core) trace(ctx context.Context, s TraceStart) tracing {
 	return beginTracing(ctx, c.cfg.Tracers, s)
 }
 
-func (c *core) keys(resource string) protocol.Keys {
-	return protocol.KeysOf(c.cfg.kind(), c.cfg.Namespace, resource, c.cfg.HashResources)
+// keys remembers the names of the resources that were used lately.
+func (c *core) keys(resource string) *protocol.Keys {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k, known := c.names[resource]
+	if !known {
+		if len(c.names) == mostNames {
+			clear(c.names)
+		}
+		k = protocol.KeysOf(c.cfg.kind(), c.cfg.Namespace, resource, c.cfg.HashResources)
+		c.names[resource] = k
+	}
+	return k
 }
+
+const mostNames = 1000
 
 func checkResource(resource string) error { return protocol.CheckResource(resource, "table:12") }

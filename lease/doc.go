@@ -70,6 +70,12 @@
 // A lease can stand for a role that one process has for as long as it lives: [Issuer.Lead]
 // campaigns, runs the work while it leads, and campaigns again after each term.
 //
+// # Beside another lock
+//
+// A program that replaces a lock of another kind takes both for as long as old instances run:
+// [Config.Outer]. The lease is asked for under that lock, ends no later than it, and is released
+// before it.
+//
 // # Renewal
 //
 // One loop per [Issuer] renews all its leases, each about every third of its TTL. Each renewal has
@@ -98,10 +104,11 @@
 // seconds at the latest.
 //
 // A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a
-// quarter of a second if it had only just asked. A waiter that was stopped or cut off, with a
-// connection that seems to stand, costs one second, and half a second where it is only called: the
-// next that listens is told when to look. A process that falls silent loses its place after six
-// seconds. A process that is connecting again keeps its place, although others may go first.
+// quarter of a second if it had only just asked. A waiter that was stopped or cut off can seem to
+// listen. It costs one second if it was granted the lease. If it was only told that the resource is
+// free, it costs half a second, because the next waiter that listens is told when to ask. A process
+// that falls silent loses its place after six seconds. A process that is connecting again keeps its
+// place, although others may go first.
 //
 // # Authority
 //
@@ -128,6 +135,11 @@
 // [ErrTooFewReplicas], [ErrDenied]; [ErrReadOnly], [ErrLoading], [ErrClusterDown] and [ErrBusy]
 // usually pass, and are tried again: for a short time by every call, for up to one TTL by Acquire.
 // [Issuer.Check] says beforehand what would go wrong.
+//
+// # Data in the same Redis
+//
+// [Lease.Eval], [Lease.Set] and [Lease.HSet] write to the Redis of the leases if the lease still
+// holds, in one step: a late holder is refused there too. That lasts as long as Redis's memory.
 //
 // # Where it runs
 //

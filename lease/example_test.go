@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"strings"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/lease"
@@ -248,4 +250,214 @@ func ExampleLease_Expiring() {
 	case <-l.Context().Done():
 	}
 	// Output: time left to stop: true
+}
+
+// issuer gives the examples an issuer with leases of ten seconds.
+func issuer() (i *lease.Issuer, disconnect func()) {
+	client, disconnect := connect()
+	i, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return i, disconnect
+}
+
+// What cannot work is refused before anything is sent; the message names the field.
+func ExampleNew() {
+	client, disconnect := connect()
+	defer disconnect()
+
+	_, err := lease.New(client, lease.Config{TTL: 10 * time.Second, RenewEvery: time.Minute})
+
+	fmt.Println("refused:", errors.Is(err, lease.ErrInvalid))
+	// Output: refused: true
+}
+
+// Two of three servers are enough.
+func ExampleNewQuorum() {
+	var members []redis.UniversalClient
+	for n := range 3 {
+		client, disconnect := connect()
+		defer disconnect()
+		members = append(members, client)
+		if n == 0 {
+			disconnect() // this one is down
+		}
+	}
+	i, err := lease.NewQuorum(members, lease.Config{TTL: 10 * time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	l, err := i.TryAcquire(context.Background(), "table:12")
+	fmt.Println("err:", err)
+	fmt.Println("holding", l.Resource())
+	_ = l.Release(context.Background())
+	// Output:
+	// err: <nil>
+	// holding table:12
+}
+
+// CLIENT LIST then tells which program, host and process a connection is of.
+func ExampleClientName() {
+	options := &redis.Options{Addr: "127.0.0.1:6379", ClientName: lease.ClientName("booking desk")}
+
+	program, _, _ := strings.Cut(options.ClientName, "@") // behind it are the host and the process
+	fmt.Println(program)
+	// Output: booking_desk
+}
+
+func ExampleResource() {
+	fmt.Println(lease.Resource("table", 12))
+	// Output: table:12
+}
+
+// Acquire, work, give back: the lease is released whatever becomes of the work.
+func ExampleIssuer_Do() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+
+	err := i.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+		_, err := i.TryAcquire(ctx, "table:12")
+		fmt.Println("meanwhile held:", errors.Is(err, lease.ErrHeld))
+		return errors.New("the kitchen is closed")
+	})
+	fmt.Println("err:", err)
+
+	l, err := i.TryAcquire(ctx, "table:12")
+	fmt.Println("free again:", err == nil)
+	_ = l.Release(ctx)
+	// Output:
+	// meanwhile held: true
+	// err: the kitchen is closed
+	// free again: true
+}
+
+// One process at a time has the role; a function that returns gives it up until its next term.
+func ExampleIssuer_Lead() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx, stop := context.WithCancelCause(context.Background())
+	night := errors.New("it is night")
+
+	terms := 0
+	err := i.Lead(ctx, "role:report-builder", func(ctx context.Context, l *lease.Lease) error {
+		if terms++; terms == 1 {
+			return errors.New("the printer is out of paper")
+		}
+		fmt.Println("leading again")
+		stop(night)
+		<-ctx.Done() // the work heeds its context
+		return context.Cause(ctx)
+	}, lease.OnTerm(func(err error) { fmt.Println("term:", err) }), lease.LeadPause(time.Millisecond, time.Second))
+	fmt.Println("err:", err)
+	// Output:
+	// term: the printer is out of paper
+	// leading again
+	// err: it is night
+}
+
+func ExampleIssuer_DoAll() {
+	i, disconnect := issuer()
+	defer disconnect()
+
+	err := i.DoAll(context.Background(), []string{"sku:7", "sku:3"}, func(ctx context.Context, ls lease.Leases) error {
+		fmt.Println("holding", len(ls)) // fencedb.All(ls...) makes one grant of them
+		return nil
+	})
+	fmt.Println("err:", err)
+	// Output:
+	// holding 2
+	// err: <nil>
+}
+
+// Try, run, or else skip: what another process does just now needs not be done twice.
+func ExampleNoWait() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+
+	refresh := func(ctx context.Context, l *lease.Lease) error {
+		return i.Do(ctx, "cache:menu", func(context.Context, *lease.Lease) error { return nil }, lease.NoWait())
+	}
+	err := i.Do(ctx, "cache:menu", refresh, lease.NoWait())
+	fmt.Println("skipped:", errors.Is(err, lease.ErrHeld))
+	// Output: skipped: true
+}
+
+// All or none: where one is held, none is taken.
+func ExampleIssuer_TryAcquireAll() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+	other, err := i.TryAcquire(ctx, "sku:7")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer other.Release(ctx)
+
+	_, err = i.TryAcquireAll(ctx, []string{"sku:3", "sku:7"})
+	if held := (*lease.HeldError)(nil); errors.As(err, &held) {
+		fmt.Println("held:", held.Resource)
+	}
+	found, err := i.Inspect(ctx, "sku:3")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("sku:3 is free:", found.Token == 0)
+	// Output:
+	// held: sku:7
+	// sku:3 is free: true
+}
+
+// An HTTP handler that would rather answer 409 than wait for long.
+func ExampleWaitAtMost() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+	other, err := i.TryAcquire(ctx, "table:12")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer other.Release(ctx)
+
+	_, err = i.Acquire(ctx, "table:12", lease.WaitAtMost(50*time.Millisecond))
+	if held := (*lease.HeldError)(nil); errors.As(err, &held) {
+		fmt.Println("held; Retry-After:", held.RetryAfter.Round(10*time.Second))
+	}
+	// Output: held; Retry-After: 10s
+}
+
+// A resource that is free but waited for is held for who waits. An operator who will not wait says
+// so.
+func ExampleBarge() {
+	i, disconnect := issuer()
+	defer disconnect()
+
+	l, err := i.TryAcquire(context.Background(), "table:12", lease.Barge())
+	fmt.Println("err:", err)
+	_ = l.Release(context.Background())
+	// Output: err: <nil>
+}
+
+// A program that keeps the lease id of its work gets its lease back after an answer that was lost,
+// or a restart.
+func ExampleLeaseID() {
+	i, disconnect := issuer()
+	defer disconnect()
+	ctx := context.Background()
+	id := uuid.MustParse("3b6deabf-3126-4158-aae4-5a931f582220")
+
+	first, err := i.TryAcquire(ctx, "job:9", lease.LeaseID(id))
+	if err != nil {
+		log.Fatal(err)
+	}
+	again, err := i.TryAcquire(ctx, "job:9", lease.LeaseID(id))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("the same lease:", first.LeaseID() == again.LeaseID() && first.Token() == again.Token())
+	_ = again.Release(ctx)
+	// Output: the same lease: true
 }

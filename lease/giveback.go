@@ -25,15 +25,13 @@ const (
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
-	closing context.Context // ends when Close begins, with ErrClosed
-	close   context.CancelCauseFunc
-
 	mu     sync.Mutex
-	calls  int                // guarded by mu
-	leases map[held]struct{}  // guarded by mu
-	owed   map[*debt]struct{} // guarded by mu
-	failed []Blocked          // what could not be given back since Close began; guarded by mu
-	idle   chan struct{}      // closed when there are no calls and debts; the next makes a new one; guarded by mu
+	closed bool                            // Close has begun; guarded by mu
+	calls  map[any]context.CancelCauseFunc // guarded by mu
+	leases map[held]struct{}               // guarded by mu
+	owed   map[*debt]struct{}              // guarded by mu
+	failed []Blocked                       // what could not be given back since Close began; guarded by mu
+	idle   chan struct{}                   // of busy: closed when there are no calls and debts; nil if nobody waits; guarded by mu
 }
 
 // held is a lease as the registry knows it.
@@ -42,43 +40,51 @@ type held interface {
 }
 
 func newRegistry() *registry {
-	r := &registry{leases: make(map[held]struct{}), owed: make(map[*debt]struct{})}
-	r.closing, r.close = context.WithCancelCause(context.Background())
-	return r
+	return &registry{calls: make(map[any]context.CancelCauseFunc), leases: make(map[held]struct{}), owed: make(map[*debt]struct{})}
 }
 
 // begin counts a call that may be granted something. Its context ends with ctx and when Close
 // begins.
-func (r *registry) begin(ctx context.Context) (_ context.Context, end func(), err error) {
+func (r *registry) begin(ctx context.Context, call any) (context.Context, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closing.Err() != nil {
-		return nil, nil, ErrClosed
+	if r.closed {
+		return nil, ErrClosed
 	}
-	r.calls++
-	r.begun()
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(r.closing, func() { cancel(ErrClosed) })
-	return ctx, func() {
-		stop()
-		cancel(nil)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.calls--
-		r.ended()
-	}, nil
+	r.calls[call] = cancel
+	return ctx, nil
 }
 
-// begun and ended maintain idle. The caller holds mu.
-func (r *registry) begun() {
-	if r.calls+len(r.owed) == 1 {
-		r.idle = make(chan struct{})
+// end ends the context of begin too.
+func (r *registry) end(call any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls[call](nil)
+	delete(r.calls, call)
+	r.ended()
+}
+
+func (r *registry) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	for _, cancel := range r.calls {
+		cancel(ErrClosed)
 	}
 }
 
+func (r *registry) closing() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed
+}
+
+// ended is called after a call or a debt was removed. The caller holds mu.
 func (r *registry) ended() {
-	if r.calls+len(r.owed) == 0 {
+	if r.idle != nil && len(r.calls)+len(r.owed) == 0 {
 		close(r.idle)
+		r.idle = nil
 	}
 }
 
@@ -101,12 +107,15 @@ func (r *registry) allHeld() []held {
 	return slices.Collect(maps.Keys(r.leases))
 }
 
-// unrest is closed when the calls and debts of now are over; nil if there are none.
+// busy is closed when the calls and debts of now are over; nil if there are none.
 func (r *registry) busy() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.calls+len(r.owed) == 0 {
+	if len(r.calls)+len(r.owed) == 0 {
 		return nil
+	}
+	if r.idle == nil {
+		r.idle = make(chan struct{})
 	}
 	return r.idle
 }
@@ -142,6 +151,7 @@ func (r *registry) left(cause error) error {
 // debt is something that is being given back: a lease, a grant, a place in the queue.
 type debt struct {
 	resources []string
+	one       [1]string // of resources
 	until     time.Time // by then it has expired
 	paid      chan struct{}
 
@@ -150,12 +160,12 @@ type debt struct {
 }
 
 // owe registers what has to be given back within bound. Every debt has to be settled.
-func (r *registry) owe(resources []string, bound time.Duration) *debt {
-	d := &debt{resources: resources, until: time.Now().Add(bound), paid: make(chan struct{})}
+func (r *registry) owe(bound time.Duration, resources ...string) *debt {
+	d := &debt{until: time.Now().Add(bound), paid: make(chan struct{})}
+	d.resources = append(d.one[:0], resources...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.owed[d] = struct{}{}
-	r.begun()
 	return d
 }
 
@@ -165,25 +175,30 @@ func (r *registry) settle(d *debt, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.owed, d)
-	if err != nil && r.closing.Err() != nil {
+	if err != nil && r.closed {
 		r.failed = append(r.failed, d.blocked()...)
 	}
 	r.ended()
 }
 
+// giving is how something is given back.
+type giving interface {
+	attempt(ctx context.Context) error
+	ended() // is called before the debt is settled
+}
+
 // giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx
-// does not stop it: a caller that was cancelled has to give back too. It calls done before the debt
-// is settled.
-func (r *registry) giveBack(ctx context.Context, resources []string, ttl time.Duration, attempt func(ctx context.Context) error, done func()) *debt {
+// does not stop it: a caller that was cancelled has to give back too.
+func (r *registry) giveBack(ctx context.Context, ttl time.Duration, g giving, resources ...string) *debt {
 	bound := max(ttl, minGiveBack)
-	d := r.owe(resources, bound)
+	d := r.owe(bound, resources...)
 	go func() {
 		err := protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
-			err := attempt(ctx)
+			err := g.attempt(ctx)
 			d.note(err)
 			return err
 		})
-		done()
+		g.ended()
 		r.settle(d, err)
 	}()
 	return d

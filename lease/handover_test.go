@@ -271,7 +271,7 @@ func TestOldNewsIsNotBelievedWhateverItsToken(t *testing.T) {
 		synctest.Wait()
 		select {
 		case g := <-grants:
-			t.Fatalf("believed in %+v", g)
+			t.Fatalf("trusted %+v", g)
 		default:
 		}
 		requireCurrent(t, other)

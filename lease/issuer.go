@@ -19,6 +19,10 @@ type Issuer struct {
 
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
 // Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
+//
+// Requests that several goroutines make at the same time travel in one pipeline, except on a
+// Cluster. None waits for others, each is bounded by its own context, and one that was not answered
+// travels alone when it is sent again. So a hook of the client sees pipelines as well.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if client == nil {
 		return nil, protocol.Invalid("client is nil")
@@ -113,6 +117,7 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 	if err != nil {
 		return nil, err
 	}
+	a.noWait = true
 	leases, err := a.run(ctx, a.try)
 	return leases.first(), err
 }
@@ -154,6 +159,7 @@ func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...
 	if err != nil {
 		return nil, err
 	}
+	a.noWait = true
 	return a.run(ctx, a.tryAll)
 }
 
@@ -253,7 +259,7 @@ func (i *Issuer) Close(ctx context.Context) error {
 	if err := i.ready(); err != nil {
 		return err
 	}
-	i.registry.close(ErrClosed)
+	i.registry.close()
 	for _, l := range i.registry.allHeld() {
 		l.giveBack(ctx)
 	}

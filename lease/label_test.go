@@ -58,7 +58,7 @@ func TestTheHolderIsNamed(t *testing.T) {
 			return bob
 		},
 		"asked for twice": func(resource string) string { // the latest counts
-			id := lease.WithLeaseID(uuid.New())
+			id := lease.LeaseID(uuid.New())
 			_, err := a.TryAcquire(t.Context(), resource, id)
 			require.NoError(t, err)
 			_, err = b.TryAcquire(t.Context(), resource, id)

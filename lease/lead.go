@@ -111,7 +111,8 @@ func (c *campaign) run(ctx context.Context) error {
 
 // win waits until this process leads. It asks anew after one TTL, to learn who leads now.
 func (c *campaign) win(ctx context.Context) (*Lease, error) {
-	l, err := c.TryAcquire(ctx, c.role)
+	leads := func(a *acquisition) { a.lead = true }
+	l, err := c.TryAcquire(ctx, c.role, leads)
 	for {
 		var held *HeldError
 		if !errors.As(err, &held) || ctx.Err() != nil {
@@ -121,7 +122,7 @@ func (c *campaign) win(ctx context.Context) (*Lease, error) {
 			c.leader = held.Holder
 			c.follows(held.Holder)
 		}
-		l, err = c.Acquire(ctx, c.role, WaitAtMost(c.cfg.TTL))
+		l, err = c.Acquire(ctx, c.role, WaitAtMost(c.cfg.TTL), leads)
 	}
 }
 

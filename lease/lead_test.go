@@ -196,6 +196,30 @@ func TestACampaignOutlastsAnOutage(t *testing.T) {
 }
 
 // A function that heeds no context keeps the process from leading twice at a time.
+// Tracers need not take a follower, which is refused all the time, for one that gets nothing.
+func TestTracersKnowThoseWhoWouldLead(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		campaign(t, w, named("a"), nil)
+		synctest.Wait()
+		j := newJournal()
+		cfg := named("b")
+		cfg.Tracers = []lease.Tracer{j}
+		b := campaign(t, w, cfg, nil)
+		<-b.follows
+		time.Sleep(3 * leading.TTL)
+		_, err := b.issuer.TryAcquire(t.Context(), role)
+		require.ErrorIs(t, err, lease.ErrHeld)
+
+		refused := j.of(lease.OpAcquire)
+		require.Greater(t, len(refused), 2)
+		for n, e := range refused {
+			require.Equal(t, n < len(refused)-1, e.Lead)
+		}
+		b.resign(nil)
+		<-b.over
+	})
+}
+
 func TestOneTermAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		running := 0

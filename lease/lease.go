@@ -21,9 +21,9 @@ type Lease struct {
 	since    time.Time // when the resource was first asked for
 
 	provisional *provisional // nil unless it was handed over
+	outer       *outer       // the lock around it, nil if there is none; guarded by mu
 
-	holdEnd  time.Time // no renewal reaches beyond; zero for no bound
-	expiring chan time.Time
+	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
 	ctx      context.Context
 	cancel   context.CancelCauseFunc
@@ -31,10 +31,11 @@ type Lease struct {
 	renewals sync.WaitGroup // in flight; Add only under mu and while ended is nil
 
 	mu         sync.Mutex
-	validUntil time.Time   // guarded by mu; only grows, until the lease ends before it
-	expiry     *time.Timer // calls tick when to warn, then at validUntil; guarded by mu
-	ended      error       // why it is over, nil while it is not; guarded by mu, set once
-	lastFail   error       // of the latest renewal, nil if it succeeded; guarded by mu
+	validUntil time.Time      // guarded by mu; only grows, until the lease ends before it
+	expiring   chan time.Time // nil until it is asked for, or there is something to say; guarded by mu
+	expiry     *time.Timer    // calls tick when to warn, then at validUntil; guarded by mu
+	ended      error          // why it is over, nil while it is not; guarded by mu, set once
+	lastFail   error          // of the latest renewal, nil if it succeeded; guarded by mu
 
 	back   *release // the latest, nil before the first; guarded by mu
 	unsure bool     // a release was sent and never answered; for one release at a time
@@ -54,7 +55,7 @@ func newLease(ctx context.Context, c *core, resource string, t term, sent, since
 
 // startLease starts a lease that may be trusted until that time. The caller has it renewed.
 func startLease(ctx context.Context, c *core, resource string, t term, until, since time.Time, p *provisional) *Lease {
-	l := &Lease{core: c, resource: resource, term: t, since: since, provisional: p, expiring: make(chan time.Time, 1)}
+	l := &Lease{core: c, resource: resource, term: t, since: since, provisional: p}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(c.cfg.MaxHold)
 	}
@@ -94,7 +95,7 @@ func (l *Lease) ValidUntil() time.Time {
 func (l *Lease) validity() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.validUntil
+	return l.outer.bound(l.validUntil)
 }
 
 // validFor is the remaining validity. A Lease that was never granted has none.
@@ -149,15 +150,17 @@ func (l *Lease) check(now time.Time) error {
 	if l.core == nil {
 		return errNeverGranted
 	}
-	if l.ended == nil && !now.Before(l.validUntil) {
-		l.end(l.overdue())
+	if l.ended == nil && !now.Before(l.outer.bound(l.validUntil)) {
+		l.end(l.overdue(now))
 	}
 	return l.ended
 }
 
 // overdue is the cause of an end by the clock. The caller holds mu.
-func (l *Lease) overdue() error {
+func (l *Lease) overdue(now time.Time) error {
 	switch {
+	case now.Before(l.validUntil):
+		return l.outer.why()
 	case errors.Is(l.lastFail, ErrUnreachable):
 		return unanswered{l.lastFail}
 	case l.lastFail != nil:
@@ -177,6 +180,7 @@ func (l *Lease) end(cause error) {
 		l.validUntil = now
 	}
 	l.expiry.Stop()
+	l.outer.stop()
 	l.cancel(cause)
 	l.core.watchdog.forget(l)
 	l.core.registry.letGo(l)
@@ -189,7 +193,21 @@ func (l *Lease) end(cause error) {
 // renewal is off or keeps failing. That is the time to start no new work. A later renewal that
 // succeeds makes the warning void, and another warning may follow; it replaces one that was not
 // received. The channel is never closed.
-func (l *Lease) Expiring() <-chan time.Time { return l.expiring }
+func (l *Lease) Expiring() <-chan time.Time {
+	if l.core == nil { // never granted: it warns of nothing
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.warnings()
+}
+
+func (l *Lease) warnings() chan time.Time {
+	if l.expiring == nil {
+		l.expiring = make(chan time.Time, 1)
+	}
+	return l.expiring
+}
 
 // warnAt is when to warn: not before the end while the first renewal is under way. The caller holds
 // mu.
@@ -209,11 +227,12 @@ func (l *Lease) tick() {
 	if l.check(now) != nil || now.Before(l.warnAt()) {
 		return
 	}
+	warnings := l.warnings()
 	select {
-	case <-l.expiring:
+	case <-warnings:
 	default:
 	}
-	l.expiring <- l.validUntil // cannot block: only sent with mu held, into a buffer of one
+	warnings <- l.validUntil // cannot block: only sent with mu held, into a buffer of one
 	l.expiry.Reset(time.Until(l.validUntil))
 }
 
@@ -224,7 +243,14 @@ func (l *Lease) tick() {
 // the lease stays valid until ValidUntil; any other cause of [Lease.Context] says that it is over.
 // Cancelling ctx stops the waiting, not the request. Extend never revives a lease that is over.
 func (l *Lease) Extend(ctx context.Context) error {
+	if err := l.granted(); err != nil {
+		return err
+	}
 	e, err := l.beginRenewal(ctx, time.Now())
+	if err != nil { // nothing is asked, but work goes on after its lease
+		t := l.trace(ctx, OpExtend)
+		t.end(0, err)
+	}
 	if err != nil || e == nil {
 		return err
 	}
@@ -324,19 +350,23 @@ func (l *Lease) Release(ctx context.Context) error {
 	case cause == nil:
 		return r.err
 	case last == nil && errors.Is(cause, ErrUnreachable):
-		return fmt.Errorf("lease: release %q, which goes on: %w", l.resource, cause)
+		return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
 	case last == nil:
-		return fmt.Errorf("lease: release %q, which goes on: %w: %w", l.resource, ErrUnreachable, cause)
+		return fmt.Errorf("lease: release %q is still being tried: %w: %w", l.resource, ErrUnreachable, cause)
 	default:
-		return fmt.Errorf("lease: release %q, which goes on: %w: %w", l.resource, last, cause)
+		return fmt.Errorf("lease: release %q is still being tried: %w: %w", l.resource, last, cause)
 	}
 }
 
 // release is a release that was begun.
 type release struct {
-	debt *debt
-	err  error // what Release returns; set before the debt is settled
-	done bool  // it was answered; set before the debt is settled
+	lease  *Lease
+	over   error // why the lease was over before; nil if its holder trusted it
+	trace  tracing
+	around *outer // the lock around the lease, which goes last
+	debt   *debt
+	err    error // what Release returns; set before the debt is settled
+	done   bool  // it was answered; set before the debt is settled
 }
 
 // giveBack implements [held].
@@ -353,21 +383,30 @@ func (l *Lease) release(ctx context.Context) *release {
 	if l.back != nil && !l.back.unanswered() {
 		return l.back
 	}
-	r := new(release)
+	r := &release{lease: l, over: over, trace: l.trace(ctx, OpRelease), around: l.outer}
+	r.debt = l.core.registry.giveBack(r.trace.ctx, l.core.cfg.TTL, r, l.resource)
 	l.back = r
-	t := l.trace(ctx, OpRelease)
-	r.debt = l.core.registry.giveBack(t.ctx, []string{l.resource}, l.core.cfg.TTL, func(ctx context.Context) error {
-		l.renewals.Wait()
-		result, err := l.core.store.release(ctx, extension{l.term, l.core.cfg.TTL, l.core.cfg.FenceRetention})
-		l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
-		if err == nil {
-			r.done, r.err = true, releaseError(over, result, l.unsure)
-		} else {
-			r.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(r.err, err))
-		}
-		return err
-	}, func() { t.end(0, r.err) })
 	return r
+}
+
+// attempt implements [giving].
+func (r *release) attempt(ctx context.Context) error {
+	l := r.lease
+	l.renewals.Wait()
+	result, err := l.core.store.release(ctx, extension{l.term, l.core.cfg.TTL, l.core.cfg.FenceRetention})
+	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
+	if err == nil {
+		r.done, r.err = true, releaseError(r.over, result, l.unsure)
+	} else {
+		r.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(r.err, err))
+	}
+	return err
+}
+
+// ended implements [giving].
+func (r *release) ended() {
+	r.around.release()
+	r.trace.end(0, r.err)
 }
 
 // unanswered reports whether the release is over without an answer.
@@ -414,11 +453,7 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 		return 0, fmt.Errorf("lease: verify %q: %w", l.resource, err)
 	}
 	if verdict == LeaseLost {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.check(time.Now()) == nil {
-			l.end(gone.loss())
-		}
+		_ = l.refused(gone)
 	}
 	return verdict, nil
 }

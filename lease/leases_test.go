@@ -161,7 +161,7 @@ func TestAcquireAllRefuses(t *testing.T) {
 			_, err = i.AcquireAll(t.Context(), resources)
 			require.ErrorIs(t, err, lease.ErrInvalid)
 		}
-		_, err := i.AcquireAll(t.Context(), []string{"a"}, lease.WithLeaseID(uuid.Nil))
+		_, err := i.AcquireAll(t.Context(), []string{"a"}, lease.LeaseID(uuid.Nil))
 		require.ErrorIs(t, err, lease.ErrInvalid)
 
 		w.faults.Always(faulty.LoseRequest)

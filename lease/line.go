@@ -32,20 +32,33 @@ type line struct {
 // for one TTL, and its waiters share that time: they do not spend it one after the other.
 type silence struct {
 	since time.Time // of the first request without an answer; zero if the latest was answered
-	why   error
+	why   error     // nil: there was no attempt
 }
 
 // left is for how long a waiter that came at that time goes on asking. The first call starts the
 // silence.
 func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
 	if s.since.IsZero() {
-		s.since, s.why = time.Now(), protocol.NoAnswer(patience)
+		s.since = time.Now()
 	}
 	since := s.since
 	if came.After(since) {
 		since = came
 	}
 	return time.Until(since.Add(patience))
+}
+
+// note takes the outcome of a request in, and adds to it what Redis said before. An error that comes
+// when ctx has ended is about this caller and says nothing about Redis.
+func (s *silence) note(ctx context.Context, err error) error {
+	switch {
+	case !protocol.Transient(err):
+		*s = silence{}
+	case ctx.Err() == nil:
+		s.why = protocol.Latest(s.why, err)
+		return s.why
+	}
+	return err
 }
 
 // turn is the front of a line.
@@ -57,7 +70,7 @@ type turn struct {
 
 // join returns when the caller is at the front, or with the cause when ctx ends before that. It
 // calls busy before it waits.
-func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*turn, error) {
+func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (turn, error) {
 	t, front := ls.enter(channel)
 	if front == nil {
 		return t, nil
@@ -70,13 +83,13 @@ func (ls *lines) join(ctx context.Context, channel string, busy func(context.Con
 		if !ls.quit(t.line, front) {
 			t.leave() // the caller came to the front at the same moment
 		}
-		return nil, context.Cause(ctx)
+		return turn{}, context.Cause(ctx)
 	}
 }
 
 // enter takes a place, a channel that is closed when it is the front; nil if it is the front
 // already.
-func (ls *lines) enter(channel string) (t *turn, place chan struct{}) {
+func (ls *lines) enter(channel string) (t turn, place chan struct{}) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l, known := ls.byChannel[channel]
@@ -91,7 +104,7 @@ func (ls *lines) enter(channel string) (t *turn, place chan struct{}) {
 		place = make(chan struct{})
 		l.behind = append(l.behind, place)
 	}
-	return &turn{ls, channel, l}, place
+	return turn{ls, channel, l}, place
 }
 
 // quit takes a place out of the line. It answers false if that place is the front by now.
@@ -107,8 +120,9 @@ func (ls *lines) quit(l *line, place chan struct{}) bool {
 	return false
 }
 
-// leave lets the next come to the front. When there is none, the line stays for as long as linger.
-func (t *turn) leave() {
+// leave lets the next come to the front. When there is none, the line ends, or stays for as long as
+// linger with its subscription.
+func (t turn) leave() {
 	ls, l := t.lines, t.line
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -116,6 +130,10 @@ func (t *turn) leave() {
 		next := l.behind[0]
 		l.behind = l.behind[1:]
 		close(next)
+		return
+	}
+	if l.subscription == nil {
+		ls.remove(t.channel, l)
 		return
 	}
 	var empty *time.Timer
@@ -149,7 +167,7 @@ func (ls *lines) close() {
 }
 
 // listenFor says whose news counts from now on, and forgets earlier news.
-func (t *turn) listenFor(waiter string) {
+func (t turn) listenFor(waiter string) {
 	if t.line.subscription != nil {
 		t.line.subscription.listenFor(waiter)
 	}
@@ -157,7 +175,7 @@ func (t *turn) listenFor(waiter string) {
 
 // woken receives when the waiter should ask again: it was called, or a message may have been
 // missed. Nil if the store cannot wake waiters.
-func (t *turn) woken(waiter string) <-chan struct{} {
+func (t turn) woken(waiter string) <-chan struct{} {
 	if s := t.line.subscription; s != nil && (s.moved() || s.refusal() != nil) {
 		s.close()
 		t.line.subscription = nil
@@ -174,7 +192,7 @@ func (t *turn) woken(waiter string) <-chan struct{} {
 
 // lookAfter is how long the waiter that was woken may go on sleeping, because the one before it has
 // its turn.
-func (t *turn) lookAfter() time.Duration {
+func (t turn) lookAfter() time.Duration {
 	if t.line.subscription == nil {
 		return 0
 	}
@@ -182,7 +200,7 @@ func (t *turn) lookAfter() time.Duration {
 }
 
 // refusal is why the waiter cannot be woken, nil if it can.
-func (t *turn) refusal() error {
+func (t turn) refusal() error {
 	if t.line.subscription == nil {
 		return nil
 	}
@@ -190,7 +208,7 @@ func (t *turn) refusal() error {
 }
 
 // granted is the news of a lease that the waiter woken last has been given, if there was any.
-func (t *turn) granted() *protocol.Granted {
+func (t turn) granted() *protocol.Granted {
 	if t.line.subscription == nil {
 		return nil
 	}

@@ -73,7 +73,7 @@ func only(resource string, w *world) func(redis.Cmder) bool {
 // The client asks again, has the lease, gives it back; then the first request arrives. It would
 // hold for a TTL.
 func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
-	for name, opts := range map[string][]lease.Option{"random id": nil, "own id": {lease.WithLeaseID(uuid.New())}} {
+	for name, opts := range map[string][]lease.Option{"random id": nil, "own id": {lease.LeaseID(uuid.New())}} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				i := w.issuer(t, lease.Config{TTL: time.Minute})
@@ -126,7 +126,7 @@ func TestSlowCancelsLeaveNoHolder(t *testing.T) {
 			}
 			overtaken.armed.Store(true)
 			ctx, cancel := context.WithTimeout(t.Context(), 10*ms)
-			l, err := i.TryAcquire(ctx, "a", lease.WithLeaseID(id))
+			l, err := i.TryAcquire(ctx, "a", lease.LeaseID(id))
 			cancel()
 			if err == nil { // a withdrawal of one before was slow instead
 				require.NoError(t, l.Release(t.Context()))
@@ -168,8 +168,8 @@ func TestARequestThatIsOvertakenByItsWithdrawalLeavesNothingBehind(t *testing.T)
 
 		// Who has chosen the id may ask again with it, and then that is theirs.
 		id := uuid.New()
-		giveUp(hasty.TryAcquire, lease.WithLeaseID(id))
-		again := try(t, hasty, "a", lease.WithLeaseID(id))
+		giveUp(hasty.TryAcquire, lease.LeaseID(id))
+		again := try(t, hasty, "a", lease.LeaseID(id))
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		requireCurrent(t, again)

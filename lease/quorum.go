@@ -20,7 +20,7 @@ type quorum struct {
 	patience time.Duration // for one member's answer
 }
 
-// straggle is how long to wait for slower members once a majority has answered.
+// quorumGrace is how long to wait for slower members once a majority has answered.
 const quorumGrace = 50 * time.Millisecond
 
 // vote is what one member answered.
@@ -163,7 +163,7 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 		return refused, failure(q, votes)
 	}
 	for n, k := range a.keys {
-		result, err := q.confirm(ctx, extension{term{keys: k, id: a.id, token: tokens[n], call: a.call}, a.ttl, a.retention})
+		result, err := q.confirm(ctx, extension{term{keys: k, text: a.id, token: tokens[n], call: a.call}, a.ttl, a.retention})
 		if err != nil {
 			return acquired{}, err
 		}
@@ -185,7 +185,7 @@ func (q *quorum) undone(ctx context.Context, a ask) bool {
 	defer cancel()
 	all := true
 	for _, k := range a.keys {
-		for _, v := range q.withdrawals(ctx, term{keys: k, id: a.id, call: a.call}, a.retention) {
+		for _, v := range q.withdrawals(ctx, term{keys: k, text: a.id, call: a.call}, a.retention) {
 			all = all && v.err == nil
 		}
 	}
@@ -251,7 +251,11 @@ func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
 	return FenceStale, nil
 }
 
-func (q *quorum) revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+func (q *quorum) eval(context.Context, term, string, []string, []any) (any, outcome, error) {
+	return nil, "", protocol.Invalid("this lease is of a quorum, whose members have no data in common; write where one Redis decides")
+}
+
+func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (Revocation, error) {
 		return m.revoke(ctx, k, id, from, retention)
 	})
@@ -280,7 +284,7 @@ func (q *quorum) revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from
 	return r, err
 }
 
-func (q *quorum) raise(ctx context.Context, k protocol.Keys, floor int64, retention time.Duration) (int64, error) {
+func (q *quorum) raise(ctx context.Context, k *protocol.Keys, floor int64, retention time.Duration) (int64, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.raise(ctx, k, floor, retention) })
 	last := floor
 	for _, v := range votes {
@@ -289,7 +293,7 @@ func (q *quorum) raise(ctx context.Context, k protocol.Keys, floor int64, retent
 	return last, failure(q, votes)
 }
 
-func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error) {
+func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, call any, floor int64) (int64, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, call, floor) })
 	var token int64
 	for _, v := range votes {
@@ -307,7 +311,7 @@ func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, call 
 
 // inspect reports the holder that a majority names, and the greatest token that any member
 // remembers.
-func (q *quorum) inspect(ctx context.Context, k protocol.Keys) (Inspection, error) {
+func (q *quorum) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (Inspection, error) { return m.inspect(ctx, k) })
 	count := make(map[uuid.UUID]int)
 	var found, last Inspection
@@ -337,7 +341,7 @@ func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, e
 	return all, len(q.members) - q.need, err
 }
 
-func (q *quorum) spans([]protocol.Keys) bool { return true }
+func (q *quorum) spans([]*protocol.Keys) bool { return true }
 
 func (q *quorum) subscribe(string) *subscription { return nil }
 

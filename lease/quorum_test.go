@@ -166,20 +166,20 @@ func TestAMemberThatForgetsIsOutvoted(t *testing.T) {
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
 }
 
-// straggler is a member that hears of withdrawals only when deliver is called, long after they were
+// lateMember is a member that hears of withdrawals only when deliver is called, long after they were
 // given up.
-type straggler struct {
+type lateMember struct {
 	redis.Hook
 	mu   sync.Mutex
 	late []func()
 }
 
-func (s *straggler) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (s *straggler) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (s *lateMember) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (s *lateMember) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func (s *straggler) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (s *lateMember) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if args := cmd.Args(); len(args) != 13 || args[9] != "sure" && args[9] != "unsure" {
 			return next(ctx, cmd)
@@ -193,7 +193,7 @@ func (s *straggler) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func (s *straggler) deliver() int {
+func (s *lateMember) deliver() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, command := range s.late {
@@ -214,7 +214,7 @@ func TestALateWithdrawalOfALostVoteSparesTheNext(t *testing.T) {
 	}
 	_, err := q.issuer(t, cfg).TryAcquire(t.Context(), "a")
 	require.ErrorIs(t, err, lease.ErrHeld, "and the third member knows all scripts")
-	late := new(straggler)
+	late := new(lateMember)
 	q.clients[2].AddHook(late)
 
 	type answer struct {

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -157,6 +158,25 @@ func (o outcome) loss() error {
 	default:
 		return fmt.Errorf("%w: redis no longer has it", ErrLost)
 	}
+}
+
+// decodeEval returns the result of the caller's script, or why it was not run.
+func decodeEval(ctx context.Context, r protocol.Reply) (any, outcome, error) {
+	switch {
+	case r.Is("ran", 0):
+		if err, failed := r.Value.(error); failed { // the script has returned it
+			return nil, done, protocol.Failed(ctx, r.Script, err)
+		}
+		return r.Value, done, nil
+	case r.Is("stale", 1):
+		last, err := r.Number(0, 1)
+		if err != nil {
+			return nil, "", err
+		}
+		return nil, "", fmt.Errorf("%w: the last token is %d", ErrStale, last)
+	}
+	result, err := decodeOutcome(r, "")
+	return nil, result, err
 }
 
 func decodeRevoke(r protocol.Reply) (Revocation, error) {

@@ -27,6 +27,10 @@ func TestDecodeEveryBranch(t *testing.T) {
 		"raise":     func(r protocol.Reply) (any, error) { return decodeRaise(r) },
 		"regrant":   func(r protocol.Reply) (any, error) { return decodeRegrant(r) },
 		"inspect":   func(r protocol.Reply) (any, error) { return decodeInspect(r) },
+		"eval": func(r protocol.Reply) (any, error) {
+			_, result, err := decodeEval(t.Context(), r)
+			return result, err
+		},
 	}
 	for _, test := range []struct {
 		script string
@@ -51,6 +55,14 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"release", words("gone"), gone, nil},
 		{"release", words("taken"), taken, nil},
 		{"release", words("revoked"), revoked, nil},
+		{"eval", words("ran"), done, nil},
+		{"eval", words("gone"), gone, nil},
+		{"eval", words("taken"), taken, nil},
+		{"eval", words("revoked"), revoked, nil},
+		{"eval", words("stale", "42"), nil, ErrStale},
+		{"eval", words("stale"), nil, ErrProtocol},
+		{"eval", words("stale", "x"), nil, ErrProtocol},
+		{"eval", words("granted"), nil, ErrProtocol},
 		{"verify", words("current"), Current, nil},
 		{"verify", words("lost"), LeaseLost, nil},
 		{"verify", words("stale", "42"), FenceStale, nil},

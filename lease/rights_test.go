@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -38,6 +39,9 @@ func TestRights(t *testing.T) {
 			try(l.Extend(ctx))
 			_, err = l.Verify(ctx)
 			try(err)
+			data := lease.Key{Namespace: namespace, Resource: "a", Field: "data"}.String() // where leases may write anyway
+			try(l.Set(ctx, data, "x", time.Minute))
+			try(l.HSet(ctx, data+"s", "a", 1))
 			fresh, err := i.Heal(ctx, l, l.Token())
 			if try(err) == nil {
 				try(fresh.Release(ctx))
@@ -67,7 +71,7 @@ func TestRights(t *testing.T) {
 				got <- l
 			}()
 			keys := protocol.KeysOf(protocol.LeaseKind, namespace, "d", false)
-			leasetest.AwaitListener(ctx, admin, keys.Queue, keys.Channel, func() bool { return len(failed) > 0 })
+			leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string), func() bool { return len(failed) > 0 })
 			try(holder.Release(ctx))
 			try(<-failed)
 			return <-got
@@ -97,6 +101,59 @@ func TestRights(t *testing.T) {
 		faults.Always(faulty.None)
 		return errs
 	})
+}
+
+// What is needed where somebody waits for longer, for an option, and while a slot is moved.
+func TestRightsThatFewNeed(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	rights := leasetest.Documented(t, "lease", "one Redis")
+	user := func(name string, more ...string) *world {
+		leasetest.SetUser(t, server.Client(), name, append(rights, more...))
+		return as(t, server, name, "password")
+	}
+	replicas := lease.Config{TTL: time.Second, Replicas: 1, ReplicaTimeout: 20 * ms}
+	require.ErrorIs(t, acquireOn(t, user("without-wait"), replicas), lease.ErrDenied)
+	require.ErrorIs(t, acquireOn(t, user("with-wait", "+wait"), replicas), lease.ErrTooFewReplicas)
+	named := func(w *world) error {
+		options := *w.client.(*redis.Client).Options()
+		options.ClientName = "desk"
+		client := redis.NewClient(&options)
+		t.Cleanup(func() { _ = client.Close() })
+		return acquireOn(t, &world{client: client}, lease.Config{TTL: 100 * ms, RenewEvery: lease.Never})
+	}
+	require.ErrorIs(t, named(user("without-name")), lease.ErrDenied)
+	require.NoError(t, named(user("with-name", "+client|setname")))
+
+	try(t, as(t, server, "", "").issuer(t, lease.Config{TTL: time.Hour}), "held")
+	waitFor := func(w *world) error { // until the subscription has asked for a sign of life
+		_, err := w.issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "held", lease.WaitAtMost(20*time.Second))
+		return err
+	}
+	require.ErrorIs(t, waitFor(user("without-ping", "-ping")), lease.ErrDenied)
+
+	cluster := testenv.Cluster(t)
+	for name, more := range map[string]string{"without-asking": "-asking", "with-asking": "+asking"} {
+		for _, node := range cluster.Nodes() {
+			leasetest.SetUser(t, node.Client(), name, append(leasetest.Documented(t, "lease", "Cluster"), more))
+		}
+		options := cluster.Options()
+		options.Username, options.Password = name, "password"
+		client := redis.NewClusterClient(options)
+		t.Cleanup(func() { _ = client.Close() })
+		w := &world{client: client, namespace: name}
+		slot := cluster.Slot(w.key("a", "owner"))
+		cluster.BeginMove(slot)
+		if more == "-asking" {
+			require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute}), lease.ErrDenied)
+			cluster.FinishMove(slot)
+			continue
+		}
+		acquired := make(chan error, 1)
+		go func() { acquired <- acquireOn(t, w, lease.Config{TTL: time.Minute}) }()
+		cluster.FinishMove(slot)
+		require.NoError(t, <-acquired)
+	}
 }
 
 func as(t *testing.T, server *testenv.RedisServer, user, password string) *world {
@@ -142,4 +199,126 @@ func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
 	require.NoError(t, w.client.ScriptKill(t.Context()).Err())
 	require.Error(t, <-ended)
 	require.NoError(t, acquireOn(t, w, lease.Config{TTL: time.Minute}))
+}
+
+func TestSemaphoreRights(t *testing.T) {
+	t.Parallel()
+	leasetest.RunRights(t, "lease.Semaphore", func(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		try := func(err error) error {
+			errs = append(errs, err)
+			return err
+		}
+		cfg := lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: 10 * time.Second, Namespace: namespace}}
+		s, err := lease.NewSemaphore(client, cfg)
+		others, err2 := lease.NewSemaphore(admin, cfg)
+		if try(err) != nil || try(err2) != nil {
+			return errs
+		}
+		defer func() { try(s.Close(ctx)); try(others.Close(ctx)) }()
+
+		if l, err := s.Acquire(ctx, "a"); try(err) == nil {
+			try(l.Extend(ctx))
+			_, err = l.Verify(ctx)
+			try(err)
+			try(l.Release(ctx))
+		}
+		_, err = s.Inspect(ctx, "a")
+		try(err)
+		try(s.SetLimit(ctx, "a", 1))
+		try(s.ResetLimit(ctx, "a"))
+		_, err = s.Revoke(ctx, "a", uuid.New())
+		try(err)
+		if l, err := others.Acquire(ctx, "a"); try(err) == nil {
+			_, err = s.Revoke(ctx, "a", l.LeaseID())
+			try(err)
+		}
+		// A place that its holder has left behind.
+		brief, err := lease.NewSemaphore(admin, lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: time.Millisecond, Namespace: namespace, RenewEvery: lease.Never}})
+		if try(err) != nil {
+			return errs
+		}
+		_, _ = brief.TryAcquire(ctx, "b")
+		if l, err := s.Acquire(ctx, "b"); try(err) == nil {
+			try(l.Release(ctx))
+		}
+
+		// One that waits, gets the place from another, and hands it on to one that waits.
+		passOn := func(s *lease.Semaphore, holder *lease.Lease) *lease.Lease {
+			got, failed := make(chan *lease.Lease, 1), make(chan error, 1)
+			go func() {
+				l, err := s.Acquire(ctx, "d")
+				failed <- err
+				got <- l
+			}()
+			keys := protocol.KeysOf(protocol.SemaphoreKind, namespace, "d", false)
+			leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string), func() bool { return len(failed) > 0 })
+			try(holder.Release(ctx))
+			try(<-failed)
+			return <-got
+		}
+		held, err := others.Acquire(ctx, "d")
+		if try(err) != nil {
+			return errs
+		}
+		mine := passOn(s, held)
+		if mine == nil {
+			return errs
+		}
+		if theirs := passOn(others, mine); theirs != nil {
+			try(theirs.Release(ctx))
+		}
+
+		// After a lost reply a call leaves a note.
+		faults := new(faulty.Redis)
+		client.AddHook(faults)
+		faults.First(faulty.LoseReply)
+		for range 2 {
+			if l, err := s.Acquire(ctx, "e"); try(err) == nil {
+				try(l.Release(ctx))
+			}
+		}
+		faults.Always(faulty.None)
+		return errs
+	})
+}
+
+func TestSemaphoreRefusalsHaveOneErrorEach(t *testing.T) {
+	t.Parallel()
+	places := func(t *testing.T, client *redis.Client) *lease.Semaphore {
+		s, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 3, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never}})
+		require.NoError(t, err)
+		return s
+	}
+	leasetest.Refusals(t, map[string]leasetest.Request{
+		"acquire": {Effect: leasetest.Writes, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			s := places(t, client)
+			return func() error { _, err := s.TryAcquire(t.Context(), "acquire"); return err }
+		}},
+		"set limit": {Effect: leasetest.Writes, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			s := places(t, client)
+			return func() error { return s.SetLimit(t.Context(), "limit", 5) }
+		}},
+		"extend": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			l, err := places(t, client).TryAcquire(t.Context(), "extend")
+			require.NoError(t, err)
+			return func() error { return l.Extend(t.Context()) }
+		}},
+		"release": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			l, err := places(t, client).TryAcquire(t.Context(), "release")
+			require.NoError(t, err)
+			return func() error { return l.Release(t.Context()) }
+		}},
+		"revoke": {Effect: leasetest.Frees, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			s := places(t, client)
+			l, err := s.TryAcquire(t.Context(), "revoke")
+			require.NoError(t, err)
+			return func() error { _, err := s.Revoke(t.Context(), "revoke", l.LeaseID()); return err }
+		}},
+		"inspect": {Effect: leasetest.Reads, Prepare: func(t *testing.T, client *redis.Client) func() error {
+			s := places(t, client)
+			return func() error { _, err := s.Inspect(t.Context(), "inspect"); return err }
+		}},
+	})
 }

@@ -144,8 +144,8 @@ func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInsp
 		return SemaphoreInspection{}, err
 	}
 	k := s.issuer.keys(resource)
-	found, err := protocol.Ask(ctx, s.redis.client,
-		protocol.SemaphoreInspect.Call([]string{k.Owner, k.Alive, k.Limit}, s.limit), decodeSemaphoreInspect)
+	found, err := protocol.Ask(ctx, s.redis.redis,
+		protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.limit), decodeSemaphoreInspect)
 	if err != nil {
 		return SemaphoreInspection{}, fmt.Errorf("lease: inspect semaphore %q: %w", resource, err)
 	}
@@ -174,8 +174,8 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 		return err
 	}
 	k := s.issuer.keys(resource)
-	_, err := protocol.Ask(ctx, s.redis.client,
-		protocol.SemaphoreLimit.Call([]string{k.Limit, k.Queue, k.Alive}, limit, s.redis.publish, k.Channel), protocol.Only("set"))
+	_, err := protocol.Ask(ctx, s.redis.redis,
+		protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.redis.publish, k.Channel), protocol.Only("set"))
 	if err != nil {
 		return fmt.Errorf("lease: limit of semaphore %q: %w", resource, err)
 	}
@@ -194,7 +194,7 @@ func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UU
 		return false, err
 	}
 	k := s.issuer.keys(resource)
-	held, err = protocol.Ask(ctx, s.redis.client, protocol.SemaphoreRevoke.Call([]string{k.Owner, k.Ended, k.Queue, k.Alive},
+	held, err = protocol.Ask(ctx, s.redis.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
 		leaseID.String(), s.redis.publish, k.Channel), decodeSemaphoreRevoke)
 	if err != nil {
 		return false, fmt.Errorf("lease: revoke %v of semaphore %q: %w", leaseID, resource, err)

@@ -161,7 +161,7 @@ func theWatchdogKeepsAPlace(t *testing.T, make newSemaphore) {
 func askingAgainGivesTheSame(t *testing.T, make newSemaphore) {
 	s := make(t, 1, lease.Config{})
 	id := uuid.New()
-	first, again := tryPermit(t, s, "a", lease.WithLeaseID(id)), tryPermit(t, s, "a", lease.WithLeaseID(id))
+	first, again := tryPermit(t, s, "a", lease.LeaseID(id)), tryPermit(t, s, "a", lease.LeaseID(id))
 	require.Equal(t, first.Token(), again.Token())
 }
 

@@ -16,18 +16,19 @@ import (
 // term names one lease exactly. Every operation after the acquisition compares all of it, so that a
 // late request of an old lease cannot touch a newer one of the same resource.
 type term struct {
-	keys   protocol.Keys
+	keys   *protocol.Keys
 	id     uuid.UUID
+	text   any // id as requests take it; nil: not made yet
 	token  int64
-	call   string // the acquisition that got it
-	unsure bool   // another request of that call may still be under way
+	call   any  // the name of the acquisition that got it, a string
+	unsure bool // another request of that call may still be under way
 }
 
 // ask is a request for one lease on each of the resources, or none.
 type ask struct {
-	keys      []protocol.Keys
-	id        uuid.UUID
-	call      string
+	keys      []*protocol.Keys
+	id        any   // a string
+	call      any   // its name, a string
 	request   int64 // its number, 1 for the first of the call
 	mode      mode
 	ttl       time.Duration
@@ -35,13 +36,21 @@ type ask struct {
 	abandoned func() (ended func()) // see [protocol.Call]
 }
 
+// name is the id as requests take it.
+func (t term) name() any {
+	if t.text != nil {
+		return t.text
+	}
+	return t.id.String()
+}
+
 // mode is what acquire.lua does when it cannot grant at once.
-type mode string
+type mode = any // one of these, as requests take it
 
 const (
-	try   mode = "try"   // leave no trace
-	wait  mode = "wait"  // join the queue
-	barge mode = "barge" // leave no trace, and do not let the queue go first
+	try   = "try"   // leave no trace
+	wait  = "wait"  // join the queue
+	barge = "barge" // leave no trace, and do not let the queue go first
 )
 
 // extension is a request to let a term last for ttl from now.
@@ -65,12 +74,13 @@ type store interface {
 	release(ctx context.Context, e extension) (outcome, error)           // without its ttl
 	withdraw(ctx context.Context, t term, retention time.Duration) error // without its token, which is not known
 	verify(ctx context.Context, t term) (Verdict, error)
-	revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
-	raise(ctx context.Context, k protocol.Keys, floor int64, retention time.Duration) (int64, error)
-	regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error)
-	inspect(ctx context.Context, k protocol.Keys) (Inspection, error)
+	eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error)
+	revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
+	raise(ctx context.Context, k *protocol.Keys, floor int64, retention time.Duration) (int64, error)
+	regrant(ctx context.Context, old extension, id uuid.UUID, call any, floor int64) (int64, error)
+	inspect(ctx context.Context, k *protocol.Keys) (Inspection, error)
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
-	spans(k []protocol.Keys) bool                                            // whether one ask can cover all these resources
+	spans(k []*protocol.Keys) bool                                           // whether one ask can cover all these resources
 	subscribe(channel string) *subscription                                  // nil if waiters cannot be woken, or not now
 	stopListening()                                                          // ends idle connections at once
 }
@@ -78,19 +88,22 @@ type store interface {
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
 type single struct {
 	client     redis.UniversalClient
-	cluster    *redis.ClusterClient // the same, if it is one
-	scripts    protocol.Holding     // of leases or of semaphores
-	permits    int                  // how many may hold at once; 0: it is a lease
-	publish    string               // the command that wakes waiters
-	listener   string               // the name under which this process listens for them
+	redis      *protocol.Sender      // on client
+	cluster    *redis.ClusterClient  // the same, if it is one
+	scripts    protocol.Holding      // of leases or of semaphores
+	permits    int                   // how many may hold at once; 0: it is a lease
+	publish    any                   // the command that wakes waiters, a string
+	listener   any                   // the name under which this process listens for them, a string
+	usual      map[time.Duration]any // durations of most requests, in milliseconds
 	subscriber subscriber
 	replicas   int           // that have to confirm a grant
 	within     time.Duration // that time
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
-	s := &single{client: client, scripts: protocol.LeaseHolding, permits: cfg.permits, listener: uuid.NewString()[:18],
-		replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
+	s := &single{client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding, permits: cfg.permits,
+		listener: uuid.NewString()[:18], replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
+	s.usual = map[time.Duration]any{cfg.TTL: cfg.TTL.Milliseconds(), cfg.FenceRetention: cfg.FenceRetention.Milliseconds()}
 	if cfg.permits > 0 {
 		s.scripts = protocol.SemaphoreHolding
 	}
@@ -103,9 +116,17 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 	return s
 }
 
+// ms is a duration as requests take it.
+func (s *single) ms(d time.Duration) any {
+	if known := s.usual[d]; known != nil {
+		return known
+	}
+	return d.Milliseconds()
+}
+
 // subscribe listens to what is published for this process's waiters alone.
 func (s *single) subscribe(channel string) *subscription {
-	return s.subscriber.subscribe(channel + ":" + s.listener)
+	return s.subscriber.subscribe(channel + ":" + s.listener.(string))
 }
 
 func (s *single) stopListening() { s.subscriber.stopListening() }
@@ -149,21 +170,28 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 
 // spans is false on a Cluster, where a script sees one slot only; several resources are then
 // acquired step by step.
-func (s *single) spans(k []protocol.Keys) bool {
+func (s *single) spans(k []*protocol.Keys) bool {
 	return s.cluster == nil || len(k) == 1
 }
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
-	names := make([]string, 0, 4*len(a.keys))
-	args := []any{a.id.String(), a.call, a.request, a.ttl.Milliseconds(), a.retention.Milliseconds(), string(a.mode), s.publish, s.listener}
+	var room [16]any // for one resource
+	words := room[:0]
 	for _, k := range a.keys {
-		names = append(names, k.Owner, k.Fence, k.Queue, k.Alive)
-		args = append(args, k.Channel)
+		words = append(words, k.Owner, k.Fence, k.Queue, k.Alive)
 	}
 	if s.permits > 0 {
-		names, args = append(names, a.keys[0].Limit), append(args, s.permits)
+		words = append(words, a.keys[0].Limit)
 	}
-	call := s.scripts.Acquire.Call(names, args...)
+	keys := len(words)
+	words = append(words, a.id, a.call, a.request, s.ms(a.ttl), s.ms(a.retention), a.mode, s.publish, s.listener)
+	for _, k := range a.keys {
+		words = append(words, k.Channel)
+	}
+	if s.permits > 0 {
+		words = append(words, s.permits)
+	}
+	call := s.scripts.Acquire.Call(keys, words...)
 	call.Abandoned = a.abandoned
 	return grants(ctx, s, call, func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
@@ -171,11 +199,11 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 func (s *single) extend(ctx context.Context, batch []extension) []answered {
 	calls := make([]protocol.Call, len(batch))
 	for i, e := range batch {
-		calls[i] = s.scripts.Extend.Call([]string{e.keys.Owner, e.keys.Fence, e.keys.Ended},
-			e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds())
+		calls[i] = s.scripts.Extend.Call(3, e.keys.Owner, e.keys.Fence, e.keys.Ended,
+			e.name(), e.token, s.ms(e.ttl), s.ms(e.retention))
 	}
 	answers := make([]answered, len(batch))
-	for i, r := range protocol.RunAll(ctx, s.client, calls) {
+	for i, r := range protocol.RunAll(ctx, s.redis, calls) {
 		answers[i].err = r.Err
 		if r.Err == nil {
 			answers[i].outcome, answers[i].err = decodeExtend(r.Reply)
@@ -186,18 +214,19 @@ func (s *single) extend(ctx context.Context, batch []extension) []answered {
 
 func (s *single) release(ctx context.Context, e extension) (outcome, error) {
 	k := e.keys
-	return protocol.Query(ctx, s.client, s.scripts.Release.Call([]string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended},
-		e.id.String(), e.token, e.call, e.sureness(), e.retention.Milliseconds(), s.publish, k.Channel), decodeRelease)
+	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
+		e.name(), e.token, e.call, e.sureness(), s.ms(e.retention), s.publish, k.Channel), decodeRelease)
 }
 
 func (s *single) withdraw(ctx context.Context, t term, retention time.Duration) error {
-	_, err := protocol.Query(ctx, s.client, s.scripts.Withdraw.Call([]string{t.keys.Owner, t.keys.Fence, t.keys.Queue, t.keys.Alive},
-		t.id.String(), t.call, t.sureness(), retention.Milliseconds(), s.publish, t.keys.Channel), protocol.Only("withdrawn"))
+	k := t.keys
+	_, err := protocol.Query(ctx, s.redis, s.scripts.Withdraw.Call(4, k.Owner, k.Fence, k.Queue, k.Alive,
+		t.name(), t.call, t.sureness(), s.ms(retention), s.publish, k.Channel), protocol.Only("withdrawn"))
 	return err
 }
 
 // sureness is what the scripts call it.
-func (t term) sureness() string {
+func (t term) sureness() any {
 	if t.unsure {
 		return "unsure"
 	}
@@ -205,30 +234,47 @@ func (t term) sureness() string {
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
-	return protocol.Query(ctx, s.client, s.scripts.Verify.Call([]string{t.keys.Owner, t.keys.Fence}, t.id.String(), t.token), decodeVerify)
+	return protocol.Query(ctx, s.redis, s.scripts.Verify.Call(2, t.keys.Owner, t.keys.Fence, t.name(), t.token), decodeVerify)
 }
 
-func (s *single) revoke(ctx context.Context, k protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
-	return protocol.Query(ctx, s.client, protocol.Revoke.Call([]string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended},
-		id.String(), from, retention.Milliseconds(), s.publish, k.Channel), decodeRevoke)
+func (s *single) eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error) {
+	words := []any{t.keys.Owner, t.keys.Fence, t.keys.Ended}
+	for _, key := range keys {
+		words = append(words, key)
+	}
+	words = append(append(words, t.name(), t.token, len(keys), len(args)), args...)
+	r, err := protocol.Eval(script).Call(3+len(keys), words...).Run(ctx, s.redis)
+	if redis.HasErrorPrefix(err, "CROSSSLOT") {
+		return nil, "", protocol.Invalid("on a Cluster the keys %q must be in the slot of the lease, so give them its tag, as in %q; nothing was written",
+			keys, "data:"+t.keys.Tag())
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	return decodeEval(ctx, r)
 }
 
-func (s *single) raise(ctx context.Context, k protocol.Keys, floor int64, retention time.Duration) (int64, error) {
-	return protocol.Query(ctx, s.client, protocol.Raise.Call([]string{k.Fence}, floor, retention.Milliseconds()), decodeRaise)
+func (s *single) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+	return protocol.Query(ctx, s.redis, protocol.Revoke.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
+		id.String(), from, s.ms(retention), s.publish, k.Channel), decodeRevoke)
 }
 
-func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, call string, floor int64) (int64, error) {
-	return grants(ctx, s, protocol.Regrant.Call([]string{old.keys.Owner, old.keys.Fence},
-		old.id.String(), old.token, id.String(), call, floor, old.ttl.Milliseconds(), old.retention.Milliseconds()), decodeRegrant)
+func (s *single) raise(ctx context.Context, k *protocol.Keys, floor int64, retention time.Duration) (int64, error) {
+	return protocol.Query(ctx, s.redis, protocol.Raise.Call(1, k.Fence, floor, s.ms(retention)), decodeRaise)
+}
+
+func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, call any, floor int64) (int64, error) {
+	return grants(ctx, s, protocol.Regrant.Call(2, old.keys.Owner, old.keys.Fence,
+		old.name(), old.token, id.String(), call, floor, s.ms(old.ttl), s.ms(old.retention)), decodeRegrant)
 }
 
 func (s *single) confirm(ctx context.Context, e extension) (outcome, error) {
-	return protocol.Query(ctx, s.client, protocol.Confirm.Call([]string{e.keys.Owner, e.keys.Fence},
-		e.id.String(), e.token, e.ttl.Milliseconds(), e.retention.Milliseconds()), decodeConfirm)
+	return protocol.Query(ctx, s.redis, protocol.Confirm.Call(2, e.keys.Owner, e.keys.Fence,
+		e.name(), e.token, s.ms(e.ttl), s.ms(e.retention)), decodeConfirm)
 }
 
-func (s *single) inspect(ctx context.Context, k protocol.Keys) (Inspection, error) {
-	return protocol.Query(ctx, s.client, protocol.Inspect.Call([]string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}), decodeInspect)
+func (s *single) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
+	return protocol.Query(ctx, s.redis, protocol.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended), decodeInspect)
 }
 
 // grants is [protocol.Query] for scripts that grant, which replicas have to confirm if the
@@ -236,9 +282,9 @@ func (s *single) inspect(ctx context.Context, k protocol.Keys) (Inspection, erro
 func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(protocol.Reply) (T, error)) (T, error) {
 	var none T
 	if s.replicas == 0 {
-		return protocol.Query(ctx, s.client, c, decode)
+		return protocol.Query(ctx, s.redis, c, decode)
 	}
-	client := s.client
+	server := s.redis
 	if s.cluster != nil {
 		// WAIT carries no key, and must go where the script went.
 		type found struct {
@@ -246,18 +292,18 @@ func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(
 			err    error
 		}
 		f, err := protocol.Bounded(ctx, func() found {
-			master, err := s.cluster.MasterForKey(ctx, c.Keys[0])
+			master, err := s.cluster.MasterForKey(ctx, c.Key())
 			return found{master, err}
 		})
 		switch {
 		case err != nil:
 			return none, err
 		case f.err != nil:
-			return none, protocol.Failed(ctx, c.Script.Name, f.err)
+			return none, protocol.Failed(ctx, c.Name(), f.err)
 		}
-		client = f.master
+		server = protocol.Over(f.master)
 	}
-	r, confirmed, err := c.RunAndWait(ctx, client, s.replicas, s.within)
+	r, confirmed, err := c.RunAndWait(ctx, server, s.replicas, s.within)
 	if protocol.Moved(err) {
 		s.cluster.ReloadState(ctx)
 	}

@@ -274,12 +274,8 @@ func (l *listener) serve() (again bool) {
 			protocol.Sleep(context.Background(), retry)
 			return true
 		case <-check.C:
-			silent := !l.heard.Swap(false)
-			if silent && asked {
+			if !l.alive(s, &asked) {
 				return true
-			}
-			if asked = silent; asked {
-				s.ask()
 			}
 		case <-idle.C:
 			if l.stop() {
@@ -288,6 +284,19 @@ func (l *listener) serve() (again bool) {
 			idle.Reset(linger) // the last subscription may end before the loop sees it
 		}
 	}
+}
+
+// alive is false if the connection was asked for a sign of life at the last check, and has given
+// none. It asks if nothing was heard since then.
+func (l *listener) alive(s connection, asked *bool) bool {
+	silent := !l.heard.Swap(false)
+	if silent && *asked {
+		return false
+	}
+	if *asked = silent; silent {
+		s.ask()
+	}
+	return true
 }
 
 // receive passes messages on until the connection is closed or breaks. The connection is not used

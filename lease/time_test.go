@@ -281,9 +281,9 @@ func TestAskingAgainStartsTheTTLAnew(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never})
 		id := uuid.New()
-		first := try(t, i, "a", lease.WithLeaseID(id))
+		first := try(t, i, "a", lease.LeaseID(id))
 		time.Sleep(8 * time.Second)
-		again := try(t, i, "a", lease.WithLeaseID(id))
+		again := try(t, i, "a", lease.LeaseID(id))
 		require.Equal(t, first.Token(), again.Token())
 		require.Equal(t, 9*time.Second, w.client.PTTL(t.Context(), w.key("a", "owner")).Val())
 	})

@@ -39,7 +39,8 @@ const (
 	// was healed. It starts before OpAcquire ends.
 	OpHold Op = "hold"
 
-	// OpExtend is one renewal, of the watchdog or of the caller.
+	// OpExtend is one renewal, of the watchdog or of the caller, also one that comes after the end of
+	// the lease and is not sent.
 	OpExtend Op = "extend"
 
 	// OpRelease is one release. Err is as [Lease.Release] returns it: [ErrLost] if Redis found the
@@ -65,6 +66,7 @@ type TraceStart struct {
 	Namespace string // [Config.Namespace]
 	Resource  string // as the caller gave it, also where keys are hashed
 	Resources int    // how many the call is for; 1 unless several are acquired together
+	Lead      bool   // an OpAcquire of [Issuer.Lead]: while another leads, it is refused once in a TTL, as it should be
 	LeaseID   uuid.UUID
 	Token     int64
 }
@@ -143,6 +145,7 @@ var (
 			{ErrUnreachable, "unreachable"},
 			{ErrExpired, "lost"},
 			{ErrLost, "lost"},
+			{ErrReleased, "lost"},
 		}},
 		OpRelease: {"released", "error", []errorWord{
 			{ErrRevoked, "revoked"},

@@ -163,6 +163,14 @@ func TestTracersAreToldOfLossRevocationAndHealing(t *testing.T) {
 	require.ErrorIs(t, j.only(t, lease.OpExtend).Err, lease.ErrRevoked)
 	require.ErrorIs(t, j.only(t, lease.OpHold).Err, lease.ErrRevoked)
 
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked, "again, when its end is known")
+	require.Len(t, j.of(lease.OpExtend), 2)
+	l, err = issuer.TryAcquire(t.Context(), "table:14")
+	require.NoError(t, err)
+	require.NoError(t, l.Release(t.Context()))
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrReleased)
+	require.Len(t, j.of(lease.OpExtend), 3)
+
 	l, err = issuer.TryAcquire(t.Context(), "table:13")
 	require.NoError(t, err)
 	fresh, err := issuer.Heal(t.Context(), l, l.Token()+7)

@@ -1,10 +1,10 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
@@ -19,8 +19,8 @@ func (a *acquisition) limit(ctx context.Context) (context.Context, context.Cance
 		return ctx, func() {}
 	}
 	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
-	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)
-	if *a.patience >= firstAnswer {
+	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience-a.spent, waited)
+	if *a.patience-a.spent >= firstAnswer {
 		return waiting, cancel
 	}
 	var cancelFirst context.CancelFunc
@@ -60,7 +60,7 @@ func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
 func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
 	defer func() { a.waited(leases, err) }()
 	came := time.Now()
-	t, err := a.core.lines.join(ctx, a.keys[0].Channel, a.waiting)
+	t, err := a.core.lines.join(ctx, a.keys[0].Channel.(string), a.waiting)
 	if err != nil {
 		return nil, &HeldError{Resource: a.resources[0], Cause: err}
 	}
@@ -91,24 +91,19 @@ func (a *acquisition) waited(leases Leases, err error) {
 }
 
 // queue asks whenever it is woken, and after the retry-after of the latest refusal.
-func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Leases, error) {
+func (a *acquisition) queue(ctx context.Context, t turn, came time.Time) (Leases, error) {
 	var last *HeldError
 	if a.waits != nil { // the callers in front of it have found it taken
 		last = &HeldError{Resource: a.resources[0]}
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
-		t.listenFor(a.call.id)
+		t.listenFor(a.call.id.(string))
 		left := t.line.silence.left(came, a.core.cfg.TTL)
 		if left <= 0 {
-			return nil, t.line.silence.why
+			return nil, cmp.Or(t.line.silence.why, error(protocol.NoAnswer(a.core.cfg.TTL)))
 		}
 		leases, refused, err := a.attempt(a.asking(ctx), wait, left)
-		if !protocol.Transient(err) {
-			t.line.silence = silence{}
-		} else if ctx.Err() == nil { // else the error is about this caller
-			err = protocol.Latest(t.line.silence.why, err)
-			t.line.silence.why = err
-		}
+		err = t.line.silence.note(ctx, err)
 		switch {
 		case leases != nil:
 			return leases, nil
@@ -139,10 +134,10 @@ func (a *acquisition) queue(ctx context.Context, t *turn, came time.Time) (Lease
 }
 
 // sleep returns when the waiter is woken, or should have been.
-func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Duration) {
-	woken := t.woken(a.call.id)
+func (a *acquisition) sleep(ctx context.Context, t turn, held, backoff time.Duration) {
+	woken := t.woken(a.call.id.(string))
 	if woken == nil {
-		held = min(held, backoff/2+rand.N(backoff)) // spread out, or rivals for a majority split it again and again
+		held = min(held, backoff/2+protocol.Below(backoff)) // spread out, or rivals for a majority split it again and again
 	}
 	timer := time.NewTimer(spread(held))
 	defer timer.Stop()
@@ -163,7 +158,7 @@ func (a *acquisition) sleep(ctx context.Context, t *turn, held, backoff time.Dur
 }
 
 // spread makes d a little longer, so that not all waiters ask at once.
-func spread(d time.Duration) time.Duration { return d + rand.N(d/20+time.Millisecond) }
+func spread(d time.Duration) time.Duration { return d + protocol.Below(d/20+time.Millisecond) }
 
 // How often to ask a store that cannot wake waiters.
 const (
@@ -187,7 +182,7 @@ const (
 //
 // The waiter also asks if too little of the grant is left, or if replicas have to confirm.
 // Otherwise the lease is full as soon as its first renewal is answered.
-func (a *acquisition) handedOver(ctx context.Context, t *turn) Leases {
+func (a *acquisition) handedOver(ctx context.Context, t turn) Leases {
 	c, last := a.core, a.standing
 	granted := t.granted()
 	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {

@@ -3,6 +3,8 @@ package lease_test
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,6 +84,62 @@ func TestAWaiterThatIsAboutToListenIsNotPassedOver(t *testing.T) {
 		require.WithinRange(t, g.at, released.Add(249*ms), released.Add(270*ms))
 		require.NoError(t, g.lease.Release(t.Context()))
 	})
+}
+
+// The time of its request is noted in whole milliseconds, rounded up, so it lies ahead of the clock
+// for a moment.
+func TestAWaiterIsNotPassedOverInTheMillisecondOfItsRequest(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		cfg := lease.Config{TTL: time.Minute}
+		holder := try(t, w.issuer(t, cfg), "a")
+		time.Sleep(ms / 4)
+		deaf := uuid.NewString()
+		now := time.Now()
+		w.enqueue(t, "a", deaf, now, 5*time.Second)
+		require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), deaf,
+			fmt.Sprintf("%d:%d:1:60000:%s@%s", now.Add(5*time.Second).UnixMilli(), now.Add(ms).UnixMilli(), uuid.New(), deaf)).Err())
+		require.NoError(t, holder.Release(t.Context()))
+		_, err := w.issuer(t, cfg).TryAcquire(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrHeld, "it has right of way")
+	})
+}
+
+// Who is told to ask later would be dead by then if it had asked long ago, and a later one be served first.
+func TestAWaiterIsToldToLookWhileItCountsAsAlive(t *testing.T) {
+	t.Parallel()
+	const alive = 900 * ms // less than a lease lasts that is handed over
+	w := worldOn(t, testenv.Redis(t))
+	look := func(resource string) (after int, told bool) {
+		holder := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), resource)
+		news := w.client.Subscribe(t.Context(), w.key(resource, "wake")+":first", w.key(resource, "wake")+":behind")
+		defer news.Close()
+		for range 2 {
+			_, err := news.Receive(t.Context()) // that it is confirmed
+			require.NoError(t, err)
+		}
+		now := time.Now()
+		w.enqueue(t, resource, "first", now, 5*time.Second)
+		w.enqueue(t, resource, "behind", now.Add(ms), alive)
+		require.NoError(t, holder.Release(t.Context()))
+		for {
+			message, err := news.ReceiveTimeout(t.Context(), 2*time.Second)
+			if err != nil {
+				return 0, false // it was dead before it could be told
+			}
+			if m, ok := message.(*redis.Message); ok && strings.HasPrefix(m.Payload, "look behind ") {
+				after, err := strconv.Atoi(strings.TrimPrefix(m.Payload, "look behind "))
+				require.NoError(t, err)
+				return after, true
+			}
+		}
+	}
+	for n := 0; ; n++ {
+		if after, told := look(fmt.Sprint("a", n)); told {
+			require.Less(t, after, int(alive/ms))
+			return
+		}
+		require.Less(t, n, 10, "it is never told")
+	}
 }
 
 // The work of one script is bounded; who waits behind thousands of dead ones gets there in a few

@@ -190,12 +190,12 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				e.listenFor("me")
 				e.receive(test.message)
 				sent := time.Now().Add(-test.asked)
-				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []protocol.Keys{{}}, id: uuid.New(), call: newCall("me"), standing: standing{sent, 2}}
+				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []*protocol.Keys{{}}, id: uuid.New(), call: newCall("me"), standing: standing{sent, 2}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
-				require.Nil(t, a.handedOver(over, &turn{line: &line{subscription: e}}), "who has given up gives it back")
+				require.Nil(t, a.handedOver(over, turn{line: &line{subscription: e}}), "who has given up gives it back")
 
-				leases := a.handedOver(t.Context(), &turn{line: &line{subscription: e}})
+				leases := a.handedOver(t.Context(), turn{line: &line{subscription: e}})
 				require.Equal(t, test.until > 0, leases != nil)
 				if leases == nil {
 					return

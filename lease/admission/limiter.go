@@ -102,6 +102,30 @@ type Config struct {
 	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data, such
 	// as addresses. Defaults to false.
 	HashKeys bool
+
+	// Tracers are called for every decision. Free when unused. Defaults to none.
+	Tracers []Tracer
+}
+
+// Tracer is called for the decisions of a [Limiter], in pairs: each start is followed by one end, which
+// gets the context that the start returned; so does the request to Redis in between. It is called on
+// the path of the request, by many goroutines at once, and must be quick.
+type Tracer interface {
+	TraceAdmissionStart(ctx context.Context, s TraceStart) context.Context
+	TraceAdmissionEnd(ctx context.Context, e TraceEnd)
+}
+
+// TraceStart is what is known when Redis is about to be asked.
+type TraceStart struct {
+	Namespace string // [Config.Namespace]
+	Key       string // as the caller gave it, also where keys are hashed
+}
+
+// TraceEnd is what is known when it is decided.
+type TraceEnd struct {
+	TraceStart
+	Took     time.Duration
+	Decision Decision
 }
 
 // Limits on limits.
@@ -117,8 +141,8 @@ const (
 // Limiter decides about requests. One per process and [Config] is enough; it is safe for concurrent
 // use and needs no closing.
 type Limiter struct {
-	client redis.UniversalClient
-	cfg    Config
+	redis *protocol.Sender
+	cfg   Config
 }
 
 // New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk
@@ -147,7 +171,7 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if err := protocol.CheckName("namespace", cfg.Namespace, protocol.MaxNamespace); err != nil {
 		return nil, err
 	}
-	return &Limiter{client, cfg}, nil
+	return &Limiter{protocol.Over(client), cfg}, nil
 }
 
 // Decision is the answer to one request.
@@ -180,7 +204,7 @@ type Decision struct {
 // that is in [Decision.Err].
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	switch {
-	case l == nil || l.client == nil:
+	case l == nil || l.redis == nil:
 		return Decision{}, protocol.Invalid("the Limiter was not made by admission.New")
 	case key == "":
 		return Decision{}, protocol.Invalid("key is empty; name who is limited, such as %q", "tenant:7")
@@ -191,23 +215,40 @@ func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
 	if ctx.Err() != nil {
 		return Decision{}, fmt.Errorf("admission: %w", context.Cause(ctx))
 	}
+	if len(l.cfg.Tracers) == 0 {
+		return l.decide(ctx, key), nil
+	}
+	e, began := TraceEnd{TraceStart: TraceStart{l.cfg.Namespace, key}}, time.Now()
+	for _, t := range l.cfg.Tracers {
+		ctx = t.TraceAdmissionStart(ctx, e.TraceStart)
+	}
+	e.Decision = l.decide(ctx, key)
+	e.Took = time.Since(began)
+	for _, t := range l.cfg.Tracers {
+		t.TraceAdmissionEnd(ctx, e)
+	}
+	return e.Decision, nil
+}
+
+func (l *Limiter) decide(ctx context.Context, key string) Decision {
 	ctx, cancel := protocol.Within(ctx, l.cfg.Timeout)
 	defer cancel()
 
 	// The two windows keep different types, so they do not share a key.
-	script, field, args := protocol.AdmissionFixed, "fixed", []any{l.cfg.Limit, l.cfg.Window.Milliseconds()}
+	name := protocol.KeyOf(protocol.AdmissionKind, l.cfg.Namespace, key, l.cfg.HashKeys)
+	script, args := protocol.AdmissionFixed, []any{name.For("fixed"), l.cfg.Limit, l.cfg.Window.Milliseconds()}
 	if l.cfg.Sliding {
-		script, field, args = protocol.AdmissionSliding, "sliding", append(args, uuid.NewString())
+		script, args = protocol.AdmissionSliding, append(args, uuid.NewString())
+		args[0] = name.For("sliding")
 	}
-	name := protocol.KeyOf(protocol.AdmissionKind, l.cfg.Namespace, key, l.cfg.HashKeys).For(field)
-	d, err := protocol.Query(ctx, l.client, script.Call([]string{name}, args...), decode)
+	d, err := protocol.Query(ctx, l.redis, script.Call(1, args...), decode)
 	d.Limit = l.cfg.Limit
 	if err != nil {
 		d.Allowed, d.Err = l.cfg.OnError == FailOpen, fmt.Errorf("admission: %q: %w", key, err)
 	} else if d.Allowed {
 		d.Remaining = d.Limit - d.Count
 	}
-	return d, nil
+	return d
 }
 
 // decode reads what the scripts answer; the limit is not in it.

@@ -338,3 +338,47 @@ func BenchmarkAllow(b *testing.B) {
 	b.ReportMetric(p50[1], "µs-Allow-p50")
 	b.ReportMetric(p50[1]/p50[0], "ratio-p50")
 }
+
+type decisions struct {
+	starts []admission.TraceStart
+	ends   []admission.TraceEnd
+}
+
+func (d *decisions) TraceAdmissionStart(ctx context.Context, s admission.TraceStart) context.Context {
+	d.starts = append(d.starts, s)
+	return context.WithValue(ctx, d, s.Key)
+}
+
+func (d *decisions) TraceAdmissionEnd(ctx context.Context, e admission.TraceEnd) {
+	if ctx.Value(d) == e.Key {
+		d.ends = append(d.ends, e)
+	}
+}
+
+func TestTracersAreToldOfEachDecision(t *testing.T) {
+	t.Parallel()
+	first, second := new(decisions), new(decisions)
+	namespace := testenv.Namespace(t)
+	cfg := admission.Config{Limit: 1, Window: time.Hour, OnError: admission.FailOpen, Namespace: namespace, HashKeys: true, Tracers: []admission.Tracer{first, second}}
+	l, err := admission.New(testenv.Redis(t), cfg)
+	require.NoError(t, err)
+	for range 2 {
+		_, err := l.Allow(t.Context(), "tenant:7")
+		require.NoError(t, err)
+	}
+	_, err = l.Allow(t.Context(), "")
+	require.ErrorIs(t, err, lease.ErrInvalid, "nothing is decided")
+	away, err := admission.New(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), cfg)
+	require.NoError(t, err)
+	_, err = away.Allow(t.Context(), "tenant:8")
+	require.NoError(t, err)
+
+	require.Equal(t, []admission.TraceStart{{namespace, "tenant:7"}, {namespace, "tenant:7"}, {namespace, "tenant:8"}}, first.starts)
+	require.Len(t, first.ends, 3)
+	require.True(t, first.ends[0].Decision.Allowed)
+	require.Positive(t, first.ends[0].Took)
+	require.Positive(t, first.ends[1].Decision.RetryAfter)
+	require.ErrorIs(t, first.ends[2].Decision.Err, lease.ErrUnreachable)
+	require.True(t, first.ends[2].Decision.Allowed)
+	require.Equal(t, first, second)
+}

@@ -99,12 +99,12 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 	case seen.Phase == Done:
 		return c.replay(seen)
 	case seen.Phase == InFlight && c.noWait:
-		return nil, false, &InFlightError{Key: c.key, RetryAfter: seen.ExpiresIn}
+		return nil, false, &InFlightError{Key: c.key, Holder: seen.Holder, RetryAfter: seen.ExpiresIn}
 	}
 	claim, err := c.claim(ctx)
 	if err != nil {
 		if seen.Phase == InFlight && ctx.Err() != nil { // wherever the end of the context has met the waiting
-			err = &InFlightError{Key: c.key, Cause: context.Cause(ctx)}
+			err = &InFlightError{Key: c.key, Holder: seen.Holder, Cause: context.Cause(ctx)}
 		}
 		return nil, false, err
 	}
@@ -145,7 +145,7 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 	claim, err := acquire(ctx, resource(c.key))
 	var held *lease.HeldError
 	if errors.As(err, &held) {
-		return nil, &InFlightError{Key: c.key, RetryAfter: held.RetryAfter, Cause: held.Cause} // claimed since the look
+		return nil, &InFlightError{Key: c.key, Holder: held.Holder, RetryAfter: held.RetryAfter, Cause: held.Cause} // claimed since the look
 	}
 	if err != nil {
 		return nil, c.failed(err)

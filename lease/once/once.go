@@ -112,6 +112,10 @@ var (
 type InFlightError struct {
 	Key string
 
+	// Holder is the label of who runs the work, program@host:pid, as in [lease.HeldError]; "" if
+	// that is not known: callers of this process waited for one of their own.
+	Holder string
+
 	// RetryAfter is when to retry at the latest: the run may end sooner, or renew its claim. Zero
 	// if this call has waited.
 	RetryAfter time.Duration
@@ -122,10 +126,14 @@ type InFlightError struct {
 }
 
 func (e *InFlightError) Error() string {
-	if e.Cause != nil {
-		return fmt.Sprintf("once: %q is still in flight: %v", e.Key, e.Cause)
+	by := ""
+	if e.Holder != "" {
+		by = fmt.Sprintf(" in %q", e.Holder)
 	}
-	return fmt.Sprintf("once: %q is in flight, retry after %v", e.Key, e.RetryAfter)
+	if e.Cause != nil {
+		return fmt.Sprintf("once: %q is still in flight%s: %v", e.Key, by, e.Cause)
+	}
+	return fmt.Sprintf("once: %q is in flight%s, retry after %v", e.Key, by, e.RetryAfter)
 }
 
 // Is makes every InFlightError an [ErrInFlight].
@@ -158,6 +166,11 @@ type Config struct {
 	// HashKeys stores a SHA-256 instead of the key in Redis, for keys that are personal data. All
 	// programs that share keys must agree on it. Defaults to false.
 	HashKeys bool
+
+	// Tracers are called for the claims, which are leases on "once:<key>": for their acquisition, with
+	// its waiting, their life, renewals and release. A call that replays a result acquires nothing.
+	// Defaults to none.
+	Tracers []lease.Tracer
 }
 
 // Limits, in bytes.
@@ -170,7 +183,7 @@ const (
 
 func (o *Once) check(key string) error {
 	switch {
-	case o == nil || o.client == nil:
+	case o == nil || o.redis == nil:
 		return protocol.Invalid("the Once was not made by once.New")
 	case key == "":
 		return protocol.Invalid("key is empty; name what is to be done once, such as %q", "order:7")
@@ -181,7 +194,7 @@ func (o *Once) check(key string) error {
 // Once runs work once for each key. One per process and [Config] is enough; it is safe for
 // concurrent use. A program that shuts down calls [Once.Close].
 type Once struct {
-	client     redis.UniversalClient
+	redis      *protocol.Sender
 	cfg        Config
 	claims     *lease.Issuer
 	flights    flights
@@ -206,11 +219,11 @@ func New(client redis.UniversalClient, cfg Config) (*Once, error) {
 		return nil, protocol.Invalid("MaxRun (%v) must be at least InFlight (%v), or lease.Unlimited", cfg.MaxRun, cfg.InFlight)
 	}
 	claims, err := lease.New(client, // which checks what has the same name there
-		lease.Config{TTL: cfg.InFlight, MaxHold: cfg.MaxRun, Namespace: cfg.Namespace, HashResources: cfg.HashKeys})
+		lease.Config{TTL: cfg.InFlight, MaxHold: cfg.MaxRun, Namespace: cfg.Namespace, HashResources: cfg.HashKeys, Tracers: cfg.Tracers})
 	if err != nil {
 		return nil, err
 	}
-	return &Once{client: client, cfg: cfg, claims: claims}, nil
+	return &Once{redis: protocol.Over(client), cfg: cfg, claims: claims}, nil
 }
 
 // Func is the work. It gets a context that ends with that of the caller or with the claim,

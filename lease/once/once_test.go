@@ -359,3 +359,30 @@ func TestDoJSON(t *testing.T) {
 	_, _, err = once.DoJSON(t.Context(), o, "other", nil, func(context.Context, *lease.Lease) (func(), error) { return nil, nil })
 	require.Error(t, err, "a function is no JSON")
 }
+
+type claims struct {
+	mu    sync.Mutex
+	ended []string // guarded by mu
+}
+
+func (c *claims) TraceLeaseStart(ctx context.Context, _ lease.TraceStart) context.Context { return ctx }
+
+func (c *claims) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = append(c.ended, string(e.Op)+" "+e.Resource+" "+e.Outcome())
+}
+
+func TestTracersAreToldOfClaims(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := new(claims)
+	o := w.once(t, once.Config{Tracers: []lease.Tracer{c}})
+	for range 2 { // the second is a replay
+		require.NoError(t, do(t.Context(), o, "order:7", func(context.Context, *lease.Lease) ([]byte, error) { return []byte("paid"), nil }).err)
+	}
+	require.NoError(t, o.Close(t.Context()))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	require.ElementsMatch(t, []string{"acquire once:order:7 granted", "hold once:order:7 released", "release once:order:7 released"}, c.ended)
+}

@@ -39,6 +39,7 @@ type State struct {
 	Phase     Phase
 	Claim     uuid.UUID     // in flight: the lease id of the claim
 	Token     int64         // in flight: its fencing token
+	Holder    string        // in flight: who runs it, as [lease.Inspection.Label] says; "" if that is not known
 	ExpiresIn time.Duration // in flight: until the claim ends if it is not renewed; done: until the result is forgotten, negative for never
 	Result    []byte        // done
 
@@ -66,7 +67,7 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 	if err := o.check(key); err != nil {
 		return err
 	}
-	_, err := protocol.Ask(ctx, o.client, protocol.OnceForget.Call([]string{o.cfg.names(key).record}), protocol.Only("forgotten"))
+	_, err := protocol.Ask(ctx, o.redis, protocol.OnceForget.Call(1, o.cfg.names(key).record), protocol.Only("forgotten"))
 	o.flights.forget(key)
 	if err != nil {
 		return fmt.Errorf("once: forget %q: %w", key, err)
@@ -75,11 +76,11 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 }
 
 func (o *Once) look(ctx context.Context, n names) (State, error) {
-	return protocol.Ask(ctx, o.client, protocol.OnceLook.Call([]string{n.owner, n.record}), decodeLook)
+	return protocol.Ask(ctx, o.redis, protocol.OnceLook.Call(2, n.owner, n.record), decodeLook)
 }
 
 func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte) error {
-	_, err := protocol.Ask(ctx, o.client, protocol.OnceRecord.Call([]string{c.names.owner, c.names.record},
+	_, err := protocol.Ask(ctx, o.redis, protocol.OnceRecord.Call(2, c.names.owner, c.names.record,
 		claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result), decodeRecord)
 	return err
 }
@@ -88,14 +89,14 @@ func decodeLook(r protocol.Reply) (State, error) {
 	switch {
 	case r.Is("absent", 0):
 		return State{}, nil
-	case r.Is("running", 3):
+	case r.Is("running", 4):
 		id, err := uuid.Parse(r.Args[0])
 		token, err2 := r.Number(1, 1)
 		left, err3 := r.Number(2, 0)
 		if err != nil || err2 != nil || err3 != nil {
 			return State{}, r.Unknown()
 		}
-		return State{Phase: InFlight, Claim: id, Token: token, ExpiresIn: time.Duration(left) * time.Millisecond}, nil
+		return State{Phase: InFlight, Claim: id, Token: token, Holder: protocol.HolderOf(r.Args[3]), ExpiresIn: time.Duration(left) * time.Millisecond}, nil
 	case r.Is("done", 3):
 		left, err := r.Number(2, -1)
 		if err != nil {
@@ -122,7 +123,7 @@ func resource(key string) string { return "once:" + key }
 
 // names are the keys of one key in Redis. They share a Cluster slot.
 type names struct {
-	owner  string // of the lease on the key; written by package lease
+	owner  any    // a string, of the lease on the key; written by package lease
 	record string // hash: by (lease id and token), fingerprint, result; expires after Config.Done
 }
 

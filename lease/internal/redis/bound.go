@@ -3,13 +3,125 @@ package protocol
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 )
 
 // Within bounds requests. When the bound ends, the cause of the context is [ErrUnreachable],
 // whether a request was sent by then or not. Any other cause comes from the caller.
-func Within(ctx context.Context, bound time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, bound, NoAnswer(bound))
+func Within(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
+	b := newBound(ctx, most)
+	return b, b.stop
+}
+
+// bound is a context that ends with the caller's or when its time is over. Nearly every request is
+// answered long before. So what the standard library prepares for the end is made when somebody
+// asks for it; await does without.
+type bound struct {
+	context.Context // the caller's
+	most            time.Duration
+	end             time.Time
+	again           bool          // an attempt has failed before
+	over            chan struct{} // closed by stop
+
+	mu     sync.Mutex
+	whole  context.Context    // nil until somebody asks for it; guarded by mu
+	cancel context.CancelFunc // of whole; guarded by mu
+}
+
+func newBound(ctx context.Context, most time.Duration) *bound {
+	return &bound{Context: ctx, most: most, end: time.Now().Add(most), over: make(chan struct{})}
+}
+
+// stop is called when nobody waits under the bound any more, or its time is over.
+func (b *bound) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.stopped() {
+		close(b.over)
+	}
+	if b.cancel != nil {
+		b.cancel()
+	}
+}
+
+func (b *bound) stopped() bool {
+	select {
+	case <-b.over:
+		return true
+	default:
+		return false
+	}
+}
+
+func (b *bound) made() context.Context {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.whole == nil {
+		b.whole, b.cancel = context.WithDeadlineCause(b.Context, b.end, NoAnswer(b.most))
+		if b.stopped() {
+			b.cancel()
+		}
+	}
+	return b.whole
+}
+
+// Deadline implements [context.Context].
+func (b *bound) Deadline() (time.Time, bool) {
+	if callers, has := b.Context.Deadline(); has && callers.Before(b.end) {
+		return callers, true
+	}
+	return b.end, true
+}
+
+// Done implements [context.Context].
+func (b *bound) Done() <-chan struct{} { return b.made().Done() }
+
+// Err implements [context.Context].
+func (b *bound) Err() error {
+	if b.quiet() {
+		return nil
+	}
+	return b.made().Err()
+}
+
+// Value implements [context.Context]. The standard library asks it for the cause too.
+func (b *bound) Value(key any) any {
+	if key == (again{}) {
+		return b.again
+	}
+	if b.quiet() {
+		return b.Context.Value(key)
+	}
+	return b.made().Value(key)
+}
+
+// again is the key of whether an attempt has failed before.
+type again struct{}
+
+// quiet reports that nobody has asked for it, and it is not over.
+func (b *bound) quiet() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.whole == nil && !b.stopped() && b.Context.Err() == nil && time.Now().Before(b.end)
+}
+
+// within is the bound for the client library, which asks for Done with every request: it ends when
+// nobody waits for the answer any more.
+type within bound
+
+// Deadline implements [context.Context].
+func (w *within) Deadline() (time.Time, bool) { return (*bound)(w).Deadline() }
+
+// Done implements [context.Context].
+func (w *within) Done() <-chan struct{} { return w.over }
+
+// Err implements [context.Context].
+func (w *within) Err() error {
+	if (*bound)(w).stopped() {
+		return context.Canceled
+	}
+	return nil
 }
 
 // NoAnswer is the [ErrUnreachable] of a bound that has ended. Every bound has one and hardly any
@@ -29,35 +141,53 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 }
 
 // Bounded returns when f does or ctx ends, whichever is first. In the second case the error is
-// [ErrUnreachable], and the server may still act on what f has sent: each of abandoned is called
-// before the return, and the function that it returns when f has returned too. If ctx was over
-// before, nothing is called, and the error is its cause. (The client library observes contexts only
-// if its owner has configured that.)
-func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended func())) (T, error) {
-	var none T
+// [ErrUnreachable], and the server may still act on what f has sent: abandoned is called before the
+// return, if there is one, and the function that it returns when f has returned too. If ctx was
+// over before, nothing is called, and the error is its cause. (The client library observes contexts
+// only if its owner has configured that.)
+func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended func())) (answer T, err error) {
 	if ctx.Err() != nil {
-		return none, context.Cause(ctx)
+		return answer, context.Cause(ctx)
 	}
-	answers := make(chan T, 1)
-	go func() { answers <- f() }()
-	select {
-	case answer := <-answers:
-		return answer, nil
-	case <-ctx.Done():
-		var ended []func()
-		for _, call := range abandoned {
-			ended = append(ended, call())
+	answered, result := make(chan struct{}), new(T)
+	go func() {
+		*result = f()
+		close(answered)
+	}()
+	if err := await(ctx, answered, abandoned...); err != nil {
+		return answer, err
+	}
+	return *result, nil
+}
+
+// await is the waiting of Bounded.
+func await(ctx context.Context, answered <-chan struct{}, abandoned ...func() (ended func())) error {
+	if b, ours := ctx.(*bound); ours && b.quiet() {
+		timer := time.AfterFunc(time.Until(b.end), b.stop)
+		defer timer.Stop()
+		select {
+		case <-answered:
+			return nil
+		case <-b.Context.Done():
+		case <-b.over:
 		}
-		if len(ended) > 0 {
+	} else {
+		select {
+		case <-answered:
+			return nil
+		case <-ctx.Done():
+		}
+	}
+	for _, call := range abandoned {
+		if call != nil {
+			ended := call()
 			go func() {
-				<-answers
-				for _, call := range ended {
-					call()
-				}
+				<-answered
+				ended()
 			}()
 		}
-		return none, unanswered(ctx, ctx.Err())
 	}
+	return unanswered(ctx, ctx.Err())
 }
 
 // Grace is how long a call whose time is over still waits for what goes on behind it. A working

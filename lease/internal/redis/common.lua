@@ -7,7 +7,8 @@
 --   * A script checks types before its first write, because Redis does not roll a script back.
 --   * Time comes from Redis only. Clients send durations, never points in time.
 --   * A script touches only the KEYS that it was given. All of them share one hash tag, so one Cluster slot.
---   * Every reply is an array of strings. The first element says what happened. Any script may answer
+--   * Every reply is an array of strings, but for what eval.lua brings back. The first element says what happened. Any
+--     script may answer
 --       {'corrupt', key, problem}   a key of the protocol holds something else; nothing was changed
 --   * Lua numbers are doubles: they are exact up to 2^53, and tostring prints large ones as 1.79e+15. Tokens and times
 --     stay below 2^53, and the function digits prints them.
@@ -172,12 +173,6 @@ local function queue_fault(q)
   return mistyped(q.queue, 'zset') or mistyped(q.alive, 'hash')
 end
 
--- Whether anybody waits. If the last entry of the queue does not wait, nobody does. False if the queue is corrupt.
-local function is_waited_for(q)
-  local last = redis.pcall('ZRANGE', q.queue, -1, -1)[1]
-  return last and string.sub(last, 1, 1) ~= '!' and not mistyped(q.alive, 'hash')
-end
-
 local function leave(q, ...)
   redis.call('ZREM', q.queue, ...)
   redis.call('HDEL', q.alive, ...)
@@ -216,14 +211,18 @@ end
 -- Visits the living waiters in order until visit answers true, and takes these out of the queue: the dead; waiters that
 -- claim to live longer than is possible (Redis's clock was set back since); half an entry (the other key was evicted);
 -- and waiters that visit marks as gone. If LOOK places were not enough, it returns the waiters that were visited. The
--- caller takes them out, so that the next script gets further.
+-- caller takes them out, so that the next script gets further. A corrupt queue has no waiters.
 local function walk(q, visit)
   local ms = math.floor(q.now / 1000)
   local dropped, visited = {}, {}
   local from, size, stopped = 0, 2, false
   repeat
-    local calls = redis.call('ZRANGEBYSCORE', q.queue, 0, '+inf', 'LIMIT', from, size)
-    local entries = #calls > 0 and redis.call('HMGET', q.alive, unpack(calls))
+    local calls = redis.pcall('ZRANGEBYSCORE', q.queue, 0, '+inf', 'LIMIT', from, size) -- saves the command TYPE
+    local entries = #calls > 0 and redis.pcall('HMGET', q.alive, unpack(calls)) or calls
+    if entries.err then
+      if queue_fault(q) then return end
+      error(entries)
+    end
     for n, call in ipairs(calls) do
       local w = waiter(call, entries[n])
       if not w or w.till <= ms or w.till > ms + PATIENCE + GRACE then
@@ -253,7 +252,7 @@ end
 -- For how many milliseconds a waiter that does not listen has right of way, or nil if it has none.
 local function fresh(q, w)
   local left = w.asked + FRESH - math.floor(q.now / 1000)
-  if left > 0 and left <= FRESH then return left end
+  if left > 0 and left <= FRESH + 1 then return left end -- asked was rounded up
 end
 
 -- Calls the waiter. Returns for how many milliseconds it has right of way, or nil if it has none.
@@ -271,7 +270,6 @@ end
 -- other waiter needs to ask, or nil if the waiter is skipped. call above is one such function. Up to eight waiters
 -- behind are told when to look.
 local function wake(q, give)
-  if not is_waited_for(q) then return end
   q.now = q.now or clock()
   local wait
   local few = 8
@@ -281,7 +279,8 @@ local function wake(q, give)
       return false
     end
     few = few - 1
-    return tell(q, w, 'look ' .. w.call .. ' ' .. digits(wait)) or few == 0
+    local look = math.min(wait, w.till - GRACE / 4 - math.floor(q.now / 1000)) -- while it counts as alive
+    return tell(q, w, 'look ' .. w.call .. ' ' .. digits(math.max(look, 1))) or few == 0
   end)
   if deaf and not wait then leave(q, unpack(deaf)) end
 end

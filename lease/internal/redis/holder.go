@@ -2,7 +2,6 @@ package protocol
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 )
@@ -21,7 +20,9 @@ const (
 
 // NewCall names a new call of the program with that escaped label.
 func NewCall(label string) string {
-	return strconv.FormatUint(rand.Uint64()|1<<63, 16) + "-" + label // with the top bit there are callDigits
+	name := make([]byte, 0, mostName)
+	name = strconv.AppendUint(name, Chance()|1<<63, 16) // with the top bit there are callDigits
+	return string(append(append(name, '-'), label...))
 }
 
 // EscapeLabel writes who holds as it is stored.

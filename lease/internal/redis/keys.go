@@ -90,29 +90,35 @@ func (k Key) For(field string) string {
 	return k.String()
 }
 
-// Keys are the names of one resource in Redis.
+// Keys are the names of one resource in Redis: strings, in the form in which commands take them.
 type Keys struct {
-	Owner   string // "<lease id>:<token>:<calls>", expires with the lease; of a semaphore a sorted set of those
-	Fence   string // last token issued, expires with Config.FenceRetention
-	Queue   string // sorted set: calls that wait by arrival, and calls that are over (common.lua)
-	Alive   string // hash: for each call that waits until when it counts as alive, and what it asked for
-	Ended   string // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
-	Limit   string // of a semaphore, if it was changed
-	Channel string // "<channel>:<listener>" is where one process hears of its turn; not a key
+	Owner   any // "<lease id>:<token>:<calls>", expires with the lease; of a semaphore a sorted set of those
+	Fence   any // last token issued, expires with Config.FenceRetention
+	Queue   any // sorted set: calls that wait by arrival, and calls that are over (common.lua)
+	Alive   any // hash: for each call that waits until when it counts as alive, and what it asked for
+	Ended   any // "<lease id>:<token>:..." of a lease that was revoked, for its holder to find
+	Limit   any // of a semaphore, if it was changed
+	Channel any // "<channel>:<listener>" is where one process hears of its turn; not a key
 }
 
 // KeysOf are the names of a resource of a lease or a semaphore.
-func KeysOf(kind, namespace, resource string, hashed bool) Keys {
+func KeysOf(kind, namespace, resource string, hashed bool) *Keys {
 	head := KeyOf(kind, namespace, resource, hashed).head() + end
 	var all strings.Builder // one piece of memory for all names
 	all.Grow(7 * (len(head) + len("owner")))
-	name := func(field string) string {
+	name := func(field string) any {
 		from := all.Len()
 		all.WriteString(head)
 		all.WriteString(field)
 		return all.String()[from:]
 	}
-	return Keys{name("owner"), name("fence"), name("queue"), name("alive"), name("ended"), name("limit"), name("wake")}
+	return &Keys{name("owner"), name("fence"), name("queue"), name("alive"), name("ended"), name("limit"), name("wake")}
+}
+
+// Tag is what all names of the resource have in common: names with this tag are in one Cluster slot.
+func (k Keys) Tag() string {
+	owner := k.Owner.(string)
+	return owner[strings.Index(owner, "{") : strings.Index(owner, end)+1]
 }
 
 // Limits on names, in bytes.

@@ -9,7 +9,7 @@ import (
 )
 
 func leaseKeys(namespace, resource string, hashed bool) Keys {
-	return KeysOf(LeaseKind, namespace, resource, hashed)
+	return *KeysOf(LeaseKind, namespace, resource, hashed)
 }
 
 func TestKeyNames(t *testing.T) {
@@ -50,8 +50,8 @@ func TestKeysAreDistinctAndTagged(t *testing.T) {
 			require.True(t, ok, "%q", want)
 			require.Equal(t, want, got)
 		}
-		require.Equal(t, 1, strings.Count(k1.Owner, "{"))
-		require.Equal(t, 1, strings.Count(k1.Owner, "}"))
+		require.Equal(t, 1, strings.Count(k1.Owner.(string), "{"))
+		require.Equal(t, 1, strings.Count(k1.Owner.(string), "}"))
 	})
 }
 

@@ -4,7 +4,8 @@
 --
 -- Returns {'done', fingerprint, result, milliseconds}   a result is recorded and replayed for so long, '-1': for ever;
 --                                                       fingerprint is '' if the first caller gave no request
---         {'running', lease id, token, milliseconds}    claimed, for so long unless it is renewed
+--         {'running', lease id, token, milliseconds, calls}   claimed, for so long unless it is renewed; the latest call
+--                                                       names who runs it
 --         {'absent'}
 --         {'corrupt', key, problem}
 
@@ -23,6 +24,6 @@ wrong = mistyped(owner, 'string')
 if wrong then return wrong end
 local held = redis.call('GET', owner)
 if not held then return {'absent'} end
-local id, token = string.match(held, '^([%x%-]+):([1-9]%d*):')
+local id, token, calls = string.match(held, '^([%x%-]+):([1-9]%d*):(.*)$')
 if not id then return corrupt(owner, 'does not hold a lease id and a token') end
-return {'running', id, token, digits(math.max(redis.call('PTTL', owner), 0))}
+return {'running', id, token, digits(math.max(redis.call('PTTL', owner), 0)), calls}

@@ -13,18 +13,38 @@ type Reply struct {
 	Script string
 	Word   string
 	Args   []string
+	Value  any // of eval.lua, which has no Args
 }
+
+const ran = "ran"
 
 // decode reads the form that all replies share, and the answer that every script may give.
 func decode(ctx context.Context, script string, cmd *redis.Cmd) (Reply, error) {
 	if err := cmd.Err(); err != nil {
 		return Reply{}, Failed(ctx, script, err)
 	}
-	words, err := cmd.StringSlice()
-	if err != nil || len(words) == 0 {
+	values, _ := cmd.Val().([]any)
+	if len(values) > 0 && values[0] == ran {
+		r := Reply{Script: script, Word: ran}
+		if len(values) > 1 {
+			r.Value = values[1]
+		}
+		return r, nil
+	}
+	r := Reply{Script: script, Args: make([]string, max(len(values)-1, 0))}
+	understood := len(values) > 0
+	for i, value := range values {
+		word, isString := value.(string)
+		understood = understood && isString
+		if i == 0 {
+			r.Word = word
+		} else {
+			r.Args[i-1] = word
+		}
+	}
+	if !understood {
 		return Reply{}, fmt.Errorf("%w: %s answered %v", ErrProtocol, script, cmd.Val())
 	}
-	r := Reply{Script: script, Word: words[0], Args: words[1:]}
 	if r.Is("corrupt", 2) {
 		return Reply{}, fmt.Errorf("%w: redis key %q %s; nothing was changed", ErrCorrupt, r.Args[0], r.Args[1])
 	}

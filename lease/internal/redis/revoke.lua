@@ -36,10 +36,10 @@ if by == revocation then
   if ends == '0' then return {'revoked', new, NOBODY, '0'} end
   return {'revoked', new, id, token}
 end
-if from > 0 and math.max(last, held and tonumber(held.token) or 0) > from then
+q.now = clock()
+if is_over(q, revocation) or from > 0 and math.max(last, held and tonumber(held.token) or 0) > from then
   return {'passed', digits(last)}
 end
-q.now = clock()
 new = next_token(math.max(last, from), q.now)
 if new > MAX_WHOLE then return {'exhausted'} end
 
@@ -48,5 +48,6 @@ redis.call('SET', fence, digits(new), 'PX', digits(retention))
 redis.call('SET', ended, table.concat({held and held.id or id or NOBODY, held and held.token or token or '0', revocation, digits(new), held and 1 or 0}, ':'),
   'PX', digits(math.max(held and held.left or 0, redis.call('PTTL', ended), MINUTE)))
 redis.call('DEL', owner)
+forget_call(q, revocation)
 hand_over(q, owner, fence, retention)
 return {'revoked', digits(new), held and held.id or NOBODY, held and held.token or '0'}

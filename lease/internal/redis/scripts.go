@@ -13,6 +13,7 @@ package protocol
 import (
 	"embed"
 	"strings"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -51,6 +52,22 @@ var (
 	AdmissionSliding = load("admission_sliding")
 )
 
+var eval = lease("eval")
+
+// Eval is the script that runs another one under a lease. It is kept, as Redis keeps it.
+func Eval(script string) Script {
+	known, ok := evals.Load(script)
+	if !ok {
+		known, _ = evals.LoadOrStore(script, NewScript(eval.Name, "local function script(KEYS, ARGV)\n"+script+"\nend\n"+eval.Source))
+	}
+	return known.(Script)
+}
+
+var evals sync.Map // of Script, by the text of the inner one
+
+// Write is the text of the script of one command on one key, for [Eval].
+var Write = text("write")
+
 func lease(name string) Script     { return load(name, "holder") }
 func semaphore(name string) Script { return load("semaphore_"+name, "holders") }
 
@@ -60,32 +77,33 @@ const behindCommonCase = "-- The helpers come here.\n"
 // load puts common.lua and the other helpers that a script uses in front of it, or behind its
 // common case, which needs none.
 func load(name string, helpers ...string) Script {
-	read := func(file string) string {
-		text, err := lua.ReadFile(file + ".lua")
-		if err != nil {
-			panic(err) // a name above is wrong; no program starts with that
-		}
-		return string(text) + "\n"
-	}
-	common, rest, found := strings.Cut(read(name), behindCommonCase)
+	common, rest, found := strings.Cut(text(name), behindCommonCase)
 	if !found {
 		common, rest = "", common
 	}
-	source := common + read("common")
+	source := common + text("common")
 	for _, file := range helpers {
-		source += read(file)
+		source += text(file)
 	}
 	return NewScript(name, source+rest)
+}
+
+func text(file string) string {
+	text, err := lua.ReadFile(file + ".lua")
+	if err != nil {
+		panic(err) // a name above is wrong; no program starts with that
+	}
+	return string(text) + "\n"
 }
 
 // Script is one Lua script.
 type Script struct {
 	Name   string
 	Source string
-	SHA    string
+	digest any // a string
 }
 
 // NewScript makes a script of a whole source.
 func NewScript(name, source string) Script {
-	return Script{Name: name, Source: source, SHA: redis.NewScript(source).Hash()}
+	return Script{Name: name, Source: source, digest: redis.NewScript(source).Hash()}
 }

@@ -43,6 +43,7 @@ var samples = []sample{
 	{"regrant", "owner fence", "uuid=" + holder + " number=41 uuid=" + another + " name=ca11 number=99 number=1000 number=1000"},
 	{"confirm", "owner fence", "uuid=" + holder + " number=99 number=1000 number=1000"},
 	{"inspect", "owner fence queue alive ended", ""},
+	{"eval", "owner fence ended data", "uuid=" + holder + " number=41 one=1 two=2 any=SET any=x"},
 
 	{"semaphore_acquire", "owner fence queue alive limit", "uuid=" + another + " name=ca11 number=1 number=1000 number=1000 mode=wait publish=PUBLISH name=me channel=wake number=1"},
 	{"semaphore_extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 number=1000"},
@@ -73,7 +74,7 @@ var sources = func() map[string]protocol.Script {
 	leases, semaphores := protocol.LeaseHolding, protocol.SemaphoreHolding
 	for _, s := range []protocol.Script{
 		leases.Acquire, leases.Extend, leases.Release, leases.Withdraw, leases.Verify,
-		protocol.Revoke, protocol.Raise, protocol.Regrant, protocol.Confirm, protocol.Inspect,
+		protocol.Revoke, protocol.Raise, protocol.Regrant, protocol.Confirm, protocol.Inspect, protocol.Eval(protocol.Write),
 		semaphores.Acquire, semaphores.Extend, semaphores.Release, semaphores.Withdraw, semaphores.Verify,
 		protocol.SemaphoreInspect, protocol.SemaphoreLimit, protocol.SemaphoreRevoke,
 		protocol.OnceLook, protocol.OnceRecord, protocol.OnceForget, protocol.AdmissionFixed, protocol.AdmissionSliding,
@@ -89,6 +90,8 @@ var bad = map[string][]string{
 	"name":    {"", "a b", "a@b", "a:b", "!a", "a,b", strings.Repeat("a", 65)},
 	"number":  {"", "x", "0", "-1", "1.5", "1e3", "0x10", "9007199254740992", " 1"},
 	"from":    {"", "x", "-1", "1.5", "9007199254740992"},
+	"one":     {"", "x", "0", "2", "-1", "1.5"},
+	"two":     {"", "x", "0", "1", "3", "-1", "1.5"},
 	"mode":    {"", "Wait", "queue"},
 	"publish": {"", "publish", "GET", "FLUSHALL"},
 	"sure":    {"", "yes", "1"},
@@ -223,6 +226,7 @@ func TestScriptsCheckTypes(t *testing.T) {
 		"semaphore_release":  "fence queue alive ended",
 		"semaphore_withdraw": "fence queue alive",
 		"semaphore_verify":   "fence",
+		"eval":               "ended data",
 		"acquire":            "fence", // it is held by another
 	}
 	for _, s := range samples {
@@ -243,7 +247,7 @@ func TestScriptsCheckTypes(t *testing.T) {
 			after := dump(t, client)
 			if slices.Contains(strings.Fields(indifferent[s.name]), kind) {
 				require.NotEqual(t, "corrupt", words[0], "%s: %s", s.name, kind)
-				if !strings.Contains(s.name, "verify") && !strings.Contains(s.name, "acquire") {
+				if !strings.Contains("verify semaphore_verify acquire eval", s.name) {
 					require.NotEqual(t, before["{r}:owner"], after["{r}:owner"], "%s: %s", s.name, kind)
 				}
 			} else {
@@ -259,7 +263,7 @@ func TestScriptsCheckTypes(t *testing.T) {
 func TestEveryScriptIsSampled(t *testing.T) {
 	files, err := filepath.Glob("*.lua")
 	require.NoError(t, err)
-	require.Len(t, files, len(samples)+3, "and common.lua, holder.lua, holders.lua")
+	require.Len(t, files, len(samples)+4, "and common.lua, holder.lua, holders.lua, write.lua")
 	require.Len(t, sources, len(samples))
 	for _, s := range samples {
 		require.Contains(t, sources, s.name)

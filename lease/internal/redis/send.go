@@ -2,23 +2,58 @@ package protocol
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Call prepares one run of the script.
-func (s Script) Call(keys []string, args ...any) Call { return Call{Script: s, Keys: keys, Args: args} }
-
-// Call is made by [Script.Call].
+// Call is one run of a script. [Script.Call] prepares it.
 type Call struct {
-	Script Script
-	Keys   []string
-	Args   []any
+	script Script
+	words  []any // the command by digest
 
 	// Abandoned is called when ctx ends before the answer is there, and what it returns when the
 	// answer comes, or that there is none. May be nil.
 	Abandoned func() (ended func())
+}
+
+const beforeKeys = 3 // words of a command
+
+// Call prepares one run of the script. Of the words so many are keys; the others are its arguments.
+func (s Script) Call(keys int, words ...any) Call {
+	all := append(make([]any, 0, beforeKeys+len(words)), "evalsha", s.digest, keys)
+	return Call{script: s, words: append(all, words...)}
+}
+
+// Key is the first key.
+func (c Call) Key() string { return c.words[beforeKeys].(string) }
+
+// Name is that of the script.
+func (c Call) Name() string { return c.script.Name }
+
+// Sender sends calls to one deployment of Redis. Those that several goroutines make at the same
+// time travel together, in one pipeline on one connection. No call waits for another: what is ready
+// when a goroutine comes to send is sent. Those that travel together also fail together, so a call
+// that has failed travels alone when it is sent again. On a Cluster each travels alone, because the
+// client waits for all servers of a pipeline.
+type Sender struct {
+	client redis.UniversalClient
+	shares bool // calls travel together
+
+	mu       sync.Mutex
+	waiting  []*request // to be sent; guarded by mu
+	underWay int        // requests without an answer; guarded by mu
+}
+
+// Over makes a Sender of a client, which stays its owner's.
+func Over(client redis.UniversalClient) *Sender {
+	_, oneServer := client.(*redis.Client)
+	return &Sender{client: client, shares: oneServer}
 }
 
 // Result is what came back of one call.
@@ -32,65 +67,65 @@ type Result struct {
 //
 // The error is the cause of ctx if that was over before; [ErrUnreachable] if it is unknown whether
 // the script ran; otherwise what [Failed] makes of Redis's answer, [ErrCorrupt] or [ErrProtocol].
-func (c Call) Run(ctx context.Context, client redis.UniversalClient) (Reply, error) {
-	r := RunAll(ctx, client, []Call{c})[0]
-	return r.Reply, r.Err
+func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
+	if ctx.Err() != nil {
+		return Reply{}, context.Cause(ctx)
+	}
+	r := &request{ctx: ctx, call: c, answered: make(chan struct{})}
+	s.enqueue(r)
+	if err := await(ctx, r.answered, c.Abandoned); err != nil {
+		return Reply{}, err
+	}
+	if r.command.Cmd == nil { // its context had ended before it was sent
+		return Reply{}, unanswered(ctx, ctx.Err())
+	}
+	return decode(ctx, c.script.Name, r.command.Cmd)
 }
 
 // RunAll sends calls in one round trip (on a Cluster, one per node), each with an outcome of its
 // own.
-func RunAll(ctx context.Context, client redis.UniversalClient, calls []Call) []Result {
-	results, err := Bounded(ctx, func() []Result { return run(ctx, client, calls) }, whenAbandoned(calls)...)
-	if err != nil {
-		results = make([]Result, len(calls))
-		for i := range results {
+func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
+	requests := make([]*request, len(calls))
+	for i, c := range calls {
+		requests[i] = &request{call: c}
+	}
+	_, err := Bounded(ctx, func() (none struct{}) {
+		s.send(ctx, requests)
+		return none
+	})
+	results := make([]Result, len(calls))
+	for i, r := range requests {
+		if err != nil {
 			results[i].Err = err
+		} else {
+			results[i].Reply, results[i].Err = decode(ctx, r.call.script.Name, r.command.Cmd)
 		}
 	}
 	return results
-}
-
-func whenAbandoned(calls []Call) (all []func() (ended func())) {
-	for _, c := range calls {
-		if c.Abandoned != nil {
-			all = append(all, c.Abandoned)
-		}
-	}
-	return all
 }
 
 // RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have
 // its writes.
-func (c Call) RunAndWait(ctx context.Context, client redis.UniversalClient, replicas int, within time.Duration) (Reply, int64, error) {
-	type confirmed struct {
-		Result
-		replicas int64
-	}
-	got, err := Bounded(ctx, func() confirmed {
+func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within time.Duration) (Reply, int64, error) {
+	r := &request{call: c}
+	wait, err := Bounded(ctx, func() *redis.IntCmd {
 		wait := redis.NewIntCmd(ctx, "wait", replicas, within.Milliseconds())
-		r := run(ctx, client, []Call{c}, wait)[0]
-		if err := wait.Err(); err != nil && r.Err == nil {
-			r.Err = Failed(ctx, "wait", err)
-		}
-		return confirmed{r, wait.Val()}
-	}, whenAbandoned([]Call{c})...)
+		s.send(ctx, []*request{r}, wait)
+		return wait
+	}, c.Abandoned)
 	if err != nil {
 		return Reply{}, 0, err
 	}
-	return got.Reply, got.replicas, got.Err
-}
-
-func run(ctx context.Context, client redis.UniversalClient, calls []Call, follow ...redis.Cmder) []Result {
-	results := make([]Result, len(calls))
-	for i, cmd := range send(ctx, client, calls, follow...) {
-		results[i].Reply, results[i].Err = decode(ctx, calls[i].Script.Name, cmd)
+	reply, err := decode(ctx, c.script.Name, r.command.Cmd)
+	if waitErr := wait.Err(); err == nil && waitErr != nil {
+		err = Failed(ctx, "wait", waitErr)
 	}
-	return results
+	return reply, wait.Val(), err
 }
 
 // Query makes one attempt and decodes its reply.
-func Query[T any](ctx context.Context, client redis.UniversalClient, c Call, decode func(Reply) (T, error)) (T, error) {
-	r, err := c.Run(ctx, client)
+func Query[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
+	r, err := c.Run(ctx, s)
 	if err != nil {
 		var none T
 		return none, err
@@ -100,26 +135,21 @@ func Query[T any](ctx context.Context, client redis.UniversalClient, c Call, dec
 
 // Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that
 // do no harm when they run twice.
-func Ask[T any](ctx context.Context, client redis.UniversalClient, c Call, decode func(Reply) (T, error)) (answer T, err error) {
+func Ask[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (answer T, err error) {
 	err = Persist(ctx, Patience, func(ctx context.Context) (err error) {
-		answer, err = Query(ctx, client, c, decode)
+		answer, err = Query(ctx, s, c, decode)
 		return err
 	})
 	return answer, err
 }
 
-func (c Call) bySHA(ctx context.Context) *single  { return c.command(ctx, "evalsha", c.Script.SHA) }
-func (c Call) inFull(ctx context.Context) *single { return c.command(ctx, "eval", c.Script.Source) }
-
-func (c Call) command(ctx context.Context, verb, body string) *single {
-	args := make([]any, 0, 3+len(c.Keys)+len(c.Args))
-	args = append(args, verb, body, len(c.Keys))
-	for _, key := range c.Keys {
-		args = append(args, key)
-	}
-	cmd := redis.NewCmd(ctx, append(args, c.Args...)...)
-	cmd.SetFirstKeyPos(3)
-	return &single{cmd}
+// request is a call on its way.
+type request struct {
+	ctx      context.Context
+	call     Call
+	command  single        // nil in it: not sent
+	answered chan struct{} // closed when command has its outcome, or was not sent
+	alone    [1]*request   // room for itself
 }
 
 // single is a command that the client library does not send again by itself. It would do so after a
@@ -130,45 +160,216 @@ type single struct{ *redis.Cmd }
 // NoRetry implements [redis.Cmder].
 func (*single) NoRetry() bool { return true }
 
+func (r *request) is(ctx context.Context, words []any) {
+	r.command.Cmd = redis.NewCmd(ctx, words...)
+	r.command.SetFirstKeyPos(beforeKeys)
+}
+
+// enqueue has the request sent by the next goroutine that comes to send, a new one if there is none.
+func (s *Sender) enqueue(r *request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.underWay++
+	switch {
+	case !s.shares || r.ctx.Value(again{}) == true:
+		go s.serve(append(r.alone[:0], r))
+	case len(s.waiting) == 0:
+		s.waiting = append(r.alone[:0], r)
+		go s.flush(s.underWay > 1)
+	default:
+		s.waiting = append(s.waiting, r)
+	}
+}
+
+// flush sends what waits. In company, other goroutines that can run do so first: an answer to
+// several requests has woken several, and these will send as well.
+func (s *Sender) flush(company bool) {
+	if company {
+		runtime.Gosched()
+	}
+	s.mu.Lock()
+	requests := s.waiting
+	s.waiting = nil
+	s.mu.Unlock()
+	s.serve(requests)
+}
+
+// serve sends requests together, those that somebody still waits for.
+func (s *Sender) serve(requests []*request) {
+	ctx, cancel, wanted := together(requests)
+	if len(wanted) > 0 {
+		s.send(ctx, wanted)
+	}
+	cancel()
+	s.mu.Lock()
+	s.underWay -= len(requests)
+	s.mu.Unlock()
+	for _, r := range requests {
+		close(r.answered)
+	}
+}
+
+// together are the requests that somebody still waits for, and what bounds them all: nothing but
+// the time of the last, so that none of them can end another.
+func together(requests []*request) (ctx context.Context, cancel context.CancelFunc, wanted []*request) {
+	if len(requests) == 1 {
+		if ctx = requests[0].ctx; ctx.Err() == nil {
+			wanted = requests
+		}
+		return ctx, func() {}, wanted
+	}
+	var latest time.Time
+	for _, r := range requests {
+		end, bounded := r.ctx.Deadline()
+		if r.ctx.Err() == nil {
+			wanted = append(wanted, r)
+		}
+		if !bounded {
+			end = time.Now().Add(Patience)
+		}
+		if end.After(latest) {
+			latest = end
+		}
+	}
+	ctx, cancel = context.WithDeadline(context.WithoutCancel(requests[0].ctx), latest)
+	return ctx, cancel, wanted
+}
+
 // send makes the calls in one round trip (on a Cluster, one per node). It sends those in full whose
 // script the server does not know, because it was restarted, replaced, or told to forget scripts;
 // they did not run the first time. The commands in follow are sent behind the calls. Each command
 // has its own outcome.
-func send(ctx context.Context, client redis.UniversalClient, calls []Call, follow ...redis.Cmder) []*redis.Cmd {
-	commands := make([]*single, len(calls))
-	for i, c := range calls {
-		commands[i] = c.bySHA(ctx)
+func (s *Sender) send(ctx context.Context, requests []*request, follow ...redis.Cmder) {
+	if b, ours := ctx.(*bound); ours {
+		ctx = (*within)(b)
 	}
-	process(ctx, client, commands, follow)
-	var unknown []*single
-	for i, c := range calls {
-		if err := commands[i].Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			commands[i] = c.inFull(ctx)
-			unknown = append(unknown, commands[i])
+	for _, r := range requests {
+		r.is(ctx, r.call.words)
+	}
+	s.process(ctx, requests, follow)
+	var unknown []*request
+	for _, r := range requests {
+		if err := r.command.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+			r.is(ctx, append([]any{"eval", r.call.script.Source}, r.call.words[2:]...))
+			unknown = append(unknown, r)
 		}
 	}
 	if len(unknown) > 0 {
-		process(ctx, client, unknown, follow)
+		s.process(ctx, unknown, follow)
 	}
-	answers := make([]*redis.Cmd, len(calls))
-	for i, cmd := range commands {
-		answers[i] = cmd.Cmd
-	}
-	return answers
 }
 
 // process leaves each command's outcome in the command.
-func process(ctx context.Context, client redis.UniversalClient, commands []*single, follow []redis.Cmder) {
-	if len(commands)+len(follow) == 1 {
-		_ = client.Process(ctx, commands[0])
+func (s *Sender) process(ctx context.Context, requests []*request, follow []redis.Cmder) {
+	if len(requests)+len(follow) == 1 {
+		_ = s.client.Process(ctx, &requests[0].command)
 		return
 	}
-	pipe := client.Pipeline()
-	for _, cmd := range commands {
-		_ = pipe.Process(ctx, cmd)
+	pipe := s.client.Pipeline()
+	for _, r := range requests {
+		_ = pipe.Process(ctx, &r.command)
 	}
 	for _, cmd := range follow {
 		_ = pipe.Process(ctx, cmd)
 	}
 	_, _ = pipe.Exec(ctx)
+}
+
+const (
+	attempts = 3                     // for a request that is safe to send again
+	pause    = 20 * time.Millisecond // before the second attempt, doubled before the third
+
+	longestPause = 500 * time.Millisecond
+	longest      = 3 * time.Second        // for one attempt of many
+	shortest     = 100 * time.Millisecond // for the same
+)
+
+// Patience bounds requests that nothing else bounds.
+const Patience = 5 * time.Second
+
+// Persist makes up to three attempts within bound, until one has an answer that is not transient.
+// Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
+// hangs leaves half of the time to those after it.
+func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
+	end := time.Now().Add(bound)
+	var err error
+	for n := range attempts {
+		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
+			return Ended(ctx, err)
+		}
+		most := time.Until(end)
+		if n < attempts-1 {
+			most /= 2
+		}
+		answer := bounded(ctx, most, n > 0, attempt)
+		if !Transient(answer) {
+			return answer
+		}
+		err = Latest(err, answer)
+	}
+	return err
+}
+
+// Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
+// the client is closed. It is for releases behind the caller.
+func Insist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
+	end := time.Now().Add(bound)
+	most := min(max(bound/4, shortest), longest)
+	var err error
+	for wait := pause; ; wait = min(2*wait, longestPause) {
+		answer := bounded(ctx, min(most, time.Until(end)), err != nil, attempt)
+		if !Transient(answer) {
+			return answer
+		}
+		err = Latest(err, answer)
+		if errors.Is(err, redis.ErrClosed) || !sleepUntil(ctx, end, Jitter(wait)) {
+			return err
+		}
+	}
+}
+
+// Ended adds the cause of the end of ctx, if it has ended, to an earlier error.
+func Ended(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+func bounded(ctx context.Context, most time.Duration, again bool, attempt func(ctx context.Context) error) error {
+	b := newBound(ctx, most)
+	b.again = again
+	defer b.stop()
+	return attempt(b)
+}
+
+// Jitter is between four fifths of d and d.
+func Jitter(d time.Duration) time.Duration {
+	return d - Below(d/5+1)
+}
+
+// Chance is where this package and package lease get their random numbers from. The simulation of
+// package lease replaces it, so that a run can be repeated; nothing else may.
+var Chance = rand.Uint64
+
+// Below is a random duration from 0 to less than d.
+func Below(d time.Duration) time.Duration {
+	return time.Duration(Chance() % uint64(d))
+}
+
+// sleepUntil is Sleep that also returns false if end comes before d is over.
+func sleepUntil(ctx context.Context, end time.Time, d time.Duration) bool {
+	return Sleep(ctx, min(d, time.Until(end))) && time.Now().Before(end)
+}
+
+// Sleep returns false if ctx ends before d is over.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

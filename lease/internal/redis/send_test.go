@@ -37,12 +37,12 @@ func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	options.MaxRetries = 3
 	client := redis.NewClient(&options)
 	t.Cleanup(func() { _ = client.Close() })
-	_, err := count.Call([]string{key}).Run(t.Context(), client)
+	_, err := count.Call(1, key).Run(t.Context(), protocol.Over(client))
 	require.NoError(t, err)
 
-	call := count.Call([]string{key})
+	call := count.Call(1, key)
 	wire.CutAfter(key)
-	_, err = call.Run(t.Context(), client)
+	_, err = call.Run(t.Context(), protocol.Over(client))
 	require.ErrorIs(t, err, lease.ErrUnreachable)
 	require.Equal(t, "2", client.Get(t.Context(), key).Val())
 }
@@ -51,7 +51,7 @@ func TestAServerThatHasForgottenTheScriptLearnsIt(t *testing.T) {
 	t.Parallel()
 	client := testenv.OwnRedis(t).Client()
 	for _, want := range []string{"1", "2"} {
-		r, err := count.Call([]string{"key"}).Run(t.Context(), client)
+		r, err := count.Call(1, "key").Run(t.Context(), protocol.Over(client))
 		require.NoError(t, err)
 		require.Equal(t, protocol.Reply{Script: "count", Word: "counted", Args: []string{want}}, r)
 		require.NoError(t, client.ScriptFlush(t.Context()).Err())
@@ -65,7 +65,7 @@ func TestWhatRedisRefusesIsNoSilence(t *testing.T) {
 		"an error":           `return redis.error_reply('OOM on purpose')`,
 		"a client's mistake": `return {whole(ARGV[1], 1, 'ttl')}`,
 	} {
-		_, err := scriptOf(name, source).Call([]string{"key"}, "x").Run(t.Context(), client)
+		_, err := scriptOf(name, source).Call(1, "key", "x").Run(t.Context(), protocol.Over(client))
 		var refused redis.Error
 		require.ErrorAs(t, err, &refused, name)
 		require.NotErrorIs(t, err, lease.ErrUnreachable, name)
@@ -82,7 +82,7 @@ func TestOddAnswers(t *testing.T) {
 		`return corrupt('the key', 'is odd')`: lease.ErrCorrupt,
 		`return {'counted', digits(1786000000123456)}`: nil,
 	} {
-		_, err := scriptOf("odd", source).Call([]string{"key"}).Run(t.Context(), client)
+		_, err := scriptOf("odd", source).Call(1, "key").Run(t.Context(), protocol.Over(client))
 		require.ErrorIs(t, err, want, source)
 	}
 }
@@ -110,7 +110,7 @@ func TestOneWordOnly(t *testing.T) {
 func TestAnAnswerThatAKeyIsCorruptNamesIt(t *testing.T) {
 	t.Parallel()
 	odd := scriptOf("odd", `return corrupt('the key', 'is a list, not a string')`)
-	_, err := odd.Call(nil).Run(t.Context(), testenv.Redis(t))
+	_, err := odd.Call(0).Run(t.Context(), protocol.Over(testenv.Redis(t)))
 	require.ErrorIs(t, err, lease.ErrCorrupt)
 	require.ErrorContains(t, err, `"the key" is a list, not a string`)
 }
@@ -150,7 +150,7 @@ func TestTheEndOfABoundOfOurOwnIsSilence(t *testing.T) {
 	} {
 		ctx, cancel := bound()
 		defer cancel()
-		_, err := count.Call(nil).Run(ctx, nil)
+		_, err := count.Call(0).Run(ctx, nil)
 		require.ErrorIs(t, err, lease.ErrUnreachable, name)
 		require.NotErrorIs(t, err, context.Canceled, name)
 		require.ErrorIs(t, protocol.Failed(ctx, "test", ctx.Err()), lease.ErrUnreachable, name)
@@ -172,7 +172,7 @@ func TestADeadContextSendsNothing(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gone := errors.New("gone")
 	cancel(gone)
-	_, err := count.Call(nil).Run(ctx, nil)
+	_, err := count.Call(0).Run(ctx, nil)
 	require.ErrorIs(t, err, gone)
 }
 

@@ -1,0 +1,100 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+)
+
+// Eval runs a Lua script in Redis if the lease still holds its resource there and no newer token
+// was issued for it. The check and the script are one step, so no holder that was overtaken writes:
+//
+//	A holds, reads an old value, and is stopped. Its lease expires. B holds, and writes with Eval.
+//	A resumes and comes with Eval: ErrLost, and B's value stays.
+//
+// That is for data in the Redis of the leases, such as a cache entry or a state; it holds among
+// those who write the data through Eval, [Lease.Set] or [Lease.HSet] under leases on one resource.
+// The script finds keys and args in KEYS and ARGV, and its result is returned as go-redis returns
+// it: nil, string, int64, []any. Pass what varies in args: Redis and this process keep each script. On a Cluster the keys must be in the slot of the lease, which
+// [Key] with another Kind sees to; otherwise the error is [ErrInvalid].
+//
+// What was written after an error:
+//
+//   - [ErrLost], [ErrRevoked], and the causes of [Lease.Context]: nothing. The lease is over.
+//   - [ErrStale]: nothing. The lease stands, but its token has been passed.
+//   - [ErrInvalid]: nothing. The lease is a permit of a [Semaphore], which does not exclude others,
+//     or of a quorum, whose members have no data in common.
+//   - [ErrUnreachable]: it is unknown. The request is not sent again by itself, and may still
+//     arrive; then it does nothing if the lease is over.
+//   - [ErrReadOnly] and the other refusals of Redis: nothing. Retry those that pass soon.
+//   - any other: what the script had written before it failed. Redis does not roll back.
+//
+// ctx bounds the call, as does a limit of five seconds.
+//
+// What Eval does not promise is that Redis keeps what was written: it writes beside the lease, and
+// forgets with it. After a fail-over to a replica that lagged, or a start from an old snapshot, the
+// write of B may be gone and A hold again for the rest of its TTL. Data that must survive belong
+// behind a fence in Postgres.
+func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...any) (any, error) {
+	if err := l.granted(); err != nil {
+		return nil, err
+	}
+	if l.core.cfg.permits > 0 {
+		return nil, protocol.Invalid("this is a permit of a semaphore, whose holders do not exclude each other; take a lease on what is written")
+	}
+	if err := l.Err(); err != nil {
+		return nil, fmt.Errorf("lease: write under %q: %w", l.resource, err)
+	}
+	ctx, cancel := protocol.Within(ctx, protocol.Patience)
+	defer cancel()
+	value, result, err := l.core.store.eval(ctx, l.term, script, keys, args)
+	if err == nil && result != done {
+		err = l.refused(result)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lease: write under %q: %w", l.resource, err)
+	}
+	return value, nil
+}
+
+// refused ends the lease, as Redis says that it is over.
+func (l *Lease) refused(result outcome) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.check(time.Now()) == nil {
+		l.end(result.loss())
+	}
+	return result.loss()
+}
+
+// Set stores a value under the key, as [Lease.Eval] does. It lasts for ttl, in whole milliseconds,
+// or for ever if that is 0.
+func (l *Lease) Set(ctx context.Context, key string, value any, ttl time.Duration) error {
+	args := []any{"SET", value}
+	switch {
+	case ttl < 0 || ttl > 0 && ttl < time.Millisecond:
+		return protocol.Invalid("ttl (%v) must be at least 1ms, or 0 for a value that stays", ttl)
+	case ttl > 0:
+		args = append(args, "PX", ttl.Milliseconds())
+	}
+	return l.write(ctx, key, args)
+}
+
+// HSet sets fields of the hash at the key, as [Lease.Eval] does. fields are names and values in
+// turn, up to 3000 of each.
+func (l *Lease) HSet(ctx context.Context, key string, fields ...any) error {
+	if n := len(fields); n == 0 || n%2 != 0 || n > 6000 {
+		return protocol.Invalid("%d fields; HSet takes names and values in turn, 1 to 3000 of each", n)
+	}
+	return l.write(ctx, key, append([]any{"HSET"}, fields...))
+}
+
+func (l *Lease) write(ctx context.Context, key string, command []any) error {
+	if key == "" {
+		return protocol.Invalid("key is empty")
+	}
+	_, err := l.Eval(ctx, protocol.Write, []string{key}, command...)
+	return err
+}

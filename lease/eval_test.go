@@ -1,0 +1,201 @@
+package lease_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// dataKey is a key of the application in the slot of the resource.
+func (w *world) dataKey(resource string) string {
+	return lease.Key{Kind: "cache", Namespace: w.namespace, Resource: resource, Field: "value"}.String()
+}
+
+func (w *world) stored(t *testing.T, key string) string {
+	t.Helper()
+	value, err := w.client.Get(t.Context(), key).Result()
+	require.NoError(t, err)
+	return value
+}
+
+func TestOnlyTheHolderWritesToRedis(t *testing.T) {
+	t.Parallel()
+	memory := miniredis.RunT(t)
+	client := redis.NewClient(&redis.Options{Addr: memory.Addr()})
+	t.Cleanup(func() { _ = client.Close() })
+	for name, w := range map[string]*world{
+		"one Redis": newWorld(t),
+		"miniredis": {client: client, namespace: "eval"},
+		"Sentinel":  {client: testenv.Sentinel(t).Client(), namespace: "eval"},
+		"Cluster":   {client: testenv.Cluster(t).Client(), namespace: "eval"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onlyTheHolderWrites(t, w)
+		})
+	}
+}
+
+func onlyTheHolderWrites(t *testing.T, w *world) {
+	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
+	for name, test := range map[string]struct {
+		overtake func(l *lease.Lease) error // makes l a former holder, or its token stale
+		want     error
+		over     error // why the lease is over then
+	}{
+		"released": {func(l *lease.Lease) error { return l.Release(t.Context()) }, lease.ErrReleased, lease.ErrReleased},
+		"revoked": {func(l *lease.Lease) error {
+			_, err := i.Revoke(t.Context(), l.Resource())
+			return err
+		}, lease.ErrRevoked, lease.ErrRevoked},
+		"expired": {func(l *lease.Lease) error { return w.client.Del(t.Context(), w.key(l.Resource(), "owner")).Err() }, lease.ErrLost, lease.ErrLost},
+		"taken": {func(l *lease.Lease) error {
+			err := w.client.Del(t.Context(), w.key(l.Resource(), "owner")).Err()
+			if err == nil {
+				err = try(t, i, l.Resource()).Set(t.Context(), w.dataKey(l.Resource()), "newer", 0)
+			}
+			return err
+		}, lease.ErrLost, lease.ErrLost},
+		"passed": {func(l *lease.Lease) error {
+			_, err := i.Raise(t.Context(), l.Resource(), l.Token()+1)
+			return err
+		}, lease.ErrStale, nil},
+	} {
+		resource := "page-" + name
+		key := w.dataKey(resource)
+		l := try(t, i, resource)
+		require.NoError(t, l.Set(t.Context(), key, "newer", time.Hour), name)
+		require.Positive(t, w.client.PTTL(t.Context(), key).Val(), name)
+		require.NoError(t, test.overtake(l), name)
+
+		require.ErrorIs(t, l.Set(t.Context(), key, "late", 0), test.want, name)
+		require.Equal(t, "newer", w.stored(t, key), name)
+		if test.over != nil {
+			require.ErrorIs(t, l.Err(), test.over, name)
+			require.ErrorIs(t, context.Cause(l.Context()), test.over, name)
+		} else {
+			require.NoError(t, l.Err(), name)
+		}
+		require.True(t, lease.IsLost(l.Set(t.Context(), key, "late", 0)), name)
+	}
+}
+
+func TestWhatAScriptAnswersComesBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "page")
+	key := w.dataKey("page")
+	require.NoError(t, l.HSet(t.Context(), key, "state", "RUNNING", "step", 2))
+	require.Equal(t, map[string]string{"state": "RUNNING", "step": "2"}, w.client.HGetAll(t.Context(), key).Val())
+	for script, want := range map[string]any{
+		`return`:                                     nil,
+		`return false`:                               nil,
+		`return 7`:                                   int64(7),
+		`return ARGV[2] -- the second`:               "b",
+		`return {KEYS[1], {1, 'x'}}`:                 []any{key, []any{int64(1), "x"}},
+		`return #KEYS + #ARGV`:                       int64(3),
+		`return redis.call('TYPE', KEYS[1])`:         "hash",
+		`return redis.call('HGET', KEYS[1], 'none')`: nil,
+		"local n = redis.call('HINCRBY', KEYS[1], 'step', 3)\nif n > 4 then return {'many', n} end": []any{"many", int64(5)},
+	} {
+		got, err := l.Eval(t.Context(), script, []string{key}, "a", "b")
+		require.NoError(t, err, script)
+		require.Equal(t, want, got, script)
+	}
+	for _, script := range []string{`return (`, `error('no')`, `return redis.call('GET', KEYS[1])`, `return redis.error_reply('no')`, `return token`, `x = 1`} {
+		_, err := l.Eval(t.Context(), script, []string{key})
+		require.Error(t, err, script)
+		require.False(t, lease.IsLost(err), script)
+	}
+	require.NoError(t, l.Err(), "a script that fails is no reason to end the lease")
+}
+
+// The data may still be there when the lease and its last token are not.
+func TestAHolderThatRedisHasForgottenDoesNotWrite(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "page")
+	require.NoError(t, w.client.Del(t.Context(), w.key("page", "owner"), w.key("page", "fence")).Err())
+
+	require.ErrorIs(t, l.Set(t.Context(), w.dataKey("page"), "late", 0), lease.ErrLost)
+	require.Zero(t, w.client.Exists(t.Context(), w.dataKey("page")).Val())
+}
+
+// It could be carried out twice, if it were sent again.
+func TestAScriptWithoutAnAnswerIsSentOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never}), "page")
+	count := func() error {
+		_, err := l.Eval(t.Context(), `return redis.call('INCR', KEYS[1])`, []string{w.dataKey("page")})
+		return err
+	}
+	require.NoError(t, count())
+	w.faults.First(faulty.LoseReply)
+
+	err := count()
+
+	require.ErrorIs(t, err, lease.ErrUnreachable)
+	require.False(t, lease.IsLost(err), "it may have been done")
+	require.Equal(t, "2", w.stored(t, w.dataKey("page")))
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = l.Eval(ctx, `return redis.call('INCR', KEYS[1])`, []string{w.dataKey("page")})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, "2", w.stored(t, w.dataKey("page")))
+}
+
+func TestWritesToRedisThatCannotBeFenced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "page")
+	places, err := lease.NewSemaphore(w.client, lease.SemaphoreConfig{Limit: 2, Lease: lease.Config{TTL: time.Minute, Namespace: w.namespace}})
+	require.NoError(t, err)
+	place, err := places.TryAcquire(t.Context(), "page")
+	require.NoError(t, err)
+	voted, err := newQuorum(t).issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "page")
+	require.NoError(t, err)
+	key := w.dataKey("page")
+	for name, err := range map[string]error{
+		"no lease":        new(lease.Lease).Set(t.Context(), key, "x", 0),
+		"a permit":        place.Set(t.Context(), key, "x", 0),
+		"a quorum":        voted.Set(t.Context(), key, "x", 0),
+		"no key":          l.Set(t.Context(), "", "x", 0),
+		"a negative ttl":  l.Set(t.Context(), key, "x", -time.Second),
+		"less than a ms":  l.Set(t.Context(), key, "x", time.Microsecond),
+		"no fields":       l.HSet(t.Context(), key),
+		"half a field":    l.HSet(t.Context(), key, "a"),
+		"too many fields": l.HSet(t.Context(), key, make([]any, 6002)...),
+	} {
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+	}
+	require.Zero(t, w.client.Exists(t.Context(), key).Val())
+	fields := make([]any, 6000)
+	for n := range fields {
+		fields[n] = n
+	}
+	require.NoError(t, l.HSet(t.Context(), key, fields...))
+}
+
+func TestOnAClusterTheDataAreInTheSlotOfTheLease(t *testing.T) {
+	t.Parallel()
+	w := &world{client: testenv.Cluster(t).Client(), namespace: "slot"}
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "page")
+
+	for _, key := range []string{"elsewhere", "data:{page}"} {
+		err := l.Set(t.Context(), key, "x", 0)
+		require.ErrorIs(t, err, lease.ErrInvalid)
+		require.ErrorContains(t, err, `"data:{slot/page}"`, "what to do")
+		require.Zero(t, w.client.Exists(t.Context(), key).Val())
+	}
+	require.NoError(t, l.Set(t.Context(), "data:{slot/page}", "x", 0))
+	require.NoError(t, l.Err())
+}

@@ -1,0 +1,222 @@
+package protocol
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+func TestNews(t *testing.T) {
+	for message, want := range map[string]News{
+		"granted me 3 57 10000":   {Call: "me", Granted: &Granted{3, 57, 10 * time.Second}},
+		"free me":                 {Call: "me"},
+		"look me 500":             {Call: "me", Look: 500 * time.Millisecond},
+		"look me":                 {Call: "me"},
+		"look me x":               {Call: "me"},
+		"look me 0":               {Call: "me"},
+		"granted me 3 57":         {Call: "me"},
+		"granted me 3 x 10000":    {Call: "me"},
+		"granted me 3 57 x":       {Call: "me"},
+		"granted me 0 57 10000":   {Call: "me"},
+		"granted me 3 57 10000 x": {Call: "me"},
+		"freed me 3 57 10000":     {Call: "me"},
+		"":                        {},
+		"free":                    {},
+		" ":                       {},
+	} {
+		require.Equal(t, want, ReadNews(message), message)
+	}
+}
+
+func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
+	for name, attempts := range map[string]func(context.Context, func(context.Context) error) error{
+		"Persist": func(ctx context.Context, attempt func(context.Context) error) error {
+			return Persist(ctx, 200*time.Millisecond, attempt)
+		},
+		"Insist": func(ctx context.Context, attempt func(context.Context) error) error {
+			return Insist(ctx, 200*time.Millisecond, attempt)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := Within(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			n := 0
+			err := attempts(ctx, func(ctx context.Context) error {
+				if n++; n == 1 {
+					return fmt.Errorf("%w: of the first", ErrBusy)
+				}
+				<-ctx.Done()
+				return unanswered(ctx, ctx.Err())
+			})
+			require.Greater(t, n, 1)
+			require.ErrorIs(t, err, ErrUnreachable)
+			require.ErrorIs(t, err, ErrBusy)
+		})
+	}
+}
+
+// Whoever asks, and whenever, a bound says what a context of the standard library would.
+func TestABoundIsAContext(t *testing.T) {
+	gone := errors.New("the guest left")
+	for name, c := range map[string]struct {
+		end   func(stop, leave func())
+		err   error
+		cause error
+	}{
+		"still open":       {func(_, _ func()) {}, nil, nil},
+		"stopped":          {func(stop, _ func()) { stop() }, context.Canceled, context.Canceled},
+		"the caller left":  {func(_, leave func()) { leave() }, context.Canceled, gone},
+		"its time is over": {func(_, _ func()) { time.Sleep(time.Second) }, context.DeadlineExceeded, NoAnswer(time.Second)},
+	} {
+		for _, asked := range []string{"before", "after"} {
+			t.Run(name+", asked "+asked, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					caller, leave := context.WithCancelCause(t.Context())
+					ctx, stop := Within(caller, time.Second)
+					defer stop()
+					deadline, bounded := ctx.Deadline()
+					require.True(t, bounded)
+					require.Equal(t, time.Now().Add(time.Second), deadline)
+					derive := func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) }
+					var derived context.Context
+					var cancel context.CancelFunc
+					if asked == "before" {
+						derived, cancel = derive()
+					}
+					c.end(stop, func() { leave(gone) })
+					if asked == "after" {
+						derived, cancel = derive()
+					}
+					defer cancel()
+					synctest.Wait()
+					for _, each := range []context.Context{ctx, derived} {
+						require.Equal(t, c.err, each.Err())
+						require.Equal(t, c.cause, context.Cause(each))
+						select {
+						case <-each.Done():
+							require.Error(t, c.err)
+						default:
+							require.NoError(t, c.err)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// answering is a server that answers each script with its first argument, and notes what it was sent
+// at once.
+type answering struct {
+	batches [][]string
+	context context.Context // of the latest
+}
+
+func (*answering) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a *answering) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return a.take(ctx, []redis.Cmder{cmd}) }
+}
+
+func (a *answering) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return a.take
+}
+
+func (a *answering) take(ctx context.Context, cmds []redis.Cmder) error {
+	var batch []string
+	for _, cmd := range cmds {
+		word := cmd.Args()[beforeKeys+1].(string)
+		batch = append(batch, word)
+		cmd.(*single).SetVal([]any{word})
+	}
+	a.batches, a.context = append(a.batches, batch), ctx
+	return nil
+}
+
+func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := new(answering)
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		defer client.Close()
+		client.AddHook(server)
+		s := Over(client)
+		words := []string{"a", "b", "c", "d"}
+		var bounds []context.Context
+		var requests []*request
+		for n, word := range words {
+			ctx, stop := Within(t.Context(), time.Duration(n+1)*time.Second)
+			defer stop()
+			if word == "b" {
+				stop()
+			}
+			bounds = append(bounds, ctx)
+			requests = append(requests, &request{ctx: ctx, call: Script{}.Call(1, "key", word), answered: make(chan struct{})})
+		}
+		s.waiting, s.underWay = requests, len(requests)
+		s.flush(true)
+		for n, r := range requests {
+			<-r.answered
+			if words[n] == "b" {
+				require.Nil(t, r.command.Cmd, "nobody waits for it any more, so it is not sent")
+				continue
+			}
+			answer, err := decode(bounds[n], "test", r.command.Cmd)
+			require.NoError(t, err)
+			require.Equal(t, words[n], answer.Word, "each has its own answer")
+		}
+		end, _ := server.context.Deadline()
+		require.Equal(t, time.Now().Add(4*time.Second), end, "the time of one is not over for all")
+
+		answer, err := Script{}.Call(1, "key", "e").Run(t.Context(), s)
+		require.NoError(t, err)
+		require.Equal(t, "e", answer.Word)
+		_, err = Script{}.Call(1, "key", "f").Run(bounds[1], s)
+		require.ErrorIs(t, err, context.Canceled)
+
+		s.waiting, s.underWay = requests[:1], 1 // in whose company it would travel
+		n := 0
+		require.NoError(t, Persist(t.Context(), time.Second, func(ctx context.Context) error {
+			if n++; n == 1 {
+				return ErrUnreachable
+			}
+			_, err := Script{}.Call(1, "key", "g").Run(ctx, s)
+			return err
+		}))
+		require.Equal(t, [][]string{{"a", "c", "d"}, {"e"}, {"g"}}, server.batches)
+		s.underWay--
+		require.Zero(t, s.underWay)
+	})
+}
+
+// The client waits for all servers of a pipeline: one that hangs would hold up calls to the others.
+func TestCallsToAClusterTravelAlone(t *testing.T) {
+	for shares, client := range map[bool]redis.UniversalClient{
+		true:  redis.NewClient(&redis.Options{}),
+		false: redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}}),
+	} {
+		require.Equal(t, shares, Over(client).shares)
+		require.NoError(t, client.Close())
+	}
+}
+
+func TestACallThatHasEndedIsNotSent(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	ended, wanted := &request{ctx: over}, &request{ctx: t.Context()}
+	for _, c := range []struct{ waiting, sent []*request }{
+		{[]*request{ended}, nil},
+		{[]*request{wanted}, []*request{wanted}},
+		{[]*request{ended, wanted}, []*request{wanted}},
+		{[]*request{ended, ended}, nil},
+	} {
+		_, done, sent := together(c.waiting)
+		require.Equal(t, c.sent, sent)
+		done()
+	}
+}
