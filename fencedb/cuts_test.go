@@ -238,7 +238,7 @@ func TestASealThatIsCutAtAnyByteIsNoReasonForALie(t *testing.T) {
 				switch sealed := w.fence("table:12") == int64(n)+1; {
 				case err == nil:
 					require.True(t, sealed, "after %d bytes", n)
-				case strings.Contains(err.Error(), "sealed or not"):
+				case strings.Contains(err.Error(), "unknown whether the token was sealed"):
 				default:
 					require.False(t, sealed, "after %d bytes: %v", n, err)
 				}

@@ -25,7 +25,7 @@
 //
 //	SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
 //
-// Exec, QueryRow and SendBatch are Tx for what needs no decisions in between, in one round trip.
+// Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round trip.
 // TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one of
 // database/sql. Seal makes older tokens stale without writing anything else.
 //
@@ -43,7 +43,7 @@
 //
 //   - S1: Committed transactions carry tokens that never go down, and equal tokens come from one lease.
 //   - S2: Once a transaction has committed with a token, none with a lower token commits.
-//   - S3: What a transaction reads, no other holder changes before it commits. Entering at the write instead of first
+//   - S3: No other holder changes what a transaction reads before it commits. Entering at the write instead of first
 //     would let B read, A write with 41, and B write over it with 42. This holds at every isolation level; above READ
 //     COMMITTED the token is sealed before the transaction begins, so that its snapshot is younger than the fence.
 //   - S4: On a protected table every written row needs the token of that row's own resource, from every client.
@@ -57,7 +57,7 @@
 // paused holder delays the next one by its remaining validity at the most (S7). On Postgres 15 and
 // 16, which cannot limit a transaction as a whole, the limits are drawn in with every statement
 // that writes to a protected table; one that only reads may be idle for the validity it had when it
-// entered. A holder that means to write for longer than its lease says so with Hold.
+// entered, and nothing limits what deferred triggers do at COMMIT. A holder that means to write for longer than its lease says so with Hold.
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds. That is
 // the time for asking what became of a lost COMMIT. A connection on which no answer has come by
@@ -70,15 +70,15 @@
 // afterwards. ErrCommitUnknown means that the connection was lost during COMMIT and the server
 // could not tell afterwards: it did not answer in time, or it has crashed or failed over since.
 // ErrTxEnded means that a statement of the caller's own has ended the transaction, and tells what
-// it has written. Every other error means that nothing was written (S6). lease.IsLost picks out of
-// those the ones that a caller is answered with "busy, try again": somebody else has the resource.
+// it has written. Every other error means that nothing was written (S6). lease.IsLost is true for
+// those that mean "busy, try again": somebody else has the resource.
 //
 // # What it does not give you
 //
-// A grant goes stale when a newer token enters, not when its lease is released or runs out: until
-// then there is nobody whom a late write could hurt. What its own process knows to be over is
-// refused before that, with ErrLeaseOver. PREPARE TRANSACTION keeps a fence for as long as it
-// likes; no time limit of the server ends that.
+// A grant goes stale when a newer token enters, not when its lease is released or expires: until
+// then a late write can hurt nobody. A grant that its own process knows to be over is refused
+// earlier, with ErrLeaseOver. A transaction that was prepared with PREPARE TRANSACTION keeps its
+// fence until it is finished; no time limit of the server ends it.
 //
 // Writes to tables that are not protected are fenced only inside these functions. Effects outside
 // Postgres (mail, payments, other databases) are not fenced at all; write the intent behind the

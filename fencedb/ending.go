@@ -33,28 +33,42 @@ func (e *entry) stillEntered() string {
 // word. Doubt counts as no: the name of a prepared statement, several statements in one string, SQL
 // that is rewritten.
 func keepsOpen(sql string, args []any) bool {
+	switch firstWord(sql, args) {
+	case "COPY", "LOCK", "SET", "SHOW", "CALL", "DO", "SAVEPOINT", "RELEASE", "TRUNCATE", "CREATE", "ALTER", "DROP":
+		return true // a procedure cannot end a transaction that it has not begun
+	}
+	return needsNoBegin(sql, args)
+}
+
+// needsNoBegin reports whether sql can be the last statement of a batch that is the transaction:
+// one that cannot commit half of it, as a procedure could, and asks for no transaction block.
+func needsNoBegin(sql string, args []any) bool {
+	switch firstWord(sql, args) {
+	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE":
+		return true
+	}
+	return false
+}
+
+// firstWord is that of a single statement, in capitals; "" in doubt.
+func firstWord(sql string, args []any) string {
 	for _, arg := range args {
 		switch arg.(type) {
 		case pgx.NamedArgs, pgx.StrictNamedArgs: // replace parameters only
 		case pgx.QueryRewriter:
-			return false
+			return ""
 		}
 	}
 	sql = strings.TrimRight(sql, space+";")
 	if strings.Contains(sql, ";") {
-		return false
+		return ""
 	}
 	sql = skipComments(sql)
 	word := sql
 	if end := strings.IndexAny(sql, space+"(*'\"-/"); end >= 0 {
 		word = sql[:end]
 	}
-	switch strings.ToUpper(word) {
-	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE", "COPY",
-		"LOCK", "SET", "SHOW", "CALL", "DO", "SAVEPOINT", "RELEASE", "TRUNCATE", "CREATE", "ALTER", "DROP":
-		return true // a procedure cannot end a transaction that it has not begun
-	}
-	return false
+	return strings.ToUpper(word)
 }
 
 const space = " \t\r\n\f\v"

@@ -42,7 +42,7 @@ type withOptions struct {
 // last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
 // snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
 // which costs two more round trips. One that meets a newer holder fails with ErrStale; one that
-// Postgres could not serialize, with SQLSTATE 40001, may be tried again.
+// Postgres could not put in order, with SQLSTATE 40001, may be tried again.
 func TxOptions(o pgx.TxOptions) Option {
 	return func(c *config) { c.txOptions = o }
 }
@@ -89,18 +89,21 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 const (
 	enterOne = `SELECT xid::text::bigint, epoch FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint, $5::bigint)`
 	enterAll = `SELECT xid::text::bigint, epoch FROM fencedb.enter_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint, $5::bigint)`
+	carryOne = `SELECT xid::text::bigint, epoch FROM fencedb.carry($1::text, $2::bigint, $3::uuid, $4::bigint)`
 	carryAll = `SELECT xid::text::bigint, epoch FROM fencedb.carry_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint)`
 )
 
-// batch is what begins the transaction: BEGIN, enter and copies of the queries behind them, since
-// pgx notes on each to which connection it was sent.
-func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery) (*pgx.Batch, error) {
+// batch is what begins the transaction: BEGIN unless the batch is to be the transaction, enter, and
+// copies of the queries behind them, since pgx notes on each to which connection it was sent.
+func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit bool) (*pgx.Batch, error) {
 	sql, args, err := e.query(ctx)
 	if err != nil {
 		return nil, err
 	}
 	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(behind)+2)} // enter before them, COMMIT behind
-	b.BeginTx(e.txOptions)
+	if !implicit {
+		b.BeginTx(e.txOptions)
+	}
 	b.Queue(sql, args...).QueryRow(e.entered)
 	own := make([]pgx.QueuedQuery, len(behind))
 	for i, query := range behind {
@@ -126,9 +129,13 @@ func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	if len(e.grants) == 1 && !e.carry {
+	if len(e.grants) == 1 {
 		g := e.grants[0]
-		return enterOne, []any{g.Resource(), g.Token(), g.LeaseID().String(), remaining, patience(ctx)}, nil
+		args = append(make([]any, 0, 5), g.Resource(), g.Token(), g.LeaseID().String(), remaining)
+		if e.carry {
+			return carryOne, args, nil
+		}
+		return enterOne, append(args, patience(ctx)), nil
 	}
 	var (
 		resources = make([]string, len(e.grants))

@@ -245,8 +245,10 @@ func FuzzResources(f *testing.F) {
 	for _, seed := range []string{"a", "table:12", "", " ", "\x00", "\xff", "é", "{}", "🎉", "'", `"`, `\`, "%s", "\n", strings.Repeat("x", 512), strings.Repeat("x", 513)} {
 		f.Add(seed)
 	}
+	pool := testenv.Postgres(f)
 	f.Fuzz(func(t *testing.T, resource string) {
-		w := newWorld(t)
+		w := &world{t, pool}
+		w.exec(`DELETE FROM fencedb.fences`)
 
 		err := fencedb.Seal(t.Context(), w.pool, grant(resource, 2))
 

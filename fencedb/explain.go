@@ -107,10 +107,14 @@ func (e *entry) busyOr(ctx context.Context, err error) error {
 		return err
 	}
 	defer release()
-	if blockers := e.blockers(asking, pgxConn(conn), err); len(blockers) > 0 {
-		return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: blockers, cause: err}
+	return e.busyBehind(e.blocked(asking, pgxConn(conn)), err)
+}
+
+func (e *entry) busyBehind(found []blocker, err error) error {
+	if len(found) == 0 {
+		return err
 	}
-	return err
+	return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: named(found), cause: err}
 }
 
 // blockers returns the sessions that the server named when it gave up. It is asked if it named
@@ -121,9 +125,20 @@ func (e *entry) blockers(ctx context.Context, conn *pgx.Conn, err error) []Block
 	if found == nil && conn != nil && !conn.IsClosed() {
 		ctx, cancel := detached(ctx, cleanUpTime)
 		defer cancel()
-		rows, _ := conn.Query(ctx, `SELECT pid, application, state, open_ms FROM fencedb.blockers($1::text[])`, e.resources())
-		found, _ = pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
+		found = e.blocked(ctx, conn)
 	}
+	return named(found)
+}
+
+const blockersQuery = `SELECT pid, application, state, open_ms FROM fencedb.blockers($1::text[])`
+
+func (e *entry) blocked(ctx context.Context, conn *pgx.Conn) []blocker {
+	rows, _ := conn.Query(ctx, blockersQuery, e.resources())
+	found, _ := pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
+	return found
+}
+
+func named(found []blocker) []Blocker {
 	blockers := make([]Blocker, len(found))
 	for i, b := range found {
 		blockers[i] = Blocker{b.PID, b.Application, b.State, time.Duration(b.OpenMS) * time.Millisecond}

@@ -73,7 +73,7 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pg
 }
 
 func (tx *fencedTx) send(ctx context.Context, conn DB, behind []*pgx.QueuedQuery) (pgx.BatchResults, error) {
-	b, err := tx.entry.batch(ctx, behind)
+	b, err := tx.entry.batch(ctx, behind, false)
 	if err != nil {
 		return nil, err
 	}
@@ -127,9 +127,9 @@ func (tx *fencedTx) openFor(ctx context.Context, keepOpen bool) error {
 	return err
 }
 
-// rides reports whether a statement can travel behind enter. Those that pgx sends in other ways
+// canPipeline reports whether a statement can travel behind enter. Those that pgx sends in other ways
 // cannot: with an option before the arguments, or none or several statements in one string.
-func rides(sql string, args []any) bool {
+func canPipeline(sql string, args []any) bool {
 	if len(args) == 0 {
 		sql = strings.Trim(sql, "; \t\r\n")
 		return sql != "" && !strings.Contains(sql, ";")
@@ -143,7 +143,7 @@ func rides(sql string, args []any) bool {
 
 func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	ctx = tx.within(ctx)
-	if tx.begun() || !rides(sql, args) {
+	if tx.begun() || !canPipeline(sql, args) {
 		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
 			return pgconn.CommandTag{}, err
 		}
@@ -162,7 +162,7 @@ func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 
 func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	ctx = tx.within(ctx)
-	if tx.begun() || !rides(sql, args) {
+	if tx.begun() || !canPipeline(sql, args) {
 		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
 			return noRows(err)
 		}
@@ -184,7 +184,7 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	ctx = tx.within(ctx)
-	if tx.begun() || !rides(sql, args) {
+	if tx.begun() || !canPipeline(sql, args) {
 		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
 			return failed(err).QueryRow()
 		}

@@ -4,14 +4,19 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // bookIfFree decides by what it reads: at most one guest for table 12, whatever the level.
@@ -194,6 +199,57 @@ func TestAHolderThatIsOvertakenWhileItBeginsIsStale(t *testing.T) {
 				require.Empty(t, w.guests())
 			})
 		}
+	}
+}
+
+// Two seals: the first raises the fence, the second finds that a newer holder has done so since.
+func TestAHolderThatIsOvertakenBehindItsSealIsStale(t *testing.T) {
+	t.Parallel()
+	for name, write := range map[string]func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, level fencedb.Option) error{
+		"Tx": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, level fencedb.Option) error {
+			return fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return book(ctx, tx, 12, "ann") }, level)
+		},
+		"Exec": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, level fencedb.Option) error {
+			_, err := fencedb.Exec(ctx, fencedb.With(pool, level), g, bookAnn)
+			return err
+		},
+		"TxSQL": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, level fencedb.Option) error {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			return fencedb.TxSQL(ctx, db, g, inSQL(bookAnn), level)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool, proxy := w.behindProxyIn(pgx.QueryExecModeExec)
+			var pid uint32
+			require.NoError(t, pool.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid))
+			sealed, goOn := make(chan struct{}), make(chan struct{})
+			entries := 0
+			proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate {
+				if parse, ok := msg.(*pgproto3.Parse); ok && strings.Contains(parse.Query, "fencedb.enter") {
+					if entries++; entries == 3 { // refused, sealed, and this one again
+						close(sealed)
+						<-goOn
+					}
+				}
+				return faulty.Pass
+			})
+
+			done := make(chan error, 1)
+			go func() {
+				done <- write(t.Context(), pool, grant("table:12", 41), fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
+			}()
+			<-sealed
+			newer := w.holder(grant("table:12", 42)).enter()
+			close(goOn)
+			w.awaitBlocked(pid)
+			newer.commit()
+
+			require.ErrorIs(t, received(t, done), fencedb.ErrStale)
+			require.Empty(t, w.guests())
+		})
 	}
 }
 

@@ -72,7 +72,7 @@ func OnceJSON[T any](ctx context.Context, tx pgx.Tx, key string, request any, fn
 		return own, false, err
 	}
 	if err := json.Unmarshal(answer, &result); err != nil {
-		return result, true, fmt.Errorf("fencedb: the stored result of key %q is no %T: %w", key, result, err)
+		return result, true, fmt.Errorf("fencedb: the stored result of key %q is not a %T: %w", key, result, err)
 	}
 	return result, true, nil
 }

@@ -202,7 +202,7 @@ func TestOnceRefusesBadInput(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
 		_, _, err := fencedb.OnceJSON[int](t.Context(), tx, "json", nil, nil)
-		require.ErrorContains(t, err, "is no int")
+		require.ErrorContains(t, err, "is not a int")
 		return nil
 	}))
 }

@@ -14,7 +14,8 @@ import (
 // trip. Its errors are those of Tx; without one, the statement has committed.
 //
 // The first time on a connection pgx needs one more round trip, to prepare the statement, and a
-// refusal needs one to roll back. So does a statement whose first word does not show that it leaves
+// refusal of what begins with another word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES
+// or TABLE needs one to roll back. So does a statement whose first word does not show that it leaves
 // the transaction open, as the name of a prepared one: it is asked first whether it did. One that
 // ends the transaction is refused with ErrTxEnded.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -24,7 +25,14 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgc
 		tag = ct
 		return nil
 	})
-	err := sendAll(ctx, db, grant, b, nil)
+	if !needsNoBegin(sql, args) {
+		err := sendAll(ctx, db, grant, b, nil)
+		return tag, err
+	}
+	s, err := send(ctx, db, grant, b, nil, true)
+	if err == nil {
+		err = s.end()
+	}
 	return tag, err
 }
 
@@ -54,7 +62,7 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	}
 	b := &pgx.Batch{}
 	b.Queue(sql, args...)
-	s, err := send(ctx, db, grant, b, nil)
+	s, err := send(ctx, db, grant, b, nil, false)
 	if err != nil {
 		return noRows(err)
 	}
@@ -121,7 +129,7 @@ func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Optio
 	if !allKeepOpen(b.QueuedQueries) {
 		return Tx(ctx, db, grant, func(tx pgx.Tx) error { return tx.SendBatch(ctx, b).Close() }, opts...)
 	}
-	s, err := send(ctx, db, grant, b, opts)
+	s, err := send(ctx, db, grant, b, opts, false)
 	if err != nil {
 		return err
 	}
@@ -153,7 +161,7 @@ func Sealer(db DB) func(ctx context.Context, grant Grant) error {
 // sealError does not speak of a commit: nothing else was written, and a second seal does no harm.
 func sealError(err error) error {
 	if unknown := (*CommitUnknownError)(nil); errors.As(err, &unknown) {
-		return fmt.Errorf("fencedb: sealed or not, and nothing else was written: %w", unknown.cause)
+		return fmt.Errorf("fencedb: it is unknown whether the token was sealed; nothing else was written: %w", unknown.cause)
 	}
 	return err
 }
@@ -177,33 +185,38 @@ func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
 }
 
 // sent is a transaction on its way in one round trip: BEGIN, enter, queries that keep it open,
-// COMMIT. An explicit transaction, not the implicit one that every batch is: a statement cannot
-// commit half of it, and the state of the connection afterwards says whether it has ended. If any
-// statement fails, the server skips the rest, COMMIT too, and the transaction stays open.
+// COMMIT. An explicit transaction: a statement cannot commit half of it, and the answer of COMMIT
+// says what became of it, even if a callback passes over an error. If any statement fails, the
+// server skips the rest, COMMIT too, and the transaction stays open.
+//
+// For a single statement that can do neither, it is the implicit transaction that every batch is,
+// without BEGIN and COMMIT: two statements less. Postgres commits it at the end of the batch, or
+// rolls back if one has failed, and says so before it says that it is ready for the next.
 type sent struct {
-	ctx     context.Context
-	db      DB
-	conn    DB // of db, until end
-	release func()
-	entry   *entry
-	trace   tracing            // begun by send, ended by end
-	queries []*pgx.QueuedQuery // behind enter
-	results pgx.BatchResults   // nil until sent; first those of BEGIN and enter
-	tries   int                // how often it was sent
-	sealErr error              // why the fence could not be sealed
+	ctx      context.Context
+	db       DB
+	conn     DB // of db, until end
+	release  func()
+	entry    *entry
+	trace    tracing            // begun by send, ended by end
+	queries  []*pgx.QueuedQuery // behind enter
+	implicit bool               // the batch is the transaction
+	results  pgx.BatchResults   // nil until sent; first those of BEGIN and enter
+	tries    int                // how often it was sent
+	sealErr  error              // why the fence could not be sealed
 
 	readErr   error // why results could not be read one by one
 	delivered bool  // the results of queries have all come, and were given to their callbacks
-	committed bool  // so has the answer of COMMIT, and it has committed
+	committed bool  // so has the answer of COMMIT, or the end of the batch, and it has committed
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
-func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) (*sent, error) {
+func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option, mayBeImplicit bool) (*sent, error) {
 	e, err := newEntry(db, grant, opts)
 	if err != nil {
 		return nil, err
 	}
-	s := &sent{db: e.db, entry: e, trace: e.trace(ctx, OpWrite)}
+	s := &sent{db: e.db, entry: e, trace: e.trace(ctx, OpWrite), implicit: mayBeImplicit && e.txOptions == (pgx.TxOptions{})}
 	s.ctx = s.trace.ctx
 	defer s.afterFailure()
 	return s, s.trace.is(s.send(b))
@@ -222,11 +235,21 @@ func (s *sent) send(b *pgx.Batch) error {
 }
 
 func (s *sent) dispatch() error {
-	b, err := s.entry.batch(s.ctx, s.queries)
+	b, err := s.entry.batch(s.ctx, s.queries, s.implicit)
 	if err != nil {
 		return err
 	}
-	b.Queue(cmp.Or(s.entry.txOptions.CommitQuery, "commit")).Fn = s.readCommit
+	if s.implicit {
+		last := b.QueuedQueries[len(b.QueuedQueries)-1]
+		read := last.Fn
+		last.Fn = func(results pgx.BatchResults) error {
+			err := read(results)
+			s.delivered = err == nil
+			return err
+		}
+	} else {
+		b.Queue(cmp.Or(s.entry.txOptions.CommitQuery, "commit")).Fn = s.readCommit
+	}
 	s.tries++
 	s.entry.watch(s.conn)
 	s.results = s.conn.SendBatch(s.ctx, b)
@@ -353,6 +376,7 @@ func (s *sent) close() error {
 	}()
 	err := s.results.Close()
 	panicked = false
+	s.committed = s.committed || s.implicit && err == nil
 	return err
 }
 
@@ -360,7 +384,9 @@ func (s *sent) close() error {
 func (s *sent) rollback() {
 	ctx, cancel := detached(s.ctx, cleanUpTime)
 	defer cancel()
-	_ = s.results.Tx().Rollback(ctx)
+	if tx := s.results.Tx(); tx != nil {
+		_ = tx.Rollback(ctx)
+	}
 }
 
 // hidden finds the error of a statement whose callback did not pass it on: pgx keeps it for the

@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -118,6 +119,30 @@ func TestSendBatchCommitsAllOrNothing(t *testing.T) {
 	require.Equal(t, "23505", pgErr.Code)
 	require.Empty(t, w.guests())
 	require.Zero(t, w.fence("table:12"))
+}
+
+// The end of the batch commits, and its error is that of Exec.
+func TestADeferredConstraintIsCheckedBeforeExecReturns(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`ALTER TABLE bookings ADD UNIQUE (guest) DEFERRABLE INITIALLY DEFERRED`)
+	const twice = `INSERT INTO bookings (id, table_id, guest) SELECT i, 12, 'ann' FROM generate_series(1, 2) i`
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		config := w.pool.Config()
+		config.ConnConfig.DefaultQueryExecMode = mode
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer pool.Close()
+
+		_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 41), twice)
+
+		var pgErr *pgconn.PgError
+		require.ErrorAs(t, err, &pgErr, mode.String())
+		require.Equal(t, "23505", pgErr.Code, mode.String())
+		require.NotErrorIs(t, err, fencedb.ErrCommitted)
+		require.Empty(t, w.guests(), mode.String())
+		require.Zero(t, w.fence("table:12"))
+	}
 }
 
 func TestADeferredConstraintIsCheckedBeforeSendBatchReturns(t *testing.T) {

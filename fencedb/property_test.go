@@ -37,7 +37,12 @@ func TestPropertiesS1ToS5(t *testing.T) {
 	defer pool.Close()
 	histories, steps := 0, 0
 
-	for steps < 10_000 { // a history ends when it likes
+	atLeast := 10_000
+	if testing.Short() {
+		atLeast = 2000
+		require.NoError(t, flag.Set("rapid.checks", "20"))
+	}
+	for steps < atLeast { // a history ends when it likes
 		rapid.Check(t, func(r *rapid.T) {
 			histories++
 			m := newModel(pool, fmt.Sprintf("h%d", histories))

@@ -75,7 +75,10 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	}
 	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
 	if err := e.enterSQL(bounded, tx); err != nil {
-		return err
+		_ = tx.Rollback()
+		_ = conn.Raw(abandonSQL) // as below
+		_ = conn.Close()
+		return e.busySQL(ctx, db, err)
 	}
 	if err := fn(tx); err != nil {
 		return e.rolledBackSQL(ctx, db, conn, tx, err)
@@ -111,6 +114,34 @@ func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sql.Conn, t
 	return e.explainSQL(ctx, err)
 }
 
+// busySQL is busyOr for database/sql, which also asks for what the server did not put into its
+// refusal.
+func (e *entry) busySQL(ctx context.Context, db *sql.DB, err error) error {
+	busy, refused := err.(*BusyError)
+	switch {
+	case refused && len(busy.Blockers) == 0:
+	case e.xid == 0 && !alreadyTyped(err) && errors.Is(ctx.Err(), context.DeadlineExceeded):
+	default:
+		return err
+	}
+	ctx, cancel := detached(ctx, cleanUpTime)
+	defer cancel()
+	rows, askErr := db.QueryContext(ctx, blockersQuery, arrayText(e.resources()))
+	if askErr != nil {
+		return err
+	}
+	defer rows.Close()
+	var found []blocker
+	for b := (blocker{}); rows.Next() && rows.Scan(&b.PID, &b.Application, &b.State, &b.OpenMS) == nil; {
+		found = append(found, b)
+	}
+	if refused {
+		busy.Blockers = named(found)
+		return busy
+	}
+	return e.busyBehind(found, err)
+}
+
 // askSQL asks on a connection of db, which is one itself or a pool.
 func askSQL(db interface {
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
@@ -138,7 +169,7 @@ func sqlOptions(o pgx.TxOptions) (*sql.TxOptions, error) {
 	rest := o
 	rest.IsoLevel, rest.AccessMode = "", ""
 	if !known || rest != (pgx.TxOptions{}) {
-		return nil, errors.New("fencedb: database/sql knows the isolation level and the access mode of TxOptions, nothing else")
+		return nil, errors.New("fencedb: database/sql takes no other TxOptions than the isolation level and the access mode")
 	}
 	return &sql.TxOptions{Isolation: level, ReadOnly: o.AccessMode == pgx.ReadOnly}, nil
 }

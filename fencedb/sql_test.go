@@ -338,7 +338,7 @@ func TestTxSQLSealsAboveReadCommitted(t *testing.T) {
 	}
 	w := newWorld(t)
 	for _, o := range []pgx.TxOptions{{DeferrableMode: pgx.Deferrable}, {BeginQuery: "BEGIN"}, {CommitQuery: "COMMIT"}, {IsoLevel: "chaos"}} {
-		require.ErrorContains(t, fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), inSQL(bookAnn), fencedb.TxOptions(o)), "database/sql knows")
+		require.ErrorContains(t, fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), inSQL(bookAnn), fencedb.TxOptions(o)), "database/sql takes no other TxOptions")
 	}
 	require.Empty(t, w.guests())
 }

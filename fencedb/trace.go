@@ -70,7 +70,7 @@ var outcomes = []struct {
 
 // Outcome is the word for Err in metrics, logs and events: one of [Outcomes], whatever the error
 // is. It is "committed" also if the write committed and its result could not be read, and "error"
-// for an error that is none of this package's.
+// for an error of another package.
 func (e TraceEnd) Outcome() string {
 	if e.Err == nil {
 		return "committed"

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
@@ -52,9 +54,21 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	require.Equal(t, []string{"begin", enter, insertAnn, `SELECT 1`, "commit"}, trace.seen)
 
 	trace.seen = nil
-	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 42), insertAnn, 2)
+	g := grant("table:12", 42)
+	_, err = fencedb.Exec(t.Context(), pool, g, insertAnn, 2)
 	require.NoError(t, err)
-	require.Equal(t, []string{"begin", enter, insertAnn, "commit"}, trace.seen)
+	require.Equal(t, []string{enter, insertAnn}, trace.seen, "the batch is the transaction")
+
+	for sql, options := range map[string]pgx.TxOptions{
+		`LOCK TABLE bookings`:          {}, // asks for a transaction block
+		`DO 'BEGIN END'`:               {}, // could commit
+		`UPDATE bookings SET guest=''`: {IsoLevel: pgx.ReadCommitted},
+	} {
+		trace.seen = nil
+		_, err = fencedb.Exec(t.Context(), fencedb.With(pool, fencedb.TxOptions(options)), g, sql)
+		require.NoError(t, err, sql)
+		require.Len(t, trace.seen, 4, sql)
+	}
 }
 
 // journal is a tracer that keeps what it is told.
@@ -266,5 +280,50 @@ func TestStatementsOfTheFunctionAreWithinThePair(t *testing.T) {
 			wanted[0], wanted[1] = outer, outer
 		}
 		require.Equal(t, wanted, m.seen, name)
+	}
+}
+
+func TestOutcomes(t *testing.T) {
+	t.Parallel()
+	for word, err := range map[string]error{
+		"stale":          &fencedb.StaleError{},
+		"no_token":       fencedb.ErrNoToken,
+		"wrong_resource": &fencedb.WrongResourceError{},
+		"lease_over":     fencedb.ErrLeaseOver,
+		"too_long":       fencedb.ErrTooLong,
+		"tx_ended":       &fencedb.TxEndedError{},
+		"unsealed":       fencedb.ErrUnsealed,
+		"busy":           &fencedb.BusyError{},
+		"commit_unknown": &fencedb.CommitUnknownError{},
+		"invalid_grant":  fencedb.ErrInvalidGrant,
+		"error":          errors.New("the caller's own"),
+	} {
+		require.Equal(t, word, fencedb.TraceEnd{Err: err}.Outcome())
+		require.Contains(t, fencedb.Outcomes(), word)
+	}
+	require.Equal(t, "committed", fencedb.TraceEnd{}.Outcome())
+	require.Equal(t, "committed", fencedb.TraceEnd{Err: fencedb.ErrCommitted}.Outcome())
+	require.Equal(t, "error", fencedb.TraceEnd{Err: fencedb.ErrKeyReused}.Outcome())
+	require.Len(t, fencedb.Outcomes(), 12)
+}
+
+func TestTheSubjectOfAnEnd(t *testing.T) {
+	t.Parallel()
+	table := fencedb.NewGrant("table:12", 7, uuid.New(), time.Time{})
+	sku := fencedb.NewGrant("sku:1", 8, uuid.New(), time.Time{})
+	for _, c := range []struct {
+		err    error
+		grant  fencedb.Grant
+		stored int64
+	}{
+		{nil, table, 0},
+		{fencedb.ErrBusy, table, 0},
+		{&fencedb.StaleError{Resource: "sku:1", Stored: 9}, sku, 9},
+		{&fencedb.StaleError{Stored: 9}, table, 9},
+	} {
+		e := fencedb.TraceEnd{TraceStart: fencedb.TraceStart{Grants: []fencedb.Grant{table, sku}}, Err: c.err}
+		grant, stored := e.Subject()
+		require.Equal(t, c.grant, grant)
+		require.Equal(t, c.stored, stored)
 	}
 }

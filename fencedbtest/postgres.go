@@ -67,11 +67,25 @@ func (p *Postgres) CutCommitAndServer() (restore func()) {
 	return func() { p.proxy.OnClient(nil) }
 }
 
-// cutCommit sets done when it has struck, which it does once.
+// cutCommit sets done when it has struck, which it does once. COMMIT has an answer of its own. Where
+// a batch is the transaction, as that of Exec, the server has committed when it is ready for the next.
 func (p *Postgres) cutCommit(done *atomic.Bool) func(pgproto3.BackendMessage) faulty.Fate {
+	enters, entered := false, false // in the batch that is being answered: the next row is that of enter, it has come
 	return func(msg pgproto3.BackendMessage) faulty.Fate {
-		answer, ok := msg.(*pgproto3.CommandComplete)
-		if !ok || string(answer.CommandTag) != "COMMIT" || done.Swap(true) {
+		commits := false
+		switch msg := msg.(type) {
+		case *pgproto3.RowDescription:
+			enters = len(msg.Fields) == 2 && string(msg.Fields[0].Name) == "xid" && string(msg.Fields[1].Name) == "epoch"
+		case *pgproto3.DataRow:
+			entered = entered || enters
+		case *pgproto3.ErrorResponse:
+			entered = false
+		case *pgproto3.CommandComplete:
+			commits = string(msg.CommandTag) == "COMMIT"
+		case *pgproto3.ReadyForQuery:
+			commits, enters, entered = entered && msg.TxStatus == 'I', false, false
+		}
+		if !commits || done.Swap(true) {
 			return faulty.Pass
 		}
 		return faulty.Cut

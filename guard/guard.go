@@ -12,7 +12,7 @@
 // that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
 // tokens that Postgres refuses although nobody else holds the resource. Then the counter is raised
 // above the token that Postgres has stored, the lease gets a fresh one, and the work runs once
-// more. A holder that was really overtaken is not healed: its lease does not stand any more.
+// more. A holder that was really overtaken is not healed: its lease is over.
 package guard
 
 import (

@@ -240,7 +240,7 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 		require.Equal(t, id, l.LeaseID())
 		require.NoError(t, l.Err())
 		return nil
-	}, lease.WithLeaseID(id), lease.NoWait()))
+	}, lease.LeaseID(id), lease.NoWait()))
 }
 
 func TestOneShots(t *testing.T) {

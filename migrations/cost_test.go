@@ -24,7 +24,7 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 	require.Regexp(t, `WAL: records=1 bytes=\d\d\b`, strings.Join(plan, "\n"), "the lock of the fence, and nothing else")
 	require.Equal(t, "enter 1", s.one(calls), "entering what has entered before is one function")
 	s.exec(`INSERT INTO seats SELECT i, 'red' FROM generate_series(10, 109) i; UPDATE seats SET guest = 'zoe' WHERE id > 9`)
-	require.Equal(t, "enter 1, fencedb_guard_seats 200, granted 2, guard_statement 2, sign 2", s.one(calls),
+	require.Equal(t, "enter 1, fencedb_guard_seats 200, granted 2, guard_statement 2", s.one(calls),
 		"the rows are compared with the note, and none is judged by fencedb.require")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`) // the counts begin again
 
@@ -33,5 +33,22 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 	require.Equal(t, "fencedb_guard_seats 100, granted 2, guard_statement 1, require 100", s.one(calls+
 		` WHERE funcname ~ '^(fencedb_guard_seats|granted|guard_statement|require)$'`),
 		"rows of many resources are judged by the locks of their fences, and the list of grants is read once for the statement")
+	s.exec(`COMMIT`)
+}
+
+func TestWhatACarriedWriteCosts(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'RUNNING' WHERE id = 1`)) // plans, caches and the epoch are there
+
+	s.exec(`SET track_functions = 'all'; BEGIN`)
+	rows, err := s.conn.Query(t.Context(), `EXPLAIN (ANALYZE, WAL, COSTS off, TIMING off) `+carry(41, "job:1"))
+	require.NoError(t, err)
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.NotContains(t, strings.Join(plan, "\n"), "WAL", "it writes nothing and locks nothing")
+	s.exec(`UPDATE jobs SET state = 'DONE' WHERE id = 1`)
+	require.Equal(t, "carry 1, fencedb_guard_jobs 1, granted 2, guard_statement 1, require_lease 1, require_row 1",
+		s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) FROM pg_stat_xact_user_functions`))
 	s.exec(`COMMIT`)
 }

@@ -73,8 +73,8 @@ func TestProtectNamesThePartThatDependsOnMoreThanTheRow(t *testing.T) {
 		`ctid::text`:                       `statistics creation on system columns`,
 		`'x' || tableoid`:                  `statistics creation on system columns`,
 		`(SELECT room)`:                    `subquery`,
-		`'x' || last_fencing_token`:        `after a row is judged (last_fencing_token)`,
-		`shelves.last_fencing_token || ''`: `after a row is judged (last_fencing_token)`,
+		`'x' || last_fencing_token`:        `after the guard has checked the row (last_fencing_token)`,
+		`shelves.last_fencing_token || ''`: `after the guard has checked the row (last_fencing_token)`,
 	} {
 		s.exec(`ALTER TABLE shelves ADD COLUMN IF NOT EXISTS last_fencing_token bigint NOT NULL DEFAULT 0`)
 		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect('shelves', $1)`, expression)

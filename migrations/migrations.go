@@ -6,20 +6,20 @@
 //
 // # Ways to migrate
 //
-// Up is all that a Go program needs; Apply is Up and then the application's own migrations. A service that must not change schemas itself asks Pending in its readiness check
-// and leaves the rest to whoever may: a program with Up, the command fencedb migrate, or the tool that migrates the
-// application, from Scripts. All of them leave the same database, and each can go on where another stopped.
+// Up is all that a Go program needs; Apply is Up and then the application's own migrations. A service that must not change
+// schemas itself asks Pending in its readiness check. Then a program with the rights calls Up, or the command fencedb
+// migrate does it, or the tool that migrates the application, from Scripts. All of them leave the same database, and each can go on where another stopped.
 // Files is for tools that read goose's annotations, such as the goose command; they need the schema beforehand and
 // the table name fencedb.goose_db_version.
 //
 // # Why the schema is always called fencedb
 //
-// The functions that the triggers run are SECURITY DEFINER and fix their search_path, or a caller could slip functions of his own
-// under them. So they call each other, and read the ledger, by names with the schema in them, and so do the guards that
-// protect compiles for every table. Another name would be another text of each, chosen at run time: SQL that nobody
-// has reviewed or tested, under the one function that must be right. Nor would a second copy of the ledger in one
-// database be a second set of fences: a fence works because all writers meet at the same one. Tenants that must not
-// share fences get resources of different names, or databases of their own.
+// The functions that the triggers run are SECURITY DEFINER. They fix their search_path, because a caller could otherwise
+// replace what they call by functions of its own. So they call each other, and read the ledger, by names with the schema in
+// them, and so do the guards that protect compiles for every table. With another name, each of them would need another
+// text, made at run time: SQL that nobody has reviewed or tested, in the functions that must be right. A second copy of
+// the ledger in one database would not be a second set of fences: a fence works because all writers meet at the same
+// one. Tenants that must not share fences get resources of different names, or databases of their own.
 package migrations
 
 import (

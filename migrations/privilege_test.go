@@ -150,6 +150,11 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				`SELECT * FROM fencedb.blockers('{red}')`,
 				`SELECT fencedb.allow('` + role + `'), fencedb.allow_operator('` + role + `')`,
 				`SELECT * FROM fencedb.protected_tables`,
+				`SELECT fencedb.observe('public.seats'); UPDATE public.seats SET room = 'red'; SET application_name = 'other'; UPDATE public.seats SET room = 'red'; TABLE fencedb.unfenced_writes`,
+				`SELECT fencedb.enforce('public.seats'), fencedb.forget_observations('public.seats')`,
+				`SELECT fencedb.take_over_as('public.seats', session_user::regrole, 'tomorrow'), fencedb.take_over_as('public.jobs', session_user::regrole, 'tomorrow')`,
+				`INSERT INTO public.seats VALUES (8, 'red'), (9, 'new'); UPDATE public.seats SET room = 'blue'; INSERT INTO public.jobs VALUES ('z', ''); UPDATE public.jobs SET note = 'a'`,
+				`SELECT fencedb.end_take_over('public.seats'), fencedb.end_take_over('public.jobs')`,
 				`SELECT fencedb.unprotect('public.part_1')`,
 				`SELECT fencedb.unprotect('public.seats'), fencedb.unprotect('public.jobs'), fencedb.unprotect('public.jobs')`,
 			}, everyCall...) {
@@ -159,6 +164,9 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 				}
 				s.exec(`ROLLBACK`)
 			}
+			s.exec(`RESET search_path`)
+			require.Equal(t, "observe take_over_as end_take_over", s.one(`SELECT string_agg(event, ' ' ORDER BY id)
+				FROM (SELECT event, min(id) AS id FROM fencedb.audit WHERE details ->> 'oid' = 'public.seats'::regclass::oid::text AND event ~ '^(observe|take|end)' GROUP BY event) seen`), "they did what they are for")
 		})
 	}
 }

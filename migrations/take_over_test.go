@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -100,6 +101,34 @@ func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	}
 	s.exec(`CREATE TABLE plain (id int)`)
 	s.refused(notInPrerequisiteState, `SELECT fencedb.take_over_as('plain', '`+role+`', now() + interval '1 hour')`)
+}
+
+// Anybody can own a table, temporary ones at least, make it look protected, and say of which resource a row is. So who
+// overtakes could shut every holder out, if it were enough to own a table.
+func TestWhoMayNotEnterLetsNobodyOvertake(t *testing.T) {
+	t.Parallel()
+	const look = `CREATE FUNCTION %[1]s.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$; COMMENT ON FUNCTION %[1]s.f() IS '{"mode": "ledger", "resource": "x"}';
+		CREATE TABLE %[1]s.seats (id int); CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON %[1]s.seats FOR EACH ROW EXECUTE FUNCTION %[1]s.f();`
+	const takeOver = `SELECT fencedb.take_over_as('%[1]s.seats', session_user::regrole, now() + interval '1 hour');`
+	const wrongType, invalid = "42809", "22023"
+	s := newSession(t)
+	stranger, writer := s.withRole("allow_operator"), s.withRole("allow")
+	s.exec(`REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM ` + stranger)
+	for _, schema := range []string{"pg_temp", "own"} {
+		s.exec(`DROP SCHEMA IF EXISTS own CASCADE; CREATE SCHEMA own AUTHORIZATION ` + stranger)
+		require.Equal(t, insufficientPrivilege, s.as(stranger, fmt.Sprintf(look+takeOver, schema)), schema)
+	}
+	require.Equal(t, insufficientPrivilege, s.as(stranger, `CREATE TABLE own.rooms (id int NOT NULL); SELECT fencedb.protect('own.rooms', $$ 'table:12' || left(id::text, 0) $$);`+
+		strings.ReplaceAll(fmt.Sprintf(takeOver, "own"), "seats", "rooms")))
+	require.Equal(t, wrongType, s.as(writer, strings.ReplaceAll(fmt.Sprintf(look+takeOver, "pg_temp"), "seats", "rooms")))
+	require.Equal(t, "0 0", s.one(`SELECT concat((SELECT count(*) FROM fencedb.take_overs), ' ', (SELECT count(*) FROM fencedb.audit WHERE event = 'take_over_as'))`))
+
+	// Nor has anybody who overtakes a token that enter refuses.
+	s.exec(`CREATE TABLE seats (id int NOT NULL); SELECT fencedb.protect('seats', $$ 'seat:' || id $$), fencedb.take_over_as('seats', '` + writer + `', now() + interval '1 hour')`)
+	for _, stamp := range []string{"9007199254740991", "9223372036854775806"} {
+		require.Equal(t, invalid, s.as(writer, `SELECT fencedb.require('seats', 'INSERT', NULL, '{table:12}', `+stamp+`)`))
+	}
+	require.Empty(t, s.one(`fencedb.last_token('table:12')`))
 }
 
 // It waits for the holder's open transaction, as every newcomer does. Where that holder comes to want the row that it has

@@ -116,7 +116,7 @@ DECLARE
 BEGIN
     IF signed IS NULL THEN -- to sign takes a transaction id, which a refusal must not use up
         RETURN NULL;
-    ELSIF left(signed, 64) = fencedb.sign(substr(signed, 65)) THEN
+    ELSIF left(signed, 64) = (SELECT fencedb.signature(k.key, substr(signed, 65)) FROM fencedb.signing_key k) THEN -- sign, without a call
         RETURN substr(signed, 65)::jsonb;
     END IF;
     RETURN NULL;
@@ -390,7 +390,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF token > 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource, ':', 1)) THEN
         RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be at most 2^53 - 1 (9007199254740991), got %', resource, token
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Greater tokens shut package lease out. If another issuer makes the tokens of such resources, call fencedb.declare_foreign.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Package lease cannot issue a greater token. If another issuer makes the tokens of such resources, call fencedb.declare_foreign.';
     ELSIF lease_id IS NULL THEN
         RAISE EXCEPTION 'fencedb.enter: the lease id for resource "%" must not be NULL', resource
             USING ERRCODE = 'invalid_parameter_value';

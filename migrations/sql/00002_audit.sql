@@ -60,7 +60,7 @@ DECLARE
 BEGIN
     IF event IN ('protect', 'observe', 'unprotect', 'take_over_as', 'end_take_over', 'prune_audit', 'reset', 'declare_foreign') THEN
         RAISE EXCEPTION 'fencedb.record: % is recorded by the function that does it', event
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'What the audit says of it is what happened.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Only that function may record it, so that the audit says what happened.';
     END IF;
     INSERT INTO fencedb.audit AS a (event, resource, operator, reason, details)
     VALUES (event, resource, operator, reason, details)

@@ -23,7 +23,32 @@ CREATE FUNCTION fencedb.carry(resource text, token bigint, lease_id uuid, remain
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    limit_ms text    := least(remaining_ms, 2147483647);
+    until    numeric := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
+    key      bytea;
+    body     text;
 BEGIN
+    -- The common case, without calls, as in enter: nothing has been entered or carried. admit does the rest, and refuses.
+    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND octet_length(resource) BETWEEN 1 AND 512
+       AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true) THEN
+        key := (SELECT k.key FROM fencedb.signing_key k);
+        epoch := pg_sequence_last_value('fencedb.server_epoch');
+        IF key IS NOT NULL AND epoch IS NOT NULL THEN
+            xid := pg_current_xact_id();
+            IF current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0' AND remaining_ms IS NOT NULL
+               AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0' THEN
+                body := set_config('lock_timeout', limit_ms, true) || set_config('statement_timeout', limit_ms, true)
+                     || set_config('idle_in_transaction_session_timeout', limit_ms, true) || set_config('fencedb.limit', limit_ms, true)
+                     || CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', limit_ms, true) END;
+            ELSIF remaining_ms IS NOT NULL THEN
+                PERFORM fencedb.bound(until), fencedb.bound(until, '{transaction_timeout}');
+            END IF;
+            body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": false}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
+            body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true) || set_config('fencedb.judged', '', true);
+            RETURN;
+        END IF;
+    END IF;
     SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(false, ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms, NULL) a;
 END
 $$;

@@ -32,7 +32,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fences of resources that have not advanced for older_than, at least a day; returns how many. Any token is then accepted for them again, so older_than must be longer than any holder can still believe in its lease, and no lease may be held on them. fencedb prune sees to both.';
+COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fences of resources that have not advanced for older_than, at least a day; returns how many. Any token is then accepted for them again, so older_than must be longer than any lease can still be valid, and no lease may be held on them. fencedb prune sees to both.';
 
 REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
 
@@ -63,7 +63,7 @@ BEGIN
         RAISE EXCEPTION 'fencedb.reset_fence: the token must be 0 or more, got %', coalesce(reset_fence.token::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF row_token <= reset_fence.token THEN
-        RAISE EXCEPTION 'fencedb.reset_fence: the row''s token (%) is not above %, so it is in nobody''s way', row_token, reset_fence.token
+        RAISE EXCEPTION 'fencedb.reset_fence: the row''s token (%) is not above %, so it refuses nobody', row_token, reset_fence.token
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
 

@@ -81,8 +81,8 @@ AS $$
 DECLARE
     root oid := fencedb.guarded_root(guarded);
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = root AND c.relkind IN ('r', 'p')) THEN
-        RETURN; -- it is younger than the snapshot, or is none
+    IF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = root AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't') THEN
+        RETURN; -- it is younger than the snapshot, or is none, or nobody else's business
     END IF;
     IF current_setting('transaction_isolation') = 'serializable' THEN
         INSERT INTO fencedb.observations
@@ -117,9 +117,10 @@ $$;
 COMMENT ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text) IS 'Inner function. Adds to what is known of one kind of write, if that can be had without waiting.';
 
 -- A session records a kind of write at once, then every five seconds, and when it has counted as many again. In between it
--- counts in a setting, which goes back with a transaction as the record does. The setting has fixed places: until when (14
--- characters), whether a row was seen (1), how many it has recorded (10), for whom, and how many are not recorded yet (the
--- last 10). The guard of rows reads the first two by itself. Whoever forges the setting hides its own writes from the list,
+-- counts in a setting, which goes back with a transaction as the record does. The setting has fixed places: whether a row was
+-- seen (1 character), until when (14), how many more to count (10), how many were recorded (10), and of whom; counts begin
+-- at 1000000000, so that they have ten digits. The guard of rows reads the first two as one number, and
+-- the guard of statements counts by itself. Whoever forges the setting hides its own writes from the list,
 -- and opens nothing: the guard of rows says by its own text whether it refuses. What happens each time is one expression,
 -- because PL/pgSQL sets every expression up anew in every transaction.
 -- +goose StatementBegin
@@ -136,10 +137,10 @@ DECLARE
     recorded bigint;
     sampled  boolean;
 BEGIN
-    IF (CASE WHEN right(seen, 10) < substr(seen, 16, 10) AND (NOT of_row OR substr(seen, 15, 1) = '1') AND operation <> 'TRUNCATE'
-                 AND substr(seen, 1, 14)::float8 - date_part('epoch', clock_timestamp()) BETWEEN 0 AND 5
-                 AND substr(seen, 26) = concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'), right(seen, 10))
-            THEN set_config(concat('fencedb.seen_', guarded, '_', operation), left(seen, -10) || to_char(right(seen, 10)::int8 + 1, 'FM0000000000'), false) IS NOT NULL
+    IF seen <> '' AND (CASE WHEN substr(seen, 36) = concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'))
+                 AND (NOT of_row OR left(seen, 1) = '1') AND operation <> 'TRUNCATE'
+                 AND substr(seen, 16, 10) <> '1000000000' AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp())
+            THEN set_config(concat('fencedb.seen_', guarded, '_', operation), concat(left(seen, 15), substr(seen, 16, 10)::int8 - 1, substr(seen, 26)), false) IS NOT NULL
         END) THEN
         RETURN true;
     ELSIF reason = 'FN002' AND operation <> 'TRUNCATE' AND NOT of_row AND fencedb.overtakes(guarded) THEN
@@ -156,15 +157,16 @@ BEGIN
     counted := CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END;
     recorded := counted;
     sampled := of_row;
-    IF substr(seen, 26) = writer || right(seen, 10) THEN -- its own
-        counted := counted + right(seen, 10)::int8;
-        recorded := counted + substr(seen, 16, 10)::int8;
-        sampled := of_row OR substr(seen, 15, 1) = '1';
+    IF substr(seen, 36) = writer THEN -- its own
+        recorded := substr(seen, 26, 10)::int8 - 1000000000;
+        counted := counted + recorded - (substr(seen, 16, 10)::int8 - 1000000000);
+        recorded := recorded + counted;
+        sampled := of_row OR left(seen, 1) = '1';
     END IF;
     PERFORM fencedb.record_observation(guarded, role::name, current_setting('application_name'), operation, reason, counted,
         CASE WHEN of_row AND about LIKE '{%' AND reason LIKE 'FN%' THEN left(about::jsonb ->> 'resource', 512) END);
     PERFORM set_config(concat('fencedb.seen_', guarded, '_', operation),
-        concat(to_char(now + 5, 'FM0000000000.000'), sampled::int, to_char(least(recorded, 9999999999), 'FM0000000000'), writer, '0000000000'), false);
+        concat(sampled::int, to_char(now + 5, 'FM0000000000.000'), repeat((1000000000 + least(recorded, 8999999999))::text, 2), writer), false);
     RETURN true;
 END
 $$;
@@ -187,9 +189,9 @@ DECLARE
     "~detail" pg_catalog.text;
 BEGIN
     IF coalesce(pg_catalog.current_setting('fencedb.granted', true), '') OPERATOR(pg_catalog.=) ''
-       AND pg_catalog.substr(pg_catalog.current_setting(pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP), true), 15, 1) OPERATOR(pg_catalog.=) '1'
-       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())
-           OPERATOR(pg_catalog.<=) pg_catalog.substr(pg_catalog.current_setting(pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP), true), 1, 14)::pg_catalog.float8 THEN
+       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.+) 10000000000
+           OPERATOR(pg_catalog.<=) NULLIF(pg_catalog.substr(pg_catalog.current_setting('fencedb.seen_' OPERATOR(pg_catalog.||) TG_RELID::pg_catalog.text
+               OPERATOR(pg_catalog.||) '_' OPERATOR(pg_catalog.||) TG_OP, true), 1, 15), '')::pg_catalog.float8 THEN
         IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
             RETURN OLD;
         END IF;
@@ -309,7 +311,8 @@ CREATE FUNCTION fencedb.overtaking_lease() RETURNS uuid
 COMMENT ON FUNCTION fencedb.overtaking_lease() IS 'Inner function. The lease id of a transaction that overtakes.';
 
 -- Package lease issues the time in microseconds, so a token of now also overtakes a holder that has not entered yet.
--- Tokens of others count from 1: such a token would shut them out for good.
+-- Tokens of others count from 1: such a token would shut them out for good. The stamp is what a session says, so the
+-- token is checked as if it had been entered.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.overtaking_token(resource text, fence bigint, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -317,16 +320,20 @@ CREATE FUNCTION fencedb.overtaking_token(resource text, fence bigint, stamp bigi
 AS $$
 DECLARE
     stored bigint := greatest(fence, stamp, 0);
+    token  bigint;
 BEGIN
     IF stored BETWEEN 1 AND 1000000000000000 OR EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource, ':', 1)) THEN
-        RETURN stored + 1;
+        token := stored + 1;
+    ELSE
+        token := greatest(stored + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     END IF;
-    RETURN greatest(stored + 1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+    PERFORM fencedb.check_grant(resource, token, fencedb.overtaking_lease());
+    RETURN token;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.overtaking_token(text, bigint, bigint) IS 'Inner function. A token above that of the fence and that of the row.';
+COMMENT ON FUNCTION fencedb.overtaking_token(text, bigint, bigint) IS 'Inner function. A token above that of the fence and that of the row; raises 22023 if fencedb.enter would refuse it.';
 
 -- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the fence while it holds a
 -- row. The holder of the fence may come to wait for that row. Whose wait reaches deadlock_timeout first is ended, which
@@ -427,6 +434,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.overtake(regclass, text, text[], text[], bigint) IS 'Inner function. Enters the fences of a row for a role that overtakes, and returns the token to stamp on it; NULL for any other role.';
 
+-- Whoever overtakes can raise the fence of any resource, so only who may enter lets others overtake: anybody can own a
+-- table, and say of it what they like.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.take_over_as(target regclass, role regrole, until timestamptz) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -439,6 +448,11 @@ BEGIN
     IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER'), false) THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % does not own %', session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
+    ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint)', 'EXECUTE') THEN
+        RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', session_user
+            USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
+    ELSIF (SELECT c.relpersistence = 't' FROM pg_class c WHERE c.oid = target) THEN
+        RAISE EXCEPTION 'fencedb.take_over_as: % is temporary', target USING ERRCODE = 'wrong_object_type';
     ELSIF NOT EXISTS (SELECT FROM fencedb.protected_tables p WHERE p.table_name = target AND p.mode IS NOT NULL) THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % is not protected', target
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first.';
@@ -457,7 +471,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.take_over_as(regclass, regrole, timestamptz) IS 'Until a time within a year, statements of role without a token write to target as holders that overtake: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that it has overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Called again it changes the time. TRUNCATE stays refused. fencedb.end_take_over ends it early.';
+COMMENT ON FUNCTION fencedb.take_over_as(regclass, regrole, timestamptz) IS 'Until a time within a year, statements of role without a token write to target as holders that overtake: each transaction enters the fences of its rows with a fresh token, and waits for transactions that have entered them. A holder that it has overtaken is refused as stale. role is that of the last SET ROLE, or the one that logged in. Called again it changes the time. TRUNCATE stays refused. The caller must own target and may enter (fencedb.allow). fencedb.end_take_over ends it early.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.end_take_over(target regclass, role regrole DEFAULT NULL) RETURNS void
