@@ -40,6 +40,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -72,10 +73,19 @@ func Namespace(name string) Option {
 // Worker is the name of this process in events. For [New]. Defaults to host:pid.
 func Worker(name string) Option { return func(o *options) { o.worker = name } }
 
-// HashResources publishes the first 12 hexadecimal digits of the SHA-256 of resources instead of
-// their names, for names that are personal data; logs of observe/slog show the same digits. For
-// [New]. Defaults to off.
+// HashResources publishes [Hashed] instead of the names of resources, for names that are personal
+// data. For [New]. Defaults to off.
 func HashResources() Option { return func(o *options) { o.hashed = true } }
+
+// Hashed is the type of a resource, as in metrics, and the first 12 hexadecimal digits of the
+// SHA-256 of its name, as logs of observe/slog show it: "table:38ab6cd93feb".
+func Hashed(resource string) string {
+	digits := fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))[:12]
+	if kind, _, typed := strings.Cut(resource, ":"); typed {
+		return kind + ":" + digits
+	}
+	return digits
+}
 
 func newOptions(opts []Option) options {
 	o := options{key: "fencedb:v1:events"}
@@ -96,7 +106,7 @@ func (o options) name(resource string) string {
 	if !o.hashed {
 		return resource
 	}
-	return fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))[:12]
+	return Hashed(resource)
 }
 
 const (

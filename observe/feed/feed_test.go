@@ -127,7 +127,8 @@ func TestResourcesAreHashedOnRequest(t *testing.T) {
 	s := newStream(t)
 	f := s.feed(feed.HashResources())
 	commit(f, "table:12")
-	require.Equal(t, "38ab6cd93feb", s.all(f)[0].Resource)
+	require.Equal(t, "table:38ab6cd93feb", s.all(f)[0].Resource)
+	require.Len(t, feed.Hashed("untyped"), 12)
 }
 
 func TestTheStreamIsBounded(t *testing.T) {

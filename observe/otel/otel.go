@@ -29,8 +29,8 @@
 //
 // Always fencedb.resource, fencedb.lease_id (8 characters), fencedb.token and fencedb.outcome;
 // fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The resource
-// is the first 12 hexadecimal digits of its SHA-256, unless [Config.Plain] is set.
-// docs/observing.md lists the outcomes. The status is unset for what is normal under contention: a
+// is its type and the first 12 hexadecimal digits of the SHA-256 of its name, as in
+// "table:38ab6cd93feb", unless [Config.Plain] is set. docs/observing.md lists the outcomes. The status is unset for what is normal under contention: a
 // busy resource, a release, an error of the caller's own function. It is an error for what needs
 // attention.
 package otel
@@ -39,6 +39,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/google/uuid"
@@ -101,7 +102,11 @@ const (
 
 func (t *Tracer) resource(name string) attribute.KeyValue {
 	if !t.plain {
-		name = fmt.Sprintf("%x", sha256.Sum256([]byte(name)))[:12]
+		digits := fmt.Sprintf("%x", sha256.Sum256([]byte(name)))[:12]
+		kind, _, typed := strings.Cut(name, ":")
+		if name = digits; typed {
+			name = kind + ":" + digits
+		}
 	}
 	return keyResource.String(name)
 }

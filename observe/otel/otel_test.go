@@ -89,7 +89,7 @@ func requireChild(t *testing.T, parent, child trace.ReadOnlySpan) {
 var id = uuid.MustParse("11111111-0000-4000-8000-000000000000")
 
 // table12 is how table:12 is shown.
-const table12 = "38ab6cd93feb"
+const table12 = "table:38ab6cd93feb"
 
 func started(op lease.Op) lease.TraceStart {
 	return lease.TraceStart{Op: op, Kind: "lease", Resource: "table:12", Resources: 1, LeaseID: id, Token: 7}
@@ -301,6 +301,6 @@ func Example() {
 	}
 	// Output:
 	// lease acquire
-	// fencedb.resource 38ab6cd93feb
+	// fencedb.resource table:38ab6cd93feb
 	// fencedb.outcome granted
 }

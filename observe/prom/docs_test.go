@@ -1,15 +1,10 @@
 package prom_test
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/prom"
 )
@@ -42,12 +38,12 @@ func TestTheDocumentationListsEveryMetric(t *testing.T) {
 	require.Equal(t, labelled(m), documented)
 
 	for _, f := range gather(t, m) {
-		if f.GetName() == "fencedb_write_duration_seconds" { // as those of fencedb_writes_total
+		if f.GetName() == "fencedb_write_duration_seconds" || f.GetName() == "fencedb_writes_failing_seconds" { // as those of fencedb_writes_total
 			continue
 		}
 		for _, series := range f.GetMetric() {
 			for _, l := range series.GetLabel() {
-				if l.GetName() == "outcome" || l.GetName() == "cause" {
+				if l.GetName() == "outcome" || l.GetName() == "cause" || l.GetName() == "failure" {
 					require.Regexp(t, `\b`+l.GetValue()+`\b`, words[f.GetName()], f.GetName())
 				}
 			}
@@ -91,11 +87,13 @@ func TestNames(t *testing.T) {
 	require.Equal(t, []string{
 		"fencedb_commit_duration_seconds",
 		"fencedb_write_duration_seconds",
+		"fencedb_writes_failing_seconds",
 		"fencedb_writes_total",
 		"redis_lease_acquire_duration_seconds",
 		"redis_lease_acquire_total",
 		"redis_lease_contention_total",
 		"redis_lease_extend_total",
+		"redis_lease_failing_seconds",
 		"redis_lease_fencing_rejected_total",
 		"redis_lease_healed_total",
 		"redis_lease_held",
@@ -103,6 +101,7 @@ func TestNames(t *testing.T) {
 		"redis_lease_lost_total",
 		"redis_lease_not_owned_total",
 		"redis_lease_oldest_held_seconds",
+		"redis_lease_oldest_wait_seconds",
 		"redis_lease_release_total",
 		"redis_lease_revoked_total",
 		"redis_lease_stale_release_total",
@@ -144,15 +143,18 @@ func TestTheRulesKnowTheirMetrics(t *testing.T) {
 func TestEveryPanelHasSomethingToShow(t *testing.T) {
 	t.Parallel()
 	service, scraped := busyService(t)
-	api := startPrometheus(t, strings.TrimPrefix(service, "http://"))
+	server := scraping(t, strings.TrimPrefix(service, "http://"))
 	for range 4 { // a rate takes two, a scrape is stored by the time the next one begins, and one may have been reported long ago
 		<-scraped
 	}
 	anything := strings.NewReplacer("$__rate_interval", "1m", "$job", ".*", "$resource_type", ".*", "$namespace", ".*")
 	for panel, queries := range panelQueries(t) {
 		for _, query := range queries {
-			for _, value := range ask(t, api, anything.Replace(query)) {
-				require.Regexp(t, `^[0-9.e+-]+$`, value, "%s: %s", panel, query)
+			samples, err := server.Ask(anything.Replace(query))
+			require.NoError(t, err)
+			require.NotEmpty(t, samples, "%s: %s", panel, query)
+			for _, s := range samples {
+				require.Regexp(t, `^[0-9.e+-]+$`, s.Value, "%s: %s", panel, query)
 			}
 		}
 	}
@@ -178,37 +180,13 @@ func busyService(t *testing.T) (address string, scraped <-chan struct{}) {
 	return server.URL, scrapes
 }
 
-// runPrometheus ends it when its own input ends, which happens also when the test is killed; and
-// ends when Prometheus does.
-const runPrometheus = `exec 3<&0; prometheus "$@" 3<&- & server=$!; { read -r _ <&3; kill -KILL $server; } & wait $server; kill $!`
-
-// startPrometheus returns the address of its API.
-func startPrometheus(t *testing.T, target string) (address string) {
+func scraping(t *testing.T, target string) *testenv.PrometheusServer {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "prometheus.yml")
 	require.NoError(t, os.WriteFile(config, []byte(`
 global: {scrape_interval: 500ms, scrape_timeout: 500ms}
 scrape_configs: [{job_name: shop, static_configs: [{targets: ["`+target+`"]}]}]`), 0o600))
-	shell := exec.Command("/bin/sh", "-c", runPrometheus, "sh",
-		"--config.file="+config, "--storage.tsdb.path="+t.TempDir(), "--web.listen-address=127.0.0.1:0")
-	hold, err := shell.StdinPipe()
-	require.NoError(t, err)
-	log, err := shell.StderrPipe()
-	require.NoError(t, err)
-	require.NoError(t, shell.Start())
-	t.Cleanup(func() {
-		_ = hold.Close()
-		_ = shell.Wait()
-	})
-	var said []string
-	for lines := bufio.NewScanner(log); lines.Scan(); said = append(said, lines.Text()) {
-		if found := regexp.MustCompile(`msg="Listening on".* address=(\S+)`).FindStringSubmatch(lines.Text()); found != nil {
-			go func() { _, _ = io.Copy(io.Discard, log) }()
-			return "http://" + found[1] + "/api/v1/query"
-		}
-	}
-	require.Fail(t, "Prometheus does not start; make alerts installs it", strings.Join(said, "\n"))
-	return ""
+	return testenv.Prometheus(t, config)
 }
 
 func panelQueries(t *testing.T) map[string][]string {
@@ -230,27 +208,4 @@ func panelQueries(t *testing.T) map[string][]string {
 	}
 	require.NotEmpty(t, queries)
 	return queries
-}
-
-// ask returns the values of all series in the answer, of which there must be one.
-func ask(t *testing.T, api, query string) (values []string) {
-	t.Helper()
-	request, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, api+"?query="+url.QueryEscape(query), nil)
-	require.NoError(t, err)
-	response, err := http.DefaultClient.Do(request)
-	require.NoError(t, err)
-	defer response.Body.Close()
-	var answer struct {
-		Error string
-		Data  struct {
-			Result []struct{ Value [2]any }
-		}
-	}
-	require.NoError(t, json.NewDecoder(response.Body).Decode(&answer))
-	require.Empty(t, answer.Error, query)
-	require.NotEmpty(t, answer.Data.Result, query)
-	for _, series := range answer.Data.Result {
-		values = append(values, series.Value[1].(string))
-	}
-	return values
 }

@@ -18,8 +18,13 @@
 //     other resource is "other". Permits of semaphores and the like have their kind in front:
 //     "semaphore/render".
 //   - namespace is the namespace of the issuer, with the same bound.
-//   - outcome and cause have fixed sets of values. All values exist as soon as their type does, so the rate of
-//     something that never happened is 0 and not missing.
+//   - outcome, cause and failure have fixed sets of values. All values exist as soon as their type does, so the rate
+//     of something that never happened is 0 and not missing.
+//
+// A rate over all resources of a type hides one that is stuck among a hundred that are not. So
+// redis_lease_failing_seconds and fencedb_writes_failing_seconds tell for how long one resource has
+// had failures and no success in this process. Of each type, failure and process, a thousand failing
+// resources are remembered, each until nobody has asked for it for five minutes.
 //
 // A write to several resources counts once, for the type of the refused resource, otherwise of the
 // first.
@@ -92,8 +97,7 @@ type Metrics struct {
 	namer      namer
 	leases     *table[*leaseSeries] // by resource_type
 	writes     *table[*writeSeries] // by resource_type
-	notOwned   *table[prometheus.Counter]
-	population population
+	namespaces *table[string]
 	all        []prometheus.Collector
 }
 
@@ -112,15 +116,14 @@ var (
 
 // New returns metrics for a registry, for issuers and for pools.
 func New(cfg Config) *Metrics {
-	m := &Metrics{cfg: cfg.withDefaults(), namer: newNamer(cfg.Types), population: newPopulation()}
+	m := &Metrics{cfg: cfg.withDefaults(), namer: newNamer(cfg.Types)}
 	limit := m.cfg.MaxTypes
 	if m.namer.listed != nil {
 		limit = math.MaxInt // the list is the limit
 	}
 	m.leases = newTable(limit, m.leaseVectors())
 	m.writes = newTable(limit, m.writeVectors())
-	notOwned := m.counter("redis_lease_not_owned_total", "Renewals and releases that found the lease gone or taken.", "namespace")
-	m.notOwned = newTable(m.cfg.MaxTypes, func(namespace string) prometheus.Counter { return notOwned.WithLabelValues(namespace) })
+	m.namespaces = newTable(m.cfg.MaxTypes, func(namespace string) string { return namespace })
 	return m
 }
 
@@ -129,7 +132,6 @@ func (m *Metrics) Describe(descs chan<- *prometheus.Desc) {
 	for _, c := range m.all {
 		c.Describe(descs)
 	}
-	m.population.describe(descs)
 }
 
 // Collect implements [prometheus.Collector].
@@ -137,7 +139,6 @@ func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
 	for _, c := range m.all {
 		c.Collect(metrics)
 	}
-	m.population.collect(metrics)
 }
 
 const resourceType = "resource_type"
@@ -148,10 +149,10 @@ func (m *Metrics) counter(name, help string, labels ...string) *prometheus.Count
 	return v
 }
 
-func (m *Metrics) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-	m.all = append(m.all, v)
-	return v
+func (m *Metrics) computed(name, help string, labels ...string) *computed {
+	c := &computed{desc: prometheus.NewDesc(name, help, labels, nil)}
+	m.all = append(m.all, c)
+	return c
 }
 
 func (m *Metrics) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
@@ -163,14 +164,28 @@ func (m *Metrics) histogram(name, help string, buckets []float64, labels ...stri
 // losses are the causes of redis_lease_lost_total: a release is no loss.
 var losses = slices.DeleteFunc(lease.OpHold.Outcomes(), func(word string) bool { return word == "released" })
 
+// What can fail for one resource again and again.
+const (
+	failHeld        = "held"        // acquisitions, because another holds it
+	failUnreachable = "unreachable" // acquisitions, because Redis does not answer
+	failError       = "error"       // acquisitions, otherwise
+	failRenewal     = "not_renewed" // renewals
+	failLost        = "lost"        // leases: each ends before it is released
+	failNotOwned    = "not_owned"   // releases: each finds the lease gone or taken
+	failHealed      = "healed"      // tokens: they have to be exchanged again and again
+)
+
+var leaseFailures = []string{failHeld, failUnreachable, failError, failRenewal, failLost, failNotOwned, failHealed}
+
 // leaseSeries are the series of one resource type. The maps have every outcome and are never
 // changed.
 type leaseSeries struct {
 	acquired, released, extended, lost, healed map[string]prometheus.Counter
 	staleReleases, contended, revoked          prometheus.Counter
-	waiters                                    prometheus.Gauge
+	notOwned                                   func(namespace string) prometheus.Counter
 	acquireTook, waitTook, holdTook            prometheus.Observer
-	held                                       *held
+	held, waiting                              *ages
+	failing                                    map[string]*failures
 }
 
 func (m *Metrics) leaseVectors() func(string) *leaseSeries {
@@ -182,12 +197,17 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	stale := m.counter("redis_lease_stale_release_total", "Releases of leases that were over before.", resourceType)
 	contended := m.counter("redis_lease_contention_total", "Calls that acquire and found the resource taken.", resourceType)
 	revoked := m.counter("redis_lease_revoked_total", "Revocations and take-overs by this process.", resourceType)
-	waiters := m.gauge("redis_lease_waiters", "Calls that wait for a resource.", resourceType)
+	notOwned := m.counter("redis_lease_not_owned_total", "Renewals and releases that found the lease gone or taken.", "namespace", resourceType)
+	held := m.computed("redis_lease_held", "Leases held now.", resourceType)
+	oldestHeld := m.computed("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", resourceType)
+	waiters := m.computed("redis_lease_waiters", "Calls that wait for a resource.", resourceType)
+	oldestWait := m.computed("redis_lease_oldest_wait_seconds", "Age of the oldest call that waits now, 0 if there is none.", resourceType)
+	longest := m.computed("redis_lease_failing_seconds", "For how long one resource has had this failure and no success, of that with the longest.", "failure", resourceType)
 	acquireTook := m.histogram("redis_lease_acquire_duration_seconds", "Time that calls took to acquire or to fail, with waiting and sealing.", requestBuckets, resourceType)
 	waitTook := m.histogram("redis_lease_wait_duration_seconds", "Time from when a resource was found taken to its grant or to giving up.", workBuckets, resourceType)
 	holdTook := m.histogram("redis_lease_hold_duration_seconds", "Time from the grant of a lease to its end, however it ended.", m.cfg.HoldBuckets, resourceType)
 	return func(name string) *leaseSeries {
-		return &leaseSeries{
+		s := &leaseSeries{
 			acquired:      each(acquired, name, lease.OpAcquire.Outcomes()),
 			released:      each(released, name, lease.OpRelease.Outcomes()),
 			extended:      each(extended, name, lease.OpExtend.Outcomes()),
@@ -196,12 +216,19 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 			staleReleases: stale.WithLabelValues(name),
 			contended:     contended.WithLabelValues(name),
 			revoked:       revoked.WithLabelValues(name),
-			waiters:       waiters.WithLabelValues(name),
+			notOwned:      func(namespace string) prometheus.Counter { return notOwned.WithLabelValues(namespace, name) },
 			acquireTook:   acquireTook.WithLabelValues(name),
 			waitTook:      waitTook.WithLabelValues(name),
 			holdTook:      holdTook.WithLabelValues(name),
-			held:          m.population.group(name),
+			held:          new(ages),
+			waiting:       new(ages),
+			failing:       watched(longest, name, leaseFailures),
 		}
+		held.add(s.held.count, name)
+		oldestHeld.add(s.held.oldest, name)
+		waiters.add(s.waiting.count, name)
+		oldestWait.add(s.waiting.oldest, name)
+		return s
 	}
 }
 
@@ -211,21 +238,39 @@ type writeSeries struct {
 	rejected   prometheus.Counter
 	writeTook  func(outcome string) prometheus.Observer // created when needed, because each has fifteen buckets
 	commitTook prometheus.Observer
+	failing    map[string]*failures // by outcome
 }
+
+// failStaleHeld is a write that was refused as stale although this process holds its lease.
+const failStaleHeld = "stale_held"
+
+// refusals are the outcomes of writes that did not commit.
+var refusals = append(slices.DeleteFunc(fencedb.Outcomes(), func(word string) bool { return word == "committed" }), failStaleHeld)
 
 func (m *Metrics) writeVectors() func(string) *writeSeries {
 	written := m.counter("fencedb_writes_total", "Fenced writes, by how they ended.", resourceType, "outcome")
 	rejected := m.counter("redis_lease_fencing_rejected_total", "Fenced writes and openings that were refused because their token was stale.", resourceType, "downstream")
 	writeTook := m.histogram("fencedb_write_duration_seconds", "Time of fenced writes until their outcome was known.", requestBuckets, resourceType, "outcome")
 	commitTook := m.histogram("fencedb_commit_duration_seconds", "Time of COMMIT in fenced transactions until its outcome was known.", requestBuckets, resourceType)
+	longest := m.computed("fencedb_writes_failing_seconds", "For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
 	return func(name string) *writeSeries {
 		return &writeSeries{
 			written:    each(written, name, fencedb.Outcomes()),
 			rejected:   rejected.WithLabelValues(name, m.cfg.Downstream),
 			writeTook:  func(outcome string) prometheus.Observer { return writeTook.WithLabelValues(name, outcome) },
 			commitTook: commitTook.WithLabelValues(name),
+			failing:    watched(longest, name, refusals),
 		}
 	}
+}
+
+func watched(longest *computed, name string, words []string) map[string]*failures {
+	all := make(map[string]*failures, len(words))
+	for _, word := range words {
+		all[word] = new(failures)
+		longest.add(all[word].longest, word, name)
+	}
+	return all
 }
 
 func each(vector *prometheus.CounterVec, name string, words []string) map[string]prometheus.Counter {

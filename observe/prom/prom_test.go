@@ -118,7 +118,7 @@ func TestRenewalsReleasesAndAuthority(t *testing.T) {
 	requireSeries(t, m, "redis_lease_release_total", map[string]float64{
 		"released table": 1, "lost table": 1, "expired table": 1, "revoked table": 1, "unreachable table": 1, "error table": 1})
 	requireSeries(t, m, "redis_lease_stale_release_total", map[string]float64{"table": 3})
-	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns": 6})
+	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns table": 6})
 	requireSeries(t, m, "redis_lease_revoked_total", map[string]float64{"table": 1})
 	requireSeries(t, m, "redis_lease_healed_total", map[string]float64{"healed table": 1, "failed table": 5})
 }
@@ -181,6 +181,7 @@ func TestWhatIsHeldAndWaitedForNow(t *testing.T) {
 		second := m.TraceLeaseStart(t.Context(), hold)
 		requireSeries(t, m, "redis_lease_held", map[string]float64{"table": 2})
 		requireSeries(t, m, "redis_lease_waiters", map[string]float64{"table": 1})
+		requireSeries(t, m, "redis_lease_oldest_wait_seconds", map[string]float64{"table": 60})
 		requireSeries(t, m, "redis_lease_oldest_held_seconds", map[string]float64{"table": 60})
 
 		m.TraceLeaseEnd(first, lease.TraceEnd{TraceStart: hold, Err: lease.ErrReleased})
@@ -188,6 +189,7 @@ func TestWhatIsHeldAndWaitedForNow(t *testing.T) {
 		time.Sleep(time.Second)
 		requireSeries(t, m, "redis_lease_held", map[string]float64{"table": 1})
 		requireSeries(t, m, "redis_lease_waiters", map[string]float64{})
+		requireSeries(t, m, "redis_lease_oldest_wait_seconds", map[string]float64{})
 		requireSeries(t, m, "redis_lease_oldest_held_seconds", map[string]float64{"table": 1})
 
 		m.TraceLeaseEnd(second, lease.TraceEnd{TraceStart: hold, Err: lease.ErrLost})

@@ -3,8 +3,10 @@ package prom
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -26,13 +28,17 @@ func newTable[R any](limit int, make func(value string) R) *table[R] {
 }
 
 func (t *table[R]) row(value string) R {
-	t.mu.RLock()
-	r, ok := t.rows[value]
-	t.mu.RUnlock()
-	if ok {
+	if r, ok := t.known(value); ok {
 		return r
 	}
 	return t.add(value)
+}
+
+func (t *table[R]) known(value string) (R, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	r, ok := t.rows[value]
+	return r, ok
 }
 
 func (t *table[R]) add(value string) R {
@@ -84,78 +90,198 @@ func (n namer) ofKind(kind, resource string) string {
 	return kind + "/" + n.of(resource)
 }
 
-// population are the leases that are held now. Ages are computed by a scrape.
-type population struct {
-	count, oldest *prometheus.Desc
+// computed is a gauge whose values are computed by a scrape.
+type computed struct {
+	desc *prometheus.Desc
 
-	mu     *sync.Mutex
-	groups map[string]*held // by resource_type; guarded by mu
+	mu     sync.Mutex
+	series []computedSeries // guarded by mu
 }
 
-// held are the leases of one resource type.
-type held struct {
+type computedSeries struct {
+	read   func(now time.Time) float64
+	labels []string
+}
+
+func (c *computed) add(read func(now time.Time) float64, labels ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.series = append(c.series, computedSeries{read, labels})
+}
+
+// Describe implements [prometheus.Collector].
+func (c *computed) Describe(descs chan<- *prometheus.Desc) { descs <- c.desc }
+
+// Collect implements [prometheus.Collector].
+func (c *computed) Collect(metrics chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	for _, s := range c.series {
+		metrics <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, s.read(now), s.labels...)
+	}
+}
+
+// ages are what goes on now: leases that are held, or calls that wait.
+type ages struct {
 	mu  sync.Mutex
-	all map[*hold]struct{} // guarded by mu
+	all map[*age]struct{} // guarded by mu
 }
 
-// hold is one lease. It is in the context from its start to its end.
-type hold struct{ since time.Time }
-
-func newPopulation() population {
-	labels := []string{resourceType}
-	return population{
-		count:  prometheus.NewDesc("redis_lease_held", "Leases held now.", labels, nil),
-		oldest: prometheus.NewDesc("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", labels, nil),
-		mu:     new(sync.Mutex),
-		groups: make(map[string]*held),
-	}
+// age is one of them. It is in the context from its start to its end.
+type age struct {
+	since time.Time
+	of    leaseName
 }
 
-func (p *population) group(name string) *held {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	g := p.groups[name]
-	if g == nil {
-		g = &held{all: make(map[*hold]struct{})}
-		p.groups[name] = g
-	}
-	return g
+// leaseName tells leases apart, those too that were acquired together.
+type leaseName struct {
+	id    uuid.UUID
+	token int64
 }
 
-func (p *population) describe(descs chan<- *prometheus.Desc) {
-	descs <- p.count
-	descs <- p.oldest
-}
-
-func (p *population) collect(metrics chan<- prometheus.Metric) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for name, g := range p.groups {
-		n, age := g.count(time.Now())
-		metrics <- prometheus.MustNewConstMetric(p.count, prometheus.GaugeValue, float64(n), name)
-		metrics <- prometheus.MustNewConstMetric(p.oldest, prometheus.GaugeValue, age.Seconds(), name)
-	}
-}
-
-func (g *held) begin() *hold {
-	h := &hold{time.Now()}
+func (g *ages) begin(of leaseName) *age {
+	a := &age{time.Now(), of}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.all[h] = struct{}{}
-	return h
-}
-
-func (g *held) end(h *hold) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.all, h)
-}
-
-func (g *held) count(now time.Time) (n int, oldest time.Duration) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for h := range g.all {
-		oldest = max(oldest, now.Sub(h.since))
+	if g.all == nil {
+		g.all = make(map[*age]struct{})
 	}
-	return len(g.all), oldest
+	g.all[a] = struct{}{}
+	return a
+}
+
+func (g *ages) end(a *age) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.all, a)
+}
+
+// has looks through all, for what is rare.
+func (g *ages) has(of leaseName) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for a := range g.all {
+		if a.of == of {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *ages) count(time.Time) float64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return float64(len(g.all))
+}
+
+func (g *ages) oldest(now time.Time) float64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var oldest time.Duration
+	for a := range g.all {
+		oldest = max(oldest, now.Sub(a.since))
+	}
+	return oldest.Seconds()
+}
+
+// failures are the resources of one type for which one thing fails again and again, with no success
+// in between. A rate over all resources of a type hides one of them that is stuck among many that
+// are not; the age of its failures does not.
+type failures struct {
+	some atomic.Bool // all is not empty: a success costs no lock where nothing fails
+
+	mu    sync.Mutex
+	all   map[place]failing // guarded by mu; at most mostFailing
+	swept time.Time         // guarded by mu
+}
+
+// place is a resource; those of the same name in several namespaces are told apart.
+type place struct{ namespace, resource string }
+
+type failing struct {
+	since, latest time.Time
+	patience      time.Duration // of the latest caller
+	passed        bool          // has been without a failure once
+}
+
+const (
+	mostFailing = 1000
+	// A resource that nobody asks for any more is forgotten after that time, or twice the patience
+	// of the last caller.
+	quiet = 5 * time.Minute
+)
+
+func (f failing) over(now time.Time) bool { return now.Sub(f.latest) > max(quiet, 2*f.patience) }
+
+// failed notes a failure that took that long.
+func (f *failures) failed(at place, took time.Duration) {
+	now := time.Now()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r, known := f.all[at]
+	switch {
+	case !known && len(f.all) >= mostFailing && (now.Sub(f.swept) < time.Second || f.sweep(now) >= mostFailing):
+		return
+	case !known || r.over(now):
+		r.since = now
+	}
+	if f.all == nil {
+		f.all = make(map[place]failing)
+	}
+	f.all[at] = failing{since: r.since, latest: now, patience: took}
+	f.some.Store(true)
+}
+
+func (f *failures) succeeded(at place) {
+	if !f.some.Load() {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.all, at)
+	f.some.Store(len(f.all) > 0)
+}
+
+// passed is succeeded for what succeeds before it can fail: two in a row without a failure count.
+func (f *failures) passed(at place) {
+	if !f.some.Load() {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r, known := f.all[at]
+	switch {
+	case r.passed:
+		delete(f.all, at)
+		f.some.Store(len(f.all) > 0)
+	case known:
+		r.passed = true
+		f.all[at] = r
+	}
+}
+
+// sweep forgets what is over, and returns how many are left. The caller holds mu.
+func (f *failures) sweep(now time.Time) int {
+	for at, r := range f.all {
+		if r.over(now) {
+			delete(f.all, at)
+		}
+	}
+	f.swept = now
+	f.some.Store(len(f.all) > 0)
+	return len(f.all)
+}
+
+// longest is the time from the first to the latest failure of the resource for which that is
+// longest, in seconds. One failure alone is 0.
+func (f *failures) longest(now time.Time) float64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sweep(now)
+	var longest time.Duration
+	for _, r := range f.all {
+		longest = max(longest, r.latest.Sub(r.since))
+	}
+	return longest.Seconds()
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -43,7 +45,7 @@ func TestTypesAndNamespacesAreBounded(t *testing.T) {
 	for n := range 5 {
 		tell(m, lease.TraceStart{Op: lease.OpExtend, Kind: "lease", Namespace: fmt.Sprint("ns", n), Resource: "table:12"}, lease.ErrLost)
 	}
-	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns0": 1, "ns1": 1, "other": 3})
+	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns0 table": 1, "ns1 table": 1, "other table": 3})
 }
 
 func TestTheFirstTypesAreKept(t *testing.T) {
@@ -114,4 +116,192 @@ func TestAnEndWithoutItsContextIsCounted(t *testing.T) {
 	m := prom.New(prom.Config{})
 	m.TraceLeaseEnd(context.Background(), lease.TraceEnd{TraceStart: lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12"}, Err: lease.ErrLost})
 	requireSeries(t, m, "redis_lease_lost_total", map[string]float64{"lost table": 1})
+}
+
+// What fails for one resource shows for as long as it goes on, whatever else of its type goes well.
+func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
+	hold := func(m *prom.Metrics, resource string, end error) {
+		leaseTold(m, lease.OpHold, resource, end)
+	}
+	for name, test := range map[string]struct {
+		fail, succeed func(m *prom.Metrics, resource string)
+		metric, label string
+	}{
+		"held, at once": {
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, &lease.HeldError{Resource: r}) },
+			func(m *prom.Metrics, r string) { hold(m, r, lease.ErrReleased) }, "redis_lease_failing_seconds", "held table"},
+		"held, after waiting": {
+			func(m *prom.Metrics, r string) {
+				leaseTold(m, lease.OpAcquire, r, &lease.HeldError{Resource: r, Cause: context.DeadlineExceeded})
+			},
+			func(m *prom.Metrics, r string) { hold(m, r, lease.ErrReleased) }, "redis_lease_failing_seconds", "held table"},
+		"unreachable": {
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, lease.ErrUnreachable) },
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, nil) }, "redis_lease_failing_seconds", "unreachable table"},
+		"unreachable, then held": {
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, lease.ErrUnreachable) },
+			func(m *prom.Metrics, r string) {
+				leaseTold(m, lease.OpAcquire, r, &lease.HeldError{Resource: r})
+				hold(m, r, lease.ErrReleased)
+			}, "redis_lease_failing_seconds", "unreachable table"},
+		"not sealed, though granted": {
+			func(m *prom.Metrics, r string) {
+				hold(m, r, lease.ErrReleased)
+				leaseTold(m, lease.OpAcquire, r, fencedb.ErrBusy)
+			},
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, nil) }, "redis_lease_failing_seconds", "error table"},
+		"not renewed": {
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpExtend, r, lease.ErrUnreachable) },
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpExtend, r, nil) }, "redis_lease_failing_seconds", "not_renewed table"},
+		"lost": {
+			func(m *prom.Metrics, r string) { hold(m, r, lease.ErrExpired) },
+			func(m *prom.Metrics, r string) { hold(m, r, lease.ErrReleased) }, "redis_lease_failing_seconds", "lost table"},
+		"not owned": {
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpRelease, r, lease.ErrLost) },
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpRelease, r, nil) }, "redis_lease_failing_seconds", "not_owned table"},
+		"healed": {
+			func(m *prom.Metrics, r string) {
+				leaseTold(m, lease.OpAcquire, r, nil)
+				leaseTold(m, lease.OpHeal, r, nil)
+			},
+			func(m *prom.Metrics, r string) {
+				leaseTold(m, lease.OpAcquire, r, nil)
+				leaseTold(m, lease.OpAcquire, r, nil)
+			}, "redis_lease_failing_seconds", "healed table"},
+		"blocked": {
+			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpWrite, fencedb.ErrBusy, r) },
+			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpWrite, nil, "seat:1", r) }, "fencedb_writes_failing_seconds", "busy table"},
+		"blocked in a transaction of the application": {
+			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpEnter, fencedb.ErrBusy, r) },
+			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpEnter, nil, r) }, "fencedb_writes_failing_seconds", "busy table"},
+		"stale": {
+			func(m *prom.Metrics, r string) {
+				wrote(m, fencedb.OpWrite, &fencedb.StaleError{Resource: r}, "seat:1", r)
+			},
+			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpWrite, nil, r) }, "fencedb_writes_failing_seconds", "stale table"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := prom.New(prom.Config{})
+				test.fail(m, "table:12")
+				requireSeries(t, m, test.metric, map[string]float64{}) // one failure is none that lasts
+				for range 10 {
+					time.Sleep(time.Minute)
+					for n := range 100 {
+						test.succeed(m, fmt.Sprintf("table:1%d", 300+n))
+					}
+					test.fail(m, "table:12")
+				}
+				requireSeries(t, m, test.metric, map[string]float64{test.label: 600})
+
+				time.Sleep(4 * time.Minute)
+				requireSeries(t, m, test.metric, map[string]float64{test.label: 600})
+				test.succeed(m, "table:12")
+				requireSeries(t, m, test.metric, map[string]float64{})
+			})
+		})
+	}
+}
+
+// It is told apart from a late writer: there the ledger is ahead, and nobody can write.
+func TestALiveHolderThatIsRefusedIsNoLateWriter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		hold := lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12", LeaseID: id, Token: 7}
+		refused := func() {
+			wrote(m, fencedb.OpWrite, &fencedb.StaleError{Resource: "table:12"}, "seat:1", "table:12")
+			time.Sleep(time.Minute)
+		}
+		ctx := m.TraceLeaseStart(t.Context(), hold)
+		refused()
+		refused()
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"stale table": 60, "stale_held table": 60})
+		m.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: hold, Err: lease.ErrExpired})
+		refused()
+		refused()
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"stale table": 180, "stale_held table": 60})
+		wrote(m, fencedb.OpWrite, nil, "table:12")
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{})
+	})
+}
+
+func TestAResourceThatNobodyAsksForIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		fail := func() { wrote(m, fencedb.OpWrite, fencedb.ErrBusy, "table:12") }
+		fail()
+		time.Sleep(4 * time.Minute)
+		fail()
+		time.Sleep(6 * time.Minute)
+		fail() // begins anew
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{})
+		time.Sleep(time.Minute)
+		fail()
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"busy table": 60})
+		time.Sleep(6 * time.Minute)
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{})
+	})
+}
+
+// Callers that wait for a quarter of an hour come rarely.
+func TestACallerThatWaitedLongIsAwaitedLonger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		s := lease.TraceStart{Op: lease.OpAcquire, Kind: "lease", Resource: "table:12"}
+		for range 3 {
+			ctx := m.TraceLeaseStart(t.Context(), s)
+			time.Sleep(15 * time.Minute)
+			m.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: s, Took: 15 * time.Minute, Err: &lease.HeldError{Resource: "table:12"}})
+		}
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 1800})
+	})
+}
+
+// A follower is refused once in a TTL, for as long as somebody leads.
+func TestFollowersOfALeaderDoNotFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		for range 10 {
+			tell(m, lease.TraceStart{Op: lease.OpAcquire, Kind: "lease", Resource: "table:12", Lead: true}, &lease.HeldError{Resource: "table:12"})
+			time.Sleep(time.Minute)
+		}
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{})
+	})
+}
+
+// Of several that are acquired together, the one that was held fails.
+func TestOfSeveralTheOneThatIsHeldFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		for range 2 {
+			tell(m, lease.TraceStart{Op: lease.OpAcquire, Kind: "lease", Resource: "seat:1", Resources: 2}, &lease.HeldError{Resource: "table:12"})
+			time.Sleep(time.Minute)
+		}
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 60})
+		leaseTold(m, lease.OpHold, "table:12", lease.ErrReleased)
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"held table": 60}) // in another namespace
+		tell(m, lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12"}, lease.ErrReleased)
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{})
+	})
+}
+
+func TestFailingResourcesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		fail := func(resource string) { wrote(m, fencedb.OpWrite, fencedb.ErrBusy, resource) }
+		for n := range 1000 {
+			fail(fmt.Sprintf("table:%d", n))
+		}
+		time.Sleep(time.Minute)
+		fail("table:one more") // is not remembered: those before it have failed for longer
+		fail("table:0")
+		time.Sleep(time.Minute)
+		fail("table:one more")
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"busy table": 60})
+		time.Sleep(4*time.Minute + time.Second) // all but one have been quiet for five minutes
+		fail("table:one more")
+		time.Sleep(2 * time.Minute)
+		fail("table:one more")
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"busy table": 120})
+	})
 }

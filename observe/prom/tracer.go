@@ -12,7 +12,10 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-type holdKey struct{ *Metrics }
+type (
+	holdKey struct{ *Metrics }
+	waitKey struct{ *Metrics }
+)
 
 // TraceLeaseStart implements [lease.Tracer].
 func (m *Metrics) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
@@ -20,9 +23,11 @@ func (m *Metrics) TraceLeaseStart(ctx context.Context, s lease.TraceStart) conte
 	case lease.OpWait:
 		series := m.of(s)
 		series.contended.Inc()
-		series.waiters.Inc()
+		return context.WithValue(ctx, waitKey{m}, series.waiting.begin(leaseName{}))
 	case lease.OpHold:
-		return context.WithValue(ctx, holdKey{m}, m.of(s).held.begin())
+		series := m.of(s)
+		series.failing[failHeld].succeeded(place{s.Namespace, s.Resource})
+		return context.WithValue(ctx, holdKey{m}, series.held.begin(leaseName{s.LeaseID, s.Token}))
 	}
 	return ctx
 }
@@ -32,13 +37,11 @@ func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	series := m.of(e.TraceStart)
 	switch e.Op {
 	case lease.OpAcquire:
-		series.acquired[e.Outcome()].Inc()
-		m.observe(ctx, series.acquireTook, e.Took)
-		if by := (*lease.HeldError)(nil); errors.As(e.Err, &by) && by.Cause == nil { // without waiting
-			series.contended.Inc()
-		}
+		m.acquired(ctx, series, e)
 	case lease.OpWait:
-		series.waiters.Dec()
+		if a, ok := ctx.Value(waitKey{m}).(*age); ok {
+			series.waiting.end(a)
+		}
 		m.observe(ctx, series.waitTook, e.Took)
 	case lease.OpHold:
 		m.over(ctx, series, e)
@@ -52,6 +55,9 @@ func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 		}
 	case lease.OpHeal:
 		series.healed[e.Outcome()].Inc()
+		if e.Err == nil { // once for each resource is what a loss of data costs
+			series.failing[failHealed].failed(place{e.Namespace, e.Resource}, 0)
+		}
 	}
 }
 
@@ -59,21 +65,57 @@ func (m *Metrics) of(s lease.TraceStart) *leaseSeries {
 	return m.leases.row(m.namer.ofKind(s.Kind, s.Resource))
 }
 
+func (m *Metrics) acquired(ctx context.Context, series *leaseSeries, e lease.TraceEnd) {
+	outcome, at := e.Outcome(), place{e.Namespace, e.Resource}
+	series.acquired[outcome].Inc()
+	m.observe(ctx, series.acquireTook, e.Took)
+	if outcome == failUnreachable || outcome == failError {
+		series.failing[outcome].failed(at, e.Took)
+		return
+	}
+	series.failing[failUnreachable].succeeded(at)
+	series.failing[failError].succeeded(at)
+	by := (*lease.HeldError)(nil)
+	if !errors.As(e.Err, &by) {
+		series.failing[failHealed].passed(at)
+		return
+	}
+	if by.Cause == nil { // without waiting
+		series.contended.Inc()
+	}
+	if !e.Lead { // followers are refused for as long as somebody leads
+		held := e.TraceStart
+		held.Resource = by.Resource // of several
+		m.of(held).failing[failHeld].failed(place{held.Namespace, by.Resource}, e.Took)
+	}
+}
+
 func (m *Metrics) over(ctx context.Context, series *leaseSeries, e lease.TraceEnd) {
-	if h, ok := ctx.Value(holdKey{m}).(*hold); ok {
-		series.held.end(h)
+	if a, ok := ctx.Value(holdKey{m}).(*age); ok {
+		series.held.end(a)
 	}
 	m.observe(ctx, series.holdTook, e.Took)
-	if cause := e.Outcome(); cause != "released" {
-		m.count(ctx, series.lost[cause])
+	cause := e.Outcome()
+	switch cause {
+	case "released":
+		series.failing[failLost].succeeded(place{e.Namespace, e.Resource})
+		return
+	case "expired", "unreachable", "lost":
+		series.failing[failLost].failed(place{e.Namespace, e.Resource}, 0)
 	}
+	m.count(ctx, series.lost[cause])
 }
 
 func (m *Metrics) extended(series *leaseSeries, e lease.TraceEnd) {
 	result := e.Outcome()
 	series.extended[result].Inc()
-	if result == "lost" || result == "revoked" {
-		m.notOwned.row(e.Namespace).Inc()
+	switch result {
+	case "extended":
+		series.failing[failRenewal].succeeded(place{e.Namespace, e.Resource})
+	case "unreachable", "error":
+		series.failing[failRenewal].failed(place{e.Namespace, e.Resource}, 0)
+	case "lost", "revoked":
+		m.notOwned(series, e)
 	}
 }
 
@@ -81,10 +123,17 @@ func (m *Metrics) released(series *leaseSeries, e lease.TraceEnd) {
 	result := e.Outcome()
 	series.released[result].Inc()
 	switch result {
+	case "released":
+		series.failing[failNotOwned].succeeded(place{e.Namespace, e.Resource})
 	case "expired", "lost", "revoked":
 		series.staleReleases.Inc()
-		m.notOwned.row(e.Namespace).Inc()
+		m.notOwned(series, e)
 	}
+}
+
+func (m *Metrics) notOwned(series *leaseSeries, e lease.TraceEnd) {
+	series.notOwned(m.namespaces.row(e.Namespace)).Inc()
+	series.failing[failNotOwned].failed(place{e.Namespace, e.Resource}, 0)
 }
 
 // TraceWriteStart implements [fencedb.Tracer].
@@ -107,8 +156,25 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 		m.observe(ctx, series.commitTook, e.Took)
 		return
 	}
+	m.followed(series, e, about, result)
 	if result == "stale" {
 		m.count(ctx, series.rejected)
+	}
+}
+
+// followed keeps the failures that follow one another. A fence that was entered is a success too.
+func (m *Metrics) followed(series *writeSeries, e fencedb.TraceEnd, about fencedb.Grant, result string) {
+	if result != "committed" {
+		series.failing[result].failed(place{resource: about.Resource()}, e.Took)
+		if leases, known := m.leases.known(m.namer.of(about.Resource())); result == "stale" && known && leases.held.has(leaseName{about.LeaseID(), about.Token()}) {
+			series.failing[failStaleHeld].failed(place{resource: about.Resource()}, e.Took)
+		}
+		return
+	}
+	for _, g := range e.Grants {
+		for _, f := range m.writes.row(m.namer.of(g.Resource())).failing {
+			f.succeeded(place{resource: g.Resource()})
+		}
 	}
 }
 

@@ -50,7 +50,7 @@ var ErrInvalid = errors.New("ready: invalid")
 
 // Config says what to check and how to answer.
 type Config struct {
-	// Checks must all pass. At least one is required, and names must differ.
+	// Checks must all pass. Required: one at least, each with a name of its own.
 	Checks []Check
 
 	// Timeout bounds each check. Choose less than the timeout of the requests. Defaults to 2s.

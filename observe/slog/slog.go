@@ -17,8 +17,9 @@
 //
 // # What is not logged
 //
-// The names of resources, because they may be personal data. The attribute "resource" is the first
-// 12 hexadecimal digits of the SHA-256 of the name. This command prints the digits to search for:
+// The names of resources, because they may be personal data. The attribute "resource" is the type,
+// as in metrics, and the first 12 hexadecimal digits of the SHA-256 of the name, as in
+// "table:38ab6cd93feb". This command prints the digits to search for:
 //
 //	printf table:12 | sha256sum
 //
@@ -33,6 +34,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -158,7 +160,11 @@ func (t *Tracer) name(resource string) string {
 	if t.cfg.Plain {
 		return resource
 	}
-	return fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))[:12]
+	digits := fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))[:12]
+	if kind, _, typed := strings.Cut(resource, ":"); typed {
+		return kind + ":" + digits
+	}
+	return digits
 }
 
 func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr) {

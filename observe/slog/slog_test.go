@@ -67,26 +67,26 @@ func TestALeaseAsItIsLogged(t *testing.T) {
 	t.Parallel()
 	j := newJournal(slog.LevelDebug, fencelog.Config{})
 	j.TraceLeaseStart(t.Context(), started(lease.OpWait))
-	require.Equal(t, `level=DEBUG msg="waiting for a lease" resource=38ab6cd93feb lease_id=11111111 token=7`+"\n", j.said())
+	require.Equal(t, `level=DEBUG msg="waiting for a lease" resource=table:38ab6cd93feb lease_id=11111111 token=7`+"\n", j.said())
 
 	s := started(lease.OpAcquire)
 	s.Namespace, s.Kind, s.Resources = "eu", "semaphore", 2
 	j.lease(lease.TraceEnd{TraceStart: s, Took: time.Second, ValidFor: 9 * time.Second})
-	require.Equal(t, `level=DEBUG msg="lease granted" resource=38ab6cd93feb resources=2 kind=semaphore namespace=eu lease_id=11111111 token=7 took=1s ttl=9s`+"\n", j.said())
+	require.Equal(t, `level=DEBUG msg="lease granted" resource=table:38ab6cd93feb resources=2 kind=semaphore namespace=eu lease_id=11111111 token=7 took=1s ttl=9s`+"\n", j.said())
 
 	j.lease(lease.TraceEnd{TraceStart: started(lease.OpHold), Took: time.Second, Err: fmt.Errorf("table:12: %w", lease.ErrExpired)})
-	require.Equal(t, `level=WARN msg="lease lost" resource=38ab6cd93feb lease_id=11111111 token=7 took=1s cause=expired`+"\n", j.said(), "the text names the resource")
+	require.Equal(t, `level=WARN msg="lease lost" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s cause=expired`+"\n", j.said(), "the text names the resource")
 }
 
 func TestAWriteAsItIsLogged(t *testing.T) {
 	t.Parallel()
 	j := newJournal(slog.LevelDebug, fencelog.Config{})
 	j.wrote(fencedb.OpWrite, &fencedb.StaleError{Resource: "table:12", Token: 7, Stored: 9}, grant("sku:1", 3), grant("table:12", 7))
-	require.Equal(t, `level=WARN msg="write refused" resource=38ab6cd93feb lease_id=11111111 token=7 stored=9 resources=2 took=1s cause=stale`+"\n", j.said())
+	require.Equal(t, `level=WARN msg="write refused" resource=table:38ab6cd93feb lease_id=11111111 token=7 stored=9 resources=2 took=1s cause=stale`+"\n", j.said())
 	j.wrote(fencedb.OpWrite, nil, grant("table:12", 7), grant("sku:1", 3))
-	require.Equal(t, `level=DEBUG msg="write committed" resource=38ab6cd93feb lease_id=11111111 token=7 resources=2 took=1s`+"\n", j.said())
+	require.Equal(t, `level=DEBUG msg="write committed" resource=table:38ab6cd93feb lease_id=11111111 token=7 resources=2 took=1s`+"\n", j.said())
 	j.wrote(fencedb.OpEnter, nil, grant("table:12", 7))
-	require.Equal(t, `level=DEBUG msg="fence entered" resource=38ab6cd93feb lease_id=11111111 token=7 took=1s`+"\n", j.said())
+	require.Equal(t, `level=DEBUG msg="fence entered" resource=table:38ab6cd93feb lease_id=11111111 token=7 took=1s`+"\n", j.said())
 	j.wrote(fencedb.OpCommit, fencedb.ErrStale, grant("table:12", 7))
 	require.Empty(t, j.said())
 }
@@ -188,7 +188,7 @@ func Example() {
 		},
 		Err: lease.ErrExpired,
 	})
-	// Output: level=WARN msg="lease lost" resource=38ab6cd93feb lease_id=0f8fad5b token=41 took=0s cause=expired
+	// Output: level=WARN msg="lease lost" resource=table:38ab6cd93feb lease_id=0f8fad5b token=41 took=0s cause=expired
 }
 
 func withoutTime(_ []string, a slog.Attr) slog.Attr {
