@@ -31,7 +31,8 @@ const (
 
 var errViolated = errors.New("promises were broken")
 
-func (a *app) trials() []*cli.Command { return []*cli.Command{a.drill(), a.chaos()} }
+// ofUnix are the commands that need signals and groups of processes.
+func (a *app) ofUnix() []*cli.Command { return []*cli.Command{a.with(), a.drill(), a.chaos()} }
 
 func (a *app) chaos() *cli.Command {
 	return &cli.Command{
@@ -52,14 +53,16 @@ the audit of a database that has the schema fencedb, is listed.
    fencedb chaos --for 1m --seed 270069174949906     the same faults again
    fencedb chaos --for 10s --control no-fence        must fail
 
+Wrong ways to write: ` + strings.Replace(controls(), ", safe", ",\nsafe", 1) + `.
+
 The exit code is 1 if a promise was broken.`,
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: flagFor, Usage: "`TIME` for faults", Value: time.Minute},
-			&cli.Uint64Flag{Name: flagSeed, Usage: "`NUMBER` that a run has printed, to repeat its faults"},
+			&cli.Uint64Flag{Name: flagSeed, Usage: "repeat a run by its `NUMBER`", DefaultText: "new"},
 			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: time.Second},
 			&cli.IntFlag{Name: flagWorkers, Usage: "`NUMBER` of processes", Value: 4},
 			&cli.StringSliceFlag{Name: flagOnly, Usage: "`FAULT`; all if not given"},
-			&cli.StringFlag{Name: flagControl, Usage: "write in a wrong `WAY`: " + controls()},
+			&cli.StringFlag{Name: flagControl, Usage: "write in a wrong `WAY`, see above"},
 			&cli.StringFlag{Name: flagHTML, Usage: "write the verdict to a `FILE` too"},
 		},
 		Action: a.runChaos,
@@ -133,15 +136,17 @@ func addresses(ctx context.Context, cmd *cli.Command) error {
 func (a *app) drill() *cli.Command {
 	return &cli.Command{
 		Name:  "drill",
-		Usage: "stage expiry, a late write and a late release, on your servers",
-		Description: `One scene in seven steps, each explained and checked: a holder's renewals fail,
-its lease expires, another takes over, the former holder writes, releases and
-renews late; then clients compete for one lease on purpose. For game days: see
-docs/runbook.md.
+		Usage: "stage expiry, a late write and a late release on your servers",
+		Description: `One scene in seven steps, each explained and checked: a holder's renewals
+fail, its lease expires, another takes over, the former holder writes,
+releases and renews late; then clients compete for one lease on purpose. For
+game days: see docs/runbook.md.
 
-It works in a namespace in Redis and a schema in Postgres of its own, which it
-removes, and needs what fencedb chaos needs. The exit code is 1 if a step did
-not go as it must.`,
+   fencedb drill --ttl 2s
+
+It works in a namespace in Redis and a schema in Postgres of its own, which
+it removes, and needs what fencedb chaos needs. The exit code is 1 if a step
+did not go as it must.`,
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second},
 		},

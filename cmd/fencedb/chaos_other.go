@@ -7,4 +7,4 @@ import "github.com/urfave/cli/v3"
 // Without signals that stop a process there is no chaos.
 func become() {}
 
-func (a *app) trials() []*cli.Command { return nil }
+func (a *app) ofUnix() []*cli.Command { return nil }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // sessions are the blocks of the guide that begin with a prompt.
@@ -33,6 +35,7 @@ var incidental = []struct {
 	{regexp.MustCompile(`(127\.0\.0\.1|cache):\d+`), "REDIS"},
 	{regexp.MustCompile(`\b\d+( +worker-8 +idle)`), "PID$1"},
 	{regexp.MustCompile(`\b\d+ in fencedb.audit`), "ID in fencedb.audit"},
+	{regexp.MustCompile(`xid +\| +epoch\s+-+\+-+\s+\d+ \| +\d+`), "TRANSACTION"},
 	{regexp.MustCompile(`\s+`), " "},
 }
 
@@ -49,13 +52,23 @@ func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/command.md")
 	require.NoError(t, err)
 	found := sessions.FindAllStringSubmatch(string(guide), -1)
-	require.Len(t, found, 10)
+	require.Len(t, found, 11)
 	r := newRestaurant(t)
+	r.script = listing(t, string(guide), "In `fix.sql`:")
 	for _, session := range found {
 		line, want := session[1], strings.ReplaceAll("\n"+session[2], "\n    ", "\n")
 		got := r.typed(line, strings.Count(strings.TrimSpace(want), "\n")+1)
 		require.Equal(t, essence(want), essence(got), "fencedb %s\n%s", line, got)
 	}
+}
+
+// listing is the indented text behind a line of a page.
+func listing(t *testing.T, page, line string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(page, line+"\n\n")
+	require.True(t, found, line)
+	rest, _, _ = strings.Cut(rest, "\n\n")
+	return strings.ReplaceAll("\n"+rest, "\n    ", "\n") + "\n"
 }
 
 // restaurant is the system of the guide: worker-7 lost table 12 to worker-8, which has a
@@ -64,6 +77,7 @@ type restaurant struct {
 	*world
 	tables map[string]fencedb.Grant
 	open   pgx.Tx
+	script string // fix.sql
 }
 
 func newRestaurant(t *testing.T) *restaurant {
@@ -96,7 +110,10 @@ const lastToken = "1795178573130984"
 func (r *restaurant) typed(line string, lines int) string {
 	r.Helper()
 	var args []string
-	line = strings.Replace(line, lastToken, fmt.Sprint(r.tables["table:11"].Token()), 1)
+	file := filepath.Join(r.TempDir(), "fix.sql")
+	require.NoError(r, os.WriteFile(file, []byte(r.script), 0o600))
+	line = strings.NewReplacer(lastToken, fmt.Sprint(r.tables["table:11"].Token()),
+		`-- psql "$FENCEDB_POSTGRES_URL" -f fix.sql`, "-- "+testenv.Psql(r)+" --no-psqlrc "+r.pool.Config().ConnString()+" -f "+file).Replace(line)
 	for _, word := range regexp.MustCompile(`'[^']*'|\S+`).FindAllString(line, -1) {
 		args = append(args, strings.Trim(word, "'"))
 	}
@@ -110,6 +127,9 @@ func (r *restaurant) typed(line string, lines int) string {
 	}
 	got := r.run(args...)
 	require.Equal(r, exitDone, got.code, got.errOut)
+	if args[0] == "with" { // it asks nothing
+		return got.out + got.errOut
+	}
 	if got.errOut != "" {
 		got.errOut += r.answer
 	}
@@ -137,6 +157,8 @@ func (r *restaurant) prepare(command string) {
 		mistake := fencedb.NewGrant("table:11", maxToken, uuid.New(), time.Time{})
 		_, err := fencedb.Exec(r.Context(), r.pool, mistake, `SELECT`)
 		require.NoError(r, err)
+	case "with":
+		r.exec(`CREATE TABLE orders (id int, state text); INSERT INTO orders VALUES (7, 'open'); SELECT fencedb.protect('orders', $$ 'order:' || id $$)`)
 	case "adopt":
 		r.observe()
 	case "ttl":

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
@@ -126,6 +127,8 @@ func (a *app) examine(ctx context.Context, cmd *cli.Command) error {
 // examination is a run of doctor.
 type examination struct {
 	diagnosis
+	client redis.UniversalClient
+	names  names
 	issuer *lease.Issuer
 	pool   *pgxpool.Pool
 	long   time.Duration
@@ -154,7 +157,7 @@ func newExamination(ctx context.Context, cmd *cli.Command) (*examination, func()
 		closeBoth()
 		return nil, nil, usage("%w", err)
 	}
-	e := &examination{diagnosis: diagnosis{Findings: []finding{}}, issuer: i, pool: pool, long: cmd.Duration(flagLong)}
+	e := &examination{diagnosis: diagnosis{Findings: []finding{}}, client: client, names: namesOf(cmd), issuer: i, pool: pool, long: cmd.Duration(flagLong)}
 	return e, closeBoth, nil
 }
 

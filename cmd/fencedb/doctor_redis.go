@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,6 +62,50 @@ func (e *examination) examineRedis(ctx context.Context) {
 		if s.RoundTrip > 0 {
 			e.redis = append(e.redis, s)
 		}
+	}
+	if problem == nil {
+		e.examineLeases(ctx)
+	}
+}
+
+// What is long for a lease: without renewal, and held.
+const (
+	longTTL  = time.Hour
+	longHold = day
+)
+
+var (
+	leaseLong = finding{warning, "lease_ttl", "%s is held by %s for another %s without renewal",
+		"if its holder dies, it stays blocked for that long", "give the program's leases a TTL of seconds; renewal makes them as long as the work, and MaxHold bounds it"}
+
+	leaseUnbounded = finding{warning, "lease_unbounded", "%s has been held by %s for %s",
+		"nothing bounds it: a holder that is stuck keeps it for ever", "leave it if it is a role that one process has for as long as it lives; otherwise set lease.Config.MaxHold, and see who it is"}
+)
+
+// examineLeases looks for leases that end late or never. It gives up after a few seconds: a Redis
+// may hold more than leases.
+func (e *examination) examineLeases(ctx context.Context) {
+	const most, patience = 10, 5 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	found, err := findLeases(ctx, e.client, selection{namespace: e.names.namespace, limit: 1000})
+	if err != nil {
+		return
+	}
+	named := 0
+	for _, h := range found.Leases {
+		left, who := time.Duration(h.ExpiresInMS)*time.Millisecond, cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
+		switch {
+		case named == most:
+			return
+		case left > longTTL:
+			e.add(leaseLong.about(visible(h.Resource), who, span(left)))
+		case h.IssuedAt != nil && time.Since(*h.IssuedAt) > longHold:
+			e.add(leaseUnbounded.about(visible(h.Resource), who, span(time.Since(*h.IssuedAt))))
+		default:
+			continue
+		}
+		named++
 	}
 }
 

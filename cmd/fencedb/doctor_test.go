@@ -334,3 +334,22 @@ func shifted(reply []byte, ahead time.Duration) []byte {
 	seconds, _ := strconv.ParseInt(string(reply[found[2]:found[3]]), 10, 64)
 	return fmt.Appendf(nil, "%s%d%s", reply[:found[2]], seconds+int64(ahead.Seconds()), reply[found[3]:])
 }
+
+func TestDoctorNamesLeasesWithoutAnEnd(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.acquire("seat:1")
+	for resource, ttl := range map[string]time.Duration{"seat:2": 2 * time.Hour, "seat:3": time.Minute} {
+		i, err := lease.New(w.own.Client(), lease.Config{TTL: ttl, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label})
+		require.NoError(t, err)
+		_, err = i.TryAcquire(t.Context(), resource)
+		require.NoError(t, err)
+	}
+	require.Equal(t, []string{"warning lease_ttl"}, w.diagnosed(exitDone))
+	require.Contains(t, w.ok("doctor"), "seat:2 is held by "+label)
+
+	owner := fmt.Sprintf("%s:%d:call", uuid.New(), time.Now().Add(-48*time.Hour).UnixMicro()) // renewed for two days
+	require.NoError(t, w.own.Client().Set(t.Context(), "lease:v1:{"+w.namespace+"/seat:2}:owner", owner, time.Minute).Err())
+	require.Equal(t, []string{"warning lease_unbounded"}, w.diagnosed(exitDone))
+	require.Contains(t, w.ok("doctor"), "for 2d")
+}

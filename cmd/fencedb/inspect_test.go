@@ -13,6 +13,7 @@ import (
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/lease/once"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
@@ -118,7 +119,7 @@ func TestInspectNamesTheLastRefusals(t *testing.T) {
 	require.Equal(t, []refused{}, w.inspected("seat:2").Refusals, "somebody publishes, and it was not refused")
 
 	for n := range 7 {
-		w.publish(fmt.Sprintf(`{"kind":"refused","resource":"%s","worker":"w","token":%d,"stored":99}`, publishedHash("seat:1"), n))
+		w.publish(fmt.Sprintf(`{"kind":"refused","resource":"%s","worker":"w","token":%d,"stored":99}`, feed.Hashed("seat:1"), n))
 	}
 	require.Equal(t, []int64{6, 5, 4, 3, 2}, tokensOf(w.inspected("seat:1").Refusals), "the newest first, hashed or not")
 }

@@ -103,7 +103,7 @@ func (a *app) listLeases(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer cancel()
-	client, err := redisClient(ctx, cmd)
+	client, err := a.redisClient(ctx, cmd)
 	if err != nil {
 		return err
 	}

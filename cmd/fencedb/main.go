@@ -52,8 +52,19 @@ var (
 	errHalf     = errors.New("revoked in Redis, but not sealed in Postgres")
 )
 
+// withCode is an error with an exit code of its own.
+type withCode struct {
+	code int
+	error
+}
+
+func (e withCode) Unwrap() error { return e.error }
+
 func exitCode(err error) int {
+	own := withCode{}
 	switch {
+	case errors.As(err, &own):
+		return own.code
 	case err == nil:
 		return exitDone
 	case errors.Is(err, errUsage):
@@ -108,6 +119,7 @@ What to call when:
    fencedb adopt bookings            who still writes without a token?
    fencedb revoke table:12           a holder is stuck: end its lease
    fencedb reset table:12            a fence is too high for any lease
+   fencedb with table:12 -- psql     repair a row by hand
    fencedb drill                     show me a late write being refused
    fencedb chaos                     does all of it hold on my servers?
 
@@ -120,7 +132,9 @@ Exit codes:
    1   failed, doctor found an error, or chaos or drill a broken promise
    2   usage error; nothing was read or changed
    3   not confirmed; nothing was changed
-   4   revoked in Redis but not sealed in Postgres`
+   4   revoked in Redis but not sealed in Postgres
+
+fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
 	return &cli.Command{
@@ -152,7 +166,7 @@ func version() string {
 
 func (a *app) commands() []*cli.Command {
 	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.adopt(), a.prune(), a.doctor()}
-	all = append(all, a.trials()...)
+	all = append(all, a.ofUnix()...)
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		for _, sub := range c.Commands {

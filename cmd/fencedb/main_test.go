@@ -17,7 +17,14 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
+// commandVar makes the test binary the command.
+const commandVar = "FENCEDB_TEST_COMMAND"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(commandVar) != "" {
+		os.Unsetenv(commandVar)
+		main()
+	}
 	become()
 	if os.Getenv(holderVar) != "" {
 		hold()
@@ -129,6 +136,11 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"watch two":       {[]string{"watch", "a", "b"}, `"b"`},
 		"older than":      {[]string{"leases", "--older-than", "-1s"}, "--older-than"},
 		"print argument":  {[]string{"migrate", "print", "3"}, `"3"`},
+		"with nothing":    {[]string{"with", "table:12"}, "no command"},
+		"with no command": {[]string{"with", "table:12", "--"}, "no command"},
+		"with no name":    {[]string{"with", "--", "true"}, "no resource"},
+		"with -":          {[]string{"with", "--wait", "-1s", "table:12", "--", "true"}, "--wait"},
+		"with no time":    {[]string{"with", "--ttl", "0s", "table:12", "--", "true"}, "--ttl"},
 	} {
 		got := newConsole(t).run(test.args...)
 
@@ -173,10 +185,13 @@ func TestHelpIsHelp(t *testing.T) {
 	require.Contains(t, c.ok(), "Exit codes:")
 	require.Contains(t, c.ok("migrate"), "status")
 	require.Contains(t, c.ok("--version"), "fencedb version")
-	for _, command := range []string{"migrate", "inspect", "leases", "watch", "revoke", "reset", "ttl", "adopt", "prune", "doctor"} {
-		help := c.ok(command, "--help")
-		require.Contains(t, help, "fencedb "+command, "it teaches by example")
+	for _, command := range (&app{}).commands() {
+		help := c.ok(command.Name, "--help")
+		require.Contains(t, help, "fencedb "+command.Name, "it teaches by example")
 		requireNarrow(t, help)
+		for _, sub := range command.Commands {
+			requireNarrow(t, c.ok(command.Name, sub.Name, "--help"))
+		}
 	}
 	requireNarrow(t, c.ok())
 }

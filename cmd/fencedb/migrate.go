@@ -64,7 +64,7 @@ func (a *app) migrateUp(ctx context.Context, cmd *cli.Command) error {
 
 func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
 	if cmd.String(flagPostgres) != "" { // otherwise the missing URL is the error to report
-		err := a.confirm(cmd, "This forgets every fence and the audit: stale holders can write again. Remove the schema fencedb?")
+		err := a.confirm(ctx, cmd, "This forgets every fence and the audit: stale holders can write again. Remove the schema fencedb?")
 		if err != nil {
 			return err
 		}

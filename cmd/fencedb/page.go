@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,13 +34,30 @@ func (a *app) show(cmd *cli.Command, r report) error {
 }
 
 // confirm asks, on stderr so that --json stays clean, and returns errDeclined unless the answer is
-// yes.
-func (a *app) confirm(cmd *cli.Command, question string) error {
+// yes. Ctrl-C is an answer too; what is read later is dropped.
+func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string) error {
 	if cmd.Bool(flagYes) {
 		return nil
 	}
 	fmt.Fprintf(a.errOut, "%s [y/N] ", question)
-	answer, err := bufio.NewReader(a.in).ReadString('\n')
+	type line struct {
+		text string
+		err  error
+	}
+	typed := make(chan line, 1)
+	go func() {
+		text, err := bufio.NewReader(a.in).ReadString('\n')
+		typed <- line{text, err}
+	}()
+	var answer string
+	var err error
+	select {
+	case l := <-typed:
+		answer, err = l.text, l.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+		fmt.Fprintln(a.errOut)
+	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%w: %w", errDeclined, err)
 	}

@@ -125,7 +125,7 @@ func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
 			err = s.countRecords(r.Audit)
 		}
 		if err == nil && r.Applied && (r.Found > 0 || r.Audit != nil && r.Audit.Found > 0) {
-			err = a.applyPruning(cmd, s, e, r)
+			err = a.applyPruning(ctx, cmd, s, e, r)
 		}
 		if err != nil {
 			return err
@@ -134,12 +134,12 @@ func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-func (a *app) applyPruning(cmd *cli.Command, s *sweeper, e event, r *pruning) error {
+func (a *app) applyPruning(ctx context.Context, cmd *cli.Command, s *sweeper, e event, r *pruning) error {
 	question := fmt.Sprintf("Forget %d fences older than %s? Any token will be accepted for them again.", r.Found, span(s.older))
 	if r.Audit != nil {
 		question = fmt.Sprintf("Forget %d records, and %d fences older than %s? Any token will be accepted for them again.", r.Audit.Found, r.Found, span(s.older))
 	}
-	if err := a.confirm(cmd, question); err != nil {
+	if err := a.confirm(ctx, cmd, question); err != nil {
 		return err
 	}
 	err := s.sweep(func(ctx context.Context, free []string, _ int) error {

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"slices"
 	"strconv"
@@ -138,7 +136,7 @@ const mostRefusals = 5
 // denied.
 func (o *operation) readRefusals(ctx context.Context) ([]refused, error) {
 	var found []refused
-	name, digits := o.resource, publishedHash(o.resource)
+	name, digits := o.resource, feed.Hashed(o.resource)
 	err := feed.Replay(ctx, o.client, "0", func(e feed.Event) error {
 		if found == nil {
 			found = []refused{}
@@ -154,12 +152,6 @@ func (o *operation) readRefusals(ctx context.Context) ([]refused, error) {
 	}
 	slices.Reverse(found)
 	return found, err
-}
-
-// publishedHash is the name that feed.HashResources gives to a resource.
-func publishedHash(resource string) string {
-	sum := sha256.Sum256([]byte(resource))
-	return hex.EncodeToString(sum[:6])
 }
 
 func printRefusals(p page, all []refused) {

@@ -132,7 +132,7 @@ func (a *app) resetResource(ctx context.Context, cmd *cli.Command) error {
 		if !cmd.Bool(flagYes) {
 			found.print(page{a.errOut, a.screen})
 		}
-		if err := a.confirm(cmd, "\n"+asked.question(found)); err != nil {
+		if err := a.confirm(ctx, cmd, "\n"+asked.question(found)); err != nil {
 			return err
 		}
 		done, err := o.reset(ctx, cmd, asked, found)

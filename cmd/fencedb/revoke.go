@@ -97,7 +97,7 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 		if !cmd.Bool(flagYes) {
 			found.print(page{a.errOut, a.screen})
 		}
-		if err := a.confirm(cmd, "\n"+found.question()); err != nil {
+		if err := a.confirm(ctx, cmd, "\n"+found.question()); err != nil {
 			return err
 		}
 		done, err := o.revoke(ctx, cmd, e, found)

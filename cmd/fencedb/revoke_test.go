@@ -9,12 +9,14 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	registries "github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
+	"github.com/fencedb/fencedb/observe/prom"
 )
 
 func (w *world) one(sql string) (value string) {
@@ -82,6 +84,33 @@ func TestAnsweringNoChangesNothing(t *testing.T) {
 	w.answer = "y\n"
 	require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs").out, "In protected tables: nothing.")
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
+}
+
+// By the holder's process, when it learns of it.
+func TestARevocationByTheCommandIsCounted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	metrics, registry := prom.New(prom.Config{}), registries.NewRegistry()
+	registry.MustRegister(metrics)
+	l, err := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, Tracers: []lease.Tracer{metrics}}).TryAcquire(t.Context(), "seat:1")
+	require.NoError(t, err)
+	w.revoked("seat:1")
+	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked)
+
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	counted := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, label := range m.GetLabel() {
+				if f.GetName() == "redis_lease_lost_total" && label.GetName() == "cause" {
+					counted[label.GetValue()] += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	require.InDelta(t, 1, counted["revoked"], 0)
+	require.Equal(t, "1", w.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'revoke' AND at > now() - interval '1 day'`))
 }
 
 // Whoever runs it twice, or runs what somebody else has just run, ends nobody a second time.

@@ -44,7 +44,7 @@ func (a *app) onServers(ctx context.Context, cmd *cli.Command, fn func(*servers)
 		return err
 	}
 	defer cancel()
-	client, err := redisClient(connecting, cmd)
+	client, err := a.redisClient(connecting, cmd)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
 }
 
 // redisClient connects, so that an unreachable server is reported before anything is changed.
-func redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
+func (a *app) redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
 	client, err := openRedis(cmd)
 	if err != nil {
 		return nil, err
@@ -147,6 +147,11 @@ func redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, 
 	if err := client.Ping(ctx).Err(); err != nil {
 		_ = client.Close()
 		return nil, fmt.Errorf("redis: %w", err)
+	}
+	if one, is := client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
+		if info := one.Info(ctx, "replication").Val(); strings.Contains(info, "role:slave") {
+			fmt.Fprintf(a.errOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. Give the address of the primary.\n", one.Options().Addr)
+		}
 	}
 	return client, nil
 }

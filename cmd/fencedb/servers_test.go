@@ -61,3 +61,21 @@ func TestLeasesThroughSentinels(t *testing.T) {
 
 	require.Equal(t, []string{"table:12"}, names)
 }
+
+// What a replica says may be old: nobody may take it for what is true now.
+func TestEachCommandSaysThatItsRedisIsAReplica(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	replica := testenv.OwnRedis(t, "--replicaof", "127.0.0.1", "1")
+	w.as("--redis", "redis://"+replica.Addr())
+	for _, args := range [][]string{
+		{"inspect", "seat:1"}, {"leases"}, {"ttl", "seat"}, {"prune"}, {"revoke", "seat:1", "--reason", "it hangs", "--yes"},
+		{"reset", "seat:1", "--to", "1", "--reason", "a mistake", "--yes"},
+	} {
+		require.Contains(t, w.run(args...).errOut, "is a replica", args[0])
+	}
+	watching := w.start("watch")
+	require.Contains(t, watching.next(watching.errOut), "is a replica")
+	require.NotContains(t, w.run("--redis", redisURL(w.redis), "leases").errOut, "replica")
+	require.Zero(t, w.run("leases").code, "it is read all the same")
+}

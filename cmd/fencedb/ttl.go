@@ -96,7 +96,7 @@ func (a *app) adviseTTL(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	defer cancel()
-	measure := heldByFeed
+	measure := a.heldByFeed
 	if cmd.String(flagPrometheus) != "" {
 		measure = heldByPrometheus
 	}
@@ -157,8 +157,8 @@ func goDuration(ms int64) string {
 }
 
 // heldByFeed reads the events that Redis has kept.
-func heldByFeed(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
-	client, err := redisClient(ctx, cmd)
+func (a *app) heldByFeed(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
+	client, err := a.redisClient(ctx, cmd)
 	if err != nil {
 		return holdTimes{}, err
 	}

@@ -99,7 +99,7 @@ func (a *app) followFeed(ctx context.Context, cmd *cli.Command, wanted filter) e
 		return err
 	}
 	defer cancel()
-	client, err := redisClient(connecting, cmd)
+	client, err := a.redisClient(connecting, cmd)
 	if err != nil {
 		return err
 	}

@@ -35,16 +35,19 @@ func (c *console) start(args ...string) *watching {
 	out, errOut := w.pipe(w.out), w.pipe(w.errOut)
 	a := &app{in: strings.NewReader(c.answer), out: out, errOut: errOut, screen: c.screen, patience: c.patience}
 	go func() {
-		w.code <- a.run(ctx, append(append([]string{"fencedb"}, c.flags...), args...))
+		code := a.run(ctx, append(append([]string{"fencedb"}, c.flags...), args...))
+		_, _ = out.Close(), errOut.Close()
+		w.code <- code
 	}()
 	c.Cleanup(interrupt)
 	return w
 }
 
-func (w *watching) pipe(lines chan string) io.Writer {
+func (w *watching) pipe(lines chan string) *io.PipeWriter {
 	r, out := io.Pipe()
 	w.Cleanup(func() { _ = r.Close() })
 	go func() {
+		defer close(lines)
 		for s := bufio.NewScanner(r); s.Scan(); {
 			lines <- s.Text()
 		}
@@ -55,10 +58,11 @@ func (w *watching) pipe(lines chan string) io.Writer {
 func (w *watching) next(lines chan string) string {
 	w.Helper()
 	select {
-	case line := <-lines:
+	case line, more := <-lines:
+		if !more {
+			require.Fail(w, "it has ended", "exit code %d", <-w.code)
+		}
 		return line
-	case code := <-w.code:
-		require.Fail(w, "it has ended", "exit code %d", code)
 	case <-time.After(20 * time.Second):
 		require.Fail(w, "no line")
 	}

@@ -1,0 +1,355 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/urfave/cli/v3"
+	"golang.org/x/term"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+const (
+	flagWait  = "wait"
+	flagHold  = "hold"
+	flagGrace = "grace"
+)
+
+func (a *app) with() *cli.Command {
+	return &cli.Command{
+		Name:      "with",
+		Usage:     "run a command while it holds resources",
+		ArgsUsage: "RESOURCE... -- COMMAND [ARGUMENT...]",
+		Description: `Acquires the resources, all or none, and seals them in Postgres: no earlier
+holder can write to protected tables from then on. Then it runs COMMAND,
+renews the leases while that runs, and releases them. Signals are passed on.
+If a lease is lost, the command gets SIGTERM, and after --grace SIGKILL.
+
+The command finds in its environment:
+
+   FENCEDB_ENTER     SQL that must come first in each of its transactions
+   FENCEDB_GRANTS    JSON, an array with resource, token and lease_id of each
+   FENCEDB_RESOURCE, FENCEDB_TOKEN, FENCEDB_LEASE_ID
+                     the same, of a single one
+
+   fencedb with order:7 -- psql "$FENCEDB_POSTGRES_URL" -f fix.sql
+   fencedb with --wait 1m order:7 order:8 -- ./fix.sh
+
+In fix.sql:
+
+   \set ON_ERROR_STOP on
+   \getenv enter FENCEDB_ENTER
+   BEGIN;
+   :enter;
+   UPDATE orders SET state = 'paid' WHERE id = 7;
+   COMMIT;
+
+What became of the leases is said on stderr. The exit code is that of the
+command, 128 + N if signal N ended it, or
+
+   123   the command ended with 0, but a lease was lost before
+   124   another holds one of the resources; the command was not run
+   125   failed; the command was not run
+   126   the command cannot be run
+   127   there is no such command`,
+		Flags: []cli.Flag{
+			&cli.DurationFlag{Name: flagWait, Usage: "wait this `TIME` for what is held by others"},
+			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts without renewal", Value: time.Minute},
+			&cli.DurationFlag{Name: flagMaxHold, Usage: "renew for this `TIME` at most, or for --ttl", Value: time.Hour},
+			&cli.DurationFlag{Name: flagHold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl"},
+			&cli.DurationFlag{Name: flagGrace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss", Value: 10 * time.Second},
+		},
+		Action: a.runWith,
+	}
+}
+
+// Exit codes of with that are not those of its command: those of xargs, timeout and env, which few
+// commands use. After those from exitHeld on, the command was not run.
+const (
+	exitLost          = 123
+	exitHeld          = 124
+	exitNotRun        = 125
+	exitNotExecutable = 126
+	exitNotFound      = 127
+	exitSignaled      = 128 // and the number of the signal
+)
+
+// wrapping holds the arguments of with.
+type wrapping struct {
+	resources []string
+	command   []string
+	path      string // of the command
+	wait      time.Duration
+	hold      time.Duration
+	grace     time.Duration
+	cfg       lease.Config
+}
+
+func newWrapping(cmd *cli.Command) (*wrapping, error) {
+	w := &wrapping{wait: cmd.Duration(flagWait), hold: cmd.Duration(flagHold), grace: cmd.Duration(flagGrace)}
+	// The parser drops the first "--", but not from what the root was given.
+	typed := cmd.Root().Args().Slice()
+	if i := slices.Index(typed, "--"); i >= 0 {
+		w.command = typed[i+1:]
+	}
+	w.resources = cmd.Args().Slice()[:cmd.Args().Len()-len(w.command)]
+	n := namesOf(cmd)
+	w.cfg = lease.Config{TTL: cmd.Duration(flagTTL), Namespace: n.namespace, HashResources: n.hashed, FenceRetention: fenceRetention}
+	w.cfg.MaxHold = max(cmd.Duration(flagMaxHold), w.cfg.TTL)
+	if !cmd.IsSet(flagHold) {
+		w.hold = w.cfg.TTL
+	}
+	switch {
+	case len(w.command) == 0:
+		return nil, usage("no command; put it behind --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
+	case len(w.resources) == 0 || slices.Contains(w.resources, ""):
+		return nil, usage("no resource; put it before --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
+	case w.wait < 0 || w.grace < 0:
+		return nil, usage("--%s and --%s must not be negative, got %v and %v", flagWait, flagGrace, w.wait, w.grace)
+	case w.cfg.TTL < time.Millisecond || w.hold < time.Millisecond:
+		return nil, usage("--%s and --%s must be at least 1ms, got %v and %v", flagTTL, flagHold, w.cfg.TTL, w.hold)
+	}
+	var err error
+	switch w.path, err = exec.LookPath(w.command[0]); {
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return nil, withCode{exitNotFound, fmt.Errorf("%w; nothing was acquired", err)}
+	case err != nil:
+		return nil, withCode{exitNotExecutable, fmt.Errorf("%w; nothing was acquired", err)}
+	}
+	return w, nil
+}
+
+func (a *app) runWith(ctx context.Context, cmd *cli.Command) error {
+	w, err := newWrapping(cmd)
+	if err != nil {
+		return err
+	}
+	err = a.onServers(ctx, cmd, func(s *servers) error {
+		leases, err := w.acquire(ctx, cmd, s)
+		switch {
+		case errors.Is(err, lease.ErrInvalid):
+			return usage("%w", err)
+		case errors.Is(err, lease.ErrHeld), errors.Is(err, fencedb.ErrBusy):
+			return withCode{exitHeld, fmt.Errorf("%w; the command was not run", err)}
+		case err != nil:
+			return fmt.Errorf("%w; the command was not run", explained(err))
+		}
+		done := &wrapped{leases: leases, began: time.Now()}
+		err = a.runUnder(ctx, w, done)
+		done.took = time.Since(done.began)
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmd.Duration(flagTimeout))
+		defer cancel()
+		if done.released = leases.Release(ending); done.lost == nil && lease.IsLost(done.released) {
+			done.lost = done.released
+		}
+		if err != nil {
+			return err
+		}
+		return a.conclude(done)
+	})
+	if coded := (withCode{}); err == nil || errors.As(err, &coded) || errors.Is(err, errUsage) {
+		return err
+	}
+	return withCode{exitNotRun, err}
+}
+
+// acquire acquires and seals all resources, or none.
+func (w *wrapping) acquire(ctx context.Context, cmd *cli.Command, s *servers) (lease.Leases, error) {
+	w.cfg.Seal = fencedb.Sealer(s.pool)
+	i, err := lease.New(s.client, w.cfg)
+	if err != nil {
+		return nil, err
+	}
+	opt := lease.NoWait()
+	if w.wait > 0 {
+		opt = lease.WaitAtMost(w.wait)
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.wait+cmd.Duration(flagTimeout))
+	defer cancel()
+	for _, resource := range w.resources {
+		known, err := i.Inspect(ctx, resource)
+		if err == nil && known.LastToken == 0 {
+			err = (&operation{resource, s}).notElsewhere(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	for tries := 0; ; tries++ {
+		leases, err := i.AcquireAll(ctx, w.resources, opt)
+		stale := new(fencedb.StaleError)
+		if tries == len(w.resources) || !errors.As(err, &stale) {
+			return leases, err
+		}
+		if _, err := i.Raise(ctx, stale.Resource, stale.Stored); err != nil { // Redis is behind the ledger
+			return nil, err
+		}
+	}
+}
+
+// wrapped is a command that has ended, and what became of its leases.
+type wrapped struct {
+	leases   lease.Leases
+	began    time.Time
+	took     time.Duration
+	code     int
+	lost     error // nil: held to the end
+	released error
+}
+
+// passedOn are the signals that the command gets too.
+var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+
+// runUnder runs the command until it ends. It ends the command if a lease is lost.
+func (a *app) runUnder(ctx context.Context, w *wrapping, done *wrapped) error {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, passedOn...)
+	defer signal.Stop(signals)
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w; the command was not run", context.Cause(ctx))
+	}
+	command := exec.Command(w.path, w.command[1:]...)
+	command.Args[0] = w.command[0]
+	command.Env = append(os.Environ(), w.environment(done.leases)...)
+	command.Stdin, command.Stdout, command.Stderr = a.in, a.out, a.errOut
+	// A group of its own lets signals reach what the command has started. In a terminal it would be a
+	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
+	alone := !a.atTerminal()
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: alone}
+	if err := command.Start(); err != nil {
+		return withCode{exitNotExecutable, err}
+	}
+	tell := func(s os.Signal) {
+		if alone {
+			_ = syscall.Kill(-command.Process.Pid, s.(syscall.Signal))
+		} else {
+			_ = command.Process.Signal(s)
+		}
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = command.Wait() // its state says how it ended
+	}()
+	work, stop := done.leases.Bind(context.WithoutCancel(ctx))
+	defer stop()
+	lost, kill := work.Done(), (<-chan time.Time)(nil)
+	for {
+		select {
+		case s := <-signals:
+			if alone || s != os.Interrupt && s != syscall.SIGQUIT {
+				tell(s)
+			}
+		case <-lost:
+			lost, kill = nil, time.After(w.grace)
+			done.lost = lossOf(done.leases)
+			fmt.Fprintf(a.errOut, "fencedb: the lease is lost after %s: %v; %s gets SIGTERM\n", span(time.Since(done.began)), done.lost, visible(w.command[0]))
+			tell(syscall.SIGTERM)
+		case <-kill:
+			fmt.Fprintf(a.errOut, "fencedb: %s has not ended for %s; it gets SIGKILL\n", visible(w.command[0]), span(w.grace))
+			tell(syscall.SIGKILL)
+		case <-ended:
+			if done.lost == nil {
+				done.lost = lossOf(done.leases)
+			}
+			done.code = codeOf(command.ProcessState)
+			return nil
+		}
+	}
+}
+
+func (a *app) atTerminal() bool {
+	in, isFile := a.in.(*os.File)
+	return isFile && term.IsTerminal(int(in.Fd()))
+}
+
+func codeOf(state *os.ProcessState) int {
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return exitSignaled + int(status.Signal())
+	}
+	return state.ExitCode()
+}
+
+// lossOf is which lease is over, and why; nil if none is.
+func lossOf(leases lease.Leases) error {
+	for _, l := range leases {
+		if err := l.Err(); err != nil {
+			return fmt.Errorf("%s: %w", visible(l.Resource()), err)
+		}
+	}
+	return nil
+}
+
+// environment is what the command needs to enter.
+func (w *wrapping) environment(leases lease.Leases) []string {
+	type grant struct {
+		Resource string    `json:"resource"`
+		Token    int64     `json:"token"`
+		LeaseID  uuid.UUID `json:"lease_id"`
+	}
+	var grants []grant
+	var resources, tokens, ids []string
+	for _, l := range leases {
+		grants = append(grants, grant{l.Resource(), l.Token(), l.LeaseID()})
+		resources = append(resources, literal(l.Resource()))
+		tokens = append(tokens, fmt.Sprint(l.Token()))
+		ids = append(ids, literal(l.LeaseID().String()))
+	}
+	text, _ := json.Marshal(grants) // strings and numbers
+	enter := fmt.Sprintf("SELECT * FROM fencedb.enter_all(ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::uuid[], %d)",
+		strings.Join(resources, ", "), strings.Join(tokens, ", "), strings.Join(ids, ", "), w.hold.Milliseconds())
+	env := []string{"FENCEDB_GRANTS=" + string(text)}
+	if len(grants) == 1 {
+		enter = fmt.Sprintf("SELECT * FROM fencedb.enter(%s, %s, %s, %d)", resources[0], tokens[0], ids[0], w.hold.Milliseconds())
+		env = append(env, "FENCEDB_RESOURCE="+grants[0].Resource, "FENCEDB_TOKEN="+tokens[0], "FENCEDB_LEASE_ID="+grants[0].LeaseID.String())
+	}
+	return append(env, "FENCEDB_ENTER="+enter)
+}
+
+// literal is a string in SQL, whatever standard_conforming_strings is.
+func literal(text string) string {
+	text = strings.ReplaceAll(text, "'", "''")
+	if !strings.Contains(text, `\`) {
+		return "'" + text + "'"
+	}
+	return "E'" + strings.ReplaceAll(text, `\`, `\\`) + "'"
+}
+
+// conclude says what became of the leases.
+func (a *app) conclude(done *wrapped) error {
+	what := visible(done.leases[0].Resource()) + " was"
+	if n := len(done.leases); n > 1 {
+		what = fmt.Sprintf("%d resources were", n)
+	}
+	text := fmt.Sprintf("%s held to the end, for %s", what, span(done.took))
+	switch {
+	case done.lost != nil:
+		text = fmt.Sprintf("the lease was lost before the command ended, which took %s: %v. What it has committed in protected tables stands; "+
+			"what it did elsewhere may conflict with the work of another holder", span(done.took), done.lost)
+		if done.code == exitDone {
+			done.code = exitLost
+		}
+	case done.released != nil:
+		text += fmt.Sprintf(". It could not be released, so it stays blocked for its TTL at most: %v", done.released)
+	}
+	if done.code == exitDone {
+		fmt.Fprintln(a.errOut, "fencedb:", text)
+		return nil
+	}
+	return withCode{done.code, errors.New(text)}
+}
