@@ -3,13 +3,17 @@
 package examples
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -64,6 +68,9 @@ func TestEachExampleBuildsInAForeignModule(t *testing.T) {
 			require.NoError(t, err)
 			require.LessOrEqual(t, bytes.Count(readme, []byte("\n")), 45, "lines of README.md, which is one screen")
 
+			if files == 0 { // it is in other languages
+				return
+			}
 			writeModule(t, dir)
 			run(t, dir, "go", "build", "./...")
 			run(t, dir, "go", "vet", "./...")
@@ -124,6 +131,78 @@ func TestEightOfEachExampleStartAtOnce(t *testing.T) {
 	}
 	require.NoError(t, programs.Wait())
 	require.Equal(t, 40, started)
+}
+
+// A service that people look at shows moving lines within a minute, in a Prometheus that has the
+// configuration of docker-compose.yml. Only the addresses are others.
+func TestTheDashboardMovesWithinAMinute(t *testing.T) {
+	t.Parallel()
+	bin := t.TempDir()
+	run(t, ".", "go", "build", "-o", bin, "./booking", "./inventory")
+	env := append(os.Environ(), "FENCEDB_POSTGRES_URL="+testenv.PostgresURL(t), "FENCEDB_REDIS_URL=redis://"+testenv.OwnRedis(t).Addr(),
+		"BOOKING_ADDR=127.0.0.1:0", "INVENTORY_ADDR=127.0.0.1:0")
+	migrate := exec.CommandContext(t.Context(), filepath.Join(bin, "booking"), "migrate")
+	migrate.Env = env
+	said, err := migrate.CombinedOutput()
+	require.NoError(t, err, string(said))
+	booking, inventory := serving(t, filepath.Join(bin, "booking"), env), serving(t, filepath.Join(bin, "inventory"), env)
+
+	guide, err := os.ReadFile("../docs/observing.md")
+	require.NoError(t, err)
+	loop := regexp.MustCompile(`(?m)^    while (?:.*\n)+?    done$`).FindString(string(guide))
+	require.Contains(t, loop, "localhost:8080")
+	guests := exec.Command("sh", "-c", strings.NewReplacer("localhost:8080", booking, "localhost:8090", inventory).Replace(loop))
+	guests.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, guests.Start())
+	t.Cleanup(func() {
+		_ = syscall.Kill(-guests.Process.Pid, syscall.SIGKILL)
+		_ = guests.Wait()
+	})
+	config := t.TempDir()
+	for _, name := range []string{"prometheus.yml", "rules.yml", "targets.yml"} {
+		text, err := os.ReadFile("../observe/dashboards/" + name)
+		require.NoError(t, err)
+		if name == "targets.yml" {
+			for port, addr := range map[string]string{"8080": booking, "8090": inventory} {
+				require.Contains(t, string(text), "host.docker.internal:"+port)
+				text = bytes.ReplaceAll(text, []byte("host.docker.internal:"+port), []byte(addr))
+			}
+		}
+		require.NoError(t, os.WriteFile(filepath.Join(config, name), text, 0o600))
+	}
+	prometheus := testenv.Prometheus(t, filepath.Join(config, "prometheus.yml"))
+
+	for _, query := range []string{ // of panels, with the interval that Grafana takes for scrapes every five seconds
+		`sum by (instance) (rate(redis_lease_acquire_total{job="fencedb", outcome="granted"}[20s])) > 0`,
+		`sum by (instance) (rate(fencedb_writes_total{job="fencedb", outcome="committed"}[20s])) > 0`,
+	} {
+		require.Eventually(t, func() bool {
+			moving, err := prometheus.Ask(query)
+			return err == nil && len(moving) == 2
+		}, time.Minute, 500*time.Millisecond, query)
+	}
+}
+
+// serving starts a program that serves until the end of the test, and returns its host:port.
+func serving(t *testing.T, program string, env []string) string {
+	t.Helper()
+	cmd := exec.Command(program)
+	cmd.Env = env
+	log, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		_ = cmd.Wait()
+	})
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		if found := regexp.MustCompile(`url=http://(\S+)`).FindStringSubmatch(lines.Text()); found != nil {
+			go func() { _, _ = io.Copy(io.Discard, log) }()
+			return found[1]
+		}
+	}
+	require.Fail(t, program+" does not serve")
+	return ""
 }
 
 // interrupting keeps what a program says, and interrupts the one that serves when it does.

@@ -2,44 +2,114 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/singleflight"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/once"
 )
 
 // Cache keeps values that are expensive to build. However many readers of however many processes
-// miss one at the same moment, one of them builds it, and the others wait for that.
+// miss one at the same moment, one of them builds it, under a lease, and the others wait for that.
 //
-// A builder that dies or is stopped is replaced after cfg.InFlight, and cannot put its late value
-// over the newer one. A build that fails is tried again by the next reader who waits. What is
-// cached is only as good as Redis's memory: a value that is lost is built again.
+// A builder that dies is replaced after the TTL of the lease. One that was stopped, or that read
+// before Drop, cannot put its old value over a newer one: Redis refuses it. What is cached is only
+// as good as Redis's memory: a value that is lost is built again.
 type Cache[T any] struct {
-	values *once.Once
-	build  func(ctx context.Context, key string) (T, error)
+	client    redis.UniversalClient
+	builders  *lease.Issuer
+	namespace string
+	lasts     time.Duration
+	build     func(ctx context.Context, name string) (T, error)
+	flights   singleflight.Group // of the readers of this process
 }
 
-// NewCache returns a cache whose values last for cfg.Done.
+// NewCache returns a cache whose values last for that time. The TTL of cfg is how long a builder
+// that has died blocks the others.
 func NewCache[T any](
-	client redis.UniversalClient, cfg once.Config, build func(ctx context.Context, key string) (T, error),
+	client redis.UniversalClient, cfg lease.Config, lasts time.Duration,
+	build func(ctx context.Context, name string) (T, error),
 ) (*Cache[T], error) {
-	values, err := once.New(client, cfg)
+	builders, err := lease.New(client, cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &Cache[T]{values, build}, nil
+	return &Cache[T]{client: client, builders: builders, namespace: cfg.Namespace, lasts: lasts, build: build}, nil
+}
+
+// resource is what builders of a value lease, and key where it is kept: on a Cluster in the same
+// slot.
+func resource(name string) string { return "cache:" + name }
+
+func (c *Cache[T]) key(name string) string {
+	return lease.Key{Kind: "cache", Namespace: c.namespace, Resource: resource(name), Field: "value"}.String()
 }
 
 // Get returns the value, building it if need be. While Redis does not answer it fails; a reader
-// that would rather build for itself then, does so on [lease.ErrUnreachable].
-func (c *Cache[T]) Get(ctx context.Context, key string) (T, error) {
-	value, _, err := once.DoJSON(ctx, c.values, key, nil, func(ctx context.Context, _ *lease.Lease) (T, error) {
-		return c.build(ctx, key)
-	})
-	return value, err
+// that would rather build for itself then, does so on [lease.ErrUnreachable]. A build goes on when
+// the reader's context ends, for those who wait with it.
+func (c *Cache[T]) Get(ctx context.Context, name string) (value T, err error) {
+	value, err = c.read(ctx, name)
+	if !errors.Is(err, redis.Nil) {
+		return value, err
+	}
+	flight := c.flights.DoChan(name, func() (any, error) { return c.fill(context.WithoutCancel(ctx), name) })
+	select {
+	case landed := <-flight:
+		value, _ = landed.Val.(T)
+		return value, landed.Err
+	case <-ctx.Done():
+		return value, context.Cause(ctx)
+	}
 }
 
-// Drop makes the next reader build the value anew. A build under way is not stopped, and its value
-// is kept.
-func (c *Cache[T]) Drop(ctx context.Context, key string) error { return c.values.Forget(ctx, key) }
+// fill waits until the value is there, or builds it.
+func (c *Cache[T]) fill(ctx context.Context, name string) (value T, err error) {
+	for {
+		err = c.builders.Do(ctx, resource(name), func(ctx context.Context, l *lease.Lease) error {
+			if value, err = c.read(ctx, name); !errors.Is(err, redis.Nil) {
+				return err // another process has built it
+			}
+			if value, err = c.build(ctx, name); err != nil {
+				return err
+			}
+			text, err := json.Marshal(value)
+			if err != nil {
+				return err
+			}
+			return l.Set(ctx, c.key(name), text, c.lasts)
+		})
+		switch {
+		case errors.Is(err, lease.ErrWorkDone): // it is kept; only the lease ended early
+			return value, nil
+		case !lease.IsLost(err):
+			return value, err
+		}
+		// It was overtaken: what it has built may be old, and was not kept.
+	}
+}
+
+func (c *Cache[T]) read(ctx context.Context, name string) (value T, err error) {
+	text, err := c.client.Get(ctx, c.key(name)).Bytes()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return value, err
+	case err != nil:
+		return value, fmt.Errorf("%w: %w", lease.ErrUnreachable, err)
+	}
+	return value, json.Unmarshal(text, &value)
+}
+
+// Drop makes the next reader build the value anew. Call it when what the value is built from has
+// changed: a builder that has read that before loses its lease, and what it has built is not kept.
+func (c *Cache[T]) Drop(ctx context.Context, name string) error {
+	if _, err := c.builders.Revoke(ctx, resource(name)); err != nil {
+		return err
+	}
+	c.flights.Forget(name)
+	return c.client.Del(ctx, c.key(name)).Err()
+}

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fencedb/fencedb/lease/once"
+	"github.com/fencedb/fencedb/lease"
 )
 
 func main() {
@@ -40,7 +41,11 @@ func run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
-	builds, slowest, err := stampede(ctx, options, "demo_"+strconv.FormatUint(rand.Uint64()>>16, 36))
+	ttl, err := time.ParseDuration(cmp.Or(os.Getenv("CACHE_TTL"), "5s"))
+	if err != nil {
+		return fmt.Errorf("CACHE_TTL: %w", err)
+	}
+	builds, slowest, err := stampede(ctx, options, ttl, "demo_"+strconv.FormatUint(rand.Uint64()>>16, 36))
 	if err != nil {
 		return err
 	}
@@ -66,7 +71,7 @@ type menu struct {
 // stampede lets everybody read the same key, and returns how often it was built and how long it took
 // until the slowest reader had it.
 func stampede(
-	ctx context.Context, options *redis.Options, namespace string,
+	ctx context.Context, options *redis.Options, ttl time.Duration, namespace string,
 ) (builds int64, slowest time.Duration, err error) {
 	var built atomic.Int64
 	build := func(ctx context.Context, _ string) (menu, error) {
@@ -91,8 +96,7 @@ func stampede(
 		own := *options
 		client := redis.NewClient(&own)
 		defer client.Close()
-		config := once.Config{InFlight: 5 * time.Second, Done: time.Minute, Namespace: namespace}
-		cache, err := NewCache(client, config, build)
+		cache, err := NewCache(client, lease.Config{TTL: ttl, Namespace: namespace}, time.Minute, build)
 		if err != nil {
 			return 0, 0, err
 		}

@@ -4,15 +4,16 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/once"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -28,16 +29,16 @@ func TestTheProgramBuildsTheHotKeyOnce(t *testing.T) {
 
 func TestAThousandReadersOneBuild(t *testing.T) {
 	t.Parallel()
-	builds, slowest, err := stampede(t.Context(), testenv.Redis(t).Options(), testenv.Namespace(t))
+	builds, slowest, err := stampede(t.Context(), testenv.Redis(t).Options(), 5*time.Second, testenv.Namespace(t))
 	require.NoError(t, err)
 	require.EqualValues(t, 1, builds)
 	require.GreaterOrEqual(t, slowest, buildTime)
 }
 
-func newCache(t *testing.T, cfg once.Config, build func(context.Context, string) (string, error)) *Cache[string] {
+func newCache(t *testing.T, namespace string, build func(context.Context, string) (string, error)) *Cache[string] {
 	t.Helper()
-	cfg.Namespace = testenv.Namespace(t)
-	c, err := NewCache(testenv.Redis(t), cfg, build)
+	cfg := lease.Config{TTL: 10 * time.Second, Namespace: namespace}
+	c, err := NewCache(testenv.Redis(t), cfg, time.Minute, build)
 	require.NoError(t, err)
 	return c
 }
@@ -45,7 +46,7 @@ func newCache(t *testing.T, cfg once.Config, build func(context.Context, string)
 func TestValuesAreBuiltAnewWhenTheyAreDropped(t *testing.T) {
 	t.Parallel()
 	var version atomic.Int64
-	c := newCache(t, once.Config{}, func(context.Context, string) (string, error) {
+	c := newCache(t, testenv.Namespace(t), func(context.Context, string) (string, error) {
 		return string(rune('a' - 1 + version.Add(1))), nil
 	})
 	for _, want := range []string{"a", "a"} {
@@ -59,10 +60,65 @@ func TestValuesAreBuiltAnewWhenTheyAreDropped(t *testing.T) {
 	require.Equal(t, "b", got)
 }
 
+// A reads the old menu and is slow. The menu changes, and B caches the new one. Then A comes.
+func TestASlowBuilderDoesNotOverwriteANewerValue(t *testing.T) {
+	t.Parallel()
+	var menu atomic.Value
+	menu.Store("old")
+	hasRead, goOn := make(chan struct{}), make(chan struct{})
+	first := true
+	namespace := testenv.Namespace(t)
+	slow := newCache(t, namespace, func(context.Context, string) (string, error) {
+		text := menu.Load().(string)
+		if first {
+			first = false
+			close(hasRead)
+			<-goOn // it does not look at its context, as after a pause that it cannot notice
+		}
+		return text, nil
+	})
+	quick := newCache(t, namespace, func(context.Context, string) (string, error) { return menu.Load().(string), nil })
+	late := make(chan string)
+	go func() {
+		text, err := slow.Get(t.Context(), "menu")
+		assert.NoError(t, err)
+		late <- text
+	}()
+	<-hasRead
+	menu.Store("new")
+	require.NoError(t, slow.Drop(t.Context(), "menu"))
+	got, err := quick.Get(t.Context(), "menu")
+	require.NoError(t, err)
+	require.Equal(t, "new", got)
+	close(goOn)
+
+	require.Equal(t, "new", <-late, "nor does its reader get the old one")
+	got, err = quick.Get(t.Context(), "menu")
+	require.NoError(t, err)
+	require.Equal(t, "new", got)
+}
+
+func TestAReaderDoesNotWaitLongerThanItsContext(t *testing.T) {
+	t.Parallel()
+	goOn := make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	c := newCache(t, testenv.Namespace(t), func(context.Context, string) (string, error) {
+		cancel()
+		<-goOn
+		return "soup", nil
+	})
+	_, err := c.Get(ctx, "menu")
+	require.ErrorIs(t, err, context.Canceled)
+	close(goOn)
+	got, err := c.Get(t.Context(), "menu")
+	require.NoError(t, err)
+	require.Equal(t, "soup", got)
+}
+
 func TestAFailedBuildIsNotCached(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("the kitchen is closed")
-	c := newCache(t, once.Config{}, func(_ context.Context, key string) (string, error) {
+	c := newCache(t, testenv.Namespace(t), func(_ context.Context, key string) (string, error) {
 		return "", broken
 	})
 	_, err := c.Get(t.Context(), "menu")
@@ -74,7 +130,9 @@ func TestAFailedBuildIsNotCached(t *testing.T) {
 }
 
 func TestBadConfig(t *testing.T) {
-	t.Parallel()
-	_, err := NewCache[string](testenv.Redis(t), once.Config{Done: -time.Second}, nil)
+	t.Setenv("FENCEDB_REDIS_URL", "redis://127.0.0.1:1/0")
+	_, err := NewCache[string](testenv.Redis(t), lease.Config{}, time.Minute, nil)
 	require.ErrorIs(t, err, lease.ErrInvalid)
+	t.Setenv("CACHE_TTL", "soon")
+	require.ErrorContains(t, run(t.Context(), io.Discard), "CACHE_TTL")
 }

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,6 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/fencedb/fencedb/examples/jobs/jobs"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -44,21 +44,25 @@ func run(ctx context.Context, args []string) error {
 		errs = append(errs, errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as "+
 			"redis://user:password@host:6379/0"))
 	}
+	ttl, err := time.ParseDuration(cmp.Or(os.Getenv("JOBS_TTL"), "10s"))
+	if err != nil {
+		errs = append(errs, fmt.Errorf("JOBS_TTL: %w", err))
+	}
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
 	defer db.Close()
 	client := redis.NewClient(options)
 	defer client.Close()
-	leases, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Namespace: "jobs"})
+	leases, err := lease.New(client, lease.Config{TTL: ttl, Namespace: "jobs"})
 	if err != nil {
 		return err
 	}
 	plain := stdlib.OpenDBFromPool(db)
-	if err := errors.Join(jobs.Migrate(ctx, plain), plain.Close()); err != nil {
+	if err := errors.Join(Migrate(ctx, plain), plain.Close()); err != nil {
 		return err
 	}
-	queue := jobs.New(db, leases)
+	queue := NewQueue(db, leases)
 	if len(args) > 0 && args[0] == "add" {
 		for _, report := range args[1:] {
 			if _, err := queue.Enqueue(ctx, report); err != nil {
@@ -76,11 +80,11 @@ func run(ctx context.Context, args []string) error {
 
 // work runs one job after the other, and looks again every second when there is none. On an error
 // the job is free for the next worker.
-func work(ctx context.Context, queue *jobs.Queue, name string) error {
+func work(ctx context.Context, queue *Queue, name string) error {
 	again := time.NewTicker(time.Second)
 	defer again.Stop()
 	for ctx.Err() == nil {
-		ran, err := queue.RunOne(ctx, func(ctx context.Context, run *jobs.Run) (string, error) {
+		ran, err := queue.RunOne(ctx, func(ctx context.Context, run *Run) (string, error) {
 			return render(ctx, run, name)
 		})
 		if err != nil && ctx.Err() == nil {
@@ -98,7 +102,7 @@ func work(ctx context.Context, queue *jobs.Queue, name string) error {
 }
 
 // render stands for work that takes half a minute.
-func render(ctx context.Context, run *jobs.Run, name string) (string, error) {
+func render(ctx context.Context, run *Run, name string) (string, error) {
 	log.Printf("%s: %s: RUNNING, attempt %d, token %d", name, run.Report, run.Attempt, run.Token)
 	for percent := 10; percent <= 90; percent += 10 {
 		select {

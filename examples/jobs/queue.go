@@ -1,14 +1,4 @@
-// Package jobs is a queue of long-running jobs in Postgres, each owned by the holder of the lease
-// on it.
-//
-//	QUEUED ──▶ RUNNING ──▶ DONE          RUNNING and DONE are written under one lease, with one token.
-//	              │  ▲
-//	              └──┘  the owner died or was stopped: another one takes over, with a higher token
-//
-// The lease decides who works; its renewals are the heartbeat. The row decides whose writes count:
-// it keeps the highest token that has written it and refuses every lower one, so an owner that
-// comes back late cannot complete the job a second time.
-package jobs
+package main
 
 import (
 	"context"
@@ -36,15 +26,24 @@ func Migrate(ctx context.Context, db *sql.DB) error {
 	return migrations.Apply(ctx, db, files, "jobs_migrations")
 }
 
-// Queue is one worker's view of the jobs. It is safe for concurrent use.
+// Queue is one worker's view of long-running jobs in Postgres, each owned by the holder of the lease
+// on it. It is safe for concurrent use.
+//
+//	QUEUED ──▶ RUNNING ──▶ DONE          RUNNING and DONE are written under one lease, with one token.
+//	              │  ▲
+//	              └──┘  the owner died or was stopped: another one takes over, with a higher token
+//
+// The lease decides who works; its renewals are the heartbeat. The row decides whose writes count:
+// it keeps the highest token that has written it and refuses every lower one, so an owner that
+// comes back late cannot complete the job a second time.
 type Queue struct {
 	db     *pgxpool.Pool
 	leases *lease.Issuer
 }
 
-// New returns a queue. The database must have been brought up with [Migrate]; both stay the
+// NewQueue returns a queue. The database must have been brought up with [Migrate]; both stay the
 // caller's.
-func New(db *pgxpool.Pool, leases *lease.Issuer) *Queue { return &Queue{db, leases} }
+func NewQueue(db *pgxpool.Pool, leases *lease.Issuer) *Queue { return &Queue{db, leases} }
 
 func resource(id uuid.UUID) string { return "job:" + id.String() }
 

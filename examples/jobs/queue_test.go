@@ -1,4 +1,4 @@
-package jobs_test
+package main
 
 import (
 	"context"
@@ -13,13 +13,10 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/examples/jobs/jobs"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
-
-func TestMain(m *testing.M) { testenv.Main(m) }
 
 type world struct {
 	*testing.T
@@ -31,17 +28,17 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t, testenv.Postgres(t), testenv.Namespace(t)}
 	db := stdlib.OpenDBFromPool(w.db)
-	require.NoError(t, jobs.Migrate(t.Context(), db))
-	require.NoError(t, jobs.Migrate(t.Context(), db), "again")
+	require.NoError(t, Migrate(t.Context(), db))
+	require.NoError(t, Migrate(t.Context(), db), "again")
 	require.NoError(t, db.Close())
 	return w
 }
 
-func (w *world) queue(ttl time.Duration) *jobs.Queue {
+func (w *world) queue(ttl time.Duration) *Queue {
 	w.Helper()
 	leases, err := lease.New(testenv.Redis(w), lease.Config{TTL: ttl, MaxHold: ttl, Namespace: w.namespace})
 	require.NoError(w, err)
-	return jobs.New(w.db, leases)
+	return NewQueue(w.db, leases)
 }
 
 // row is what is stored of the only job.
@@ -59,15 +56,15 @@ func (w *world) row() (r row) {
 	return r
 }
 
-func (w *world) enqueue(q *jobs.Queue, report string) uuid.UUID {
+func (w *world) enqueue(q *Queue, report string) uuid.UUID {
 	w.Helper()
 	id, err := q.Enqueue(w.Context(), report)
 	require.NoError(w, err)
 	return id
 }
 
-func result(s string) jobs.Work {
-	return func(context.Context, *jobs.Run) (string, error) { return s, nil }
+func result(s string) Work {
+	return func(context.Context, *Run) (string, error) { return s, nil }
 }
 
 func TestAJobRunsFromQueuedToDoneUnderOneLease(t *testing.T) {
@@ -77,7 +74,7 @@ func TestAJobRunsFromQueuedToDoneUnderOneLease(t *testing.T) {
 	id := w.enqueue(q, "sales")
 	require.Equal(t, row{state: "QUEUED"}, w.row())
 
-	ran, err := q.RunOne(t.Context(), func(ctx context.Context, run *jobs.Run) (string, error) {
+	ran, err := q.RunOne(t.Context(), func(ctx context.Context, run *Run) (string, error) {
 		require.Equal(t, id, run.ID)
 		require.Equal(t, "sales", run.Report)
 		require.Equal(t, 1, run.Attempt)
@@ -101,7 +98,7 @@ func TestNobodyElseRunsWhatIsRunning(t *testing.T) {
 	w := newWorld(t)
 	q := w.queue(time.Minute)
 	w.enqueue(q, "sales")
-	_, err := q.RunOne(t.Context(), func(context.Context, *jobs.Run) (string, error) {
+	_, err := q.RunOne(t.Context(), func(context.Context, *Run) (string, error) {
 		ran, err := w.queue(time.Minute).RunOne(t.Context(), result("stolen"))
 		require.False(t, ran)
 		return "42", err
@@ -115,7 +112,7 @@ func TestAFailedJobIsFreeAtOnce(t *testing.T) {
 	q := w.queue(time.Minute)
 	w.enqueue(q, "sales")
 	broken := errors.New("no paper")
-	ran, err := q.RunOne(t.Context(), func(context.Context, *jobs.Run) (string, error) { return "", broken })
+	ran, err := q.RunOne(t.Context(), func(context.Context, *Run) (string, error) { return "", broken })
 	require.True(t, ran)
 	require.ErrorIs(t, err, broken)
 	ran, err = q.RunOne(t.Context(), result("42"))
@@ -139,7 +136,7 @@ func TestALateOwner(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			w.enqueue(w.queue(time.Minute), "sales")
-			_, err := w.queue(time.Second).RunOne(t.Context(), func(ctx context.Context, run *jobs.Run) (string, error) {
+			_, err := w.queue(time.Second).RunOne(t.Context(), func(ctx context.Context, run *Run) (string, error) {
 				<-ctx.Done()
 				require.ErrorIs(t, context.Cause(ctx), lease.ErrExpired)
 				if test.takenOver {
@@ -174,7 +171,7 @@ func TestManyWorkersDoEveryJobOnce(t *testing.T) {
 		workers.Go(func() {
 			for ran := true; ran; {
 				var err error
-				ran, err = mine.RunOne(t.Context(), func(_ context.Context, run *jobs.Run) (string, error) {
+				ran, err = mine.RunOne(t.Context(), func(_ context.Context, run *Run) (string, error) {
 					mu.Lock()
 					defer mu.Unlock()
 					runs[run.ID]++

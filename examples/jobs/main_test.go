@@ -1,0 +1,121 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+func TestMain(m *testing.M) {
+	worker.Become(map[string]worker.Life{"jobs": ownOneJob})
+	testenv.Main(m)
+}
+
+// place is what an owner in a process of its own needs to know.
+type place struct{ PostgresURL, RedisURL, Namespace string }
+
+// event is what an owner tells: that it is ready, that it runs a job, how that ended.
+type event struct {
+	Attempt      int
+	Token        int64
+	Error        string
+	StaleBecause int64 // the token that Postgres had instead
+}
+
+// ownOneJob runs one job. Like much code that is older than its lease, the work does not look at the
+// context that ends with the lease. It takes until an order comes.
+func ownOneJob(ctx context.Context, self *worker.Self) error {
+	var at place
+	if err := self.Config(&at); err != nil {
+		return err
+	}
+	client, err := worker.Redis(at.RedisURL, "jobs")
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	db, err := pgxpool.New(ctx, at.PostgresURL)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	leases, err := lease.New(client, lease.Config{TTL: 800 * time.Millisecond, Namespace: at.Namespace})
+	if err != nil {
+		return err
+	}
+	self.Tell(event{})
+	var e event
+	again := time.NewTicker(50 * time.Millisecond)
+	for ran := false; !ran && err == nil; <-again.C {
+		ran, err = NewQueue(db, leases).RunOne(ctx, func(_ context.Context, run *Run) (string, error) {
+			e = event{Attempt: run.Attempt, Token: run.Token}
+			self.Tell(e)
+			var goOn string
+			return "rendered", self.Order(&goOn)
+		})
+	}
+	var stale *fencedb.StaleError
+	if errors.As(err, &stale) {
+		e.StaleBecause = stale.Stored
+	}
+	if err != nil {
+		e.Error = err.Error()
+	}
+	self.Tell(e)
+	return nil
+}
+
+func TestEveryJobIsDoneOnceThoughOwnersDieAndStop(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	at := place{w.db.Config().ConnString(), "redis://" + testenv.Redis(t).Options().Addr + "/0", w.namespace}
+	next := func(p *worker.Process[event]) event {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		e, err := p.Next(ctx)
+		require.NoError(t, err)
+		return e
+	}
+	begin := func() (*worker.Process[event], event) {
+		p, err := worker.Start[event](t.Context(), "jobs", at)
+		require.NoError(t, err)
+		t.Cleanup(p.Abort)
+		return p, next(p)
+	}
+	takeOver := func(from event) event {
+		p, e := begin()
+		require.Equal(t, 2, e.Attempt)
+		require.Greater(t, e.Token, from.Token)
+		require.NoError(t, p.Order("go on"))
+		require.Equal(t, e, next(p), "done, without an error")
+		return e
+	}
+
+	w.enqueue(w.queue(time.Minute), "sales")
+	ann, run := begin()
+	ann.Kill()
+	takeOver(run)
+
+	w.enqueue(w.queue(time.Minute), "stock")
+	cleo, run := begin()
+	require.NoError(t, cleo.Stop())
+	successor := takeOver(run)
+	require.NoError(t, cmp.Or(cleo.Order("go on"), cleo.Continue()))
+	refused := next(cleo)
+	require.Equal(t, []int64{run.Token, successor.Token}, []int64{refused.Token, refused.StaleBecause}, refused.Error)
+
+	var done int
+	require.NoError(t, w.db.QueryRow(t.Context(), `SELECT count(*) FROM report_jobs
+		WHERE state = 'DONE' AND attempts = 2 AND result = 'rendered'`).Scan(&done))
+	require.Equal(t, 2, done)
+}
