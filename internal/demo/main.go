@@ -1,10 +1,10 @@
 // Command demo shows what fencedb is for, on real servers and real processes.
 //
 //	go run ./internal/demo [-unprotected] [-ttl 1.5s]   # five stories; exits with 0 if every promise was kept
-//	go run ./internal/demo jobs                         # jobs whose owners die and stop
 //	go run ./internal/demo page                         # a live page, with buttons that do harm
 //	go run ./internal/demo sale                         # a flash sale in four ways, side by side
 //	go run ./internal/demo with COMMAND...              # runs a command, such as an example, with servers of its own
+//	go run ./internal/demo missing [-own]               # names the servers that make has to install
 //
 // It finds or starts a Postgres and a Redis and ends what it has started. A Redis that it found
 // keeps the last tokens for a day.
@@ -19,19 +19,20 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/fencedb/fencedb/internal/demo/page"
 	"github.com/fencedb/fencedb/internal/demo/sale"
-	"github.com/fencedb/fencedb/internal/demo/stories"
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 func main() {
-	worker.Become(map[string]worker.Life{"booking": worker.Booking, "sale": sale.Work, "jobs": stories.WorkOnJobs})
+	worker.Become(map[string]worker.Life{"booking": worker.Booking, "sale": sale.Work})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
@@ -51,12 +52,13 @@ func run(ctx context.Context, args []string) error {
 		switch args[0] {
 		case "page":
 			return page.Run(ctx, args[1:], os.Stdout)
-		case "jobs":
-			return jobs(ctx)
 		case "sale":
-			return sale.Compare(ctx, args[1:], os.Stdout, terminal())
+			return sale.Compare(ctx, args[1:], os.Stdout)
 		case "with":
 			return with(ctx, args[1:])
+		case "missing":
+			missing(ctx, slices.Contains(args[1:], "-own"))
+			return nil
 		}
 	}
 	return tell(ctx, args)
@@ -68,25 +70,24 @@ func tell(ctx context.Context, args []string) (err error) {
 	unprotected := flags.Bool("unprotected", false, "take the fence away, to see that the demo notices")
 	ttl := flags.Duration("ttl", 1500*time.Millisecond, "how long a lease lasts; the stories wait for that")
 	flags.Usage = func() {
-		fmt.Fprint(flags.Output(), "demo: five stories, and how they ended. There are also jobs, page, sale and "+
-			"with.\n\n")
+		fmt.Fprint(flags.Output(), "demo: five stories, and how they ended. There are also page, sale and with.\n\n")
 		flags.PrintDefaults()
 	}
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("unknown argument %q; there are jobs, page, sale and with, and see -help", flags.Arg(0))
+		return fmt.Errorf("unknown argument %q; there are page, sale and with, and see -help", flags.Arg(0))
 	}
 	if *ttl < time.Millisecond {
 		return fmt.Errorf("-ttl is %v; it must be at least 1ms, such as 1.5s", *ttl)
 	}
-	env, err := testenv.Start(ctx, testenv.Options{AllowMiniredis: true})
+	env, err := testenv.Start(ctx, testenv.Options{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
-	return stories.Run(ctx, stories.Config{
+	return tellStories(ctx, config{
 		PostgresURL: env.PostgresURL,
 		RedisURL:    env.RedisURL,
 		Namespace:   namespace(),
@@ -98,24 +99,13 @@ func tell(ctx context.Context, args []string) (err error) {
 	})
 }
 
-func jobs(ctx context.Context) (err error) {
-	env, err := testenv.Start(ctx, testenv.Options{AllowMiniredis: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, env.Close()) }()
-	return stories.Jobs(ctx, os.Stdout, stories.JobsConfig{
-		PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: namespace(),
-	})
-}
-
 // with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the
 // command, and the servers stay until that has ended.
 func with(ctx context.Context, command []string) (err error) {
 	if len(command) == 0 {
 		return errors.New("with what? Such as: with go run ./examples/jobs")
 	}
-	env, err := testenv.Start(context.WithoutCancel(ctx), testenv.Options{AllowMiniredis: true})
+	env, err := testenv.Start(context.WithoutCancel(ctx), testenv.Options{})
 	if err != nil {
 		return err
 	}
@@ -128,6 +118,15 @@ func with(ctx context.Context, command []string) (err error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
 	return cmd.Run()
+}
+
+// missing prints, one word per line, which of "postgres", "redis" and, with own, "pgbouncer" can
+// neither be reached nor started here, and on stderr what was tried. It starts nothing.
+func missing(ctx context.Context, own bool) {
+	for _, err := range testenv.Missing(ctx, own) {
+		fmt.Println(strings.ToLower(err.Server))
+		fmt.Fprintln(os.Stderr, err)
+	}
 }
 
 // namespace keeps the leases apart on a Redis that others use too.

@@ -28,11 +28,6 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-const (
-	kept   = "AS PROMISED"
-	broken = "NOT AS PROMISED"
-)
-
 var titles = []string{
 	"1  Two guests, one table",
 	"2  The stolen lock",

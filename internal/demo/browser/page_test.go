@@ -198,6 +198,79 @@ func TestSpeedsAndColours(t *testing.T) {
 	require.NotEqual(t, light, ask[string](w, `getComputedStyle(document.body).backgroundColor`))
 }
 
+// What the scene is about is read by people, on small screens too: it stays for two seconds, and
+// nobody has to scroll for it.
+func TestThePunchLineStaysAndIsSeen(t *testing.T) {
+	for _, size := range [][2]int64{{360, 640}, {1280, 716}} {
+		for fence, want := range map[string]string{"on": "Refused: carried", "off": "Lost update"} {
+			t.Run(fmt.Sprint(size, " fence ", fence), func(t *testing.T) {
+				w := open(t, "fast")
+				w.do(chromedp.EmulateViewport(size[0], size[1]))
+				w.until(fmt.Sprintf(`innerWidth === %d`, size[0]))
+				if fence == "off" {
+					w.click("#fence")
+					w.until(`document.getElementById("fence").getAttribute("aria-checked") === "false"`)
+				}
+				w.do(chromedp.Evaluate[chromedp.Void](`
+					window.captions = [];
+					new MutationObserver(() => {
+						const text = document.getElementById("caption-title").textContent;
+						if (text === captions.at(-1)?.text) return;
+						const boxes = ["caption-title", "caption-why"].map((id) => document.getElementById(id).getBoundingClientRect());
+						captions.push({ text, at: performance.now(), seen: scrollY === 0 && boxes.every((b) => b.height > 0 && b.top >= 0 && b.bottom <= innerHeight) });
+					}).observe(document.getElementById("caption-title"), { childList: true, characterData: true, subtree: true });`))
+
+				w.click("#scenes [data-do=zombie]")
+				w.until(`captions.some((c) => c.text.startsWith("` + want + `"))`)
+				w.view(fmt.Sprintf("punch-%s-%d", fence, size[0]))
+				w.until(`captions.findIndex((c) => c.text.startsWith("` + want + `")) < captions.length - 1`)
+
+				shown := ask[[]float64](w, `(() => {
+					const i = captions.findIndex((c) => c.text.startsWith("`+want+`"));
+					return [captions[i + 1].at - captions[i].at, Number(captions[i].seen)];
+				})()`)
+				require.GreaterOrEqual(t, shown[0], 2000.0, "milliseconds")
+				require.EqualValues(t, 1, shown[1], "above the fold")
+			})
+		}
+	}
+}
+
+// Redis does not know the holder any more, and it does not know that.
+func TestAHolderThatRedisHasForgottenOnlyBelieves(t *testing.T) {
+	for name, lose := range map[string]func(w *tab){
+		"FLUSHALL": func(w *tab) { w.click(`#redis [data-do=flush]`) },
+		"Restart":  func(w *tab) { w.click(`#redis [data-do=restart]`) },
+		"DEL": func(w *tab) {
+			require.NoError(w, w.redis.Del(w.Context(), "lease:v1:{table:12}:owner").Err())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := open(t, "slow")
+			w.click(card("A", "reserve"))
+			w.until(`document.getElementById("redis").dataset.owner === "A"`)
+			pid := ask[string](w, `document.getElementById("worker-A").dataset.pid`)
+			require.Regexp(t, `@.*:`+pid+`$`, ask[string](w, `document.getElementById("redis-label").textContent`), "the label that the lease carries")
+			token := w.owner()
+			w.click(card("A", "pause")) // or its next renewal tells it
+			w.until(status("A") + ` === "paused"`)
+
+			lose(w)
+
+			const belief = `document.querySelector("#worker-A .believes")`
+			w.until(belief + `.checkVisibility() && ` + belief + `.dataset.token === "` + token + `"`)
+			w.view("believes")
+			require.Equal(t, "only believes that it holds 1", ask[string](w, belief+`.textContent`))
+			w.until(`document.querySelectorAll("#plane .ghost.open[data-token='` + token + `']").length === 1`)
+			w.until(`document.getElementById("redis").dataset.token === ""`)
+
+			w.click(card("A", "wake"))
+			w.until(`!` + belief + `.checkVisibility()`)
+			w.until(`document.querySelectorAll("#plane .ghost.open").length === 0`)
+		})
+	}
+}
+
 // play presses the button of a scene and waits until it is over.
 func (w *tab) play(scene string) {
 	w.Helper()

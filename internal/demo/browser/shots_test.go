@@ -50,9 +50,7 @@ func TestAZombieFitsIntoOneView(t *testing.T) {
 
 	w.click(`#log [data-kind=refused]`)
 	w.do(chromedp.Evaluate[chromedp.Void](`scrollTo(0, 0)`))
-	png, err := chromedp.Run(w.ctx, chromedp.CaptureScreenshot())
-	require.NoError(t, err)
-	w.keep("live", png)
+	w.view("live")
 }
 
 // TestWithReducedMotionThePictureMovesInSteps, and still moves.
@@ -88,6 +86,14 @@ const tooWide = `[...document.querySelectorAll("body *")].filter((e) => {
 func (w *tab) shoot(name string) {
 	w.Helper()
 	png, err := chromedp.Run(w.ctx, chromedp.FullScreenshot(100))
+	require.NoError(w, err)
+	w.keep(name, png)
+}
+
+// view takes a picture of what is seen without scrolling.
+func (w *tab) view(name string) {
+	w.Helper()
+	png, err := chromedp.Run(w.ctx, chromedp.CaptureScreenshot())
 	require.NoError(w, err)
 	w.keep(name, png)
 }

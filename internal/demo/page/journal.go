@@ -51,14 +51,15 @@ func (j *Journal) Add(r Record) {
 	j.announce()
 }
 
-// Expire notes that Redis does not have the lease any more, if nothing was heard of its end.
-func (j *Journal) Expire(token int64, at time.Time) {
+// Gone notes that Redis does not have the lease any more, if nothing was heard of its end: Expired
+// or Forgotten.
+func (j *Journal) Gone(token int64, kind Kind, at time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if t := j.narrator.terms[token]; t == nil || t.ended != "" {
 		return
 	}
-	j.append(Record{Kind: Expired, Token: token, At: at})
+	j.append(Record{Kind: kind, Token: token, At: at})
 	j.announce()
 }
 
@@ -73,12 +74,15 @@ func (j *Journal) append(r Record) {
 }
 
 // SetState replaces the state, if it is another one, and adds what only the journal knows: who
-// holds the lease, and who was told what.
+// holds the lease, who only believes so, and who was told what.
 func (j *Journal) SetState(s State) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if t := j.narrator.terms[s.Redis.Token]; t != nil {
 		s.Redis.Owner = t.worker
+	}
+	for i, w := range s.Workers {
+		s.Workers[i].Believes = j.narrator.believes(w.Name)
 	}
 	for i, b := range s.Postgres.Bookings {
 		s.Postgres.Bookings[i].Told = slices.Clone(j.narrator.told[b.Evening])

@@ -53,12 +53,44 @@ func TestALeaseEndsOnce(t *testing.T) {
 	j := NewJournal()
 	j.Add(Record{Kind: Granted, Worker: "A", Token: 41})
 	j.Add(Record{Kind: Released, Worker: "A", Token: 41})
-	j.Expire(41, time.Now())
-	j.Expire(40, time.Now()) // never heard of
+	j.Gone(41, Expired, time.Now())
+	j.Gone(40, Expired, time.Now()) // never heard of
 	j.Add(Record{Kind: Granted, Worker: "B", Token: 42})
-	j.Expire(42, time.Now())
-	j.Expire(42, time.Now())
+	j.Gone(42, Expired, time.Now())
+	j.Gone(42, Forgotten, time.Now())
 	require.Equal(t, []Kind{Granted, Released, Granted, Expired}, kinds(j.After(0).Records))
+}
+
+// Redis can lose a lease in several ways. Until its holder hears of it, it only believes.
+func TestAHolderThatRedisHasForgottenOnlyBelieves(t *testing.T) {
+	t.Parallel()
+	believes := func(j *Journal) int64 {
+		j.SetState(State{Workers: []Worker{{Name: "A"}}})
+		return j.After(0).State.Workers[0].Believes
+	}
+	for name, gone := range map[string]func(j *Journal){
+		"run out":         func(j *Journal) { j.Gone(41, Expired, time.Now()) },
+		"flushed":         func(j *Journal) { j.Add(Record{Kind: Flushed}) },
+		"restarted":       func(j *Journal) { j.Add(Record{Kind: RedisDown}); j.Add(Record{Kind: RedisUp}) },
+		"deleted by hand": func(j *Journal) { j.Gone(41, Forgotten, time.Now()) },
+	} {
+		for end, notice := range map[string]Record{
+			"noticed": {Kind: Lost, Worker: "A", Token: 41, Cause: "lost"},
+			"killed":  {Kind: Killed, Worker: "A"},
+			"told":    {Kind: Told, Worker: "A", Cause: "failed"},
+		} {
+			j := NewJournal()
+			j.Add(Record{Kind: Asked, Worker: "A", Guest: "Ann", Evening: 1})
+			j.Add(Record{Kind: Granted, Worker: "A", Token: 41})
+			require.Zero(t, believes(j), name)
+			gone(j)
+			require.EqualValues(t, 41, believes(j), name)
+			last := j.After(0).Records[len(j.After(0).Records)-1]
+			require.Equal(t, []any{"A", int64(41)}, []any{last.Worker, last.Token}, name)
+			j.Add(notice)
+			require.Zero(t, believes(j), "%s, then %s", name, end)
+		}
+	}
 }
 
 func TestTheSecondOfTwoGuestsWhoWereToldYesIsALostUpdate(t *testing.T) {
@@ -131,7 +163,7 @@ func TestOldRecordsAreForgotten(t *testing.T) {
 func TestEveryKindIsExplained(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []Kind{Waiting, Granted, Held, Extended, Released, Lost, Revoked, Healed, Committed, Refused, Failed, Started, Asked,
-		Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Flushed, RedisDown, RedisUp, Unprotected, Protected, Speed, SceneFailed} {
+		Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Forgotten, Flushed, RedisDown, RedisUp, Unprotected, Protected, Speed, SceneFailed} {
 		got := told(Record{Kind: kind, Worker: "A", Token: 41, Stored: 42, Cause: "expired", Guest: "Ann", Evening: 1})[0]
 		require.NotEmpty(t, got.Title, kind)
 		require.NotEmpty(t, got.Why, kind)

@@ -104,6 +104,13 @@ var telling = map[Kind]func(*narrator, *actor, *Record){
 	Released: (*narrator).released,
 	Lost:     (*narrator).lost,
 	Expired:  (*narrator).expired,
+	Forgotten: func(n *narrator, _ *actor, r *Record) {
+		if t := n.end(r.Token, Forgotten); t != nil {
+			r.Worker = t.worker
+		}
+		r.say(Bad, "L1", "Redis does not know {token} any more", fmt.Sprintf("Somebody has ended it there, or deleted "+
+			"the key. %s still believes that it holds, until a renewal tells it. Another may hold by then.", r.Worker))
+	},
 	Revoked: func(_ *narrator, _ *actor, r *Record) {
 		r.say(Stop, "", "The lease was revoked", "An operator ended the lease, and moved the fence on to {token}.")
 	},
@@ -151,6 +158,20 @@ func (n *narrator) end(token int64, kind Kind) *term {
 		t.ended = kind
 	}
 	return t
+}
+
+// believes is the token of a worker at work whose lease is gone from Redis and who has not noticed.
+func (n *narrator) believes(worker string) int64 {
+	a := n.actor(worker)
+	t := n.terms[a.token]
+	if a.guest == "" || t == nil || t.noticed {
+		return 0
+	}
+	switch t.ended {
+	case Expired, Flushed, Forgotten:
+		return t.token
+	}
+	return 0
 }
 
 // otherTold is a guest who was told that the evening is theirs, and is not this one.

@@ -16,28 +16,34 @@ const (
 
 	// grace is how long after a lease has gone from Redis its holder may still be heard of giving
 	// it back.
-	grace = 150 * time.Millisecond
+	grace        = 150 * time.Millisecond
+	releaseGrace = time.Second // most leases end by being given back, on a busy machine too
 )
 
 // observe looks at both servers again and again.
 func (s *Stage) observe() {
 	for last := (State{}); s.life.Err() == nil; s.rest(lookEvery) {
 		now := s.look(last)
-		s.noteExpiry(last.Redis, now.Redis)
+		s.noteGone(last.Redis, now.Redis)
 		s.journal.SetState(now)
 		last = now
 	}
 }
 
-// noteExpiry: a lease that is gone when its time was over, and that nobody gave back, has run out.
-func (s *Stage) noteExpiry(last, now Redis) {
+// noteGone: a lease that is gone when its time was over, and that nobody gave back, has run out. One
+// that is gone earlier was taken away in Redis.
+func (s *Stage) noteGone(last, now Redis) {
 	at := time.Now()
-	if !now.Up || last.Token == 0 || last.Token == now.Token || at.Add(grace).UnixMilli() < last.Ends {
+	if !now.Up || last.Token == 0 || last.Token == now.Token {
 		return
+	}
+	kind, grace := Expired, grace
+	if at.Add(grace).UnixMilli() < last.Ends {
+		kind, grace = Forgotten, releaseGrace
 	}
 	s.work.Go(func() {
 		s.rest(grace)
-		s.journal.Expire(last.Token, at)
+		s.journal.Gone(last.Token, kind, at)
 	})
 }
 
@@ -64,7 +70,7 @@ func (s *Stage) lookAtRedis(ctx context.Context, last Redis) Redis {
 	}
 	now := Redis{Up: true, Token: found.Token, Fence: found.LastToken, Waiters: found.Waiters}
 	if found.Token != 0 {
-		now.LeaseID, now.TTL = found.Holder.String()[:8], s.pace().TTL.Milliseconds()
+		now.LeaseID, now.Label, now.TTL = found.Holder.String()[:8], found.Label, s.pace().TTL.Milliseconds()
 		now.Ends = steady(last, found)
 	}
 	return now

@@ -15,12 +15,11 @@ import (
 	"embed"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"net"
 	"net/http"
 )
 
-//go:embed static
+//go:embed *.html *.css *.js *.svg
 var files embed.FS
 
 // Do is what a button does, as Stage.Do.
@@ -28,12 +27,8 @@ type Do func(ctx context.Context, action, with string) error
 
 // Handler serves the page. Streams end with the context of their requests.
 func Handler(j *Journal, do Do) http.Handler {
-	static, err := fs.Sub(files, "static")
-	if err != nil {
-		panic("bug: " + err.Error())
-	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /", http.FileServerFS(static))
+	mux.Handle("GET /", http.FileServerFS(files))
 	mux.Handle("GET /events", events(j))
 	mux.Handle("POST /do/{action}", button(do))
 	return onlyLoopback(headers(http.NewCrossOriginProtection().Handler(mux)))

@@ -4,10 +4,13 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -117,4 +120,61 @@ func read(t *testing.T, server *httptest.Server, lastEventID string) (lines []st
 	}
 	require.Fail(t, "the stream ended")
 	return nil
+}
+
+// The word of its release may be late.
+func TestALeaseThatIsGoneHasRunOutOrWasForgotten(t *testing.T) {
+	t.Parallel()
+	for token, test := range map[int64]struct {
+		left     time.Duration
+		released bool
+		want     []Kind
+	}{
+		41: {time.Hour, false, []Kind{Granted, Forgotten}},
+		42: {time.Hour, true, []Kind{Granted, Released}},
+		43: {0, false, []Kind{Granted, Expired}},
+		44: {0, true, []Kind{Granted, Released}},
+	} {
+		j := NewJournal()
+		s := &Stage{journal: j, life: t.Context()}
+		j.Add(Record{Kind: Granted, Worker: "A", Token: token})
+
+		s.noteGone(Redis{Up: true, Token: token, Ends: time.Now().Add(test.left).UnixMilli()}, Redis{Up: true})
+		if test.released {
+			j.Add(Record{Kind: Released, Worker: "A", Token: token})
+		}
+		s.work.Wait()
+
+		require.Equal(t, test.want, kinds(j.After(0).Records), test.left)
+	}
+}
+
+func TestThePageIsForThisMachineAlone(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // of a page that is served all the same
+	defer cancel()
+	for _, addr := range []string{"0.0.0.0:0", ":0", "nowhere", "127.0.0.1"} {
+		require.Error(t, Run(ctx, []string{"-addr", addr}, io.Discard), addr)
+	}
+	listener, err := listen("127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+}
+
+func TestBadArgumentsAreRefused(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"sing"}, {"-sing"}} {
+		require.Error(t, Run(t.Context(), args, io.Discard), args)
+	}
+}
+
+func TestItEndsWithItsContextBeforeAnythingIsStarted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.Error(t, show(ctx, listener, io.Discard))
+	_, err = net.Dial("tcp", listener.Addr().String())
+	require.Error(t, err)
 }

@@ -33,6 +33,7 @@ const (
 	Woken       Kind = "woken"       // SIGCONT
 	Killed      Kind = "killed"      // SIGKILL
 	Expired     Kind = "expired"     // Redis dropped the owner, and nobody had given it back
+	Forgotten   Kind = "forgotten"   // Redis does not have the owner any more, before its time and without a word of its holder
 	Flushed     Kind = "flushed"     // FLUSHALL
 	RedisDown   Kind = "redis_down"  // about to be restarted
 	RedisUp     Kind = "redis_up"    // answers again, empty
@@ -90,6 +91,7 @@ type State struct {
 type Redis struct {
 	Up      bool   `json:"up"`
 	Owner   string `json:"owner,omitempty"`    // the worker, or "" if nobody holds
+	Label   string `json:"label,omitempty"`    // what the lease itself says of its holder: program@host:pid
 	LeaseID string `json:"lease_id,omitempty"` // its first 8 characters
 	Token   int64  `json:"token,string,omitempty"`
 	Ends    int64  `json:"ends,omitempty"` // without renewal, in milliseconds since 1970
@@ -122,6 +124,9 @@ type Worker struct {
 	Status  Status `json:"status"`
 	Guest   string `json:"guest,omitempty"`
 	Evening int    `json:"evening,omitempty"`
+
+	// Believes is the token of a lease that is gone from Redis while the worker does not know it.
+	Believes int64 `json:"believes,string,omitempty"`
 }
 
 // Status is what a worker does.

@@ -145,13 +145,21 @@ func (n *narrator) expired(a *actor, r *Record) {
 }
 
 func (n *narrator) flushed(_ *actor, r *Record) {
+	believer := n.forget(r)
+	r.say(Bad, "L2", "FLUSHALL", "Redis has forgotten leases, queue and counter. Postgres has not forgotten the "+
+		"newest token, and the next one will be higher: Redis's clock is its floor."+believer)
+}
+
+// forget notes that Redis has lost everything, and puts a holder who does not know into the record.
+func (n *narrator) forget(r *Record) (believer string) {
 	if h := n.holder(); h != nil {
-		h.ended = Flushed
-	} else if n.newest != nil {
+		r.Worker, r.Token = h.worker, h.token
+		believer = fmt.Sprintf(" %s still believes that it holds {token}.", h.worker)
+	}
+	if n.newest != nil {
 		n.newest.ended = Flushed
 	}
-	r.say(Bad, "L2", "FLUSHALL", "Redis has forgotten leases, queue and counter. Postgres has not forgotten the "+
-		"newest token, and the next one will be higher: Redis's clock is its floor.")
+	return believer
 }
 
 func (n *narrator) redisDown(_ *actor, r *Record) {
@@ -160,11 +168,9 @@ func (n *narrator) redisDown(_ *actor, r *Record) {
 }
 
 func (n *narrator) redisUp(_ *actor, r *Record) {
-	if n.newest != nil {
-		n.newest.ended = Flushed // nothing is kept on disk
-	}
+	believer := n.forget(r) // nothing is kept on disk
 	r.say(Plain, "L2", "Redis is back, and empty", "It kept nothing on disk. Scripts are loaded anew when they "+
-		"are missing, and tokens go on rising from its clock.")
+		"are missing, and tokens go on rising from its clock."+believer)
 }
 
 func times(n int) string {

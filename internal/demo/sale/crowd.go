@@ -5,9 +5,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -33,15 +36,14 @@ const (
 
 // report is what a worker tells, one JSON object a line.
 type report struct {
-	Kind  string          // ready, tally, holding, done
-	Tally Tally           // tally, done
+	Kind  string          // ready, holding, done
+	Tally Tally           // done: what the buyers were told
 	SKUs  []string        `json:",omitempty"` // holding: what the buyer is about to write to
 	Waits []time.Duration `json:",omitempty"` // done: how long each reservation took
 	Error string          `json:",omitempty"` // the first that was not to be expected
 }
 
 const (
-	tellEvery  = 200 * time.Millisecond
 	sweepEvery = 100 * time.Millisecond
 	conns      = 20 // to Postgres; everyone else waits for one
 )
@@ -106,8 +108,11 @@ func (c *crowd) run(ctx context.Context) {
 			}
 		})
 	}
-	all.Go(func() { every(selling, sweepEvery, func() { c.note(c.shop.Sweep(ctx)) }) })
-	all.Go(func() { every(selling, tellEvery, func() { c.Tell(report{Kind: "tally", Tally: c.now()}) }) })
+	all.Go(func() {
+		for sleep(selling, sweepEvery) == nil {
+			c.note(c.shop.Sweep(ctx))
+		}
+	})
 	c.Tell(report{Kind: "ready"})
 	if !c.obey() {
 		abort()
@@ -142,24 +147,6 @@ func (c *crowd) note(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.err = cmp.Or(c.err, err.Error())
-}
-
-func every(ctx context.Context, d time.Duration, do func()) {
-	for again := time.NewTicker(d); ; {
-		select {
-		case <-again.C:
-			do()
-		case <-ctx.Done():
-			again.Stop()
-			return
-		}
-	}
-}
-
-func (c *crowd) now() Tally {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.tally
 }
 
 func (c *crowd) count(f func(t *Tally)) {
@@ -217,3 +204,67 @@ func (c *crowd) wishes() (lines []shop.Line) {
 	}
 	return lines
 }
+
+// breakpoint holds one buyer who has read the stock, has made up its mind, and is about to write:
+// in the driver, when everything that can be checked before has been checked. Then the process can
+// be stopped at the worst point instead of at any.
+type breakpoint struct {
+	reached func(skus []string) // that are about to be written
+	goOn    chan struct{}
+	armed   atomic.Bool
+}
+
+// attempt is one buyer at one cart.
+type attempt struct{ held bool }
+
+type attemptKey struct{}
+
+// watch makes what happens under the context something to be held.
+func (b *breakpoint) watch(ctx context.Context) (context.Context, *attempt) {
+	a := &attempt{}
+	return context.WithValue(ctx, attemptKey{}, a), a
+}
+
+// arm holds the next one. A word to go on that came too late for the last one does not count.
+func (b *breakpoint) arm() {
+	select {
+	case <-b.goOn:
+	default:
+	}
+	b.armed.Store(true)
+}
+
+// TraceBatchStart implements [pgx.BatchTracer].
+func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	a, watched := ctx.Value(attemptKey{}).(*attempt)
+	if !watched || !strings.HasPrefix(data.Batch.QueuedQueries[0].SQL, "UPDATE stock") {
+		return ctx
+	}
+	if b.armed.CompareAndSwap(true, false) {
+		a.held = true
+		var skus []string
+		for _, q := range data.Batch.QueuedQueries {
+			skus = append(skus, q.Arguments[0].(string))
+		}
+		b.reached(skus)
+		select {
+		case <-b.goOn:
+		case <-ctx.Done():
+		}
+	}
+	return ctx
+}
+
+// TraceBatchQuery implements [pgx.BatchTracer].
+func (*breakpoint) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+// TraceBatchEnd implements [pgx.BatchTracer].
+func (*breakpoint) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// TraceQueryStart implements [pgx.QueryTracer].
+func (*breakpoint) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+// TraceQueryEnd implements [pgx.QueryTracer].
+func (*breakpoint) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}

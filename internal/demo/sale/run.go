@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
 // Result is one sale: what its buyers were told, and what the books say.
@@ -27,16 +28,13 @@ type Result struct {
 	Settled Books // when every reservation was over, and every refund made
 }
 
-// Progress is told now and then how far a sale is.
-type Progress func(gone time.Duration, told Tally)
-
 const (
 	startTime  = time.Minute // for a worker to begin, or to end
 	settleTime = time.Minute // for the last reservations and refunds
 )
 
 // Run plays a sale.
-func Run(ctx context.Context, mode Mode, s Servers, l Load, progress Progress) (r Result, err error) {
+func Run(ctx context.Context, mode Mode, s Servers, l Load) (r Result, err error) {
 	if err := l.Validate(); err != nil {
 		return r, err
 	}
@@ -53,7 +51,7 @@ func Run(ctx context.Context, mode Mode, s Servers, l Load, progress Progress) (
 		return r, err
 	}
 	r = Result{Mode: mode, Load: l}
-	if r.Told, r.Waits, err = p.trade(progress); err != nil {
+	if r.Told, r.Waits, err = p.trade(); err != nil {
 		return r, err
 	}
 	return r, p.count(&r)
@@ -95,16 +93,12 @@ func (p *play) prepare() (err error) {
 }
 
 // trade lets the buyers buy, stops workers meanwhile, and returns when the last buyer has gone.
-func (p *play) trade(progress Progress) (told Tally, waits []time.Duration, err error) {
+func (p *play) trade() (told Tally, waits []time.Duration, err error) {
 	if err := p.startWorkers(); err != nil {
 		return told, nil, err
 	}
-	during, over := context.WithTimeout(p, p.load.For)
-	defer over()
-	var stops errgroup.Group
-	stops.Go(p.pauses)
-	p.watch(during, progress)
-	if err := stops.Wait(); err != nil {
+	over := time.Now().Add(p.load.For)
+	if err := errors.Join(p.pauses(), sleep(p, time.Until(over))); err != nil {
 		return told, nil, err
 	}
 	return p.close()
@@ -129,12 +123,9 @@ func (p *play) startWorkers() error {
 
 // pauses stops one worker after the other, each at a random time within its share of the sale.
 func (p *play) pauses() error {
-	if p.load.Pauses == 0 {
-		return nil
-	}
-	share := p.load.For / time.Duration(p.load.Pauses)
 	began := time.Now()
 	for n := range p.load.Pauses {
+		share := p.load.For / time.Duration(p.load.Pauses)
 		spare := share - p.load.Pause
 		at := time.Duration(n)*share + spare/4 + rand.N(spare/2+1)
 		if err := sleep(p, time.Until(began.Add(at))); err != nil {
@@ -165,7 +156,7 @@ func (p *play) outlast(skus []string) error {
 		if err != nil || lower(now, before) {
 			return err
 		}
-		if sleep(patience, showEvery/10) != nil {
+		if sleep(patience, 20*time.Millisecond) != nil {
 			return nil
 		}
 	}
@@ -181,19 +172,6 @@ func lower(now, before []shop.Level) bool {
 	return false
 }
 
-const showEvery = 200 * time.Millisecond
-
-func (p *play) watch(ctx context.Context, progress Progress) {
-	began := time.Now()
-	every(ctx, showEvery, func() {
-		var told Tally
-		for _, w := range p.workers {
-			told.add(w.now().Tally)
-		}
-		progress(time.Since(began), told)
-	})
-}
-
 func (p *play) close() (told Tally, waits []time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(p, startTime)
 	defer cancel()
@@ -201,7 +179,7 @@ func (p *play) close() (told Tally, waits []time.Duration, err error) {
 	var all errgroup.Group
 	for n, w := range p.workers {
 		all.Go(func() (err error) {
-			reports[n], err = w.end(ctx)
+			reports[n], err = w.ask(ctx, orderEnd, "done")
 			return err
 		})
 	}
@@ -276,5 +254,57 @@ func (p *play) settle() error {
 		if err := sleep(p, sweepEvery); err != nil {
 			return fmt.Errorf("%d carts and refunds: %w", n, err)
 		}
+	}
+}
+
+// crowdProcess is a crowd seen from outside.
+type crowdProcess struct {
+	*worker.Process[report]
+	name string
+}
+
+// startWorker starts a worker and waits until it is ready.
+func startWorker(ctx context.Context, s settings) (*crowdProcess, error) {
+	p, err := worker.Start[report](ctx, "sale", s)
+	return &crowdProcess{p, s.Name}, err
+}
+
+// ask gives an order and waits for the answer, of that kind.
+func (p *crowdProcess) ask(ctx context.Context, order, kind string) (report, error) {
+	if err := p.Order(order); err != nil {
+		return report{}, err
+	}
+	r, err := p.Next(ctx)
+	if err == nil && r.Kind != kind {
+		err = fmt.Errorf("it tells %q", r.Kind)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %s: %w", p.name, order, err)
+	}
+	return r, err
+}
+
+// pause stops the process when one of its buyers is about to write to some SKUs, until that
+// function returns, and lets both go on.
+func (p *crowdProcess) pause(ctx context.Context, until func(skus []string) error) error {
+	held, err := p.ask(ctx, orderHold, "holding")
+	if err != nil {
+		return err
+	}
+	if err := p.Stop(); err != nil {
+		return err
+	}
+	err = until(held.SKUs)
+	return errors.Join(err, p.Order(orderGo), p.Continue())
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }

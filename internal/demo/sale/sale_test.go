@@ -16,6 +16,7 @@ import (
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
 )
 
 func TestMain(m *testing.M) {
@@ -37,15 +38,13 @@ func TestEachWayKeepsItsBooksAsItShould(t *testing.T) {
 	for _, mode := range Modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			var told atomic.Int64
-			r, err := Run(t.Context(), mode, serversOf(t), light, func(_ time.Duration, now Tally) { told.Store(int64(now.Reserve.Done)) })
+			r, err := Run(t.Context(), mode, serversOf(t), light)
 			require.NoError(t, err)
 
 			var table strings.Builder
 			require.NoError(t, WriteTable(&table, []Result{r}))
 			t.Log("\n" + table.String())
 			require.Empty(t, r.Problems())
-			require.Positive(t, told.Load(), "progress")
 			if mode == Fenced {
 				require.Equal(t, 1, r.Told.StoppedNot, "the buyer who was stopped is refused")
 			}
@@ -96,8 +95,20 @@ func TestASaleThatIsInterruptedLeavesNoProcess(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	load := light
 	load.For, load.Pauses = time.Hour, 0
-	_, err := Run(ctx, Fenced, serversOf(t), load, func(time.Duration, Tally) { interrupt() })
-	require.ErrorIs(t, err, context.Canceled) // Run has waited for its workers by then
+	servers, ended := serversOf(t), make(chan error)
+	go func() {
+		_, err := Run(ctx, Fenced, servers, load)
+		ended <- err
+	}()
+	db, err := pgxpool.New(t.Context(), servers.PostgresURL)
+	require.NoError(t, err)
+	defer db.Close()
+	require.Eventually(t, func() bool {
+		var carts int
+		return db.QueryRow(t.Context(), `SELECT count(*) FROM carts`).Scan(&carts) == nil && carts > 0
+	}, time.Minute, 20*time.Millisecond)
+	interrupt()
+	require.ErrorIs(t, <-ended, context.Canceled) // Run has waited for its workers by then
 }
 
 // The process that starts workers can be killed, and cannot tell them then.
@@ -109,17 +120,18 @@ func TestAWorkerEndsWithTheProcessThatStartedIt(t *testing.T) {
 	w, err := startWorker(t.Context(), settings{p.servers, load, Fenced, "worker-1", 8})
 	require.NoError(t, err)
 	defer w.Kill()
-	require.NoError(t, w.Order(orderHold))
-	_, err = w.holds(t.Context())
+	_, err = w.ask(t.Context(), orderHold, "holding")
 	require.NoError(t, err, "a buyer is held, and others wait for it")
 
 	w.EndOrders()
 
-	select {
-	case <-w.ended:
-	case <-time.After(20 * time.Second):
-		require.Fail(t, "it lives on")
-	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	last, err := w.Next(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "done", last.Kind)
+	_, err = w.Next(ctx)
+	require.ErrorContains(t, err, "has ended")
 }
 
 func TestLoadsThatShowNothingAreRefused(t *testing.T) {
@@ -138,7 +150,7 @@ func TestLoadsThatShowNothingAreRefused(t *testing.T) {
 		load := light
 		change(&load)
 		require.ErrorContains(t, load.Validate(), says)
-		_, err := Run(t.Context(), Fenced, Servers{}, load, nil)
+		_, err := Run(t.Context(), Fenced, Servers{}, load)
 		require.ErrorContains(t, err, says)
 	}
 }
@@ -171,6 +183,21 @@ func TestUsage(t *testing.T) {
 		"2 buyers":                {"-buyers", "2"},
 		"do not fit into 1s":      {"-for", "1s"},
 	} {
-		require.ErrorContains(t, Compare(t.Context(), args, io.Discard, false), says)
+		require.ErrorContains(t, Compare(t.Context(), args, io.Discard), says)
 	}
+}
+
+// The control does all that a lock alone can do.
+func TestWhoLooksAtItsLeaseInTimeDoesNotWrite(t *testing.T) {
+	t.Parallel()
+	issuer, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
+	require.NoError(t, err)
+	leases, err := issuer.AcquireAll(t.Context(), []string{"sku:a", "sku:b"})
+	require.NoError(t, err)
+	require.NoError(t, leases[1].Release(t.Context()))
+
+	err = locked{nil, leases}.setLevels(t.Context(), []shop.Level{{SKU: "a"}})
+
+	require.ErrorIs(t, err, lease.ErrReleased)
+	require.NoError(t, leases[0].Release(t.Context()))
 }

@@ -1,4 +1,4 @@
-package stories
+package main
 
 import (
 	"fmt"
@@ -54,7 +54,7 @@ func (p *printer) paragraph(lead string, s style, text string) {
 	}
 }
 
-func (p *printer) opening(cfg Config, pidA, pidB int) {
+func (p *printer) opening(cfg config, pidA, pidB int) {
 	p.line(p.paint(bold, "A booking desk, two workers, one table at a time"))
 	p.line()
 	for _, note := range cfg.Notes {

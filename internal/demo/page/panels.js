@@ -27,7 +27,9 @@ function showRedis(r) {
   $("redis").dataset.owner = r.owner ?? "";
   $("redis").dataset.token = r.token ?? "";
   $("redis").dataset.fence = r.fence ?? "";
+  $("redis").dataset.label = r.label ?? "";
   $("redis-owner").replaceChildren(...(r.token ? [...(r.owner ? [who(r.owner)] : []), "token ", chip(r.token)] : ["nobody"]));
+  $("redis-label").textContent = r.label || "–";
   $("redis-fence").replaceChildren(r.fence ? chip(r.fence) : "none");
   $("redis-queue").textContent = r.waiters === 0 ? "nobody waits" : `${r.waiters} ${r.waiters === 1 ? "waits" : "wait"}`;
   left = { ends: r.token ? r.ends : 0, ttl: r.ttl_ms };
@@ -81,6 +83,7 @@ function showCrew(workers) {
     card.dataset.status = w.status;
     card.dataset.pid = w.pid ?? "";
     card.querySelector(".status").textContent = doing(w);
+    believes(card.querySelector(".believes"), w.believes);
     card.querySelector(".pid").textContent = w.pid ? `pid ${w.pid}` : "";
     const [reserve, pause, kill] = card.querySelectorAll("button");
     pause.dataset.do = w.status === "paused" ? "wake" : "pause";
@@ -95,6 +98,13 @@ function showCrew(workers) {
 function doing(w) {
   const guest = w.guest ? ` at ${w.guest}'s booking` : "";
   return { idle: "idle", busy: `works for ${w.guest}`, paused: `stopped${guest}`, dead: "gone, starts again soon" }[w.status];
+}
+
+// believes shows a holder that Redis has forgotten as what it is.
+function believes(p, token) {
+  p.hidden = !token;
+  if (token && p.dataset.token !== token) p.replaceChildren("only believes that it holds ", chip(token));
+  p.dataset.token = token ?? "";
 }
 
 function crewCard(name) {
@@ -117,7 +127,9 @@ function crewCard(name) {
     b.setAttribute("aria-label", `${text} ${name}`);
     buttons.append(b);
   }
-  card.append(h2, buttons);
+  const belief = document.createElement("p");
+  belief.className = "believes";
+  card.append(h2, belief, buttons);
   $("crew").append(card);
   return card;
 }

@@ -3,6 +3,10 @@
 import { sentence } from "./tokens.js";
 
 const most = 400; // in the list
+const hold = 2500; // ms for which a punch line stays, whatever happens meanwhile
+
+// punch tells what a scene is about: a write that was refused, or one that destroyed another.
+const punch = (r) => r.kind === "refused" || (r.tone === "bad" && (r.kind === "wrote" || r.kind === "told"));
 
 export class History {
   constructor(onSelect) {
@@ -19,6 +23,9 @@ export class History {
     this.records = []; // that have an item, oldest first
     this.selected = null; // seq
     this.live = false; // announce what comes
+    this.punches = []; // that were not shown yet
+    this.until = 0; // when the one that is shown may go
+    clearTimeout(this.timer);
     this.log.replaceChildren();
   }
 
@@ -30,7 +37,20 @@ export class History {
       this.records.shift();
       this.log.lastElementChild.remove();
     }
-    if (this.live && this.selected === null) this.caption(r);
+    if (!this.live) return;
+    if (punch(r)) this.punches.push(r);
+    this.next();
+  }
+
+  /** next shows the oldest punch line that was not shown yet, or else the newest event, once the one before has had its time. */
+  next() {
+    if (this.selected !== null || performance.now() < this.until) return;
+    const r = this.punches.shift() ?? this.records.at(-1);
+    if (!r || r.seq === this.shown) return;
+    this.caption(r);
+    if (!punch(r)) return;
+    this.until = performance.now() + hold;
+    this.timer = setTimeout(() => this.next(), hold);
   }
 
   /** caughtUp shows the newest, and from now on each that comes. */
@@ -42,6 +62,7 @@ export class History {
 
   caption(r) {
     const caption = document.getElementById("caption");
+    this.shown = r.seq;
     caption.dataset.seq = r.seq;
     caption.dataset.tone = r.tone ?? "";
     const title = document.getElementById("caption-title");
@@ -65,7 +86,10 @@ export class History {
       this.log.setAttribute("aria-activedescendant", e.id);
       this.log.scrollTop = e.offsetTop - this.log.offsetTop - this.log.clientHeight / 3;
       this.caption(r);
-    } else if (this.records.length) this.caption(this.records.at(-1));
+    } else {
+      this.until = 0;
+      this.next();
+    }
     this.onSelect(this.selected);
   }
 

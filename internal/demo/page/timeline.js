@@ -140,7 +140,7 @@ export class Timeline {
 
 function lost(r, by) {
   const lease = this.open.get(`lease ${by}`);
-  if (lease?.dataset.token !== r.token) return;
+  if (!lease || lease.dataset.token !== r.token) return;
   this.end(`lease ${by}`).classList.add("cut-short");
   this.begin(`ghost ${by}`, "ghost", by, { record: r, text: "believes it holds" });
 }
@@ -225,7 +225,9 @@ const draw = {
     this.end(`gone ${r.worker}`);
     this.idle(`gone ${r.worker}`);
   },
+  forgotten(r) { draw.expired.call(this, r); },
   flushed(r) {
+    lost.call(this, r, r.worker);
     this.end("owner");
     this.mark("all", "", { record: r, data: { label: "FLUSHALL" } });
   },
@@ -234,7 +236,8 @@ const draw = {
     this.busy("redis");
     this.begin("outage", "outage", "redis", { record: r });
   },
-  redis_up() {
+  redis_up(r) {
+    lost.call(this, r, r.worker);
     this.end("outage");
     this.idle("redis");
   },
