@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"regexp"
 	"slices"
 	"time"
 )
@@ -25,6 +26,7 @@ type Verdict struct {
 
 	Attempts   int             `json:"attempts"`
 	Outcomes   map[Outcome]int `json:"outcomes"` // "" is no answer: the process was killed
+	Reasons    []Reason        `json:"reasons"`  // of attempts that failed, the most frequent first
 	Effects    int             `json:"effects"`  // writes of one resource that have committed
 	Faults     []Happened      `json:"faults"`
 	Violations []Violation     `json:"violations"`
@@ -53,6 +55,12 @@ type Happened struct {
 	Skipped string `json:"skipped,omitempty"` // why it was not possible here
 }
 
+// Reason is an error that attempts failed with.
+type Reason struct {
+	Error string `json:"error"` // with # for each number
+	Times int    `json:"times"`
+}
+
 // mark is an answer on the time line.
 type mark struct {
 	at      Span
@@ -66,10 +74,13 @@ func (v *Verdict) Passed() bool { return len(v.Violations) == 0 }
 // count sums up what happened.
 func (v *Verdict) count(e *evidence, epoch int64) {
 	v.Attempts, v.Effects, v.Outcomes = len(e.attempts), len(e.effects), map[Outcome]int{}
-	written := map[string][]Span{}
+	written, reasons := map[string][]Span{}, map[string]int{}
 	for _, id := range sortedKeys(e.attempts) {
 		a := e.attempts[id]
 		v.Outcomes[a.Outcome]++
+		if a.Outcome == Failed {
+			reasons[numbers.ReplaceAllString(a.Error, "#")]++
+		}
 		if a.Work == "look" {
 			continue
 		}
@@ -79,6 +90,10 @@ func (v *Verdict) count(e *evidence, epoch int64) {
 			written[a.Object] = append(written[a.Object], at)
 		}
 	}
+	for _, text := range sortedKeys(reasons) {
+		v.Reasons = append(v.Reasons, Reason{text, reasons[text]})
+	}
+	slices.SortStableFunc(v.Reasons, func(a, b Reason) int { return cmp.Compare(b.Times, a.Times) })
 	for i := range v.Faults {
 		h := &v.Faults[i]
 		for _, o := range objects {
@@ -88,6 +103,9 @@ func (v *Verdict) count(e *evidence, epoch int64) {
 		}
 	}
 }
+
+// numbers are what differs from one attempt to the next: tokens, times, ids and resources.
+var numbers = regexp.MustCompile(`[0-9a-f]*\d[0-9a-f-]*`)
 
 // longestIdle is the longest time from one write to the next between from and to.
 func longestIdle(written []Span, from, to Span) (longest Span) {
@@ -148,6 +166,11 @@ func (v *Verdict) Text(out io.Writer) {
 		fmt.Fprintf(out, "%-28s %5d  %-12v %v\n", w.Kind, w.Times, w.Idle, w.Heal)
 	}
 	fmt.Fprintln(out)
+	if !v.Passed() { // faults make attempts fail; that matters only where something else is wrong
+		for _, r := range v.Reasons[:min(len(v.Reasons), 5)] {
+			fmt.Fprintf(out, "%6d failed: %s\n", r.Times, r.Error)
+		}
+	}
 	const shown = 20
 	for i, x := range v.Violations {
 		if i == shown {

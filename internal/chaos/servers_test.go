@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -168,45 +167,24 @@ func TestEvictedFences(t *testing.T) {
 // Postgres has long passed, and has to be lifted above them.
 func TestTheClockSetBackWithTheDataLost(t *testing.T) {
 	t.Parallel()
-	server := newClockwork(t)
-	one(t, server.Addr(), true, ServerFault{"clock set back", func(context.Context, []string, func()) error {
-		server.back <- time.Hour
-		return nil
+	server, setBack := testenv.RedisWithClock(t)
+	one(t, server.Addr(), true, ServerFault{"clock set back", func(ctx context.Context, _ []string, _ func()) error {
+		setBack(time.Hour)
+		return server.Client().FlushAll(ctx).Err()
 	}})
 }
 
-// clockwork is a miniredis whose clock runs, and can be set back.
-type clockwork struct {
-	*miniredis.Miniredis
-	back chan time.Duration
-}
-
-func newClockwork(t *testing.T) *clockwork {
-	c := &clockwork{miniredis.RunT(t), make(chan time.Duration)}
-	c.SetTime(time.Now())
-	c.ClockTTL(true)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		var behind time.Duration
-		for {
-			select {
-			case <-tick.C:
-				c.SetTime(time.Now().Add(-behind))
-			case by := <-c.back:
-				behind += by
-				c.SetTime(time.Now().Add(-behind))
-				c.FlushAll()
-			case <-stop:
-				return
-			}
+// Leases end later than their holders believe, or earlier, and tokens go on to grow.
+func TestTheClockSetBackAndForth(t *testing.T) {
+	t.Parallel()
+	server, setBack := testenv.RedisWithClock(t)
+	by := 4 * ttl
+	one(t, server.Addr(), false, ServerFault{"clock set", func(ctx context.Context, _ []string, _ func()) error {
+		for range 4 {
+			setBack(by)
+			by = -by
+			wait(ctx, ttl/2)
 		}
-	}()
-	t.Cleanup(func() {
-		close(stop)
-		<-stopped
-	})
-	return c
+		return ctx.Err()
+	}})
 }
