@@ -170,6 +170,11 @@ func TestMakeRelease(t *testing.T) {
 	r.run(dir, "sh", "internal/tools/release.sh", "0.1.0")
 	require.Contains(t, r.run(dir, "git", "tag", "--list"), "v0.1.0")
 	require.Regexp(t, `## \[Unreleased\]\n\n## \[0\.1\.0\] - \d{4}-\d\d-\d\d\n`, changelog())
+	var sbom struct {
+		Metadata struct{ Component struct{ Version string } }
+	}
+	require.NoError(t, json.Unmarshal(read(t, filepath.Join(dir, "sbom.cdx.json")), &sbom))
+	require.Equal(t, "0.1.0", sbom.Metadata.Component.Version)
 	require.Empty(t, r.run(dir, "git", "status", "--porcelain"))
 	refuses("0.1.0", "there already")
 	refuses("0.2.0", "nothing under [Unreleased]")

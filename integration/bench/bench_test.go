@@ -9,12 +9,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
 
 func TestMain(m *testing.M) {
-	serveIfWorker()
+	worker.Become(map[string]worker.Life{kind: serve})
 	if os.Getenv("GORACE") == "" { // or every process lingers for a second at its end
 		if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
 			log.Fatal(err)

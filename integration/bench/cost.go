@@ -167,7 +167,7 @@ func repeat(ctx context.Context, workers int, e entrant, during time.Duration) (
 
 // costs measures all works and writes the table, and the files that were asked for.
 func (b *bench) costs(ctx context.Context) error {
-	s, err := openStores(ctx, b.client, b.quick)
+	s, err := openStores(ctx, b.client, b.postgres, b.quick)
 	if err != nil {
 		return err
 	}

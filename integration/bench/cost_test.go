@@ -15,7 +15,7 @@ import (
 
 // Every way to do every piece of work, once: each is checked to have done it.
 func TestEveryEntrantDoesItsWork(t *testing.T) {
-	s, err := openStores(t.Context(), testenv.OwnRedis(t).Client(), true)
+	s, err := openStores(t.Context(), testenv.OwnRedis(t).Client(), testenv.PostgresURL(t), true)
 	require.NoError(t, err)
 	defer s.close()
 	for _, w := range s.works() {

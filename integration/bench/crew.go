@@ -1,28 +1,22 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
 // processes is how many share the waiters.
 const processes = 4
 
 // crew is a load under way.
-type crew []*member
-
-// member is one process: this program again.
-type member struct {
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	stdout bytes.Buffer
-}
+type crew []*worker.Process[record]
 
 // hire starts the processes of a job and deals its waiters out to them. Those that did start are dismissed on error.
 func hire(ctx context.Context, j job) (crew, error) {
@@ -30,47 +24,121 @@ func hire(ctx context.Context, j job) (crew, error) {
 	for n := range processes {
 		part := j
 		part.Waiters = (j.Waiters + n) / processes
-		m, err := start(ctx, part)
+		p, err := worker.Start[record](ctx, kind, part)
 		if err != nil {
 			_, _ = c.dismiss()
 			return nil, err
 		}
-		c = append(c, m)
+		c = append(c, p)
 	}
 	return c, nil
 }
 
-func start(ctx context.Context, j job) (*member, error) {
-	text, err := json.Marshal(j)
-	if err != nil {
-		return nil, err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	m := &member{cmd: exec.CommandContext(ctx, self)}
-	m.cmd.Env = append(os.Environ(), workerVar+"="+string(text))
-	m.cmd.Stdout, m.cmd.Stderr = &m.stdout, os.Stderr
-	if m.stdin, err = m.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	return m, m.cmd.Start()
-}
-
 // dismiss ends the load and returns the records of all processes as one.
 func (c crew) dismiss() (all record, err error) {
-	for _, m := range c {
-		err = errors.Join(err, m.stdin.Close())
+	for _, p := range c {
+		p.EndOrders()
 	}
-	for n, m := range c {
-		if failed := m.cmd.Wait(); failed != nil {
-			err = errors.Join(err, fmt.Errorf("process %d: %w", n+1, failed))
-			continue
-		}
-		var one record
-		err = errors.Join(err, json.Unmarshal(m.stdout.Bytes(), &one))
+	for _, p := range c {
+		one, failed := p.Next(context.Background())
+		p.Kill()
+		err = errors.Join(err, failed)
 		all.Turns, all.Trips = append(all.Turns, one.Turns...), append(all.Trips, one.Trips...)
 	}
 	return all, err
+}
+
+// kind is that of the workers.
+const kind = "bench"
+
+// job is what one process does: so many goroutines that wait for the lock, work, give it back and begin again.
+type job struct {
+	Lock     string
+	Addr     string // of Redis
+	Resource string
+	Waiters  int
+	Work     time.Duration
+}
+
+// turn is one round of one waiter, in nanoseconds of the machine's clock, which all processes share. Granted and Released are
+// 0 for a waiter that still waited when the run ended.
+type turn struct {
+	Called   int64 // before it asked for the lock
+	Granted  int64 // after it got it
+	Released int64 // before it gave it back
+}
+
+// record is what a process, or a crew, has done.
+type record struct {
+	Turns []turn
+	Trips []trip
+}
+
+// serve is the life of a process: it does the job until its orders end, and tells the record.
+func serve(ctx context.Context, self *worker.Self) error {
+	var j job
+	if err := self.Config(&j); err != nil {
+		return err
+	}
+	self.Tell(record{}) // ready
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		var none any
+		_ = self.Order(&none)
+		stop()
+	}()
+	done, err := j.do(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", j.Lock, err)
+	}
+	self.Tell(done)
+	return nil
+}
+
+func (j job) do(ctx context.Context) (all record, err error) {
+	c, err := find(j.Lock)
+	if err != nil {
+		return all, err
+	}
+	lock, err := c.open(j.Addr)
+	if err != nil {
+		return all, err
+	}
+	each := make([][]turn, j.Waiters)
+	waiters, ctx := errgroup.WithContext(ctx)
+	for n := range each {
+		waiters.Go(func() (err error) {
+			each[n], err = wait(ctx, lock, j.Resource, j.Work)
+			return err
+		})
+	}
+	waiters.Go(func() (err error) {
+		all.Trips, err = probe(ctx, j.Addr)
+		return err
+	})
+	err = waiters.Wait()
+	all.Turns = slices.Concat(each...)
+	return all, err
+}
+
+// wait is one waiter.
+func wait(ctx context.Context, lock acquire, resource string, work time.Duration) (turns []turn, err error) {
+	for {
+		t := turn{Called: time.Now().UnixNano()}
+		release, err := lock(ctx, resource)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return append(turns, t), nil
+		case err != nil:
+			return nil, err
+		}
+		t.Granted = time.Now().UnixNano()
+		time.Sleep(work)
+		t.Released = time.Now().UnixNano()
+		turns = append(turns, t)
+		if err := release(); err != nil {
+			return nil, err
+		}
+	}
 }

@@ -3,7 +3,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"io"
 	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -126,3 +131,131 @@ func overtaking(earlier []turn, t turn) (n int) {
 func (r *result) perSecond() float64 { return float64(r.grants) / r.during.Seconds() }
 func (r *result) commands() float64  { return float64(r.used.commands) / float64(max(r.grants, 1)) }
 func (r *result) reads() float64     { return float64(r.used.reads) / float64(max(r.grants, 1)) }
+
+// probeEvery is how often each process makes its round trips: rare enough to be no load.
+const probeEvery = 40 * time.Millisecond
+
+// trip is a PING, and a script that does nothing behind it, from a process that waits: what one round trip costs those that the
+// load consists of.
+type trip struct {
+	At     int64 // when the PING was sent, as the times of a turn
+	Ping   time.Duration
+	Script time.Duration
+}
+
+// requestsPerTrip is what a trip adds to the counters.
+const requestsPerTrip = 2
+
+// nothing is what a script costs before it does anything.
+var nothing = redis.NewScript("return 1")
+
+// probe makes trips until ctx ends.
+func probe(ctx context.Context, addr string) (trips []trip, err error) {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	defer client.Close()
+	if err := nothing.Load(ctx, client).Err(); err != nil {
+		return nil, err
+	}
+	again := time.NewTicker(probeEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return trips, nil
+		case <-again.C:
+		}
+		t, err := makeTrip(ctx, client)
+		switch {
+		case ctx.Err() != nil:
+			return trips, nil
+		case err != nil:
+			return nil, err
+		}
+		trips = append(trips, t)
+	}
+}
+
+func makeTrip(ctx context.Context, client *redis.Client) (trip, error) {
+	start := time.Now()
+	if err := client.Ping(ctx).Err(); err != nil {
+		return trip{}, err
+	}
+	pinged := time.Now()
+	if err := nothing.EvalSha(ctx, client, nil).Err(); err != nil {
+		return trip{}, err
+	}
+	return trip{At: start.UnixNano(), Ping: pinged.Sub(start), Script: time.Since(pinged)}, nil
+}
+
+// counters of a Redis since its start.
+type counters struct {
+	commands int64 // executed, those inside scripts included
+	reads    int64 // of a socket: requests, except that a pipeline needs one for many
+}
+
+func count(ctx context.Context, client *redis.Client) (c counters, err error) {
+	info, err := client.Info(ctx, "stats", "commandstats").Result()
+	if err != nil {
+		return c, err
+	}
+	for line := range strings.Lines(info) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch {
+		case name == "total_reads_processed":
+			c.reads, err = strconv.ParseInt(value, 10, 64)
+		case strings.HasPrefix(name, "cmdstat_"):
+			var calls int64
+			_, err = fmt.Sscanf(value, "calls=%d,", &calls)
+			c.commands += calls
+		}
+		if err != nil {
+			return c, fmt.Errorf("INFO says %q: %w", line, err)
+		}
+	}
+	return c, nil
+}
+
+type durations []time.Duration
+
+// at returns the value that a part of all do not exceed: at(0.5) is the median; 0 if there are none.
+func (d durations) at(part float64) time.Duration { return quantile(d, part) }
+
+func quantile[T int64 | float64 | time.Duration](values []T, part float64) T {
+	if len(values) == 0 {
+		var none T
+		return none
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(int(part*float64(len(sorted))), len(sorted)-1)]
+}
+
+// median of what each round says.
+func median[T int64 | float64 | time.Duration](rounds []result, of func(*result) T) T {
+	var values []T
+	for n := range rounds {
+		values = append(values, of(&rounds[n]))
+	}
+	return quantile(values, 0.5)
+}
+
+func longest(rounds []result) (d time.Duration) {
+	for _, r := range rounds {
+		d = max(d, r.waits.at(1))
+	}
+	return d
+}
+
+// table writes columns of equal width. Each row is a line of words with tabs between.
+func table(w io.Writer, rows ...string) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, row := range rows {
+		if _, err := fmt.Fprintln(t, row+"\t"); err != nil {
+			return err
+		}
+	}
+	return t.Flush()
+}
+
+func micro(d time.Duration) string { return d.Round(time.Microsecond).String() }
+
+func milli(d time.Duration) string { return d.Round(100 * time.Microsecond).String() }

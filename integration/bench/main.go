@@ -21,10 +21,13 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 func main() {
-	serveIfWorker()
+	worker.Become(map[string]worker.Life{kind: serve})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:], os.Stdout)
 	stop()
@@ -38,10 +41,11 @@ func main() {
 
 // bench is one run of the program.
 type bench struct {
-	client  *redis.Client
-	during  time.Duration // of one round
-	rounds  int
-	waiters int
+	client   *redis.Client
+	postgres string        // the URL of an empty database
+	during   time.Duration // of one round
+	rounds   int
+	waiters  int
 	// resources to lease once each instead, to see what it leaves in Redis; 0 for the load of waiters
 	resources int
 	quick     bool // costs only, and fewer of them
@@ -50,7 +54,7 @@ type bench struct {
 	out       io.Writer
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
+func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	b := bench{out: out}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.DurationVar(&b.during, "d", 10*time.Second, "how long one round lasts")
@@ -67,18 +71,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if flags.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || b.resources < 0 {
 		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, and nothing else; see -help", processes)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	b.client = redis.NewClient(&redis.Options{Addr: *addr})
+	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: *addr == ""})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, env.Close()) }()
+	options := &redis.Options{Addr: *addr}
 	if *addr == "" {
-		client, wait, err := startRedis(ctx)
-		if err != nil {
-			stop()
+		if options, err = redis.ParseURL(env.RedisURL); err != nil {
 			return err
 		}
-		defer wait()
-		b.client = client
 	}
-	defer stop() // before the wait
+	b.client, b.postgres = redis.NewClient(options), env.PostgresURL
+	defer b.client.Close()
 	return b.all(ctx)
 }
 

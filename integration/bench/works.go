@@ -8,8 +8,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,7 +22,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/migrations"
 )
 
@@ -43,16 +44,12 @@ func grant(resource string) fencedb.Grant {
 	return fencedb.NewGrant(resource, 41, leaseID, time.Now().Add(limit))
 }
 
-func openStores(ctx context.Context, client *redis.Client, quick bool) (*stores, error) {
-	env, err := testenv.Start(ctx, testenv.Options{})
-	if err != nil {
-		return nil, err
-	}
-	s := &stores{redis: client, bulk: 200_000, close: func() { _ = env.Close() }}
+func openStores(ctx context.Context, client *redis.Client, postgres string, quick bool) (*stores, error) {
+	s := &stores{redis: client, bulk: 200_000, close: func() {}}
 	if quick {
 		s.bulk = 20_000
 	}
-	if err := s.open(ctx, env.PostgresURL); err != nil {
+	if err := s.open(ctx, postgres); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -88,16 +85,24 @@ func (s *stores) open(ctx context.Context, url string) error {
 	_, err = s.pool.Exec(ctx, fmt.Sprintf(`
 		CREATE TABLE plain (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
 		CREATE TABLE guarded (LIKE plain INCLUDING ALL);
+		CREATE TABLE idle (LIKE plain INCLUDING ALL);
+		CREATE TABLE observed (LIKE plain INCLUDING ALL);
 		CREATE TABLE rowed (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0);
 		INSERT INTO plain SELECT i FROM generate_series(1, %[1]d) i;
 		INSERT INTO guarded SELECT i FROM generate_series(1, %[1]d) i;
+		INSERT INTO idle SELECT i FROM generate_series(1, %[1]d) i;
+		INSERT INTO observed SELECT i FROM generate_series(1, %[1]d) i;
 		INSERT INTO rowed SELECT i FROM generate_series(1, %[1]d) i;
+		CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+		CREATE TRIGGER a BEFORE UPDATE ON idle FOR EACH STATEMENT EXECUTE FUNCTION nothing();
+		CREATE TRIGGER b BEFORE UPDATE ON idle FOR EACH ROW EXECUTE FUNCTION nothing();
 		CREATE TABLE large (id int PRIMARY KEY, room int NOT NULL DEFAULT 1, note bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0)
 			WITH (autovacuum_enabled = off);
 		CREATE TABLE large_guarded (LIKE large INCLUDING ALL) WITH (autovacuum_enabled = off);
 		CREATE TABLE rooms (LIKE large INCLUDING ALL);
 		INSERT INTO large SELECT i FROM generate_series(1, %[2]d) i;
 		INSERT INTO large_guarded SELECT i FROM generate_series(1, %[2]d) i;
+		SELECT fencedb.protect('observed', $$ 'row:' || id $$, mode => 'observe');
 		SELECT fencedb.protect('guarded', $$ 'row:' || id $$), fencedb.protect('large_guarded', $$ 'room:' || room $$),
 		       fencedb.protect('rooms', $$ 'room:' || room $$), fencedb.protect_row('rowed', $$ 'row:' || id $$);
 		SELECT count(fencedb.enter('row:' || i, 41, '%[3]s')) FROM generate_series(1, %[1]d) i;
@@ -161,11 +166,20 @@ func id(worker int) int { return worker + 1 }
 
 func row(worker int) fencedb.Grant { return grant("row:" + strconv.Itoa(id(worker))) }
 
-func (s *stores) autocommit() entrant {
-	return entrant{name: "autocommit", done: s.sum("plain"), op: func(ctx context.Context, worker int) error {
-		_, err := s.pool.Exec(ctx, `UPDATE plain`+update, id(worker))
+func (s *stores) autocommit() entrant { return s.unfenced("autocommit", "plain", 0) }
+
+// unfenced is one statement without a token.
+func (s *stores) unfenced(name, table string, bar float64) entrant {
+	return entrant{name: name, bar: bar, done: s.sum(table), op: func(ctx context.Context, worker int) error {
+		_, err := s.pool.Exec(ctx, `UPDATE `+table+update, id(worker))
 		return err
 	}}
+}
+
+// unfencedAll is a statement without a token on a table without a guard, with triggers that do nothing, and with a guard that
+// observes.
+func (s *stores) unfencedAll() []entrant {
+	return []entrant{s.autocommit(), s.unfenced("idle triggers", "idle", 0), s.unfenced("observed", "observed", 1.1)}
 }
 
 // beginFunc is BEGIN, what comes first, UPDATE and COMMIT.
@@ -212,6 +226,7 @@ func (s *stores) works() []work {
 		{name: "one statement", workers: 1, entrants: []entrant{s.autocommit(), beginFunc("BeginFunc", s.pool, s, ""),
 			oneShot("Exec", s.pool, s, "plain", row, 1.2), oneShot("Exec, protected", s.pool, s, "guarded", row, 1.35),
 			oneShot("Exec, row fence", s.pool, s, "rowed", carried, 1.25)}},
+		{name: "one statement without a token", workers: 1, entrants: s.unfencedAll()},
 		{name: "one statement, 8 goroutines", workers: 8, entrants: []entrant{s.autocommit(), beginFunc("BeginFunc", s.pool, s, ""),
 			oneShot("Exec", s.pool, s, "plain", row, 1.5), oneShot("Exec, protected", s.pool, s, "guarded", row, 1.8),
 			oneShot("Exec, row fence", s.pool, s, "rowed", carried, 1.6)}},
@@ -230,6 +245,9 @@ func (s *stores) works() []work {
 	}
 	for _, workers := range []int{1, 8, 64} {
 		all = append(all, work{name: fmt.Sprintf("acquire and release, %d goroutines", workers), workers: workers, entrants: s.locks(true)})
+	}
+	if _, err := s.postgresCPU(context.Background()); err == nil { // its processes can be seen
+		all = append(all, work{name: "CPU of Postgres, without a token", workers: 1, unit: "us", meter: s.postgresCPU, entrants: s.unfencedAll()})
 	}
 	return append(all,
 		work{name: "CPU of Redis, acquire and release", workers: 1, unit: "us", meter: s.redisCPU, entrants: s.locks(false)},
@@ -386,6 +404,27 @@ func (s *stores) redisCPU(ctx context.Context) (used float64, err error) {
 	for _, name := range []string{"used_cpu_sys_main_thread", "used_cpu_user_main_thread"} {
 		seconds, parseErr := strconv.ParseFloat(info["CPU"][name], 64)
 		used, err = used+seconds*1e6, errors.Join(err, parseErr)
+	}
+	return used, err
+}
+
+// postgresCPU is what the sessions of Postgres have used, in microseconds, where it runs beside this program on Linux.
+func (s *stores) postgresCPU(ctx context.Context) (used float64, err error) {
+	rows, err := s.pool.Query(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'`)
+	if err != nil {
+		return 0, err
+	}
+	pids, err := pgx.CollectRows(rows, pgx.RowTo[int32])
+	for _, pid := range pids {
+		name, nameErr := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		stat, statErr := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", pid))
+		var ns float64
+		_, scanErr := fmt.Sscan(string(stat), &ns)
+		err = errors.Join(err, nameErr, statErr, scanErr)
+		if !strings.HasPrefix(string(name), "postgres") {
+			err = errors.Join(err, fmt.Errorf("process %d is not of Postgres", pid))
+		}
+		used += ns / 1000
 	}
 	return used, err
 }

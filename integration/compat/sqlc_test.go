@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/integration/compat/sqlc/bookings"
+	bookings "github.com/fencedb/fencedb/integration/compat/sqlc"
 )
 
 func TestSqlc(t *testing.T) {

@@ -40,7 +40,7 @@ func of(client bool, all []sent) []sent {
 // chosen are the places where it matters what has arrived.
 func chosen(rehearsal []sent) []point {
 	request, reply := of(true, rehearsal), of(false, rehearsal)
-	var commit, done sent
+	commit, done := sent{}, reply[len(reply)-1] // of a batch that is the transaction
 	for _, s := range request {
 		if s.name == "Bind" || strings.HasPrefix(s.name, "Query") {
 			commit = s // the last one, or what it travels in

@@ -13,6 +13,7 @@ import (
 func TestPgBouncer(t *testing.T) {
 	const crews = 6
 	servers := newWorlds(t, 2*crews)
+	again := newRepeats(t)
 	sides := map[string]chan *world{"before": make(chan *world, crews), "behind": make(chan *world, crews)}
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 	for range crews {
@@ -36,7 +37,7 @@ func TestPgBouncer(t *testing.T) {
 						t.Parallel()
 						w := <-worlds
 						defer func() { worlds <- w }()
-						w.try(t, s, &bouncerFaults[f])
+						w.try(t, s, &bouncerFaults[f], again)
 					})
 				}
 			}

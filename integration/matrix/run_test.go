@@ -69,6 +69,7 @@ type outcome struct {
 	err    error
 	wrong  error // nil if everything promised is true
 	took   time.Duration
+	late   bool // which may be the machine's fault
 	sent   []sent
 }
 
@@ -127,9 +128,9 @@ func (w *world) run(ctx context.Context, s setup, f *fault, p point) (o outcome,
 	o.wrong = errors.Join(s.judge(c, o.err, is), o.wrong)
 	switch {
 	case until.Err() != nil:
-		o.wrong = errors.Join(o.wrong, errEndless)
+		o.late, o.wrong = true, errors.Join(o.wrong, errEndless)
 	case o.took > f.bound+slack:
-		o.wrong = errors.Join(o.wrong, &lateError{o.took, f.bound})
+		o.late, o.wrong = true, errors.Join(o.wrong, fmt.Errorf("ended after %v, and is bounded by %v", o.took.Round(time.Millisecond), f.bound))
 	}
 	return o, nil
 }
@@ -206,18 +207,10 @@ func (s setup) protected(c *call) (err error) {
 // errEndless is of a call that had time enough, and then its context was ended.
 var errEndless = errors.New("did not end by itself")
 
-// lateError is the one finding that is measured again, alone.
-type lateError struct{ took, bound time.Duration }
-
-func (e *lateError) Error() string {
-	return fmt.Sprintf("ended after %v, and is bounded by %v", e.took.Round(time.Millisecond), e.bound)
-}
-
 // slack is for the machine. A call that is givenUp would never have ended.
-const (
-	slack   = 2 * time.Second
-	givenUp = 4 * time.Second
-)
+var slack = map[bool]time.Duration{false: 2 * time.Second, true: 100 * time.Millisecond}[full]
+
+const givenUp = 4 * time.Second
 
 func orNil(err error) error {
 	if err == nil {

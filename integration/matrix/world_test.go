@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -201,6 +200,3 @@ func (w *world) issuerFor(ttl time.Duration) (*lease.Issuer, error) {
 
 // names gives every case a resource of its own.
 var names atomic.Int64
-
-// quiet lets one case run alone, when its time is to be measured again.
-var quiet sync.RWMutex

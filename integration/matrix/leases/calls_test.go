@@ -61,11 +61,12 @@ var leaseCalls = []leaseCall{
 	{name: "Do", scripts: []string{"acquire", "release"}, ttls: 1, prepare: unprepared, run: do, want: releaseIsNoError},
 	{name: "DoAll", scripts: []string{"acquire", "release"}, resources: 3, ttls: 1,
 		prepare: unprepared, run: doAll, want: releaseIsNoError},
-	{name: "Extend", scripts: []string{"extend"}, ttls: 1, prepare: holds, run: extend},
+	{name: "Extend", scripts: []string{"extend"}, ttls: 1, prepare: holds, run: extend, want: orIsOver},
 	{name: "renewal", scripts: []string{"extend"}, ttls: 2, renews: true, prepare: holds, run: renewal, want: renewalIsRepeated,
 		only: func(_ string, _ leaseFault, end ending) bool { return end.name == "no end" }},
 	{name: "Release", scripts: []string{"release"}, ttls: 1, detached: true, prepare: holds, run: release},
 	{name: "Verify", scripts: []string{"verify"}, more: ask, prepare: holds, run: verify},
+	{name: "Eval", alone: true, scripts: []string{"eval"}, more: ask, prepare: holds, run: eval, want: askedOnce, check: evaluated},
 	{name: "Inspect", scripts: []string{"inspect"}, more: ask, prepare: rivalHolds, run: inspect},
 	{name: "Revoke", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: revoke},
 	{name: "TakeOver", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: takeOver},
@@ -77,7 +78,8 @@ var leaseCalls = []leaseCall{
 		prepare: places(rivalPlaceLeaves), run: place},
 	{name: "semaphore Do", alone: true, scripts: []string{"acquire", "release"}, ttls: 1,
 		prepare: places(unprepared), run: doPlace, want: releaseIsNoError},
-	{name: "semaphore Extend", alone: true, scripts: []string{"extend"}, ttls: 1, prepare: places(holdsPlace), run: extend},
+	{name: "semaphore Extend", alone: true, scripts: []string{"extend"}, ttls: 1,
+		prepare: places(holdsPlace), run: extend, want: orIsOver},
 	{name: "semaphore Release", alone: true, scripts: []string{"release"}, ttls: 1, detached: true,
 		prepare: places(holdsPlace), run: release},
 	{name: "once Do", alone: true, scripts: []string{"look", "acquire", "record", "release"}, prefix: "once:", ttls: 1, more: ask,
@@ -159,10 +161,10 @@ func tryAcquire(c *leaseCell, ctx context.Context) error {
 // what became of it.
 func tryAcquireAgain(c *leaseCell, ctx context.Context) error {
 	id := uuid.New()
-	err := c.got(c.own.TryAcquire(ctx, c.resources[0], lease.WithLeaseID(id)))
+	err := c.got(c.own.TryAcquire(ctx, c.resources[0], lease.LeaseID(id)))
 	if err != nil {
 		c.again = func() error {
-			return c.got(c.own.TryAcquire(context.Background(), c.resources[0], lease.WithLeaseID(id)))
+			return c.got(c.own.TryAcquire(context.Background(), c.resources[0], lease.LeaseID(id)))
 		}
 	}
 	return err
@@ -293,7 +295,7 @@ func heal(c *leaseCell, ctx context.Context) error {
 	old := c.mine[0]
 	err := c.got(c.own.Heal(ctx, old, c.floor))
 	if old.Err() == nil {
-		c.Errorf("the lease that was to be exchanged is believed in")
+		c.Errorf("the lease that was to be exchanged is still valid")
 	}
 	return err
 }
@@ -328,6 +330,15 @@ func renewalIsRepeated(c *leaseCell) error {
 		return nil
 	}
 	return c.wanted()
+}
+
+// orIsOver: without an answer, the lease may end before the attempts do.
+func orIsOver(c *leaseCell) error {
+	want := c.wanted()
+	if want == lease.ErrUnreachable && errors.Is(c.err, lease.ErrExpired) && errors.Is(c.mine[0].Err(), lease.ErrExpired) {
+		return lease.ErrExpired
+	}
+	return want
 }
 
 // places makes the resource one of a semaphore, with one place.
@@ -446,6 +457,23 @@ func counted(c *leaseCell) {
 	n, _ := c.direct[0].Get(context.Background(), "admission:v1:{"+c.namespace+"/"+c.resources[0]+"}:fixed").Int()
 	if n > 1 || c.err == nil && n != 1 {
 		c.Errorf("one request, counted %d times: %v", n, c.err)
+	}
+}
+
+func eval(c *leaseCell, ctx context.Context) error {
+	_, err := c.mine[0].Eval(ctx, `return redis.call('INCR', KEYS[1])`, []string{c.counter()})
+	return err
+}
+
+// counter is a key of the application in the slot of the lease.
+func (c *leaseCell) counter() string {
+	return lease.Key{Kind: "data", Namespace: c.namespace, Resource: c.resources[0], Field: "count"}.String()
+}
+
+func evaluated(c *leaseCell) {
+	n, _ := c.direct[0].Get(context.Background(), c.counter()).Int()
+	if n > 1 || c.err == nil && n != 1 {
+		c.Errorf("one script, run %d times: %v", n, c.err)
 	}
 }
 

@@ -6,10 +6,15 @@ import (
 	"os"
 	"testing"
 
+	"github.com/redis/go-redis/v9/logging"
+
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	logging.Disable() // the clients complain of the faults
+	testenv.Main(m)
+}
 
 // full is set by make matrix-leases. Without it, a sample is taken that is always the same.
 var full = os.Getenv("FENCEDB_MATRIX") == "full"

@@ -1,0 +1,438 @@
+package compat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/guard"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// An order service on its way from a lock of another library to leases and fences: docs/migrating.md shows this code.
+
+const ttl = 10 * time.Second
+
+// Shop sells what is in stock.
+type Shop struct {
+	pool   *pgxpool.Pool
+	locker *redislock.Client
+	rs     *redsync.Redsync
+	issuer *lease.Issuer
+	pay    func() // while the customer pays, between what was read and what is written
+}
+
+var errSoldOut = errors.New("sold out")
+
+func (s *Shop) sell(ctx context.Context, tx pgx.Tx, sku string) error {
+	var left int
+	if err := tx.QueryRow(ctx, `SELECT amount FROM stock WHERE sku = $1`, sku).Scan(&left); err != nil {
+		return err
+	}
+	if left <= 0 {
+		return errSoldOut
+	}
+	s.pay()
+	_, err := tx.Exec(ctx, `UPDATE stock SET amount = $2 WHERE sku = $1`, sku, left-1)
+	return err
+}
+
+// Order, as it was.
+func (s *Shop) OrderUnderRedislock(ctx context.Context, sku string) error {
+	lock, err := s.locker.Obtain(ctx, "lock:sku:"+sku, ttl, nil)
+	if err != nil {
+		return err
+	}
+	defer lock.Release(context.WithoutCancel(ctx))
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.sell(ctx, tx, sku) })
+}
+
+// The same with the other library.
+func (s *Shop) OrderUnderRedsync(ctx context.Context, sku string) error {
+	mutex := s.rs.NewMutex("lock:sku:"+sku, redsync.WithExpiry(ttl))
+	if err := mutex.TryLockContext(ctx); err != nil {
+		return err
+	}
+	defer mutex.UnlockContext(context.WithoutCancel(ctx))
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.sell(ctx, tx, sku) })
+}
+
+// Order, as it will be, with both locks and with one.
+func (s *Shop) Order(ctx context.Context, sku string) error {
+	return guard.Tx(ctx, s.issuer, s.pool, "sku:"+sku, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+		return s.sell(ctx, tx, sku)
+	}, lease.NoWait())
+}
+
+func aroundRedislock(locker *redislock.Client) func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+	return func(ctx context.Context, resource string, ttl time.Duration) (lease.OuterLock, error) {
+		lock, err := locker.Obtain(ctx, "lock:"+resource, ttl, nil)
+		if errors.Is(err, redislock.ErrNotObtained) {
+			err = lease.ErrHeld
+		}
+		return lease.OuterLock{
+			Renew:   func(ctx context.Context) error { return lock.Refresh(ctx, ttl, nil) },
+			Release: lock.Release,
+		}, err
+	}
+}
+
+func aroundRedsync(rs *redsync.Redsync) func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+	return func(ctx context.Context, resource string, ttl time.Duration) (lease.OuterLock, error) {
+		mutex := rs.NewMutex("lock:"+resource, redsync.WithExpiry(ttl))
+		err := mutex.TryLockContext(ctx)
+		if taken := (*redsync.ErrTaken)(nil); errors.As(err, &taken) {
+			err = lease.ErrHeld
+		}
+		return lease.OuterLock{
+			Renew:   func(ctx context.Context) error { _, err := mutex.ExtendContext(ctx); return err },
+			Release: func(ctx context.Context) error { _, err := mutex.UnlockContext(ctx); return err },
+		}, err
+	}
+}
+
+// version is one of the service, as it is deployed.
+type version string
+
+const (
+	before version = "the old lock"
+	both   version = "both locks"
+	after  version = "the lease"
+)
+
+var versions = []version{before, both, after}
+
+// street is a shop in all versions, on real servers.
+type street struct {
+	*testing.T
+	client    *redis.Client
+	pool      *pgxpool.Pool
+	old       string // the library
+	space     string // so that its locks are not those of other tests
+	issuer    map[version]*lease.Issuer
+	skus      int // in use
+	instances [3]instance
+	served    atomic.Int64 // customers
+}
+
+func newStreet(t *testing.T, old string) *street {
+	t.Helper()
+	w := &street{T: t, client: testenv.Redis(t), pool: testenv.Postgres(t), old: old, space: testenv.Namespace(t), issuer: map[version]*lease.Issuer{}}
+	outer := aroundRedislock(redislock.New(w.client))
+	if old == "redsync" {
+		outer = aroundRedsync(redsync.New(goredis.NewPool(w.client)))
+	}
+	for v, cfg := range map[version]lease.Config{both: {TTL: ttl, Outer: outer}, after: {TTL: ttl}} {
+		issuer, err := lease.New(w.client, cfg)
+		require.NoError(t, err)
+		w.issuer[v] = issuer
+	}
+	w.exec(`CREATE TABLE stock (sku text PRIMARY KEY, amount int NOT NULL); INSERT INTO stock SELECT '` + w.space + `' || i, 1 FROM generate_series(1, 100) i`)
+	return w
+}
+
+func (w *street) exec(sql string, args ...any) {
+	w.Helper()
+	_, err := w.pool.Exec(w.Context(), sql, args...)
+	require.NoError(w, err, sql)
+}
+
+// order is one order with an instance of a version.
+func (w *street) order(ctx context.Context, v version, sku string, pay func()) error {
+	s := &Shop{pool: w.pool, locker: redislock.New(w.client), rs: redsync.New(goredis.NewPool(w.client)), issuer: w.issuer[v], pay: pay}
+	switch {
+	case v != before:
+		return s.Order(ctx, sku)
+	case w.old == "redsync":
+		return s.OrderUnderRedsync(ctx, sku)
+	}
+	return s.OrderUnderRedislock(ctx, sku)
+}
+
+func busy(err error) bool {
+	taken := (*redsync.ErrTaken)(nil)
+	return errors.Is(err, redislock.ErrNotObtained) || errors.As(err, &taken) || lease.IsLost(err)
+}
+
+// next is a kind of which there is one piece.
+func (w *street) next() string {
+	w.skus++
+	return w.space + strconv.Itoa(w.skus)
+}
+
+func (w *street) left(sku string) (amount int) {
+	w.Helper()
+	require.NoError(w, w.pool.QueryRow(w.Context(), `SELECT amount FROM stock WHERE sku = $1`, sku).Scan(&amount))
+	return amount
+}
+
+// The states of the table, in the order of the guide, and what leads to each.
+var states = []struct{ name, sql string }{
+	{"unprotected", `SELECT 1`},
+	{"observed", `SELECT fencedb.protect('stock', $$ 'sku:' || sku $$, mode => 'observe')`},
+	{"enforced", `SELECT fencedb.enforce('stock')`},
+}
+
+// deferred is an order whose customer pays until it is told to go on.
+type deferred struct {
+	goOn chan struct{}
+	done chan error
+}
+
+func (w *street) begin(v version, sku string) *deferred {
+	w.Helper()
+	d, paying := &deferred{make(chan struct{}), make(chan error, 1)}, make(chan struct{})
+	go func() { d.done <- w.order(w.Context(), v, sku, func() { close(paying); <-d.goOn }) }()
+	select {
+	case <-paying:
+	case err := <-d.done:
+		require.NoError(w, err)
+	}
+	return d
+}
+
+func (d *deferred) end() error {
+	close(d.goOn)
+	return <-d.done
+}
+
+func immediately() {}
+
+// Which versions may run side by side: one customer has decided and pays while another instance gets the next order. All
+// pairs, in each state of the table. Only an old instance beside one with the lease alone sells what is gone.
+func TestWhichVersionsMayRunSideBySide(t *testing.T) {
+	t.Parallel()
+	for _, library := range []string{"redislock", "redsync"} {
+		t.Run(library, func(t *testing.T) {
+			t.Parallel()
+			w := newStreet(t, library)
+			for _, state := range states {
+				w.exec(state.sql)
+				for _, first := range versions {
+					for _, second := range versions {
+						w.sideBySide(state.name, first, second)
+					}
+				}
+			}
+		})
+	}
+}
+
+func (w *street) sideBySide(state string, first, second version) {
+	w.Helper()
+	name := fmt.Sprintf("%s: %s, then %s", state, first, second)
+	excluded := first == second || first == both || second == both
+	sku, sold := w.next(), 0
+	count := func(v version, err error) {
+		switch {
+		case err == nil:
+			sold++
+		case errors.Is(err, errSoldOut):
+		default:
+			require.ErrorIs(w, fencedb.Explain(err), fencedb.ErrNoToken, name)
+			require.True(w, state == "enforced" && v == before, name)
+		}
+	}
+
+	paying := w.begin(first, sku)
+	err := w.order(w.Context(), second, sku, immediately)
+	if excluded {
+		require.True(w, busy(err), "%s: %v", name, err)
+	} else {
+		count(second, err)
+	}
+	count(first, paying.end())
+	if excluded {
+		count(second, w.order(w.Context(), second, sku, immediately))
+	}
+
+	if excluded || state == "enforced" {
+		require.Equal(w, 1, sold+w.left(sku), name)
+	} else {
+		require.Equal(w, 2, sold, name) // and there was one
+	}
+}
+
+// A lock that runs out while the customer pays. The old instance then writes over what its successor has sold, until the
+// table refuses it.
+func TestAnOldInstanceThatWakesLateIsRefusedOnceTheTableIsEnforced(t *testing.T) {
+	t.Parallel()
+	for _, library := range []string{"redislock", "redsync"} {
+		t.Run(library, func(t *testing.T) {
+			t.Parallel()
+			w := newStreet(t, library)
+			for _, state := range states {
+				w.exec(state.sql)
+				for _, successor := range []version{both, after} {
+					sku := w.next()
+					late := w.begin(before, sku)
+					require.EqualValues(t, 1, w.client.Del(t.Context(), "lock:sku:"+sku).Val())
+					require.NoError(t, w.order(t.Context(), successor, sku, immediately))
+
+					err := late.end()
+
+					if state.name == "enforced" {
+						require.ErrorIs(t, fencedb.Explain(err), fencedb.ErrNoToken, successor)
+					} else {
+						require.NoError(t, err, "%s: sold twice", successor)
+					}
+					require.Zero(t, w.left(sku))
+				}
+			}
+		})
+	}
+}
+
+// Three instances are replaced one after the other while customers order. Where the steps of the deployment and those of the
+// table meet in another order than that of the guide, old instances are refused, and nothing is sold twice.
+func TestARollingDeploymentSellsNothingTwice(t *testing.T) {
+	t.Parallel()
+	deploy := []step{roll(both), roll(after)}
+	protect := []step{{"observed", state(1)}, {"enforced", state(2)}}
+	back := []step{{"observed again", func(w *street) { w.exec(`SELECT fencedb.observe('stock')`) }}, roll(both), roll(before)}
+	for _, steps := range interleavings(deploy, protect) {
+		t.Run(names(steps), func(t *testing.T) {
+			t.Parallel()
+			w := newStreet(t, "redislock")
+			refused := w.underLoad(append(steps, back...))
+
+			require.Equal(t, strings.Index(names(steps), "enforced") < strings.Index(names(steps), string(both)), refused > 0)
+		})
+	}
+}
+
+// step changes the table or the instances.
+type step struct {
+	name string
+	take func(w *street)
+}
+
+func state(n int) func(*street) { return func(w *street) { w.exec(states[n].sql) } }
+
+// instance is one process of the service.
+type instance struct {
+	mu      sync.RWMutex // read while it serves
+	version version
+}
+
+// roll replaces the instances one by one, and lets customers come in between.
+func roll(to version) step {
+	return step{string(to), func(w *street) {
+		for n := range w.instances {
+			w.instances[n].mu.Lock()
+			w.instances[n].version = to
+			w.instances[n].mu.Unlock()
+			w.customers()
+		}
+	}}
+}
+
+func names(steps []step) string {
+	all := make([]string, len(steps))
+	for n, s := range steps {
+		all[n] = s.name
+	}
+	return strings.Join(all, ", ")
+}
+
+// interleavings are all orders of a and b in which each keeps its own.
+func interleavings(a, b []step) (all [][]step) {
+	if len(a) == 0 || len(b) == 0 {
+		return [][]step{slices.Concat(a, b)}
+	}
+	for _, rest := range interleavings(a[1:], b) {
+		all = append(all, slices.Concat(a[:1], rest))
+	}
+	for _, rest := range interleavings(a, b[1:]) {
+		all = append(all, slices.Concat(b[:1], rest))
+	}
+	return all
+}
+
+// underLoad takes the steps while customers order from all instances, and says how many orders the table has refused. The
+// books must be right: each of them reads, decides and writes.
+func (w *street) underLoad(steps []step) (refused int64) {
+	w.Helper()
+	const initial = 1000000
+	sku := w.next()
+	w.exec(`UPDATE stock SET amount = $2 WHERE sku = $1`, sku, initial)
+	var sold, refusals atomic.Int64
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for n := range w.instances {
+		w.instances[n].version = before
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				w.instances[n].mu.RLock()
+				err := w.order(w.Context(), w.instances[n].version, sku, runtime.Gosched)
+				w.instances[n].mu.RUnlock()
+				switch {
+				case err == nil:
+					sold.Add(1)
+				case errors.Is(fencedb.Explain(err), fencedb.ErrNoToken):
+					refusals.Add(1)
+				case !busy(err):
+					assert.NoError(w, err)
+					return
+				}
+				w.served.Add(1)
+			}
+		})
+	}
+	w.customers()
+	for _, s := range steps {
+		s.take(w)
+		w.customers()
+	}
+	close(stop)
+	all.Wait()
+	require.EqualValues(w, initial, sold.Load()+int64(w.left(sku)))
+	return refusals.Load()
+}
+
+// customers waits until thirty more have been served or turned away.
+func (w *street) customers() {
+	w.Helper()
+	want := w.served.Load() + 30
+	require.Eventually(w, func() bool { return w.served.Load() >= want || w.Failed() }, time.Minute, time.Millisecond)
+}
+
+// The guide shows the code that is tested here.
+func TestTheGuideShowsThisCode(t *testing.T) {
+	t.Parallel()
+	own, err := os.ReadFile("orders_test.go")
+	require.NoError(t, err)
+	guide, err := os.ReadFile("../../docs/migrating.md")
+	require.NoError(t, err)
+	blocks := regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllSubmatch(guide, -1)
+	require.NotEmpty(t, blocks)
+	for _, block := range blocks {
+		require.Contains(t, string(own), string(block[1]))
+	}
+}
