@@ -69,6 +69,22 @@ func declaredTests(t *testing.T) map[string]bool {
 	return tests
 }
 
+// Each row of the table of features has a page and a test.
+func TestEveryFeatureHasAPageAndATest(t *testing.T) {
+	t.Parallel()
+	rows := 0
+	for line := range strings.Lines(pages(t)["../docs/features.md"]) {
+		cells := strings.Split(line, "|")
+		if len(cells) != 5 || strings.Contains(cells[1], "---") || strings.TrimSpace(cells[1]) == "feature" {
+			continue
+		}
+		rows++
+		require.Regexp(t, `^ \[.*\]\(.*\) $`, cells[2], line)
+		require.Regexp(t, "^ `Test.*` $", cells[3], line)
+	}
+	require.Greater(t, rows, 50)
+}
+
 // Links to files and directories, and to headings.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
@@ -143,7 +159,7 @@ func TestTheVersionsAreThoseThatAreTested(t *testing.T) {
 		return versions
 	}
 	require.Equal(t, pinned("go.mod", `(?m)^go (\d+\.\d+)`), row("Go"))
-	require.Equal(t, pinned("internal/tools/postgres/package.json", `"postgres-(\d+)"`), row("Postgres"))
+	require.Equal(t, pinned("internal/tools/package.json", `"postgres-(\d+)"`), row("Postgres"))
 	others := pinned("Makefile", `(?m)^REDIS_VERSIONS = (.*)$`)[0]
 	for name, in := range map[string]string{"Redis": "redis", "Valkey": "valkey"} {
 		for _, version := range row(name) {
