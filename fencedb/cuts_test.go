@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -184,6 +185,35 @@ func TestAnAnswerThatEndsAtAnyByteIsNoReasonForALie(t *testing.T) {
 
 					w.judge(fmt.Sprintf("after %d bytes", n), id+1, delivered, err)
 					w.awaitIdle(pool)
+				}
+			})
+		}
+	}
+}
+
+// What the server meant is lost with the byte, so nothing is promised of the answer; but the call
+// ends, nothing panics, and the pool is as before. (TLS is what keeps bytes as they are.)
+func TestAnAlteredByteMakesNothingPanic(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		for name, write := range writes {
+			t.Run(mode.String()+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				pool, proxy := w.behindProxyIn(mode)
+				for n, again, id := 0, true, 1; again; n, id = n+stride(mode, name), id+2 {
+					_, err := write(t.Context(), pool, grant(tableOf(id), 1), id) // now the statement caches are warm
+					require.NoError(t, err)
+
+					proxy.AfterBytes(n, faulty.Garble)
+					ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond) // for a length that grew
+					_, _ = write(ctx, pool, grant(tableOf(id+1), 1), id+1)
+					cancel()
+					again = proxy.Fired()
+					proxy.AfterBytes(-1, faulty.Cut)
+
+					w.awaitIdle(pool)
+					pool.Reset() // what the caches of this connection hold may be altered
 				}
 			})
 		}

@@ -27,7 +27,7 @@ const (
 	HalfReply // Redis: the server acts on the call; the connection ends after the first half of the reply
 	Hold      // Redis: the connection ends; the server sees the call at the next call of Deliver
 	Answer    // Redis: the server never sees the call; the client gets the text of the verdict
-	Garble    // Redis: the server acts on the call; the client gets the text of the verdict
+	Garble    // Redis: the server acts on the call; the client gets the text of the verdict. Postgres: see AfterBytes
 )
 
 // link is a client's connection and the one to the server behind it.

@@ -98,8 +98,9 @@ func (p *PostgresProxy) Delivered() int {
 }
 
 // AfterBytes lets clients get n more bytes. The fate strikes the connection of what comes next from
-// the server, once: Cut, Reset, Orphan or Silence. The values of n from 0 to the length of an
-// answer less 1 cover every place in it. A negative n cancels it.
+// the server, once: Cut, Reset, Orphan or Silence; or Garble, which inverts the bits of one byte and
+// lets everything after it pass. The values of n from 0 to the length of an answer less 1 cover every
+// place in it. A negative n cancels it.
 func (p *PostgresProxy) AfterBytes(n int, fate Fate) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -371,7 +372,11 @@ func (l *postgresLink) count(raw []byte, fate Fate) ([]byte, Fate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.limit >= 0 && l.delivered+len(raw) > l.limit {
-		raw, fate = raw[:l.limit-l.delivered], l.fate
+		if l.fate == Garble {
+			raw[l.limit-l.delivered] ^= 0xff
+		} else {
+			raw, fate = raw[:l.limit-l.delivered], l.fate
+		}
 		l.limit, l.fired = -1, true
 	}
 	l.delivered += len(raw)
