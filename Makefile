@@ -57,6 +57,12 @@ simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find
 	@internal/tools/ensure.sh go
 	GOGC=400 go test -count=1 -timeout 30m ./lease -run 'Simulation' -seeds 5000
 
+.PHONY: soak
+FOR = 1h
+soak: ## Keep both halves under a mixed load for FOR (an hour), and look for what grows
+	@internal/tools/ensure.sh go programs
+	go test -count=1 -v -timeout 0 ./integration/soak -for $(FOR)
+
 .PHONY: test-web
 test-web: ## Press every button of the page of make demo-web in a real browser
 	@internal/tools/ensure.sh go programs browser

@@ -9,6 +9,7 @@ import (
 	"io"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -79,7 +80,7 @@ func (v *Verdict) count(e *evidence, epoch int64) {
 		a := e.attempts[id]
 		v.Outcomes[a.Outcome]++
 		if a.Outcome == Failed {
-			reasons[numbers.ReplaceAllString(a.Error, "#")]++
+			reasons[numbers.ReplaceAllString(strings.ReplaceAll(a.Error, v.Run, "run"), "#")]++
 		}
 		if a.Work == "look" {
 			continue
@@ -90,6 +91,7 @@ func (v *Verdict) count(e *evidence, epoch int64) {
 			written[a.Object] = append(written[a.Object], at)
 		}
 	}
+	v.Reasons = []Reason{}
 	for _, text := range sortedKeys(reasons) {
 		v.Reasons = append(v.Reasons, Reason{text, reasons[text]})
 	}
@@ -104,7 +106,7 @@ func (v *Verdict) count(e *evidence, epoch int64) {
 	}
 }
 
-// numbers are what differs from one attempt to the next: tokens, times, ids and resources.
+// numbers are what differs from one attempt to the next, beside the name of the run.
 var numbers = regexp.MustCompile(`[0-9a-f]*\d[0-9a-f-]*`)
 
 // longestIdle is the longest time from one write to the next between from and to.
