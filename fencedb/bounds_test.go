@@ -329,7 +329,7 @@ func TestTighterLimitsBoundTheWait(t *testing.T) {
 	w.holder(grant("table:12", 41)).enter()
 	for _, limit := range []string{"lock_timeout", "statement_timeout"} {
 		conn := w.conn()
-		_, err := conn.Exec(t.Context(), `SET `+limit+` = '50ms'`)
+		_, err := conn.Exec(t.Context(), `SET `+limit+` = '500ms'`) // which bounds the question for the blockers too
 		require.NoError(t, err)
 
 		err = fencedb.Seal(t.Context(), conn, grantFor("table:12", 42, time.Hour))
