@@ -131,7 +131,7 @@ func releaseIsIdempotent(t *testing.T, make newSemaphore) {
 }
 
 func aDeadHoldersPlaceComesFree(t *testing.T, make newSemaphore) {
-	short, s := make(t, 2, lease.Config{TTL: time.Second, RenewEvery: lease.Never}), make(t, 2, lease.Config{})
+	short, s := make(t, 2, lease.Config{TTL: 2 * time.Second, RenewEvery: lease.Never}), make(t, 2, lease.Config{})
 	alive := tryPermit(t, s, "a")
 	dead := tryPermit(t, short, "a")
 	l, err := s.Acquire(t.Context(), "a")
