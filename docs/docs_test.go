@@ -85,6 +85,44 @@ func TestEveryFeatureHasAPageAndATest(t *testing.T) {
 	require.Greater(t, rows, 50)
 }
 
+// Each promise says in the same form how it can be checked: with tests, by what is broken on purpose,
+// and with a command that finds a test.
+func TestEveryPromiseHasItsEvidence(t *testing.T) {
+	t.Parallel()
+	page := pages(t)["../docs/promises.md"]
+	named := regexp.MustCompile(`(?m)^\| \[([SL]\d)\]\(docs/promises\.md#`).FindAllStringSubmatch(pages(t)["../README.md"], -1)
+	require.Len(t, named, 16)
+	for _, promise := range named {
+		_, section, found := strings.Cut(page, "\n### "+promise[1]+" ")
+		require.True(t, found, promise[1])
+		section, _, _ = strings.Cut(section, "\n##")
+		require.Regexp(t, "(?s)\n- \\*\\*Shown by\\*\\* `Test.*\n- \\*\\*Broken on purpose\\*\\* .*\n- \\*\\*In the model\\*\\* .*\n- \\*\\*Run\\*\\* `go test", section)
+	}
+	for _, command := range regexp.MustCompile("`go test \\./(\\S+) -run (Test\\w+)").FindAllStringSubmatch(page, -1) {
+		text := sources(t, "../"+command[1])
+		require.Contains(t, text, "\nfunc "+command[2], command[0])
+	}
+	broken := sources(t, "model") + sources(t, "../lease") + sources(t, "../internal/chaos")
+	mutants := regexp.MustCompile(`[ ;]\*([^*]+)\*(?:[;,:.\n]| and)`).FindAllStringSubmatch(page, -1)
+	require.Greater(t, len(mutants), 20)
+	for _, mutant := range mutants {
+		require.Contains(t, broken, mutant[1])
+	}
+}
+
+// sources are the Go files of a directory.
+func sources(t *testing.T, dir string) (all string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		all += "\n" + string(text)
+	}
+	return all
+}
+
 // Links to files and directories, and to headings.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()

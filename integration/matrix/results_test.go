@@ -43,7 +43,7 @@ func record(s setup, f *fault, o outcome, wrong bool) {
 
 // The page shows the last complete run on each major version of Postgres, which is kept beside it.
 const (
-	page = "../../docs/promises.md"
+	page = "../../docs/matrix.md"
 	kept = "results.json"
 )
 
@@ -82,6 +82,9 @@ var letters = []struct {
 	{ownCommit, "A", "the application's own COMMIT failed, behind `Enter` or `EnterSQL`: unknown"},
 }
 
+// perTable is how many faults stand side by side on the page.
+const perTable = 6
+
 const tablesBegin, tablesEnd = "<!-- tables: written by make matrix -->\n", "<!-- end of tables -->\n"
 
 func withTables(page string, byVersion map[string]results) string {
@@ -116,17 +119,19 @@ func tables(byVersion map[string]results) string {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", f.name, f.means,
 			lettersOf(f.allowed(setup{entry: named("Exec"), handle: pooled})), lettersOf(f.allowed(setup{entry: named("Tx Exec"), handle: pooled})))
 	}
-	for _, f := range allFaults() {
-		fmt.Fprintf(&b, "\n### %s\n\n| entry point |", f.name)
-		for _, l := range letters {
-			fmt.Fprintf(&b, " %s |", l.letter)
+	for group := range slices.Chunk(allFaults(), perTable) {
+		b.WriteString("\n| entry point |")
+		for _, f := range group {
+			fmt.Fprintf(&b, " %s |", f.name)
 		}
-		b.WriteString("\n| --- |" + strings.Repeat(" ---: |", len(letters)) + "\n")
+		b.WriteString("\n| --- |" + strings.Repeat(" --- |", len(group)) + "\n")
 		for _, e := range entries {
 			fmt.Fprintf(&b, "| %s |", e.name)
-			for _, l := range letters {
-				if n := sum[e.name][f.name][l.answer]; n > 0 {
-					fmt.Fprintf(&b, " %d", n)
+			for _, f := range group {
+				for _, l := range letters {
+					if n := sum[e.name][f.name][l.answer]; n > 0 {
+						fmt.Fprintf(&b, " %s%d", l.letter, n)
+					}
 				}
 				b.WriteString(" |")
 			}
