@@ -17,13 +17,13 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-const runbook = "../docs/runbook.md"
+const runbook, repairs = "../docs/runbook.md", "../docs/runbook/repairs.md"
 
-// index is what the tables of the runbook say: the heading that each alert and each error is sent to.
+// index is what the tables of the runbook say: the page and the heading that each alert and each error is sent to.
 func index(t *testing.T) map[string]string {
 	t.Helper()
 	index := map[string]string{}
-	for _, row := range regexp.MustCompile(`(?m)^\| (\x60.*\x60) \|.*\(#(.*?)\)`).FindAllStringSubmatch(pages(t)[runbook], -1) {
+	for _, row := range regexp.MustCompile(`(?m)^\| (\x60.*\x60) \|.*\((runbook/.*?#.*?)\)`).FindAllStringSubmatch(pages(t)[runbook], -1) {
 		for _, name := range regexp.MustCompile("`(.*?)`").FindAllStringSubmatch(row[1], -1) {
 			require.NotContains(t, index, name[1], "named twice")
 			index[name[1]] = row[2]
@@ -32,13 +32,19 @@ func index(t *testing.T) map[string]string {
 	return index
 }
 
-// sections are the texts under the headings of the runbook, by anchor.
+// sections are the texts under the headings of the runbook, by page and anchor as the index has them.
 func sections(t *testing.T) map[string]string {
 	t.Helper()
 	sections := map[string]string{}
-	for _, text := range strings.Split(pages(t)[runbook], "\n## ")[1:] {
-		heading, body, _ := strings.Cut(text, "\n")
-		sections[anchor(heading)] = body
+	for page, text := range pages(t) {
+		name, found := strings.CutPrefix(page, "../docs/")
+		if !found || !strings.HasPrefix(name, "runbook") {
+			continue
+		}
+		for _, text := range strings.Split(text, "\n## ")[1:] {
+			heading, body, _ := strings.Cut(text, "\n")
+			sections[name+"#"+anchor(heading)] = body
+		}
 	}
 	return sections
 }
@@ -128,7 +134,7 @@ func TestAlertsLinkToTheirSections(t *testing.T) {
 	t.Parallel()
 	index := index(t)
 	for name, url := range alerts(t) {
-		require.Equal(t, "https://github.com/fencedb/fencedb/blob/main/docs/runbook.md#"+index[name], url, name)
+		require.Equal(t, "https://github.com/fencedb/fencedb/blob/main/docs/"+index[name], url, name)
 	}
 }
 
@@ -136,10 +142,10 @@ func TestTheDashboardLinksToSections(t *testing.T) {
 	t.Parallel()
 	dashboard, err := os.ReadFile("../observe/dashboards/fencedb.json")
 	require.NoError(t, err)
-	links := regexp.MustCompile(`runbook\.md#([a-z-]+)`).FindAllStringSubmatch(string(dashboard), -1)
+	links := regexp.MustCompile(`runbook[a-z/]*\.md#[a-z-]+`).FindAllStringSubmatch(string(dashboard), -1)
 	require.NotEmpty(t, links)
 	for _, link := range links {
-		require.Contains(t, sections(t), link[1])
+		require.Contains(t, sections(t), link[0])
 	}
 }
 
@@ -166,7 +172,7 @@ func TestEverySectionOfTheRunbookHasTheSameForm(t *testing.T) {
 // The rows that were written while the guard was off, as far as the rows themselves tell.
 func TestTheRunbookListsRowsThatCamePastTheGuard(t *testing.T) {
 	t.Parallel()
-	query := regexp.MustCompile(`(?s)    (SELECT b\.\*.*?);`).FindStringSubmatch(pages(t)[runbook])
+	query := regexp.MustCompile(`(?s)    (SELECT b\.\*.*?);`).FindStringSubmatch(pages(t)[repairs])
 	require.NotNil(t, query)
 	pool := testenv.Postgres(t)
 	for _, sql := range []string{

@@ -195,16 +195,27 @@ func (r *restaurant) observe() {
 	}
 }
 
+// runbook is the text of all its pages.
+func runbook(t *testing.T) (text string) {
+	t.Helper()
+	files, err := filepath.Glob("../../docs/runbook/*.md")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range append(files, "../../docs/runbook.md") {
+		page, err := os.ReadFile(file)
+		require.NoError(t, err)
+		text += string(page) + "\n"
+	}
+	return text
+}
+
 // Somebody types at night what the runbook says.
 func TestTheRunbookNamesCommandsAndFlagsThatExist(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../docs/runbook.md")
-	require.NoError(t, err)
 	adopting, err := os.ReadFile("../../docs/adopting.md")
 	require.NoError(t, err)
-	text = append(text, adopting...)
 	root := (&app{}).root()
-	calls := regexp.MustCompile("(?m)(?:^    |`)fencedb ([a-z]+)([^`#\n]*)").FindAllStringSubmatch(string(text), -1)
+	calls := regexp.MustCompile("(?m)(?:^    |`)fencedb ([a-z]+)([^`#\n]*)").FindAllStringSubmatch(runbook(t)+string(adopting), -1)
 	require.NotEmpty(t, calls)
 	for _, call := range calls {
 		command := root.Command(call[1])

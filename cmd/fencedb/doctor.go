@@ -321,7 +321,7 @@ var aboutTables = []question{
 		ORDER BY 1`},
 
 	{finding{failure, "replica_role", "session_replication_role is replica for %s",
-		"triggers do not fire in such sessions, so they write to protected tables without a token", "reset it (ALTER ROLE ... RESET session_replication_role, or likewise), end these sessions, and look for the rows: docs/runbook.md, rows that came past the guard"},
+		"triggers do not fire in such sessions, so they write to protected tables without a token", "reset it (ALTER ROLE ... RESET session_replication_role, or likewise), end these sessions, and look for the rows: docs/runbook/repairs.md, rows that came past the guard"},
 		`SELECT * FROM (
 			SELECT concat_ws(' in ', coalesce('role ' || r.rolname, 'every role'), 'database ' || d.datname)
 			FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) c LEFT JOIN pg_roles r ON r.oid = s.setrole LEFT JOIN pg_database d ON d.oid = s.setdatabase

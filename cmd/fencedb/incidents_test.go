@@ -610,9 +610,7 @@ func (n *night) judge(alerts []string) {
 // lines are the commands of a section of the runbook, in their order.
 func (n *night) lines(section string) (commands []string) {
 	n.Helper()
-	text, err := os.ReadFile("../../docs/runbook.md")
-	require.NoError(n, err)
-	for _, body := range strings.Split(string(text), "\n## ")[1:] {
+	for _, body := range strings.Split(runbook(n.T), "\n## ")[1:] {
 		heading, body, _ := strings.Cut(body, "\n")
 		if strings.ReplaceAll(regexp.MustCompile(`[^a-z -]`).ReplaceAllString(strings.ToLower(heading), ""), " ", "-") != section {
 			continue

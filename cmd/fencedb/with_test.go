@@ -367,14 +367,12 @@ func TestWithSaysThatTheLeaseCouldNotBeReleased(t *testing.T) {
 func TestTheRunbookRepairsRows(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	page, err := os.ReadFile("../../docs/runbook.md")
-	require.NoError(t, err)
-	_, section, _ := strings.Cut(string(page), "## Repair a row by hand")
+	_, section, _ := strings.Cut(runbook(t), "## Repair a row by hand")
 	section, _, _ = strings.Cut(section, "\n## ")
 	blocks := strings.Split(section, "```sql\n")
 	sql := func(n int) string { text, _, _ := strings.Cut(blocks[n], "```"); return text }
 	w.exec(sql(1))
-	_, err = fencedb.Exec(t.Context(), w.pool, fencedb.All(w.releasedGrants("table:12", "table:13", "table:14")...),
+	_, err := fencedb.Exec(t.Context(), w.pool, fencedb.All(w.releasedGrants("table:12", "table:13", "table:14")...),
 		`INSERT INTO bookings (table_id, guest) VALUES (12, 'Eve'), (13, 'Ahn'), (14, 'Ahn')`)
 	require.NoError(t, err)
 	dir := t.TempDir()
