@@ -288,7 +288,7 @@ func TestOnlyTheOwnerSwitchesAndOnlyOwnersAndOperatorsSee(t *testing.T) {
 	require.Equal(t, "observe true, protect true", s.one(`SELECT string_agg(event || ' ' || (role = $1::name), ', ' ORDER BY id) FROM fencedb.audit`, owner))
 }
 
-// The ledger judges, so all but one thing is refused as ever: see docs/postgres.md.
+// The ledger judges, so all but one thing is refused as ever: see docs/tables.md.
 func TestWithoutAStampTheLedgerJudges(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
