@@ -208,6 +208,16 @@ func TestTheVersionsAreThoseThatAreTested(t *testing.T) {
 	}
 }
 
+// A page of which one reads what one needs, and finds it. The model's grows with the traces in it.
+func TestEveryPageIsShort(t *testing.T) {
+	t.Parallel()
+	for page, text := range pages(t) {
+		if strings.HasPrefix(page, "../docs/") && page != "../docs/model/README.md" {
+			require.Less(t, strings.Count(text, "\n"), 250, page)
+		}
+	}
+}
+
 func TestTheMapNamesEveryPage(t *testing.T) {
 	t.Parallel()
 	all := pages(t)

@@ -46,15 +46,20 @@ func essence(text string) string {
 	return strings.TrimSpace(text)
 }
 
-// It runs what docs/command.md shows, in its order, on the system that the guide tells of.
+// It runs what docs/command.md shows, and the pages that it sends to, in order, on the system that the
+// guide tells of.
 func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	t.Parallel()
-	guide, err := os.ReadFile("../../docs/command.md")
-	require.NoError(t, err)
-	found := sessions.FindAllStringSubmatch(string(guide), -1)
+	var guide string
+	for _, page := range []string{"command.md", "with.md", "database.md"} {
+		text, err := os.ReadFile("../../docs/" + page)
+		require.NoError(t, err)
+		guide += string(text) + "\n"
+	}
+	found := sessions.FindAllStringSubmatch(guide, -1)
 	require.Len(t, found, 11)
 	r := newRestaurant(t)
-	r.script = listing(t, string(guide), "In `fix.sql`:")
+	r.script = listing(t, guide, "In `fix.sql`:")
 	for _, session := range found {
 		line, want := session[1], strings.ReplaceAll("\n"+session[2], "\n    ", "\n")
 		got := r.typed(line, strings.Count(strings.TrimSpace(want), "\n")+1)
