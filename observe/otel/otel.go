@@ -66,7 +66,7 @@ type Config struct {
 type Tracer struct {
 	spans trace.Tracer
 	plain bool
-	holds sync.Map // of term to trace.Span: the leases that are held
+	holds sync.Map // of term to trace.Span: the leases that are held, whose spans are recorded
 }
 
 var (
@@ -130,7 +130,7 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 		return ctx
 	}
 	ctx, span := t.spans.Start(ctx, "lease "+string(s.Op), trace.WithAttributes(t.ofLease(s)...))
-	if s.Op == lease.OpHold {
+	if s.Op == lease.OpHold && span.IsRecording() { // other spans tell nothing, and cannot be compared
 		t.holds.Store(term{s.LeaseID, s.Resource}, span)
 	}
 	return ctx
@@ -179,7 +179,9 @@ func (t *Tracer) extended(e lease.TraceEnd) {
 }
 
 func (t *Tracer) over(ctx context.Context, e lease.TraceEnd) {
-	t.holds.CompareAndDelete(term{e.LeaseID, e.Resource}, trace.SpanFromContext(ctx))
+	if span := trace.SpanFromContext(ctx); span.IsRecording() {
+		t.holds.CompareAndDelete(term{e.LeaseID, e.Resource}, span)
+	}
 	cause := e.Outcome()
 	if cause == "released" {
 		t.end(ctx, cause, false, nil)

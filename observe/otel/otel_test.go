@@ -242,11 +242,24 @@ func TestHoldsOfOneLeaseID(t *testing.T) {
 	require.Contains(t, events(r.named("lease hold")[1]), "fence.refused")
 }
 
-func TestTheGlobalProviderIsTheDefault(t *testing.T) {
+// Without a provider, or where it takes a sample, spans are not recorded. Such a span is a struct that
+// cannot be compared.
+func TestSpansThatAreNotRecorded(t *testing.T) {
 	t.Parallel()
-	tracer := fenceotel.New(fenceotel.Config{})
-	s := fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{fencedb.NewGrant("table:12", 7, uuid.New(), time.Time{})}}
-	tracer.TraceWriteEnd(tracer.TraceWriteStart(t.Context(), s), fencedb.TraceEnd{TraceStart: s}) // without one, nowhere
+	for name, tracer := range map[string]*fenceotel.Tracer{
+		"the global provider is the default, and there is none": fenceotel.New(fenceotel.Config{}),
+		"sampled out": fenceotel.New(fenceotel.Config{Provider: trace.NewTracerProvider(trace.WithSampler(trace.NeverSample()))}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			hold := tracer.TraceLeaseStart(t.Context(), started(lease.OpHold))
+			s := fencedb.TraceStart{Op: fencedb.OpEnter, Grants: []fencedb.Grant{grant("table:12", 7)}}
+			tracer.TraceWriteEnd(tracer.TraceWriteStart(t.Context(), s), fencedb.TraceEnd{TraceStart: s, Err: fencedb.ErrStale})
+			renewal := started(lease.OpExtend)
+			tracer.TraceLeaseEnd(tracer.TraceLeaseStart(t.Context(), renewal), lease.TraceEnd{TraceStart: renewal, Err: lease.ErrUnreachable})
+			tracer.TraceLeaseEnd(hold, lease.TraceEnd{TraceStart: started(lease.OpHold), Err: lease.ErrReleased})
+		})
+	}
 }
 
 func TestTheDocumentationListsEverySpan(t *testing.T) {
