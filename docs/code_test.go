@@ -1,0 +1,157 @@
+package docs
+
+// Go that pages show and no example has, so that it is compiled and run.
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/fencedbtest"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
+	fenceotel "github.com/fencedb/fencedb/observe/otel"
+	"github.com/fencedb/fencedb/observe/prom"
+	fencelog "github.com/fencedb/fencedb/observe/slog"
+)
+
+// Each block of Go in a page, without its indentation, is somewhere in a Go file. A line of three dots
+// stands for what is left out.
+func TestTheGoInTheDocumentationIsCompiled(t *testing.T) {
+	t.Parallel()
+	lines := func(text string) string {
+		return "\n" + strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\t' }), "\n") + "\n"
+	}
+	var compiled strings.Builder
+	for _, file := range tracked(t) {
+		if filepath.Ext(file) == ".go" {
+			text, err := os.ReadFile("../" + file)
+			require.NoError(t, err)
+			compiled.WriteString(lines(string(text)))
+		}
+	}
+	blocks := 0
+	for page, text := range pages(t) {
+		for _, block := range regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllStringSubmatch(text, -1) {
+			blocks++
+			for _, part := range regexp.MustCompile(`(?m)^\s*\.\.\.$`).Split(block[1], -1) {
+				require.True(t, strings.Contains(compiled.String(), lines(part)), "%s: no Go file has\n%s", page, part)
+			}
+		}
+	}
+	require.Greater(t, blocks, 8)
+}
+
+// docs/testing.md shows it.
+func TestABookingSurvivesAZombie(t *testing.T) {
+	leases := fencedbtest.NewIssuer(t, lease.Config{})
+	postgres := fencedbtest.NewPostgres(t, databaseURL(t)) // of a database for tests
+	pool, err := pgxpool.New(t.Context(), postgres.URL())  // for the code under test
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	for _, sql := range []string{
+		`CREATE TABLE bookings (table_id int PRIMARY KEY, guest text NOT NULL)`,
+		`INSERT INTO bookings VALUES (12, '')`,
+		`SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`,
+	} {
+		_, err := pool.Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	desk := desk{pool, leases.Issuer}
+
+	var nothing func()
+	postgres.Pause("UPDATE bookings", func() { // Ann's request has decided, and not written yet
+		fencedbtest.Overtake(t, leases, pool, "table:12", func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `UPDATE bookings SET guest = 'Bob' WHERE table_id = 12`)
+			return err
+		})
+		nothing = fencedbtest.WroteNothing(t, pool, "bookings")
+	})
+
+	err = desk.Book(t.Context(), "Ann")
+
+	fencedbtest.Refused(t, err)
+	nothing()
+	if !lease.IsLost(err) { // which the handler answers with "busy"
+		t.Error("Ann is told", err)
+	}
+}
+
+func databaseURL(t *testing.T) string { return testenv.Postgres(t).Config().ConnString() }
+
+// desk decides by what it has read, and writes later.
+type desk struct {
+	db     *pgxpool.Pool
+	leases *lease.Issuer
+}
+
+func (d desk) Book(ctx context.Context, guest string) error {
+	return d.leases.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+		var free bool
+		if err := d.db.QueryRow(ctx, `SELECT guest = '' FROM bookings WHERE table_id = 12`).Scan(&free); err != nil || !free {
+			return err
+		}
+		return fencedb.Tx(ctx, d.db, l, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE bookings SET guest = $1 WHERE table_id = 12`, guest)
+			return err
+		})
+	})
+}
+
+// docs/observing.md and docs/leases.md show it.
+func TestATracerOfEachKindAndACacheEntry(t *testing.T) {
+	t.Parallel()
+	client, pool := testenv.Redis(t), testenv.Postgres(t)
+
+	metrics := prom.New(prom.Config{})
+	prometheus.MustRegister(metrics) // promhttp.Handler() serves them
+	logs := fencelog.New(slog.Default(), fencelog.Config{})
+	spans := fenceotel.New(fenceotel.Config{})
+	events := feed.New(client)
+	defer events.Close(context.Background()) // sends what is still buffered
+
+	issuer, err := lease.New(client, lease.Config{
+		TTL:     10 * time.Second,
+		Tracers: []lease.Tracer{spans, metrics, logs, events},
+	})
+	db := fencedb.With(pool, fencedb.Trace(spans, metrics, logs, events))
+
+	require.NoError(t, err)
+	require.NoError(t, issuer.Do(t.Context(), testenv.Namespace(t)+":1", func(ctx context.Context, l *lease.Lease) error {
+		text := l.Resource()
+		key := lease.Key{Kind: "cache", Resource: l.Resource(), Field: "value"}.String()
+		err := l.Set(ctx, key, text, time.Minute) // or HSet, or Eval with a script
+		require.NoError(t, err)
+		require.Equal(t, text, client.Get(ctx, key).Val())
+		_, err = fencedb.Exec(ctx, db, l, `SELECT`)
+		return err
+	}))
+	require.NoError(t, issuer.Close(t.Context()))
+}
+
+// docs/production.md shows it.
+func TestAClientOfEachDeployment(t *testing.T) {
+	t.Parallel()
+	server := redis.NewClient(&redis.Options{Addr: "cache:6379"})
+	sentinel := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "cache", SentinelAddrs: []string{"s1:26379", "s2:26379", "s3:26379"}})
+	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"n1:6379", "n2:6379"}})
+
+	for _, client := range []redis.UniversalClient{server, sentinel, cluster} {
+		issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second})
+		require.NoError(t, err)
+		require.NoError(t, issuer.Close(t.Context()))
+	}
+}
