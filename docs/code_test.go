@@ -32,9 +32,8 @@ import (
 // stands for what is left out.
 func TestTheGoInTheDocumentationIsCompiled(t *testing.T) {
 	t.Parallel()
-	lines := func(text string) string {
-		return "\n" + strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\t' }), "\n") + "\n"
-	}
+	ends := regexp.MustCompile(`\s*\n\s*`)
+	lines := func(text string) string { return ends.ReplaceAllString("\n"+text+"\n", "\n") }
 	var compiled strings.Builder
 	for _, file := range tracked(t) {
 		if filepath.Ext(file) == ".go" {
@@ -45,7 +44,7 @@ func TestTheGoInTheDocumentationIsCompiled(t *testing.T) {
 	}
 	blocks := 0
 	for page, text := range pages(t) {
-		for _, block := range regexp.MustCompile("(?ms)^```go\n(.*?)^```").FindAllStringSubmatch(text, -1) {
+		for _, block := range regexp.MustCompile("(?ms)^ *```go\n(.*?)^ *```").FindAllStringSubmatch(text, -1) {
 			blocks++
 			for _, part := range regexp.MustCompile(`(?m)^\s*\.\.\.$`).Split(block[1], -1) {
 				require.True(t, strings.Contains(compiled.String(), lines(part)), "%s: no Go file has\n%s", page, part)
@@ -130,6 +129,7 @@ func TestATracerOfEachKindAndACacheEntry(t *testing.T) {
 	db := fencedb.With(pool, fencedb.Trace(spans, metrics, logs, events))
 
 	require.NoError(t, err)
+	defer prometheus.Unregister(metrics) // for -count=2
 	require.NoError(t, issuer.Do(t.Context(), testenv.Namespace(t)+":1", func(ctx context.Context, l *lease.Lease) error {
 		text := l.Resource()
 		key := lease.Key{Kind: "cache", Resource: l.Resource(), Field: "value"}.String()
@@ -137,6 +137,23 @@ func TestATracerOfEachKindAndACacheEntry(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, text, client.Get(ctx, key).Val())
 		_, err = fencedb.Exec(ctx, db, l, `SELECT`)
+		return err
+	}))
+	require.NoError(t, issuer.Close(t.Context()))
+}
+
+// The README and docs/patterns.md show it.
+func TestTheFenceKnowsASealedLease(t *testing.T) {
+	t.Parallel()
+	client, pool := testenv.Redis(t), testenv.Postgres(t)
+
+	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
+
+	require.NoError(t, err)
+	require.NoError(t, issuer.Do(t.Context(), testenv.Namespace(t)+":1", func(ctx context.Context, l *lease.Lease) error {
+		var last int64
+		err := pool.QueryRow(ctx, `SELECT fencedb.last_token($1)`, l.Resource()).Scan(&last)
+		require.Equal(t, l.Token(), last)
 		return err
 	}))
 	require.NoError(t, issuer.Close(t.Context()))
