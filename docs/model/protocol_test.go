@@ -116,18 +116,21 @@ func (r Rules) start() State {
 	return s
 }
 
-// Move is what can happen next.
-type Move struct {
-	Name   string // of the kind, as in the table of the README
-	Who    int    // -1: nobody
-	Text   string
-	Fault  bool   // it need not happen
-	Broken string // the promise that it breaks, and how
-	Next   State
+// done says that no process has anything to do any more.
+func (Rules) done(s State) bool {
+	for _, p := range s.p {
+		if p.at != dead && (p.at != idle || p.left > 0) {
+			return false
+		}
+	}
+	return true
 }
 
+// Step is what can happen next.
+type Step = Move[State]
+
 // moves calls yield with everything that can happen in s.
-func (r Rules) moves(s State, yield func(Move)) {
+func (r Rules) moves(s State, yield func(Step)) {
 	r.redis(s, yield)
 	r.postgres(s, yield)
 	for i := range r.Holders {
@@ -137,11 +140,11 @@ func (r Rules) moves(s State, yield func(Move)) {
 }
 
 // redis is what Redis and what happens to it does.
-func (r Rules) redis(s State, yield func(Move)) {
+func (r Rules) redis(s State, yield func(Step)) {
 	fault := func(name, text string, change func(*State)) {
 		n := s
 		change(&n)
-		yield(Move{Name: name, Who: -1, Text: text, Fault: true, Next: n})
+		yield(Step{Name: name, Who: -1, Text: text, Fault: true, Next: n})
 	}
 	if s.owner > 0 {
 		n := s
@@ -152,7 +155,7 @@ func (r Rules) redis(s State, yield func(Move)) {
 		if s.savedOwner == s.owner && s.savedToken == s.ownerToken && !s.back {
 			n.savedOwner, n.savedToken = 0, 0 // Redis saves the time at which a key expires
 		}
-		yield(Move{Name: "expire", Who: int(s.owner) - 1, Text: "its lease expires", Next: n})
+		yield(Step{Name: "expire", Who: int(s.owner) - 1, Text: "its lease expires", Next: n})
 	}
 	if s.losses > 0 {
 		fault("lose", "Redis loses its data", func(n *State) {
@@ -181,7 +184,7 @@ func (r Rules) redis(s State, yield func(Move)) {
 }
 
 // postgres is what happens to the server and what strangers do.
-func (r Rules) postgres(s State, yield func(Move)) {
+func (r Rules) postgres(s State, yield func(Step)) {
 	if s.crashes > 0 {
 		n := s
 		n.crashes--
@@ -195,12 +198,12 @@ func (r Rules) postgres(s State, yield func(Move)) {
 				p.end(asking)
 			}
 		}
-		yield(Move{Name: "crash", Who: -1, Text: "Postgres crashes and recovers; open transactions are gone", Fault: true, Next: n})
+		yield(Step{Name: "crash", Who: -1, Text: "Postgres crashes and recovers; open transactions are gone", Fault: true, Next: n})
 	}
 	if s.forgeries > 0 {
 		n := s
 		n.forgeries--
-		m := Move{Name: "forge", Who: -1, Fault: true, Text: "somebody writes without a token, and is refused"}
+		m := Step{Name: "forge", Who: -1, Fault: true, Text: "somebody writes without a token, and is refused"}
 		if !r.Guards {
 			n.data++
 			m.Text, m.Broken = "somebody writes without a token", "S4: a write without a token has committed"
@@ -221,19 +224,19 @@ type mover struct {
 	Rules
 	s     State
 	i     int
-	yield func(Move)
+	yield func(Step)
 }
 
 func (m *mover) emit(name, text string, change func(*State, *holder) (broken string)) {
 	n := m.s
 	broken := change(&n, &n.p[m.i])
-	m.yield(Move{Name: name, Who: m.i, Text: text, Broken: broken, Next: n})
+	m.yield(Step{Name: name, Who: m.i, Text: text, Broken: broken, Next: n})
 }
 
 func (m *mover) fault(name, text string, change func(*State, *holder) (broken string)) {
 	n := m.s
 	broken := change(&n, &n.p[m.i])
-	m.yield(Move{Name: name, Who: m.i, Text: text, Fault: true, Broken: broken, Next: n})
+	m.yield(Step{Name: name, Who: m.i, Text: text, Fault: true, Broken: broken, Next: n})
 }
 
 func (m *mover) move() {
