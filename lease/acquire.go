@@ -227,9 +227,8 @@ func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) 
 // once asks one time. An answer that arrives after its own trust window counts as none.
 func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
 	core := a.core
-	if _, votes := core.store.(*quorum); votes && a.call.unsure.Load() { // the withdrawal of the last vote may reach a member after the next vote
-		a.withdraw()
-		a.call = a.call.again()
+	if _, votes := core.store.(*quorum); votes { // the withdrawal of the last vote may reach a member after the next vote
+		a.rename()
 	}
 	a.asked = a.asked || ctx.Err() == nil
 	a.requests++
@@ -269,6 +268,14 @@ func (a *acquisition) withdraw() {
 	if a.asked {
 		a.call.withdrawn.Store(true)
 		a.call.debts = append(a.call.debts, a.takeBack(a.call))
+	}
+}
+
+// rename ends the call in Redis and goes on under another name, if a request of it may still be under way.
+func (a *acquisition) rename() {
+	if a.call.unsure.Load() {
+		a.withdraw()
+		a.call = a.call.again()
 	}
 }
 

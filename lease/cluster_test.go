@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -180,5 +181,37 @@ func TestASubscriptionOfSeveralSlotsIsMadeAgain(t *testing.T) {
 	require.Positive(t, server.Client().ClientKillByFilter(t.Context(), "TYPE", "pubsub").Val())
 	for n, l := range held {
 		require.NoError(t, requireWoken(t, w, cluster, l, waiting[n]).Release(t.Context()))
+	}
+}
+
+// On a Cluster the resources are acquired one after the other. What was granted before one was refused is given back,
+// and the call then waits under its own name, although one of its first requests went unanswered.
+func TestAcquireAllWaitsOnAClusterAfterALostReply(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]faulty.Fault{"lost reply": faulty.LoseReply, "lost request": faulty.LoseRequest} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := testenv.Cluster(t)
+			client := cluster.Client()
+			var network faulty.Redis
+			client.AddHook(&network)
+			i := (&world{client: client, namespace: "cluster"}).issuer(t, lease.Config{TTL: time.Minute})
+			others := (&world{client: cluster.Client(), namespace: "cluster"}).issuer(t, lease.Config{TTL: time.Minute})
+			holder := try(t, others, "b")
+			network.Next(1, fault)
+			grants := make(chan error, 1)
+			go func() {
+				leases, err := i.AcquireAll(context.Background(), []string{"a", "b"})
+				if err == nil {
+					err = leases.Release(context.Background())
+				}
+				grants <- err
+			}()
+			w := &world{client: cluster.Client(), namespace: "cluster"}
+			require.Eventually(t, func() bool { return len(grants) > 0 || w.snapshot(t, "b").waiters == 1 }, 15*time.Second, ms)
+			require.Empty(t, grants, "it waits")
+			require.NoError(t, holder.Release(t.Context()))
+			require.NoError(t, <-grants)
+		})
 	}
 }

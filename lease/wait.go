@@ -46,6 +46,10 @@ func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
 	if !errors.As(err, &held) {
 		return leases, err
 	}
+	if !a.core.store.spans(a.keys) { // what the steps were granted was given back, which may have ended the call in Redis
+		a.asked = true
+		a.rename()
+	}
 	if a.call.settled(waiting) {
 		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
 		if waiting.Err() == nil || err == nil || !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)) {
