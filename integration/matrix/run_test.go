@@ -67,9 +67,9 @@ func (h handle) of(ctx context.Context, pool *pgxpool.Pool) (db fencedb.DB, give
 type outcome struct {
 	answer answer
 	err    error
-	wrong  error // nil if everything promised is true
+	wrong  error // nil if everything promised is true but for the time
 	took   time.Duration
-	late   bool // which may be the machine's fault
+	late   error // that the call was not bounded as promised, which may be the machine's fault
 	sent   []sent
 }
 
@@ -128,9 +128,9 @@ func (w *world) run(ctx context.Context, s setup, f *fault, p point) (o outcome,
 	o.wrong = errors.Join(s.judge(c, o.err, is), o.wrong)
 	switch {
 	case until.Err() != nil:
-		o.late, o.wrong = true, errors.Join(o.wrong, errEndless)
+		o.late = errEndless
 	case o.took > f.bound+slack:
-		o.late, o.wrong = true, errors.Join(o.wrong, fmt.Errorf("ended after %v, and is bounded by %v", o.took.Round(time.Millisecond), f.bound))
+		o.late = fmt.Errorf("ended after %v, and is bounded by %v", o.took.Round(time.Millisecond), f.bound)
 	}
 	return o, nil
 }

@@ -131,7 +131,7 @@ func (w *world) try(t *testing.T, s setup, f *fault, again *repeats) {
 		once := func(t *testing.T, last bool) (done bool) {
 			o, err := w.run(context.WithoutCancel(t.Context()), s, f, p)
 			require.NoError(t, err, p.name)
-			if o.late && !last {
+			if o.late != nil && !last {
 				return false
 			}
 			check(t, s, f, p, o, f.mayBeUnknown(s, p, o.sent, rehearsal))
@@ -199,7 +199,7 @@ func sample(s setup, f *fault, points []point) (some []point) {
 // check reports an outcome that should not be.
 func check(t *testing.T, s setup, f *fault, p point, o outcome, mayBeUnknown bool) {
 	t.Helper()
-	wrong := o.wrong
+	wrong := errors.Join(o.wrong, o.late)
 	if !slices.Contains(f.allowed(s), o.answer) {
 		wrong = errors.Join(wrong, fmt.Errorf("answers %s", o.answer))
 	}
