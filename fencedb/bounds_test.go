@@ -275,7 +275,7 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 			return err
 		}
 		defer func() { _ = tx.Rollback() }()
-		return fencedb.EnterSQL(ctx, tx, g)
+		return enterSQL(ctx, tx, g)
 	}
 	for name, attempt := range entries {
 		for by, newcomer := range map[string]func(ctx context.Context) (context.Context, fencedb.Grant){

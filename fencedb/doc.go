@@ -27,7 +27,8 @@
 //
 // Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round trip.
 // TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one of
-// database/sql. Seal makes older tokens stale without writing anything else.
+// database/sql; the Entry that they return finds out what became of it. Seal makes older tokens
+// stale without writing anything else.
 //
 // # What the fence is
 //

@@ -2,9 +2,22 @@ package fencedb
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 )
+
+// Entry is a transaction that has entered and that the application commits. Outcome finds out what
+// became of it, as Tx does for its own.
+type Entry struct {
+	// XID and Epoch are those of CommitUnknownError, for SELECT fencedb.outcome(xid, epoch). Stored
+	// before COMMIT, they let another process ask when this one is gone.
+	XID   uint64
+	Epoch int64
+
+	entry *entry
+}
 
 // Enter takes the fence of grant in a transaction that the application has begun itself, and holds
 // it until that transaction ends. It must come first: what the transaction read before it may
@@ -15,17 +28,24 @@ import (
 // with ErrUnsealed.
 //
 // On error the transaction is aborted: roll it back. Cancelling ctx closes the connection, as in
-// every pgx call. Whether the transaction then commits is for the caller to find out; prefer Tx,
-// which does it for you. Enter itself returns within five seconds after grant's validity, if that
-// has an end; what follows is bounded by the caller's contexts.
-func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) error {
+// every pgx call. If COMMIT then fails, ask Entry.Outcome what became of it:
+//
+//	entry, err := fencedb.Enter(ctx, tx, lease)
+//	...
+//	if err := tx.Commit(ctx); err != nil {
+//		return entry.Outcome(ctx, pool, err)
+//	}
+//
+// Tx does all of it for you. Enter itself returns within five seconds after grant's validity, if
+// that has an end; what follows is bounded by the caller's contexts.
+func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t := e.trace(ctx, OpEnter)
 	defer t.end()
-	return t.is(e.enter(t.ctx, tx))
+	return e.handedOut(t.is(e.enter(t.ctx, tx)))
 }
 
 func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
@@ -39,4 +59,53 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
 	}
 	return nil
+}
+
+func (e *entry) handedOut(err error) (*Entry, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &Entry{XID: e.xid, Epoch: e.epoch, entry: e}, nil
+}
+
+// Outcome tells what became of the transaction, whatever err its COMMIT, or the library that commits
+// it, has returned. The answer says the same as that of Tx:
+//
+//   - nil: it has committed, also if err is not nil because the answer was lost.
+//   - ErrCommitUnknown: the server could not be asked in time, or has crashed or failed over since.
+//   - every other error is err, explained as by Explain: nothing was written.
+//
+// Of a nil Entry, which comes with an error of Enter, it returns err as it is: so a library that
+// begins and commits by itself (pgx.BeginFunc, GORM, bun) needs no more than one call behind it.
+//
+// It asks the server that db leads to, in one round trip, also if err is nil: some drivers return
+// nil from the COMMIT of a transaction that has failed, and all do if a statement of your own has
+// rolled it back before. So call it for errors alone if you trust yours. What came after a statement
+// that ended the transaction, such as COMMIT AND CHAIN, was outside the fence, and is not told.
+//
+// The transaction must be over, and its connection given back: one that is open, on whatever
+// connection, is waited for until five seconds after the end of its lease. The wait is as long for
+// a server that does not answer. Cancelling ctx ends it five seconds later.
+func (e *Entry) Outcome(ctx context.Context, db DB, err error) error {
+	if own, ok := db.(withOptions); ok {
+		db = own.DB
+	}
+	return e.outcome(ctx, askOn(db), err)
+}
+
+func (e *Entry) outcome(ctx context.Context, server asker, err error) error {
+	if e == nil {
+		return err
+	}
+	if err == nil {
+		err = errors.New("fencedb: COMMIT has returned no error")
+	}
+	committed, askErr := e.entry.ask(ctx, server)
+	switch {
+	case askErr != nil:
+		return e.entry.unknown(err, askErr)
+	case committed:
+		return nil
+	}
+	return e.entry.explain(ctx, nil, true, fmt.Errorf("fencedb: rolled back: %w", err))
 }

@@ -36,7 +36,7 @@ func ExampleBusyError() {
 		log.Fatal(err)
 	}
 	defer before.Rollback(ctx)
-	if err := fencedb.Enter(ctx, before, acquired("table:22", 41)); err != nil {
+	if _, err := fencedb.Enter(ctx, before, acquired("table:22", 41)); err != nil {
 		log.Fatal(err)
 	}
 
@@ -146,7 +146,8 @@ func ExampleTrace() {
 	ctx, pool := context.Background(), database()
 
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		return fencedb.Enter(ctx, tx, acquired("table:19", 41), fencedb.Trace(teller{}))
+		_, err := fencedb.Enter(ctx, tx, acquired("table:19", 41), fencedb.Trace(teller{}))
+		return err
 	})
 
 	fmt.Println(err)
@@ -188,14 +189,19 @@ func ExampleEnterSQL() {
 	}
 	defer tx.Rollback()
 
-	if err := fencedb.EnterSQL(ctx, tx, acquired("table:14", 41)); err != nil {
+	entry, err := fencedb.EnterSQL(ctx, tx, acquired("table:14", 41))
+	if err != nil {
 		log.Fatal(err)
 	}
 	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings (table_id, guest) VALUES (14, 'ann')`); err != nil {
 		log.Fatal(fencedb.Explain(err))
 	}
 
-	fmt.Println(tx.Commit())
+	if err = tx.Commit(); err != nil {
+		err = entry.OutcomeSQL(ctx, db, err)
+	}
+
+	fmt.Println(err)
 	// Output: <nil>
 }
 

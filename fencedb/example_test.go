@@ -179,17 +179,21 @@ func ExampleAll() {
 	// Output: <nil>
 }
 
-// A transaction that the application opens itself: enter first.
+// A transaction that the application opens itself: enter first, and ask if it fails.
 func ExampleEnter() {
 	ctx, pool := context.Background(), database()
 
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if err := fencedb.Enter(ctx, tx, acquired("table:10", 41)); err != nil {
+	var entry *fencedb.Entry
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		if entry, err = fencedb.Enter(ctx, tx, acquired("table:10", 41)); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (10, 'ann')`)
+		_, err = tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (10, 'ann')`)
 		return err
 	})
+	if err != nil {
+		err = entry.Outcome(ctx, pool, err) // the answer to COMMIT may have been lost
+	}
 
 	fmt.Println(err)
 	// Output: <nil>

@@ -56,7 +56,7 @@ func TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent(t *testing.T) {
 		require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
 		require.ErrorContains(t, err, bad.says)
 		require.ErrorIs(t, fencedb.Seal(t.Context(), pool, bad.grant), fencedb.ErrInvalidGrant)
-		require.ErrorIs(t, fencedb.Enter(t.Context(), nil, bad.grant), fencedb.ErrInvalidGrant)
+		require.ErrorIs(t, enter(t.Context(), nil, bad.grant), fencedb.ErrInvalidGrant)
 	}
 }
 
@@ -127,30 +127,30 @@ func TestEnterJoinsAnOpenTransaction(t *testing.T) {
 	ctx := t.Context()
 
 	err := pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		if err := fencedb.Enter(ctx, tx, grant("table:12", 42)); err != nil {
+		if err := enter(ctx, tx, grant("table:12", 42)); err != nil {
 			return err
 		}
 		return book(ctx, tx, 12, "ann")
 	})
 	require.NoError(t, err)
 
-	enter := func(g fencedb.Grant) error {
-		return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error { return fencedb.Enter(ctx, tx, g) })
+	attempt := func(g fencedb.Grant) error {
+		return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error { return enter(ctx, tx, g) })
 	}
-	require.ErrorIs(t, enter(grant("table:12", 41)), fencedb.ErrStale)
-	require.ErrorIs(t, enter(grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
+	require.ErrorIs(t, attempt(grant("table:12", 41)), fencedb.ErrStale)
+	require.ErrorIs(t, attempt(grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
 
 	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		if err := fencedb.Enter(ctx, tx, grant("table:12", 43)); err != nil {
+		if err := enter(ctx, tx, grant("table:12", 43)); err != nil {
 			return err
 		}
-		return fencedb.Enter(ctx, tx, grant("table:12", 44))
+		return enter(ctx, tx, grant("table:12", 44))
 	})
 	require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
 	require.ErrorContains(t, err, "another grant for resource")
 
 	err = pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return fencedb.Enter(ctx, savepoint, grant("table:12", 43)) })
+		return pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return enter(ctx, savepoint, grant("table:12", 43)) })
 	})
 	require.ErrorContains(t, err, "before any savepoint")
 	require.EqualValues(t, 42, w.fence("table:12"))

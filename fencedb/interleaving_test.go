@@ -30,7 +30,7 @@ func (h *holder) begin(o pgx.TxOptions) error {
 	var err error
 	h.tx, err = h.conn.BeginTx(h.Context(), o)
 	require.NoError(h, err)
-	return fencedb.Enter(h.Context(), h.tx, h.grant)
+	return enter(h.Context(), h.tx, h.grant)
 }
 
 // enter must succeed at once.

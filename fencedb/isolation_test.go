@@ -110,7 +110,7 @@ var attempts = map[string]attempt{
 	"Enter": func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
 		enter := func() error {
 			return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-				if err := fencedb.Enter(ctx, tx, g); err != nil {
+				if err := enter(ctx, tx, g); err != nil {
 					return err
 				}
 				_, err := tx.Exec(ctx, bookIfFree, ids.Add(1), "ben")
@@ -265,7 +265,7 @@ func TestEnterSQLAsksForASealAboveReadCommitted(t *testing.T) {
 				tx, err := w.sqlDB().BeginTx(t.Context(), &sql.TxOptions{Isolation: isolation})
 				require.NoError(t, err)
 				defer func() { _ = tx.Rollback() }()
-				if err := fencedb.EnterSQL(t.Context(), tx, g); err != nil {
+				if err := enterSQL(t.Context(), tx, g); err != nil {
 					return err
 				}
 				return tx.Commit()

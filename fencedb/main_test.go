@@ -98,3 +98,14 @@ func book(ctx context.Context, tx pgx.Tx, table int, guest string) error {
 	_, err := tx.Exec(ctx, `INSERT INTO bookings (id, table_id, guest) VALUES ($1, $2, $3)`, ids.Add(1), table, guest)
 	return err
 }
+
+// enter and enterSQL are for transactions of whose outcome nobody asks.
+func enter(ctx context.Context, tx pgx.Tx, g fencedb.Grant, opts ...fencedb.Option) error {
+	_, err := fencedb.Enter(ctx, tx, g, opts...)
+	return err
+}
+
+func enterSQL(ctx context.Context, tx fencedb.SQLTx, g fencedb.Grant, opts ...fencedb.Option) error {
+	_, err := fencedb.EnterSQL(ctx, tx, g, opts...)
+	return err
+}

@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -72,28 +74,92 @@ func once[M any](matches func(M) bool, verdict faulty.Fate) func(M) faulty.Fate 
 	}
 }
 
+// ways are those of writing several statements. do gets a function that runs one and reads the row
+// that it returns.
+var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, do func(row func(sql string, dest any) error) error) error{
+	"Tx": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, do func(func(string, any) error) error) error {
+		return fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return do(rowOf(ctx, tx)) })
+	},
+	"TxSQL": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, do func(func(string, any) error) error) error {
+		db := stdlib.OpenDBFromPool(pool)
+		defer db.Close()
+		return fencedb.TxSQL(ctx, db, g, func(tx *sql.Tx) error { return do(rowOfSQL(ctx, tx)) })
+	},
+	"Enter": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, do func(func(string, any) error) error) error {
+		return enterAndAsk(ctx, pool, g, func(tx pgx.Tx) error { return do(rowOf(ctx, tx)) })
+	},
+	"EnterSQL": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, do func(func(string, any) error) error) error {
+		db := stdlib.OpenDBFromPool(pool)
+		defer db.Close()
+		tx, err := db.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		entry, err := fencedb.EnterSQL(ctx, tx, g)
+		if err == nil {
+			err = do(rowOfSQL(ctx, tx))
+		}
+		if err != nil {
+			_ = tx.Rollback()
+		} else {
+			err = tx.Commit()
+		}
+		if err != nil {
+			return entry.OutcomeSQL(ctx, db, err)
+		}
+		return nil
+	},
+}
+
+// enterAndAsk leaves the transaction to pgx.
+func enterAndAsk(ctx context.Context, db fencedb.DB, g fencedb.Grant, fn func(tx pgx.Tx) error) error {
+	var entry *fencedb.Entry
+	err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
+		if entry, err = fencedb.Enter(ctx, tx, g); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+	if err != nil {
+		return entry.Outcome(ctx, db, err)
+	}
+	return nil
+}
+
+func rowOf(ctx context.Context, tx pgx.Tx) func(sql string, dest any) error {
+	return func(sql string, dest any) error { return tx.QueryRow(ctx, sql).Scan(dest) }
+}
+
+func rowOfSQL(ctx context.Context, tx *sql.Tx) func(sql string, dest any) error {
+	return func(sql string, dest any) error { return tx.QueryRowContext(ctx, sql).Scan(dest) }
+}
+
+const bookAnnReturning = bookAnn + ` RETURNING id`
+
 func TestTheOutcomeOfALostCommitIsKnown(t *testing.T) {
 	t.Parallel()
-	for name, cut := range cuts {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(t)
-			pool, proxy := w.behindProxy()
+	for way, write := range ways {
+		for name, cut := range cuts {
+			t.Run(way+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				pool, proxy := w.behindProxy()
 
-			err := fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
-				cut.arm(proxy)
-				return book(t.Context(), tx, 12, "ann")
+				err := write(t.Context(), pool, grant("table:12", 41), func(row func(string, any) error) error {
+					cut.arm(proxy)
+					return row(bookAnnReturning, new(int))
+				})
+
+				if cut.committed {
+					require.NoError(t, err)
+					require.Equal(t, []string{"ann"}, w.guests())
+				} else {
+					require.ErrorContains(t, err, "rolled back: ")
+					require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+					require.Empty(t, w.guests())
+				}
 			})
-
-			if cut.committed {
-				require.NoError(t, err)
-				require.Equal(t, []string{"ann"}, w.guests())
-			} else {
-				require.ErrorContains(t, err, "rolled back: the connection was lost")
-				require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
-				require.Empty(t, w.guests())
-			}
-		})
+		}
 	}
 }
 
@@ -119,79 +185,145 @@ func TestSafeToRetryIsWrongForALostCommit(t *testing.T) {
 // known only when the server has ended the transaction, which S7 sees to.
 func TestATransactionStillInProgressIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	pool, proxy := w.behindProxy()
+	for way, write := range ways {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool, proxy := w.behindProxy()
 
-	err := fencedb.Tx(t.Context(), pool, grantFor("table:12", 41, 700*time.Millisecond), func(tx pgx.Tx) error {
-		proxy.OnClient(once(isCommit, faulty.Orphan))
-		return book(t.Context(), tx, 12, "ann")
-	})
+			err := write(t.Context(), pool, grantFor("table:12", 41, 700*time.Millisecond), func(row func(string, any) error) error {
+				proxy.OnClient(once(isCommit, faulty.Orphan))
+				return row(bookAnnReturning, new(int))
+			})
 
-	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
-	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
-	require.Empty(t, w.guests())
+			require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+			require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+			require.Empty(t, w.guests())
+		})
+	}
 }
 
 func TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown(t *testing.T) {
 	t.Parallel()
+	for way, write := range map[string]func(context.Context, fencedb.DB, fencedb.Grant, func(pgx.Tx) error) error{
+		"Tx": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, fn func(pgx.Tx) error) error {
+			return fencedb.Tx(ctx, db, g, fn)
+		},
+		"Enter": enterAndAsk,
+	} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			url := w.pool.Config().ConnString()
+			proxy := faulty.NewPostgresProxy(t, url)
+			conn, err := pgx.Connect(t.Context(), proxy.URL()) // a single connection: once it is lost, there is no other
+			require.NoError(t, err)
+			began := time.Now()
+
+			err = write(t.Context(), fencedb.With(conn), grant("table:12", 41), func(tx pgx.Tx) error {
+				cuts["before the answer"].arm(proxy)
+				return book(t.Context(), tx, 12, "ann")
+			})
+
+			var unknown *fencedb.CommitUnknownError
+			require.ErrorAs(t, err, &unknown)
+			require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
+			require.Less(t, time.Since(began), 5*time.Second, "there is nobody to wait for")
+			require.Contains(t, err.Error(), fmt.Sprintf("fencedb.outcome('%d', %d)", unknown.XID, unknown.Epoch))
+			require.Equal(t, []string{"committed"}, collect[string](w, `SELECT fencedb.outcome($1::text::xid8, $2)`, fmt.Sprint(unknown.XID), unknown.Epoch))
+		})
+	}
+}
+
+// Not only the answer to COMMIT can mislead: what is asked is the server.
+func TestOutcomeAsksTheServerWhateverCommitSaid(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
-	url := w.pool.Config().ConnString()
-	proxy := faulty.NewPostgresProxy(t, url)
-	conn, err := pgx.Connect(t.Context(), proxy.URL()) // a single connection: once it is lost, there is no other
-	require.NoError(t, err)
+	ask := func(fn func(tx pgx.Tx), said error) error {
+		tx, err := w.pool.Begin(t.Context())
+		require.NoError(t, err)
+		entry, err := fencedb.Enter(t.Context(), tx, grant("table:12", int64(ids.Add(1))))
+		require.NoError(t, err)
+		require.Equal(t, []int64{entry.Epoch}, collect[int64](w, `SELECT fencedb.epoch()`))
+		fn(tx)
+		err = tx.Commit(t.Context())
+		if said == nil {
+			require.NoError(t, err)
+		} else {
+			require.ErrorIs(t, err, said)
+		}
+		require.NotEmpty(t, collect[string](w, `SELECT fencedb.outcome($1::text::xid8, $2)`, fmt.Sprint(entry.XID), entry.Epoch)[0])
+		return entry.Outcome(t.Context(), w.pool, err)
+	}
+	sends := func(sql string) func(pgx.Tx) {
+		return func(tx pgx.Tx) { _, _ = tx.Exec(t.Context(), sql) }
+	}
 
-	err = fencedb.Tx(t.Context(), conn, grant("table:12", 41), func(tx pgx.Tx) error {
-		cuts["before the answer"].arm(proxy)
-		return book(t.Context(), tx, 12, "ann")
-	})
+	require.NoError(t, ask(sends(bookAnn), nil))
+	require.ErrorContains(t, ask(sends(`ROLLBACK`), nil), "rolled back: fencedb: COMMIT has returned no error")
+	require.NoError(t, ask(sends(`COMMIT`), nil), "this one has committed, by its own statement")
+	require.ErrorIs(t, ask(sends(`SELECT 1/0`), pgx.ErrTxCommitRollback), pgx.ErrTxCommitRollback)
+	require.Equal(t, []string{"ann"}, w.guests())
+}
 
-	var unknown *fencedb.CommitUnknownError
-	require.ErrorAs(t, err, &unknown)
-	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
-	require.Contains(t, err.Error(), fmt.Sprintf("fencedb.outcome('%d', %d)", unknown.XID, unknown.Epoch))
-	require.Equal(t, []string{"committed"}, collect[string](w, `SELECT fencedb.outcome($1::text::xid8, $2)`, fmt.Sprint(unknown.XID), unknown.Epoch))
+// Enter gives no Entry with an error; what a library then returns is the answer.
+func TestOutcomeWithoutAnEntry(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
+	for way, write := range ways {
+		err := write(t.Context(), w.pool, grant("table:12", 41), func(func(string, any) error) error { return nil })
+		require.ErrorIs(t, err, fencedb.ErrStale, way)
+	}
 }
 
 // The server crashes before COMMIT arrives, and loses what it had not flushed. It hands the id of
 // the transaction out again, and a stranger commits under it.
 func TestACrashOfTheServerLeavesTheOutcomeUnknown(t *testing.T) {
 	t.Parallel()
-	server := testenv.OwnPostgres(t, "wal_writer_delay=10s")
-	w := &world{t, server.Pool()}
-	w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
-	pool, proxy := w.behindProxy()
-	require.NoError(t, fencedb.Seal(t.Context(), pool, grant("table:1", 1)), "the epoch of the server before the crash")
-	w.exec(`SELECT pg_switch_wal()`) // a page of WAL that is full is flushed; from here on, none gets full
-	w.exec(`CHECKPOINT`)
-	stranger, err := w.pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer stranger.Release()
+	for way, write := range ways {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.OwnPostgres(t, "wal_writer_delay=10s")
+			w := &world{t, server.Pool()}
+			w.exec(`CREATE TABLE bookings (id int PRIMARY KEY, table_id int NOT NULL, guest text NOT NULL)`)
+			pool, proxy := w.behindProxy()
+			require.NoError(t, fencedb.Seal(t.Context(), pool, grant("table:1", 1)), "the epoch of the server before the crash")
+			w.exec(`SELECT pg_switch_wal()`) // a page of WAL that is full is flushed; from here on, none gets full
+			w.exec(`CHECKPOINT`)
+			stranger, err := w.pool.Acquire(t.Context())
+			require.NoError(t, err)
+			defer stranger.Release()
 
-	var xid uint64
-	reused := make(chan struct{})
-	err = fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		pid := tx.Conn().PgConn().PID()
-		if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text::bigint`).Scan(&xid); err != nil {
-			return err
-		}
-		go func() { // the stranger commits nothing before the crash, which ends its connection
-			defer close(reused)
-			for stranger.Ping(t.Context()) == nil {
-				continue
-			}
-			for status := "in progress"; status != "committed" && t.Context().Err() == nil; {
-				_ = w.pool.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '') FROM pg_current_xact_id()`, fmt.Sprint(xid)).Scan(&status)
-			}
-		}()
-		proxy.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
-			return isCommit(msg) && syscall.Kill(int(pid), syscall.SIGKILL) == nil
-		}, faulty.Cut))
-		return book(t.Context(), tx, 12, "ann")
-	})
+			reused := make(chan struct{})
+			err = write(t.Context(), pool, grant("table:12", 41), func(row func(string, any) error) error {
+				var (
+					pid int
+					xid uint64
+				)
+				if err := errors.Join(row(`SELECT pg_backend_pid()`, &pid), row(`SELECT pg_current_xact_id()::text::bigint`, &xid)); err != nil {
+					return err
+				}
+				go func() { // the stranger commits nothing before the crash, which ends its connection
+					defer close(reused)
+					for stranger.Ping(t.Context()) == nil {
+						continue
+					}
+					for status := "in progress"; status != "committed" && t.Context().Err() == nil; {
+						_ = w.pool.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '') FROM pg_current_xact_id()`, fmt.Sprint(xid)).Scan(&status)
+					}
+				}()
+				proxy.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
+					return isCommit(msg) && syscall.Kill(pid, syscall.SIGKILL) == nil
+				}, faulty.Cut))
+				return row(bookAnnReturning, new(int))
+			})
 
-	require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
-	<-reused
-	require.Empty(t, w.guests())
+			require.ErrorIs(t, err, fencedb.ErrCommitUnknown)
+			<-reused
+			require.Empty(t, w.guests())
+		})
+	}
 }
 
 func TestCancellingDuringCommitStillTellsTheTruth(t *testing.T) {
@@ -267,18 +399,24 @@ func TestASealWhoseAnswerIsLostIsNoReasonForDoubt(t *testing.T) {
 	require.NoError(t, fencedb.Seal(t.Context(), pool, g))
 }
 
-// A thousand transactions cut at random places, some with their context cancelled as well. Nothing
-// but the truth.
+// A thousand transactions of Tx, and five hundred behind Enter, cut at random places, some with
+// their context cancelled as well. Nothing but the truth.
 func TestRandomCutsRoundCommit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 
-	cuts := 1000
+	cuts := 1500
 	if testing.Short() {
-		cuts = 200
+		cuts = 300
 	}
 	tally := w.cutAtRandom(cuts, func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer {
-		err := fencedb.Tx(ctx, pool, grant(fmt.Sprintf("effect:%d", id), 1), fn)
+		g := grant(fmt.Sprintf("effect:%d", id), 1)
+		var err error
+		if id%3 > 0 {
+			err = fencedb.Tx(ctx, pool, g, fn)
+		} else {
+			err = enterAndAsk(ctx, pool, g, fn)
+		}
 		switch {
 		case err == nil:
 			return saysCommitted

@@ -236,7 +236,7 @@ func TestEnterOnASilentConnectionEndsWithTheLease(t *testing.T) {
 	proxy.AfterBytes(0, faulty.Silence)
 	start := time.Now()
 
-	err = fencedb.Enter(context.Background(), tx, grantFor("table:12", 41, 500*time.Millisecond))
+	err = enter(context.Background(), tx, grantFor("table:12", 41, 500*time.Millisecond))
 
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver, fmt.Sprint(err))
 	require.Less(t, time.Since(start), 500*time.Millisecond+asking+slack)

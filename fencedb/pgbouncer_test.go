@@ -71,7 +71,7 @@ var everyWay = map[string]func(*world, *pgxpool.Pool, fencedb.Grant) error{
 	},
 	"Enter": func(w *world, pool *pgxpool.Pool, grant fencedb.Grant) error {
 		return pgx.BeginFunc(w.Context(), pool, func(tx pgx.Tx) error {
-			if err := fencedb.Enter(w.Context(), tx, grant); err != nil {
+			if err := enter(w.Context(), tx, grant); err != nil {
 				return err
 			}
 			_, err := tx.Exec(w.Context(), insertBooking, 12, "ann")
@@ -84,7 +84,7 @@ var everyWay = map[string]func(*world, *pgxpool.Pool, fencedb.Grant) error{
 			return err
 		}
 		defer tx.Rollback()
-		if err := fencedb.EnterSQL(w.Context(), tx, grant); err != nil {
+		if err := enterSQL(w.Context(), tx, grant); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(w.Context(), insertBooking, 12, "ann"); err != nil {

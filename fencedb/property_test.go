@@ -173,7 +173,7 @@ func (m *model) enter(r *rapid.T) {
 	require.NoError(r, err)
 	t := &modelTx{slot: m.freeSlot(), conn: conn, tx: tx, grants: chosen, advanced: map[string]bool{}, rows: map[string]notes{}}
 
-	err = fencedb.Enter(context.Background(), tx, fencedb.All(slices.Collect(maps.Values(chosen))...))
+	err = enter(context.Background(), tx, fencedb.All(slices.Collect(maps.Values(chosen))...))
 	if want := m.expect(t); want != nil {
 		t.end()
 		require.ErrorIs(r, err, want)

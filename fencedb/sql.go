@@ -190,36 +190,45 @@ var (
 // before any savepoint, it returns the same errors (also ErrUnsealed above READ COMMITTED), and on
 // error the transaction must be rolled back. Of the options only Hold and Trace have an effect.
 // What the application writes afterwards comes back with the errors of its driver, which Explain
-// turns into those of this package.
+// turns into those of this package. Entry.OutcomeSQL finds out what became of a COMMIT that failed.
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	if err != nil {
 //		return err
 //	}
 //	defer tx.Rollback()
-//	if err := fencedb.EnterSQL(ctx, tx, lease); err != nil {
+//	entry, err := fencedb.EnterSQL(ctx, tx, lease)
+//	if err != nil {
 //		return err
 //	}
 //	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`); err != nil {
 //		return fencedb.Explain(err)
 //	}
-//	return tx.Commit()
+//	if err := tx.Commit(); err != nil {
+//		return entry.OutcomeSQL(ctx, db, err)
+//	}
+//	return nil
 //
 // A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the
 // token has entered by then, and nothing else has happened. To find out costs one more round trip
 // on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with the
 // usual drivers, the connection.
-func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) error {
+func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if isNil(tx) {
-		return errors.New("fencedb: the transaction is nil; did it begin?")
+		return nil, errors.New("fencedb: the transaction is nil; did it begin?")
 	}
 	t := e.trace(ctx, OpEnter)
 	defer t.end()
-	return t.is(e.enterSQL(t.ctx, tx))
+	return e.handedOut(t.is(e.enterSQL(t.ctx, tx)))
+}
+
+// OutcomeSQL is Outcome for database/sql, whatever the driver. db must have a connection to spare.
+func (e *Entry) OutcomeSQL(ctx context.Context, db *sql.DB, err error) error {
+	return e.outcome(ctx, askSQL(db), err)
 }
 
 func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {

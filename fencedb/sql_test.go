@@ -39,7 +39,7 @@ func TestEnterSQLJoinsAnOpenTransaction(t *testing.T) {
 	w := newWorld(t)
 	tx := w.begin(w.sqlDB())
 
-	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 41)))
+	require.NoError(t, enterSQL(t.Context(), tx, grant("table:12", 41)))
 	_, err := tx.Exec(bookAnn)
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit())
@@ -54,21 +54,21 @@ func TestEnterSQLReturnsTheErrorsOfEnter(t *testing.T) {
 	db := w.sqlDB()
 	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:12", 42)))
 
-	err := fencedb.EnterSQL(t.Context(), w.begin(db), grant("table:12", 41))
+	err := enterSQL(t.Context(), w.begin(db), grant("table:12", 41))
 	var stale *fencedb.StaleError
 	require.ErrorAs(t, err, &stale)
 	require.Equal(t, "table:12", stale.Resource)
 	require.EqualValues(t, 41, stale.Token)
 	require.EqualValues(t, 42, stale.Stored)
 
-	require.ErrorIs(t, fencedb.EnterSQL(t.Context(), w.begin(db), grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
-	require.ErrorIs(t, fencedb.EnterSQL(t.Context(), nil, grant("", 43)), fencedb.ErrInvalidGrant)
-	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), nil, grant("table:12", 43)), "the transaction is nil")
-	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), (*sql.Tx)(nil), grant("table:12", 43)), "the transaction is nil")
+	require.ErrorIs(t, enterSQL(t.Context(), w.begin(db), grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
+	require.ErrorIs(t, enterSQL(t.Context(), nil, grant("", 43)), fencedb.ErrInvalidGrant)
+	require.ErrorContains(t, enterSQL(t.Context(), nil, grant("table:12", 43)), "the transaction is nil")
+	require.ErrorContains(t, enterSQL(t.Context(), (*sql.Tx)(nil), grant("table:12", 43)), "the transaction is nil")
 
 	tx := w.begin(db)
 	require.NoError(t, tx.Rollback())
-	require.ErrorIs(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 43)), sql.ErrTxDone)
+	require.ErrorIs(t, enterSQL(t.Context(), tx, grant("table:12", 43)), sql.ErrTxDone)
 	require.EqualValues(t, 42, w.fence("table:12"))
 }
 
@@ -76,9 +76,9 @@ func TestEnterSQLIsBusyWhileAnotherHolderHasTheFence(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	db := w.sqlDB()
-	require.NoError(t, fencedb.EnterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
+	require.NoError(t, enterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
 
-	err := fencedb.EnterSQL(t.Context(), w.begin(db), grantFor("table:12", 42, 50*time.Millisecond))
+	err := enterSQL(t.Context(), w.begin(db), grantFor("table:12", 42, 50*time.Millisecond))
 
 	require.ErrorIs(t, err, fencedb.ErrBusy)
 }
@@ -87,7 +87,7 @@ func TestEnterSQLStopsWaitingWithItsContext(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	db := w.sqlDB()
-	require.NoError(t, fencedb.EnterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
+	require.NoError(t, enterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
 	enough := errors.New("enough")
 
 	tx := w.begin(db)
@@ -96,7 +96,7 @@ func TestEnterSQLStopsWaitingWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	entered := make(chan error, 1)
-	go func() { entered <- fencedb.EnterSQL(ctx, tx, grant("table:12", 42)) }()
+	go func() { entered <- enterSQL(ctx, tx, grant("table:12", 42)) }()
 	w.awaitBlocked(pid)
 	cancel(enough)
 
@@ -116,11 +116,11 @@ func (tx brokenTx) QueryContext(context.Context, string, ...any) (*sql.Rows, err
 func TestEnterSQLSaysWhenTheLeaseEndedWithTheConnection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		err := fencedb.EnterSQL(t.Context(), brokenTx{after: 2 * time.Second}, grantFor("table:12", 41, time.Second))
+		err := enterSQL(t.Context(), brokenTx{after: 2 * time.Second}, grantFor("table:12", 41, time.Second))
 		require.ErrorIs(t, err, fencedb.ErrLeaseOver)
 		require.ErrorIs(t, err, driver.ErrBadConn)
 
-		err = fencedb.EnterSQL(t.Context(), brokenTx{after: time.Second}, grantFor("table:12", 41, time.Minute))
+		err = enterSQL(t.Context(), brokenTx{after: time.Second}, grantFor("table:12", 41, time.Minute))
 		require.ErrorIs(t, err, driver.ErrBadConn)
 		require.NotErrorIs(t, err, fencedb.ErrLeaseOver)
 	})
@@ -134,12 +134,12 @@ func TestEnterSQLRefusesAHandleThatIsInNoTransaction(t *testing.T) {
 	require.NoError(t, err)
 	defer conn.Close()
 
-	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), db, grant("table:12", 41)), "*sql.DB is not in a transaction")
-	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), conn, grant("table:12", 42)), "*sql.Conn is not in a transaction")
+	require.ErrorContains(t, enterSQL(t.Context(), db, grant("table:12", 41)), "*sql.DB is not in a transaction")
+	require.ErrorContains(t, enterSQL(t.Context(), conn, grant("table:12", 42)), "*sql.Conn is not in a transaction")
 
 	_, err = conn.ExecContext(t.Context(), `BEGIN`)
 	require.NoError(t, err)
-	require.NoError(t, fencedb.EnterSQL(t.Context(), conn, grant("table:12", 43)))
+	require.NoError(t, enterSQL(t.Context(), conn, grant("table:12", 43)))
 	_, err = conn.ExecContext(t.Context(), bookAnn+`; COMMIT`)
 	require.NoError(t, err)
 	require.Equal(t, []string{"ann"}, w.guests())
@@ -152,7 +152,7 @@ func TestEnterSQLRefusesAfterASavepoint(t *testing.T) {
 	_, err := tx.Exec(`SAVEPOINT a`)
 	require.NoError(t, err)
 
-	require.ErrorContains(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 41)), "before any savepoint")
+	require.ErrorContains(t, enterSQL(t.Context(), tx, grant("table:12", 41)), "before any savepoint")
 }
 
 func TestEnterSQLEntersSeveralResourcesOfEveryShape(t *testing.T) {
@@ -165,7 +165,7 @@ func TestEnterSQLEntersSeveralResourcesOfEveryShape(t *testing.T) {
 	}
 	tx := w.begin(w.sqlDB())
 
-	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, fencedb.All(grants...)))
+	require.NoError(t, enterSQL(t.Context(), tx, fencedb.All(grants...)))
 	require.NoError(t, tx.Commit())
 
 	for i, name := range names {
@@ -178,7 +178,7 @@ func TestHoldBoundsAnSQLTransaction(t *testing.T) {
 	w := newWorld(t)
 	tx := w.begin(w.sqlDB())
 
-	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grant("table:12", 41), fencedb.Hold(7*time.Second)))
+	require.NoError(t, enterSQL(t.Context(), tx, grant("table:12", 41), fencedb.Hold(7*time.Second)))
 
 	var timeout string
 	require.NoError(t, tx.QueryRow(`SHOW statement_timeout`).Scan(&timeout))
@@ -195,7 +195,7 @@ func TestExplainTypesTheErrorsOfOtherWrites(t *testing.T) {
 	require.ErrorAs(t, fencedb.Explain(err), new(*pgconn.PgError), "the driver's error stays in the chain")
 
 	tx := w.begin(db)
-	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grant("table:13", 41)))
+	require.NoError(t, enterSQL(t.Context(), tx, grant("table:13", 41)))
 	_, err = tx.Exec(bookAnn)
 	var wrong *fencedb.WrongResourceError
 	require.ErrorAs(t, fencedb.Explain(fmt.Errorf("wrapped by the application: %w", err)), &wrong)
@@ -245,7 +245,7 @@ func TestExplainTellsTheEndOfAnSQLTransactionByTime(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	tx := w.begin(w.sqlDB())
-	require.NoError(t, fencedb.EnterSQL(t.Context(), tx, grantFor("table:12", 41, 200*time.Millisecond)))
+	require.NoError(t, enterSQL(t.Context(), tx, grantFor("table:12", 41, 200*time.Millisecond)))
 	var pid uint32
 	require.NoError(t, tx.QueryRow(`SELECT pg_backend_pid()`).Scan(&pid))
 	awaitEnd(w, pid)
@@ -349,7 +349,7 @@ func TestTxSQLRunsItsFunctionOnce(t *testing.T) {
 	runs := 0
 	err := fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
 		runs++
-		return fencedb.EnterSQL(t.Context(), tx, grant("table:13", 1)) // not sealed either
+		return enterSQL(t.Context(), tx, grant("table:13", 1)) // not sealed either
 	}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
 	require.ErrorIs(t, err, fencedb.ErrUnsealed)
 	require.Equal(t, 1, runs)

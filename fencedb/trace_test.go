@@ -216,7 +216,7 @@ func TestTracersOfOneCallJoinThoseOfTheDB(t *testing.T) {
 
 	tx, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
-	require.ErrorIs(t, fencedb.Enter(t.Context(), tx, grant("table:12", 1), fencedb.Trace(own)), fencedb.ErrStale)
+	require.ErrorIs(t, enter(t.Context(), tx, grant("table:12", 1), fencedb.Trace(own)), fencedb.ErrStale)
 	require.NoError(t, tx.Rollback(t.Context()))
 	refused := own.takeOne(t)
 	require.Equal(t, fencedb.OpEnter, refused.Op)

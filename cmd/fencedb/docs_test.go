@@ -155,7 +155,8 @@ func (r *restaurant) prepare(command string) {
 		require.NoError(r, err)
 		r.open, err = conn.Begin(r.Context())
 		require.NoError(r, err)
-		require.NoError(r, fencedb.Enter(r.Context(), r.open, r.tables["table:12"]))
+		_, err = fencedb.Enter(r.Context(), r.open, r.tables["table:12"])
+		require.NoError(r, err)
 	case "revoke":
 		require.NoError(r, r.open.Commit(r.Context()))
 	case "reset":

@@ -221,7 +221,8 @@ func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
 	w := sound(t)
 	tx, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, fencedb.Enter(t.Context(), tx, fencedb.NewGrant("seat:1", 41, uuid.New(), time.Time{})))
+	_, err = fencedb.Enter(t.Context(), tx, fencedb.NewGrant("seat:1", 41, uuid.New(), time.Time{}))
+	require.NoError(t, err)
 
 	out := w.ok("doctor")
 	require.Contains(t, out, "superuser_writer")

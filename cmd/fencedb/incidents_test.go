@@ -246,7 +246,8 @@ var incidents = map[string]incident{
 			n.enter("table:12", 41)
 			tx, err := conn.Begin(n.Context())
 			require.NoError(n, err)
-			require.NoError(n, fencedb.Enter(n.Context(), tx, n.grant("table:12", 41)))
+			_, err = fencedb.Enter(n.Context(), tx, n.grant("table:12", 41))
+			require.NoError(n, err)
 			n.fail = func() { // with a deadline that is shorter than the lease
 				ctx, cancel := context.WithTimeout(n.Context(), 60*time.Millisecond)
 				defer cancel()

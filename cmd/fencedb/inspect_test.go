@@ -77,7 +77,8 @@ func TestInspectNamesTheTransactionsThatHoldTheFence(t *testing.T) {
 	t.Cleanup(func() { _ = holding.Close(context.Background()) })
 	tx, err := holding.Begin(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, fencedb.Enter(t.Context(), tx, l))
+	_, err = fencedb.Enter(t.Context(), tx, l)
+	require.NoError(t, err)
 
 	found := w.inspected("seat:1")
 	require.Len(t, found.Transactions, 1)

@@ -118,7 +118,8 @@ func TestAResetNamesTheTransactionInTheWay(t *testing.T) {
 	w, grant := mistaken(t)
 	tx, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, fencedb.Enter(t.Context(), tx, grant))
+	_, err = fencedb.Enter(t.Context(), tx, grant)
+	require.NoError(t, err)
 
 	got := w.run("--timeout", "10s", "reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
 

@@ -193,7 +193,8 @@ func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
 	require.NoError(t, w.book(l))
 	tx, err := w.pool.Begin(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, fencedb.Enter(t.Context(), tx, l))
+	_, err = fencedb.Enter(t.Context(), tx, l)
+	require.NoError(t, err)
 
 	got := w.run("--timeout", "12s", "revoke", "seat:1", "--reason", "it hangs", "--yes")
 

@@ -51,12 +51,18 @@ type Booking struct {
 func withGORM(db *gorm.DB) library {
 	return library{
 		book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {
-			return db.WithContext(ctx).Transaction(func(tx *gorm.DB) error {
-				if err := fencedb.EnterSQL(ctx, tx.Statement.ConnPool, grant); err != nil {
+			var entry *fencedb.Entry
+			err := db.WithContext(ctx).Transaction(func(tx *gorm.DB) (err error) {
+				if entry, err = fencedb.EnterSQL(ctx, tx.Statement.ConnPool, grant); err != nil {
 					return err
 				}
-				return fencedb.Explain(tx.Create(&Booking{TableID: table, Guest: guest}).Error)
+				return tx.Create(&Booking{TableID: table, Guest: guest}).Error
 			})
+			if err != nil {
+				pool, _ := db.DB()
+				return entry.OutcomeSQL(ctx, pool, err)
+			}
+			return nil
 		},
 		forget: func(ctx context.Context, table int, guest string) error {
 			return fencedb.Explain(db.WithContext(ctx).Create(&Booking{TableID: table, Guest: guest}).Error)
@@ -70,7 +76,8 @@ func TestGORMEntersInTheOuterTransaction(t *testing.T) {
 	pool := migrated(t)
 	db := openGORM(t, pool, &gorm.Config{Logger: logger.Discard})
 	enter := func(tx *gorm.DB) error {
-		return fencedb.EnterSQL(t.Context(), tx.Statement.ConnPool, grant("table:12", 41))
+		_, err := fencedb.EnterSQL(t.Context(), tx.Statement.ConnPool, grant("table:12", 41))
+		return err
 	}
 
 	err := db.Transaction(func(tx *gorm.DB) error { return tx.Transaction(enter) })
@@ -92,7 +99,7 @@ func TestGORMOutsideATransactionIsRefused(t *testing.T) {
 	pool, lease := migrated(t), grant("table:12", 41)
 	for _, prepare := range []bool{false, true} {
 		db := openGORM(t, pool, &gorm.Config{Logger: logger.Discard, PrepareStmt: prepare})
-		err := fencedb.EnterSQL(t.Context(), db.Statement.ConnPool, lease)
+		_, err := fencedb.EnterSQL(t.Context(), db.Statement.ConnPool, lease)
 		require.ErrorContains(t, err, "not in a transaction")
 	}
 }
@@ -129,13 +136,18 @@ type bunBooking struct {
 func withBun(db *bun.DB) library {
 	return library{
 		book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {
-			return db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
-				if err := fencedb.EnterSQL(ctx, tx.Tx, grant); err != nil {
+			var entry *fencedb.Entry
+			err := db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) (err error) {
+				if entry, err = fencedb.EnterSQL(ctx, tx.Tx, grant); err != nil {
 					return err
 				}
-				_, err := tx.NewInsert().Model(&bunBooking{TableID: table, Guest: guest}).Exec(ctx)
-				return fencedb.Explain(err)
+				_, err = tx.NewInsert().Model(&bunBooking{TableID: table, Guest: guest}).Exec(ctx)
+				return err
 			})
+			if err != nil {
+				return entry.OutcomeSQL(ctx, db.DB, err)
+			}
+			return nil
 		},
 		forget: func(ctx context.Context, table int, guest string) error {
 			_, err := db.NewInsert().Model(&bunBooking{TableID: table, Guest: guest}).Exec(ctx)

@@ -56,13 +56,17 @@ func withDatabaseSQL(db *sql.DB) library {
 				return err
 			}
 			defer tx.Rollback()
-			if err := fencedb.EnterSQL(ctx, tx, grant); err != nil {
+			entry, err := fencedb.EnterSQL(ctx, tx, grant)
+			if err != nil {
 				return err
 			}
 			if _, err := tx.ExecContext(ctx, insert, table, guest); err != nil {
 				return fencedb.Explain(err)
 			}
-			return tx.Commit()
+			if err := tx.Commit(); err != nil {
+				return entry.OutcomeSQL(ctx, db, err)
+			}
+			return nil
 		},
 		forget: func(ctx context.Context, table int, guest string) error {
 			_, err := db.ExecContext(ctx, insert, table, guest)
@@ -76,7 +80,8 @@ func TestEnteringOutsideATransactionIsRefused(t *testing.T) {
 	pool, lease := migrated(t), grant("table:12", 41)
 	for _, driver := range []string{"pgx", "postgres"} {
 		db := openSQL(t, driver, url(pool))
-		require.ErrorContains(t, fencedb.EnterSQL(t.Context(), db, lease), "not in a transaction", driver)
+		_, err := fencedb.EnterSQL(t.Context(), db, lease)
+		require.ErrorContains(t, err, "not in a transaction", driver)
 	}
 }
 
@@ -149,6 +154,41 @@ func TestTxSQL(t *testing.T) {
 // S6 with every driver: none of them tells a COMMIT that was lost from one that was refused.
 func TestTxSQLFindsOutWhatBecameOfALostCommit(t *testing.T) {
 	t.Parallel()
+	for name, l := range txSQL {
+		cutCommits(t, name, func(t *testing.T, url string) library {
+			db := l.open(t, url)
+			return library{book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {
+				return fencedb.TxSQL(ctx, db, grant, func(tx *sql.Tx) error { return l.book(tx, table, guest) })
+			}}
+		})
+	}
+}
+
+// The libraries that begin and commit by themselves.
+func TestOutcomeSQLFindsOutWhatBecameOfALostCommit(t *testing.T) {
+	t.Parallel()
+	for name, open := range map[string]func(t *testing.T, url string) library{
+		"pgx":    func(t *testing.T, url string) library { return withDatabaseSQL(openSQL(t, "pgx", url)) },
+		"lib/pq": func(t *testing.T, url string) library { return withDatabaseSQL(openSQL(t, "postgres", url)) },
+		"sqlx":   func(t *testing.T, url string) library { return withSqlx(sqlx.NewDb(openSQL(t, "pgx", url), "pgx")) },
+		"GORM": func(t *testing.T, url string) library {
+			db, err := gorm.Open(postgres.New(postgres.Config{Conn: openSQL(t, "pgx", url)}), &gorm.Config{Logger: logger.Discard})
+			require.NoError(t, err)
+			return withGORM(db)
+		},
+		"bun": func(t *testing.T, url string) library {
+			return withBun(bun.NewDB(openSQL(t, "pgx", url), pgdialect.New()))
+		},
+		"bun and pgdriver": func(t *testing.T, url string) library {
+			return withBun(bun.NewDB(openPgdriver(t, url), pgdialect.New()))
+		},
+	} {
+		cutCommits(t, name, open)
+	}
+}
+
+// cutCommits loses the connection before and behind the COMMIT of a library.
+func cutCommits(t *testing.T, name string, open func(t *testing.T, url string) library) {
 	isCommit := func(msg pgproto3.FrontendMessage) bool {
 		q, ok := msg.(*pgproto3.Query)
 		return ok && strings.EqualFold(strings.TrimSpace(q.String), "COMMIT")
@@ -157,39 +197,57 @@ func TestTxSQLFindsOutWhatBecameOfALostCommit(t *testing.T) {
 		c, ok := msg.(*pgproto3.CommandComplete)
 		return ok && string(c.CommandTag) == "COMMIT"
 	}
-	for name, l := range txSQL {
-		for place, committed := range map[string]bool{"before COMMIT arrives": false, "before the answer": true} {
-			t.Run(name+"/"+place, func(t *testing.T) {
-				t.Parallel()
-				pool := migrated(t)
-				proxy := faulty.NewPostgresProxy(t, url(pool))
-				db := l.open(t, proxy.URL())
-				err := fencedb.TxSQL(t.Context(), db, grant("table:12", 41), func(tx *sql.Tx) error {
-					var cut atomic.Bool
-					proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate {
-						if !committed && isCommit(msg) && !cut.Swap(true) {
-							return faulty.Cut
-						}
-						return faulty.Pass
-					})
-					proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
-						if committed && isCommitted(msg) && !cut.Swap(true) {
-							return faulty.Cut
-						}
-						return faulty.Pass
-					})
-					return l.book(tx, 12, "ann")
-				})
-				if committed {
-					require.NoError(t, err)
-					require.Equal(t, []string{"ann"}, guests(t, pool))
-				} else {
-					require.ErrorContains(t, err, "rolled back: the connection was lost")
-					require.Empty(t, guests(t, pool))
+	for place, committed := range map[string]bool{"before COMMIT arrives": false, "before the answer": true} {
+		t.Run(name+"/"+place, func(t *testing.T) {
+			t.Parallel()
+			pool := migrated(t)
+			proxy := faulty.NewPostgresProxy(t, url(pool))
+			l := open(t, proxy.URL())
+			var cut atomic.Bool
+			proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate {
+				if !committed && isCommit(msg) && !cut.Swap(true) {
+					return faulty.Cut
 				}
+				return faulty.Pass
 			})
-		}
+			proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
+				if committed && isCommitted(msg) && !cut.Swap(true) {
+					return faulty.Cut
+				}
+				return faulty.Pass
+			})
+
+			err := l.book(t.Context(), grant("table:12", 41), 12, "ann")
+
+			require.True(t, cut.Load())
+			if committed {
+				require.NoError(t, err)
+				require.Equal(t, []string{"ann"}, guests(t, pool))
+			} else {
+				require.ErrorContains(t, err, "rolled back: ")
+				require.Empty(t, guests(t, pool))
+			}
+		})
 	}
+}
+
+// pgdriver does not look at what COMMIT of a transaction answers that has failed.
+func TestOutcomeSQLIsRightWhereTheDriverIsWrong(t *testing.T) {
+	t.Parallel()
+	pool := migrated(t)
+	db := openPgdriver(t, url(pool))
+	tx, err := db.BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	entry, err := fencedb.EnterSQL(t.Context(), tx, grant("table:12", 41))
+	require.NoError(t, err)
+	_, err = tx.ExecContext(t.Context(), `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann'), (12, NULL)`)
+	require.Error(t, err)
+
+	err = tx.Commit()
+
+	require.NoError(t, err, "when pgdriver answers this rightly, the test can go")
+	require.ErrorContains(t, entry.OutcomeSQL(t.Context(), db, err), "rolled back")
+	require.Empty(t, guests(t, pool))
 }
 
 func TestSqlx(t *testing.T) {
@@ -217,13 +275,17 @@ func withSqlx(db *sqlx.DB) library {
 				return err
 			}
 			defer tx.Rollback()
-			if err := fencedb.EnterSQL(ctx, tx, grant); err != nil {
+			entry, err := fencedb.EnterSQL(ctx, tx, grant)
+			if err != nil {
 				return err
 			}
 			if _, err := tx.NamedExecContext(ctx, insert, booking{table, guest}); err != nil {
 				return fencedb.Explain(err)
 			}
-			return tx.Commit()
+			if err := tx.Commit(); err != nil {
+				return entry.OutcomeSQL(ctx, db.DB, err)
+			}
+			return nil
 		},
 		forget: func(ctx context.Context, table int, guest string) error {
 			_, err := db.NamedExecContext(ctx, insert, booking{table, guest})

@@ -57,7 +57,6 @@ type entry struct {
 	oneShot bool   // one round trip: no id to ask about before its answer
 	options bool   // takes the isolation level as an option
 	rows    int    // written; 0 if only the fence moves
-	own     bool   // the application commits
 }
 
 // entries are all of them, and below Tx each way to use the transaction first.
@@ -67,8 +66,8 @@ var entries = []entry{
 	{name: "QueryRow", run: runQueryRow, want: "3", oneShot: true, rows: 3},
 	{name: "SendBatch", run: runSendBatch, want: "INSERT 0 1 2 [3]", oneShot: true, options: true, rows: 3},
 	{name: "Seal", run: func(c *call) error { return fencedb.Seal(c, c.db, c.grant()) }},
-	{name: "Enter", run: inOwn(runEnter), want: "[1 2 3]", options: true, rows: 3, own: true},
-	{name: "EnterSQL", run: inOwn(runEnterSQL), want: "[1 2 3]", options: true, rows: 3, own: true},
+	{name: "Enter", run: inOwn(runEnter), want: "[1 2 3]", options: true, rows: 3},
+	{name: "EnterSQL", run: inOwn(runEnterSQL), want: "[1 2 3]", options: true, rows: 3},
 	{name: "TxSQL", run: runTxSQL, want: "[1 2 3]", options: true, rows: 3},
 	{name: "Once", run: inTx(runOnce), want: "done", options: true, rows: 3},
 	{name: "guard.Tx", run: runGuard, want: "INSERT 0 3", options: true, rows: 3},
@@ -145,9 +144,6 @@ func runSendBatch(c *call) error {
 	return fencedb.SendBatch(c, c.db, c.grant(), c.batch(), c.options())
 }
 
-// ownError is what became of a COMMIT that the application has sent itself: anything.
-type ownError struct{ error }
-
 // sealed raises the fence first where the isolation level asks for that, as an application does.
 func (c *call) sealed() error {
 	if c.level.isolation() == pgx.ReadCommitted {
@@ -178,7 +174,8 @@ func runEnter(c *call) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(c)) }()
-	if err := fencedb.Enter(c, tx, c.grant()); err != nil {
+	entry, err := fencedb.Enter(c, tx, c.grant())
+	if err != nil {
 		return err
 	}
 	rows, err := tx.Query(c, insert+returning, c.resource, c.first)
@@ -189,7 +186,7 @@ func runEnter(c *call) error {
 		return err
 	}
 	if err := tx.Commit(c); err != nil {
-		return ownError{err}
+		return entry.Outcome(c, c.db, err)
 	}
 	return nil
 }
@@ -205,14 +202,15 @@ func runEnterSQL(c *call) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	if err := fencedb.EnterSQL(c.Context, tx, c.grant()); err != nil {
+	entry, err := fencedb.EnterSQL(c.Context, tx, c.grant())
+	if err != nil {
 		return err
 	}
 	if err := c.insertSQL(tx); err != nil {
 		return err
 	}
 	if err := tx.Commit(); err != nil {
-		return ownError{err}
+		return entry.OutcomeSQL(c.Context, db, err)
 	}
 	return nil
 }

@@ -115,9 +115,6 @@ func mostly(s setup) []answer {
 	if s.oneShot || s.handle != pooled {
 		allowed = append(allowed, unknown)
 	}
-	if s.own {
-		allowed = append(allowed, ownCommit)
-	}
 	if s.name == "Seal" {
 		allowed = append(allowed, noClaim)
 	}

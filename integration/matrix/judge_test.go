@@ -21,17 +21,14 @@ const (
 	resultLost answer = "ErrCommitted"  // and so committed
 	unknown    answer = "unknown"       // ErrCommitUnknown
 	nothing    answer = "nothing"       // every other error: nothing was written
-	ownCommit  answer = "own COMMIT"    // the application's COMMIT failed: anything
 	noClaim    answer = "sealed or not" // an error of Seal, which writes nothing else
 	panicked   answer = "panic"
 )
 
 func (e *entry) answer(err error) answer {
-	switch own := (ownError{}); {
+	switch {
 	case err == nil:
 		return committed
-	case errors.As(err, &own):
-		return ownCommit
 	case errors.Is(err, errPanic):
 		return panicked
 	case errors.Is(err, fencedb.ErrCommitted):

@@ -79,7 +79,6 @@ var letters = []struct {
 	{unknown, "U", "`ErrCommitUnknown`"},
 	{nothing, "N", "any other error: nothing was written"},
 	{noClaim, "S", "`Seal` failed: seal again, nothing else was written"},
-	{ownCommit, "A", "the application's own COMMIT failed, behind `Enter` or `EnterSQL`: unknown"},
 }
 
 // perTable is how many faults stand side by side on the page.

@@ -228,7 +228,10 @@ func newWay(c Control, right fenced, client redis.UniversalClient, run string, t
 	case UncheckedSnapshot:
 		return unfenced{fenced: right, begin: enterUnchecked, level: pgx.RepeatableRead}, nil
 	case SafeToRetry:
-		enter := func(ctx context.Context, tx pgx.Tx, g fencedb.Grant) error { return fencedb.Enter(ctx, tx, g) }
+		enter := func(ctx context.Context, tx pgx.Tx, g fencedb.Grant) error {
+			_, err := fencedb.Enter(ctx, tx, g)
+			return err
+		}
 		return unfenced{fenced: right, begin: enter, level: pgx.ReadCommitted, again: pgconn.SafeToRetry}, nil
 	case LockOnly:
 		return locked{client: client, run: run, ttl: ttl, writer: unfenced{fenced: right, begin: noFence}}, nil
