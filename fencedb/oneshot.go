@@ -11,7 +11,8 @@ import (
 )
 
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round
-// trip. Its errors are those of Tx; without one, the statement has committed.
+// trip. Its errors are those of Tx; without one, the statement has committed. Options come with db:
+// see With.
 //
 // The first time on a connection pgx needs one more round trip, to prepare the statement, and a
 // refusal of what begins with another word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES
@@ -39,7 +40,7 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgc
 // QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
 // when the row is scanned, and Scan returns the errors of Tx, or pgx.ErrNoRows. If the statement
 // has committed but its row was missing or could not be scanned, ErrCommitted is in the error as
-// well.
+// well. Options come with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return oneRow(func(dest ...any) error {
 		b := &pgx.Batch{}
@@ -55,7 +56,8 @@ func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 // Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask
 // their Err: only then is known what became of the statement. It is one of the errors of Tx, and
 // ErrCommitted if the statement has committed but its rows did not all come; an error of scanning a
-// row does not undo the statement. Rows can be read for as long as grant is valid.
+// row does not undo the statement. Rows can be read for as long as grant is valid. Options come with
+// db: see With.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	if !keepsOpen(sql, args) {
 		return queryTx(ctx, db, grant, sql, args)

@@ -37,7 +37,7 @@ var halves = sync.OnceValues(func() (*lease.Issuer, *pgxpool.Pool) {
 	}
 	_, err = pool.Exec(ctx, `
 		CREATE TABLE stock (sku int PRIMARY KEY, pieces int NOT NULL);
-		INSERT INTO stock VALUES (3, 10), (7, 10), (8, 10);
+		INSERT INTO stock VALUES (3, 10), (7, 10), (8, 10), (9, 10), (10, 10);
 		SELECT fencedb.protect('stock', resource => $$ 'sku:' || sku $$)`)
 	if err != nil {
 		log.Fatal(err)
@@ -109,4 +109,27 @@ func ExampleExec() {
 
 	fmt.Println(tag, err)
 	// Output: UPDATE 1 <nil>
+}
+
+// What the statement returns, and no waiting if somebody else has the resource.
+func ExampleQueryRow() {
+	ctx := context.Background()
+	issuer, pool := halves()
+
+	var left int
+	err := guard.QueryRow(ctx, issuer.With(lease.NoWait()), pool, "sku:9", `UPDATE stock SET pieces = pieces - 1 WHERE sku = 9 RETURNING pieces`).Scan(&left)
+
+	fmt.Println("left:", left, "err:", err)
+	// Output: left: 9 err: <nil>
+}
+
+// The rows have all come when the call returns, and the lease has been given back.
+func ExampleQuery() {
+	ctx := context.Background()
+	issuer, pool := halves()
+
+	pieces, err := guard.Query(ctx, issuer, pool, "sku:10", pgx.RowTo[int], `UPDATE stock SET pieces = 2 * pieces WHERE sku = 10 RETURNING pieces`)
+
+	fmt.Println(pieces, err)
+	// Output: [20] <nil>
 }

@@ -6,7 +6,8 @@
 //		return err
 //	}, lease.WaitAtMost(2*time.Second))
 //
-// Options of the acquisition come last; [fencedb.With] gives the database those of the transaction.
+// Options of the acquisition come last; where the arguments of a statement do, [lease.Issuer.With]
+// gives them to the issuer. [fencedb.With] gives the database those of the transaction.
 //
 // It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica
 // that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
@@ -54,13 +55,46 @@ func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources [
 }
 
 // Exec is Tx for one statement, as fencedb.Exec is fencedb.Tx: the write takes one round trip. The
-// acquisition waits for as long as ctx allows.
+// acquisition waits for as long as ctx allows; options for it come with issuer.
+//
+//	tag, err := guard.Exec(ctx, issuer.With(lease.NoWait()), pool, "table:12", `UPDATE ...`)
 func Exec(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	err = hold(ctx, issuer, []string{resource}, nil, func(ctx context.Context, ls lease.Leases) (err error) {
 		tag, err = fencedb.Exec(ctx, db, ls[0], sql, args...)
 		return err
 	})
 	return tag, err
+}
+
+// QueryRow is Exec for a statement that returns one row, such as UPDATE ... RETURNING. All of it
+// happens when the row is scanned, the acquisition too, and the lease has been given back when Scan
+// returns. If the statement has committed but its row was missing or could not be scanned, the error
+// is fencedb.ErrCommitted, with pgx.ErrNoRows for a missing one.
+func QueryRow(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sql string, args ...any) pgx.Row {
+	return oneRow(func(dest ...any) error {
+		return hold(ctx, issuer, []string{resource}, nil, func(ctx context.Context, ls lease.Leases) error {
+			return fencedb.QueryRow(ctx, db, ls[0], sql, args...).Scan(dest...)
+		})
+	})
+}
+
+type oneRow func(dest ...any) error
+
+func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
+
+// Query is Exec for a statement that returns rows, each of which read reads, as for pgx.CollectRows.
+// They come all at once, when the lease has been given back, since an open result would hold it. If
+// the statement has committed but a row could not be read, the error is fencedb.ErrCommitted.
+//
+//	seats, err := guard.Query(ctx, issuer, pool, "table:12", pgx.RowTo[int], `UPDATE ... RETURNING seat`)
+func Query[T any](ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string, read pgx.RowToFunc[T], sql string, args ...any) (all []T, err error) {
+	b := new(pgx.Batch)
+	b.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
+		all, err = pgx.CollectRows(rows, read)
+		return err
+	})
+	err = SendBatch(ctx, issuer, db, []string{resource}, b)
+	return all, err
 }
 
 // SendBatch is Exec for several statements on one or more resources. Its callbacks run after the

@@ -3,6 +3,7 @@ package guard_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -230,6 +231,13 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 	held, err := w.issuer.TryAcquire(t.Context(), "table:12")
 	require.NoError(t, err)
 	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(time.Millisecond)} {
+		for name, write := range oneShots {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for a wait that should not be
+			_, err := write(ctx, w.issuer.With(opt), w.pool, "table:12", insertAnn)
+			require.ErrorIs(t, err, lease.ErrHeld, name)
+			require.NoError(t, ctx.Err(), name)
+			cancel()
+		}
 		require.ErrorIs(t, guard.Tx(t.Context(), w.issuer, w.pool, "table:12", w.book(12), opt), lease.ErrHeld)
 		require.ErrorIs(t, guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:13", "table:12"}, new(pgx.Batch), opt), lease.ErrHeld)
 	}
@@ -243,13 +251,65 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 	}, lease.LeaseID(id), lease.NoWait()))
 }
 
-func TestOneShots(t *testing.T) {
+const insertAnn = `INSERT INTO bookings VALUES (12, 'ann') RETURNING guest`
+
+// oneShots are the forms for one statement; each returns the guest that the statement does.
+var oneShots = map[string]func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error){
+	"Exec": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error) {
+		tag, err := guard.Exec(ctx, issuer, pool, resource, sql)
+		return map[string]string{"INSERT 0 1": "ann"}[tag.String()], err
+	},
+	"QueryRow": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (guest string, err error) {
+		err = guard.QueryRow(ctx, issuer, pool, resource, sql).Scan(&guest)
+		return guest, err
+	},
+	"Query": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error) {
+		guests, err := guard.Query(ctx, issuer, pool, resource, pgx.RowTo[string], sql)
+		return strings.Join(guests, " "), err
+	},
+}
+
+func TestOneShotsOfOneStatement(t *testing.T) {
+	t.Parallel()
+	for name, write := range oneShots {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, false)
+			w.ahead("table:12") // and they heal
+			guest, err := write(t.Context(), w.issuer, w.pool, "table:12", insertAnn)
+			require.NoError(t, err)
+			require.Equal(t, "ann", guest)
+			require.Equal(t, 1, w.bookings())
+			w.free("table:12")
+
+			_, err = write(t.Context(), w.issuer, w.pool, "table:13", insertAnn)
+			require.ErrorIs(t, err, fencedb.ErrWrongResource)
+			require.Equal(t, 1, w.bookings())
+			w.free("table:13")
+		})
+	}
+}
+
+// What has committed is not told as if it had not, when its result cannot be read.
+func TestOneShotsThatCannotReadTheirResult(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, false)
-	w.ahead("table:12") // and they heal
-	tag, err := guard.Exec(t.Context(), w.issuer, w.pool, "table:12", `INSERT INTO bookings VALUES ($1, $2)`, 12, "ann")
+	var number int
+	require.ErrorIs(t, guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", insertAnn).Scan(&number), fencedb.ErrCommitted)
+	require.Equal(t, 1, w.bookings())
+	_, err := guard.Query(t.Context(), w.issuer, w.pool, "table:12", pgx.RowTo[int], insertAnn)
+	require.ErrorIs(t, err, fencedb.ErrCommitted)
+	require.Equal(t, 2, w.bookings())
+	err = guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", `UPDATE bookings SET guest = 'eve' WHERE false RETURNING guest`).Scan(new(string))
+	require.ErrorIs(t, err, pgx.ErrNoRows)
+	w.free("table:12")
+}
+
+func TestOneShotBatches(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	_, err := guard.Exec(t.Context(), w.issuer, w.pool, "table:12", `INSERT INTO bookings VALUES ($1, $2)`, 12, "ann")
 	require.NoError(t, err)
-	require.Equal(t, "INSERT 0 1", tag.String())
 
 	b := &pgx.Batch{}
 	for _, table := range []int{12, 13} {

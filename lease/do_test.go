@@ -263,6 +263,12 @@ func TestWaitingForNoTime(t *testing.T) {
 				require.ErrorIs(t, err, lease.ErrHeld)
 				require.NotErrorIs(t, err, context.DeadlineExceeded)
 				require.Equal(t, start.Add(10*ms), time.Now(), "one request")
+				start = time.Now()
+				require.ErrorIs(t, acquire(t.Context(), i.With(lease.NoWait())), lease.ErrHeld)
+				require.Equal(t, start.Add(10*ms), time.Now(), "an option of the issuer")
+				err = acquire(t.Context(), i.With(lease.WaitAtMost(time.Hour)), short)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.LessOrEqual(t, time.Since(start), 200*ms, "the call's own come last")
 				synctest.Wait()
 				for _, resource := range []string{"a", "b", "c"} {
 					require.Zero(t, w.snapshot(t, resource).waiters)

@@ -15,6 +15,7 @@ import (
 // [Issuer.Close], so that no resource stays blocked.
 type Issuer struct {
 	*core
+	opts []Option // of With
 }
 
 // New checks the configuration; errors are [ErrInvalid] and name the field. It does not talk to
@@ -35,7 +36,7 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Issuer{c}, nil
+	return &Issuer{core: c}, nil
 }
 
 // NewQuorum makes an issuer over several independent Redis servers, an odd number of at least
@@ -83,7 +84,25 @@ func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Opt
 	if err := i.ready(); err != nil {
 		return nil, err
 	}
+	if len(i.opts) > 0 {
+		opts = slices.Concat(i.opts, opts)
+	}
 	return newAcquisition(ctx, i.core, resources, opts)
+}
+
+// With returns the issuer with options for every acquisition, before those of the call itself. It is
+// how guard.Exec, guard.Query and guard.QueryRow get options.
+//
+//	impatient := issuer.With(lease.NoWait())
+//	tag, err := guard.Exec(ctx, impatient, pool, "table:12", `UPDATE ...`)
+//
+// All else is shared with i: its leases, and [Issuer.Close]. [Issuer.Lead] waits as it always does.
+// [LeaseID] is for one call, so make an issuer for that call.
+func (i *Issuer) With(opts ...Option) *Issuer {
+	if i == nil {
+		return nil // refused by every method
+	}
+	return &Issuer{i.core, slices.Concat(i.opts, opts)}
 }
 
 // maxResources bounds one acquisition of several resources, and with it how long one script keeps

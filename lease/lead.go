@@ -59,7 +59,7 @@ func (i *Issuer) Lead(ctx context.Context, role string, fn func(ctx context.Cont
 		return err
 	}
 	ttl := i.cfg.TTL
-	c := &campaign{Issuer: i, role: role, fn: fn, least: max(ttl/10, time.Millisecond), most: 3 * ttl,
+	c := &campaign{Issuer: &Issuer{core: i.core}, role: role, fn: fn, least: max(ttl/10, time.Millisecond), most: 3 * ttl,
 		follows: func(string) {}, ended: func(error) {}}
 	for _, opt := range opts {
 		opt(c)

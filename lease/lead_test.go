@@ -89,6 +89,26 @@ func TestOneLeadsAndTheOthersKnowWho(t *testing.T) {
 	})
 }
 
+// A follower waits, whatever the other acquisitions of its issuer do.
+func TestLeadWaitsInItsOwnWay(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		ada := campaign(t, w, named("ada"), nil)
+		<-ada.term
+		ctx, cancel := context.WithCancelCause(t.Context())
+		led := make(chan error, 1)
+		go func() {
+			led <- w.issuer(t, named("bob")).With(lease.NoWait()).Lead(ctx, role, func(context.Context, *lease.Lease) error {
+				cancel(errWork)
+				return nil
+			})
+		}()
+		time.Sleep(time.Minute)
+		ada.resign(nil)
+		require.ErrorIs(t, <-ada.over, context.Canceled)
+		require.ErrorIs(t, <-led, errWork)
+	})
+}
+
 // However a term ends, it is told and followed by the next.
 func TestTheNextTerm(t *testing.T) {
 	for name, test := range map[string]struct {
