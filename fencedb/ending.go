@@ -117,9 +117,10 @@ func (tx *fencedTx) checked(queries []*pgx.QueuedQuery) []*pgx.QueuedQuery {
 		return queries
 	}
 	check := &pgx.QueuedQuery{SQL: tx.entry.stillEntered()}
+	byID := tx.entry.xid != 0 // otherwise a statement may have entered once more, and commit asks by id
 	check.Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
-		if tx.inner.Conn().Config().DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol { // or it may be another's result
+		if byID && tx.inner.Conn().Config().DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol { // or it may be another's result
 			tx.mayHaveEnded = err != nil
 		}
 		return err

@@ -220,6 +220,21 @@ func TestAStatementThatEndsTheTransactionIsNoticed(t *testing.T) {
 	}
 }
 
+// What enter leaves for the guards is there again, and is not of the transaction that Tx began.
+func TestAStatementThatEntersOnceMoreIsNoticed(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"SendBatch", "Tx with SendBatch", "Tx with a late SendBatch", "Tx with Exec"} {
+		w := newWorld(t)
+		w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
+
+		err := runs[name](t.Context(), w.pool, grant("effects", 1), []string{`INSERT INTO effects VALUES (1)`, `ROLLBACK`, `BEGIN`,
+			`DO $$ BEGIN PERFORM fencedb.enter('other', 1, gen_random_uuid()); END $$`, `INSERT INTO effects VALUES (2)`})
+
+		require.ErrorIs(t, err, fencedb.ErrTxEnded, name)
+		require.Empty(t, collect[int](w, `SELECT id FROM effects`), name)
+	}
+}
+
 // The last statement of a batch must not be taken for COMMIT, and no result for another one's.
 func TestABatchThatMayEndTheTransactionCallsItsCallbacks(t *testing.T) {
 	t.Parallel()
