@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -257,6 +258,13 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 	require.Equal(t, "1h", s.one(`current_setting('lock_timeout')`))
 	require.Equal(t, "1s", s.one(`current_setting('statement_timeout')`))
 	require.Equal(t, "0", s.one(`current_setting('idle_in_transaction_session_timeout')`))
+
+	s.exec("RESET ALL; " + enter(1, "b"))
+	s.exec("BEGIN; " + strings.Replace(enter(1, "b"), "')", "', 5000)", 1)) // the common case
+	for _, limit := range []string{"lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"} {
+		require.Regexp(t, left5s, s.one(`current_setting('`+limit+`')`), limit)
+	}
+	s.exec("COMMIT")
 
 	s.refused("FN004", "SELECT fencedb.enter('a', 2, gen_random_uuid(), 0)")
 	s.refused("FN004", "SELECT fencedb.enter('a', 2, gen_random_uuid(), -7)")

@@ -140,3 +140,15 @@ func TestEveryTableColumnFunctionAndViewIsExplained(t *testing.T) {
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind IN ('r', 'v') AND c.relname <> 'goose_db_version'
 		  AND obj_description(c.oid, 'pg_class') IS NULL`))
 }
+
+// After a crash Postgres empties unlogged tables, and nothing else. The sequences begin anew on purpose:
+// so they tell that there was a crash.
+func TestTheLedgerOutlivesACrash(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+
+	require.Empty(t, s.one(`SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
+		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind IN ('r', 'i') AND c.relpersistence <> 'p'`))
+	require.Equal(t, "judgement, server_epoch", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
+		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind = 'S' AND c.relpersistence = 'u'`))
+}

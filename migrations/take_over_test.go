@@ -64,7 +64,9 @@ func TestATakeOverIsOfWhatIsWritten(t *testing.T) {
 		"tokens that are not of package lease stay small")
 	s.exec(`SELECT fencedb.declare_foreign('zxid'); CREATE TABLE nodes (id int NOT NULL); SELECT fencedb.protect('nodes', $$ 'zxid:' || id $$)`)
 	role := legacy.one(`quote_ident(session_user)`)
-	s.exec(`GRANT ALL ON nodes TO ` + role + `; SELECT fencedb.take_over_as('nodes', '` + role + `', now() + interval '1 hour')`)
+	s.exec(`GRANT ALL ON nodes TO ` + role)
+	legacy.refused("FN002", `INSERT INTO nodes VALUES (1)`) // it overtakes in another table
+	s.exec(`SELECT fencedb.take_over_as('nodes', '` + role + `', now() + interval '1 hour')`)
 	legacy.exec(`INSERT INTO nodes VALUES (1)`)
 	require.Equal(t, "1", s.one(`fencedb.last_token('zxid:1')`))
 }
