@@ -57,6 +57,11 @@ simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find
 	@internal/tools/ensure.sh go
 	GOGC=400 go test -count=1 -timeout 30m ./lease -run 'Simulation' -seeds 5000
 
+.PHONY: mutations
+mutations: ## Remove each guard of docs/mutations.md, one at a time, and see its test fail (half an hour)
+	@internal/tools/ensure.sh go programs
+	go test -count=1 -v -timeout 0 ./docs -run MutationsAreNoticed -mutate .
+
 .PHONY: soak
 FOR = 1h
 soak: ## Keep both halves under a mixed load for FOR (an hour), and look for what grows

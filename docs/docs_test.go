@@ -212,7 +212,7 @@ func TestTheVersionsAreThoseThatAreTested(t *testing.T) {
 func TestEveryPageIsShort(t *testing.T) {
 	t.Parallel()
 	for page, text := range pages(t) {
-		if strings.HasPrefix(page, "../docs/") && page != "../docs/model/README.md" {
+		if strings.HasPrefix(page, "../docs/") && page != "../docs/model/README.md" && page != "../docs/mutations.md" { // which tests write
 			require.Less(t, strings.Count(text, "\n"), 250, page)
 		}
 	}
