@@ -142,6 +142,7 @@ fmt: ## Format the Go code
 
 .PHONY: up
 up: ## Start the Postgres 17 and Redis 7 of docker-compose.yml, which stay until make down, and print their addresses
+	@docker compose version >/dev/null 2>&1 || { echo 'make up needs Docker with compose; examples/quickstart/README.md says what to start without it' >&2; exit 1; }
 	docker compose up --detach --wait
 	@echo "export FENCEDB_POSTGRES_URL='postgres://fencedb:fencedb@127.0.0.1:$${FENCEDB_POSTGRES_PORT:-55432}/fencedb?sslmode=disable'"
 	@echo "export FENCEDB_REDIS_URL='redis://127.0.0.1:$${FENCEDB_REDIS_PORT:-56379}/0'"

@@ -48,7 +48,8 @@ func (p *Postgres) Pause(text string, then func()) {
 
 // CutCommit loses the answer to the next COMMIT: the server commits, and the connection ends. Tx,
 // Exec and their like find out what became of it and return nil, or ErrCommitted if a result was
-// lost. Code that commits by itself gets an error for work that was done.
+// lost. Code that commits by itself gets an error for work that was done. With lease.Config.Seal the
+// next COMMIT may be that of an acquisition: call it within the work.
 func (p *Postgres) CutCommit() {
 	p.proxy.OnServer(p.cutCommit(new(atomic.Bool)))
 }

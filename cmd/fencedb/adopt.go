@@ -143,6 +143,6 @@ func (r *adoption) print(p page) {
 	case r.QuietSince.After(*r.ObservedSince):
 		p.paragraph("* ", fmt.Sprintf("Nothing would have been refused for %s. Before that, the writes above would have been.", span(max(0, time.Since(*r.QuietSince)))), "  ")
 	default:
-		p.paragraph("* ", "Nothing would have been refused since observing began.", "  ")
+		p.paragraph("* ", "The list is empty: nothing would have been refused since observing began, or since fencedb.forget_observations emptied it.", "  ")
 	}
 }

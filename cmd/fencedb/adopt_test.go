@@ -22,7 +22,7 @@ func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 	require.Equal(t, "observe", quiet.Mode)
 	require.Empty(t, quiet.Writers)
 	require.Equal(t, quiet.ObservedSince, quiet.QuietSince)
-	require.Contains(t, w.ok("adopt", "public.seats"), "Nothing would have been refused since observing began.")
+	require.Contains(t, w.ok("adopt", "public.seats"), "The list is empty: nothing would have been refused since observing began")
 
 	require.NoError(t, w.book(w.acquire("seat:1")))
 	w.exec(`SET application_name = 'cron'; INSERT INTO seats VALUES (2, 'Bob')`)

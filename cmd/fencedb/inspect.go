@@ -243,7 +243,7 @@ func (r *inspection) conclude() []note {
 		add("transactions_uncertain", "There is no fence to look at, so the transactions are all that are changing the ledger, for this resource or another.")
 	}
 	if r.Revoked != nil && (r.Holder == nil || r.Holder.LeaseID != *r.Revoked) {
-		add("revoked", "Lease %s was revoked in the last minute or so.", *r.Revoked)
+		add("revoked", "An earlier lease, %s, was revoked in the last minute or so.", *r.Revoked)
 	}
 	return notes
 }
