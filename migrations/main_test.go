@@ -35,8 +35,9 @@ func connect(t *testing.T, url string) *session {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	return &session{t, conn}
+	s := &session{t, conn}
+	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
+	return s
 }
 
 // beside is another connection to the same database.
