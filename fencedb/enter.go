@@ -94,8 +94,11 @@ func (e *Entry) Outcome(ctx context.Context, db DB, err error) error {
 }
 
 func (e *Entry) outcome(ctx context.Context, server asker, err error) error {
-	if e == nil {
+	switch {
+	case e == nil:
 		return err
+	case e.entry == nil:
+		return fmt.Errorf("%w: Enter and EnterSQL return the Entry to ask; this one was made by hand", ErrCommitUnknown)
 	}
 	if err == nil {
 		err = errors.New("fencedb: COMMIT has returned no error")

@@ -540,3 +540,10 @@ func (w *world) has(id int) bool {
 	}
 	return n > 0
 }
+
+func TestAnEntryThatWasMadeByHandKnowsNothing(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{nil, errors.New("lost")} {
+		require.ErrorIs(t, new(fencedb.Entry).Outcome(t.Context(), newWorld(t).pool, err), fencedb.ErrCommitUnknown)
+	}
+}
