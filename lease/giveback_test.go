@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -184,6 +185,7 @@ func TestClose(t *testing.T) {
 		require.NoError(t, others.Err())
 
 		ctx := t.Context()
+		w.faults.Set(func(redis.Cmder) faulty.Fault { t.Error("Redis was asked for a lease"); return faulty.None })
 		_, err = i.TryAcquire(ctx, "b")
 		require.ErrorIs(t, err, lease.ErrClosed)
 		require.NotErrorIs(t, err, lease.ErrHeld)
@@ -194,6 +196,7 @@ func TestClose(t *testing.T) {
 		_, err = i.Heal(ctx, held[0], 1)
 		require.ErrorIs(t, err, lease.ErrClosed)
 		require.ErrorIs(t, i.Do(ctx, "b", func(context.Context, *lease.Lease) error { t.Error("it ran"); return nil }), lease.ErrClosed)
+		w.faults.Always(faulty.None)
 		_, err = i.Inspect(ctx, "b")
 		require.NoError(t, err, "asking goes on")
 		require.NoError(t, i.Close(ctx), "and once more")

@@ -155,7 +155,10 @@ func TestAMemberThatForgetsIsOutvoted(t *testing.T) {
 	require.NoError(t, q.clients[0].FlushAll(t.Context()).Err())
 	require.NoError(t, l.Extend(t.Context()))
 	_, err := i.TryAcquire(t.Context(), "a")
-	require.ErrorIs(t, err, lease.ErrHeld)
+	var held *lease.HeldError
+	require.ErrorAs(t, err, &held)
+	require.Greater(t, held.RetryAfter, time.Second, "as the majority says")
+	require.NotEmpty(t, held.Holder)
 	require.Zero(t, q.clients[0].Exists(t.Context(), "lease:v1:{q/a}:owner").Val(), "what the minority granted was given back")
 	found, err := i.Inspect(t.Context(), "a")
 	require.NoError(t, err)

@@ -394,7 +394,8 @@ func TestUnknownScriptsAreSentAgain(t *testing.T) {
 // answer: a release that was carried out as one that failed.
 func TestAReplyLostOnTheWire(t *testing.T) {
 	t.Parallel()
-	wire := new(faulty.Wire)
+	wire := new(faulty.RedisProxy)
+	t.Cleanup(wire.Close)
 	options := *testenv.Redis(t).Options()
 	options.Dialer = wire.Dial
 	client := redis.NewClient(&options)
@@ -403,12 +404,12 @@ func TestAReplyLostOnTheWire(t *testing.T) {
 	i := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	require.NoError(t, try(t, i, "a").Release(t.Context())) // the server knows the scripts
 
-	wire.CutAfter("evalsha")
+	wire.OnScript(faulty.Once(faulty.CutAfter))
 	l := try(t, i, "a")
 	require.Equal(t, itoa(l.Token()), w.snapshot(t, "a").fence)
-	wire.CutAfter("evalsha")
+	wire.OnScript(faulty.Once(faulty.CutAfter))
 	require.NoError(t, l.Extend(t.Context()))
-	wire.CutAfter("evalsha")
+	wire.OnScript(faulty.Once(faulty.CutAfter))
 	require.NoError(t, l.Release(t.Context()))
 	require.Empty(t, w.snapshot(t, "a").owner)
 }

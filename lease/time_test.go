@@ -87,14 +87,21 @@ func (h *late) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 func TestAnAnswerThatComesTooLateIsNone(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		delay(w, 950*ms)
-		i := w.issuer(t, lease.Config{TTL: time.Second, Margin: 100 * ms, RenewEvery: lease.Never})
-		_, err := i.TryAcquire(t.Context(), "a")
-		require.ErrorIs(t, err, lease.ErrUnreachable)
-		time.Sleep(time.Second) // the last answer is on its way
-		require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val(), "given back")
-	})
+	for name, c := range map[string]struct{ takes, margin time.Duration }{
+		"nobody waits for it": {950 * ms, 100 * ms},
+		"it is heard":         {450 * ms, 600 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				delay(w, c.takes)
+				i := w.issuer(t, lease.Config{TTL: time.Second, Margin: c.margin, RenewEvery: lease.Never})
+				_, err := i.TryAcquire(t.Context(), "a")
+				require.ErrorIs(t, err, lease.ErrUnreachable)
+				time.Sleep(time.Second) // the last answer is on its way
+				require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val(), "given back")
+			})
+		})
+	}
 }
 
 func TestTheWatchdogRenewsEveryThird(t *testing.T) {

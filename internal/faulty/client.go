@@ -1,10 +1,8 @@
 package faulty
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net"
 	"strings"
 	"sync"
@@ -126,51 +124,6 @@ func (f *Redis) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 		}
 		return err
 	}
-}
-
-// Wire dials connections that it can cut below the client library, so that the library's own
-// retries are tested too.
-type Wire struct {
-	cut atomic.Pointer[[]byte]
-}
-
-// CutAfter cuts, once, the connection of the next request that contains text: after the server has
-// acted on the request and before the client reads the reply.
-func (w *Wire) CutAfter(text string) {
-	b := []byte(text)
-	w.cut.Store(&b)
-}
-
-// Dial is a Dialer for the options of a client.
-func (w *Wire) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	return &wireConn{Conn: conn, wire: w}, nil
-}
-
-type wireConn struct {
-	net.Conn
-	wire   *Wire
-	doomed atomic.Bool
-}
-
-func (c *wireConn) Write(b []byte) (int, error) {
-	if text := c.wire.cut.Load(); text != nil && bytes.Contains(b, *text) && c.wire.cut.CompareAndSwap(text, nil) {
-		c.doomed.Store(true)
-	}
-	return c.Conn.Write(b)
-}
-
-func (c *wireConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if !c.doomed.Load() || err != nil {
-		return n, err
-	}
-	_ = c.Close()
-	return 0, io.EOF
 }
 
 // Breakpoint is a tracer of pgx that runs a function just before a statement or batch is sent,

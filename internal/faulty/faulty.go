@@ -2,7 +2,7 @@
 // imitation of a server.
 //
 // [PostgresProxy] and [RedisProxy] read the protocol and decide the [Fate] of each message.
-// [Redis], [Wire] and [Breakpoint] sit in the client library instead and need no second connection.
+// [Redis] and [Breakpoint] sit in the client library instead and need no second connection.
 // A general proxy that delays, limits or resets streams of bytes does not know which message it
 // cuts, cannot answer in place of a server, and cannot deliver a request later; so these are our
 // own.

@@ -172,43 +172,70 @@ type piece struct {
 type fate func(w Weather, piece []byte) (hold, lose bool)
 
 // pump carries one direction. Reading goes on while pieces wait, as it does in a network.
+type pump struct {
+	network *Network
+	read    func([]byte) (int, error)
+	to      net.Conn
+	fate    fate
+	pieces  chan piece    // that were read and have to wait
+	waiting atomic.Int64  // how many of them have not been carried
+	stopped chan struct{} // closed when nothing is carried any more
+}
+
 func (n *Network) pump(l link, read func([]byte) (int, error), to net.Conn, fate fate) {
-	defer l.cut()
-	pieces, stopped := make(chan piece, 256), make(chan struct{})
+	p := &pump{network: n, read: read, to: to, fate: fate, pieces: make(chan piece, 256), stopped: make(chan struct{})}
 	var reader sync.WaitGroup
 	defer reader.Wait()
 	defer l.cut() // which ends the reader
-	defer close(stopped)
-	reader.Go(func() {
-		defer close(pieces)
-		for {
-			buffer := make([]byte, 16<<10)
-			count, err := read(buffer)
-			if err != nil {
-				return
-			}
-			weather, _ := n.now()
-			late := weather.Delay
-			if weather.Jitter > 0 {
-				late += rand.N(weather.Jitter)
-			}
-			select {
-			case pieces <- piece{buffer[:count], time.Now().Add(late)}:
-			case <-stopped:
-				return
+	defer close(p.stopped)
+	reader.Go(p.take)
+	p.carry()
+}
+
+// take reads until the connection ends. What nothing holds goes on at once, which wakes nobody.
+func (p *pump) take() {
+	defer close(p.pieces)
+	buffer := make([]byte, 16<<10)
+	for {
+		count, err := p.read(buffer)
+		if err != nil {
+			return
+		}
+		weather, _ := p.network.now()
+		if weather == (Weather{}) && p.waiting.Load() == 0 {
+			if _, lose := p.fate(weather, buffer[:count]); !lose {
+				if _, err := p.to.Write(buffer[:count]); err != nil {
+					return
+				}
+				continue
 			}
 		}
-	})
-	for p := range pieces {
-		if wait := time.Until(p.due); wait > 0 {
+		late := weather.Delay
+		if weather.Jitter > 0 {
+			late += rand.N(weather.Jitter)
+		}
+		p.waiting.Add(1)
+		select {
+		case p.pieces <- piece{bytes.Clone(buffer[:count]), time.Now().Add(late)}:
+		case <-p.stopped:
+			return
+		}
+	}
+}
+
+// carry lets pieces go on when they may, in their order.
+func (p *pump) carry() {
+	for piece := range p.pieces {
+		if wait := time.Until(piece.due); wait > 0 {
 			<-time.After(wait)
 		}
-		if !n.await(fate, p.bytes) {
+		if !p.network.await(p.fate, piece.bytes) {
 			return
 		}
-		if _, err := to.Write(p.bytes); err != nil {
+		if _, err := p.to.Write(piece.bytes); err != nil {
 			return
 		}
+		p.waiting.Add(-1)
 	}
 }
 

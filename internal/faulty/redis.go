@@ -24,6 +24,15 @@ type Verdict struct {
 	Then func() // called after the fate has been carried out; may be nil
 }
 
+// Once judges the next call only: it has the fate, and the others pass.
+func Once(fate Fate) func(script string) Verdict {
+	return func(string) Verdict {
+		now := fate
+		fate = Pass
+		return Verdict{Fate: now}
+	}
+}
+
 // RedisProxy stands between clients and Redis servers, with one connection to a server for each
 // connection of a client, and knows scripts by name. It passes everything until told otherwise. Its
 // Dial is a Dialer for the options of any client, also for Sentinel and Cluster.

@@ -27,11 +27,14 @@ type Deployment struct {
 	nodes  []*testenv.RedisServer
 }
 
-// Deployments starts one Redis, Sentinel and Cluster, each with a user for every set of rights.
+// Deployments starts one Redis, Sentinel and Cluster, each with a user for every set of rights. All
+// speak TLS only, and ask clients for a certificate.
 func Deployments(t *testing.T) []Deployment {
-	single, sentinel, cluster := testenv.OwnRedis(t), testenv.Sentinel(t), testenv.Cluster(t)
+	certificates := testenv.NewCertificates(t)
+	secure, args := certificates.Config(t), certificates.Redis()
+	single, sentinel, cluster := testenv.OwnRedis(t, args...), testenv.Sentinel(t, args...), testenv.Cluster(t, args...)
 	for _, addr := range sentinel.Options().SentinelAddrs {
-		admin := redis.NewClient(&redis.Options{Addr: addr})
+		admin := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: secure})
 		SetUser(t, admin, "follower", sentinelRights(t))
 		require.NoError(t, admin.Close())
 	}
@@ -41,7 +44,7 @@ func Deployments(t *testing.T) []Deployment {
 	}
 	return []Deployment{
 		{Name: "one Redis", nodes: []*testenv.RedisServer{single}, Client: func(user, password string) redis.UniversalClient {
-			return closing(redis.NewClient(&redis.Options{Addr: single.Addr(), Username: user, Password: password}))
+			return closing(redis.NewClient(&redis.Options{Addr: single.Addr(), TLSConfig: secure, Username: user, Password: password}))
 		}},
 		{Name: "Sentinel", nodes: append(sentinel.Replicas(), sentinel.Primary()), Client: func(user, password string) redis.UniversalClient {
 			options := sentinel.Options()

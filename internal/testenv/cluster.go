@@ -106,6 +106,7 @@ func (c *ClusterServers) Nodes() []*RedisServer { return c.nodes }
 // Options returns what redis.NewClusterClient needs.
 func (c *ClusterServers) Options() *redis.ClusterOptions {
 	options := &redis.ClusterOptions{
+		TLSConfig:                c.nodes[0].node.tls,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	for _, node := range c.nodes {

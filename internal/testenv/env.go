@@ -37,20 +37,13 @@ func Start(ctx context.Context, opts Options) (*Env, error) {
 
 func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	// Before anything is started, so that the error names both servers when both are missing.
-	_, noPostgres := postgresService.locate(ctx, h)
-	_, noRedis := redisService.locate(ctx, h)
-	if opts.PrivateRedis {
-		_, noRedis = redisService.locateOwn(ctx, h)
-	}
+	_, noPostgres := postgresService.locate(ctx, h, false)
+	_, noRedis := redisService.locate(ctx, h, opts.PrivateRedis)
 	if err := errors.Join(noPostgres, noRedis); err != nil {
 		return nil, err
 	}
 	env := &Env{}
-	startRedis := env.startRedis
-	if opts.PrivateRedis {
-		startRedis = env.startPrivateRedis
-	}
-	if err := cmp.Or(env.startPostgres(ctx, h), startRedis(ctx, h)); err != nil {
+	if err := cmp.Or(env.startPostgres(ctx, h), env.startRedis(ctx, h, opts.PrivateRedis)); err != nil {
 		return nil, errors.Join(err, env.Close())
 	}
 	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the
@@ -82,26 +75,14 @@ func (e *Env) startPostgres(ctx context.Context, h host) error {
 	return nil
 }
 
-func (e *Env) startRedis(ctx context.Context, h host) error {
-	server, err := obtainRedis(ctx, h)
+func (e *Env) startRedis(ctx context.Context, h host, own bool) error {
+	server, err := obtainRedis(ctx, h, own)
 	if err != nil {
 		return err
 	}
-	return e.serveRedis(server)
-}
-
-func (e *Env) startPrivateRedis(ctx context.Context, h host) error {
-	bin, err := redisService.locateOwn(ctx, h)
-	if err != nil {
-		return err
+	if own {
+		e.private = server.node
 	}
-	if e.private, err = newRedisNode(ctx, bin, ""); err != nil {
-		return err
-	}
-	return e.serveRedis(e.private.asServer())
-}
-
-func (e *Env) serveRedis(server *redisServer) error {
 	e.ends = append(e.ends, server.stop)
 	e.RedisURL = server.url
 	e.Notes = append(e.Notes, server.source)

@@ -185,33 +185,22 @@ type origin struct {
 }
 
 // locate finds the first origin in the order of the package documentation, without starting
-// anything.
-func (s service) locate(ctx context.Context, h host) (origin, error) {
-	if url := h.getenv(s.urlVar); url != "" {
-		return origin{url: url}, nil
+// anything. For a server of our own only programs count.
+func (s service) locate(ctx context.Context, h host, own bool) (origin, error) {
+	remedy := "install " + s.name + " so that its server is on PATH"
+	var tried []string
+	if !own {
+		if url := h.getenv(s.urlVar); url != "" {
+			return origin{url: url}, nil
+		}
+		remedy = "docker compose up --wait, then set " + s.urlVar + " as docker-compose.yml says"
+		tried = append(tried, s.urlVar+" is not set")
 	}
 	program, err := s.program(ctx, h)
 	if err == nil {
 		return origin{program: program}, nil
 	}
-	return origin{}, &UnavailableError{
-		Server: s.name,
-		Tried:  []string{s.urlVar + " is not set", err.Error()},
-		Remedy: s.remedy(h, "docker compose up --wait, then set "+s.urlVar+" as docker-compose.yml says"),
-	}
-}
-
-// locateOwn finds the program of a server that a test wants for itself.
-func (s service) locateOwn(ctx context.Context, h host) (string, error) {
-	program, err := s.program(ctx, h)
-	if err != nil {
-		return "", &UnavailableError{
-			Server: s.name,
-			Tried:  []string{err.Error()},
-			Remedy: s.remedy(h, "install "+s.name+" so that its server is on PATH"),
-		}
-	}
-	return program, nil
+	return origin{}, &UnavailableError{Server: s.name, Tried: append(tried, err.Error()), Remedy: s.remedy(h, remedy)}
 }
 
 // remedy returns the command that installs the server, or otherwise where we do not know it.
@@ -242,15 +231,11 @@ func (e *UnavailableError) Error() string {
 // [OwnPostgres] and [PgBouncer] need them.
 func Missing(ctx context.Context, own bool) (all []*UnavailableError) {
 	for _, s := range []service{postgresService, redisService, pgbouncerService} {
-		var err error
-		switch {
-		case own:
-			_, err = s.locateOwn(ctx, thisHost())
-		case s.urlVar != "":
-			_, err = s.locate(ctx, thisHost())
+		if !own && s.urlVar == "" {
+			continue
 		}
 		var missing *UnavailableError
-		if errors.As(err, &missing) {
+		if _, err := s.locate(ctx, thisHost(), own); errors.As(err, &missing) {
 			all = append(all, missing)
 		}
 	}

@@ -55,7 +55,7 @@ func TestNothingToBeHadIsOneErrorThatHelps(t *testing.T) {
 	require.Len(t, missing.Tried, 2, "environment, programs")
 	require.Equal(t, "sudo apt-get install --yes postgresql", missing.Remedy)
 
-	_, err = obtainRedis(t.Context(), h)
+	_, err = obtainRedis(t.Context(), h, false)
 	require.ErrorAs(t, err, &missing)
 	require.Equal(t, "sudo apt-get install --yes redis-server", missing.Remedy)
 	for _, tried := range missing.Tried {
@@ -79,7 +79,7 @@ func TestTheRemedyFitsTheMachine(t *testing.T) {
 func TestServersOfATestsOwnAreNeverExternal(t *testing.T) {
 	h := bareHost()
 	h.getenv = env(redisURLVar, "redis://127.0.0.1/0")
-	_, err := redisService.locateOwn(t.Context(), h)
+	_, err := redisService.locate(t.Context(), h, true)
 	var missing *UnavailableError
 	require.ErrorAs(t, err, &missing)
 	require.Len(t, missing.Tried, 1)

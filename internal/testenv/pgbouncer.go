@@ -27,14 +27,14 @@ type PgBouncerServer struct {
 // It ends with the test.
 func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgBouncerServer {
 	t.Helper()
-	bin, err := pgbouncerService.locateOwn(t.Context(), thisHost())
+	from, err := pgbouncerService.locate(t.Context(), thisHost(), true)
 	check(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	node, err := newBouncerNode(ctx, bin, database, append([]string{"pool_mode=" + poolMode}, settings...))
+	node, err := newBouncerNode(ctx, from.program, database, append([]string{"pool_mode=" + poolMode}, settings...))
 	check(t, err)
 	t.Cleanup(func() {
-		if err := node.process.stop(); err != nil {
+		if err := node.stop(); err != nil {
 			t.Errorf("testenv: stop PgBouncer on port %d: %v", node.port, err)
 		}
 	})
@@ -51,15 +51,13 @@ func (b *PgBouncerServer) AtLeast(major, minor int) bool {
 	return err == nil && (has[0] > major || has[0] == major && has[1] >= minor)
 }
 
-// bouncerNode is one pgbouncer process of ours and the directory with its configuration.
+// bouncerNode is one PgBouncer of ours.
 type bouncerNode struct {
+	node
 	bin     string
-	dir     string
-	account *account
 	backend *pgconn.Config
 	port    int
 	version string
-	process *process
 }
 
 // newBouncerNode starts PgBouncer. On error nothing is left behind.
@@ -72,22 +70,15 @@ func newBouncerNode(ctx context.Context, bin, database string, settings []string
 	if err != nil {
 		return nil, err
 	}
-	dir, err := account.tempDir()
+	base, err := newNode(account)
 	if err != nil {
 		return nil, err
 	}
-	n := &bouncerNode{bin: bin, dir: dir, account: account, backend: backend}
+	n := &bouncerNode{node: base, bin: bin, backend: backend}
 	if err := onFreePort(ctx, func(port int) error { return n.start(ctx, port, settings) }); err != nil {
 		return nil, errors.Join(err, n.stop())
 	}
 	return n, nil
-}
-
-func (n *bouncerNode) stop() error {
-	if n.process == nil {
-		return os.RemoveAll(n.dir)
-	}
-	return n.process.stop()
 }
 
 func (n *bouncerNode) configFile() string { return filepath.Join(n.dir, "pgbouncer.ini") }
@@ -121,14 +112,7 @@ func (n *bouncerNode) start(ctx context.Context, port int, settings []string) er
 	if err := os.WriteFile(n.configFile(), []byte(n.config(settings)), 0o644); err != nil {
 		return err
 	}
-	process, err := n.process.succeed(command{
-		dir: n.dir, account: n.account, stop: stopPgBouncer, env: serverEnv(), argv: []string{n.bin, n.configFile()},
-	})
-	if err != nil {
-		return err
-	}
-	n.process = process
-	if err := process.await(ctx, n.ready); err != nil {
+	if err := n.run(ctx, n.command(stopPgBouncer, n.bin, n.configFile()), n.ready); err != nil {
 		return fmt.Errorf("PgBouncer from %s on port %d: %w", n.bin, port, err)
 	}
 	return nil

@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"database/sql"
@@ -56,7 +57,7 @@ type postgresServer struct {
 // obtainPostgres returns the first Postgres that can be had, in the order of the package
 // documentation.
 func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
-	from, err := postgresService.locate(ctx, h)
+	from, err := postgresService.locate(ctx, h, false)
 	switch {
 	case err != nil:
 		return nil, err
@@ -67,7 +68,12 @@ func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cluster.asServer(), nil
+	return &postgresServer{
+		adminURL: cluster.url("postgres"),
+		source:   "Postgres started from " + cluster.bin + " on port " + strconv.Itoa(cluster.port) + ", for this run only",
+		private:  true,
+		stop:     cluster.stop,
+	}, nil
 }
 
 func externalPostgres(ctx context.Context, url string) (*postgresServer, error) {
@@ -84,12 +90,12 @@ func externalPostgres(ctx context.Context, url string) (*postgresServer, error) 
 
 // postgresCluster is a data directory of our own and, while it runs, the postmaster over it.
 type postgresCluster struct {
-	bin     string
-	dir     string // holds data/ and the server's log
-	account *account
-	config  []string // name=value
-	port    int
-	process *process
+	node
+	bin    string
+	config []string // name=value
+	port   int
+
+	security string // parameters of the URL; none: without TLS
 }
 
 // newPostgresCluster makes a cluster with the program postgres and those beside it, and starts it.
@@ -99,11 +105,12 @@ func newPostgresCluster(ctx context.Context, postgres string, settings ...string
 	if err != nil {
 		return nil, err
 	}
-	dir, err := account.tempDir()
+	base, err := newNode(account)
 	if err != nil {
 		return nil, err
 	}
-	c := &postgresCluster{bin: filepath.Dir(postgres), dir: dir, account: account, config: slices.Concat(fastSettings, loopbackOnly, settings)}
+	c := &postgresCluster{node: base, bin: filepath.Dir(postgres)}
+	c.config = slices.Concat(fastSettings, loopbackOnly, settings)
 	if err := c.initdb(ctx); err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
@@ -115,9 +122,18 @@ func newPostgresCluster(ctx context.Context, postgres string, settings ...string
 
 func (c *postgresCluster) data() string { return filepath.Join(c.dir, "data") }
 
+// put writes a file into the data directory, which only the server may read.
+func (c *postgresCluster) put(name string, text []byte) error {
+	path := filepath.Join(c.data(), name)
+	if err := os.WriteFile(path, text, 0o600); err != nil || c.account == nil {
+		return err
+	}
+	return os.Chown(path, c.account.uid, c.account.gid)
+}
+
 // initdb runs under a supervisor as the server does, so that it leaves nothing when we are killed.
 func (c *postgresCluster) initdb(ctx context.Context) error {
-	initdb, err := supervise(c.command("initdb", "--pgdata="+c.data(), "--username=postgres", "--auth=trust",
+	initdb, err := supervise(c.command(stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(), "--username=postgres", "--auth=trust",
 		"--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"))
 	if err != nil {
 		return err
@@ -131,16 +147,12 @@ func (c *postgresCluster) initdb(ctx context.Context) error {
 
 // start starts the postmaster and returns once it takes connections. The one before has ended.
 func (c *postgresCluster) start(ctx context.Context, port int) error {
-	args := []string{"-D", c.data(), "-p", strconv.Itoa(port)}
+	argv := []string{filepath.Join(c.bin, "postgres"), "-D", c.data(), "-p", strconv.Itoa(port)}
 	for _, setting := range c.config {
-		args = append(args, "-c", setting)
+		argv = append(argv, "-c", setting)
 	}
-	process, err := c.process.succeed(c.command("postgres", args...))
-	if err != nil {
-		return err
-	}
-	c.process, c.port = process, port
-	if err := process.await(ctx, c.ready); err != nil {
+	c.port = port
+	if err := c.run(ctx, c.command(stopPostgres, argv...), c.ready); err != nil {
 		return fmt.Errorf("Postgres from %s on port %d: %w", c.bin, port, err)
 	}
 	return nil
@@ -165,49 +177,23 @@ func (c *postgresCluster) ready(context.Context) bool {
 	return says[pid] == strconv.Itoa(c.process.pid) && strings.TrimSpace(says[status]) == "ready"
 }
 
-func (c *postgresCluster) command(name string, args ...string) command {
-	return command{
-		dir:     c.dir,
-		account: c.account,
-		stop:    stopPostgres,
-		env:     serverEnv(),
-		argv:    append([]string{filepath.Join(c.bin, name)}, args...),
-	}
-}
-
-// serverEnv is our environment without what would change a server's or a client's defaults.
-func serverEnv() []string {
-	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
-	})
-	return append(env, "LC_ALL=C")
-}
-
 func (c *postgresCluster) url(database string) string {
 	return (&url.URL{
 		Scheme:   "postgres",
 		User:     url.User("postgres"),
 		Host:     address(c.port),
 		Path:     "/" + database,
-		RawQuery: "sslmode=disable",
+		RawQuery: cmp.Or(c.security, "sslmode=disable"),
 	}).String()
 }
 
 func (c *postgresCluster) String() string { return "Postgres on port " + strconv.Itoa(c.port) }
 
-func (c *postgresCluster) signal(sig syscall.Signal) error { return c.process.signal(sig) }
-
-// end sends the postmaster a signal and waits until it is gone. The data directory stays.
-func (c *postgresCluster) end(sig syscall.Signal) error { return c.process.end(sig) }
-
-// stop ends the server and removes the directory.
+// stop also removes the shared memory of a server that crashed.
 func (c *postgresCluster) stop() error {
-	if c.process == nil {
-		return os.RemoveAll(c.dir)
-	}
-	crashed := c.process.exited(time.Now().Add(pollEvery))
+	crashed := c.process != nil && c.process.exited(time.Now().Add(pollEvery))
 	segment, found := c.sharedMemory()
-	failed := c.process.stop()
+	failed := c.node.stop()
 	if crashed && found {
 		// A next server in the directory would have removed it. Processes of the crashed one that
 		// are still attached keep the segment; it goes with the last of them.
@@ -240,15 +226,6 @@ func (c *postgresCluster) postmasterPID() [8]string {
 	return lines
 }
 
-func (c *postgresCluster) asServer() *postgresServer {
-	return &postgresServer{
-		adminURL: c.url("postgres"),
-		source:   "Postgres started from " + c.bin + " on port " + strconv.Itoa(c.port) + ", for this run only",
-		private:  true,
-		stop:     c.stop,
-	}
-}
-
 // PostgresServer is a Postgres of one test's own, to crash, pause, restart and reconfigure. Its
 // methods fail the test on error and must be called from the test's goroutine.
 type PostgresServer struct {
@@ -264,9 +241,9 @@ func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	bin, err := postgresService.locateOwn(ctx, thisHost())
+	from, err := postgresService.locate(ctx, thisHost(), true)
 	check(t, err)
-	cluster, err := newPostgresCluster(ctx, bin, settings...)
+	cluster, err := newPostgresCluster(ctx, from.program, settings...)
 	check(t, err)
 	s := &PostgresServer{own{t: t, server: cluster}, cluster}
 	t.Cleanup(s.Stop)
@@ -292,9 +269,9 @@ func Psql(t testing.TB) string {
 	if path, err := exec.LookPath("psql"); err == nil {
 		return path
 	}
-	server, err := postgresService.locateOwn(t.Context(), thisHost())
+	from, err := postgresService.locate(t.Context(), thisHost(), true)
 	check(t, err)
-	return filepath.Join(filepath.Dir(server), "psql")
+	return filepath.Join(filepath.Dir(from.program), "psql")
 }
 
 // Pool migrates the database if need be and returns a new pool on it, closed at the end of the
@@ -312,20 +289,16 @@ func (s *PostgresServer) Standby() *PostgresServer {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
 	defer cancel()
-	dir, err := s.cluster.account.tempDir()
+	base, err := newNode(s.cluster.account)
 	s.must("make a directory beside", err)
-	cluster := &postgresCluster{bin: s.cluster.bin, dir: dir, account: s.cluster.account, config: s.cluster.config}
+	cluster := &postgresCluster{node: base, bin: s.cluster.bin, config: s.cluster.config}
 	standby := &PostgresServer{own{t: s.t, server: cluster}, cluster}
 	s.t.Cleanup(standby.Stop)
 	s.must("shut down", s.cluster.end(syscall.SIGINT))
 	_, err = output(ctx, "cp", "-a", s.cluster.data(), standby.cluster.data()) // with its owner
 	s.must("copy", err)
 	s.must("restart", s.cluster.restart(ctx))
-	signal := filepath.Join(standby.cluster.data(), "standby.signal")
-	s.must("mark the copy of", os.WriteFile(signal, nil, 0o600))
-	if account := s.cluster.account; account != nil {
-		s.must("mark the copy of", os.Chown(signal, account.uid, account.gid))
-	}
+	s.must("mark the copy of", standby.cluster.put("standby.signal", nil))
 	return standby
 }
 

@@ -2,15 +2,20 @@ package testenv
 
 import (
 	"context"
+	"crypto/tls"
+	_ "embed" // the library
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -26,15 +31,16 @@ var redisDefaults = []string{
 
 // redisServer is a Redis that was started here, or one that somebody else runs.
 type redisServer struct {
-	url     string
-	source  string // for Notes
-	private bool   // ends with this program
-	stop    func() error
+	url    string
+	source string // for Notes
+	stop   func() error
+	node   *redisNode // ends with this program; nil if somebody else runs the server
 }
 
-// obtainRedis returns the first Redis that can be had, in the order of the package documentation.
-func obtainRedis(ctx context.Context, h host) (*redisServer, error) {
-	from, err := redisService.locate(ctx, h)
+// obtainRedis returns the first Redis that can be had, in the order of the package documentation,
+// or one of our own.
+func obtainRedis(ctx context.Context, h host, own bool) (*redisServer, error) {
+	from, err := redisService.locate(ctx, h, own)
 	switch {
 	case err != nil:
 		return nil, err
@@ -45,7 +51,12 @@ func obtainRedis(ctx context.Context, h host) (*redisServer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return node.asServer(), nil
+	return &redisServer{
+		url:    "redis://" + node.addr() + "/0",
+		source: "Redis started from " + node.bin + " on port " + strconv.Itoa(node.port) + ", for this run only",
+		stop:   node.stop,
+		node:   node,
+	}, nil
 }
 
 func externalRedis(ctx context.Context, url string) (*redisServer, error) {
@@ -65,26 +76,26 @@ func externalRedis(ctx context.Context, url string) (*redisServer, error) {
 	}, nil
 }
 
-// redisNode is one redis-server process of ours with its data directory.
+// redisNode is one redis-server of ours.
 type redisNode struct {
-	bin     string
-	dir     string
-	port    int
-	config  []string // path of a configuration file, or none
-	args    []string // those of redis-server; they count more than the file and the defaults
-	process *process // nil before the first start
+	node
+	bin    string
+	port   int
+	config []string // path of a configuration file, or none
+	args   []string // those of redis-server; they count more than the file and the defaults
+	tls    *tls.Config
 }
 
 // newRedisNode starts a node, over a configuration file if it gets the text of one. On error
 // nothing is left behind.
 func newRedisNode(ctx context.Context, bin, config string, args ...string) (*redisNode, error) {
-	var ourselves *account
-	dir, err := ourselves.tempDir()
+	base, err := newNode(nil)
 	if err != nil {
 		return nil, err
 	}
-	n := &redisNode{bin: bin, dir: dir, args: args}
-	if err := n.configure(config); err != nil {
+	n := &redisNode{node: base, bin: bin, args: args}
+	n.tls, err = certificatesAmong(args).config()
+	if err := errors.Join(err, n.configure(config)); err != nil {
 		return nil, errors.Join(err, n.stop())
 	}
 	err = onFreePort(ctx, func(port int) error {
@@ -109,16 +120,13 @@ func (n *redisNode) configure(text string) error {
 // start starts the server on its port and returns once it has loaded its data and answers.
 func (n *redisNode) start(ctx context.Context) error {
 	place := []string{"--bind", loopback, "--port", strconv.Itoa(n.port), "--dir", n.dir}
-	argv := slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)
-	c := command{dir: n.dir, stop: stopRedis, env: serverEnv(), argv: argv}
-	process, err := n.process.succeed(c)
-	if err != nil {
-		return err
+	if n.tls != nil {
+		place = append(place, "--port", "0", "--tls-port", strconv.Itoa(n.port))
 	}
-	n.process = process
-	client := newRedisClient(&redis.Options{Addr: n.addr(), MaxRetries: -1})
+	server := n.command(stopRedis, slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)...)
+	client := newRedisClient(&redis.Options{Addr: n.addr(), TLSConfig: n.tls, MaxRetries: -1})
 	defer client.Close()
-	err = process.await(ctx, func(ctx context.Context) bool { return n.answers(ctx, client) })
+	err := n.run(ctx, server, func(ctx context.Context) bool { return n.answers(ctx, client) })
 	if err != nil {
 		return fmt.Errorf("Redis from %s on port %d: %w", n.bin, n.port, err)
 	}
@@ -138,28 +146,6 @@ func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
 func (n *redisNode) addr() string { return address(n.port) }
 
 func (n *redisNode) String() string { return "Redis on " + n.addr() }
-
-func (n *redisNode) signal(sig syscall.Signal) error { return n.process.signal(sig) }
-
-// end sends a signal and waits until the process is gone. The data directory stays.
-func (n *redisNode) end(sig syscall.Signal) error { return n.process.end(sig) }
-
-// stop ends the server and removes its directory.
-func (n *redisNode) stop() error {
-	if n.process == nil {
-		return os.RemoveAll(n.dir)
-	}
-	return n.process.stop()
-}
-
-func (n *redisNode) asServer() *redisServer {
-	return &redisServer{
-		url:     "redis://" + n.addr() + "/0",
-		source:  "Redis started from " + n.bin + " on port " + strconv.Itoa(n.port) + ", for this run only",
-		private: true,
-		stop:    n.stop,
-	}
-}
 
 // newRedisClient is redis.NewClient without the probe for the notifications of a managed service,
 // which costs a round trip and a goroutine for each connection.
@@ -198,9 +184,9 @@ func OwnRedis(t testing.TB, args ...string) *RedisServer {
 
 func redisProgram(t testing.TB) string {
 	t.Helper()
-	bin, err := redisService.locateOwn(t.Context(), thisHost())
+	from, err := redisService.locate(t.Context(), thisHost(), true)
 	check(t, err)
-	return bin
+	return from.program
 }
 
 func ownRedis(t testing.TB, bin, config string, args ...string) *RedisServer {
@@ -209,7 +195,7 @@ func ownRedis(t testing.TB, bin, config string, args ...string) *RedisServer {
 	defer cancel()
 	node, err := newRedisNode(ctx, bin, config, args...)
 	check(t, err)
-	s := &RedisServer{own: own{t: t, server: node}, node: node, client: newRedisClient(&redis.Options{Addr: node.addr()})}
+	s := &RedisServer{own: own{t: t, server: node}, node: node, client: newRedisClient(&redis.Options{Addr: node.addr(), TLSConfig: node.tls})}
 	t.Cleanup(func() {
 		_ = s.client.Close() // the test may have closed it
 		s.Stop()
@@ -235,4 +221,39 @@ func (s *RedisServer) Restart() {
 	defer cancel()
 	s.must("shut down", s.node.end(syscall.SIGTERM))
 	s.must("restart", s.node.start(ctx))
+}
+
+//go:embed clock.c.txt
+var clockCode []byte // not named .c, or go build would want cgo
+
+// RedisWithClock is [OwnRedis] with a clock of its own, which setBack puts back by so much more, at
+// once; the data stays. It needs a C compiler, and Linux.
+func RedisWithClock(t testing.TB) (server *RedisServer, setBack func(time.Duration)) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("a server gets a clock of its own through LD_PRELOAD, which only Linux has")
+	}
+	dir := t.TempDir()
+	file := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		check(t, os.WriteFile(path, content, 0o700))
+		return path
+	}
+	clock, behind := file("clock", make([]byte, 8)), time.Duration(0)
+	library := filepath.Join(dir, "clock.so")
+	_, err := output(t.Context(), "cc", "-shared", "-fPIC", "-o", library, file("clock.c", clockCode))
+	check(t, err)
+	// exec, so that the process is the server itself.
+	program := file("redis-server", fmt.Appendf(nil, "#!/bin/sh\nCLOCK_BEHIND='%s' LD_PRELOAD='%s' exec '%s' \"$@\"\n", clock, library, redisProgram(t)))
+
+	return ownRedis(t, program, ""), func(by time.Duration) {
+		t.Helper()
+		behind += by
+		// The server has the file mapped: it is written to, not replaced.
+		f, err := os.OpenFile(clock, os.O_WRONLY, 0)
+		check(t, err)
+		defer f.Close()
+		_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(behind.Microseconds())), 0)
+		check(t, err)
+	}
 }

@@ -85,20 +85,20 @@ func TestExternalRedis(t *testing.T) {
 	h := thisHost()
 
 	h.getenv = env(redisURLVar, "redis://"+own.Addr()+"/3")
-	server, err := obtainRedis(t.Context(), h)
+	server, err := obtainRedis(t.Context(), h, false)
 	require.NoError(t, err)
 	require.NoError(t, server.stop())
 	require.NoError(t, server.client(t).Set(t.Context(), "k", "in 3", 0).Err(), "still there after stop")
 	require.ErrorIs(t, own.Client().Get(t.Context(), "k").Err(), redis.Nil, "the URL names another database")
 
 	own.Kill()
-	_, err = obtainRedis(t.Context(), h)
+	_, err = obtainRedis(t.Context(), h, false)
 	var missing *UnavailableError
 	require.Error(t, err)
 	require.NotErrorAs(t, err, &missing, "nothing else was looked for")
 
 	h.getenv = env(redisURLVar, "not a URL")
-	_, err = obtainRedis(t.Context(), h)
+	_, err = obtainRedis(t.Context(), h, false)
 	require.Error(t, err)
 }
 
@@ -106,7 +106,7 @@ func TestExternalRedis(t *testing.T) {
 func TestAnotherServerOnThePortIsNotTakenForOurs(t *testing.T) {
 	t.Parallel()
 	theirs := OwnRedis(t)
-	ours := &redisNode{port: theirs.node.port, process: &process{pid: theirs.node.process.pid + 1}}
+	ours := &redisNode{port: theirs.node.port, node: node{process: &process{pid: theirs.node.process.pid + 1}}}
 	require.True(t, theirs.node.answers(t.Context(), theirs.Client()))
 	require.False(t, ours.answers(t.Context(), theirs.Client()))
 }

@@ -39,8 +39,8 @@ var sentinelPeriods = []any{
 }
 
 // Sentinel starts six processes and returns once the sentinels know each other and both replicas.
-// The arguments are those of redis-server, for the primary and the replicas. Everything ends with
-// the test.
+// The arguments are those of redis-server, for the primary and the replicas; those of TLS are for
+// the sentinels too. Everything ends with the test.
 func Sentinel(t testing.TB, args ...string) *SentinelServers {
 	t.Helper()
 	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
@@ -52,23 +52,23 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 		s.data = append(s.data, OwnRedis(t, slices.Concat(args, []string{"--replicaof", host, port})...))
 	}
 	for range 3 {
-		s.sentinels = append(s.sentinels, startSentinel(t, fmt.Sprintf(sentinelConfig, host, port)))
+		s.sentinels = append(s.sentinels, startSentinel(t, fmt.Sprintf(sentinelConfig, host, port), certificatesAmong(args)))
 	}
-	s.await("the sentinels to know each other and both replicas", s.complete)
+	await(t, "the sentinels to know each other and both replicas", s.complete)
 	return s
 }
 
 // startSentinel starts one over a configuration file of its own, in which it keeps its state.
-func startSentinel(t testing.TB, config string) *RedisServer {
+func startSentinel(t testing.TB, config string, c *Certificates) *RedisServer {
 	t.Helper()
-	s := ownRedis(t, redisProgram(t), config, "--sentinel")
+	s := ownRedis(t, redisProgram(t), config, append(c.Redis(), "--sentinel")...)
 	check(t, s.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
 	return s
 }
 
 // Options returns what redis.NewFailoverClient needs.
 func (s *SentinelServers) Options() *redis.FailoverOptions {
-	options := &redis.FailoverOptions{MasterName: primaryName}
+	options := &redis.FailoverOptions{MasterName: primaryName, TLSConfig: s.data[0].node.tls}
 	for _, sentinel := range s.sentinels {
 		options.SentinelAddrs = append(options.SentinelAddrs, sentinel.Addr())
 	}
@@ -86,7 +86,7 @@ func (s *SentinelServers) Client() *redis.Client {
 func (s *SentinelServers) Primary() *RedisServer {
 	s.t.Helper()
 	var primary *RedisServer
-	s.await("the sentinels to agree on a primary", func(ctx context.Context) bool {
+	await(s.t, "the sentinels to agree on a primary", func(ctx context.Context) bool {
 		primary = s.agreed(ctx)
 		return primary != nil
 	})
@@ -105,11 +105,11 @@ func (s *SentinelServers) Replicas() []*RedisServer {
 func (s *SentinelServers) Failover() *RedisServer {
 	s.t.Helper()
 	old := s.Primary()
-	s.await("a sentinel to begin a failover", func(ctx context.Context) bool {
+	await(s.t, "a sentinel to begin a failover", func(ctx context.Context) bool {
 		return s.sentinels[0].Client().Do(ctx, "SENTINEL", "FAILOVER", primaryName).Err() == nil
 	})
 	promoted := s.AwaitPromotion(old)
-	s.await("the others to follow the new primary", s.complete)
+	await(s.t, "the others to follow the new primary", s.complete)
 	return promoted
 }
 
@@ -118,7 +118,7 @@ func (s *SentinelServers) Failover() *RedisServer {
 func (s *SentinelServers) AwaitPromotion(old *RedisServer) *RedisServer {
 	s.t.Helper()
 	var promoted *RedisServer
-	s.await("a replica to be promoted", func(ctx context.Context) bool {
+	await(s.t, "a replica to be promoted", func(ctx context.Context) bool {
 		promoted = s.agreed(ctx)
 		return promoted != nil && promoted != old && replication(ctx, promoted)["role"] == "master"
 	})
@@ -192,9 +192,4 @@ func sees(ctx context.Context, sentinel *RedisServer, what, number string) bool 
 
 func replication(ctx context.Context, server *RedisServer) map[string]string {
 	return parseInfo(server.Client().Info(ctx, "replication").Val())
-}
-
-func (s *SentinelServers) await(what string, done func(context.Context) bool) {
-	s.t.Helper()
-	await(s.t, what, done)
 }

@@ -14,6 +14,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -213,6 +214,54 @@ func (p *process) stop() error {
 	overdue := time.AfterFunc(stopTimeout, func() { _ = syscall.Kill(-p.shell.Process.Pid, syscall.SIGKILL) })
 	defer overdue.Stop()
 	return errors.Join(closed, p.shell.Wait(), p.report.Close())
+}
+
+// node is a server of ours: its directory and, once it was started, its process.
+type node struct {
+	dir     string   // data and log
+	account *account // nil: our own
+	process *process
+}
+
+// newNode makes the directory.
+func newNode(a *account) (node, error) {
+	dir, err := a.tempDir()
+	return node{dir: dir, account: a}, err
+}
+
+func (n *node) command(stop string, argv ...string) command {
+	return command{n.dir, n.account, stop, serverEnv(), argv}
+}
+
+// run starts a command and returns once it is ready. The one before has ended.
+func (n *node) run(ctx context.Context, c command, ready func(context.Context) bool) error {
+	process, err := n.process.succeed(c)
+	if err != nil {
+		return err
+	}
+	n.process = process
+	return process.await(ctx, ready)
+}
+
+func (n *node) signal(sig syscall.Signal) error { return n.process.signal(sig) }
+
+// end sends a signal and waits until the process is gone. The directory stays.
+func (n *node) end(sig syscall.Signal) error { return n.process.end(sig) }
+
+// stop ends the server and removes its directory.
+func (n *node) stop() error {
+	if n.process == nil {
+		return os.RemoveAll(n.dir)
+	}
+	return n.process.stop()
+}
+
+// serverEnv is our environment without what would change a server's or a client's defaults.
+func serverEnv() []string {
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
+	})
+	return append(env, "LC_ALL=C")
 }
 
 // own is what a Redis and a Postgres of one test's own have in common.

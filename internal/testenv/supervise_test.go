@@ -209,16 +209,16 @@ func processesNaming(t *testing.T, text string) []string {
 
 func postgresBin(t *testing.T) string {
 	t.Helper()
-	bin, err := postgresService.locateOwn(t.Context(), thisHost())
+	from, err := postgresService.locate(t.Context(), thisHost(), true)
 	require.NoError(t, err)
-	return bin
+	return from.program
 }
 
 func redisBin(t *testing.T) string {
 	t.Helper()
-	bin, err := redisService.locateOwn(t.Context(), thisHost())
+	from, err := redisService.locate(t.Context(), thisHost(), true)
 	require.NoError(t, err)
-	return bin
+	return from.program
 }
 
 func TestATakenPortIsTriedAgainWithAnother(t *testing.T) {

@@ -162,7 +162,7 @@ func Namespace(t testing.TB) string {
 		case len(keys) == 0:
 		case t.Failed():
 			t.Logf("testenv: %d keys kept on %s: %q%s", len(keys), server.url, keys[:min(maxNamed, len(keys))],
-				keptUntil(server.private, redisURLVar))
+				keptUntil(server.node != nil, redisURLVar))
 		default:
 			if err := client.Unlink(ctx, keys...).Err(); err != nil {
 				t.Errorf("testenv: delete the keys of %s: %v", namespace, err)
@@ -208,12 +208,9 @@ func unique(t testing.TB) string {
 	return name[:min(most, len(name))] + "_" + strconv.FormatUint(rand.Uint64()>>16, 36)
 }
 
-// The servers of this test binary, each started at its first use and once: a test that comes after
-// a failed start gets the same error, at once.
+// The servers of this test binary.
 var (
-	sharedPostgres = sync.OnceValues(func() (*postgresServer, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
+	sharedPostgres = once(func(ctx context.Context) (*postgresServer, error) {
 		server, err := obtainPostgres(ctx, thisHost())
 		if err == nil {
 			atEnd(server.stop)
@@ -221,26 +218,32 @@ var (
 		return server, err
 	})
 
-	sharedTemplate = sync.OnceValues(func() (string, error) {
+	sharedTemplate = once(func(ctx context.Context) (string, error) {
 		server, err := sharedPostgres()
 		if err != nil {
 			return "", err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
 		return server.template(ctx)
 	})
 
-	sharedRedis = sync.OnceValues(func() (*redisServer, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
-		server, err := obtainRedis(ctx, thisHost())
+	sharedRedis = once(func(ctx context.Context) (*redisServer, error) {
+		server, err := obtainRedis(ctx, thisHost(), false)
 		if err == nil {
 			atEnd(server.stop)
 		}
 		return server, err
 	})
 )
+
+// once starts something at its first use: a test that comes after a failed start gets the same
+// error, at once.
+func once[S any](start func(context.Context) (S, error)) func() (S, error) {
+	return sync.OnceValues(func() (S, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		return start(ctx)
+	})
+}
 
 var ends struct {
 	mu    sync.Mutex

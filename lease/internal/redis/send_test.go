@@ -31,7 +31,8 @@ var count = scriptOf("count", `return {'counted', digits(redis.call('INCR', KEYS
 func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	key := testenv.Namespace(t)
-	wire := new(faulty.Wire)
+	wire := new(faulty.RedisProxy)
+	t.Cleanup(wire.Close)
 	options := *testenv.Redis(t).Options()
 	options.Dialer = wire.Dial
 	options.MaxRetries = 3
@@ -41,7 +42,7 @@ func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	require.NoError(t, err)
 
 	call := count.Call(1, key)
-	wire.CutAfter(key)
+	wire.OnScript(faulty.Once(faulty.CutAfter))
 	_, err = call.Run(t.Context(), protocol.Over(client))
 	require.ErrorIs(t, err, lease.ErrUnreachable)
 	require.Equal(t, "2", client.Get(t.Context(), key).Val())
