@@ -1,6 +1,8 @@
 package migrations_test
 
 import (
+	"fmt"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -69,6 +71,46 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	s.refused("FN001", enter(40, "seat:1"))
 	s.exec(`SELECT fencedb.unprotect('shop.seats')`)
 	require.NoError(t, migrations.Down(t.Context(), db))
+}
+
+// Between the statement that reads the fence and the one that locks it, a newer holder comes and commits. Row security, under
+// which the owner is here and which waits when told to, stands for an unlucky moment.
+func TestAHolderThatIsOvertakenBetweenTwoStatementsOfEnterIsStale(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	admin := connect(t, url)
+	role := "migrator_" + admin.one(`current_database()`)
+	admin.exec(`CREATE ROLE "` + role + `"; GRANT CREATE ON DATABASE "` + admin.one(`current_database()`) + `" TO "` + role + `"`)
+	defer admin.exec(`DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `"`)
+	require.NoError(t, migrations.Up(t.Context(), open(t, url+"&role="+role)))
+	older, newer := connect(t, url+"&role="+role), connect(t, url+"&role="+role)
+	older.exec(enter(41, "a"))
+	admin.exec(`CREATE SEQUENCE public.reads; GRANT ALL ON public.reads TO PUBLIC;
+		CREATE FUNCTION public.visible() RETURNS boolean LANGUAGE plpgsql AS $$
+		BEGIN
+			IF current_setting('test.waits', true) = nextval('public.reads')::text THEN
+				PERFORM pg_advisory_xact_lock(7);
+			END IF;
+			RETURN true;
+		END $$;
+		CREATE POLICY wait ON fencedb.fences USING (public.visible());
+		ALTER TABLE fencedb.fences ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`)
+
+	for n := range 2 { // the first read and the second; the third locks
+		token := 42 + 10*n
+		admin.exec(`SELECT setval('public.reads', 1, false); SELECT pg_advisory_lock(7)`)
+		done := make(chan error, 1)
+		go func() {
+			_, err := older.conn.PgConn().Exec(t.Context(), fmt.Sprintf(`SET test.waits = '%d'; %s`, n+1, enter(token, "a"))).ReadAll()
+			done <- err
+		}()
+		admin.awaitBlocked(older.conn.PgConn().PID())
+		newer.exec("BEGIN; SET LOCAL lock_timeout = '1s'; " + enter(token+1, "a") + "; COMMIT")
+		admin.exec(`SELECT pg_advisory_unlock(7)`)
+
+		require.ErrorContains(t, <-done, "is stale")
+		require.Equal(t, strconv.Itoa(token+1), admin.one(`fencedb.last_token('a')`))
+	}
 }
 
 // Three roles: one migrated fencedb, one owns the application's tables, one is the application.

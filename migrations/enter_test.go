@@ -148,7 +148,9 @@ func TestEnterRefusesGrantsThatNobodyIssued(t *testing.T) {
 		"no grants":                  `_all('{}'::text[], '{}', '{}')`,
 		"NULL for grants":            `_all(NULL::text[], NULL, NULL)`,
 		"fewer tokens":               `_all('{a,b}'::text[], '{1}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
+		"more tokens":                `_all('{a}'::text[], '{1,2}', ARRAY[gen_random_uuid()])`,
 		"fewer leases":               `_all('{a,b}'::text[], '{1,2}', ARRAY[gen_random_uuid()])`,
+		"more leases":                `_all('{a}'::text[], '{1}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
 		"two tokens for a resource":  `_all('{a,a}'::text[], '{1,2}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
 		"an invalid one among valid": `_all('{a,b}'::text[], '{1,0}', ARRAY[gen_random_uuid(), gen_random_uuid()])`,
 	} {
@@ -157,6 +159,22 @@ func TestEnterRefusesGrantsThatNobodyIssued(t *testing.T) {
 	}
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.fences`))
 	s.exec(`SELECT fencedb.enter(repeat('x', 512), 9007199254740991, gen_random_uuid())`)
+}
+
+// At first, and in the common case; and whoever holds the fence: it is over, not busy.
+func TestALeaseThatIsOverDoesNotEnter(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	other := s.beside()
+	for range 2 {
+		for _, remaining := range []string{"0", "-1"} {
+			s.refused("FN004", fmt.Sprintf(`SELECT fencedb.enter('a', 41, '%v', %s)`, leases, remaining))
+		}
+		s.exec(fmt.Sprintf(`SELECT fencedb.enter('a', 41, '%v')`, leases))
+	}
+	other.exec("BEGIN; " + enter(42, "a"))
+	s.refused("FN004", `SELECT fencedb.enter('a', 43, gen_random_uuid(), 0)`)
+	other.exec("COMMIT")
 }
 
 // A token by mistake would shut out everybody who comes after it, for good.
@@ -261,9 +279,21 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 
 	s.exec("RESET ALL; " + enter(1, "b"))
 	s.exec("BEGIN; " + strings.Replace(enter(1, "b"), "')", "', 5000)", 1)) // the common case
-	for _, limit := range []string{"lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"} {
+	limits := []string{"lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"}
+	for _, limit := range limits {
 		require.Regexp(t, left5s, s.one(`current_setting('`+limit+`')`), limit)
 	}
+	s.exec("COMMIT")
+	for _, limit := range limits {
+		for _, way := range []string{enter(1, "b"), carry(1, "b")} {
+			s.exec("RESET ALL; SET " + limit + " = '1s'; BEGIN; " + strings.Replace(way, "')", "', 5000)", 1))
+			require.Equal(t, "1s", s.one(`current_setting('`+limit+`')`), "tighter than the lease: stays in the common case too")
+			s.exec("COMMIT")
+		}
+	}
+
+	s.exec("RESET ALL; BEGIN; SELECT fencedb.enter('new', 1, gen_random_uuid(), wait_ms => 5000)")
+	require.Equal(t, "0", s.one(`current_setting('lock_timeout')`), "the bound of the wait is not one of the transaction")
 	s.exec("COMMIT")
 
 	s.refused("FN004", "SELECT fencedb.enter('a', 2, gen_random_uuid(), 0)")

@@ -158,6 +158,24 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 	s.exec(`DELETE FROM child; SELECT fencedb.protect('heap', 'room')`)
 }
 
+// A row that is being written, and that nobody else sees yet, is one of them.
+func TestProtectWaitsForRowsThatAreBeingWritten(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int, room text)`)
+	protecting := s.beside()
+	s.exec(`BEGIN; INSERT INTO seats VALUES (1, NULL)`)
+	done := make(chan error, 1)
+	go func() {
+		_, err := protecting.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+		done <- err
+	}()
+	s.beside().awaitBlocked(protecting.conn.PgConn().PID())
+	s.exec(`COMMIT`)
+
+	require.ErrorContains(t, <-done, "the resource of 1 rows of public.seats is NULL")
+}
+
 // Where no row can be NULL none is read: a table of any size is protected in no time, and writers wait for nothing.
 func TestProtectReadsNoRowWhereNoneCanBeNULL(t *testing.T) {
 	t.Parallel()

@@ -25,6 +25,7 @@ package migrations
 import (
 	"context"
 	"database/sql"
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -207,4 +208,41 @@ func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
 func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_unlock($1)", int64(lockID))
 	return err
+}
+
+//go:embed sql/*.sql
+var files embed.FS
+
+// Files returns the migrations as SQL files with goose's annotations, for programs that apply or print them themselves.
+func Files() fs.FS {
+	sub, err := fs.Sub(files, "sql")
+	if err != nil {
+		panic("bug: " + err.Error()) // only for an invalid name
+	}
+	return sub
+}
+
+// Apply brings up an application's database: it calls [Up], and then applies the application's own
+// migrations, SQL files with goose's annotations at the root of files. So they can call
+// fencedb.protect. table keeps their versions; an application that has used goose before passes the
+// name of its table, which is goose_db_version unless it was changed.
+//
+// Programs that migrate at the same moment wait for each other, as with Up, and an error leaves
+// what Up says. An embedded directory needs [fs.Sub]; a pattern such as //go:embed *.sql does not.
+func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
+	if err := Up(ctx, db); err != nil {
+		return err
+	}
+	if table == "" || table == versionTable {
+		return fmt.Errorf("fencedb/migrations: apply: %q cannot be the application's version table; name one "+
+			"such as goose_db_version", table)
+	}
+	provider, err := newProvider(db, files, table)
+	if err != nil {
+		return fmt.Errorf("fencedb/migrations: apply: %w", err)
+	}
+	if _, err := provider.Up(ctx); err != nil {
+		return fmt.Errorf("fencedb/migrations: apply: %w", err)
+	}
+	return nil
 }

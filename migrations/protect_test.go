@@ -237,10 +237,57 @@ func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue')`)
 	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 
-	for _, write := range []string{`UPDATE seats SET guest = 'zoe' WHERE id = 1`, `DELETE FROM rooms WHERE name = 'red'`} {
+	for _, write := range []string{`UPDATE seats SET guest = 'zoe' WHERE id = 1`, `DELETE FROM rooms WHERE name = 'red'`, `DELETE FROM seats WHERE false`} {
 		s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 300);
 			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
 			SELECT pg_sleep(0.301); `+write)
+	}
+}
+
+// Where the write comes from another table, no guard of statements looks at the time.
+func TestANoteThatIsForgedOrGoneDoesNotLengthenTheLease(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue')`)
+	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
+
+	for _, note := range []string{`'9999999999.000' || substr(current_setting('fencedb.judged'), 15)`, `''`} {
+		s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:blue', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 100);
+			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+			SELECT set_config('fencedb.judged', `+note+`, true), pg_sleep(0.101);
+			DELETE FROM rooms WHERE name = 'blue'`) // one row: what comes after the first is judged by a note again
+	}
+}
+
+// Later grants of the transaction may have more time, and rows of theirs may have been judged before.
+func TestTheGrantThatEndsFirstBoundsTheWholeTransaction(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue')`)
+	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
+	const lease = `'6ba7b810-9dad-11d1-80b4-00c04fd430c8'`
+
+	for _, grants := range []string{
+		`fencedb.enter('room:blue', 41, ` + lease + `, 100), fencedb.enter('room:red', 41, ` + lease + `, 60000)`,
+		`fencedb.enter('room:red', 41, ` + lease + `, 60000), fencedb.carry('job:1', 41, ` + lease + `, 100)`,
+	} {
+		s.refused("FN006", `BEGIN; SELECT `+grants+`;
+			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+			SELECT pg_sleep(0.101); DELETE FROM rooms WHERE name = 'red'`)
+	}
+}
+
+// Beside entering, two things change a fence and are no entry: a reset, and a transaction of long ago whose id was the
+// same, before ids began anew.
+func TestAFenceThatChangesIsNotOneThatIsEntered(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(enter(41, "room:red"))
+	for _, change := range []string{
+		`SELECT fencedb.reset_fence('room:red', 40, 'ann@host', 'entered by mistake')`,
+		`UPDATE fencedb.fences SET advanced_at = '2020-01-01' WHERE resource = 'room:red'`,
+	} {
+		s.refused("FN003", "BEGIN; "+enter(41, "room:blue")+"; "+change+`; UPDATE seats SET guest = 'zoe' WHERE id = 1`)
 	}
 }
 
@@ -273,6 +320,21 @@ func TestForeignKeyActionsAreWritesToo(t *testing.T) {
 	s.exec(s.fenced(41, "room:red", `DELETE FROM rooms WHERE name = 'red'`))
 
 	require.Equal(t, "1", s.one(`SELECT count(*) FROM seats`))
+}
+
+// A TRUNCATE within another table's trigger reaches no guard of rows.
+func TestATruncateOfATriggerIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE parts (room text NOT NULL) PARTITION BY LIST (room); CREATE TABLE red PARTITION OF parts FOR VALUES IN ('red');
+		SELECT fencedb.protect('parts', $$ 'room:' || room $$); CREATE TABLE ticks (name text)`)
+	s.exec(`CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN EXECUTE 'TRUNCATE ' || NEW.name; RETURN NEW; END $$;
+		CREATE TRIGGER tick AFTER INSERT ON ticks FOR EACH ROW EXECUTE FUNCTION tick()`)
+
+	for _, table := range []string{"seats", "parts", "red"} {
+		s.refused("FN002", `INSERT INTO ticks VALUES ('`+table+`')`)
+		s.refused("FN002", s.fenced(41, "room:red", `INSERT INTO ticks VALUES ('`+table+`')`))
+	}
 }
 
 func TestNamesThatNeedQuoting(t *testing.T) {

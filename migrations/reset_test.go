@@ -57,6 +57,20 @@ func TestAFenceThatIsSetBackLetsTheNextHolderWrite(t *testing.T) {
 	}
 }
 
+func TestAResetAnnulsWhatItNamesAndNothingElse(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(50, "room:red"))
+	annulled := func() string {
+		return s.one(`SELECT string_agg(split_part(a, ' ', 1), ',' ORDER BY a) FROM fencedb.fences, unnest(annulled) a`)
+	}
+
+	s.exec(reset("room:red", 41))
+	require.Equal(t, "50", annulled())
+	s.exec(`SELECT fencedb.reset_fence('room:red', 41, 'ann@host', 'its row', 60, gen_random_uuid())`)
+	require.Equal(t, "50,60", annulled(), "that of before stays, and the fence itself was not set back")
+}
+
 // The row is its own ledger: only the stamp that was annulled may be replaced by a lower one.
 func TestARowThatIsItsOwnFenceIsSetBack(t *testing.T) {
 	t.Parallel()

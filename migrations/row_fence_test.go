@@ -61,6 +61,20 @@ func TestRowFencedWritesNeedAGrantForTheirRow(t *testing.T) {
 	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 3`))
 }
 
+// Where the write comes from another table's trigger, the guard of statements does not look.
+func TestARowFencedWriteOfATriggerNeedsAGrant(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	s.exec(`CREATE TABLE ticks (id int); CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE jobs SET state = 'X'; RETURN NEW; END $$;
+		CREATE TRIGGER tick AFTER INSERT ON ticks FOR EACH ROW EXECUTE FUNCTION tick()`)
+
+	s.refused("FN002", `INSERT INTO ticks VALUES (1)`)
+	s.refused("FN003", s.carried(41, "job:1", `INSERT INTO ticks VALUES (1)`))
+	s.refused("FN006", `BEGIN; SELECT fencedb.carry('job:1', 41, gen_random_uuid(), 100);
+		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+		SELECT pg_sleep(0.101); INSERT INTO ticks VALUES (1)`)
+}
+
 func TestARowFenceCannotBeTakenAway(t *testing.T) {
 	t.Parallel()
 	s := newJobs(t)
@@ -112,6 +126,9 @@ func TestCarryChecksWhatEnterChecks(t *testing.T) {
 	for range 2 { // at first, and in the common case
 		s.refused("22023", `SELECT fencedb.carry('job:1', 0, gen_random_uuid())`)
 		s.refused("22023", `SELECT fencedb.carry('job:1', 9007199254740992, gen_random_uuid())`)
+		s.refused("22023", `SELECT fencedb.carry('job:1', 1, NULL)`)
+		s.refused("22023", `SELECT fencedb.carry('', 1, gen_random_uuid())`)
+		s.refused("22023", `SELECT fencedb.carry(repeat('x', 513), 1, gen_random_uuid())`)
 		s.refused("FN004", `SELECT fencedb.carry('job:1', 1, gen_random_uuid(), 0)`)
 		s.exec(carry(1, "job:1"))
 	}

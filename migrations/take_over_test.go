@@ -70,6 +70,18 @@ func TestATakeOverIsOfWhatIsWritten(t *testing.T) {
 	require.Equal(t, "1", s.one(`fencedb.last_token('zxid:1')`))
 }
 
+// What no holder may do, who overtakes may not.
+func TestATakeOverIsNoWayRound(t *testing.T) {
+	t.Parallel()
+	s, legacy, _ := newLegacy(t)
+	s.exec(`ALTER TABLE seats ALTER room DROP NOT NULL`)
+	legacy.exec(`UPDATE seats SET guest = 'zoe'`)
+
+	legacy.refused("FN002", `TRUNCATE seats`)
+	legacy.refused("22004", `INSERT INTO seats VALUES (9, NULL)`)
+	legacy.refused("22004", `UPDATE seats SET room = NULL`)
+}
+
 func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	t.Parallel()
 	s, legacy, role := newLegacy(t)

@@ -509,7 +509,7 @@ DECLARE
 BEGIN
     -- The common case, without calls: nothing has been entered, nobody stands in the way, and the fence has this token
     -- and lease already. admit does the rest.
-    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND token <= 9007199254740991 AND coalesce(remaining_ms > 0, true) THEN
+    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND coalesce(remaining_ms > 0, true) THEN
         until := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
         PERFORM FROM fencedb.fences f
         WHERE f.resource = enter.resource AND f.last_fencing_token = token AND f.lease_id = enter.lease_id

@@ -31,7 +31,7 @@ $$;
 COMMENT ON FUNCTION fencedb.text_of(anyelement) IS 'The text of a value, whatever the session has set. For columns that have got another type since their table was protected.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.raise_no_token(target text, operation text, resource text DEFAULT NULL) RETURNS void
+CREATE FUNCTION fencedb.raise_no_token(target text, operation text, resource text, expression text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -42,13 +42,14 @@ BEGIN
         DETAIL  = jsonb_strip_nulls(jsonb_build_object('resource', resource))::text,
         HINT    = CASE operation
             WHEN 'TRUNCATE' THEN 'TRUNCATE names no rows, so it can carry no token for them; use DELETE.'
-            ELSE 'Call fencedb.enter first in the transaction (in Go: fencedb.Tx). Nothing was written.'
+            ELSE format('Call fencedb.enter for %s first in the transaction (in Go: fencedb.Tx). Nothing was written.',
+                coalesce(quote_literal(resource), 'the resource of the row' || coalesce(', which is ' || expression, '')))
         END;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.raise_no_token(text, text, text) IS 'Inner function. Raises FN002.';
+COMMENT ON FUNCTION fencedb.raise_no_token(text, text, text, text) IS 'Inner function. Raises FN002.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_lease(until numeric) RETURNS void
@@ -106,7 +107,7 @@ BEGIN
         IF token IS NOT NULL THEN
             RETURN token;
         END IF;
-        PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]));
+        PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]), NULL);
     END IF;
     PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
 
@@ -118,7 +119,7 @@ BEGIN
             RAISE EXCEPTION USING
                 ERRCODE = 'FN003',
                 MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target, resource),
-                DETAIL  = jsonb_build_object('resource', resource, 'entered', (SELECT coalesce(jsonb_agg(g.key ORDER BY g.key) FILTER (WHERE (g.value ->> 'entered')::boolean), '[]') FROM jsonb_each(grants) g))::text,
+                DETAIL  = jsonb_build_object('table', target, 'resource', resource, 'entered', (SELECT coalesce(jsonb_agg(g.key ORDER BY g.key) FILTER (WHERE (g.value ->> 'entered')::boolean), '[]') FROM jsonb_each(grants) g))::text,
                 HINT    = 'Enter with the grants of all resources the transaction writes to. Nothing was written.';
         END IF;
     END LOOP;
@@ -187,7 +188,7 @@ BEGIN
         IF fencedb.let_pass(TG_RELID, TG_OP, 'FN002', false, TG_ARGV[0]) THEN
             RETURN NULL;
         END IF;
-        PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP);
+        PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP, NULL, (SELECT facts.resource FROM fencedb.guard_facts(to_regprocedure(TG_ARGV[0] || '()')) AS facts));
     END IF;
     until := (granted ->> 'until')::numeric;
     remaining_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
@@ -379,7 +380,7 @@ AS $$
         UNION
         SELECT 'type ' || t.oid::regtype
         FROM used JOIN pg_type t ON t.oid = used.type JOIN pg_proc p ON p.oid = t.typoutput
-        WHERE t.typtype = 'c' OR p.provolatile <> 'i' AND p.oid <> ALL ('{date_out, timestamp_out, timestamptz_out, interval_out, cash_out, enum_out,
+        WHERE p.provolatile <> 'i' AND p.oid <> ALL ('{date_out, timestamp_out, timestamptz_out, interval_out, cash_out, enum_out,
               array_out, range_out, multirange_out}'::regproc[])
         UNION
         SELECT 'cast to ' || t.oid::regtype
@@ -811,7 +812,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns.';
 
-REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text), fencedb.require_lease(numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text, text), fencedb.require_lease(numeric) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
@@ -851,7 +852,7 @@ DROP FUNCTION fencedb.members(regclass);
 DROP FUNCTION fencedb.guard_statement();
 DROP FUNCTION fencedb.require(regclass, text, text[], text[], bigint);
 DROP FUNCTION fencedb.require_lease(numeric);
-DROP FUNCTION fencedb.raise_no_token(text, text, text);
+DROP FUNCTION fencedb.raise_no_token(text, text, text, text);
 DROP FUNCTION fencedb.text_of(anyelement);
 DROP FUNCTION fencedb.resources_of(text[]);
 DROP FUNCTION fencedb.resources_of(text);

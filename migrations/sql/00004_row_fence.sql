@@ -45,7 +45,7 @@ BEGIN
                 PERFORM fencedb.bound(until), fencedb.bound(until, '{transaction_timeout}');
             END IF;
             body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": false}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
-            body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true) || set_config('fencedb.judged', '', true);
+            body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true);
             RETURN;
         END IF;
     END IF;
@@ -70,7 +70,7 @@ DECLARE
     overtakes boolean := granted IS NULL AND fencedb.overtakes(target);
 BEGIN
     IF granted IS NULL AND NOT overtakes THEN
-        PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after, before));
+        PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after, before), NULL);
     END IF;
     PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
 
@@ -90,7 +90,7 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'FN003',
             MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", which this transaction has no grant for', operation, target, after),
-            DETAIL  = jsonb_build_object('resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(granted -> 'grants') k))::text,
+            DETAIL  = jsonb_build_object('table', target, 'resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(granted -> 'grants') k))::text,
             HINT    = 'Carry the grants of all resources the transaction writes to. Nothing was written.';
     ELSIF token > carried OR token = carried AND lease <> (own ->> 'lease')::uuid THEN
         -- A stamp that fencedb.reset_fence has annulled counts as the fence that it left. What a later holder stamps
