@@ -191,6 +191,37 @@ func TestAnExpiredGrantIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "Hold is for transactions that begin within the lease")
 }
 
+// With Hold the server would grant all of that time: nothing else stands between a lease that is over and a write.
+func TestHoldBeginsNothingUnderALeaseThatIsOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	expired, hold := grantFor("table:12", 41, -time.Second), fencedb.Hold(time.Hour)
+	conn := w.conn() // there is no pool that would see to it
+	insert := &pgx.Batch{}
+	insert.Queue(bookAnn)
+	db := w.sqlDB()
+
+	for name, write := range map[string]func() error{
+		"Tx": func() error {
+			return fencedb.Tx(t.Context(), conn, expired, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, hold)
+		},
+		"SendBatch": func() error { return fencedb.SendBatch(t.Context(), conn, expired, insert, hold) },
+		"Exec": func() error {
+			_, err := fencedb.Exec(t.Context(), fencedb.With(conn, hold), expired, bookAnn)
+			return err
+		},
+		"TxSQL":    func() error { return fencedb.TxSQL(t.Context(), db, expired, inSQL(bookAnn), hold) },
+		"EnterSQL": func() error { return enterSQL(t.Context(), w.begin(db), expired, hold) },
+		"Enter": func() error {
+			return pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error { return enter(t.Context(), tx, expired, hold) })
+		},
+	} {
+		require.ErrorIs(t, write(), fencedb.ErrLeaseOver, name)
+	}
+	require.Empty(t, w.guests())
+	require.Zero(t, w.fence("table:12"))
+}
+
 // renewed is the grant of a holder who renews its lease: it is always valid for a little longer.
 type renewed struct {
 	fencedb.Grant
@@ -203,7 +234,7 @@ func (g renewed) ValidUntil() time.Time { return time.Now().Add(g.validity) }
 // not over, and the error says so.
 func TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
-	const validity = 300 * time.Millisecond
+	const validity = time.Second
 	for name, work := range map[string]func(w *world, tx pgx.Tx) error{
 		"in a statement": func(w *world, tx pgx.Tx) error {
 			_, err := tx.Exec(w.Context(), `SELECT pg_sleep(60)`)
@@ -227,7 +258,7 @@ func TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver(t *testing.T) 
 			if err != nil {
 				return err
 			}
-			if _, err = tx.Exec(w.Context(), `SELECT pg_sleep(0.31)`); err != nil {
+			if _, err = tx.Exec(w.Context(), `SELECT pg_sleep($1)`, (validity + 10*time.Millisecond).Seconds()); err != nil {
 				return err
 			}
 			return book(w.Context(), tx, 12, "ben")

@@ -160,8 +160,10 @@ func (e *entry) ended(ctx context.Context, server asker, alive bool, err error) 
 		outcome = "committed"
 	}
 	switch ended := answered(err).code == codeTxEnded || errors.Is(err, errEnded); {
-	case askErr != nil || outcome == "":
+	case askErr != nil:
 		return e.unknown(err, askErr)
+	case outcome == "":
+		return e.unknown(err, errForgotten)
 	case outcome == "aborted" && !ended:
 		return nil
 	}

@@ -103,12 +103,18 @@ func (e *Entry) outcome(ctx context.Context, server asker, err error) error {
 	if err == nil {
 		err = errors.New("fencedb: COMMIT has returned no error")
 	}
-	committed, askErr := e.entry.ask(ctx, server)
+	t := e.entry.trace(ctx, OpOutcome)
+	defer t.end()
+	return t.is(e.entry.committed(t.ctx, server, err))
+}
+
+func (e *entry) committed(ctx context.Context, server asker, err error) error {
+	committed, askErr := e.ask(ctx, server)
 	switch {
 	case askErr != nil:
-		return e.entry.unknown(err, askErr)
+		return e.unknown(err, askErr)
 	case committed:
 		return nil
 	}
-	return e.entry.explain(ctx, nil, true, fmt.Errorf("fencedb: rolled back: %w", err))
+	return e.explain(ctx, nil, true, fmt.Errorf("fencedb: rolled back: %w", err))
 }

@@ -118,13 +118,14 @@ func (e *StaleError) LeaseLost() bool { return true }
 
 // WrongResourceError is the ErrWrongResource with its values. Nothing was written.
 type WrongResourceError struct {
+	Table    string   // the protected table, with its schema
 	Resource string   // the resource of the row
 	Entered  []string // the resources whose fences the transaction had entered
 	cause    error
 }
 
 func (e *WrongResourceError) Error() string {
-	return fmt.Sprintf("%v: the row belongs to %q, the transaction entered %q", ErrWrongResource, e.Resource, e.Entered)
+	return fmt.Sprintf("%v: the row of %s belongs to %q, the transaction entered %q", ErrWrongResource, cmp.Or(e.Table, "a protected table"), e.Resource, e.Entered)
 }
 
 func (e *WrongResourceError) Is(target error) bool { return target == ErrWrongResource }
@@ -268,12 +269,9 @@ func Explain(err error) error {
 	case codeNoToken:
 		return &rejection{ErrNoToken, err}
 	case codeWrongResource:
-		var d struct {
-			Resource string
-			Entered  []string
-		}
-		a.values(&d)
-		return &WrongResourceError{Resource: d.Resource, Entered: d.Entered, cause: err}
+		wrong := &WrongResourceError{cause: err}
+		a.values(wrong)
+		return wrong
 	case codeLeaseOver:
 		return &rejection{ErrLeaseOver, err}
 	case codeTxEnded:

@@ -28,9 +28,10 @@ func TestWritesOfAnotherResourceSaySo(t *testing.T) {
 	var wrong *fencedb.WrongResourceError
 	require.ErrorAs(t, err, &wrong)
 	require.ErrorIs(t, err, fencedb.ErrWrongResource)
+	require.Equal(t, "public.bookings", wrong.Table)
 	require.Equal(t, "table:13", wrong.Resource)
 	require.Equal(t, []string{"table:12"}, wrong.Entered)
-	require.ErrorContains(t, err, `the row belongs to "table:13"`)
+	require.ErrorContains(t, err, `the row of public.bookings belongs to "table:13"`)
 	require.Empty(t, w.guests())
 }
 
@@ -50,6 +51,7 @@ func TestWritesWithoutATokenSaySo(t *testing.T) {
 	var pgErr *pgconn.PgError
 	require.True(t, errors.As(err, &pgErr), "the server's error stays in the chain")
 	require.Equal(t, "FN002", pgErr.Code)
+	require.Contains(t, pgErr.Hint, `the resource of the row, which is `, "how to find out which grant it needs")
 }
 
 func TestADatabaseWithoutMigrationsSaysSo(t *testing.T) {
@@ -215,7 +217,7 @@ func TestARefusedQueryRowSaysSoInEveryQueryMode(t *testing.T) {
 // Whatever stands in the DETAIL of a refusal, it stays that refusal, and can be printed.
 func FuzzExplain(f *testing.F) {
 	for _, detail := range []string{
-		`{"resource": "table:12", "token": 41, "stored": 42}`, `{"resource": "table:12", "entered": ["a", "b"]}`,
+		`{"resource": "table:12", "token": 41, "stored": 42}`, `{"table": "seats", "resource": "table:12", "entered": ["a", "b"]}`,
 		``, `null`, `{}`, `[]`, `{"token": "41"}`, `{"token": 1e400}`, `{"token": 9223372036854775808}`, `{"resource": 7}`, `{"entered": "a"}`, `{`, "\xff",
 	} {
 		for _, code := range []string{"FN001", "FN002", "FN003", "FN004", "FN005", "FN999", "23505", ""} {

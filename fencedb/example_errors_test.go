@@ -23,9 +23,9 @@ func ExampleWrongResourceError() {
 
 	var wrong *fencedb.WrongResourceError
 	if errors.As(err, &wrong) {
-		fmt.Println(wrong.Resource, wrong.Entered)
+		fmt.Println(wrong.Table, wrong.Resource, wrong.Entered)
 	}
-	// Output: table:21 [table:20]
+	// Output: public.bookings table:21 [table:20]
 }
 
 // The holder before has left a transaction open, for longer than our own lease lasts.

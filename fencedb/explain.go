@@ -28,7 +28,7 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	switch {
-	case e.xid == 0 && lost && errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case e.xid == 0 && lost && undecided(ctx, err):
 		return e.busyOr(ctx, err)
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
@@ -38,6 +38,13 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 		return e.staleOr(ctx, conn, err)
 	}
 	return err
+}
+
+// undecided reports whether the deadline passed before the server had decided: there is no answer
+// in err, or the answer to the request to cancel that the deadline itself has sent.
+func undecided(ctx context.Context, err error) bool {
+	code := answered(err).code
+	return (code == "" || code == codeQueryCanceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
 // explainEntering is explain for a transaction that never got behind the fence.

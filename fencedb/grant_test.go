@@ -173,15 +173,17 @@ func TestAContextCancelledBeforeCommitRollsBackAndSaysWhy(t *testing.T) {
 	w := newWorld(t)
 	lost := &fencedb.BusyError{} // any error of its own type
 	ctx, cancel := context.WithCancelCause(t.Context())
+	conn := w.conn()
 
-	err := fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+	err := fencedb.Tx(ctx, conn, grant("table:12", 41), func(tx pgx.Tx) error {
 		defer cancel(lost)
 		return book(ctx, tx, 12, "ann")
 	})
 
 	require.ErrorIs(t, err, lost, "the cause of the context is in the error")
+	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown, "COMMIT was not sent")
 	require.Empty(t, w.guests())
-	w.awaitIdle(w.pool)
+	require.NoError(t, conn.Ping(t.Context()), "the connection is as good as before")
 }
 
 func newJobs(t *testing.T) *world {
@@ -217,6 +219,29 @@ func TestARowFenceTakesAHolderFromRunningToDone(t *testing.T) {
 	require.Zero(t, w.fence("job:1"), "the ledger is not needed")
 	require.ErrorIs(t, become(fencedb.Carry(grant("job:2", 43)), "X"), fencedb.ErrWrongResource)
 	require.ErrorIs(t, fencedb.Seal(ctx, w.pool, fencedb.Carry(nil)), fencedb.ErrInvalidGrant)
+}
+
+// At REPEATABLE READ, Postgres itself refuses a carried write behind that of a newer holder. That is final.
+func TestAConflictWithANewerHolderIsStale(t *testing.T) {
+	t.Parallel()
+	w := newJobs(t)
+	w.exec(`SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
+	become := func(tx pgx.Tx, state string) error {
+		_, err := tx.Exec(t.Context(), `UPDATE jobs SET state = $1`, state)
+		return err
+	}
+
+	err := fencedb.Tx(t.Context(), w.pool, fencedb.Carry(grant("job:1", 41)), func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `SELECT FROM jobs`) // takes the snapshot
+		require.NoError(t, err)
+		require.NoError(t, fencedb.Tx(t.Context(), w.pool, grant("job:1", 42), func(newer pgx.Tx) error { return become(newer, "DONE") }))
+		return become(tx, "LATE")
+	}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))
+
+	var stale *fencedb.StaleError
+	require.ErrorAs(t, err, &stale)
+	require.EqualValues(t, 42, stale.Stored)
+	require.Equal(t, "DONE", w.state())
 }
 
 func TestACarriedGrantAmongEnteredOnesIsEntered(t *testing.T) {

@@ -253,6 +253,60 @@ func TestAHolderThatIsOvertakenBehindItsSealIsStale(t *testing.T) {
 	}
 }
 
+// A seal that does not help is no reason to go on for ever.
+func TestATokenThatStaysUnsealedIsRefusedInTheEnd(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE OR REPLACE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
+		LANGUAGE plpgsql AS $$
+		BEGIN
+			IF current_setting('transaction_isolation') <> 'read committed' THEN
+				RAISE EXCEPTION 'not sealed' USING ERRCODE = '40001';
+			END IF;
+			PERFORM set_config('fencedb.granted', 'by the test', true);
+			xid := pg_current_xact_id();
+			epoch := 1;
+		END $$`)
+	level := fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	g := grant("table:12", 41)
+
+	for name, write := range map[string]func(ctx context.Context) error{
+		"Tx": func(ctx context.Context) error {
+			return fencedb.Tx(ctx, w.pool, g, func(tx pgx.Tx) error { return book(ctx, tx, 12, "ann") }, level)
+		},
+		"Exec": func(ctx context.Context) error {
+			_, err := fencedb.Exec(ctx, fencedb.With(w.pool, level), g, bookAnn)
+			return err
+		},
+		"TxSQL": func(ctx context.Context) error { return fencedb.TxSQL(ctx, w.sqlDB(), g, inSQL(bookAnn), level) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		require.ErrorIs(t, write(ctx), fencedb.ErrUnsealed, name)
+		require.NoError(t, ctx.Err(), name)
+		cancel()
+	}
+}
+
+// The seal has committed, and its connection is lost behind that: no statement was sent.
+func TestAConnectionThatIsLostBehindTheSealLeavesNoDoubt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxyIn(pgx.QueryExecModeExec)
+	sealed := false
+	proxy.OnServer(once(func(msg pgproto3.BackendMessage) bool {
+		_, ready := msg.(*pgproto3.ReadyForQuery)
+		sealed = sealed || isCommitted(msg)
+		return ready && sealed
+	}, faulty.Cut))
+
+	_, err := fencedb.Exec(t.Context(), fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead})), grant("table:12", 41), bookAnn)
+
+	require.ErrorContains(t, err, "nothing was written")
+	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+	require.EqualValues(t, 41, w.fence("table:12"))
+	require.Empty(t, w.guests())
+}
+
 // The same through database/sql, where nobody but the application can seal.
 func TestEnterSQLAsksForASealAboveReadCommitted(t *testing.T) {
 	t.Parallel()

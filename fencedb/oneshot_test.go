@@ -7,10 +7,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 func TestExecIsFencedAndReportsItsTag(t *testing.T) {
@@ -187,6 +189,10 @@ func TestARefusalLeavesASingleConnectionReadyForMore(t *testing.T) {
 
 	require.ErrorIs(t, err, fencedb.ErrStale)
 	require.Equal(t, byte('I'), conn.PgConn().TxStatus())
+	b := &pgx.Batch{}
+	b.Queue(insertAnn, 1)
+	require.ErrorIs(t, fencedb.SendBatch(t.Context(), conn, grant("table:12", 41), b), fencedb.ErrStale)
+	require.Equal(t, byte('I'), conn.PgConn().TxStatus(), "also behind a BEGIN")
 	_, err = fencedb.Exec(t.Context(), conn, grant("table:12", 43), insertAnn, 1)
 	require.NoError(t, err)
 }
@@ -232,9 +238,65 @@ func TestOptionsOfTheDBHoldForOneShots(t *testing.T) {
 	levels, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	require.Equal(t, []string{"serializable"}, levels)
+	tag, err := fencedb.Exec(t.Context(), db, grant("table:12", 43), `SELECT WHERE current_setting('transaction_isolation') = 'serializable'`)
+	require.NoError(t, err)
+	require.Equal(t, "SELECT 1", tag.String())
 
-	require.NoError(t, fencedb.Tx(t.Context(), db, grant("table:12", 43), func(tx pgx.Tx) error {
+	require.NoError(t, fencedb.Tx(t.Context(), db, grant("table:12", 44), func(tx pgx.Tx) error {
 		return tx.QueryRow(t.Context(), level).Scan(&got)
 	}, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead})))
 	require.Equal(t, "repeatable read", got, "the call's own come last")
+}
+
+// The server has committed and the results are lost: neither nil nor a failure is true.
+func TestACommitWhoseResultsAreLostIsErrCommitted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	var rows int
+	proxy.OnServer(once(func(msg pgproto3.BackendMessage) bool {
+		if _, row := msg.(*pgproto3.DataRow); row {
+			rows++
+		}
+		return rows == 3 // those of enter, and of both statements
+	}, faulty.Cut))
+	b := &pgx.Batch{}
+	b.Queue(insertAnn+` RETURNING id`, 1)
+	b.Queue(insertAnn+` RETURNING id`, 2)
+
+	require.ErrorIs(t, fencedb.SendBatch(t.Context(), pool, grant("table:12", 41), b), fencedb.ErrCommitted)
+	require.Len(t, w.guests(), 2)
+}
+
+// It counts what the answer of COMMIT says, and not that there was one.
+func TestACommitThatRollsBackIsNoCommit(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	b := &pgx.Batch{}
+	b.Queue(insertAnn, 1)
+
+	err := fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b, fencedb.TxOptions(pgx.TxOptions{CommitQuery: "rollback"}))
+
+	require.ErrorContains(t, err, "rolled back: the answer of COMMIT says so")
+	require.Empty(t, w.guests())
+}
+
+// Only a refusal of the fence is answered with a seal and another try. What the statements fail with is the caller's.
+func TestAConflictBehindTheFenceIsNotTriedAgain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE SEQUENCE runs; CREATE FUNCTION conflict(bigint) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'mine' USING ERRCODE = '40001'; END $$`)
+	const run = `SELECT conflict(nextval('runs'))`
+	b := &pgx.Batch{}
+	b.Queue(run)
+	_, execErr := fencedb.Exec(t.Context(), w.pool, grant("table:12", 41), run)
+
+	for _, err := range []error{execErr, fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 42), b)} {
+		var pgErr *pgconn.PgError
+		require.ErrorAs(t, err, &pgErr)
+		require.Equal(t, "40001", pgErr.Code)
+		require.NotErrorIs(t, err, fencedb.ErrUnsealed)
+		require.NotErrorIs(t, err, fencedb.ErrStale, "nobody has overtaken")
+	}
+	require.Equal(t, []int64{2}, collect[int64](w, `SELECT last_value FROM runs`))
 }

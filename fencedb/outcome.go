@@ -74,7 +74,7 @@ func (e *entry) ask(ctx context.Context, server asker) (committed bool, err erro
 		case status == "aborted":
 			return false, nil
 		case err == nil && status == "":
-			return false, errors.New("the server has crashed or failed over since, or has forgotten so old a transaction")
+			return false, errForgotten
 		case errors.Is(err, errNobodyLeft):
 			return false, err
 		}
@@ -91,6 +91,8 @@ func (e *entry) ask(ctx context.Context, server asker) (committed bool, err erro
 type asker func(ctx context.Context, e *entry) (string, error)
 
 const outcomeQuery = `SELECT coalesce(fencedb.outcome($1::text::xid8, $2::bigint), '')`
+
+var errForgotten = errors.New("the server has crashed or failed over since, or has forgotten so old a transaction")
 
 // errNobodyLeft: a single connection that was lost cannot be asked.
 var errNobodyLeft = errors.New("fencedb: the only connection is lost")

@@ -328,23 +328,51 @@ func TestACrashOfTheServerLeavesTheOutcomeUnknown(t *testing.T) {
 
 func TestCancellingDuringCommitStillTellsTheTruth(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	pool, proxy := w.behindProxy()
-	ctx, cancel := context.WithCancel(t.Context())
+	for _, way := range []string{"Tx", "TxSQL"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool, proxy := w.behindProxy()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
 
-	err := fencedb.Tx(ctx, pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
-			if isCommitted(msg) {
-				cancel()
-				return faulty.Orphan
-			}
-			return faulty.Pass
+			err := ways[way](ctx, pool, grant("table:12", 41), func(row func(string, any) error) error {
+				proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
+					if isCommitted(msg) {
+						cancel()
+						return faulty.Orphan
+					}
+					return faulty.Pass
+				})
+				return row(bookAnnReturning, new(int))
+			})
+
+			require.NoError(t, err, "it committed, whatever became of the context")
+			require.Equal(t, []string{"ann"}, w.guests())
 		})
-		return book(ctx, tx, 12, "ann")
-	})
+	}
+}
 
-	require.NoError(t, err, "it committed, whatever became of the context")
-	require.Equal(t, []string{"ann"}, w.guests())
+// Nothing was sent that could have committed, so there is nothing to doubt.
+func TestCancellingAStatementLeavesNoDoubt(t *testing.T) {
+	t.Parallel()
+	for _, way := range []string{"Tx", "TxSQL"} {
+		w := newWorld(t)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		enough := errors.New("enough")
+
+		err := ways[way](ctx, w.pool, grant("table:12", 41), func(row func(string, any) error) error {
+			if err := row(bookAnnReturning, new(int)); err != nil {
+				return err
+			}
+			time.AfterFunc(50*time.Millisecond, func() { cancel(enough) })
+			return row(`SELECT 1 FROM pg_sleep(60)`, new(int))
+		})
+
+		require.ErrorIs(t, err, enough, way)
+		require.NotErrorIs(t, err, fencedb.ErrCommitUnknown, way)
+		require.Empty(t, w.guests(), way)
+	}
 }
 
 // Without the transaction's id, which was in the lost answer, nobody can be asked.
@@ -395,6 +423,7 @@ func TestASealWhoseAnswerIsLostIsNoReasonForDoubt(t *testing.T) {
 	err := fencedb.Seal(t.Context(), pool, g)
 
 	require.ErrorContains(t, err, "unknown whether the token was sealed")
+	require.NotContains(t, err.Error(), "crashed", "there is no id to ask about, so nothing is said of the server")
 	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
 	require.NoError(t, fencedb.Seal(t.Context(), pool, g))
 }

@@ -120,7 +120,7 @@ func (e *entry) busySQL(ctx context.Context, db *sql.DB, err error) error {
 	busy, refused := err.(*BusyError)
 	switch {
 	case refused && len(busy.Blockers) == 0:
-	case e.xid == 0 && !alreadyTyped(err) && errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case e.xid == 0 && !alreadyTyped(err) && undecided(ctx, err):
 	default:
 		return err
 	}

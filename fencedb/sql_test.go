@@ -300,6 +300,47 @@ func TestTxSQLCommitsOrWritesNothing(t *testing.T) {
 	require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond)
 }
 
+// database/sql rolls back by itself, and the connection is gone before anybody could ask on it.
+func TestCancellingBetweenStatementsLeavesNoDoubt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	mine := errors.New("mine")
+
+	err := fencedb.TxSQL(ctx, w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
+		require.NoError(t, inSQL(bookAnn)(tx))
+		cancel()
+		require.Eventually(t, func() bool { return errors.Is(inSQL(`SELECT 1`)(tx), sql.ErrTxDone) }, 10*time.Second, time.Millisecond)
+		return mine
+	})
+
+	require.ErrorIs(t, err, mine)
+	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+	require.Empty(t, w.guests())
+}
+
+// COMMIT itself is refused: the server has said so, and is not asked.
+func TestACommitThatIsRefusedIsNoLostConnection(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`ALTER TABLE bookings ADD UNIQUE (guest) DEFERRABLE INITIALLY DEFERRED`)
+	const twice = `INSERT INTO bookings (id, table_id, guest) SELECT i, 12, 'ann' FROM generate_series(1, 2) i`
+
+	for way, err := range map[string]error{
+		"TxSQL": fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), inSQL(twice)),
+		"Tx": fencedb.Tx(t.Context(), w.pool, grant("table:12", 42), func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), twice)
+			return err
+		}),
+	} {
+		var pgErr *pgconn.PgError
+		require.ErrorAs(t, err, &pgErr, way)
+		require.Equal(t, "23505", pgErr.Code, way)
+		require.NotContains(t, err.Error(), "connection was lost", way)
+	}
+	require.Empty(t, w.guests())
+}
+
 func TestTxSQLTellsWhatAStatementHasCommitted(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*sql.Tx) error{

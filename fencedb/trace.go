@@ -35,6 +35,10 @@ const (
 
 	// OpEnter is one call to Enter or EnterSQL. Whether that transaction commits is not known here.
 	OpEnter Op = "enter"
+
+	// OpOutcome is one call to Entry.Outcome or Entry.OutcomeSQL, which tells the tracers of Enter
+	// whether that transaction has committed. Err is as for OpWrite.
+	OpOutcome Op = "outcome"
 )
 
 // TraceStart is what is known when something begins.

@@ -177,6 +177,32 @@ func TestTracersAreToldOfEveryWayToWrite(t *testing.T) {
 	}
 }
 
+func TestTracersAreToldOfAnOutcomeThatIsAskedFor(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), &journal{}
+	g := grant("table:12", 41)
+	lost := errors.New("the answer was lost")
+	for _, committed := range []bool{true, false} {
+		tx, err := w.pool.Begin(t.Context())
+		require.NoError(t, err)
+		entry, err := fencedb.Enter(t.Context(), tx, g, fencedb.Trace(j))
+		require.NoError(t, err)
+		require.Equal(t, fencedb.OpEnter, j.takeOne(t).Op)
+		end := tx.Rollback
+		if committed {
+			end = tx.Commit
+		}
+		require.NoError(t, end(t.Context()))
+		err = entry.Outcome(t.Context(), w.pool, lost)
+		told := j.takeOne(t)
+		require.Equal(t, fencedb.TraceStart{Op: fencedb.OpOutcome, Grants: []fencedb.Grant{g}}, told.TraceStart)
+		require.Equal(t, err, told.Err)
+		require.Equal(t, committed, err == nil)
+	}
+	require.ErrorIs(t, (*fencedb.Entry)(nil).Outcome(t.Context(), w.pool, lost), lost)
+	require.Empty(t, j.take(t), "nothing was entered, and nothing asked")
+}
+
 // Whatever comes in between, a pair that has begun ends, and never as committed.
 func TestAPairEndsAfterAPanicAndWithoutAConnection(t *testing.T) {
 	t.Parallel()

@@ -138,7 +138,7 @@ func (f *Feed) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) contex
 
 // TraceWriteEnd implements [fencedb.Tracer]. Of a transaction that was only entered
 // ([fencedb.OpEnter]) it is not known whether it commits, so only refusals and failures are
-// published.
+// published, and its outcome once the application has asked for it ([fencedb.OpOutcome]).
 func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 	result := e.Outcome()
 	switch {

@@ -191,6 +191,8 @@ func TestWrites(t *testing.T) {
 	wrote(f, fencedb.OpEnter, fencedb.ErrStale, a)
 	wrote(f, fencedb.OpWrite, &fencedb.BusyError{}, a)
 	wrote(f, fencedb.OpWrite, errors.New("the caller's"), b)
+	wrote(f, fencedb.OpOutcome, nil, a)
+	wrote(f, fencedb.OpOutcome, fencedb.ErrCommitUnknown, a)
 
 	first := feed.Event{Worker: "w", Resource: "sku:1", Token: 7, LeaseID: "11111111"}
 	second := feed.Event{Worker: "w", Resource: "sku:2", Token: 8, LeaseID: "22222222"}
@@ -204,6 +206,8 @@ func TestWrites(t *testing.T) {
 		with(first, feed.Refused, time.Second, 0, "stale"),
 		with(first, feed.Failed, time.Second, 0, "busy"),
 		with(second, feed.Failed, time.Second, 0, "error"),
+		with(first, feed.Committed, time.Second, 0, ""),
+		with(first, feed.Failed, time.Second, 0, "commit_unknown"),
 	}, s.all(f))
 }
 

@@ -37,9 +37,6 @@ package otel
 
 import (
 	"context"
-	"crypto/sha256"
-	"fmt"
-	"strings"
 	"sync"
 
 	"github.com/google/uuid"
@@ -50,6 +47,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 // Config says how a [Tracer] makes spans. The zero value is usable.
@@ -102,11 +100,7 @@ const (
 
 func (t *Tracer) resource(name string) attribute.KeyValue {
 	if !t.plain {
-		digits := fmt.Sprintf("%x", sha256.Sum256([]byte(name)))[:12]
-		kind, _, typed := strings.Cut(name, ":")
-		if name = digits; typed {
-			name = kind + ":" + digits
-		}
+		name = feed.Hashed(name)
 	}
 	return keyResource.String(name)
 }

@@ -175,7 +175,7 @@ func TestOutcomesOfWrites(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(fenceotel.Config{})
 	g := grant("table:12", 7)
-	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter} {
+	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {
 		requireStatus(t, r.wrote(t, op, nil, g), "committed", false)
 		requireStatus(t, r.wrote(t, op, errors.New("the caller's"), g), "error", false)
 		requireStatus(t, r.wrote(t, op, fencedb.ErrStale, g), "stale", true)
@@ -269,7 +269,7 @@ func TestTheDocumentationListsEverySpan(t *testing.T) {
 	for _, op := range []lease.Op{lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal} {
 		made[r.lease(t, op, nil).Name()] = true
 	}
-	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter} {
+	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {
 		made[r.wrote(t, op, nil, grant("table:12", 7)).Name()] = true
 	}
 

@@ -149,6 +149,17 @@ func TestWhatBecomesOfWrites(t *testing.T) {
 	requireSeries(t, m, "redis_lease_fencing_rejected_total", map[string]float64{"postgres sku": 1, "postgres table": 1})
 }
 
+// What the application commits itself is a write once it has asked for the outcome. How long it took is not known.
+func TestTheOutcomeOfWhatWasOnlyEntered(t *testing.T) {
+	t.Parallel()
+	m := prom.New(prom.Config{})
+	wrote(m, fencedb.OpEnter, nil, "table:12")
+	wrote(m, fencedb.OpOutcome, nil, "table:12")
+	wrote(m, fencedb.OpOutcome, fencedb.ErrCommitUnknown, "table:12")
+	requireSeries(t, m, "fencedb_writes_total", map[string]float64{"committed table": 1, "commit_unknown table": 1})
+	require.Zero(t, testutil.CollectAndCount(m, "fencedb_write_duration_seconds"))
+}
+
 func TestTheDownstreamHasAName(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{Downstream: "ledger-eu"})
@@ -263,7 +274,7 @@ func everything(m *prom.Metrics, resource string) {
 		leaseTold(m, op, resource, nil)
 		leaseTold(m, op, resource, lease.ErrLost)
 	}
-	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter} {
+	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {
 		wrote(m, op, nil, resource)
 		wrote(m, op, fencedb.ErrStale, resource)
 	}

@@ -143,7 +143,7 @@ func (m *Metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 
 // TraceWriteEnd implements [fencedb.Tracer]. A transaction that was only entered
 // ([fencedb.OpEnter]) is no write here, since whether it commits is unknown here; a refusal is
-// counted.
+// counted. It is one when the application has asked for its outcome ([fencedb.OpOutcome]).
 func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	about, _ := e.Subject()
 	series := m.writes.row(m.namer.of(about.Resource()))
@@ -152,6 +152,8 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	case fencedb.OpWrite:
 		series.written[result].Inc()
 		m.observe(ctx, series.writeTook(result), e.Took)
+	case fencedb.OpOutcome: // what it took is not known here
+		series.written[result].Inc()
 	case fencedb.OpCommit:
 		m.observe(ctx, series.commitTook, e.Took)
 		return

@@ -30,16 +30,14 @@ package slog
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strings"
 
 	"github.com/google/uuid"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 // Config says how a [Tracer] logs. The zero value is usable.
@@ -160,11 +158,7 @@ func (t *Tracer) name(resource string) string {
 	if t.cfg.Plain {
 		return resource
 	}
-	digits := fmt.Sprintf("%x", sha256.Sum256([]byte(resource)))[:12]
-	if kind, _, typed := strings.Cut(resource, ":"); typed {
-		return kind + ":" + digits
-	}
-	return digits
+	return feed.Hashed(resource)
 }
 
 func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr) {

@@ -158,7 +158,7 @@ func TestLevels(t *testing.T) {
 		fencedb.ErrStale: "WARN", fencedb.ErrLeaseOver: "WARN", fencedb.ErrBusy: "WARN", fencedb.ErrNoToken: "ERROR",
 		fencedb.ErrWrongResource: "ERROR", fencedb.ErrInvalidGrant: "ERROR", fencedb.ErrCommitUnknown: "ERROR", errors.New("own"): "DEBUG",
 	} {
-		for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpEnter} {
+		for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpEnter, fencedb.OpOutcome} {
 			j.wrote(op, err, grant("table:12", 7))
 			require.Equal(t, "level="+wanted, level(), "%s: %v", op, err)
 		}

@@ -1,0 +1,36 @@
+package fencedb
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/stretchr/testify/require"
+)
+
+// The deadline may pass, and end the connection, just after the server has answered. What the server
+// has said counts, and its values stay.
+func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	for code, want := range map[string]error{
+		codeLockNotAvailable:     ErrBusy,
+		codeSerializationFailure: ErrUnsealed,
+		codeInvalidParameter:     ErrInvalidGrant,
+		codeStale:                ErrStale,
+		codeLeaseOver:            ErrLeaseOver,
+	} {
+		e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(time.Hour)), nil)
+		require.NoError(t, err)
+
+		err = e.explain(ctx, nil, true, &pgconn.PgError{Code: code, Detail: `{"blockers": [{"pid": 4711}]}`})
+
+		require.ErrorIs(t, err, want, code)
+		if busy, ok := err.(*BusyError); ok {
+			require.Equal(t, 4711, busy.Blockers[0].PID)
+		}
+	}
+}
