@@ -3,7 +3,8 @@
 // they may kill.
 //
 // Worker processes take leases and write behind the fence: they count, set a register, move money
-// between accounts, and insert and delete a row; some sleep past the end of their lease on purpose and write all the same.
+// between accounts, insert and delete a row, take a job from step to step, hold permits and carry
+// out an order once; some sleep past the end of their lease on purpose and write all the same.
 // Meanwhile they are stopped and killed, their connections are delayed, held and cut by proxies of
 // this program, and what Redis knows of them is taken away or set back. A schedule that follows from
 // a seed says what happens in which order.
@@ -39,6 +40,7 @@ type Config struct {
 	TTL     time.Duration // of leases. Defaults to a second
 	Workers int           // processes. Defaults to 4
 	Clients int           // of each process. Defaults to 3
+	Width   int           // how often there is each object. Defaults to 1
 	Control Control
 	Only    []string      // the kinds of faults. Defaults to all
 	Servers []ServerFault // faults that need more than a client may
@@ -52,6 +54,7 @@ func (c *Config) complete() {
 	c.TTL = cmp.Or(c.TTL, time.Second)
 	c.Workers = cmp.Or(c.Workers, 4)
 	c.Clients = cmp.Or(c.Clients, 3)
+	c.Width = cmp.Or(c.Width, 1)
 	for c.Seed == 0 {
 		c.Seed = rand.Uint64() >> 16 // short enough to be typed
 	}
@@ -66,8 +69,9 @@ func (c Config) Check() error {
 	if _, err := newWay(c.Control, fenced{}, nil, "", c.TTL); err != nil {
 		return err
 	}
-	if c.For < 0 || c.TTL < 100*time.Millisecond || c.Workers < 1 || c.Clients < 1 {
-		return fmt.Errorf("at least one worker, leases of at least 100ms and a positive time are needed; got %d, %v and %v", c.Workers, c.TTL, c.For)
+	if c.For < 0 || c.TTL < 100*time.Millisecond || c.Workers < 1 || c.Clients < 1 || c.Width < 1 {
+		return fmt.Errorf("at least one worker, client and copy, leases of at least 100ms and a positive time are needed; got %d, %d, %d, %v and %v",
+			c.Workers, c.Clients, c.Width, c.TTL, c.For)
 	}
 	_, err := names(c.Servers, c.Only)
 	return err
@@ -93,14 +97,14 @@ func Run(ctx context.Context, c Config) (v *Verdict, err error) {
 	t := task{
 		Run:         "chaos_" + strconv.FormatUint(rand.Uint64()>>24, 36),
 		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL,
-		TTL: c.TTL, Seed: c.Seed, Control: c.Control, Clients: c.Clients,
+		TTL: c.TTL, Seed: c.Seed, Control: c.Control, Clients: c.Clients, Width: c.Width,
 	}
 	s, err := newStage(ctx, t, c.Open)
 	if err != nil {
 		return nil, err
 	}
 	v = &Verdict{
-		Run: t.Run, Seed: c.Seed, Control: c.Control, TTL: Span(c.TTL), Workers: c.Workers, Clients: c.Clients, Began: time.Now(),
+		Run: t.Run, Seed: c.Seed, Control: c.Control, TTL: Span(c.TTL), Workers: c.Workers, Clients: c.Clients, Width: c.Width, Began: time.Now(),
 		Faults: []Happened{}, Violations: []Violation{}, Left: []string{},
 	}
 	fmt.Fprintf(c.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", t.Run, c.Seed, c.Workers, c.Clients, c.TTL)
@@ -189,7 +193,7 @@ func (p *play) healed(ctx context.Context, after int64, what string) int64 {
 	at := now()
 	if len(idle) > 0 && ctx.Err() == nil && p.Control == NoControl {
 		for _, object := range idle {
-			v := Violation{healing, object, fmt.Sprintf("nothing was written for %v after %s", limit, what)}
+			v := Violation{healing, object, fmt.Sprintf("nothing was written for %v after %s", limit, what), p.since(at)}
 			p.verdict.Violations = append(p.verdict.Violations, v)
 			p.log(at, "VIOLATION  %s: %s", object, v.Text)
 		}
@@ -199,7 +203,7 @@ func (p *play) healed(ctx context.Context, after int64, what string) int64 {
 
 // judge waits for what is on its way, and completes the verdict.
 func (p *play) judge(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	if err := p.crew.endSessions(ctx); err != nil {
 		return err
@@ -208,12 +212,14 @@ func (p *play) judge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e := &evidence{p.crew.task, p.crew.attempts, effects, p.crew.pauses, p.crew.fallen, final, p.Lenient}
 	v := p.verdict
+	if err := p.crew.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres); err != nil {
+		return err
+	}
+	e := &evidence{p.crew.task, p.crew.attempts, effects, p.crew.pauses, p.crew.fallen, final, p.Lenient, len(p.Servers) > 0, p.epoch}
 	v.Violations = append(v.Violations, e.judge()...)
 	v.Took = p.since(now())
-	v.count(e, p.epoch)
-	err = p.crew.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres)
+	v.count(e)
 	p.log(now(), "%d attempts judged, %d violations", len(e.attempts), len(v.Violations))
-	return err
+	return nil
 }

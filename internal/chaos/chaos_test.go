@@ -107,28 +107,41 @@ func nothingIsLeft(t *testing.T, postgres string, client *redis.Client, run stri
 	require.Empty(t, keys)
 }
 
-// Each wrong way to write has to be seen, and for what it is.
+// Each wrong way to write has to be seen, and for what it is. On a busy machine a run of seconds may not
+// come to it, so there are up to four.
 func TestEveryControlIsConvicted(t *testing.T) {
 	t.Parallel()
-	for control, tc := range map[Control]struct{ fault, broken string }{
-		NoFence:           {"pause", noLost},
-		LockOnly:          {"pause", noLost},
-		PlainCounter:      {"redis keys set back", issuedRise},
-		UncheckedSnapshot: {"pause", noLost},
-		SafeToRetry:       {"commit replies lost", nilIsTrue},
-		NoTrigger:         {"jitter", noWayRound},
+	for control, tc := range map[Control]struct {
+		fault, broken string
+		rounds        int // are enough; otherwise there are five seconds
+	}{
+		NoFence:           {"pause", noLost, 0},
+		LockOnly:          {"pause", noLost, 0},
+		PlainCounter:      {"redis keys set back", issuedRise, 2},
+		UncheckedSnapshot: {"pause", noLost, 0},
+		SafeToRetry:       {"commit replies lost", nilIsTrue, 0},
+		NoTrigger:         {"jitter", noWayRound, 1},
+		NoRowFence:        {"pause", tokensRise, 0},
+		EndlessPermit:     {"pause", atMost, 0},
+		OwnKey:            {"pause", runOnce, 1},
 	} {
 		t.Run(string(control), func(t *testing.T) {
 			t.Parallel()
-			v := try(t, Config{
+			c := Config{
 				PostgresURL: testenv.PostgresURL(t), RedisURL: testenv.OwnRedis(t).Addr(),
-				Control: control, Only: []string{tc.fault}, For: 6 * time.Second, Workers: 3,
-			})
-			require.True(t, slices.ContainsFunc(v.Violations, func(x Violation) bool { return x.Promise == tc.broken }), "not convicted")
+				Control: control, Only: []string{tc.fault}, Rounds: tc.rounds, For: 5 * time.Second, Workers: 3,
+			}
+			v, convicted := (*Verdict)(nil), false
+			for tries := 0; tries < 4 && !convicted; tries++ {
+				v = try(t, c)
+				convicted = slices.ContainsFunc(v.Violations, func(x Violation) bool { return x.Promise == tc.broken })
+			}
+			require.True(t, convicted)
 			require.False(t, v.Passed())
+			require.NotEmpty(t, v.first())
 		})
 	}
-	require.Len(t, Controls(), 6)
+	require.Len(t, Controls(), 9)
 }
 
 func TestASeedReplaysItsSchedule(t *testing.T) {
@@ -202,15 +215,20 @@ func TestWhatIsNotPossibleIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	nothingIsLeft(t, postgres, server.Client(), "chaos_")
 }
 
-// A database that has the schema fencedb keeps it, with what others have in it.
+// A database that has the schema fencedb keeps it, with what others have in it. The run is wide.
 func TestASchemaThatWasThereStays(t *testing.T) {
 	t.Parallel()
 	pool := testenv.Postgres(t)
 	v := try(t, Config{
 		PostgresURL: pool.Config().ConnString(), RedisURL: testenv.Redis(t).Options().Addr,
-		Only: []string{"jitter"}, Rounds: 1, Workers: 2,
+		Only: []string{"jitter"}, Rounds: 1, Workers: 2, Clients: 6, Width: 3,
 	})
 	require.Empty(t, v.Violations)
+	names := task{Width: v.Width}.names()
+	require.Len(t, names, 3*len(objects)+2)
+	for _, name := range names {
+		require.True(t, slices.ContainsFunc(v.marks, func(m mark) bool { return m.object == name && m.outcome == Committed }), name)
+	}
 	var fences, schemas int
 	require.NoError(t, pool.QueryRow(t.Context(), `
 		SELECT (SELECT count(*) FROM fencedb.fences), (SELECT count(*) FROM pg_namespace WHERE nspname ~ '^chaos_')`).Scan(&fences, &schemas))
@@ -240,7 +258,7 @@ func TestTheReports(t *testing.T) {
 	require.Regexp(t, `script flush +- +NOPERM`, text.String())
 	require.Contains(t, page.String(), `<path class="committed" d="M100 2v20"/>`)
 
-	v.Violations = []Violation{{noLost, "counter 1", "41 <and> 42"}}
+	v.Violations = []Violation{{noLost, "counter 1", "41 <and> 42", sec}}
 	text.Reset()
 	page.Reset()
 	v.Text(&text)

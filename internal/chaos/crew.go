@@ -112,12 +112,13 @@ func (c *crew) hear(e event) {
 // awaitHealing waits until every object was written by an attempt that began after a time. It names
 // the objects that were not when ctx ended.
 func (c *crew) awaitHealing(ctx context.Context, after int64) (idle []string) {
+	names := c.names()
 	for {
 		c.mu.Lock()
 		idle = idle[:0]
-		for _, o := range objects {
-			if c.healed[o.name] <= after {
-				idle = append(idle, o.name)
+		for _, name := range names {
+			if c.healed[name] <= after {
+				idle = append(idle, name)
 			}
 		}
 		changed := c.changed

@@ -213,13 +213,14 @@ func keysSetBack(ctx context.Context, c *crew, f Fault) error {
 		}
 	}
 	for _, key := range keys {
-		value, err := c.client.Get(ctx, key).Result()
-		if errors.Is(err, redis.Nil) {
-			continue
+		pipe := c.client.TxPipeline() // at once, or a key that expires in between would come back for good
+		value, ttl := pipe.Get(ctx, key), pipe.PTTL(ctx, key)
+		if _, err := pipe.Exec(ctx); errors.Is(err, redis.Nil) || err == nil && ttl.Val() == 0 {
+			continue // it is not there, or not for another millisecond
 		} else if err != nil {
 			return err
 		}
-		before[key] = copied{value, max(0, c.client.PTTL(ctx, key).Val())}
+		before[key] = copied{value.Val(), max(0, ttl.Val())}
 	}
 	wait(ctx, f.Lasts)
 	for _, key := range keys {

@@ -59,7 +59,9 @@ type Attempt struct {
 	Outcome Outcome `json:"outcome"`
 	Error   string  `json:"error,omitempty"`
 	Limit   int64   `json:"limit"`            // how long its context lets it take, in nanoseconds
-	Read    int64   `json:"read"`             // of a look, which writes nothing
+	Read    int64   `json:"read"`             // of a look, which writes nothing; of an order, the attempt that ran
+	From    int64   `json:"from,omitempty"`   // when a permit was held, or an order was run
+	Until   int64   `json:"until,omitempty"`  // how long it could be trusted, or took
 	Broken  string  `json:"broken,omitempty"` // what it has read cannot be
 	Grants  []Grant `json:"grants,omitempty"`
 

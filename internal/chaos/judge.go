@@ -17,6 +17,7 @@ type Violation struct {
 	Promise string `json:"promise"`
 	Object  string `json:"object,omitempty"`
 	Text    string `json:"text"`
+	At      Span   `json:"at_ms"` // when the attempt that shows it had ended; 0: it shows only in the end
 }
 
 // The promises that are judged.
@@ -29,6 +30,8 @@ const (
 	nilIsTrue  = "what was told committed is there, once"
 	noIsTrue   = "what was told refused or failed has no effect"
 	sums       = "what is stored adds up"
+	atMost     = "no more permits than the limit at once"
+	runOnce    = "work runs once, and its result is replayed"
 	inTime     = "no call takes longer than its bound"
 	alive      = "every process ends when it is told to, and not before"
 	healing    = "work goes on once a fault is over"
@@ -42,7 +45,9 @@ type evidence struct {
 	pauses   []Pause
 	fallen   []string
 	final    stored
-	lenient  bool // tokens may fall where they are issued: Redis's clock was set back
+	lenient  bool  // tokens may fall where they are issued: Redis's clock was set back
+	servers  bool  // may have lost data, and with it permits and results
+	epoch    int64 // of the time line
 }
 
 // stored is what the tables hold in the end, by resource.
@@ -54,7 +59,9 @@ type stored struct {
 // gather reads the tables. Nobody may be at work any more.
 func (s *stage) gather(ctx context.Context) (effects []Effect, final stored, err error) {
 	final = stored{map[string]int64{}, map[string]int64{}}
-	rows, err := s.pool.Query(ctx, `SELECT attempt, resource, read, wrote, amount, token, lease_id FROM effects`)
+	rows, err := s.pool.Query(ctx, `
+		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM effects UNION ALL
+		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM job_effects`)
 	if err == nil {
 		effects, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Effect])
 	}
@@ -64,6 +71,7 @@ func (s *stage) gather(ctx context.Context) (effects []Effect, final stored, err
 	rows, err = s.pool.Query(ctx, `
 		SELECT resource, value, NULL FROM registers UNION ALL
 		SELECT resource, version, balance FROM accounts UNION ALL
+		SELECT resource, version, NULL FROM jobs UNION ALL
 		SELECT resource, max(value), NULL FROM entries GROUP BY resource UNION ALL
 		SELECT resource, 1, NULL FROM slots`)
 	if err != nil {
@@ -84,68 +92,115 @@ func (s *stage) gather(ctx context.Context) (effects []Effect, final stored, err
 	return effects, final, err
 }
 
+// file is what is known of one object.
+type file struct {
+	object
+	attempts []*Attempt
+	effects  [][]Effect // by resource
+}
+
+// files sorts the evidence, so that an hour of it can be judged object by object.
+func (e *evidence) files() []*file {
+	type place struct {
+		file *file
+		part int
+	}
+	var all []*file
+	named, owner := map[string]*file{}, map[string]place{}
+	for _, o := range e.copies() {
+		f := &file{object: o, effects: make([][]Effect, len(o.resources))}
+		all, named[o.name] = append(all, f), f
+		for part, resource := range o.resources {
+			owner[resource] = place{f, part}
+		}
+	}
+	for _, id := range sortedKeys(e.attempts) {
+		if f := named[e.attempts[id].Object]; f != nil {
+			f.attempts = append(f.attempts, e.attempts[id])
+		}
+	}
+	for _, x := range e.effects {
+		at := owner[x.Resource]
+		at.file.effects[at.part] = append(at.file.effects[at.part], x)
+	}
+	return all
+}
+
 // judge finds what is wrong. The order of the result is that of the promises.
 func (e *evidence) judge() (found []Violation) {
 	found = append(found, e.answers()...)
-	for _, o := range objects {
-		for _, name := range o.resources {
-			found = append(found, e.chain(o.name, e.resource(name))...)
+	for _, f := range e.files() {
+		for part := range f.resources {
+			found = append(found, e.chain(f, part)...)
 		}
-		found = append(found, e.linearizable(o)...)
+		found = append(found, e.linearizable(f)...)
+		if f.kind == accounts {
+			found = append(found, e.money(f)...)
+		}
 	}
-	found = append(found, e.money()...)
 	if !e.lenient {
 		found = append(found, e.issued()...)
 	}
+	if !e.servers {
+		found = append(found, e.crowded()...)
+		found = append(found, e.ordered()...)
+	}
 	for _, what := range e.fallen {
-		found = append(found, Violation{alive, "", what})
+		found = append(found, Violation{Promise: alive, Text: what})
 	}
 	return append(found, e.late()...)
 }
 
+// shows is a violation that an attempt shows.
+func (e *evidence) shows(id int64, promise, format string, args ...any) Violation {
+	v := Violation{Promise: promise, Text: fmt.Sprintf(format, args...)}
+	if a := e.attempts[id]; a != nil {
+		v.Object, v.At = a.Object, Span(max(a.Call, a.Return)-e.epoch)
+	}
+	return v
+}
+
 // answers compares what was told with what is there.
 func (e *evidence) answers() (found []Violation) {
-	effects := map[int64]map[string]int{}
+	type change struct {
+		attempt  int64
+		resource string
+	}
+	there, times := map[int64]bool{}, map[change]int{}
 	for _, x := range e.effects {
 		if x.Token == 0 && e.Control.intruded() {
-			found = append(found, Violation{noWayRound, e.objectOf(x), e.describe(x.Attempt) + " has no token, and has committed"})
+			found = append(found, e.shows(x.Attempt, noWayRound, "%s has no token, and has committed", e.describe(x.Attempt)))
 		}
-		if effects[x.Attempt] == nil {
-			effects[x.Attempt] = map[string]int{}
-		}
-		effects[x.Attempt][x.Resource]++
-		if effects[x.Attempt][x.Resource] == 2 {
-			found = append(found, Violation{nilIsTrue, e.objectOf(x), fmt.Sprintf("%s has committed more than once", e.describe(x.Attempt))})
+		there[x.Attempt] = true
+		c := change{x.Attempt, x.Resource}
+		if times[c]++; times[c] == 2 {
+			found = append(found, e.shows(x.Attempt, nilIsTrue, "%s has committed more than once", e.describe(x.Attempt)))
 		}
 	}
 	for _, id := range sortedKeys(e.attempts) {
 		a := e.attempts[id]
 		if a.Broken != "" {
-			found = append(found, Violation{sums, a.Object, e.describe(id) + " has found that " + a.Broken})
+			found = append(found, e.shows(id, sums, "%s has found that %s", e.describe(id), a.Broken))
 		}
-		switch there := len(effects[id]) > 0; {
-		case a.Work == "look":
-		case a.Outcome == Committed && !there:
-			found = append(found, Violation{nilIsTrue, a.Object, e.describe(id) + " is not there"})
-		case (a.Outcome == Refused || a.Outcome == Failed) && there:
-			found = append(found, Violation{noIsTrue, a.Object, e.describe(id) + " has written all the same"})
+		switch {
+		case a.Work == "look", a.Work == "permit", a.Work == "order":
+		case a.Outcome == Committed && !there[id]:
+			found = append(found, e.shows(id, nilIsTrue, "%s is not there", e.describe(id)))
+		case (a.Outcome == Refused || a.Outcome == Failed) && there[id]:
+			found = append(found, e.shows(id, noIsTrue, "%s has written all the same", e.describe(id)))
 		}
 	}
 	return found
 }
 
 // chain follows one resource from version to version, as transactions have read and written it.
-func (e *evidence) chain(object, resource string) (found []Violation) {
+func (e *evidence) chain(f *file, part int) (found []Violation) {
+	resource, effects := f.resources[part], f.effects[part]
 	after := map[int64]Effect{}
-	count := 0
-	for _, x := range e.effects {
-		if x.Resource != resource {
-			continue
-		}
-		count++
+	for _, x := range effects {
 		if other, twice := after[x.Read]; twice && other.Attempt != x.Attempt {
-			found = append(found, Violation{noLost, object, fmt.Sprintf("%s and %s have both read version %d of %s: one has written over the other",
-				e.describeEffect(other), e.describeEffect(x), x.Read, resource)})
+			found = append(found, e.shows(x.Attempt, noLost, "%s and %s have both read version %d of %s: one has written over the other",
+				e.describeEffect(other), e.describeEffect(x), x.Read, resource))
 			continue
 		}
 		after[x.Read] = x
@@ -153,20 +208,20 @@ func (e *evidence) chain(object, resource string) (found []Violation) {
 	version, last, walked := int64(0), Effect{}, 0
 	for x, more := after[0]; more; x, more = after[version] {
 		if x.Token < last.Token {
-			found = append(found, Violation{tokensRise, object, fmt.Sprintf("%s has committed after %s", e.describeEffect(x), e.describeEffect(last))})
+			found = append(found, e.shows(x.Attempt, tokensRise, "%s has committed after %s", e.describeEffect(x), e.describeEffect(last)))
 		} else if x.Token > 0 && x.Token == last.Token && x.Lease != last.Lease && e.Control != LockOnly {
-			found = append(found, Violation{tokensRise, object, fmt.Sprintf("%s and %s have committed with one token", e.describeEffect(x), e.describeEffect(last))})
+			found = append(found, e.shows(x.Attempt, tokensRise, "%s and %s have committed with one token", e.describeEffect(x), e.describeEffect(last)))
 		}
 		version, last = x.Wrote, x
-		if walked++; walked > count {
+		if walked++; walked > len(effects) {
 			break // a circle, which is a lost update, and found
 		}
 	}
-	if object == objects[slot].name {
+	if f.kind == slot {
 		version %= 2 // is the row there
 	}
 	if e.final.values[resource] != version && len(found) == 0 {
-		found = append(found, Violation{sums, object, fmt.Sprintf("%s is at version %d; its writes lead to %d", resource, e.final.values[resource], version)})
+		found = append(found, f.violates(sums, "%s is at version %d; its writes lead to %d", resource, e.final.values[resource], version))
 	}
 	return found
 }
@@ -177,28 +232,29 @@ type change struct{ read, wrote [3]int64 }
 
 var untouched = [3]int64{-1, -1, -1}
 
+// violates is a violation that shows in the end.
+func (f *file) violates(promise, format string, args ...any) Violation {
+	return Violation{Promise: promise, Object: f.name, Text: fmt.Sprintf(format, args...)}
+}
+
 // linearizable asks porcupine whether the attempts of an object can be put in one order, each
 // between its call and its return, in which all have read what the ones before have written.
-func (e *evidence) linearizable(o object) []Violation {
+func (e *evidence) linearizable(f *file) []Violation {
 	changes := map[int64]change{}
-	for _, x := range e.effects {
-		if a := e.attempts[x.Attempt]; a == nil || a.Object != o.name {
-			continue
+	for part, effects := range f.effects {
+		for _, x := range effects {
+			c, ok := changes[x.Attempt]
+			if !ok {
+				c = change{untouched, untouched}
+			}
+			c.read[part], c.wrote[part] = x.Read, x.Wrote
+			changes[x.Attempt] = c
 		}
-		c, ok := changes[x.Attempt]
-		if !ok {
-			c = change{untouched, untouched}
-		}
-		_, part := e.owner(x.Resource)
-		c.read[part], c.wrote[part] = x.Read, x.Wrote
-		changes[x.Attempt] = c
 	}
 	var history []porcupine.Operation
-	for id, a := range e.attempts {
-		c, wrote := changes[id]
+	for _, a := range f.attempts {
+		c, wrote := changes[a.ID]
 		switch {
-		case a.Object != o.name:
-			continue
 		case a.Work == "look" && a.Outcome == Committed:
 			c = change{[3]int64{a.Read, -1, -1}, untouched}
 		case !wrote:
@@ -215,9 +271,9 @@ func (e *evidence) linearizable(o object) []Violation {
 	case porcupine.Ok:
 		return nil
 	case porcupine.Unknown:
-		return []Violation{{oneCopy, o.name, fmt.Sprintf("not decided in 30 s for %d operations", len(history))}}
+		return []Violation{f.violates(oneCopy, "not decided in 30 s for %d operations", len(history))}
 	}
-	return []Violation{{oneCopy, o.name, fmt.Sprintf("no order of its %d operations explains what they have read", len(history))}}
+	return []Violation{f.violates(oneCopy, "no order of its %d operations explains what they have read", len(history))}
 }
 
 // model is an object of up to three resources, each with a version.
@@ -238,22 +294,21 @@ var model = porcupine.Model{
 }
 
 // money counts what transfers have moved.
-func (e *evidence) money() (found []Violation) {
-	o := objects[accounts]
-	moved, total := map[string]int64{}, int64(0)
-	for _, x := range e.effects {
-		moved[x.Resource] += x.Amount
-	}
-	for _, name := range o.resources {
-		resource := e.resource(name)
+func (e *evidence) money(f *file) (found []Violation) {
+	total := int64(0)
+	for part, resource := range f.resources {
+		want := int64(balance)
+		for _, x := range f.effects[part] {
+			want += x.Amount
+		}
 		has := e.final.balances[resource]
 		total += has
-		if want := balance + moved[resource]; has != want {
-			found = append(found, Violation{sums, o.name, fmt.Sprintf("%s has %d; its transfers lead to %d", resource, has, want)})
+		if has != want {
+			found = append(found, f.violates(sums, "%s has %d; its transfers lead to %d", resource, has, want))
 		}
 	}
-	if want := int64(balance * len(o.resources)); total != want {
-		found = append(found, Violation{sums, o.name, fmt.Sprintf("all accounts have %d together, and had %d", total, want)})
+	if want := int64(balance * len(f.resources)); total != want {
+		found = append(found, f.violates(sums, "all accounts have %d together, and had %d", total, want))
 	}
 	return found
 }
@@ -263,18 +318,22 @@ func (e *evidence) issued() (found []Violation) {
 	if e.Control == LockOnly {
 		return nil // has no tokens
 	}
-	by := map[string][]Grant{}
+	type grant struct {
+		Grant
+		attempt int64
+	}
+	by := map[string][]grant{}
 	for _, id := range sortedKeys(e.attempts) {
 		for _, g := range e.attempts[id].Grants {
-			by[g.Resource] = append(by[g.Resource], g)
+			by[g.Resource] = append(by[g.Resource], grant{g, id})
 		}
 	}
 	for _, resource := range sortedKeys(by) {
 		asked := by[resource]
 		got := slices.Clone(asked)
-		slices.SortFunc(asked, func(a, b Grant) int { return cmp.Compare(a.Asked, b.Asked) })
-		slices.SortFunc(got, func(a, b Grant) int { return cmp.Compare(a.Got, b.Got) })
-		var highest Grant
+		slices.SortFunc(asked, func(a, b grant) int { return cmp.Compare(a.Asked, b.Asked) })
+		slices.SortFunc(got, func(a, b grant) int { return cmp.Compare(a.Got, b.Got) })
+		var highest grant
 		for _, g := range asked {
 			for len(got) > 0 && got[0].Got < g.Asked {
 				if got[0].Token > highest.Token {
@@ -283,9 +342,8 @@ func (e *evidence) issued() (found []Violation) {
 				got = got[1:]
 			}
 			if g.Token <= highest.Token && g.Lease != highest.Lease {
-				o, _ := e.owner(resource)
-				found = append(found, Violation{issuedRise, objects[o].name, fmt.Sprintf("%s was granted with token %d after it had been granted with %d",
-					resource, g.Token, highest.Token)})
+				found = append(found, e.shows(g.attempt, issuedRise, "%s was granted with token %d after it had been granted with %d",
+					resource, g.Token, highest.Token))
 				break // the rest follows from it
 			}
 		}
@@ -312,16 +370,11 @@ func (e *evidence) late() (found []Violation) {
 			}
 		}
 		if took > a.Limit+int64(slack) {
-			found = append(found, Violation{inTime, a.Object, fmt.Sprintf("%s took %v; its context allowed %v", e.describe(id),
-				time.Duration(took).Round(time.Millisecond), time.Duration(a.Limit))})
+			found = append(found, e.shows(id, inTime, "%s took %v; its context allowed %v", e.describe(id),
+				time.Duration(took).Round(time.Millisecond), time.Duration(a.Limit)))
 		}
 	}
 	return found
-}
-
-func (e *evidence) objectOf(x Effect) string {
-	o, _ := e.owner(x.Resource)
-	return objects[o].name
 }
 
 // describe names an attempt so that a reader finds it in the history.

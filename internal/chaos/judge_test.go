@@ -35,6 +35,22 @@ func (b *book) count(id, token int64, lease uuid.UUID, read, at int64) {
 	b.effects = append(b.effects, Effect{id, resource, read, read + 1, 0, token, lease})
 }
 
+// permits adds holders of permits, each from a time until a time.
+func (b *book) permits(times ...int64) {
+	for i := 0; i < len(times); i += 2 {
+		id := int64(10 + i)
+		b.attempts[id] = &Attempt{ID: id, Work: "permit", Object: permits, Call: 1, Return: 40, Outcome: Committed, Limit: 100, From: times[i], Until: times[i+1]}
+	}
+}
+
+// order adds an attempt that was given the result of another one, or has run itself.
+func (b *book) order(id, call, from, until, back, result int64) {
+	b.TTL = 50
+	b.attempts[id] = &Attempt{
+		ID: id, Work: "order", Object: orders, Call: call, Return: back, Outcome: Committed, Limit: 100, From: from, Until: until, Read: result,
+	}
+}
+
 func TestTheJudgeSeesEachViolation(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -64,8 +80,37 @@ func TestTheJudgeSeesEachViolation(t *testing.T) {
 		"a token issued again":       {func(b *book) { b.attempts[2].Grants[0].Token = 41 }, []string{issuedRise}},
 		"the same lease again":       {func(b *book) { b.attempts[2].Grants[0] = Grant{"r-counter:1", 41, ann, 20, 21} }, nil},
 		"a read from the past":       {func(b *book) { b.attempts[2].Call, b.attempts[2].Return = 1, 5 }, []string{oneCopy}},
-		"a process that fell":        {func(b *book) { b.fallen = []string{"process 2 ended"} }, []string{alive}},
-		"a call beyond its bound":    {func(b *book) { b.attempts[2].Return += int64(slack) + 100 }, []string{inTime}},
+		"a job's token that went down": {func(b *book) {
+			b.effects = append(b.effects, Effect{3, "r-job:1", 0, 1, 0, 42, ben}, Effect{4, "r-job:1", 1, 2, 0, 41, ann})
+			b.final.values["r-job:1"] = 2
+		}, []string{tokensRise}},
+		"as many permits as there are":    {func(b *book) { b.permits(10, 20, 10, 20, 20, 30) }, nil},
+		"a permit too many":               {func(b *book) { b.permits(10, 20, 10, 20, 19, 30) }, []string{atMost}},
+		"a permit over before it was had": {func(b *book) { b.permits(10, 20, 10, 20, 15, 12) }, nil},
+		"a permit that a server forgot": {func(b *book) {
+			b.permits(10, 20, 10, 20, 19, 30)
+			b.servers = true
+		}, nil},
+		"a result that is replayed, then forgotten": {func(b *book) {
+			b.order(20, 1, 2, 10, 12, 20)
+			b.order(21, 14, 0, 0, 15, 20)
+			b.order(22, 99, 101, 102, 103, 22)
+		}, nil},
+		"a run while a result stood": {func(b *book) {
+			b.order(20, 1, 2, 10, 12, 20)
+			b.order(21, 14, 50, 55, 56, 21)
+		}, []string{runOnce}},
+		"a result while another stood": {func(b *book) {
+			b.order(20, 1, 2, 10, 12, 20)
+			b.order(21, 14, 0, 0, 15, 19)
+		}, []string{runOnce}},
+		"a run that was not recorded": {func(b *book) {
+			b.order(20, 1, 2, 10, 12, 20)
+			b.order(21, 1, 3, 30, 31, 0)
+			b.attempts[21].Outcome = Failed
+		}, nil},
+		"a process that fell":     {func(b *book) { b.fallen = []string{"process 2 ended"} }, []string{alive}},
+		"a call beyond its bound": {func(b *book) { b.attempts[2].Return += int64(slack) + 100 }, []string{inTime}},
 		"a call that was stopped": {func(b *book) {
 			b.attempts[2].Return += int64(slack) + 100
 			b.pauses = []Pause{{0, 22, 22 + int64(time.Second)}}

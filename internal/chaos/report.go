@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -21,6 +22,7 @@ type Verdict struct {
 	Postgres string    `json:"postgres"` // its version
 	Workers  int       `json:"workers"`
 	Clients  int       `json:"clients"`
+	Width    int       `json:"width"`
 	TTL      Span      `json:"ttl_ms"`
 	Began    time.Time `json:"began"`
 	Took     Span      `json:"took_ms"`
@@ -73,7 +75,7 @@ type mark struct {
 func (v *Verdict) Passed() bool { return len(v.Violations) == 0 }
 
 // count sums up what happened.
-func (v *Verdict) count(e *evidence, epoch int64) {
+func (v *Verdict) count(e *evidence) {
 	v.Attempts, v.Effects, v.Outcomes = len(e.attempts), len(e.effects), map[Outcome]int{}
 	written, reasons := map[string][]Span{}, map[string]int{}
 	for _, id := range sortedKeys(e.attempts) {
@@ -85,7 +87,7 @@ func (v *Verdict) count(e *evidence, epoch int64) {
 		if a.Work == "look" {
 			continue
 		}
-		at := Span(a.Return - epoch)
+		at := Span(a.Return - e.epoch)
 		v.marks = append(v.marks, mark{at, a.Object, a.Outcome})
 		if a.Outcome == Committed {
 			written[a.Object] = append(written[a.Object], at)
@@ -98,9 +100,9 @@ func (v *Verdict) count(e *evidence, epoch int64) {
 	slices.SortStableFunc(v.Reasons, func(a, b Reason) int { return cmp.Compare(b.Times, a.Times) })
 	for i := range v.Faults {
 		h := &v.Faults[i]
-		for _, o := range objects {
-			if idle := longestIdle(written[o.name], h.At, h.Healed); idle > h.Idle {
-				h.Idle, h.Object = idle, o.name
+		for _, name := range e.names() {
+			if idle := longestIdle(written[name], h.At, h.Healed); idle > h.Idle {
+				h.Idle, h.Object = idle, name
 			}
 		}
 	}
@@ -113,10 +115,12 @@ var numbers = regexp.MustCompile(`[0-9a-f]*\d[0-9a-f-]*`)
 func longestIdle(written []Span, from, to Span) (longest Span) {
 	slices.Sort(written)
 	last := from
-	for _, at := range written {
-		if at > from && at <= to {
-			longest, last = max(longest, at-last), at
+	begin, _ := slices.BinarySearch(written, from)
+	for _, at := range written[begin:] {
+		if at > to {
+			break
 		}
+		longest, last = max(longest, at-last), at
 	}
 	return max(longest, to-last)
 }
@@ -157,7 +161,7 @@ type Worst struct {
 // Text writes the verdict for people.
 func (v *Verdict) Text(out io.Writer) {
 	fmt.Fprintf(out, "\nPostgres %s, leases of %v, %d processes of %d clients, %v\n", v.Postgres, v.TTL, v.Workers, v.Clients, v.Took)
-	fmt.Fprintf(out, "%d attempts: %d committed, %d refused as late, %d failed, %d unknown, %d without an answer\n\n",
+	fmt.Fprintf(out, "%d writes in %d attempts: %d committed, %d refused as late, %d failed, %d unknown, %d without an answer\n\n", v.Effects,
 		v.Attempts, v.Outcomes[Committed], v.Outcomes[Refused], v.Outcomes[Failed], v.Outcomes[Unknown], v.Outcomes[Open])
 	fmt.Fprintf(out, "%-28s %5s  %-12s %s\n", "FAULT", "TIMES", "NO WRITE FOR", "BACK AFTER")
 	for _, w := range v.Worst() {
@@ -173,13 +177,17 @@ func (v *Verdict) Text(out io.Writer) {
 			fmt.Fprintf(out, "%6d failed: %s\n", r.Times, r.Error)
 		}
 	}
-	const shown = 20
-	for i, x := range v.Violations {
-		if i == shown {
-			fmt.Fprintf(out, "and %d violations more\n", len(v.Violations)-shown)
-			break
+	const shown = 5 // of each promise
+	times := map[string]int{}
+	for _, x := range v.Violations {
+		if times[x.Promise]++; times[x.Promise] <= shown {
+			fmt.Fprintf(out, "VIOLATED  %s\n          %s: %s\n", x.Promise, cmp.Or(x.Object, "all"), x.Text)
 		}
-		fmt.Fprintf(out, "VIOLATED  %s\n          %s: %s\n", x.Promise, cmp.Or(x.Object, "all"), x.Text)
+	}
+	for _, promise := range sortedKeys(times) {
+		if more := times[promise] - shown; more > 0 {
+			fmt.Fprintf(out, "and %d times more: %s\n", more, promise)
+		}
 	}
 	for _, left := range v.Left {
 		fmt.Fprintf(out, "left %s\n", left)
@@ -187,8 +195,22 @@ func (v *Verdict) Text(out io.Writer) {
 	if v.Passed() {
 		fmt.Fprintf(out, "PASSED    no promise was broken; repeat with --seed %d\n", v.Seed)
 	} else {
-		fmt.Fprintf(out, "FAILED    %d violations; repeat with --seed %d\n", len(v.Violations), v.Seed)
+		fmt.Fprintf(out, "FAILED    %d violations%s; repeat with --seed %d\n", len(v.Violations), v.first(), v.Seed)
 	}
+}
+
+// first says when a violation was there to be seen, where that is known.
+func (v *Verdict) first() string {
+	first := Span(math.MaxInt64)
+	for _, x := range v.Violations {
+		if x.At > 0 {
+			first = min(first, x.At)
+		}
+	}
+	if first == math.MaxInt64 {
+		return ""
+	}
+	return fmt.Sprintf(", the first after %v", first)
 }
 
 //go:embed report.html
@@ -214,25 +236,30 @@ func (v *Verdict) HTML(out io.Writer) error {
 	}
 	data := struct {
 		*Verdict
-		Bars  []bar
-		Lanes []lane
+		Bars   []bar
+		Lanes  []lane
+		Height int
 	}{Verdict: v}
 	for _, h := range v.Faults {
 		data.Bars = append(data.Bars, bar{scale(h.At), max(1, scale(h.Over-h.At)),
 			fmt.Sprintf("%s, from %v to %v, healed at %v", h.Kind, h.At, h.Over, h.Healed)})
 	}
-	for _, o := range objects {
-		l := lane{Name: o.name}
+	for _, name := range (task{Width: v.Width}).names() {
+		l := lane{Name: name}
 		drawn := map[tick]bool{}
 		for _, m := range v.marks {
+			if m.object != name {
+				continue
+			}
 			// Half a pixel is as fine as can be seen.
 			t := tick{float64(int(2*scale(m.at))) / 2, string(m.outcome)}
-			if m.object == o.name && m.at > 0 && !drawn[t] {
+			if m.at > 0 && !drawn[t] {
 				drawn[t] = true
 				l.Ticks = append(l.Ticks, t)
 			}
 		}
 		data.Lanes = append(data.Lanes, l)
 	}
+	data.Height = 40 + 36*len(data.Lanes)
 	return pageTemplate.Execute(out, data)
 }

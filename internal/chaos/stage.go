@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,63 +18,82 @@ import (
 
 // object is what one attempt reads and writes as a whole.
 type object struct {
+	kind      int // its place in objects
 	name      string
 	resources []string
 }
 
-// objects are two counters, a register, accounts between which money moves, and a row that is inserted,
-// deleted and inserted again.
+// objects are two counters, a register, accounts between which money moves, a row that is inserted,
+// deleted and inserted again, and a row that is its own fence.
 var objects = []object{
-	{"counter 1", []string{"counter:1"}},
-	{"counter 2", []string{"counter:2"}},
-	{"register", []string{"register:1"}},
-	{"accounts", []string{"account:1", "account:2", "account:3"}},
-	{"slot", []string{"slot:1"}},
+	{0, "counter 1", []string{"counter:1"}},
+	{1, "counter 2", []string{"counter:2"}},
+	{register, "register", []string{"register:1"}},
+	{accounts, "accounts", []string{"account:1", "account:2", "account:3"}},
+	{slot, "slot", []string{"slot:1"}},
+	{job, "job", []string{"job:1"}},
 }
 
+// The kinds of objects.
 const (
-	counters = 2 // the first objects
+	counters = 2 // the first ones
 	register = 2
 	accounts = 3
 	slot     = 4 // its versions count up; the row is there at odd ones
+	job      = 5 // the row fence
 
 	balance = 1000 // of each account, at first
 )
 
-// resource is the name in the ledger, which all runs on a database share.
-func (t task) resource(name string) string { return t.Run + "-" + name }
-
-// owner is the object that has the resource, and which of its resources it is.
-func (t task) owner(resource string) (object, part int) {
-	for object, o := range objects {
-		for part, name := range o.resources {
-			if t.resource(name) == resource {
-				return object, part
-			}
+// copies are the objects of a run, with its names: all of them, [Config.Width] times.
+func (t task) copies() (all []object) {
+	for n := range max(1, t.Width) {
+		number := ""
+		if n > 0 {
+			number = "/" + strconv.Itoa(n+1)
 		}
-	}
-	panic("bug: a resource of nothing: " + resource)
-}
-
-func (t task) resources() (all []string) {
-	for _, o := range objects {
-		for _, name := range o.resources {
-			all = append(all, t.resource(name))
+		for _, o := range objects {
+			c := object{kind: o.kind, name: o.name + number}
+			for _, name := range o.resources {
+				c.resources = append(c.resources, t.resource(name+number))
+			}
+			all = append(all, c)
 		}
 	}
 	return all
 }
 
+// names are those of all objects, and of what is beside them.
+func (t task) names() (all []string) {
+	for _, o := range t.copies() {
+		all = append(all, o.name)
+	}
+	return append(all, permits, orders)
+}
+
+// resource is the name in the ledger, which all runs on a database share.
+func (t task) resource(name string) string { return t.Run + "-" + name }
+
+func (t task) resources() (all []string) {
+	for _, o := range t.copies() {
+		all = append(all, o.resources...)
+	}
+	return all
+}
+
 // tables has what is worked on. The index serves reading; nothing there is unique, because a
-// constraint would refuse what the judge has to see.
+// constraint would refuse what the judge has to see. What is done to a job is noted beside the fence,
+// because a grant that is carried does not admit to tables with a ledger.
 const tables = `
 	CREATE TABLE entries (resource text NOT NULL, value bigint NOT NULL);
 	CREATE INDEX ON entries (resource, value);
 	CREATE TABLE registers (resource text PRIMARY KEY, value bigint NOT NULL);
 	CREATE TABLE accounts (resource text PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
 	CREATE TABLE slots (resource text PRIMARY KEY);
+	CREATE TABLE jobs (resource text PRIMARY KEY, version bigint NOT NULL);
 	CREATE TABLE effects (attempt bigint, resource text, read bigint, wrote bigint, amount bigint, token bigint, lease_id uuid);
 	CREATE INDEX ON effects (resource, wrote);
+	CREATE TABLE job_effects (LIKE effects);
 	CREATE TABLE fence (resource text PRIMARY KEY, token bigint, lease_id uuid)`
 
 // stage is what a run has on the servers. It goes straight to them, past the networks.
@@ -138,23 +157,28 @@ func (s *stage) setUp(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("postgres: make the schema of this run, for which the role needs CREATE on the database: %w", err)
 	}
-	for _, o := range objects {
-		for _, name := range o.resources {
-			switch {
-			case strings.HasPrefix(name, "register"):
-				_, err = s.pool.Exec(ctx, `INSERT INTO registers VALUES ($1, 0)`, s.resource(name))
-			case strings.HasPrefix(name, "account"):
-				_, err = s.pool.Exec(ctx, `INSERT INTO accounts VALUES ($1, $2, 0)`, s.resource(name), balance)
+	for kind, insert := range map[int]string{
+		register: `INSERT INTO registers SELECT unnest($1::text[]), 0`,
+		accounts: `INSERT INTO accounts SELECT unnest($1::text[]), ` + strconv.Itoa(balance) + `, 0`,
+		job:      `INSERT INTO jobs SELECT unnest($1::text[]), 0`,
+	} {
+		var resources []string
+		for _, o := range s.copies() {
+			if o.kind == kind {
+				resources = append(resources, o.resources...)
 			}
-			if err != nil {
-				return err
-			}
+		}
+		if _, err = s.pool.Exec(ctx, insert, resources); err != nil {
+			return err
 		}
 	}
 	if s.Control.protects() {
 		_, err = s.pool.Exec(ctx, `
 			SELECT fencedb.protect(t::regclass, resource => $$ resource $$)
 			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`)
+	}
+	if err == nil && s.Control.protects() && s.Control != NoRowFence {
+		_, err = s.pool.Exec(ctx, `SELECT fencedb.protect_row('jobs', resource => $$ resource $$)`)
 	}
 	return err
 }
@@ -165,7 +189,7 @@ func (s *stage) remove() (left []string, err error) {
 	defer cancel()
 	defer s.pool.Close()
 	defer s.client.Close()
-	for _, key := range s.keys() {
+	for _, key := range append(s.keys(), s.keysBeside()...) {
 		if kept := s.client.Del(ctx, key).Err(); kept != nil {
 			left = append(left, fmt.Sprintf("in Redis the keys of %s, which expire within a day: %v", s.Run, kept))
 			break
@@ -185,15 +209,18 @@ func (s *stage) remove() (left []string, err error) {
 		left = append(left, fmt.Sprintf("in fencedb.fences the fences of %s-..., which fencedb prune removes when they are old enough", s.Run))
 	}
 	if s.Control.protects() {
-		left = append(left, "in fencedb.audit that five tables of "+s.Run+" were protected")
+		left = append(left, "in fencedb.audit that the tables of "+s.Run+" were protected")
 	}
 	return left, nil
 }
 
-// keys are the names of what the run can have in Redis.
+// fields are what a lease or a semaphore can have in Redis.
+var fields = []string{"owner", "fence", "queue", "alive", "ended"}
+
+// keys are the names of what the leases of the run can have in Redis.
 func (s *stage) keys() (all []string) {
 	for _, resource := range s.resources() {
-		for _, field := range []string{"owner", "fence", "queue", "alive", "ended"} {
+		for _, field := range fields {
 			all = append(all, lease.Key{Namespace: s.Run, Resource: resource, Field: field}.String())
 		}
 	}

@@ -30,18 +30,27 @@ const (
 	UncheckedSnapshot Control = "unchecked-snapshot" // REPEATABLE READ, entered without asking how old the snapshot is
 	SafeToRetry       Control = "safe-to-retry"      // after a lost COMMIT, pgconn.SafeToRetry is believed
 	NoTrigger         Control = "no-trigger"         // the tables are not protected, and somebody writes without a token
+	NoRowFence        Control = "no-row-fence"       // grants are carried to a table that is not protected
+	EndlessPermit     Control = "endless-permit"     // holders of a semaphore work on when their permit has expired
+	OwnKey            Control = "own-key"            // processes ask for one order with keys of their own
 )
 
 // Controls lists the controls.
 func Controls() []Control {
-	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry, NoTrigger}
+	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry, NoTrigger, NoRowFence, EndlessPermit, OwnKey}
 }
 
 // protects says whether the tables are protected under a control.
-func (c Control) protects() bool { return c == NoControl || c == PlainCounter || c == SafeToRetry }
+func (c Control) protects() bool {
+	switch c {
+	case NoFence, LockOnly, UncheckedSnapshot, NoTrigger:
+		return false
+	}
+	return true
+}
 
 // intruded says whether somebody writes without a token. It is refused where the tables are protected.
-func (c Control) intruded() bool { return c.protects() || c == NoTrigger }
+func (c Control) intruded() bool { return c.protects() && c != NoRowFence || c == NoTrigger }
 
 // way is how a worker gets a lease and writes under it.
 type way interface {
@@ -49,8 +58,8 @@ type way interface {
 	// fn twice, when the first transaction has written nothing.
 	guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel, fn func(pgx.Tx, []fencedb.Grant) error) error
 
-	// hold acquires a resource that is not renewed. The grant is sure of itself: it has no validity.
-	hold(ctx context.Context, resource string) (g fencedb.Grant, release func(), err error)
+	// hold acquires a resource. If it is not renewed, the grant is sure of itself: it has no validity.
+	hold(ctx context.Context, resource string, renewed bool) (g fencedb.Grant, release func(), err error)
 
 	// write runs fn in a transaction under a grant.
 	write(ctx context.Context, g fencedb.Grant, level pgx.TxIsoLevel, fn func(pgx.Tx) error) error
@@ -60,13 +69,12 @@ type way interface {
 
 // fenced is the right way.
 type fenced struct {
-	pool      *pgxpool.Pool
-	issuer    *lease.Issuer
-	forgetful *lease.Issuer // which does not renew
+	pool    *pgxpool.Pool
+	issuers [2]*lease.Issuer // the second does not renew
 }
 
 func (w fenced) guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel, fn func(pgx.Tx, []fencedb.Grant) error) error {
-	return guard.TxAll(ctx, w.issuer, w.at(level), resources, func(_ context.Context, ls lease.Leases, tx pgx.Tx) error {
+	return guard.TxAll(ctx, w.issuers[0], w.at(level), resources, func(_ context.Context, ls lease.Leases, tx pgx.Tx) error {
 		return fn(tx, grantsOf(ls))
 	})
 }
@@ -75,10 +83,17 @@ func (w fenced) at(level pgx.TxIsoLevel) fencedb.DB {
 	return fencedb.With(w.pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: level}))
 }
 
-func (w fenced) hold(ctx context.Context, resource string) (fencedb.Grant, func(), error) {
-	l, err := w.forgetful.Acquire(ctx, resource)
+func (w fenced) hold(ctx context.Context, resource string, renewed bool) (fencedb.Grant, func(), error) {
+	issuer := w.issuers[1]
+	if renewed {
+		issuer = w.issuers[0]
+	}
+	l, err := issuer.Acquire(ctx, resource)
 	if err != nil {
 		return nil, nil, err
+	}
+	if renewed {
+		return l, func() { _ = l.Release(ctx) }, nil
 	}
 	return fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{}), func() { _ = l.Release(ctx) }, nil
 }
@@ -107,7 +122,7 @@ type unfenced struct {
 }
 
 func (w unfenced) guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel, fn func(pgx.Tx, []fencedb.Grant) error) error {
-	return w.issuer.DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
+	return w.issuers[0].DoAll(ctx, resources, func(ctx context.Context, ls lease.Leases) error {
 		return w.transact(ctx, grantsOf(ls), level, fn)
 	})
 }
@@ -170,7 +185,7 @@ var errNotHeld = errors.New("the lock was not free in time")
 // deleteIfMine releases the lock.
 var deleteIfMine = redis.NewScript(`return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])`)
 
-func (w locked) hold(ctx context.Context, resource string) (fencedb.Grant, func(), error) {
+func (w locked) hold(ctx context.Context, resource string, _ bool) (fencedb.Grant, func(), error) {
 	id := uuid.New()
 	key := lease.Key{Namespace: w.run, Resource: resource, Field: "owner"}.String()
 	for free := false; !free; {
@@ -202,7 +217,7 @@ func (w locked) hold(ctx context.Context, resource string) (fencedb.Grant, func(
 func (w locked) guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel, fn func(pgx.Tx, []fencedb.Grant) error) error {
 	var grants []fencedb.Grant
 	for _, resource := range resources {
-		g, release, err := w.hold(ctx, resource)
+		g, release, err := w.hold(ctx, resource, true)
 		if err != nil {
 			return err
 		}
@@ -221,7 +236,7 @@ func (w locked) outcome(err error) Outcome { return w.writer.outcome(err) }
 // newWay returns the way of a control.
 func newWay(c Control, right fenced, client redis.UniversalClient, run string, ttl time.Duration) (way, error) {
 	switch c {
-	case NoControl, NoTrigger:
+	case NoControl, NoTrigger, NoRowFence, EndlessPermit, OwnKey:
 		return right, nil
 	case NoFence:
 		return unfenced{fenced: right, begin: noFence}, nil

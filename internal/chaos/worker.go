@@ -3,7 +3,6 @@ package chaos
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -21,6 +21,7 @@ import (
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
 )
 
 // Dial is how a connection is made.
@@ -41,6 +42,7 @@ type task struct {
 	Seed        uint64
 	Control     Control
 	Clients     int
+	Width       int // copies of the objects
 }
 
 // event is what a worker tells: nothing, once it is ready; an attempt that begins; the same when it
@@ -71,7 +73,7 @@ func Worker(open OpenRedis) worker.Life {
 		}
 		defer pool.Close()
 		d := &desk{task: t, self: self, pool: pool}
-		issuers, err := d.employ(client)
+		closers, err := d.employ(client)
 		if err != nil {
 			return err
 		}
@@ -91,8 +93,8 @@ func Worker(open OpenRedis) worker.Life {
 		clients.Wait()
 		closing, done := context.WithTimeout(ctx, 2*t.TTL)
 		defer done()
-		for _, i := range issuers {
-			_ = i.Close(closing) // what is not given back expires
+		for _, c := range closers {
+			_ = c.Close(closing) // what is not given back expires
 		}
 		return nil
 	}
@@ -120,32 +122,48 @@ func (t task) pool(ctx context.Context, dial Dial, conns int) (*pgxpool.Pool, er
 // desk is a worker process at work.
 type desk struct {
 	task
-	self  *worker.Self
-	pool  *pgxpool.Pool
-	way   way
-	count atomic.Int64 // of attempts
-	slept atomic.Int64 // when somebody overslept last
-	broke atomic.Int64 // when somebody wrote without a token last
+	self     *worker.Self
+	pool     *pgxpool.Pool
+	objects  []object
+	right    fenced
+	way      way
+	permits  [2]*lease.Semaphore // the second does not renew
+	orders   *once.Once
+	count    atomic.Int64 // of attempts
+	turns    [job + 1]atomic.Int64
+	slept    atomic.Int64 // when somebody overslept last
+	broke    atomic.Int64 // when somebody wrote without a token last
+	admitted atomic.Int64 // when somebody asked for a permit last
+	ordered  atomic.Int64 // and for the result of the order
 }
 
-// employ makes the issuers. Every other process seals.
-func (d *desk) employ(client redis.UniversalClient) ([]*lease.Issuer, error) {
+type closer interface{ Close(context.Context) error }
+
+// employ makes the issuers and what works beside them. Every other process seals.
+func (d *desk) employ(client redis.UniversalClient) (all []closer, err error) {
+	d.objects = d.copies()
 	config := lease.Config{TTL: d.TTL, Namespace: d.Run}
 	if d.Process%2 == 0 && d.Control == NoControl {
 		config.Seal = fencedb.Sealer(d.pool)
 	}
-	renewing, err := lease.New(client, config)
-	if err != nil {
+	for i, renewEvery := range []time.Duration{0, lease.Never} {
+		config.RenewEvery = renewEvery
+		if d.right.issuers[i], err = lease.New(client, config); err != nil {
+			return nil, err
+		}
+		permit := lease.Config{TTL: d.TTL, Namespace: d.Run, RenewEvery: renewEvery}
+		if d.permits[i], err = lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: limit, Lease: permit}); err != nil {
+			return nil, err
+		}
+		all = append(all, d.right.issuers[i], d.permits[i])
+	}
+	if d.orders, err = once.New(client, once.Config{InFlight: d.TTL, MaxRun: d.TTL, Done: d.remembers(), Namespace: d.Run}); err != nil {
 		return nil, err
 	}
-	config.RenewEvery = lease.Never
-	forgetful, err := lease.New(client, config)
-	if err != nil {
-		return nil, err
-	}
-	right := fenced{pool: d.pool, issuer: renewing, forgetful: forgetful}
-	d.way, err = newWay(d.Control, right, client, d.Run, d.TTL)
-	return []*lease.Issuer{renewing, forgetful}, err
+	all = append(all, d.orders)
+	d.right.pool = d.pool
+	d.way, err = newWay(d.Control, d.right, client, d.Run, d.TTL)
+	return all, err
 }
 
 // serve makes attempts, one after the other.
@@ -153,21 +171,34 @@ func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		switch n := random.IntN(100); {
 		case due(&d.broke, 2*d.TTL):
-			d.intrude(ctx, []int{0, 1, register, slot}[random.IntN(4)])
+			d.intrude(ctx, []int{0, 1, register, slot, job}[random.IntN(5)])
+		case due(&d.admitted, d.TTL/4):
+			d.permit(ctx, random)
+		case due(&d.ordered, d.TTL/2):
+			d.order(ctx, random)
 		case d.mayOversleep():
-			d.oversleep(ctx, random, []int{0, 1, slot}[random.IntN(3)])
+			d.oversleep(ctx, random)
 		case n < 30:
 			d.once(ctx, random, "count", random.IntN(counters))
 		case n < 40:
 			d.once(ctx, random, "put or erase", slot)
-		case n < 60:
+		case n < 50:
+			d.step(ctx, random)
+		case n < 65:
 			d.once(ctx, random, "set", register)
-		case n < 70:
+		case n < 75:
 			d.look(ctx)
 		default:
 			d.transfer(ctx, random)
 		}
 	}
+}
+
+// one is the next object of a kind. They take turns, so that none waits for long to be written again
+// where there are many.
+func (d *desk) one(kind int) object {
+	turn := int(d.turns[kind].Add(1)) + d.Process
+	return d.objects[turn%max(1, d.Width)*len(objects)+kind]
 }
 
 // mayOversleep lets one client at a time oversleep, and not often: nobody else has its counter then
@@ -238,107 +269,137 @@ func (d *desk) think(ctx context.Context, random *rand.Rand) {
 }
 
 // once reads one resource and writes it.
-func (d *desk) once(ctx context.Context, random *rand.Rand, work string, n int) {
-	o := objects[n]
+func (d *desk) once(ctx context.Context, random *rand.Rand, work string, kind int) {
+	o := d.one(kind)
 	d.attempt(ctx, work, o.name, func(ctx context.Context, a *Attempt) error {
-		resource := d.resource(o.resources[0])
-		return d.way.guarded(ctx, []string{resource}, level(random), func(tx pgx.Tx, grants []fencedb.Grant) error {
+		return d.way.guarded(ctx, o.resources, level(random), func(tx pgx.Tx, grants []fencedb.Grant) error {
 			a.granted(grants...)
-			return d.change(ctx, tx, a, n, grants[0], func() { d.think(ctx, random) })
+			return d.change(ctx, tx, a, o, grants[0], func() { d.think(ctx, random) })
 		})
 	})
 }
 
-// look reads the register without a lease.
+// step takes a job, whose row is its own fence, one step further.
+func (d *desk) step(ctx context.Context, random *rand.Rand) {
+	o := d.one(job)
+	d.attempt(ctx, "step", o.name, func(ctx context.Context, a *Attempt) error {
+		g, release, err := d.way.hold(ctx, o.resources[0], true)
+		if err == nil {
+			defer release()
+			a.granted(g)
+			err = d.way.write(ctx, fencedb.Carry(g), level(random), func(tx pgx.Tx) error {
+				return d.change(ctx, tx, a, o, g, func() { d.think(ctx, random) })
+			})
+		}
+		var stale *fencedb.StaleError
+		if errors.As(err, &stale) && d.Control == NoControl { // Redis may have gone back; elsewhere package guard heals
+			_, _ = d.right.issuers[0].Raise(ctx, stale.Resource, stale.Stored)
+		}
+		return err
+	})
+}
+
+// look reads a register without a lease.
 func (d *desk) look(ctx context.Context) {
-	o := objects[register]
+	o := d.one(register)
 	d.attempt(ctx, "look", o.name, func(ctx context.Context, a *Attempt) error {
-		return d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, d.resource(o.resources[0])).Scan(&a.Read)
+		return d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, o.resources[0]).Scan(&a.Read)
 	})
 }
 
 // intrude writes as somebody does who has never heard of leases: with a transaction, and no token.
-func (d *desk) intrude(ctx context.Context, n int) {
+func (d *desk) intrude(ctx context.Context, kind int) {
 	if !d.Control.intruded() {
 		return
 	}
-	o := objects[n]
+	o := d.one(kind)
 	d.attempt(ctx, "intrude", o.name, func(ctx context.Context, a *Attempt) error {
 		a.plain = true
-		nobody := fencedb.NewGrant(d.resource(o.resources[0]), 0, uuid.Nil, time.Time{})
-		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.change(ctx, tx, a, n, nobody, func() {}) })
+		nobody := fencedb.NewGrant(o.resources[0], 0, uuid.Nil, time.Time{})
+		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.change(ctx, tx, a, o, nobody, func() {}) })
 	})
 }
 
 // transfer moves money between two of the accounts.
 func (d *desk) transfer(ctx context.Context, random *rand.Rand) {
-	o := objects[accounts]
+	o := d.one(accounts)
 	picked := random.Perm(len(o.resources))[:2]
-	resources := []string{d.resource(o.resources[picked[0]]), d.resource(o.resources[picked[1]])}
+	resources := []string{o.resources[picked[0]], o.resources[picked[1]]}
 	amount := random.Int64N(9) + 1
 	d.attempt(ctx, "transfer", o.name, func(ctx context.Context, a *Attempt) error {
 		return d.way.guarded(ctx, resources, level(random), func(tx pgx.Tx, grants []fencedb.Grant) error {
 			a.granted(grants...)
 			var balances, versions [2]int64
+			reads := new(pgx.Batch)
 			for i, resource := range resources {
-				err := tx.QueryRow(ctx, `SELECT balance, version FROM accounts WHERE resource = $1`, resource).Scan(&balances[i], &versions[i])
-				if err != nil {
-					return err
-				}
+				reads.Queue(`SELECT balance, version FROM accounts WHERE resource = $1`, resource).QueryRow(func(row pgx.Row) error {
+					return row.Scan(&balances[i], &versions[i])
+				})
+			}
+			if err := tx.SendBatch(ctx, reads).Close(); err != nil {
+				return err
 			}
 			d.think(ctx, random)
+			writes := new(pgx.Batch)
 			for i, change := range []int64{-amount, amount} {
 				by := slices.IndexFunc(grants, func(g fencedb.Grant) bool { return g.Resource() == resources[i] })
-				_, err := tx.Exec(ctx, `UPDATE accounts SET balance = $2, version = $3 WHERE resource = $1`,
-					resources[i], balances[i]+change, versions[i]+1)
-				if err == nil {
-					err = effect(ctx, tx, Effect{a.ID, resources[i], versions[i], versions[i] + 1, change, grants[by].Token(), grants[by].LeaseID()})
-				}
-				if err != nil {
-					return err
-				}
+				writes.Queue(`UPDATE accounts SET balance = $2, version = $3 WHERE resource = $1`, resources[i], balances[i]+change, versions[i]+1)
+				note(writes, "effects", Effect{a.ID, resources[i], versions[i], versions[i] + 1, change, grants[by].Token(), grants[by].LeaseID()})
 			}
-			return nil
+			return tx.SendBatch(ctx, writes).Close()
 		})
 	})
 }
 
 // oversleep takes a lease that is not renewed, writes, sleeps past its end and writes again: in a
 // transaction that is already open, or in one that begins only then. Both are two attempts.
-func (d *desk) oversleep(ctx context.Context, random *rand.Rand, n int) {
-	o, work := objects[n], "count"
-	if n == slot {
-		work = "put or erase"
+func (d *desk) oversleep(ctx context.Context, random *rand.Rand) {
+	kind := []int{0, 1, slot, job}[random.IntN(4)]
+	open := random.IntN(2) == 0
+	switch d.Control { // some mistakes show only here
+	case UncheckedSnapshot:
+		kind, open = random.IntN(counters), true
+	case NoRowFence:
+		kind, open = job, false // the lock on the row holds others back
 	}
+	o, work := d.one(kind), map[int]string{0: "count", 1: "count", slot: "put or erase", job: "step"}[kind]
 	var g fencedb.Grant
 	release := func() {}
 	d.attempt(ctx, work, o.name, func(ctx context.Context, a *Attempt) (err error) {
-		g, release, err = d.way.hold(ctx, d.resource(o.resources[0]))
+		g, release, err = d.way.hold(ctx, o.resources[0], false)
 		if err != nil {
 			return err
 		}
 		a.granted(g)
-		return d.late(ctx, random, a, n, g, func() {})
+		return d.late(ctx, random, a, o, g, func() {})
 	})
 	if g == nil {
 		return
 	}
-	sleep := d.TTL + d.TTL/5 + upTo(random, d.TTL)
-	if random.IntN(2) == 0 || d.Control == UncheckedSnapshot { // whose mistake shows only here
+	sleep := d.pastTheEnd(random)
+	if open {
 		d.attempt(ctx, work+", late in its transaction", o.name, func(ctx context.Context, a *Attempt) error {
-			return d.late(ctx, random, a, n, g, func() { wait(ctx, sleep) })
+			return d.late(ctx, random, a, o, g, func() { wait(ctx, sleep) })
 		})
 	} else {
 		wait(ctx, sleep)
 		d.attempt(ctx, work+", late", o.name, func(ctx context.Context, a *Attempt) error {
-			return d.late(ctx, random, a, n, g, func() {})
+			return d.late(ctx, random, a, o, g, func() {})
 		})
 	}
 	release()
 }
 
-func (d *desk) late(ctx context.Context, random *rand.Rand, a *Attempt, n int, g fencedb.Grant, pause func()) error {
-	return d.way.write(ctx, g, level(random), func(tx pgx.Tx) error { return d.change(ctx, tx, a, n, g, pause) })
+// pastTheEnd is longer than a lease that is not renewed.
+func (d *desk) pastTheEnd(random *rand.Rand) time.Duration {
+	return d.TTL + d.TTL/5 + upTo(random, d.TTL)
+}
+
+func (d *desk) late(ctx context.Context, random *rand.Rand, a *Attempt, o object, g fencedb.Grant, pause func()) error {
+	if o.kind == job {
+		g = fencedb.Carry(g)
+	}
+	return d.way.write(ctx, g, level(random), func(tx pgx.Tx) error { return d.change(ctx, tx, a, o, g, pause) })
 }
 
 // errSlot: the row is not as the versions say. Only a write past the fence can have done that.
@@ -346,14 +407,17 @@ var errSlot = errors.New("the row of the slot is there and should not be, or the
 
 // change reads the one resource of an object and writes it. A counter is a table that only grows,
 // so that no lock on a row stands in for the fence. The versions of the slot are those of its effects,
-// because its row cannot count while it is not there.
-func (d *desk) change(ctx context.Context, tx pgx.Tx, a *Attempt, n int, g fencedb.Grant, pause func()) error {
-	read, write := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`
-	if n == register {
+// because its row cannot count while it is not there. A job is locked before it is read, as a grant
+// that is carried demands.
+func (d *desk) change(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Grant, pause func()) error {
+	read, write, notes := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`, "effects"
+	switch o.kind {
+	case register:
 		read, write = `SELECT value FROM registers WHERE resource = $1`, `UPDATE registers SET value = $2 WHERE resource = $1`
-	}
-	if n == slot {
+	case slot:
 		read, write = `SELECT coalesce(max(wrote), 0) FROM effects WHERE resource = $1`, `INSERT INTO slots SELECT $1 WHERE $2::bigint % 2 = 1 ON CONFLICT DO NOTHING`
+	case job:
+		read, write, notes = `SELECT version FROM jobs WHERE resource = $1 FOR UPDATE`, `UPDATE jobs SET version = $2 WHERE resource = $1`, "job_effects"
 	}
 	e := Effect{Attempt: a.ID, Resource: g.Resource(), Token: g.Token(), Lease: g.LeaseID()}
 	if err := tx.QueryRow(ctx, read, e.Resource).Scan(&e.Read); err != nil {
@@ -361,30 +425,30 @@ func (d *desk) change(ctx context.Context, tx pgx.Tx, a *Attempt, n int, g fence
 	}
 	pause()
 	e.Wrote = e.Read + 1
-	if n == register {
+	if o.kind == register {
 		e.Wrote = a.ID
 	}
-	if n == slot && e.Read%2 == 1 {
+	if o.kind == slot && e.Read%2 == 1 {
 		write = `DELETE FROM slots WHERE resource = $1 AND $2::bigint % 2 = 0`
 	}
-	if done, err := tx.Exec(ctx, write, e.Resource, e.Wrote); err != nil {
+	b, there := new(pgx.Batch), false
+	b.Queue(write, e.Resource, e.Wrote).Exec(func(done pgconn.CommandTag) error {
+		there = done.RowsAffected() == 1
+		return nil
+	})
+	note(b, notes, e)
+	if err := tx.SendBatch(ctx, b).Close(); err != nil || there {
 		return err
-	} else if done.RowsAffected() != 1 {
-		if !a.plain { // who has not entered may read what another is just changing
-			a.Broken = errSlot.Error()
-		}
-		return errSlot
 	}
-	return effect(ctx, tx, e)
+	if !a.plain { // who has not entered may read what another is just changing
+		a.Broken = errSlot.Error()
+	}
+	return errSlot
 }
 
-func effect(ctx context.Context, tx pgx.Tx, e Effect) error {
-	_, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1, $2, $3, $4, $5, $6, $7)`,
-		e.Attempt, e.Resource, e.Read, e.Wrote, e.Amount, e.Token, e.Lease)
-	if err != nil {
-		return fmt.Errorf("note the effect: %w", err)
-	}
-	return nil
+// note writes an effect down, in the transaction that has it.
+func note(b *pgx.Batch, table string, e Effect) {
+	b.Queue(`INSERT INTO `+table+` VALUES ($1, $2, $3, $4, $5, $6, $7)`, e.Attempt, e.Resource, e.Read, e.Wrote, e.Amount, e.Token, e.Lease)
 }
 
 // wait takes time, unless ctx ends first.

@@ -1,0 +1,147 @@
+package chaos
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/fencedb/fencedb/lease"
+)
+
+// Beside the objects there is a semaphore, and an order that is to be carried out once. They protect
+// no data, and are not safe where Redis loses its own, so the faults that take keys leave theirs.
+const (
+	permits = "permits"
+	limit   = 2 // of them at once
+
+	orders = "orders"
+)
+
+// keysBeside are the names of what both can have in Redis.
+func (t task) keysBeside() (all []string) {
+	for _, field := range fields {
+		all = append(all, lease.Key{Kind: "semaphore", Namespace: t.Run, Resource: permits, Field: field}.String())
+		for n := range 2 {
+			all = append(all, lease.Key{Namespace: t.Run, Resource: "once:" + t.orderKey(n), Field: field}.String())
+		}
+	}
+	for n := range 2 {
+		all = append(all, lease.Key{Kind: "once", Namespace: t.Run, Resource: "once:" + t.orderKey(n), Field: "record"}.String())
+	}
+	return all
+}
+
+// permit holds a permit for a while, sometimes past its end. It counts for as long as the holder
+// may trust it.
+func (d *desk) permit(ctx context.Context, random *rand.Rand) {
+	d.attempt(ctx, "permit", permits, func(ctx context.Context, a *Attempt) error {
+		s, work := d.permits[0], upTo(random, d.TTL/4)
+		if random.IntN(20) == 0 {
+			s, work = d.permits[1], d.pastTheEnd(random)
+		}
+		l, err := s.Acquire(ctx, permits)
+		if err != nil {
+			return err
+		}
+		a.From = now()
+		wait(ctx, work)
+		a.Until = now()
+		if d.Control != EndlessPermit {
+			a.Until = min(a.Until, a.Until+int64(time.Until(l.ValidUntil())))
+		}
+		_ = l.Release(ctx) // or it expires
+		return nil
+	})
+}
+
+// crowded counts how many held a permit at once.
+func (e *evidence) crowded() (found []Violation) {
+	type edge struct {
+		at      int64
+		more    int
+		attempt int64
+	}
+	var edges []edge
+	for id, a := range e.attempts {
+		if a.Work == "permit" && a.Until > a.From {
+			edges = append(edges, edge{a.From, 1, id}, edge{a.Until, -1, id})
+		}
+	}
+	slices.SortFunc(edges, func(a, b edge) int {
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.more, b.more), cmp.Compare(a.attempt, b.attempt))
+	})
+	held := 0
+	for _, x := range edges {
+		if held += x.more; x.more > 0 && held > limit {
+			found = append(found, e.shows(x.attempt, atMost, "%s has got permit %d of %d", e.describe(x.attempt), held, limit))
+		}
+	}
+	return found
+}
+
+// remembers is how long the result of the order is replayed. Then it is carried out again.
+func (t task) remembers() time.Duration { return 2 * t.TTL }
+
+// orderKey is the same for all processes, as it must be.
+func (t task) orderKey(process int) string {
+	if t.Control == OwnKey {
+		return "order " + strconv.Itoa(process%2)
+	}
+	return "order"
+}
+
+// order asks for the result of the order, which is the attempt that has carried it out. Sometimes
+// that takes longer than the claim lasts.
+func (d *desk) order(ctx context.Context, random *rand.Rand) {
+	d.attempt(ctx, "order", orders, func(ctx context.Context, a *Attempt) error {
+		work := upTo(random, d.TTL/4)
+		if random.IntN(20) == 0 {
+			work = d.pastTheEnd(random)
+		}
+		result, _, err := d.orders.Do(ctx, d.orderKey(d.Process), nil, func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
+			a.From = now()
+			wait(context.WithoutCancel(ctx), work)
+			a.Until = now()
+			return strconv.AppendInt(nil, a.ID, 10), nil
+		})
+		if err == nil {
+			a.Read, err = strconv.ParseInt(string(result), 10, 64)
+		}
+		return err
+	})
+}
+
+// ordered looks for work that was done, and results that were given, while another result stood.
+// That one counts from when somebody had it until shortly before it is forgotten.
+func (e *evidence) ordered() (found []Violation) {
+	var asked, recorded []*Attempt
+	for _, a := range e.attempts {
+		if a.Work == "order" && a.Return > 0 {
+			asked = append(asked, a)
+			if a.Outcome == Committed && a.From > 0 {
+				recorded = append(recorded, a)
+			}
+		}
+	}
+	slices.SortFunc(asked, func(a, b *Attempt) int { return cmp.Compare(a.Call, b.Call) })
+	slices.SortFunc(recorded, func(a, b *Attempt) int { return cmp.Compare(a.Return, b.Return) })
+	lasts := int64(e.remembers()) * 9 / 10
+	stood := func(from, until int64) *Attempt {
+		n, _ := slices.BinarySearchFunc(recorded, from, func(a *Attempt, at int64) int { return cmp.Compare(a.Return, at) })
+		if n > 0 && until < recorded[n-1].Until+lasts {
+			return recorded[n-1]
+		}
+		return nil
+	}
+	for _, a := range asked {
+		if r := stood(a.From, a.From); r != nil && a.From > 0 {
+			found = append(found, e.shows(a.ID, runOnce, "%s has run while the result of %s stood", e.describe(a.ID), e.describe(r.ID)))
+		} else if r := stood(a.Call, a.Return); r != nil && a.Outcome == Committed && a.Read != r.ID {
+			found = append(found, e.shows(a.ID, runOnce, "%s was given the result of %s while that of %s stood", e.describe(a.ID), e.describe(a.Read), e.describe(r.ID)))
+		}
+	}
+	return found
+}
