@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
 // ErrRefused: it cannot be done now, or there is no such thing. Nothing was done; the text says why
@@ -156,4 +158,114 @@ func (s *Stage) setFence(ctx context.Context, on string) error {
 	s.change(func() { s.fenced = kind == Protected })
 	s.journal.Add(Record{Kind: kind})
 	return nil
+}
+
+// scene plays in the background, one at a time.
+func scene(name string, play func(*Stage, context.Context) error) func(*Stage, context.Context, string) error {
+	return func(s *Stage, _ context.Context, _ string) error {
+		busy := false
+		s.change(func() {
+			if busy = s.scene != ""; !busy {
+				s.scene = name
+			}
+		})
+		if busy {
+			return refuse("One scene at a time: wait until the one that is playing is over.")
+		}
+		s.journal.Add(Record{Kind: Scene, Cause: name})
+		s.work.Go(func() { s.play(play) })
+		return nil
+	}
+}
+
+func (s *Stage) play(play func(*Stage, context.Context) error) {
+	const patience = 20 * time.Second // for everything that does not wait for a TTL or a bank
+	pace := s.pace()
+	ctx, cancel := context.WithTimeout(s.life, patience+4*(pace.TTL+pace.Card+pace.Write))
+	defer cancel()
+	if err := play(s, ctx); err != nil && s.life.Err() == nil {
+		s.journal.Add(Record{Kind: SceneFailed, Cause: err.Error()})
+	}
+	s.change(func() { s.scene = "" })
+}
+
+// two are two idle workers, and an evening for both.
+func (s *Stage) two(ctx context.Context) (a, b *hand, evening int, err error) {
+	s.mu.Lock()
+	var idle []*hand
+	for _, h := range s.crew {
+		if h.idle() {
+			idle = append(idle, h)
+		}
+	}
+	s.mu.Unlock()
+	if len(idle) < 2 {
+		return nil, nil, 0, refuse("It takes two idle workers. Wait for them, or wake the one that stands still.")
+	}
+	evening, err = s.nextEvening(ctx)
+	return idle[0], idle[1], evening, err
+}
+
+// inOrder takes one step after the other, until one fails.
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// comes gives a worker the next guest, with a write that is held or not.
+func (s *Stage) comes(h *hand, evening int, hold bool) func() error {
+	return func() error { return h.reserve(s.guest(), evening, hold) }
+}
+
+// until waits for a condition, which is asked under mu.
+func (s *Stage) until(ctx context.Context, condition func() bool) func() error {
+	return func() error { return s.await(ctx, condition) }
+}
+
+// wait takes a part of the TTL, so that something is seen.
+func (s *Stage) wait(part time.Duration) func() error {
+	return func() error { s.rest(s.pace().TTL / part); return nil }
+}
+
+// race: two guests, one evening, the same moment.
+func (s *Stage) race(ctx context.Context) error {
+	a, b, evening, err := s.two(ctx)
+	if err != nil {
+		return err
+	}
+	return inOrder(s.comes(a, evening, false), s.comes(b, evening, false), s.until(ctx, a.free), s.until(ctx, b.free))
+}
+
+// zombie: the first worker is stopped before its write, for longer than its lease lasts, and
+// another books, after it was seen to wait.
+func (s *Stage) zombie(ctx context.Context) error {
+	a, b, evening, err := s.two(ctx)
+	if err != nil {
+		return err
+	}
+	return inOrder(s.comes(a, evening, true), s.until(ctx, a.atStep(worker.AtWrite)), a.pause, s.wait(4),
+		s.comes(b, evening, false), s.until(ctx, b.free), s.wait(4), a.wake, s.until(ctx, a.free))
+}
+
+// crash: the first worker is killed while it holds the lease and another waits.
+func (s *Stage) crash(ctx context.Context) error {
+	a, b, evening, err := s.two(ctx)
+	if err != nil {
+		return err
+	}
+	return inOrder(s.comes(a, evening, false), s.until(ctx, a.atStep(worker.AtCard)),
+		s.comes(b, evening, false), s.wait(2), a.kill, s.until(ctx, b.free))
+}
+
+// free is asked under stage.mu.
+func (h *hand) free() bool { return h.job == nil }
+
+// atStep is true at the step, and also when the worker has gone past it or is gone; what comes next
+// will notice.
+func (h *hand) atStep(step worker.Point) func() bool {
+	return func() bool { return h.step == step || h.free() }
 }

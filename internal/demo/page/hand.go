@@ -7,6 +7,7 @@ import (
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 // hand is one of the crew: a place that is filled with one process after the other.
@@ -101,7 +102,7 @@ func (h *hand) done(result worker.Result) {
 		case worker.Booked:
 			j.Add(Record{Kind: Wrote, Worker: h.name})
 		case worker.NoToken:
-			j.Add(Record{Kind: Failed, Worker: h.name, Cause: "no_token"})
+			j.Add(Record{Kind: feed.Failed, Worker: h.name, Cause: "no_token"})
 		}
 	}
 	j.Add(Record{Kind: Told, Worker: h.name, Cause: string(result.Outcome)})

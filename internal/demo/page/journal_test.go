@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 // told adds records and returns what became of them.
@@ -28,22 +30,22 @@ func kinds(records []Record) (kinds []Kind) {
 func TestAWriteBeforeTheGrantIsItsSealing(t *testing.T) {
 	t.Parallel()
 	got := told(
-		Record{Kind: Committed, Worker: "A", Token: 41},
-		Record{Kind: Granted, Worker: "A", Token: 41},
-		Record{Kind: Committed, Worker: "A", Token: 41},
+		Record{Kind: feed.Committed, Worker: "A", Token: 41},
+		Record{Kind: feed.Granted, Worker: "A", Token: 41},
+		Record{Kind: feed.Committed, Worker: "A", Token: 41},
 	)
-	require.Equal(t, []Kind{Sealed, Granted, Committed}, kinds(got))
+	require.Equal(t, []Kind{Sealed, feed.Granted, feed.Committed}, kinds(got))
 	require.Equal(t, []string{"S8", "L1", "S1"}, []string{got[0].Promise, got[1].Promise, got[2].Promise})
 }
 
 func TestALeaseOfWhoseEndNothingWasHeardHasRunOut(t *testing.T) {
 	t.Parallel()
 	got := told(
-		Record{Kind: Granted, Worker: "A", Token: 41},
-		Record{Kind: Committed, Worker: "B", Token: 42}, // sealed
-		Record{Kind: Granted, Worker: "B", Token: 42},
+		Record{Kind: feed.Granted, Worker: "A", Token: 41},
+		Record{Kind: feed.Committed, Worker: "B", Token: 42}, // sealed
+		Record{Kind: feed.Granted, Worker: "B", Token: 42},
 	)
-	require.Equal(t, []Kind{Granted, Expired, Sealed, Granted}, kinds(got))
+	require.Equal(t, []Kind{feed.Granted, Expired, Sealed, feed.Granted}, kinds(got))
 	require.EqualValues(t, 41, got[1].Token)
 	require.Equal(t, "A", got[1].Worker)
 }
@@ -51,14 +53,14 @@ func TestALeaseOfWhoseEndNothingWasHeardHasRunOut(t *testing.T) {
 func TestALeaseEndsOnce(t *testing.T) {
 	t.Parallel()
 	j := NewJournal()
-	j.Add(Record{Kind: Granted, Worker: "A", Token: 41})
-	j.Add(Record{Kind: Released, Worker: "A", Token: 41})
+	j.Add(Record{Kind: feed.Granted, Worker: "A", Token: 41})
+	j.Add(Record{Kind: feed.Released, Worker: "A", Token: 41})
 	j.Gone(41, Expired, time.Now())
 	j.Gone(40, Expired, time.Now()) // never heard of
-	j.Add(Record{Kind: Granted, Worker: "B", Token: 42})
+	j.Add(Record{Kind: feed.Granted, Worker: "B", Token: 42})
 	j.Gone(42, Expired, time.Now())
 	j.Gone(42, Forgotten, time.Now())
-	require.Equal(t, []Kind{Granted, Released, Granted, Expired}, kinds(j.After(0).Records))
+	require.Equal(t, []Kind{feed.Granted, feed.Released, feed.Granted, Expired}, kinds(j.After(0).Records))
 }
 
 // Redis can lose a lease in several ways. Until its holder hears of it, it only believes.
@@ -75,13 +77,13 @@ func TestAHolderThatRedisHasForgottenOnlyBelieves(t *testing.T) {
 		"deleted by hand": func(j *Journal) { j.Gone(41, Forgotten, time.Now()) },
 	} {
 		for end, notice := range map[string]Record{
-			"noticed": {Kind: Lost, Worker: "A", Token: 41, Cause: "lost"},
+			"noticed": {Kind: feed.Lost, Worker: "A", Token: 41, Cause: "lost"},
 			"killed":  {Kind: Killed, Worker: "A"},
 			"told":    {Kind: Told, Worker: "A", Cause: "failed"},
 		} {
 			j := NewJournal()
 			j.Add(Record{Kind: Asked, Worker: "A", Guest: "Ann", Evening: 1})
-			j.Add(Record{Kind: Granted, Worker: "A", Token: 41})
+			j.Add(Record{Kind: feed.Granted, Worker: "A", Token: 41})
 			require.Zero(t, believes(j), name)
 			gone(j)
 			require.EqualValues(t, 41, believes(j), name)
@@ -112,7 +114,7 @@ func TestTheStateNamesTheHolderAndWhoWasToldWhat(t *testing.T) {
 	t.Parallel()
 	j := NewJournal()
 	j.Add(Record{Kind: Asked, Worker: "A", Guest: "Ann", Evening: 1})
-	j.Add(Record{Kind: Granted, Worker: "A", Token: 41})
+	j.Add(Record{Kind: feed.Granted, Worker: "A", Token: 41})
 	j.Add(Record{Kind: Told, Worker: "A", Cause: "booked"})
 	state := func() State {
 		return State{Redis: Redis{Token: 41}, Postgres: Postgres{Bookings: []Booking{{Evening: 1, Guest: "Ann"}}}}
@@ -162,7 +164,7 @@ func TestOldRecordsAreForgotten(t *testing.T) {
 
 func TestEveryKindIsExplained(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []Kind{Waiting, Granted, Held, Extended, Released, Lost, Revoked, Healed, Committed, Refused, Failed, Started, Asked,
+	for _, kind := range []Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked, feed.Healed, feed.Committed, feed.Refused, feed.Failed, Started, Asked,
 		Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Forgotten, Flushed, RedisDown, RedisUp, Unprotected, Protected, Speed, SceneFailed} {
 		got := told(Record{Kind: kind, Worker: "A", Token: 41, Stored: 42, Cause: "expired", Guest: "Ann", Evening: 1})[0]
 		require.NotEmpty(t, got.Title, kind)
@@ -177,7 +179,7 @@ func TestEveryKindIsExplained(t *testing.T) {
 func TestTokensAreTextInJSON(t *testing.T) {
 	t.Parallel()
 	const token = 1<<53 + 1 // would lose its last digit as a number of JavaScript
-	text, err := json.Marshal(told(Record{Kind: Granted, Worker: "A", Token: token, At: time.UnixMilli(7)})[0])
+	text, err := json.Marshal(told(Record{Kind: feed.Granted, Worker: "A", Token: token, At: time.UnixMilli(7)})[0])
 	require.NoError(t, err)
 	require.True(t, strings.Contains(string(text), `"token":"9007199254740993"`) && strings.Contains(string(text), `"at":7`), string(text))
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func TestOnlyThePageItselfPressesButtons(t *testing.T) {
@@ -130,18 +132,18 @@ func TestALeaseThatIsGoneHasRunOutOrWasForgotten(t *testing.T) {
 		released bool
 		want     []Kind
 	}{
-		41: {time.Hour, false, []Kind{Granted, Forgotten}},
-		42: {time.Hour, true, []Kind{Granted, Released}},
-		43: {0, false, []Kind{Granted, Expired}},
-		44: {0, true, []Kind{Granted, Released}},
+		41: {time.Hour, false, []Kind{feed.Granted, Forgotten}},
+		42: {time.Hour, true, []Kind{feed.Granted, feed.Released}},
+		43: {0, false, []Kind{feed.Granted, Expired}},
+		44: {0, true, []Kind{feed.Granted, feed.Released}},
 	} {
 		j := NewJournal()
 		s := &Stage{journal: j, life: t.Context()}
-		j.Add(Record{Kind: Granted, Worker: "A", Token: token})
+		j.Add(Record{Kind: feed.Granted, Worker: "A", Token: token})
 
 		s.noteGone(Redis{Up: true, Token: token, Ends: time.Now().Add(test.left).UnixMilli()}, Redis{Up: true})
 		if test.released {
-			j.Add(Record{Kind: Released, Worker: "A", Token: token})
+			j.Add(Record{Kind: feed.Released, Worker: "A", Token: token})
 		}
 		s.work.Wait()
 

@@ -1,24 +1,13 @@
 package page
 
-import "time"
+import (
+	"time"
 
-// Kind says what happened. The first block is that of package feed.
-type Kind string
-
-// What workers publish.
-const (
-	Waiting   Kind = "waiting"
-	Granted   Kind = "granted"
-	Held      Kind = "held"
-	Extended  Kind = "extended"
-	Released  Kind = "released"
-	Lost      Kind = "lost"
-	Revoked   Kind = "revoked"
-	Healed    Kind = "healed"
-	Committed Kind = "committed"
-	Refused   Kind = "refused"
-	Failed    Kind = "failed"
+	"github.com/fencedb/fencedb/observe/feed"
 )
+
+// Kind says what happened: what workers publish, and what the stage adds.
+type Kind = feed.Kind
 
 // What the stage adds: it sees the processes and the servers from outside.
 const (

@@ -167,7 +167,7 @@ func (s *Stage) follow() {
 
 func (s *Stage) heard(e feed.Event) error {
 	s.journal.Add(Record{
-		At: e.At, Kind: Kind(e.Kind), Worker: e.Worker,
+		At: e.At, Kind: e.Kind, Worker: e.Worker,
 		Token: e.Token, Stored: e.Stored, LeaseID: e.LeaseID,
 		TTL: e.TTL.Milliseconds(), Took: e.Took.Milliseconds(), Cause: e.Cause,
 	})

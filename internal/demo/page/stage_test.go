@@ -12,6 +12,7 @@ import (
 
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func TestMain(m *testing.M) {
@@ -25,16 +26,16 @@ func TestTheZombieIsRefusedBehindTheFence(t *testing.T) {
 
 	s.play("zombie")
 
-	s.await(func() bool { return len(s.all(Refused)) > 0 }) // the guest may have been told before the feed was heard
-	refused := s.only(Refused)
-	granted := s.all(Granted)
+	s.await(func() bool { return len(s.all(feed.Refused)) > 0 }) // the guest may have been told before the feed was heard
+	refused := s.only(feed.Refused)
+	granted := s.all(feed.Granted)
 	require.Len(t, granted, 2)
 	require.Equal(t, []int64{granted[0].Token, granted[1].Token}, []int64{refused.Token, refused.Stored})
 	require.Equal(t, granted[0].Worker, refused.Worker)
 	require.Equal(t, []row{{"Bob", granted[1].Token}}, s.bookings())
 	require.Equal(t, []string{"booked", "stale"}, s.told())
-	require.Equal(t, []Kind{Paused, Expired, Woken, Refused},
-		s.order(Paused, Expired, Woken, Refused))
+	require.Equal(t, []Kind{Paused, Expired, Woken, feed.Refused},
+		s.order(Paused, Expired, Woken, feed.Refused))
 }
 
 func TestAWorkerThatWasStoppedWhileIdleCanBeAZombieAllTheSame(t *testing.T) {
@@ -74,7 +75,7 @@ func TestTwoGuestsGetOneBooking(t *testing.T) {
 
 	require.Len(t, s.bookings(), 1)
 	require.Equal(t, []string{"booked", "taken"}, s.told())
-	require.NotEmpty(t, s.all(Waiting))
+	require.NotEmpty(t, s.all(feed.Waiting))
 }
 
 func TestTheNextGetsTheLeaseOfOneThatWasKilled(t *testing.T) {
@@ -83,8 +84,8 @@ func TestTheNextGetsTheLeaseOfOneThatWasKilled(t *testing.T) {
 
 	s.play("crash")
 
-	require.Equal(t, s.only(Expired).Token, s.all(Granted)[0].Token)
-	require.Equal(t, []row{{"Bob", s.all(Granted)[1].Token}}, s.bookings())
+	require.Equal(t, s.only(Expired).Token, s.all(feed.Granted)[0].Token)
+	require.Equal(t, []row{{"Bob", s.all(feed.Granted)[1].Token}}, s.bookings())
 	killed := s.only(Killed)
 	s.await(func() bool { return len(s.all(Started)) == 4 })
 	again := s.all(Started)[3]
@@ -96,12 +97,12 @@ func TestALeaseRunsOutAlsoWhereNobodyWaits(t *testing.T) {
 	t.Parallel()
 	s := onStage(t)
 	s.must("reserve", "A")
-	s.await(func() bool { return len(s.all(Granted)) == 1 })
+	s.await(func() bool { return len(s.all(feed.Granted)) == 1 })
 
 	s.must("kill", "A")
 
 	s.await(func() bool { return len(s.all(Expired)) == 1 })
-	require.Equal(t, s.only(Granted).Token, s.only(Expired).Token)
+	require.Equal(t, s.only(feed.Granted).Token, s.only(Expired).Token)
 	require.Empty(t, s.bookings())
 }
 
@@ -117,7 +118,7 @@ func TestTokensRiseAfterALoss(t *testing.T) {
 	}
 
 	var tokens []int64
-	for _, r := range s.all(Granted) {
+	for _, r := range s.all(feed.Granted) {
 		tokens = append(tokens, r.Token)
 	}
 	require.Len(t, tokens, 3)

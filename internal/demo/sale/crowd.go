@@ -16,6 +16,7 @@ import (
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // settings are what a worker is told at its start.
@@ -166,7 +167,8 @@ func (c *crowd) buy(ctx context.Context, name string) {
 }
 
 func (c *crowd) reserve(ctx context.Context, name string) (shop.Cart, error) {
-	ctx, a := c.hold.watch(ctx)
+	a := &attempt{}
+	ctx = context.WithValue(ctx, attemptKey{}, a)
 	began := time.Now()
 	cart, err := c.shop.Reserve(ctx, name, c.wishes())
 	c.note(err)
@@ -209,21 +211,17 @@ func (c *crowd) wishes() (lines []shop.Line) {
 // in the driver, when everything that can be checked before has been checked. Then the process can
 // be stopped at the worst point instead of at any.
 type breakpoint struct {
+	faulty.Breakpoint // never armed, for the rest of what pgx asks of a tracer
+
 	reached func(skus []string) // that are about to be written
 	goOn    chan struct{}
 	armed   atomic.Bool
 }
 
-// attempt is one buyer at one cart.
+// attempt is one buyer at one cart. What happens under a context that has one can be held.
 type attempt struct{ held bool }
 
 type attemptKey struct{}
-
-// watch makes what happens under the context something to be held.
-func (b *breakpoint) watch(ctx context.Context) (context.Context, *attempt) {
-	a := &attempt{}
-	return context.WithValue(ctx, attemptKey{}, a), a
-}
 
 // arm holds the next one. A word to go on that came too late for the last one does not count.
 func (b *breakpoint) arm() {
@@ -254,17 +252,3 @@ func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.
 	}
 	return ctx
 }
-
-// TraceBatchQuery implements [pgx.BatchTracer].
-func (*breakpoint) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-// TraceBatchEnd implements [pgx.BatchTracer].
-func (*breakpoint) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
-// TraceQueryStart implements [pgx.QueryTracer].
-func (*breakpoint) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-// TraceQueryEnd implements [pgx.QueryTracer].
-func (*breakpoint) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
