@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -55,25 +54,13 @@ type writer struct {
 }
 
 func (a *app) showAdoption(ctx context.Context, cmd *cli.Command) error {
-	table := cmd.Args().First()
-	if cmd.Args().Len() != 1 || table == "" {
-		return usage("%s takes one table, such as bookings, got %q", cmd.FullName(), cmd.Args().Slice())
-	}
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	pool, err := postgres(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	found, err := readAdoption(ctx, pool, table)
-	if err != nil {
-		return explained(err)
-	}
-	return a.show(cmd, found)
+	return onPostgres(ctx, cmd, func(ctx context.Context, pool *pgxpool.Pool) error {
+		found, err := readAdoption(ctx, pool, cmd.Args().First())
+		if err != nil {
+			return explained(err)
+		}
+		return a.show(cmd, found)
+	})
 }
 
 var errNotProtected = errors.New("it is not protected; its owner can observe it with SELECT fencedb.protect(..., mode => 'observe')")
@@ -105,8 +92,6 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	return found, err
 }
 
-func ago(at time.Time) string { return span(max(0, time.Since(at))) + " ago" }
-
 // reasons are words for what a guard refuses.
 var reasons = map[string]string{
 	"FN001": "stale token",
@@ -120,29 +105,25 @@ var reasons = map[string]string{
 func (r *adoption) print(p page) {
 	state := "enforced"
 	if r.ObservedSince != nil {
-		state = "observed for " + span(max(0, time.Since(*r.ObservedSince)))
+		state = "observed for " + elapsed(*r.ObservedSince)
 	}
 	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(r.Resource)}, [2]string{"GUARD", state})
-	if len(r.Writers) > 0 {
-		rows := make([][]string, len(r.Writers))
-		for i, w := range r.Writers {
-			resource := ""
-			if w.Resource != nil {
-				resource = visible(*w.Resource)
-			}
-			rows[i] = []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
-				ago(w.FirstAt), ago(w.LastAt), strconv.FormatInt(w.Times, 10), resource}
+	header := []string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}
+	list(p, header, r.Writers, func(w writer) []string {
+		resource := ""
+		if w.Resource != nil {
+			resource = visible(*w.Resource)
 		}
-		fmt.Fprintln(p.out)
-		p.table([]string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}, rows)
-	}
+		return []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
+			elapsed(w.FirstAt) + " ago", elapsed(w.LastAt) + " ago", fmt.Sprint(w.Times), resource}
+	})
 	fmt.Fprintln(p.out)
 	switch {
 	case r.ObservedSince == nil:
-		p.paragraph("* ", "It refuses such writes now. What is shown was observed before; what is refused is not recorded.", "  ")
+		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")
 	case r.QuietSince.After(*r.ObservedSince):
-		p.paragraph("* ", fmt.Sprintf("Nothing would have been refused for %s. Before that, the writes above would have been.", span(max(0, time.Since(*r.QuietSince)))), "  ")
+		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", elapsed(*r.QuietSince))
 	default:
-		p.paragraph("* ", "The list is empty: nothing would have been refused since observing began, or since fencedb.forget_observations emptied it.", "  ")
+		p.point("The list is empty: nothing would have been refused since observing began, or since fencedb.forget_observations emptied it.")
 	}
 }

@@ -24,6 +24,8 @@ const (
 	flagSeed    = "seed"
 	flagTTL     = "ttl"
 	flagWorkers = "workers"
+	flagClients = "clients"
+	flagWidth   = "width"
 	flagOnly    = "only"
 	flagControl = "control"
 	flagHTML    = "html"
@@ -38,11 +40,11 @@ func (a *app) chaos() *cli.Command {
 	return &cli.Command{
 		Name:  "chaos",
 		Usage: "try leases and fences on your servers, under faults",
-		Description: `Starts worker processes that count, set a register and move money between
-accounts, each with a lease from your Redis and behind the fence in your
-Postgres. Meanwhile they are stopped and killed, and their connections are
-delayed, held and cut by proxies of this command. What came of every attempt
-is judged: docs/chaos.md says by which rules.
+		Description: `Starts worker processes that count, set a register, move money between
+accounts and more, each with a lease from your Redis and behind the fence in
+your Postgres. Meanwhile they are stopped and killed, and their connections
+are delayed, held and cut by proxies of this command. What came of every
+attempt is judged: docs/chaos.md says by which rules.
 
 Everything is in a namespace in Redis and a schema in Postgres that this run
 makes and removes. The role needs CREATE on the database and nothing else; an
@@ -53,7 +55,7 @@ the audit of a database that has the schema fencedb, is listed.
    fencedb chaos --for 1m --seed 270069174949906     the same faults again
    fencedb chaos --for 10s --control no-fence        must fail
 
-Wrong ways to write: ` + strings.Replace(controls(), ", safe", ",\nsafe", 1) + `.
+Wrong ways to write: ` + strings.Replace(words(chaos.Controls()), ", safe", ",\nsafe", 1) + `.
 
 The exit code is 1 if a promise was broken.`,
 		Flags: []cli.Flag{
@@ -61,6 +63,8 @@ The exit code is 1 if a promise was broken.`,
 			&cli.Uint64Flag{Name: flagSeed, Usage: "repeat a run by its `NUMBER`", DefaultText: "new"},
 			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: time.Second},
 			&cli.IntFlag{Name: flagWorkers, Usage: "`NUMBER` of processes", Value: 4},
+			&cli.IntFlag{Name: flagClients, Usage: "`NUMBER` in each process", Value: 3},
+			&cli.IntFlag{Name: flagWidth, Usage: "`NUMBER` of each object", Value: 1},
 			&cli.StringSliceFlag{Name: flagOnly, Usage: "`FAULT`; all if not given"},
 			&cli.StringFlag{Name: flagControl, Usage: "write in a wrong `WAY`, see above"},
 			&cli.StringFlag{Name: flagHTML, Usage: "write the verdict to a `FILE` too"},
@@ -69,35 +73,14 @@ The exit code is 1 if a promise was broken.`,
 	}
 }
 
-func controls() string {
-	var all []string
-	for _, c := range chaos.Controls() {
-		all = append(all, string(c))
-	}
-	return strings.Join(all, ", ")
-}
-
 // trial is the result of chaos.
 type trial struct{ *chaos.Verdict }
 
 func (t trial) print(p page) { t.Text(p.out) }
 
 func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
-	if err := noArguments(cmd); err != nil {
-		return err
-	}
-	c := chaos.Config{
-		PostgresURL: cmd.String(flagPostgres), RedisURL: cmd.String(flagRedis), Open: newRedis,
-		Seed: cmd.Uint64(flagSeed), For: cmd.Duration(flagFor), TTL: cmd.Duration(flagTTL), Workers: cmd.Int(flagWorkers),
-		Only: cmd.StringSlice(flagOnly), Control: chaos.Control(cmd.String(flagControl)), Log: a.out,
-	}
-	if cmd.Bool(flagJSON) {
-		c.Log = a.errOut
-	}
-	if err := c.Check(); err != nil {
-		return usage("%w", err)
-	}
-	if err := addresses(ctx, cmd); err != nil {
+	c, err := a.chaosConfig(ctx, cmd)
+	if err != nil {
 		return err
 	}
 	v, err := chaos.Run(ctx, c)
@@ -108,7 +91,11 @@ func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if path := cmd.String(flagHTML); path != "" {
-		if err := writeHTML(path, v); err != nil {
+		file, err := os.Create(path)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(v.HTML(file), file.Close()); err != nil {
 			return err
 		}
 	}
@@ -118,19 +105,25 @@ func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
 	return nil
 }
 
-// addresses refuses what cannot be the address of a server.
-func addresses(ctx context.Context, cmd *cli.Command) error {
-	client, err := openRedis(cmd)
-	if err != nil {
-		return err
+// chaosConfig is for chaos and for drill, where the flags that it does not have are zero.
+func (a *app) chaosConfig(ctx context.Context, cmd *cli.Command) (chaos.Config, error) {
+	c := chaos.Config{
+		PostgresURL: cmd.String(flagPostgres), RedisURL: cmd.String(flagRedis), Open: newRedis,
+		Seed: cmd.Uint64(flagSeed), For: cmd.Duration(flagFor), TTL: cmd.Duration(flagTTL), Workers: cmd.Int(flagWorkers),
+		Clients: cmd.Int(flagClients), Width: cmd.Int(flagWidth),
+		Only: cmd.StringSlice(flagOnly), Control: chaos.Control(cmd.String(flagControl)), Log: a.out,
 	}
-	_ = client.Close()
-	pool, err := openPostgres(ctx, cmd)
-	if err != nil {
-		return err
+	if cmd.Bool(flagJSON) {
+		c.Log = a.errOut
 	}
-	pool.Close()
-	return nil
+	if err := c.Check(); err != nil {
+		return c, usage("%w", err)
+	}
+	s, err := open(ctx, cmd) // to refuse what cannot be an address
+	if err == nil {
+		s.close()
+	}
+	return c, err
 }
 
 func (a *app) drill() *cli.Command {
@@ -167,20 +160,8 @@ func (s scene) print(p page) {
 }
 
 func (a *app) runDrill(ctx context.Context, cmd *cli.Command) error {
-	if err := noArguments(cmd); err != nil {
-		return err
-	}
-	c := chaos.Config{
-		PostgresURL: cmd.String(flagPostgres), RedisURL: cmd.String(flagRedis), Open: newRedis,
-		TTL: cmd.Duration(flagTTL), Log: a.out,
-	}
-	if cmd.Bool(flagJSON) {
-		c.Log = a.errOut
-	}
-	if err := c.Check(); err != nil {
-		return usage("%w", err)
-	}
-	if err := addresses(ctx, cmd); err != nil {
+	c, err := a.chaosConfig(ctx, cmd)
+	if err != nil {
 		return err
 	}
 	d, err := chaos.Drill(ctx, c)
@@ -194,12 +175,4 @@ func (a *app) runDrill(ctx context.Context, cmd *cli.Command) error {
 		return fmt.Errorf("%w: step %d", errViolated, len(d.Steps))
 	}
 	return nil
-}
-
-func writeHTML(path string, v *chaos.Verdict) error {
-	file, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(v.HTML(file), file.Close())
 }

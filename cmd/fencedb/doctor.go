@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
@@ -37,6 +37,7 @@ is examined.
 
 type severity string
 
+// The severities, in the order in which they are shown.
 const (
 	failure severity = "error"   // writes or leases are unsafe now, or do not work
 	warning severity = "warning" // something to look at
@@ -66,13 +67,7 @@ func (d *diagnosis) add(findings ...finding) { d.Findings = append(d.Findings, f
 // sort puts errors first, otherwise in the order of the examination. It returns the number of
 // errors.
 func (d *diagnosis) sort() (errors int) {
-	rank := func(f finding) int {
-		if f.Severity == failure {
-			return 0
-		}
-		return 1
-	}
-	slices.SortStableFunc(d.Findings, func(a, b finding) int { return rank(a) - rank(b) })
+	slices.SortStableFunc(d.Findings, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
 	for errors < len(d.Findings) && d.Findings[errors].Severity == failure {
 		errors++
 	}
@@ -89,28 +84,23 @@ func (d *diagnosis) print(p page) {
 			style = red
 		}
 		fmt.Fprintln(p.out, p.styled(string(f.Severity), style)+" "+f.Code)
-		p.paragraph("  ", f.What, "  ")
-		p.paragraph("  ", "Why: "+f.Why, "  ")
-		p.paragraph("  ", "Do: "+f.Do, "  ")
+		for _, text := range []string{f.What, "Why: " + f.Why, "Do: " + f.Do} {
+			p.paragraph("  ", text)
+		}
 	}
 }
 
 var errFindings = errors.New("errors were found")
 
 func (a *app) examine(ctx context.Context, cmd *cli.Command) error {
-	if err := noArguments(cmd); err != nil {
-		return err
-	}
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return err
-	}
+	ctx, cancel := bounded(ctx, cmd)
 	defer cancel()
-	e, closeBoth, err := newExamination(ctx, cmd)
+	s, err := open(ctx, cmd) // to connect is a part of the examination
 	if err != nil {
 		return err
 	}
-	defer closeBoth()
+	defer s.close()
+	e := &examination{servers: s, diagnosis: diagnosis{Findings: []finding{}}, long: cmd.Duration(flagLong)}
 	if err := e.run(ctx); err != nil {
 		return err
 	}
@@ -126,39 +116,12 @@ func (a *app) examine(ctx context.Context, cmd *cli.Command) error {
 
 // examination is a run of doctor.
 type examination struct {
+	*servers
 	diagnosis
-	client redis.UniversalClient
-	names  names
-	issuer *lease.Issuer
-	pool   *pgxpool.Pool
-	long   time.Duration
+	long time.Duration
 
 	redis    []lease.ServerHealth // that answered with their clock
 	postgres time.Duration        // how far its clock is ahead of the clock of this process
-}
-
-// newExamination does not connect: an unreachable server is a finding.
-func newExamination(ctx context.Context, cmd *cli.Command) (*examination, func(), error) {
-	client, err := openRedis(cmd)
-	if err != nil {
-		return nil, nil, err
-	}
-	pool, err := openPostgres(ctx, cmd)
-	if err != nil {
-		_ = client.Close()
-		return nil, nil, err
-	}
-	closeBoth := func() {
-		pool.Close()
-		_ = client.Close()
-	}
-	i, err := issuer(client, namesOf(cmd))
-	if err != nil {
-		closeBoth()
-		return nil, nil, usage("%w", err)
-	}
-	e := &examination{diagnosis: diagnosis{Findings: []finding{}}, client: client, names: namesOf(cmd), issuer: i, pool: pool, long: cmd.Duration(flagLong)}
-	return e, closeBoth, nil
 }
 
 // run returns an error if there is no diagnosis.

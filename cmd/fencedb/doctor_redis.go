@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -190,7 +189,7 @@ func (e *examination) askCounters(ctx context.Context) error {
 			return err
 		}
 		if known.LastToken < f.Token {
-			e.add(redisBehind.about(f.Token, visible(f.Resource), knows(known.LastToken)))
+			e.add(redisBehind.about(f.Token, visible(f.Resource), cmp.Or(tokenText(known.LastToken), "none")))
 		}
 	}
 	return nil
@@ -203,11 +202,4 @@ func (e *examination) floor() time.Time {
 		slowest = min(slowest, s.Clock)
 	}
 	return time.Now().Add(slowest)
-}
-
-func knows(token int64) string {
-	if token == 0 {
-		return "none"
-	}
-	return fmt.Sprint(token)
 }

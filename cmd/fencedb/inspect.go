@@ -2,14 +2,21 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"strconv"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/once"
+	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func (a *app) inspect() *cli.Command {
@@ -55,11 +62,8 @@ type holder struct {
 }
 
 func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
-	return a.onResource(ctx, cmd, func(ctx context.Context, o *operation) error {
-		ctx, cancel, err := bounded(ctx, cmd)
-		if err != nil {
-			return err
-		}
+	return a.onResource(ctx, cmd, func(o *operation) error {
+		ctx, cancel := bounded(ctx, cmd)
 		defer cancel()
 		found, err := o.look(ctx)
 		if err != nil {
@@ -79,13 +83,8 @@ type operation struct {
 }
 
 // onResource connects both servers for a command that takes one resource.
-func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(context.Context, *operation) error) error {
-	if cmd.Args().Len() != 1 || cmd.Args().First() == "" {
-		return usage("%s takes one resource, such as table:12, got %q", cmd.FullName(), cmd.Args().Slice())
-	}
-	return a.onServers(ctx, cmd, func(s *servers) error {
-		return fn(ctx, &operation{cmd.Args().First(), s})
-	})
+func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(*operation) error) error {
+	return a.onServers(ctx, cmd, func(s *servers) error { return fn(&operation{cmd.Args().First(), s}) })
 }
 
 // look reads Redis first, so that the fence is never older than the lease it is compared with.
@@ -127,7 +126,7 @@ func (r *inspection) print(p page) {
 	facts := [][2]string{
 		{"RESOURCE", visible(r.Resource)},
 		{"HOLDER", r.Holder.String()},
-		{"WAITING", strconv.Itoa(r.Waiters)},
+		{"WAITING", fmt.Sprint(r.Waiters)},
 		{"REDIS", r.counter()},
 		{"LEDGER", r.Fence.String()},
 	}
@@ -138,38 +137,46 @@ func (r *inspection) print(p page) {
 		facts = append(facts, [2]string{"ONCE", r.Once.String()})
 	}
 	p.facts(facts...)
-	printTransactions(p, r.Transactions)
-	printPlaces(p, r.Semaphore)
-	printRefusals(p, r.Refusals)
-	printNotes(p, r.Notes)
+	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, r.Transactions, func(t transaction) []string {
+		return []string{fmt.Sprint(t.PID), visible(t.Application), t.State, millis(t.OpenMS)}
+	})
+	if r.Semaphore != nil {
+		list(p, []string{"PLACE", "HELD FOR", "ENDS IN", "LEASE", "HOLDER"}, r.Semaphore.Holders, func(h holder) []string {
+			return []string{fmt.Sprint(h.Token), since(h.IssuedAt), millis(h.ExpiresInMS), h.LeaseID.String(), visible(h.Label)}
+		})
+	}
+	list(p, []string{"REFUSED", "WORKER", "CARRIED", "STORED"}, r.Refusals, func(w refused) []string {
+		return []string{elapsed(w.At) + " ago", visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
+	})
+	if len(r.Notes) > 0 {
+		fmt.Fprintln(p.out)
+	}
+	for _, n := range r.Notes {
+		p.point("%s", n.Text)
+	}
 }
 
 func (h *holder) String() string {
 	if h == nil {
 		return "nobody"
 	}
-	left := time.Duration(h.ExpiresInMS) * time.Millisecond
-	text := fmt.Sprintf("token %d%s, ends in %s unless renewed\n%s", h.Token, age(h.IssuedAt), span(left), "lease "+h.LeaseID.String())
+	text := fmt.Sprintf("token %d", h.Token)
 	if h.Label != "" {
 		text = visible(h.Label) + "\n" + text
 	}
-	return text
-}
-
-func age(at *time.Time) string {
-	if at == nil {
-		return ""
+	if h.IssuedAt != nil {
+		text += ", for " + elapsed(*h.IssuedAt)
 	}
-	return ", for " + span(max(0, time.Since(*at)))
+	return fmt.Sprintf("%s, ends in %s unless renewed\nlease %s", text, millis(h.ExpiresInMS), h.LeaseID)
 }
 
 func (r *inspection) counter() string {
 	if r.LastToken == nil {
 		return "knows no token"
 	}
-	text := "last token " + strconv.FormatInt(*r.LastToken, 10)
+	text := fmt.Sprintf("last token %d", *r.LastToken)
 	if r.RememberedForMS != nil {
-		text += ", remembered for " + span(time.Duration(*r.RememberedForMS)*time.Millisecond)
+		text += ", remembered for " + millis(*r.RememberedForMS)
 	}
 	return text
 }
@@ -178,34 +185,13 @@ func (f *fence) String() string {
 	if f == nil {
 		return "no token has entered"
 	}
-	return fmt.Sprintf("token %d, entered %s ago\nlease %s", f.Token, span(max(0, time.Since(f.EnteredAt))), f.LeaseID)
-}
-
-func printTransactions(p page, open []transaction) {
-	if len(open) == 0 {
-		return
-	}
-	rows := make([][]string, len(open))
-	for i, t := range open {
-		rows[i] = []string{strconv.Itoa(t.PID), visible(t.Application), t.State, span(t.open())}
-	}
-	fmt.Fprintln(p.out)
-	p.table([]string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, rows)
+	return fmt.Sprintf("token %d, entered %s ago\nlease %s", f.Token, elapsed(f.EnteredAt), f.LeaseID)
 }
 
 // note is a conclusion from the inspection. Its code is for programs and does not change.
 type note struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
-}
-
-func printNotes(p page, notes []note) {
-	if len(notes) > 0 {
-		fmt.Fprintln(p.out)
-	}
-	for _, n := range notes {
-		p.paragraph("* ", n.Text, "  ")
-	}
 }
 
 // conclude compares the holder with the fence and says who can write now.
@@ -246,4 +232,186 @@ func (r *inspection) conclude() []note {
 		add("revoked", "An earlier lease, %s, was revoked in the last minute or so.", *r.Revoked)
 	}
 	return notes
+}
+
+// fence is a row of the ledger in Postgres.
+type fence struct {
+	Token     int64     `json:"token"`
+	LeaseID   uuid.UUID `json:"lease_id"`
+	EnteredAt time.Time `json:"entered_at"`
+
+	revoked bool // by a revocation, so no earlier holder is left
+	reset   bool // by a reset, which lets holders above it in again
+	tooHigh bool // no lease can pass it
+}
+
+// SQL conditions on a fence f. No token of a foreign issuer is too high, because Redis does not
+// issue it.
+const (
+	foreign = `EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(f.resource, ':', 1))`
+	tooHigh = `(f.last_fencing_token >= 9007199254740991 AND NOT ` + foreign + `)`
+)
+
+// readFence returns nil if no token has entered yet.
+func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
+	var f fence
+	err := pool.QueryRow(ctx, `
+		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, coalesce(a.event = 'revoke', false), coalesce(a.event = 'reset', false), `+tooHigh+`
+		FROM fencedb.fences f LEFT JOIN fencedb.audit a
+		  ON a.resource = f.resource AND a.event IN ('revoke', 'reset') AND a.details ->> 'lease_id' = f.lease_id::text
+		WHERE f.resource = $1`, resource).
+		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked, &f.reset, &f.tooHigh)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, explained(err)
+	}
+	f.EnteredAt = f.EnteredAt.UTC()
+	return &f, nil
+}
+
+// transaction is an open transaction that holds a fence.
+type transaction struct {
+	PID         int    `json:"pid"`
+	Application string `json:"application"`
+	State       string `json:"state"`
+	OpenMS      int64  `json:"open_ms"`
+}
+
+func readTransactions(ctx context.Context, pool *pgxpool.Pool, resource string) ([]transaction, error) {
+	rows, _ := pool.Query(ctx, `SELECT pid, coalesce(application, '') AS application, coalesce(state, '') AS state, coalesce(open_ms, 0) AS open_ms
+		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC`, resource)
+	open, err := pgx.CollectRows(rows, pgx.RowToStructByPos[transaction])
+	if err != nil {
+		return nil, explained(err)
+	}
+	return append([]transaction{}, open...), nil
+}
+
+// places are the permits of a semaphore.
+type places struct {
+	Limit   *int     `json:"limit"` // set in Redis; nil: each program has its own
+	Waiters int      `json:"waiters"`
+	Holders []holder `json:"holders"`
+}
+
+// recorded is the result of a once: key.
+type recorded struct {
+	Bytes           int    `json:"bytes"`
+	RememberedForMS *int64 `json:"remembered_for_ms"` // nil: for ever
+}
+
+// lookAround adds what does not matter for who can write: refusals, permits and results.
+func (o *operation) lookAround(ctx context.Context, found *inspection) (err error) {
+	if found.Refusals, err = o.readRefusals(ctx); err != nil {
+		return fmt.Errorf("redis: the feed: %w", err)
+	}
+	if found.Semaphore, err = o.readPlaces(ctx); err != nil {
+		return err
+	}
+	found.Once, err = o.readResult(ctx)
+	return err
+}
+
+// limitOfNobody is a limit that no program uses.
+const limitOfNobody = lease.MaxLimit
+
+func newSemaphore(s *servers) (*lease.Semaphore, error) {
+	return lease.NewSemaphore(s.client, lease.SemaphoreConfig{Limit: limitOfNobody,
+		Lease: lease.Config{TTL: time.Minute, Namespace: s.names.namespace, HashResources: s.names.hashed}})
+}
+
+func (o *operation) readPlaces(ctx context.Context) (*places, error) {
+	s, err := newSemaphore(o.servers)
+	if err != nil {
+		return nil, err
+	}
+	known, err := s.Inspect(ctx, o.resource)
+	if err != nil || len(known.Permits)+known.Waiters == 0 {
+		return nil, err
+	}
+	found := &places{Waiters: known.Waiters, Holders: []holder{}}
+	if known.Limit != limitOfNobody {
+		found.Limit = &known.Limit
+	}
+	for _, h := range known.Permits {
+		found.Holders = append(found.Holders, placeOf(h))
+	}
+	return found, nil
+}
+
+func placeOf(h lease.Permit) holder {
+	return holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
+}
+
+// onceResources are those of package once.
+const onceResources = "once:"
+
+func (o *operation) readResult(ctx context.Context) (*recorded, error) {
+	key, ok := strings.CutPrefix(o.resource, onceResources)
+	if !ok || key == "" {
+		return nil, nil
+	}
+	keys, err := once.New(o.client, once.Config{Namespace: o.names.namespace, HashKeys: o.names.hashed})
+	if err != nil {
+		return nil, err
+	}
+	state, err := keys.State(ctx, key)
+	if err != nil || state.Phase != once.Done {
+		return nil, err
+	}
+	r := &recorded{Bytes: len(state.Result)}
+	if ms := state.ExpiresIn.Milliseconds(); ms >= 0 {
+		r.RememberedForMS = &ms
+	}
+	return r, nil
+}
+
+func (s *places) String() string {
+	taken := fmt.Sprint(len(s.Holders))
+	if s.Limit != nil {
+		taken += fmt.Sprintf(" of %d", *s.Limit)
+	}
+	return fmt.Sprintf("places: %s taken, %d waiting", taken, s.Waiters)
+}
+
+func (r *recorded) String() string {
+	text := fmt.Sprintf("done, with a result of %d bytes", r.Bytes)
+	if r.RememberedForMS != nil {
+		text += ", remembered for " + millis(*r.RememberedForMS)
+	}
+	return text
+}
+
+// refused is a write with a stale token.
+type refused struct {
+	At     time.Time `json:"at"`
+	Worker string    `json:"worker"`
+	Token  int64     `json:"token"`
+	Stored int64     `json:"stored"`
+}
+
+const mostRefusals = 5
+
+// readRefusals reads the feed. It returns nil if no program publishes, or if permission to read was
+// denied.
+func (o *operation) readRefusals(ctx context.Context) ([]refused, error) {
+	var found []refused
+	name, digits := o.resource, feed.Hashed(o.resource)
+	err := feed.Replay(ctx, o.client, "0", func(e feed.Event) error {
+		if found == nil {
+			found = []refused{}
+		}
+		if e.Kind == feed.Refused && (e.Resource == name || e.Resource == digits) {
+			found = append(found, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
+			found = found[max(0, len(found)-mostRefusals):]
+		}
+		return nil
+	}, feed.Namespace(o.names.namespace))
+	if redis.IsPermissionError(err) {
+		return nil, nil
+	}
+	slices.Reverse(found)
+	return found, err
 }

@@ -66,14 +66,14 @@ func (l *leaseList) print(p page) {
 	rows := make([][]string, len(l.Leases))
 	for i, h := range l.Leases {
 		rows[i] = []string{visible(h.Resource), strconv.FormatInt(h.Token, 10), since(h.IssuedAt),
-			span(time.Duration(h.ExpiresInMS) * time.Millisecond), strconv.Itoa(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
+			millis(h.ExpiresInMS), strconv.Itoa(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
 	}
 	p.table(header, rows)
 	if l.More {
 		fmt.Fprintf(p.out, "\nand more; see --%s\n", flagLimit)
 	}
 	for _, problem := range l.Problems {
-		p.paragraph("* ", problem, "  ")
+		p.point("%s", problem)
 	}
 }
 
@@ -82,7 +82,7 @@ func since(at *time.Time) string {
 	if at == nil {
 		return ""
 	}
-	return span(max(0, time.Since(*at)))
+	return elapsed(*at)
 }
 
 // selection holds the arguments of leases.
@@ -98,28 +98,18 @@ func (a *app) listLeases(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	client, err := a.redisClient(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	list, err := findLeases(ctx, client, wanted)
-	if err != nil {
-		return err
-	}
-	return a.show(cmd, list)
+	return a.onRedis(ctx, cmd, func(ctx context.Context, client redis.UniversalClient) error {
+		list, err := findLeases(ctx, client, wanted)
+		if err != nil {
+			return err
+		}
+		return a.show(cmd, list)
+	})
 }
 
 func newSelection(cmd *cli.Command) (selection, error) {
 	wanted := selection{cmd.String(flagNamespace), cmd.Args().First(), cmd.Int(flagLimit), cmd.Bool(flagOldest), cmd.Duration(flagOlderThan)}
 	switch {
-	case cmd.Args().Len() > 1:
-		return wanted, usage("%s takes one prefix, got %q", cmd.FullName(), cmd.Args().Slice())
 	case cmd.Args().Present() && cmd.Bool(flagHashed):
 		return wanted, usage("with --%s Redis does not know how resources begin; list them without a prefix", flagHashed)
 	case wanted.limit < 1:
@@ -157,14 +147,11 @@ func findLeases(ctx context.Context, client redis.UniversalClient, wanted select
 		case err != nil:
 			return nil, err
 		}
-		list.Leases = append(list.Leases, slices.DeleteFunc(holders, wanted.tooNew)...)
+		list.Leases = append(list.Leases, slices.DeleteFunc(holders, func(h held) bool { // some of a semaphore may be new
+			return wanted.olderThan > 0 && (h.IssuedAt == nil || time.Since(*h.IssuedAt) <= wanted.olderThan)
+		})...)
 	}
 	return list, nil
-}
-
-// tooNew is checked for each holder, because some holders of a semaphore may be new.
-func (s selection) tooNew(h held) bool {
-	return s.olderThan > 0 && (h.IssuedAt == nil || time.Since(*h.IssuedAt) <= s.olderThan)
 }
 
 // holders returns none if the resource was released since.

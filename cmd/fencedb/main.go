@@ -46,12 +46,6 @@ const (
 	exitHalf     = 4 // revoked in Redis, not sealed in Postgres
 )
 
-var (
-	errUsage    = errors.New("usage error")
-	errDeclined = errors.New("not confirmed, nothing was changed")
-	errHalf     = errors.New("revoked in Redis, but not sealed in Postgres")
-)
-
 // withCode is an error with an exit code of its own.
 type withCode struct {
 	code int
@@ -60,19 +54,19 @@ type withCode struct {
 
 func (e withCode) Unwrap() error { return e.error }
 
+var (
+	errUsage    = withCode{exitUsage, errors.New("usage error")}
+	errDeclined = withCode{exitDeclined, errors.New("not confirmed, nothing was changed")}
+	errHalf     = withCode{exitHalf, errors.New("revoked in Redis, but not sealed in Postgres")}
+)
+
 func exitCode(err error) int {
 	own := withCode{}
 	switch {
-	case errors.As(err, &own):
-		return own.code
 	case err == nil:
 		return exitDone
-	case errors.Is(err, errUsage):
-		return exitUsage
-	case errors.Is(err, errDeclined):
-		return exitDeclined
-	case errors.Is(err, errHalf):
-		return exitHalf
+	case errors.As(err, &own):
+		return own.code
 	}
 	return exitFailed
 }
@@ -169,8 +163,11 @@ func (a *app) commands() []*cli.Command {
 	all = append(all, a.ofUnix()...)
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
+		if c.Commands == nil {
+			c.ArgValidator = checkCall
+		}
 		for _, sub := range c.Commands {
-			sub.OnUsageError = wrongFlag
+			sub.OnUsageError, sub.ArgValidator = wrongFlag, checkCall
 		}
 	}
 	return all
@@ -199,23 +196,34 @@ func unknownCommand(_ context.Context, cmd *cli.Command) error {
 	return cli.ShowSubcommandHelp(cmd)
 }
 
-// noArguments refuses arguments, which would be ignored.
-func noArguments(cmd *cli.Command) error {
-	if cmd.Args().Present() {
-		return usage("%s takes no argument, got %q", cmd.FullName(), cmd.Args().Slice())
+// arguments says how many a command takes, by the name that its help has for them.
+var arguments = map[string]struct {
+	least, most int
+	text        string
+}{
+	"":         {0, 0, "no argument"},
+	"[PREFIX]": {0, 1, "one prefix"},
+	"RESOURCE": {1, 1, "one resource, such as table:12"},
+	"TABLE":    {1, 1, "one table, such as bookings"},
+	"TYPE":     {1, 1, "one type of resources, which is what stands before the colon: table for table:12"},
+}
+
+// checkCall checks what commands have in common, before any of them begins.
+func checkCall(_ context.Context, cmd *cli.Command) error {
+	if limit := cmd.Duration(flagTimeout); limit <= 0 {
+		return usage("--%s must be positive, got %v", flagTimeout, limit)
+	}
+	takes, known := arguments[cmd.ArgsUsage] // not those of with
+	if n := cmd.Args().Len(); known && (n < takes.least || n > takes.most || takes.least > 0 && cmd.Args().First() == "") {
+		return usage("%s takes %s, got %q", cmd.FullName(), takes.text, cmd.Args().Slice())
 	}
 	return nil
 }
 
 // bounded limits one exchange with the servers by --timeout. The time that a person takes to answer
 // does not count.
-func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc, error) {
-	limit := cmd.Duration(flagTimeout)
-	if limit <= 0 {
-		return nil, nil, usage("--%s must be positive, got %v", flagTimeout, limit)
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	return ctx, cancel, nil
+func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, cmd.Duration(flagTimeout))
 }
 
 // withoutBashCompletion replaces the one function that the script for bash needs from the package

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/migrations"
@@ -36,7 +38,7 @@ type migration struct {
 type schemaReport struct {
 	Migrations []migration `json:"migrations"`
 	Changed    []string    `json:"changed"` // names of the migrations that were applied or removed
-	down       bool
+	removed    bool
 }
 
 func (r schemaReport) print(p page) {
@@ -51,7 +53,7 @@ func (r schemaReport) print(p page) {
 	p.table([]string{"VERSION", "NAME", "STATE"}, rows)
 	if len(r.Changed) > 0 {
 		verb := "applied"
-		if r.down {
+		if r.removed {
 			verb = "removed"
 		}
 		fmt.Fprintf(p.out, "\n%s now: %s\n", verb, strings.Join(r.Changed, ", "))
@@ -59,7 +61,7 @@ func (r schemaReport) print(p page) {
 }
 
 func (a *app) migrateUp(ctx context.Context, cmd *cli.Command) error {
-	return a.changeSchema(ctx, cmd, false)
+	return a.onSchema(ctx, cmd, migrations.Up)
 }
 
 func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
@@ -69,15 +71,18 @@ func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 	}
-	return a.changeSchema(ctx, cmd, true)
+	return a.onSchema(ctx, cmd, migrations.Down)
 }
 
-func (a *app) changeSchema(ctx context.Context, cmd *cli.Command, down bool) error {
-	change := migrations.Up
-	if down {
-		change = migrations.Down
-	}
-	return a.onSchema(ctx, cmd, func(ctx context.Context, db *sql.DB) error {
+func (a *app) migrateStatus(ctx context.Context, cmd *cli.Command) error {
+	return a.onSchema(ctx, cmd, func(context.Context, *sql.DB) error { return nil })
+}
+
+// onSchema changes the schema and shows what came of it.
+func (a *app) onSchema(ctx context.Context, cmd *cli.Command, change func(context.Context, *sql.DB) error) error {
+	return onPostgres(ctx, cmd, func(ctx context.Context, pool *pgxpool.Pool) error {
+		db := stdlib.OpenDBFromPool(pool)
+		defer db.Close()
 		before, err := migrations.Status(ctx, db)
 		if err != nil {
 			return err
@@ -89,52 +94,18 @@ func (a *app) changeSchema(ctx context.Context, cmd *cli.Command, down bool) err
 		if err != nil {
 			return err
 		}
-		return a.show(cmd, newSchemaReport(before, after, down))
-	})
-}
-
-func (a *app) migrateStatus(ctx context.Context, cmd *cli.Command) error {
-	return a.onSchema(ctx, cmd, func(ctx context.Context, db *sql.DB) error {
-		now, err := migrations.Status(ctx, db)
-		if err != nil {
-			return err
+		r := schemaReport{Migrations: []migration{}, Changed: []string{}}
+		for i, m := range after {
+			r.Migrations = append(r.Migrations, migration(m))
+			if m.Applied != before[i].Applied {
+				r.Changed, r.removed = append(r.Changed, m.Name), !m.Applied
+			}
 		}
-		return a.show(cmd, newSchemaReport(now, now, false))
+		return a.show(cmd, r)
 	})
-}
-
-func (a *app) onSchema(ctx context.Context, cmd *cli.Command, fn func(context.Context, *sql.DB) error) error {
-	if err := noArguments(cmd); err != nil {
-		return err
-	}
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	db, closeDB, err := database(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer closeDB()
-	return fn(ctx, db)
-}
-
-func newSchemaReport(before, after []migrations.Migration, down bool) schemaReport {
-	r := schemaReport{Migrations: []migration{}, Changed: []string{}, down: down}
-	for i, m := range after {
-		r.Migrations = append(r.Migrations, migration(m))
-		if m.Applied != before[i].Applied {
-			r.Changed = append(r.Changed, m.Name)
-		}
-	}
-	return r
 }
 
 func (a *app) migratePrint(_ context.Context, cmd *cli.Command) error {
-	if err := noArguments(cmd); err != nil {
-		return err
-	}
 	fmt.Fprint(a.out, "-- The SQL that fencedb migrate up runs on an empty database. Both leave the same schema, so either can continue the other.\n\n")
 	for _, m := range migrations.Scripts() {
 		fmt.Fprintf(a.out, "-- %05d %s\nBEGIN;\n%s\nCOMMIT;\n\n", m.Version, m.Name, strings.TrimSpace(m.Up))

@@ -33,36 +33,35 @@ func (a *app) show(cmd *cli.Command, r report) error {
 	return encoder.Encode(r)
 }
 
-// confirm asks, on stderr so that --json stays clean, and returns errDeclined unless the answer is
-// yes. Ctrl-C is an answer too; what is read later is dropped.
-func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string) error {
+// confirm shows what the question is about and asks, on stderr so that --json stays clean. It
+// returns errDeclined unless the answer is yes. Ctrl-C is an answer too; what is read later is dropped.
+func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string, about ...report) error {
 	if cmd.Bool(flagYes) {
 		return nil
 	}
-	fmt.Fprintf(a.errOut, "%s [y/N] ", question)
-	type line struct {
-		text string
-		err  error
-	}
-	typed := make(chan line, 1)
-	go func() {
-		text, err := bufio.NewReader(a.in).ReadString('\n')
-		typed <- line{text, err}
-	}()
-	var answer string
-	var err error
-	select {
-	case l := <-typed:
-		answer, err = l.text, l.err
-	case <-ctx.Done():
-		err = context.Cause(ctx)
+	for _, r := range about {
+		r.print(page{a.errOut, a.screen})
 		fmt.Fprintln(a.errOut)
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: %w", errDeclined, err)
+	fmt.Fprintf(a.errOut, "%s [y/N] ", question)
+	var answer string
+	var err error
+	typed := make(chan struct{})
+	go func() {
+		defer close(typed)
+		answer, err = bufio.NewReader(a.in).ReadString('\n')
+	}()
+	select {
+	case <-typed:
+	case <-ctx.Done():
+		fmt.Fprintln(a.errOut)
+		return fmt.Errorf("%w: %w", errDeclined, context.Cause(ctx))
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, io.EOF):
 		fmt.Fprintln(a.errOut) // the input ended without a newline
+	case err != nil:
+		return fmt.Errorf("%w: %w", errDeclined, err)
 	}
 	switch strings.ToLower(strings.TrimSpace(answer)) {
 	case "y", "yes":
@@ -101,6 +100,11 @@ func units(d, large time.Duration, largeName string, small time.Duration, smallN
 	return text
 }
 
+func millis(ms int64) string { return span(time.Duration(ms) * time.Millisecond) }
+
+// elapsed formats the time since then.
+func elapsed(then time.Time) string { return span(max(0, time.Since(then))) }
+
 // page prints text for a person.
 type page struct {
 	out io.Writer
@@ -131,6 +135,19 @@ func (p page) table(header []string, rows [][]string) {
 	for _, row := range rows {
 		p.line(row, widths, "")
 	}
+}
+
+// list prints a table with a row for each of all, behind an empty line, and nothing if there are none.
+func list[T any](p page, header []string, all []T, row func(T) []string) {
+	if len(all) == 0 {
+		return
+	}
+	rows := make([][]string, len(all))
+	for i, one := range all {
+		rows[i] = row(one)
+	}
+	fmt.Fprintln(p.out)
+	p.table(header, rows)
 }
 
 func (p page) fit(widths []int) {
@@ -184,10 +201,14 @@ func (p page) facts(pairs ...[2]string) {
 	}
 }
 
+// say prints a paragraph, and point an item of a list.
+func (p page) say(format string, args ...any)   { p.paragraph("", fmt.Sprintf(format, args...)) }
+func (p page) point(format string, args ...any) { p.paragraph("* ", fmt.Sprintf(format, args...)) }
+
 // paragraph prints text, broken at spaces to the width of the screen or to a readable width. The
-// first line follows mark, the others follow indent.
-func (p page) paragraph(mark, text, indent string) {
-	room := readable
+// first line follows mark, the others are indented as far.
+func (p page) paragraph(mark, text string) {
+	room, indent := readable, strings.Repeat(" ", len(mark))
 	if p.width > 0 {
 		room = min(room, p.width)
 	}
@@ -214,6 +235,15 @@ func shorten(text string, width int) string {
 	}
 	tail := (width - 1) / 2
 	return string(runes[:width-1-tail]) + "…" + string(runes[len(runes)-tail:])
+}
+
+// words are names, with commas between.
+func words[S ~string](names []S) string {
+	all := make([]string, len(names))
+	for i, name := range names {
+		all[i] = string(name)
+	}
+	return strings.Join(all, ", ")
 }
 
 // visible quotes a name that has unprintable characters, so that it cannot control the terminal.

@@ -42,7 +42,7 @@ func TestATableFitsTheScreen(t *testing.T) {
 
 func TestAParagraphFitsTheScreen(t *testing.T) {
 	t.Parallel()
-	shown := onScreen(screen{width: 40}, func(p page) { p.paragraph("* ", strings.Repeat("words and ", 30), "  ") })
+	shown := onScreen(screen{width: 40}, func(p page) { p.point("%s", strings.Repeat("words and ", 30)) })
 
 	for line := range strings.Lines(shown) {
 		require.LessOrEqual(t, utf8.RuneCountInString(line), 41)

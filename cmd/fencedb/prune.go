@@ -6,10 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/urfave/cli/v3"
-
-	"github.com/fencedb/fencedb/lease"
 )
 
 const (
@@ -75,30 +72,26 @@ type auditPruning struct {
 func (r *auditPruning) age() time.Duration { return time.Duration(r.OlderThanMS) * time.Millisecond }
 
 func (r *pruning) print(p page) {
-	older := span(time.Duration(r.OlderThanMS) * time.Millisecond)
-	switch {
-	case r.Applied:
-		p.paragraph("", fmt.Sprintf("Forgot %d fences older than %s, kept %d that are held.", r.Forgotten, older, r.Held), "")
-	default:
-		p.paragraph("", fmt.Sprintf("%d fences are older than %s and may go, %d more are held. Nothing was changed; see --%s.", r.Found, older, r.Held, flagApply), "")
-	}
-	if r.Audit == nil {
-		return
-	}
-	older = span(r.Audit.age())
+	older, audit := millis(r.OlderThanMS), r.Audit
 	if r.Applied {
-		p.paragraph("", fmt.Sprintf("Forgot %d records older than %s.", r.Audit.Forgotten, older), "")
+		p.say("Forgot %d fences older than %s, kept %d that are held.", r.Forgotten, older, r.Held)
 	} else {
-		p.paragraph("", fmt.Sprintf("%d records are older than %s and may go.", r.Audit.Found, older), "")
+		p.say("%d fences are older than %s and may go, %d more are held. Nothing was changed; see --%s.", r.Found, older, r.Held, flagApply)
+	}
+	switch {
+	case audit == nil:
+	case r.Applied:
+		p.say("Forgot %d records older than %s.", audit.Forgotten, span(audit.age()))
+	default:
+		p.say("%d records are older than %s and may go.", audit.Found, span(audit.age()))
 	}
 }
 
 // sweeper reads the ledger in the order of resources.
 type sweeper struct {
-	issuer *lease.Issuer
-	pool   *pgxpool.Pool
-	older  time.Duration
-	limit  func() (context.Context, context.CancelFunc, error) // for one batch
+	*servers
+	older time.Duration
+	limit func() (context.Context, context.CancelFunc) // for one batch
 }
 
 func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
@@ -113,7 +106,7 @@ func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
 		}
 	}
 	return a.onServers(ctx, cmd, func(both *servers) error {
-		s := &sweeper{both.issuer, both.pool, older, func() (context.Context, context.CancelFunc, error) { return bounded(ctx, cmd) }}
+		s := &sweeper{both, older, func() (context.Context, context.CancelFunc) { return bounded(ctx, cmd) }}
 		r := &pruning{OlderThanMS: older.Milliseconds(), Applied: cmd.Bool(flagApply)}
 		err := s.sweep(func(_ context.Context, free []string, held int) error {
 			r.Found += int64(len(free))
@@ -165,16 +158,14 @@ func pruneAge(cmd *cli.Command) (time.Duration, error) {
 	case cmd.IsSet(flagAuditAge) && cmd.Duration(flagAuditAge) < leastAuditAge:
 		return 0, usage("--%s must be at least %v, got %v: what was recorded stays that long", flagAuditAge, leastAuditAge, cmd.Duration(flagAuditAge))
 	}
-	return older, noArguments(cmd)
+	return older, nil
 }
 
 // sweep calls batch with the old resources that are free and the number of those that are held.
 func (s *sweeper) sweep(batch func(ctx context.Context, free []string, held int) error) error {
 	for after, more := "", true; more; {
-		ctx, cancel, err := s.limit()
-		if err != nil {
-			return err
-		}
+		ctx, cancel := s.limit()
+		var err error
 		after, more, err = s.next(ctx, after, batch)
 		cancel()
 		if err != nil {
@@ -220,20 +211,14 @@ func (s *sweeper) forget(ctx context.Context, e event, free []string) (forgotten
 }
 
 func (s *sweeper) countRecords(r *auditPruning) error {
-	ctx, cancel, err := s.limit()
-	if err != nil {
-		return err
-	}
+	ctx, cancel := s.limit()
 	defer cancel()
 	return explained(s.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`, r.age().Seconds()).Scan(&r.Found))
 }
 
 // forgetRecords forgets one batch and reports whether there may be more.
 func (s *sweeper) forgetRecords(e event, r *auditPruning) (more bool, err error) {
-	ctx, cancel, err := s.limit()
-	if err != nil {
-		return false, err
-	}
+	ctx, cancel := s.limit()
 	defer cancel()
 	var forgotten int64
 	err = s.pool.QueryRow(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,

@@ -71,14 +71,14 @@ type setBack struct {
 
 func (r *setBack) print(p page) {
 	if r.Former == nil {
-		p.paragraph("", fmt.Sprintf("The ledger had no fence of %s; it is at token %d now.", visible(r.Resource), r.Token), "")
+		p.say("The ledger had no fence of %s; it is at token %d now.", visible(r.Resource), r.Token)
 	} else {
-		p.paragraph("", fmt.Sprintf("The fence of %s was at token %d, of lease %s, and is at token %d now.",
-			visible(r.Resource), r.Former.Token, r.Former.LeaseID, r.Token), "")
+		p.say("The fence of %s was at token %d, of lease %s, and is at token %d now.",
+			visible(r.Resource), r.Former.Token, r.Former.LeaseID, r.Token)
 	}
 	fmt.Fprintln(p.out, "\nWhat is true now:")
-	p.paragraph("* ", fmt.Sprintf("Every holder with a token above %d can write to protected tables, also one that was shut out before, until a later one has written or is sealed. fencedb revoke shuts all of them out.", r.Token), "  ")
-	p.paragraph("* ", "Rows keep the tokens that they were stamped with until the next write. Those do not count any more, but for programs that compare last_fencing_token themselves.", "  ")
+	p.point("Every holder with a token above %d can write to protected tables, also one that was shut out before, until a later one has written or is sealed. fencedb revoke shuts all of them out.", r.Token)
+	p.point("Rows keep the tokens that they were stamped with until the next write. Those do not count any more, but for programs that compare last_fencing_token themselves.")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
 }
 
@@ -124,15 +124,12 @@ func (a *app) resetResource(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.onResource(ctx, cmd, func(ctx context.Context, o *operation) error {
+	return a.onResource(ctx, cmd, func(o *operation) error {
 		found, err := o.prepareReset(ctx, cmd, asked)
 		if err != nil {
 			return err
 		}
-		if !cmd.Bool(flagYes) {
-			found.print(page{a.errOut, a.screen})
-		}
-		if err := a.confirm(ctx, cmd, "\n"+asked.question(found)); err != nil {
+		if err := a.confirm(ctx, cmd, asked.question(found), found); err != nil {
 			return err
 		}
 		done, err := o.reset(ctx, cmd, asked, found)
@@ -147,10 +144,7 @@ var errUnchanged = errors.New("nothing was changed")
 
 // prepareReset makes all checks and changes nothing.
 func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked resetting) (*inspection, error) {
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
+	ctx, cancel := bounded(ctx, cmd)
 	defer cancel()
 	if err := mayCall(ctx, o.pool, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)"); err != nil {
 		return nil, err
@@ -184,10 +178,7 @@ func (r resetting) question(found *inspection) string {
 
 // reset raises the last token in Redis first, because one that is too high does no harm.
 func (o *operation) reset(ctx context.Context, cmd *cli.Command, asked resetting, found *inspection) (*setBack, error) {
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
+	ctx, cancel := bounded(ctx, cmd)
 	defer cancel()
 	done := &setBack{Resource: o.resource, Token: asked.to, LastToken: found.LastToken}
 	if asked.to > 0 && (found.LastToken == nil || *found.LastToken < asked.to) {
@@ -203,7 +194,7 @@ func (o *operation) reset(ctx context.Context, cmd *cli.Command, asked resetting
 	wait := time.Until(deadline) * (reserve - 1) / reserve
 	var token *int64
 	var lease *uuid.UUID
-	err = o.pool.QueryRow(ctx, resetSQL, o.resource, asked.to, asked.operator, asked.reason, asked.rowToken, asked.rowLease, wait.Milliseconds()).
+	err := o.pool.QueryRow(ctx, resetSQL, o.resource, asked.to, asked.operator, asked.reason, asked.rowToken, asked.rowLease, wait.Milliseconds()).
 		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
 	if token != nil && lease != nil {
 		done.Former = &former{LeaseID: *lease, Token: *token}
@@ -225,7 +216,7 @@ func busy(err error) error {
 	_ = json.Unmarshal([]byte(refused.Detail), &detail)
 	var names []string
 	for _, t := range detail.Blockers {
-		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), t.State, span(t.open())))
+		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), t.State, millis(t.OpenMS)))
 	}
 	return fmt.Errorf("%w: open transactions are in the way: %s: %w", errUnchanged, strings.Join(names, ", "), err)
 }

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/user"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
@@ -57,19 +60,19 @@ type former struct {
 
 func (r *revocation) print(p page) {
 	if r.AuditID == 0 {
-		p.paragraph("", fmt.Sprintf("Nobody holds %s. Its last holder was revoked a moment ago and is shut out: its fence is at token %d. Nothing was changed.",
-			visible(r.Resource), r.Token), "")
+		p.say("Nobody holds %s. Its last holder was revoked a moment ago and is shut out: its fence is at token %d. Nothing was changed.",
+			visible(r.Resource), r.Token)
 		return
 	}
 	if r.Former == nil {
-		p.paragraph("", fmt.Sprintf("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token), "")
+		p.say("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token)
 	} else {
-		p.paragraph("", fmt.Sprintf("Revoked: lease %s with token %d%s held %s. Its fence is at token %d now.",
-			r.Former.LeaseID, r.Former.Token, r.Former.of(), visible(r.Resource), r.Token), "")
+		p.say("Revoked: lease %s with token %d%s held %s. Its fence is at token %d now.",
+			r.Former.LeaseID, r.Former.Token, r.Former.of(), visible(r.Resource), r.Token)
 	}
 	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
-	p.paragraph("* ", "In protected tables: nothing. Whatever it had committed before stands.", "  ")
-	p.paragraph("* ", "Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.", "  ")
+	p.point("In protected tables: nothing. Whatever it had committed before stands.")
+	p.point("Elsewhere: go on until it learns of this at its next renewal, or when its lease would have ended. Tables that are not protected, mails, files and other services are not fenced.")
 	fmt.Fprintf(p.out, "\nRecorded as %d in fencedb.audit.\n", r.AuditID)
 }
 
@@ -86,7 +89,7 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	return a.onResource(ctx, cmd, func(ctx context.Context, o *operation) error {
+	return a.onResource(ctx, cmd, func(o *operation) error {
 		found, err := o.prepare(ctx, cmd)
 		if err != nil {
 			return err
@@ -94,10 +97,7 @@ func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
 		if found.shutOut() {
 			return a.show(cmd, &revocation{Resource: o.resource, Token: found.revokedTo, LeaseID: found.Fence.LeaseID})
 		}
-		if !cmd.Bool(flagYes) {
-			found.print(page{a.errOut, a.screen})
-		}
-		if err := a.confirm(ctx, cmd, "\n"+found.question()); err != nil {
+		if err := a.confirm(ctx, cmd, found.question(), found); err != nil {
 			return err
 		}
 		done, err := o.revoke(ctx, cmd, e, found)
@@ -124,12 +124,10 @@ func (r *inspection) question() string {
 
 // prepare makes all checks and changes nothing.
 func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection, error) {
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
+	ctx, cancel := bounded(ctx, cmd)
 	defer cancel()
-	if err := mayRecord(ctx, o.pool); err != nil {
+	err := mayCall(ctx, o.pool, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint)")
+	if err != nil {
 		return nil, err
 	}
 	found, err := o.look(ctx)
@@ -166,10 +164,7 @@ func (o *operation) notElsewhere(ctx context.Context) error {
 }
 
 func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found *inspection) (*revocation, error) {
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
+	ctx, cancel := bounded(ctx, cmd)
 	defer cancel()
 	announced, err := o.announce(ctx, e.operator)
 	if err != nil {
@@ -272,4 +267,77 @@ func (o *operation) announce(ctx context.Context, operator string) (done func(),
 	done = func() { _ = events.Close(ctx) }
 	o.issuer, err = issuer(o.client, o.names, lease.Tracer(events))
 	return done, err
+}
+
+const (
+	flagReason   = "reason"
+	flagOperator = "operator"
+)
+
+func auditFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: flagReason, Usage: "`WHY`, for the audit; required"},
+		&cli.StringFlag{Name: flagOperator, Usage: "`WHO`; default: your user name", Sources: cli.EnvVars("FENCEDB_OPERATOR")},
+	}
+}
+
+// event is a new row of fencedb.audit.
+type event struct {
+	kind     string
+	resource *string // nil: many
+	operator string
+	reason   string
+}
+
+func newEvent(kind string, resource *string, cmd *cli.Command) (event, error) {
+	e := event{kind, resource, cmd.String(flagOperator), cmd.String(flagReason)}
+	if e.reason == "" {
+		return event{}, usage("--%s is required: it is written to the audit", flagReason)
+	}
+	if e.operator == "" {
+		e.operator = whoami()
+	}
+	return e, nil
+}
+
+func whoami() string {
+	name, host := "unknown", "unknown"
+	if u, err := user.Current(); err == nil && u.Username != "" {
+		name = u.Username
+	}
+	if h, err := os.Hostname(); err == nil && h != "" {
+		host = h
+	}
+	return name + "@" + host
+}
+
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// record returns the id of the new row, which stays if the transaction of db commits.
+func (e event) record(ctx context.Context, db querier, details any) (id int64, err error) {
+	err = db.QueryRow(ctx, `SELECT fencedb.record($1, $2, $3, $4, $5)`, e.kind, e.resource, e.operator, e.reason, details).Scan(&id)
+	return id, err
+}
+
+var errMayNot = errors.New("postgres: permission denied for this role; let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")
+
+// mayCall checks, before anything is changed, that the server takes writes, and that the role may
+// call functions that write.
+func mayCall(ctx context.Context, pool *pgxpool.Pool, functions ...string) error {
+	var standby, readOnly, may bool
+	err := pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool, bool_and(has_function_privilege(f, 'EXECUTE'))
+		FROM unnest($1::text[]) f`, functions).Scan(&standby, &readOnly, &may)
+	switch {
+	case err != nil:
+		return explained(err)
+	case standby:
+		return fmt.Errorf("%w: this Postgres is a standby; name the primary with --%s", errUnchanged, flagPostgres)
+	case readOnly:
+		return fmt.Errorf("%w: this Postgres takes no writes (default_transaction_read_only is on); end that first", errUnchanged)
+	case !may:
+		return errMayNot
+	}
+	return nil
 }

@@ -3,17 +3,17 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"database/sql"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/url"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
@@ -28,6 +28,28 @@ type servers struct {
 	pool   *pgxpool.Pool
 }
 
+// open does not connect yet.
+func open(ctx context.Context, cmd *cli.Command) (s *servers, err error) {
+	s = &servers{names: namesOf(cmd)}
+	if s.client, err = openRedis(cmd); err != nil {
+		return nil, err
+	}
+	if s.pool, err = openPostgres(ctx, cmd); err != nil {
+		_ = s.client.Close()
+		return nil, err
+	}
+	if s.issuer, err = issuer(s.client, s.names); err != nil {
+		s.close()
+		return nil, usage("%w", err)
+	}
+	return s, nil
+}
+
+func (s *servers) close() {
+	s.pool.Close()
+	_ = s.client.Close()
+}
+
 // names say how the programs name keys in Redis.
 type names struct {
 	namespace string
@@ -38,27 +60,52 @@ func namesOf(cmd *cli.Command) names {
 	return names{cmd.String(flagNamespace), cmd.Bool(flagHashed)}
 }
 
+// onServers connects both servers before fn begins, so that one that is away is reported before
+// anything is changed. So do onRedis and onPostgres, which bound fn too.
 func (a *app) onServers(ctx context.Context, cmd *cli.Command, fn func(*servers) error) error {
-	connecting, cancel, err := bounded(ctx, cmd)
+	s, err := open(ctx, cmd)
 	if err != nil {
 		return err
 	}
+	defer s.close()
+	connecting, cancel := bounded(ctx, cmd)
 	defer cancel()
-	client, err := a.redisClient(connecting, cmd)
+	if err := a.pingRedis(connecting, s.client); err != nil {
+		return err
+	}
+	if err := pingPostgres(connecting, s.pool); err != nil {
+		return err
+	}
+	return fn(s)
+}
+
+func (a *app) onRedis(ctx context.Context, cmd *cli.Command,
+	fn func(context.Context, redis.UniversalClient) error) error {
+	client, err := openRedis(cmd)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
-	pool, err := postgres(connecting, cmd)
+	ctx, cancel := bounded(ctx, cmd)
+	defer cancel()
+	if err := a.pingRedis(ctx, client); err != nil {
+		return err
+	}
+	return fn(ctx, client)
+}
+
+func onPostgres(ctx context.Context, cmd *cli.Command, fn func(context.Context, *pgxpool.Pool) error) error {
+	ctx, cancel := bounded(ctx, cmd)
+	defer cancel()
+	pool, err := openPostgres(ctx, cmd)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	i, err := issuer(client, namesOf(cmd))
-	if err != nil {
-		return usage("%w", err)
+	if err := pingPostgres(ctx, pool); err != nil {
+		return err
 	}
-	return fn(&servers{client, namesOf(cmd), i, pool})
+	return fn(ctx, pool)
 }
 
 // openPostgres does not connect yet.
@@ -81,30 +128,11 @@ func openPostgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) 
 	return pool, nil
 }
 
-// postgres connects, so that an unreachable server is reported before anything is changed.
-func postgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
-	pool, err := openPostgres(ctx, cmd)
-	if err != nil {
-		return nil, err
-	}
+func pingPostgres(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := pool.Ping(ctx); err != nil {
-		pool.Close()
-		return nil, fmt.Errorf("postgres: %w", err)
+		return fmt.Errorf("postgres: %w", err)
 	}
-	return pool, nil
-}
-
-// database opens Postgres for package migrations.
-func database(ctx context.Context, cmd *cli.Command) (*sql.DB, func(), error) {
-	pool, err := postgres(ctx, cmd)
-	if err != nil {
-		return nil, nil, err
-	}
-	db := stdlib.OpenDBFromPool(pool)
-	return db, func() {
-		_ = db.Close()
-		pool.Close()
-	}, nil
+	return nil
 }
 
 // SQLSTATEs of an incomplete set-up.
@@ -138,22 +166,17 @@ func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
 	return client, nil
 }
 
-// redisClient connects, so that an unreachable server is reported before anything is changed.
-func (a *app) redisClient(ctx context.Context, cmd *cli.Command) (redis.UniversalClient, error) {
-	client, err := openRedis(cmd)
-	if err != nil {
-		return nil, err
-	}
+// pingRedis also warns of a replica.
+func (a *app) pingRedis(ctx context.Context, client redis.UniversalClient) error {
 	if err := client.Ping(ctx).Err(); err != nil {
-		_ = client.Close()
-		return nil, fmt.Errorf("redis: %w", err)
+		return fmt.Errorf("redis: %w", err)
 	}
 	if one, is := client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
 		if info := one.Info(ctx, "replication").Val(); strings.Contains(info, "role:slave") {
 			fmt.Fprintf(a.errOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. Give the address of the primary.\n", one.Options().Addr)
 		}
 	}
-	return client, nil
+	return nil
 }
 
 // withoutURL keeps the password out of the message.
@@ -198,7 +221,8 @@ const redisForms = `   redis://user:password@host:6379/0
    redis-cluster://user:password@host1:6379,host2:6379
       a Cluster, by some of its nodes
    rediss://, rediss-sentinel://, rediss-cluster://
-      the same with TLS`
+      the same with TLS; ?sslrootcert=, ?sslcert= and ?sslkey= name files as
+      they do for Postgres`
 
 // dialer makes a connection; nil stands for the usual way.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -207,18 +231,67 @@ type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	plain, topology, _ := strings.Cut(scheme, "-")
+	rest, files := takeCertificates(rest)
 	switch topology {
 	case "sentinel":
-		return newSentinel(plain, rest, dial)
+		return newSentinel(plain, rest, files, dial)
 	case "cluster":
-		return newCluster(plain, rest, dial)
+		return newCluster(plain, rest, files, dial)
 	}
-	options, err := redis.ParseURL(address)
+	options, err := redis.ParseURL(scheme + "://" + rest)
 	if err != nil {
+		return nil, err
+	}
+	if err := files.into(options.TLSConfig); err != nil {
 		return nil, err
 	}
 	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewClient(options), nil
+}
+
+// certificates are files for TLS, in the parameters that a URL of Postgres has for them: go-redis
+// has none.
+type certificates struct{ root, cert, key string }
+
+// takeCertificates takes them out of what follows the scheme.
+func takeCertificates(rest string) (string, certificates) {
+	before, after, found := strings.Cut(rest, "?")
+	query, err := url.ParseQuery(after)
+	if !found || err != nil {
+		return rest, certificates{} // go-redis says what is wrong
+	}
+	files := certificates{query.Get("sslrootcert"), query.Get("sslcert"), query.Get("sslkey")}
+	for _, name := range []string{"sslrootcert", "sslcert", "sslkey"} {
+		query.Del(name)
+	}
+	return before + "?" + query.Encode(), files
+}
+
+func (c certificates) into(config *tls.Config) error {
+	switch {
+	case c == certificates{}:
+		return nil
+	case config == nil:
+		return errors.New("sslrootcert, sslcert and sslkey are for TLS: the URL has to begin with rediss")
+	}
+	if c.root != "" {
+		text, err := os.ReadFile(c.root)
+		if err != nil {
+			return fmt.Errorf("sslrootcert: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(text) {
+			return fmt.Errorf("sslrootcert: %s has no certificate in PEM", c.root)
+		}
+	}
+	if c.cert != "" || c.key != "" {
+		own, err := tls.LoadX509KeyPair(c.cert, c.key)
+		if err != nil {
+			return fmt.Errorf("sslcert and sslkey: %w", err)
+		}
+		config.Certificates = []tls.Certificate{own}
+	}
+	return nil
 }
 
 // encrypted adds TLS, which go-redis leaves to a dialer that it is given.
@@ -244,7 +317,7 @@ func encrypted(dial dialer, config *tls.Config) dialer {
 	}
 }
 
-func newCluster(scheme, rest string, dial dialer) (redis.UniversalClient, error) {
+func newCluster(scheme, rest string, files certificates, dial dialer) (redis.UniversalClient, error) {
 	u, err := splitHosts(scheme, rest, "6379")
 	if err != nil {
 		return nil, err
@@ -256,11 +329,14 @@ func newCluster(scheme, rest string, dial dialer) (redis.UniversalClient, error)
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = "" // each node's own, not the first one's
 	}
+	if err := files.into(options.TLSConfig); err != nil {
+		return nil, err
+	}
 	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewClusterClient(options), nil
 }
 
-func newSentinel(scheme, rest string, dial dialer) (redis.UniversalClient, error) {
+func newSentinel(scheme, rest string, files certificates, dial dialer) (redis.UniversalClient, error) {
 	u, err := splitHosts(scheme, rest, "26379")
 	if err != nil {
 		return nil, err
@@ -286,6 +362,9 @@ func newSentinel(scheme, rest string, dial dialer) (redis.UniversalClient, error
 	options.SentinelUsername, options.SentinelPassword = sentinelUser, sentinelPassword
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = ""
+	}
+	if err := files.into(options.TLSConfig); err != nil {
+		return nil, err
 	}
 	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewFailoverClient(options), nil

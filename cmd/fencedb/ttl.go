@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/observe/feed"
@@ -86,16 +87,11 @@ func (a *app) adviseTTL(ctx context.Context, cmd *cli.Command) error {
 	kind := cmd.Args().First()
 	pause, network := cmd.Duration(flagPause), cmd.Duration(flagNetwork)
 	switch {
-	case cmd.Args().Len() != 1 || kind == "" || strings.Contains(kind, ":"):
-		return usage("%s takes one type of resources, which is what stands before the colon: table for table:12; got %q", cmd.FullName(), cmd.Args().Slice())
+	case strings.Contains(kind, ":"):
+		return usage("%s takes %s, got %q", cmd.FullName(), arguments[cmd.ArgsUsage].text, kind)
 	case pause < 0 || network < 0 || cmd.Duration(flagOver) < time.Minute:
 		return usage("--%s and --%s must not be negative, nor --%s below 1m", flagPause, flagNetwork, flagOver)
 	}
-	ctx, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer cancel()
 	measure := a.heldByFeed
 	if cmd.String(flagPrometheus) != "" {
 		measure = heldByPrometheus
@@ -133,18 +129,17 @@ func roundUp(d time.Duration) time.Duration {
 }
 
 func (r *advice) print(p page) {
-	ms := func(n int64) string { return span(time.Duration(n) * time.Millisecond) }
 	from := fmt.Sprintf("%d leases on %s:..., from the %s", r.Samples, visible(r.ResourceType), r.Source)
 	if r.Lost > 0 {
 		from += fmt.Sprintf("; %d of them were lost, and would have been held for longer", r.Lost)
 	}
-	p.paragraph("", from+".", "")
+	p.say("%s.", from)
 	fmt.Fprintln(p.out)
 	p.facts(
-		[2]string{"HELD FOR", fmt.Sprintf("p50 %s, p99 %s, p99.9 %s", ms(r.P50MS), ms(r.P99MS), ms(r.P999MS))},
-		[2]string{"TTL", fmt.Sprintf("%s = p99.9 %s + pause %s + network %s, rounded up", ms(r.TTLMS), ms(r.P999MS), ms(r.PauseMS), ms(r.NetworkMS))},
-		[2]string{"RENEW EVERY", ms(r.RenewEveryMS) + ", a third"},
-		[2]string{"STOP WORK AT", ms(r.WarnBeforeMS) + " before the end, a sixth"},
+		[2]string{"HELD FOR", fmt.Sprintf("p50 %s, p99 %s, p99.9 %s", millis(r.P50MS), millis(r.P99MS), millis(r.P999MS))},
+		[2]string{"TTL", fmt.Sprintf("%s = p99.9 %s + pause %s + network %s, rounded up", millis(r.TTLMS), millis(r.P999MS), millis(r.PauseMS), millis(r.NetworkMS))},
+		[2]string{"RENEW EVERY", millis(r.RenewEveryMS) + ", a third"},
+		[2]string{"STOP WORK AT", millis(r.WarnBeforeMS) + " before the end, a sixth"},
 	)
 	fmt.Fprintf(p.out, "\nlease.Config{TTL: %s, RenewEvery: %s, WarnBefore: %s}\n", goDuration(r.TTLMS), goDuration(r.RenewEveryMS), goDuration(r.WarnBeforeMS))
 }
@@ -158,14 +153,9 @@ func goDuration(ms int64) string {
 
 // heldByFeed reads the events that Redis has kept.
 func (a *app) heldByFeed(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
-	client, err := a.redisClient(ctx, cmd)
-	if err != nil {
-		return holdTimes{}, err
-	}
-	defer client.Close()
 	held := holdTimes{source: "feed"}
 	var all []time.Duration
-	err = feed.Replay(ctx, client, "0", func(e feed.Event) error {
+	note := func(e feed.Event) error {
 		if e.Kind != feed.Released && e.Kind != feed.Lost || !strings.HasPrefix(e.Resource, kind+":") {
 			return nil
 		}
@@ -174,9 +164,15 @@ func (a *app) heldByFeed(ctx context.Context, cmd *cli.Command, kind string) (ho
 		}
 		all = append(all, e.Took)
 		return nil
-	}, feed.Namespace(cmd.String(flagNamespace)))
+	}
+	err := a.onRedis(ctx, cmd, func(ctx context.Context, client redis.UniversalClient) error {
+		if err := feed.Replay(ctx, client, "0", note, feed.Namespace(cmd.String(flagNamespace))); err != nil {
+			return fmt.Errorf("redis: the feed: %w", err)
+		}
+		return nil
+	})
 	if err != nil {
-		return holdTimes{}, fmt.Errorf("redis: the feed: %w", err)
+		return holdTimes{}, err
 	}
 	slices.Sort(all)
 	held.count = int64(len(all))
@@ -194,6 +190,8 @@ type bucket struct{ upTo, count float64 }
 // not too short.
 func heldByPrometheus(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
 	query := fmt.Sprintf("sum by (le) (increase(%s{resource_type=%q}[%ds]))", holdHistogram, kind, int(cmd.Duration(flagOver).Seconds()))
+	ctx, cancel := bounded(ctx, cmd)
+	defer cancel()
 	buckets, err := askPrometheus(ctx, cmd.String(flagPrometheus), query)
 	if err != nil {
 		return holdTimes{}, err

@@ -39,21 +39,13 @@ when Redis was away and comes back. With --json each line is one event.
    fencedb watch table: --kind lost,refused    what went wrong with tables
    fencedb watch --since 10m --json | jq .resource
 
-Kinds: ` + strings.Replace(kindNames(), ", healed", ",\nhealed", 1) + `.`,
+Kinds: ` + strings.Replace(words(kinds), ", healed", ",\nhealed", 1) + `.`,
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: flagKind, Usage: "show only this `KIND`, or several with commas"},
 			&cli.DurationFlag{Name: flagSince, Usage: "begin this `TIME` ago"},
 		},
 		Action: a.follow,
 	}
-}
-
-func kindNames() string {
-	names := make([]string, len(kinds))
-	for i, k := range kinds {
-		names[i] = string(k)
-	}
-	return strings.Join(names, ", ")
 }
 
 // filter selects events.
@@ -64,12 +56,9 @@ type filter struct {
 
 func newFilter(cmd *cli.Command) (filter, error) {
 	f := filter{cmd.Args().First(), cmd.StringSlice(flagKind)}
-	if cmd.Args().Len() > 1 {
-		return f, usage("%s takes one prefix, got %q", cmd.FullName(), cmd.Args().Slice())
-	}
 	for _, k := range f.kinds {
 		if !slices.Contains(kinds, feed.Kind(k)) {
-			return f, usage("--%s: there is no %q; there are %s", flagKind, k, kindNames())
+			return f, usage("--%s: there is no %q; there are %s", flagKind, k, words(kinds))
 		}
 	}
 	if cmd.Duration(flagSince) < 0 {
@@ -78,48 +67,33 @@ func newFilter(cmd *cli.Command) (filter, error) {
 	return f, nil
 }
 
-func (f filter) passes(e feed.Event) bool {
-	return strings.HasPrefix(e.Resource, f.prefix) && (len(f.kinds) == 0 || slices.Contains(f.kinds, string(e.Kind)))
-}
-
 func (a *app) follow(ctx context.Context, cmd *cli.Command) error {
 	wanted, err := newFilter(cmd)
 	if err != nil {
 		return err
 	}
-	if err := a.followFeed(ctx, cmd, wanted); ctx.Err() == nil {
-		return err
-	}
-	return nil // Ctrl-C ends watch
-}
-
-func (a *app) followFeed(ctx context.Context, cmd *cli.Command, wanted filter) error {
-	connecting, cancel, err := bounded(ctx, cmd)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	client, err := a.redisClient(connecting, cmd)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	from, err := startOf(connecting, client, cmd.Duration(flagSince))
-	if err != nil {
-		return err
-	}
-	stream := feed.Namespace(cmd.String(flagNamespace))
-	hint := time.AfterFunc(a.patience, func() { a.hintAtFeed(ctx, client, stream) })
-	defer hint.Stop()
-
-	lines := a.newLines(cmd)
-	return feed.Follow(ctx, client, from, func(e feed.Event) error {
-		hint.Stop()
-		if !wanted.passes(e) {
-			return nil
+	err = a.onRedis(ctx, cmd, func(connecting context.Context, client redis.UniversalClient) error {
+		from, err := startOf(connecting, client, cmd.Duration(flagSince))
+		if err != nil {
+			return err
 		}
-		return lines.write(e)
-	}, stream)
+		stream := feed.Namespace(cmd.String(flagNamespace))
+		hint := time.AfterFunc(a.patience, func() { a.hintAtFeed(ctx, client, stream) })
+		defer hint.Stop()
+		write := a.eventWriter(cmd)
+		return feed.Follow(ctx, client, from, func(e feed.Event) error {
+			hint.Stop()
+			ofKind := len(wanted.kinds) == 0 || slices.Contains(wanted.kinds, string(e.Kind))
+			if !ofKind || !strings.HasPrefix(e.Resource, wanted.prefix) {
+				return nil
+			}
+			return write(e)
+		}, stream)
+	})
+	if ctx.Err() != nil {
+		return nil // Ctrl-C ends watch
+	}
+	return err
 }
 
 // startOf returns a place in the stream, by the clock of Redis.
@@ -141,30 +115,23 @@ func (a *app) hintAtFeed(ctx context.Context, client redis.UniversalClient, stre
 	if some, err := published(ctx, client, stream); err != nil || some {
 		return
 	}
-	page{a.errOut, a.screen}.paragraph("", "No events yet, and no program has published any before. To publish, a program passes "+
+	page{a.errOut, a.screen}.say("%s", "No events yet, and no program has published any before. To publish, a program passes "+
 		"events := feed.New(client), of observe/feed, to lease.Config.Tracers and to fencedb.With(pool, fencedb.Trace(events)). "+
-		"If they set a Namespace, give it as --"+flagNamespace+".", "")
+		"If they set a Namespace, give it as --"+flagNamespace+".")
 }
 
-// lines writes events as they come.
-type lines interface {
-	write(feed.Event) error
-}
-
-func (a *app) newLines(cmd *cli.Command) lines {
+// eventWriter returns what writes events as they come.
+func (a *app) eventWriter(cmd *cli.Command) func(feed.Event) error {
 	if cmd.Bool(flagJSON) {
-		return jsonLines{json.NewEncoder(a.out)}
+		lines := json.NewEncoder(a.out)
+		return func(e feed.Event) error { return lines.Encode(e) }
 	}
-	return a.newTextLines()
+	return a.newTextLines().write
 }
 
 func (a *app) newTextLines() *textLines {
 	return &textLines{page{a.out, a.screen}, []int{len(clock), 8, len(feed.Committed), 8, 16}}
 }
-
-type jsonLines struct{ *json.Encoder }
-
-func (l jsonLines) write(e feed.Event) error { return l.Encode(e) }
 
 // textLines writes columns that become wider when a longer cell comes.
 type textLines struct {
@@ -229,16 +196,12 @@ func happened(e feed.Event) string {
 	case feed.Committed:
 		return strings.TrimSpace(unlessZero("in ", e.Took))
 	case feed.Refused:
-		return refusal(e.Token, e.Stored)
+		if e.Token == e.Stored {
+			return "another lease entered with the same token"
+		}
+		return fmt.Sprintf("stale, %d is stored", e.Stored)
 	}
 	return e.Cause
-}
-
-func refusal(token, stored int64) string {
-	if token == stored {
-		return "another lease entered with the same token"
-	}
-	return fmt.Sprintf("stale, %d is stored", stored)
 }
 
 func unlessZero(before string, d time.Duration) string {

@@ -162,7 +162,7 @@ func (a *app) runWith(ctx context.Context, cmd *cli.Command) error {
 		}
 		return a.conclude(done)
 	})
-	if coded := (withCode{}); err == nil || errors.As(err, &coded) || errors.Is(err, errUsage) {
+	if coded := (withCode{}); err == nil || errors.As(err, &coded) {
 		return err
 	}
 	return withCode{exitNotRun, err}
