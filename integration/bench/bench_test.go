@@ -14,6 +14,24 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
+// Who excludes nobody, or does not stop a holder that comes late, sells what is not there. The others do not.
+func TestWhoSellsWhatIsNotThere(t *testing.T) {
+	s, err := openShop(t.Context(), &bench{client: testenv.OwnRedis(t).Client(), postgres: testenv.PostgresURL(t)}, 200*time.Millisecond, 100)
+	require.NoError(t, err)
+	defer s.pool.Close()
+	for _, w := range ways {
+		wrongs := w.name == "nothing" || w.name == "lease only"
+		sold, wrong := 0, 0
+		for tries := 0; tries < 20 && (sold == 0 || wrongs && wrong == 0); tries++ {
+			e, err := s.open(t.Context(), w, 2*s.ttl)
+			require.NoError(t, err, w.name)
+			sold, wrong = sold+e.sold, wrong+e.wrong
+		}
+		require.Positive(t, sold, w.name)
+		require.Equal(t, wrongs, wrong > 0, "%s: %d of %d were not there", w.name, wrong, sold)
+	}
+}
+
 func TestMain(m *testing.M) {
 	worker.Become(map[string]worker.Life{kind: serve})
 	if os.Getenv("GORACE") == "" { // or every process lingers for a second at its end

@@ -1,8 +1,9 @@
 // Command bench measures what fenced writes and leases cost, side by side with the same work without a fence and with other lock
 // libraries; then what it costs to wait for a lease, and whether the order is kept.
 //
-//	go run .            # about nine minutes
+//	go run .            # about twelve minutes
 //	go run . -quick     # the first half in a minute
+//	go run . -service   # what a service makes of it, in three minutes
 //	go run . -d 2s -rounds 1
 //	go run . -resources 1000000
 //
@@ -49,6 +50,7 @@ type bench struct {
 	// resources to lease once each instead, to see what it leaves in Redis; 0 for the load of waiters
 	resources int
 	quick     bool // costs only, and fewer of them
+	only      bool // what a service makes of it alone
 	json      string
 	benchstat string // files to write the costs to, or ""
 	out       io.Writer
@@ -62,6 +64,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
 	flags.IntVar(&b.resources, "resources", 0, "instead, lease so many different resources once each, and see what stays in Redis")
 	flags.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
+	flags.BoolVar(&b.only, "service", false, "instead, a service that sells with each way to exclude others alone")
 	flags.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
 	flags.StringVar(&b.benchstat, "benchstat", "", "file for the same, in the form that benchstat reads")
 	addr := flags.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
@@ -91,10 +94,13 @@ func (b *bench) all(ctx context.Context) error {
 	if b.resources > 0 {
 		return b.memory(ctx)
 	}
+	if b.only {
+		return b.service(ctx)
+	}
 	if b.quick {
 		return b.costs(ctx)
 	}
-	for _, part := range []func(context.Context) error{b.costs, b.order, b.growth, b.compare} {
+	for _, part := range []func(context.Context) error{b.costs, b.service, b.order, b.growth, b.compare} {
 		if err := part(ctx); err != nil {
 			return err
 		}

@@ -5,10 +5,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -22,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/migrations"
 )
 
@@ -30,6 +30,7 @@ type stores struct {
 	pool, slow *pgxpool.Pool
 	redis      *redis.Client
 	bulk       int // rows of the large tables
+	many       int // fences beside those of the rows
 	close      func()
 }
 
@@ -45,9 +46,9 @@ func grant(resource string) fencedb.Grant {
 }
 
 func openStores(ctx context.Context, client *redis.Client, postgres string, quick bool) (*stores, error) {
-	s := &stores{redis: client, bulk: 200_000, close: func() {}}
+	s := &stores{redis: client, bulk: 200_000, many: 1_000_000, close: func() {}}
 	if quick {
-		s.bulk = 20_000
+		s.bulk, s.many = 20_000, 100_000
 	}
 	if err := s.open(ctx, postgres); err != nil {
 		s.close()
@@ -57,11 +58,7 @@ func openStores(ctx context.Context, client *redis.Client, postgres string, quic
 }
 
 func (s *stores) open(ctx context.Context, url string) error {
-	db, err := sql.Open("pgx", url)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(migrations.Up(ctx, db), db.Close()); err != nil {
+	if err := migrate(ctx, url); err != nil {
 		return err
 	}
 	config, err := pgxpool.ParseConfig(url)
@@ -73,11 +70,20 @@ func (s *stores) open(ctx context.Context, url string) error {
 		return err
 	}
 	s.close = closing(s.close, s.pool.Close)
-	late := config.Copy()
-	late.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := config.ConnConfig.DialFunc(ctx, network, addr)
-		return later(conn, time.Millisecond), err
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return err
 	}
+	s.close = closing(s.close, func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "postgres")
+	network, err := faulty.NewNetwork(socket)
+	if err != nil {
+		return err
+	}
+	s.close = closing(s.close, func() { _ = network.Close() })
+	network.Set(faulty.Weather{Delay: time.Millisecond}) // in each direction
+	late := config.Copy()
+	late.ConnConfig.DialFunc = faulty.Through(socket)
 	if s.slow, err = pgxpool.NewWithConfig(ctx, late); err != nil {
 		return err
 	}
@@ -107,49 +113,20 @@ func (s *stores) open(ctx context.Context, url string) error {
 		       fencedb.protect('rooms', $$ 'room:' || room $$), fencedb.protect_row('rowed', $$ 'row:' || id $$);
 		SELECT count(fencedb.enter('row:' || i, 41, '%[3]s')) FROM generate_series(1, %[1]d) i;
 		SELECT count(fencedb.enter('room:' || i, 41, '%[3]s')) FROM generate_series(1, %[1]d) i;
-		CREATE EXTENSION IF NOT EXISTS plpgsql`, rows, s.bulk, leaseID))
+		INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) SELECT 'many:' || i, 41, '%[3]s' FROM generate_series(1, %[4]d) i;
+		CREATE EXTENSION IF NOT EXISTS plpgsql`, rows, s.bulk, leaseID, s.many))
 	return err
 }
 
-func closing(first, second func()) func() { return func() { second(); first() } }
-
-// later delays each direction of a connection, without making it narrower.
-func later(conn net.Conn, delay time.Duration) net.Conn {
-	if conn == nil {
-		return nil
+func migrate(ctx context.Context, url string) error {
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		return err
 	}
-	ours, theirs := net.Pipe()
-	carry := func(to io.WriteCloser, from io.Reader) {
-		type part struct {
-			at    time.Time
-			bytes []byte
-		}
-		parts := make(chan part, 1024)
-		go func() {
-			defer to.Close()
-			for p := range parts {
-				time.Sleep(time.Until(p.at.Add(delay)))
-				if _, err := to.Write(p.bytes); err != nil {
-					break
-				}
-			}
-			for range parts { //nolint:revive // lets the reader end
-			}
-		}()
-		defer close(parts)
-		for {
-			bytes := make([]byte, 32<<10)
-			n, err := from.Read(bytes)
-			if err != nil {
-				return
-			}
-			parts <- part{time.Now(), bytes[:n]}
-		}
-	}
-	go carry(conn, theirs)
-	go carry(theirs, conn)
-	return ours
+	return errors.Join(migrations.Up(ctx, db), db.Close())
 }
+
+func closing(first, second func()) func() { return func() { second(); first() } }
 
 // sum says how often rows of a table were updated.
 func (s *stores) sum(table string) func(ctx context.Context) (float64, error) {
@@ -213,6 +190,11 @@ func fencedTx(name string, pool *pgxpool.Pool, s *stores, table string, bar floa
 	}}
 }
 
+// oneOf is any of n fences.
+func oneOf(n int) func(int) fencedb.Grant {
+	return func(int) fencedb.Grant { return grant("many:" + strconv.Itoa(rand.IntN(n)+1)) }
+}
+
 func carried(worker int) fencedb.Grant { return fencedb.Carry(row(worker)) }
 
 const (
@@ -241,6 +223,8 @@ func (s *stores) works() []work {
 		{name: "transaction, network of 2 ms", workers: 1, entrants: []entrant{beginFunc("BeginFunc", s.slow, s, ""),
 			beginFunc("FOR UPDATE", s.slow, s, forUpdate), fencedTx("Tx", s.slow, s, "plain", 0.7),
 			oneShot("Exec", s.slow, s, "plain", row, 0.38)}},
+		{name: "one statement, of many fences", workers: 1, entrants: []entrant{oneShot("one of 1000", s.pool, s, "plain", oneOf(rows), 0),
+			oneShot(fmt.Sprint("one of ", s.many), s.pool, s, "plain", oneOf(s.many), 1.2)}},
 		s.updateMany(), s.copyMany(), s.manyResources(),
 	}
 	for _, workers := range []int{1, 8, 64} {

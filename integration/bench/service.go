@@ -1,0 +1,286 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/lease"
+)
+
+// The service sells articles: it looks at the stock, asks a bank, which takes a while, and writes what is left. Now and then a
+// request stands still for longer than its lease lasts. Each way to exclude others does so in turns.
+
+const (
+	articles  = 128
+	customers = 128             // at once
+	conns     = 16              // to Postgres, as a service has
+	willing   = 5 * time.Second // how long a customer waits
+	pieces    = 1_000_000_000   // of each article
+)
+
+// banks are how long a payment takes.
+var banks = []time.Duration{5 * time.Millisecond, 100 * time.Millisecond}
+
+// shop is what a way to sell works with.
+type shop struct {
+	pool           *pgxpool.Pool
+	issuer, sealed *lease.Issuer
+	ttl            time.Duration // of the leases, which are not renewed
+	rarely         int           // one request of so many stands still, for twice as long
+	bank           time.Duration
+}
+
+// way sells one article, and says how often the bank was asked.
+type way struct {
+	name  string
+	table string
+	sell  func(ctx context.Context, s *shop, article int) (asked int, err error)
+}
+
+var ways = []way{
+	{"nothing", "stock", func(ctx context.Context, s *shop, article int) (int, error) {
+		return 1, s.trade(ctx, s.pool, article, "")
+	}},
+	{"FOR UPDATE", "stock", inTransaction(pgx.TxOptions{}, "", " FOR UPDATE")},
+	{"advisory lock", "stock", inTransaction(pgx.TxOptions{}, advisory, "")},
+	{"SERIALIZABLE", "stock", inTransaction(pgx.TxOptions{IsoLevel: pgx.Serializable}, "", "")},
+	{"version check", "stock", checked},
+	{"lease only", "stock", func(ctx context.Context, s *shop, article int) (int, error) {
+		return 1, underLease(ctx, s.issuer, article, func(*lease.Lease) error { return s.trade(ctx, s.pool, article, "") })
+	}},
+	{"lease and fence", "fenced", func(ctx context.Context, s *shop, article int) (int, error) {
+		return 1, underLease(ctx, s.sealed, article, func(l *lease.Lease) error {
+			left, err := look(ctx, s.pool, "fenced", article, "")
+			if err != nil {
+				return err
+			}
+			s.pay()
+			_, err = fencedb.Exec(ctx, s.pool, l, `UPDATE fenced SET pieces = $2 WHERE article = $1`, article, left-1)
+			return err
+		})
+	}},
+}
+
+// querier is a pool or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+func look(ctx context.Context, db querier, table string, article int, lock string) (left int64, err error) {
+	err = db.QueryRow(ctx, `SELECT pieces FROM `+table+` WHERE article = $1`+lock, article).Scan(&left)
+	return left, err
+}
+
+func (s *shop) trade(ctx context.Context, db querier, article int, lock string) error {
+	left, err := look(ctx, db, "stock", article, lock)
+	if err != nil {
+		return err
+	}
+	s.pay()
+	_, err = db.Exec(ctx, `UPDATE stock SET pieces = $2 WHERE article = $1`, article, left-1)
+	return err
+}
+
+// pay asks the bank. A process that stands still does not see that a context has ended.
+func (s *shop) pay() {
+	time.Sleep(s.bank)
+	if rand.IntN(s.rarely) == 0 {
+		time.Sleep(2 * s.ttl)
+	}
+}
+
+// inTransaction holds a transaction open while the bank is asked, and begins anew where Postgres asks for it.
+func inTransaction(options pgx.TxOptions, first, lock string) func(context.Context, *shop, int) (int, error) {
+	return func(ctx context.Context, s *shop, article int) (asked int, err error) {
+		for {
+			asked++
+			err := pgx.BeginTxFunc(ctx, s.pool, options, func(tx pgx.Tx) error {
+				if first != "" {
+					if _, err := tx.Exec(ctx, first, article); err != nil {
+						return err
+					}
+				}
+				return s.trade(ctx, tx, article, lock)
+			})
+			if refused := (*pgconn.PgError)(nil); !errors.As(err, &refused) || refused.Code != "40001" {
+				return asked, err
+			}
+		}
+	}
+}
+
+// checked writes if nobody has written since it looked, and else asks the bank again.
+func checked(ctx context.Context, s *shop, article int) (asked int, err error) {
+	for {
+		left, err := look(ctx, s.pool, "stock", article, "")
+		if err != nil {
+			return asked, err
+		}
+		s.pay()
+		asked++
+		tag, err := s.pool.Exec(ctx, `UPDATE stock SET pieces = $2 WHERE article = $1 AND pieces = $3`, article, left-1, left)
+		if err != nil || tag.RowsAffected() == 1 {
+			return asked, err
+		}
+	}
+}
+
+func underLease(ctx context.Context, issuer *lease.Issuer, article int, do func(*lease.Lease) error) error {
+	l, err := issuer.Acquire(ctx, "article:"+strconv.Itoa(article))
+	if err != nil {
+		return err
+	}
+	defer l.Release(context.WithoutCancel(ctx)) //nolint:errcheck // a lease that is over has nothing to give back
+	return do(l)
+}
+
+// evening is what came of one round of a way.
+type evening struct {
+	took    []time.Duration // each request
+	rate    float64         // sales for each second
+	sold    int
+	asked   int // the bank
+	refused int // told to come back later
+	wrong   int // sold, and still in stock
+}
+
+// service compares the ways, in turns.
+func (b *bench) service(ctx context.Context) error {
+	s, err := openShop(ctx, b, time.Second, 500)
+	if err != nil {
+		return err
+	}
+	defer s.pool.Close()
+	during := b.during / 4
+	fmt.Fprintf(b.out, "A service sells %d articles to %d customers at once, with %d connections. One request in %d stands still for twice its lease of %v.\n"+
+		"Medians of %d rounds of %v; the wrong of all rounds.\n", articles, customers, conns, s.rarely, s.ttl, b.rounds, during)
+	for _, s.bank = range banks {
+		evenings := make([][]evening, len(ways))
+		for range b.rounds {
+			for n, w := range ways {
+				e, err := s.open(ctx, w, during)
+				if err != nil {
+					return fmt.Errorf("%s: %w", w.name, err)
+				}
+				evenings[n] = append(evenings[n], e)
+			}
+		}
+		rows := []string{fmt.Sprintf("a payment takes %v\tsales/s\ttimes\tmedian\tp99\tpayments for a sale\tcome back later\twrong", s.bank)}
+		for n, w := range ways {
+			rows = append(rows, w.name+"\t"+report(evenings[n], evenings[0]))
+		}
+		if err := table(b.out, rows...); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintln(b.out)
+	return nil
+}
+
+func report(all, control []evening) string {
+	var rates, times, payments, refused []float64
+	var medians, p99s []time.Duration
+	wrong := 0
+	for n, e := range all {
+		rates, times = append(rates, e.rate), append(times, e.rate/control[n].rate)
+		payments = append(payments, float64(e.asked)/float64(max(e.sold, 1)))
+		refused = append(refused, 100*float64(e.refused)/float64(max(len(e.took), 1)))
+		medians, p99s = append(medians, quantile(e.took, 0.5)), append(p99s, quantile(e.took, 0.99))
+		wrong += e.wrong
+	}
+	return fmt.Sprintf("%.0f\t%.2f\t%s\t%s\t%.2f\t%.1f %%\t%d", quantile(rates, 0.5), quantile(times, 0.5), milli(quantile(medians, 0.5)),
+		milli(quantile(p99s, 0.5)), quantile(payments, 0.5), quantile(refused, 0.5), wrong)
+}
+
+func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (*shop, error) {
+	config, err := pgxpool.ParseConfig(b.postgres)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = conns
+	s := &shop{ttl: ttl, rarely: rarely, bank: banks[0]}
+	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return nil, err
+	}
+	if err := migrate(ctx, b.postgres); err != nil {
+		return nil, err
+	}
+	if _, err = s.pool.Exec(ctx, fmt.Sprintf(`
+		DROP TABLE IF EXISTS stock, fenced;
+		CREATE TABLE stock (article int PRIMARY KEY, pieces bigint NOT NULL) WITH (fillfactor = 50);
+		CREATE TABLE fenced (LIKE stock INCLUDING ALL) WITH (fillfactor = 50);
+		INSERT INTO stock SELECT i, %[1]d FROM generate_series(0, %[2]d) i;
+		INSERT INTO fenced SELECT i, %[1]d FROM generate_series(0, %[2]d) i;
+		SELECT fencedb.protect('fenced', $$ 'article:' || article $$)`, pieces, articles-1)); err != nil {
+		return nil, err
+	}
+	plain := lease.Config{TTL: ttl, RenewEvery: lease.Never}
+	sealed := plain
+	sealed.Seal = fencedb.Sealer(s.pool)
+	if s.issuer, err = lease.New(b.client, plain); err != nil {
+		return nil, err
+	}
+	s.sealed, err = lease.New(b.client, sealed)
+	return s, err
+}
+
+// open lets customers in for a while, and counts afterwards.
+func (s *shop) open(ctx context.Context, w way, during time.Duration) (evening, error) {
+	before, err := s.left(ctx, w)
+	if err != nil {
+		return evening{}, err
+	}
+	var (
+		all    = evening{}
+		mu     sync.Mutex
+		inside sync.WaitGroup
+		began  = time.Now()
+	)
+	for range customers {
+		inside.Go(func() {
+			for time.Since(began) < during {
+				asked, took, err := s.serve(ctx, w)
+				mu.Lock()
+				all.took, all.asked = append(all.took, took), all.asked+asked
+				switch {
+				case err != nil:
+					all.refused++
+				case time.Since(began) < during:
+					all.rate += 1 / during.Seconds()
+					fallthrough
+				default:
+					all.sold++
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	inside.Wait()
+	after, err := s.left(ctx, w)
+	all.wrong = all.sold - int(before-after)
+	return all, errors.Join(err, ctx.Err())
+}
+
+func (s *shop) serve(ctx context.Context, w way) (asked int, took time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(ctx, willing)
+	defer cancel()
+	began := time.Now()
+	asked, err = w.sell(ctx, s, rand.IntN(articles))
+	return asked, time.Since(began), err
+}
+
+func (s *shop) left(ctx context.Context, w way) (n int64, err error) {
+	err = s.pool.QueryRow(ctx, `SELECT sum(pieces) FROM `+w.table).Scan(&n)
+	return n, err
+}
