@@ -243,7 +243,7 @@ const (
 // The writers as they were: they read, decide and write, and exclude nobody.
 func (r *adoption) writersAsTheyWere(direct *pgxpool.Pool, behind *sql.DB, legacy *pgxpool.Pool) {
 	r.deploy("pgx", nil, func(ctx context.Context) (int, error) {
-		return 1, pgx.BeginFunc(ctx, direct, func(tx pgx.Tx) error { return oneMore(ctx, tx, 12) })
+		return 1, unfenced(ctx, direct)
 	})
 	r.deploy("database/sql", nil, func(ctx context.Context) (int, error) {
 		tx, err := behind.BeginTx(ctx, nil)
@@ -274,6 +274,26 @@ func plain(pool *pgxpool.Pool) func(context.Context) (int, error) {
 		_, err := pool.Exec(ctx, `UPDATE bookings SET seats = seats + 1 WHERE table_id = 12`)
 		return 1, err
 	}
+}
+
+func unfenced(ctx context.Context, pool *pgxpool.Pool) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		return oneMore(ctx, tx, 12)
+	})
+}
+
+func fenced(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool) error {
+	return guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+		return oneMore(ctx, tx, 12)
+	})
+}
+
+func fencedSQL(ctx context.Context, issuer *lease.Issuer, db *sql.DB) error {
+	return issuer.Do(ctx, "table:13", func(ctx context.Context, l *lease.Lease) error {
+		return fencedb.TxSQL(ctx, db, l, func(tx *sql.Tx) error {
+			return oneMoreSQL(ctx, tx, 13)
+		})
+	})
 }
 
 func oneMore(ctx context.Context, tx pgx.Tx, table int) error {
@@ -403,13 +423,11 @@ func (r *adoption) readers() {
 func (r *adoption) writersEnter(direct *pgxpool.Pool, behind *sql.DB) {
 	r.Helper()
 	r.deploy("pgx", lost, func(ctx context.Context) (int, error) {
-		return 1, guard.Tx(ctx, r.issuer, direct, "table:12", func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error { return oneMore(ctx, tx, 12) })
+		return 1, fenced(ctx, r.issuer, direct)
 	})
 	r.await()
 	r.deploy("database/sql", lost, func(ctx context.Context) (int, error) {
-		return 1, r.issuer.Do(ctx, "table:13", func(ctx context.Context, l *lease.Lease) error {
-			return fencedb.TxSQL(ctx, behind, l, func(tx *sql.Tx) error { return oneMoreSQL(ctx, tx, 13) })
-		})
+		return 1, fencedSQL(ctx, r.issuer, behind)
 	})
 	r.await()
 	r.deploy("cron", lost, func(ctx context.Context) (int, error) {

@@ -9,6 +9,7 @@ replace github.com/fencedb/fencedb => ../..
 replace github.com/redis/rueidis/rueidiscompat => github.com/redis/rueidis/rueidiscompat v1.0.69
 
 require (
+	entgo.io/ent v0.14.5
 	github.com/bsm/redislock v0.9.4
 	github.com/fencedb/fencedb v0.0.0
 	github.com/go-redsync/redsync/v4 v4.18.1

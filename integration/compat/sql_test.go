@@ -105,6 +105,9 @@ var txSQL = map[string]struct {
 		}
 		return db.Create(&Booking{TableID: table, Guest: guest}).Error
 	}},
+	"ent": {openWith("pgx"), func(tx *sql.Tx, table int, guest string) error {
+		return createWithEnt(context.Background(), entIn(tx), table, guest)
+	}},
 }
 
 func openWith(driver string) func(*testing.T, string) *sql.DB {
@@ -179,6 +182,7 @@ func TestOutcomeSQLFindsOutWhatBecameOfALostCommit(t *testing.T) {
 		"bun": func(t *testing.T, url string) library {
 			return withBun(bun.NewDB(openSQL(t, "pgx", url), pgdialect.New()))
 		},
+		"ent": func(t *testing.T, url string) library { return withEnt(openSQL(t, "pgx", url)) },
 		"bun and pgdriver": func(t *testing.T, url string) library {
 			return withBun(bun.NewDB(openPgdriver(t, url), pgdialect.New()))
 		},

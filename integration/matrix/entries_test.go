@@ -30,7 +30,8 @@ type call struct {
 	validity time.Duration
 	level    level
 	first    int
-	got      string // what the entry point gave back
+	got      string        // what the entry point gave back
+	fault    time.Duration // what the fault itself took, while the call had to stand still
 }
 
 func (c *call) grant() fencedb.Grant {
@@ -71,6 +72,9 @@ var entries = []entry{
 	{name: "TxSQL", run: runTxSQL, want: "[1 2 3]", options: true, rows: 3},
 	{name: "Once", run: inTx(runOnce), want: "done", options: true, rows: 3},
 	{name: "guard.Tx", run: runGuard, want: "INSERT 0 3", options: true, rows: 3},
+	{name: "guard.Exec", run: runGuardExec, want: "INSERT 0 3", oneShot: true, rows: 3},
+	{name: "guard.QueryRow", run: runGuardQueryRow, want: "3", oneShot: true, rows: 3},
+	{name: "guard.SendBatch", run: runGuardSendBatch, want: "INSERT 0 1 2 [3]", oneShot: true, options: true, rows: 3},
 	{name: "Tx Exec", run: inTx(txExec), want: "INSERT 0 3", options: true, rows: 3},
 	{name: "Tx Query", run: inTx(txQuery), want: "[1 2 3]", options: true, rows: 3},
 	{name: "Tx QueryRow", run: inTx(txQueryRow), want: "3", options: true, rows: 3},
@@ -248,6 +252,23 @@ func runGuard(c *call) error {
 		c.got = own.got
 		return err
 	})
+}
+
+func runGuardExec(c *call) error {
+	tag, err := guard.Exec(c, c.issuer, c.db, c.resource, insert, c.resource, c.first)
+	c.got = tag.String()
+	return err
+}
+
+func runGuardQueryRow(c *call) error {
+	var n int
+	err := guard.QueryRow(c, c.issuer, c.db, c.resource, insertCount, c.resource, c.first).Scan(&n)
+	c.got = fmt.Sprint(n)
+	return err
+}
+
+func runGuardSendBatch(c *call) error {
+	return guard.SendBatch(c, c.issuer, fencedb.With(c.db, c.options()), []string{c.resource}, c.batch())
 }
 
 // inTx is fn in Tx.

@@ -163,7 +163,7 @@ var faults = []fault{
 		allowed: mostly, unless: func(s setup) bool { return s.warm || s.level.isolation() != pgx.ReadCommitted }},
 	{name: "stale", means: "a newer holder has entered",
 		points: once, before: overtaken, allowed: only(nothing), outcome: fencedb.ErrStale,
-		unless: func(s setup) bool { return s.name == "guard.Tx" }}, // that heals
+		unless: func(s setup) bool { return strings.HasPrefix(s.name, "guard.") }}, // whose token is newer
 	{name: "busy", means: "another transaction keeps the fence",
 		points: once, before: held, validity: silenceValidity, bound: silenceValidity, allowed: only(nothing), outcome: fencedb.ErrBusy},
 }

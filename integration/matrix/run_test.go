@@ -116,6 +116,7 @@ func (w *world) run(ctx context.Context, s setup, f *fault, p point) (o outcome,
 	o.took = time.Since(began)
 	o.answer = s.answer(o.err)
 	o.sent = disarm()
+	o.took -= c.fault
 	after()
 	giveBack()
 
@@ -165,7 +166,12 @@ func (w *world) arm(ctx context.Context, f *fault, p point, c *call) (disarm fun
 		}
 	)
 	if f.do != nil {
-		do = f.do(ctx, w, c)
+		happen := f.do(ctx, w, c)
+		do = func() {
+			began := time.Now()
+			happen()
+			c.fault += time.Since(began)
+		}
 	}
 	w.proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate { return pass(true, msg) })
 	w.proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate { return pass(false, msg) })
