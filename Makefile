@@ -43,11 +43,11 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 	@internal/tools/ensure.sh go servers
 	go run ./internal/demo sale
 
-# Four packages at once: on two processors, tests that wait leave a third of the time unused otherwise.
+# Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise.
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs prometheus
-	CGO_ENABLED=1 go test -race -count=1 -p 4 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
+	CGO_ENABLED=1 go test -race -count=1 -p 3 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
 	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
 	CGO_ENABLED=1 go -C integration/bench test -race -count=1 ./...
@@ -58,7 +58,7 @@ simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find
 	GOGC=400 go test -count=1 -timeout 30m ./lease -run 'Simulation' -seeds 5000
 
 .PHONY: mutations
-mutations: ## Remove each guard of docs/mutations.md, one at a time, and see its test fail (half an hour)
+mutations: ## Remove each guard of docs/mutations.md, one at a time, and see its test fail (an hour)
 	@internal/tools/ensure.sh go programs
 	go test -count=1 -v -timeout 0 ./docs -run MutationsAreNoticed -mutate .
 
@@ -99,7 +99,7 @@ matrix-leases: ## Try every call of a lease under every fault, not only the samp
 	FENCEDB_MATRIX=full go test -count=1 -timeout 60m ./integration/matrix/leases
 
 .PHONY: bench
-bench: ## Measure writes, leases and waiting beside other ways and libraries (nine minutes, an idle machine)
+bench: ## Measure writes, leases and waiting beside other ways and libraries (twelve minutes, an idle machine)
 	@internal/tools/ensure.sh go programs
 	go -C integration/bench run .
 
@@ -107,6 +107,11 @@ bench: ## Measure writes, leases and waiting beside other ways and libraries (ni
 bench-quick: ## Measure writes and leases in short rounds (about a minute, an idle machine)
 	@internal/tools/ensure.sh go programs
 	go -C integration/bench run . -quick
+
+.PHONY: bench-service
+bench-service: ## Sell with each way to exclude others: how fast, and how much that is not there (three minutes)
+	@internal/tools/ensure.sh go programs
+	go -C integration/bench run . -service
 
 .PHONY: bench-memory
 bench-memory: ## Lease a million resources once each, and weigh what that leaves in Redis (three minutes)
