@@ -88,7 +88,7 @@ func TestFirstTransactionsAtOnceDrawOneEpoch(t *testing.T) {
 		require.NoError(t, entering.Wait())
 		require.Len(t, slices.Compact(epochs), 1)
 	}
-	require.Equal(t, "0", s.one(`(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory')`))
+	require.Equal(t, "0", s.one(`(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database() AND l.locktype = 'advisory')`))
 }
 
 func TestARolledBackTransactionRaisesNoFence(t *testing.T) {

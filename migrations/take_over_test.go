@@ -189,6 +189,41 @@ func TestATakeOverWaitsForTheHolderAndWins(t *testing.T) {
 	require.Equal(t, "50ms", legacy.one(`current_setting('lock_timeout')`))
 }
 
+// On a busy server the one that overtakes may wait for longer than it meant to, and look for deadlocks before the holder.
+func TestATakeOverThatFindsTheDeadlockWins(t *testing.T) {
+	t.Parallel()
+	s, _, role := newLegacy(t)
+	s.exec(`ALTER DATABASE "` + s.one(`current_database()`) + `" SET deadlock_timeout = '200ms';
+		CREATE TABLE delays (); GRANT ALL ON delays TO ` + role + `;
+		ALTER FUNCTION fencedb.overtaking_token RENAME TO token_in_time;
+		CREATE FUNCTION fencedb.overtaking_token(resource text, fence bigint, stamp bigint) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $$
+		BEGIN -- called before each step, whose length is set by now
+			DELETE FROM public.delays;
+			PERFORM set_config('deadlock_timeout', CASE WHEN FOUND THEN '1ms' ELSE '10s' END, true);
+			RETURN fencedb.token_in_time(resource, fence, stamp);
+		END $$`)
+	s.exec("BEGIN; " + enter(41, "room:red"))
+	legacy, holder, watcher := s.beside(), s, s.beside()
+	legacy.exec(`SET SESSION AUTHORIZATION ` + role)
+	results := map[*session]chan error{legacy: make(chan error, 1), holder: make(chan error, 1)}
+	for _, one := range []*session{legacy, holder} {
+		go func() {
+			_, err := one.conn.PgConn().Exec(t.Context(), `UPDATE seats SET guest = 'zoe' WHERE id = 1`).ReadAll()
+			results[one] <- err
+		}()
+		watcher.awaitBlocked(one.conn.PgConn().PID())
+	}
+
+	watcher.exec(`INSERT INTO delays DEFAULT VALUES`)
+
+	require.NoError(t, <-results[legacy])
+	ended := new(pgconn.PgError)
+	require.ErrorAs(t, <-results[holder], &ended)
+	require.Equal(t, "40P01", ended.Code)
+	holder.exec(`ROLLBACK`)
+	require.Equal(t, "0", watcher.one(`(SELECT count(*) FROM delays)`))
+}
+
 // Two that overtake in opposite order: Postgres ends one of them, as it does where they lock rows like that.
 func TestTwoTakeOversInOppositeOrderEnd(t *testing.T) {
 	t.Parallel()
@@ -285,13 +320,13 @@ func (a *adoption) run(name string, step func() error) {
 	}()
 }
 
-// await waits until each has done twenty steps more.
+// await waits until each has done five steps more.
 func (a *adoption) await(names ...string) {
 	a.Helper()
 	for _, name := range names {
 		count := a.done[name]
 		before := count.Load()
-		require.Eventually(a, func() bool { return count.Load() >= before+20 || len(a.results[name]) > 0 }, time.Minute, time.Millisecond, name)
+		require.Eventually(a, func() bool { return count.Load() >= before+5 || len(a.results[name]) > 0 }, time.Minute, time.Millisecond, name)
 		if len(a.results[name]) > 0 {
 			require.NoError(a, <-a.results[name], name)
 		}

@@ -338,9 +338,9 @@ COMMENT ON FUNCTION fencedb.overtaking_token(text, bigint, bigint) IS 'Inner fun
 -- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the fence while it holds a
 -- row. The holder of the fence may come to wait for that row. Whose wait reaches deadlock_timeout first is ended, which
 -- should be the holder: so the other one waits in steps that are shorter, but not by half, where a holder that comes at
--- once looks just between two of them. A holder that looks between two steps finds
--- nothing, and waits until its lease ends. Two who overtake could wait for each other like that for ever, hence the last
--- step without a limit.
+-- once looks just between two of them. On a busy server a step may last longer: if its deadlock is found then, the next
+-- step follows. A holder that looks between two steps finds nothing, and waits until its lease ends. Two who overtake
+-- could wait for each other like that for ever, hence the last step without a limit.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.overtake_fence(resource text, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -394,6 +394,10 @@ BEGIN
                 free := true;
             WHEN lock_not_available THEN
                 IF waited >= own_ms THEN
+                    RAISE;
+                END IF;
+            WHEN deadlock_detected THEN
+                IF waited > 14 * step_ms THEN
                     RAISE;
                 END IF;
         END;
