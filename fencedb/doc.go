@@ -17,7 +17,7 @@
 //		return err
 //	})
 //	if errors.Is(err, fencedb.ErrStale) {
-//		// Somebody else holds the table now. Nothing was written.
+//		// Another holder has come since. Nothing was written.
 //	}
 //
 // The database needs the schema of package migrations. Tables that must never be written to without
@@ -61,9 +61,8 @@
 // entered, and nothing limits what deferred triggers do at COMMIT. A holder that means to write for longer than its lease says so with Hold.
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds. That is
-// the time for asking what became of a lost COMMIT. A connection on which no answer has come by
-// half of that, although the server must have ended the transaction, is closed and counts as lost:
-// a network can drop it in silence. A grant without validity is bounded by contexts alone.
+// the time for asking what became of a lost COMMIT. After half of that without an answer, the
+// connection is closed and counts as lost: a network can drop it in silence. A grant without validity is bounded by contexts alone.
 //
 // # Outcomes
 //

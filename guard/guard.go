@@ -1,13 +1,14 @@
-// Package guard joins both halves of fencedb for the common case: acquire a lease, write behind its
-// fence, give it back.
+// Package guard does the common case in one call: acquire a lease, write behind its fence, release
+// it.
 //
 //	err := guard.Tx(ctx, issuer, pool, "table:12", func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error {
 //		_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'ann')`)
 //		return err
 //	}, lease.WaitAtMost(2*time.Second))
 //
-// Options of the acquisition come last; where the arguments of a statement do, [lease.Issuer.With]
-// gives them to the issuer. [fencedb.With] gives the database those of the transaction.
+// Options of the acquisition come last. Exec, QueryRow and Query end with the arguments of their
+// statement: there use issuer.With, see [lease.Issuer.With]. For options of the transaction use
+// [fencedb.With].
 //
 // It also heals. Redis can lose its counter, by FLUSHALL, eviction, an old snapshot or a replica
 // that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
@@ -36,7 +37,7 @@ import (
 // first run was rolled back, when Redis had gone backwards; it then gets another lease. The errors
 // are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's context ended
 // with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that
-// fails is not an error: it is tried again behind the call, and in the end the lease runs out by
+// fails is not an error: it is tried again in the background, and in the end the lease runs out by
 // itself. So nil means committed, and an error tells what fencedb.Tx says of the data. lease.IsLost
 // tells if it means "busy, try again".
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
@@ -82,8 +83,8 @@ type oneRow func(dest ...any) error
 
 func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 
-// Query is Exec for a statement that returns rows, each of which read reads, as for pgx.CollectRows.
-// They come all at once, when the lease has been given back, since an open result would hold it. If
+// Query is Exec for a statement that returns rows; read decodes each, as for pgx.CollectRows. They
+// come all at once, when the lease has been released, since an open result would hold it. If
 // the statement has committed but a row could not be read, the error is fencedb.ErrCommitted.
 //
 //	seats, err := guard.Query(ctx, issuer, pool, "table:12", pgx.RowTo[int], `UPDATE ... RETURNING seat`)

@@ -60,7 +60,7 @@
 //   - [ErrLost]: Redis no longer has it, although its time was not over;
 //   - [ErrRevoked]: an operator or a supervisor ended it.
 //
-// [IsLost] asks for all of them at once, for [ErrHeld], and for the errors with which Postgres
+// [IsLost] asks for all of them at once, for [ErrHeld] and [ErrStale], and for the errors with which Postgres
 // refuses a late or a blocked writer: "somebody else may have it now, say busy". It is false for
 // work that was done although its lease was over when it returned; [Issuer.Do] then returns
 // [ErrWorkDone].
@@ -73,8 +73,7 @@
 // # Beside another lock
 //
 // A program that replaces a lock of another kind takes both for as long as old instances run:
-// [Config.Outer]. The lease is asked for under that lock, ends no later than it, and is released
-// before it.
+// [Config.Outer]. The lease is acquired after that lock, ends no later, and is released before it.
 //
 // # Renewal
 //
@@ -156,7 +155,7 @@
 // even if Redis or the network hangs and the client ignores contexts. A lease does not end with the
 // context that it was acquired with. [Issuer.Do] ties both together for the work.
 //
-// Releases go on behind the call: of a lease, of a grant whose reply was lost, of a place in the
+// Releases go on in the background: of a lease, of a grant whose reply was lost, of a place in the
 // queue. Each has a context of its own and is tried until the TTL is over, also through a restart,
 // a fail-over or the move of a slot; then the lease has expired in Redis. [Issuer.Close] waits for
 // all of that when a program shuts down, and releases what is held.

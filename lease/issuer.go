@@ -128,7 +128,7 @@ func (i *Issuer) several(ctx context.Context, resources []string, opts []Option)
 //
 // A request that goes unanswered is sent again, twice at most and within one TTL, with the same
 // lease id; so a lost answer does no harm. Cancelling ctx ends the attempt at once; what it may
-// have been granted is released behind the call until the TTL is over, and [Issuer.Close] waits for
+// have been granted is released in the background until the TTL is over, and [Issuer.Close] waits for
 // it. After the return, ctx has no influence on the lease. Every error means that this call holds
 // nothing. After [ErrUnreachable] the resource may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
@@ -148,7 +148,7 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 //
 // The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the
 // resource, as far as is known, the error is [ErrHeld] and also the reason why the context ended;
-// the waiter leaves the queue behind the call. Acquire waits through an outage of Redis, such as a
+// the waiter leaves the queue in the background. Acquire waits through an outage of Redis, such as a
 // fail-over or a server that hangs, for one TTL from the first request without an answer. Otherwise
 // it is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {

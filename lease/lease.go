@@ -331,7 +331,7 @@ func (l *Lease) endRenewal(r *renewal, answer answered) error {
 // Release gives the lease back. First its context ends, with [ErrReleased], and a renewal in flight
 // finishes. Then the request is sent, and sent again while Redis does not answer or refuses it for
 // a moment ([ErrReadOnly], [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That
-// goes on behind the call: ctx, and five seconds, bound only how long Release waits for the
+// goes on in the background: ctx, and five seconds, bound only how long Release waits for the
 // outcome. The request uses only the values of ctx. If ctx is over already, Release still waits for
 // 30 ms, in which a working Redis answers.
 //

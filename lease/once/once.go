@@ -49,7 +49,7 @@
 //   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that of the refusal, such as
 //     [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied]; those that pass soon are tried again first. If that
 //     happens to the recording, the error is [ErrNotRecorded] as well.
-//   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is recorded behind it.
+//   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is recorded in the background.
 //
 // # Rights
 //
@@ -246,7 +246,7 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 //
 // Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. If fn
 // returns a result all the same, it is recorded; if that takes longer than a moment, it goes on
-// behind the call, which returns [ErrNotRecorded]. fn must not call Do with its own key: it would
+// in the background, and the call returns [ErrNotRecorded]. fn must not call Do with its own key: it would
 // wait for itself.
 func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts ...Option) (result []byte, replayed bool, err error) {
 	if err := o.check(key); err != nil {
