@@ -315,7 +315,7 @@ func TestEnterSQLAsksForASealAboveReadCommitted(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			g := grant("table:12", 41)
-			enter := func() error {
+			enter := func(g fencedb.Grant) error {
 				tx, err := w.sqlDB().BeginTx(t.Context(), &sql.TxOptions{Isolation: isolation})
 				require.NoError(t, err)
 				defer func() { _ = tx.Rollback() }()
@@ -325,7 +325,7 @@ func TestEnterSQLAsksForASealAboveReadCommitted(t *testing.T) {
 				return tx.Commit()
 			}
 
-			err := enter()
+			err := enter(g)
 			require.ErrorIs(t, err, fencedb.ErrUnsealed)
 			var pgErr *pgconn.PgError
 			require.ErrorAs(t, err, &pgErr)
@@ -333,7 +333,9 @@ func TestEnterSQLAsksForASealAboveReadCommitted(t *testing.T) {
 			require.Zero(t, w.fence("table:12"))
 
 			require.NoError(t, fencedb.Seal(t.Context(), w.pool, g))
-			require.NoError(t, enter())
+			require.NoError(t, enter(g))
+			require.ErrorIs(t, enter(grant("table:12", 42)), fencedb.ErrUnsealed, "nor over an older token")
+			require.EqualValues(t, 41, w.fence("table:12"))
 		})
 	}
 }

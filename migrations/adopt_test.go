@@ -96,12 +96,19 @@ func TestAHolderThatIsOvertakenBetweenTwoStatementsOfEnterIsStale(t *testing.T) 
 		CREATE POLICY wait ON fencedb.fences USING (public.visible());
 		ALTER TABLE fencedb.fences ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY`)
 
-	for n := range 2 { // the first read and the second; the third locks
+	for n, way := range []struct {
+		waits int // at this read of the fence; the next one has locked it
+		enter string
+	}{
+		{1, `SELECT fencedb.enter('a', %d, gen_random_uuid())`},
+		{1, `SELECT fencedb.enter_all('{a}', '{%d}', ARRAY[gen_random_uuid()])`},
+		{2, `SELECT fencedb.enter_all('{a}', '{%d}', ARRAY[gen_random_uuid()])`},
+	} {
 		token := 42 + 10*n
 		admin.exec(`SELECT setval('public.reads', 1, false); SELECT pg_advisory_lock(7)`)
 		done := make(chan error, 1)
 		go func() {
-			_, err := older.conn.PgConn().Exec(t.Context(), fmt.Sprintf(`SET test.waits = '%d'; %s`, n+1, enter(token, "a"))).ReadAll()
+			_, err := older.conn.PgConn().Exec(t.Context(), fmt.Sprintf(`SET test.waits = '%d'; `+way.enter, way.waits, token)).ReadAll()
 			done <- err
 		}()
 		admin.awaitBlocked(older.conn.PgConn().PID())

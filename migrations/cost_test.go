@@ -27,6 +27,9 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 	require.Equal(t, "enter 1, fencedb_guard_seats 200, granted 2, guard_statement 2", s.one(calls),
 		"the rows are compared with the note, and none is judged by fencedb.require")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`) // the counts begin again
+	s.exec("BEGIN; " + enter(42, "room:red"))
+	require.Equal(t, "enter 1", s.one(calls), "and so is entering with a newer token")
+	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
 
 	s.exec(`BEGIN; SELECT fencedb.enter_all(array_agg('room:' || i), array_agg(i), array_agg(gen_random_uuid())) FROM generate_series(1, 50) i`)
 	s.exec(`INSERT INTO seats SELECT 1000 + i, i % 50 + 1 FROM generate_series(1, 100) i`)

@@ -159,6 +159,9 @@ func TestEnterRefusesGrantsThatNobodyIssued(t *testing.T) {
 	}
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM fencedb.fences`))
 	s.exec(`SELECT fencedb.enter(repeat('x', 512), 9007199254740991, gen_random_uuid())`)
+
+	s.exec(enter(1, "a"))
+	s.refused("22023", `SELECT fencedb.enter('a', 2, NULL)`)
 }
 
 // At first, and in the common case; and whoever holds the fence: it is over, not busy.
@@ -183,10 +186,13 @@ func TestEnterRefusesTokensThatNoLeaseCanFollow(t *testing.T) {
 	s := newSession(t)
 	const invalid = "22023"
 
-	for _, token := range []string{"9007199254740992", "9223372036854775807"} {
-		s.refused(invalid, `SELECT fencedb.enter('table:12', `+token+`, gen_random_uuid())`)
-		s.refused(invalid, `SELECT fencedb.enter_all('{zxid:1,table:12}', '{1,`+token+`}', ARRAY[gen_random_uuid(), gen_random_uuid()])`)
-		s.refused(invalid, `SELECT fencedb.carry('table:12', `+token+`, gen_random_uuid())`)
+	for range 2 { // for a new fence, and for one that is there
+		for _, token := range []string{"9007199254740992", "9223372036854775807"} {
+			s.refused(invalid, `SELECT fencedb.enter('table:12', `+token+`, gen_random_uuid())`)
+			s.refused(invalid, `SELECT fencedb.enter_all('{zxid:1,table:12}', '{1,`+token+`}', ARRAY[gen_random_uuid(), gen_random_uuid()])`)
+			s.refused(invalid, `SELECT fencedb.carry('table:12', `+token+`, gen_random_uuid())`)
+		}
+		s.exec(enter(1, "table:12"))
 	}
 	s.exec(`SELECT fencedb.declare_foreign('zxid')`)
 	s.exec(`SELECT fencedb.declare_foreign('zxid')`)
@@ -197,7 +203,36 @@ func TestEnterRefusesTokensThatNoLeaseCanFollow(t *testing.T) {
 	s.exec(`SELECT fencedb.enter('zxid:1', 9223372036854775807, gen_random_uuid())`)
 	s.refused(invalid, `SELECT fencedb.enter('zxid2:1', 9223372036854775807, gen_random_uuid())`)
 	require.Equal(t, "1", s.one(`SELECT count(*) FROM fencedb.audit WHERE event = 'declare_foreign'`))
-	require.Equal(t, "1", s.one(`SELECT count(*) FROM fencedb.fences`))
+	require.Equal(t, "2", s.one(`SELECT count(*) FROM fencedb.fences`))
+}
+
+// As clients say it that have no word for "for ever". Settings of Postgres end at 2^31 - 1 ms.
+func TestEnterTakesTheLongestTimes(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	const longest = `'` + "6ba7b810-9dad-11d1-80b4-00c04fd430c8" + `', 9223372036854775807`
+	for token, way := range []string{
+		`enter('room:red', 1, ` + longest + `)`,
+		`enter('room:red', 1, ` + longest + `)`,
+		`enter('room:red', 2, ` + longest + `)`,
+		`enter_all('{room:red}', '{3}', ARRAY['6ba7b810-9dad-11d1-80b4-00c04fd430c8']::uuid[], 9223372036854775807)`,
+	} {
+		s.exec(`BEGIN; SELECT fencedb.` + way + `; UPDATE seats SET guest = 'ann' WHERE id = 1; COMMIT`)
+		require.Equal(t, fmt.Sprint(max(token, 1)), s.one(`fencedb.last_token('room:red')`))
+	}
+	jobs := newJobs(t)
+	jobs.exec(`BEGIN; SELECT fencedb.carry('job:1', 1, ` + longest + `); UPDATE jobs SET state = 'DONE' WHERE id = 1; COMMIT`)
+
+	holder := s.beside()
+	holder.exec("BEGIN; " + enter(3, "room:blue"))
+	entered := make(chan error, 1)
+	go func() {
+		_, err := s.conn.PgConn().Exec(t.Context(), `SELECT fencedb.enter('room:blue', 4, gen_random_uuid(), wait_ms => 9223372036854775807)`).ReadAll()
+		entered <- err
+	}()
+	holder.awaitBlocked(s.conn.PgConn().PID())
+	holder.exec(`COMMIT`)
+	require.NoError(t, <-entered)
 }
 
 // Ids wrap round after four billion; a stale writer that tries again and again must not use them up.

@@ -237,13 +237,16 @@ func TestWhatIsObservedIsBoundedInSize(t *testing.T) {
 	require.Equal(t, "501 600", s.one(`SELECT concat(count(*), ' ', sum(times)) FROM fencedb.unfenced_writes`))
 	require.Contains(t, s.observed(), "(others) UPDATE FN002")
 	require.Equal(t, "501", s.one(`SELECT count(*) FROM fencedb.observations`))
+	anybody := s.withRole("allow")
+	require.Empty(t, s.as(anybody, `SELECT fencedb.let_pass('seats'::regclass, 'statement ' || i, 'FN002', true, ''), fencedb.let_pass('seats'::regclass, 'INSERT', 'reason ' || i, true, '') FROM generate_series(1, 50) i`))
+	require.Equal(t, "502", s.one(`SELECT count(*) FROM fencedb.observations`), "anybody can call it")
 
 	// Temporary tables come and go, and anybody can make one look observed.
-	require.Empty(t, s.as(s.withRole("allow"), `CREATE TABLE pg_temp.look (id int);
+	require.Empty(t, s.as(anybody, `CREATE TABLE pg_temp.look (id int);
 		DO $$ BEGIN EXECUTE 'CREATE FUNCTION pg_temp.f() RETURNS trigger LANGUAGE plpgsql AS ' || quote_literal(fencedb.observing() || 'BEGIN RETURN NEW; END'); END $$;
 		CREATE TRIGGER "~fencedb_statement" BEFORE INSERT ON pg_temp.look FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement('pg_temp.f');
 		INSERT INTO pg_temp.look VALUES (1)`))
-	require.Equal(t, "501", s.one(`SELECT count(*) FROM fencedb.observations`))
+	require.Equal(t, "502", s.one(`SELECT count(*) FROM fencedb.observations`))
 }
 
 // In between it counts in the session, which need not write each time.

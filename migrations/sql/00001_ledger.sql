@@ -249,7 +249,7 @@ BEGIN
         END IF;
         BEGIN
             IF left_ms IS NOT NULL THEN
-                PERFORM set_config('lock_timeout', ceil(least(left_ms, greatest(20, left_ms / 8)))::text, true);
+                PERFORM set_config('lock_timeout', ceil(least(2147483647, left_ms, greatest(20, left_ms / 8)))::text, true);
             END IF;
             IF shared THEN
                 PERFORM FROM fencedb.fences f WHERE f.resource = await.resource FOR SHARE;
@@ -435,7 +435,7 @@ BEGIN
         RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     END IF;
-    until := least(until, start + remaining_ms);
+    until := least(until, start + CASE WHEN remaining_ms > 2147483647 THEN 2147483647 ELSE remaining_ms END); -- where settings of Postgres end
     deadline := least(until, start + wait_ms,
         start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
 
@@ -507,18 +507,29 @@ DECLARE
     key      bytea;
     body     text;
 BEGIN
-    -- The common case, without calls: nothing has been entered, nobody stands in the way, and the fence has this token
-    -- and lease already. admit does the rest.
+    -- The common cases, without calls: nothing has been entered, nobody stands in the way, and the fence has this token
+    -- and lease already, or an older token. admit does the rest. What take says of the order of locks, holds here too.
     IF coalesce(current_setting('fencedb.granted', true), '') = '' AND coalesce(remaining_ms > 0, true) THEN
-        until := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
+        until := extract(epoch FROM clock_timestamp()) * 1000 + CASE WHEN remaining_ms > 2147483647 THEN 2147483647 ELSE remaining_ms END;
         PERFORM FROM fencedb.fences f
         WHERE f.resource = enter.resource AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
         FOR SHARE SKIP LOCKED;
         IF FOUND THEN
             SELECT f.xmax, k.key INTO locker, key FROM fencedb.fences f, fencedb.signing_key k WHERE f.resource = enter.resource;
+        ELSIF token <= 9007199254740991 AND lease_id IS NOT NULL AND current_setting('transaction_isolation') LIKE 'read %' THEN
+            PERFORM FROM fencedb.fences f
+            WHERE f.resource = enter.resource AND f.last_fencing_token < token
+            FOR NO KEY UPDATE SKIP LOCKED;
+            IF FOUND THEN
+                UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = clock_timestamp()
+                FROM fencedb.signing_key k WHERE f.resource = enter.resource
+                RETURNING f.xmin, k.key INTO locker, key;
+            END IF;
+        END IF;
+        IF key IS NOT NULL THEN
             epoch := pg_sequence_last_value('fencedb.server_epoch');
         END IF;
-        IF key IS NOT NULL AND epoch IS NOT NULL THEN
+        IF epoch IS NOT NULL THEN
             xid := pg_current_xact_id();
             IF locker <> xid::xid THEN
                 PERFORM fencedb.require_outermost(locker);

@@ -86,13 +86,13 @@ DECLARE
 BEGIN
     -- The grants are long where the transaction has entered many fences. A note says that it has entered, and until
     -- when. Then its lock on a fence says which: only enter locks one for as long as that. An xmin may be of four
-    -- billion transactions ago.
+    -- billion transactions ago, and an xmax may be the number of a multixact, unless none has come as far as ours.
     IF note <> '' AND wanted[1] = ALL (wanted) AND hashtextextended(note, txid_current()) = currval('fencedb.judgement') THEN
         me := pg_current_xact_id()::xid;
         SELECT f.last_fencing_token INTO token
         FROM fencedb.fences f
         WHERE f.resource = wanted[1] AND f.annulled IS NULL AND f.last_fencing_token >= coalesce(stored, 0)
-          AND (f.xmax = me OR f.xmin = me AND f.advanced_at >= transaction_timestamp());
+          AND (f.xmax = me AND mxid_age(me) <= 0 OR f.xmin = me AND f.advanced_at >= transaction_timestamp());
         IF FOUND THEN
             PERFORM fencedb.require_lease(left(note, 14)::numeric * 1000);
             PERFORM fencedb.note(wanted[1], token, left(note, 14)::numeric * 1000);
@@ -689,11 +689,12 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_target(regclass, text, text, text, boolean) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
 
--- body is the trigger function, a template: %1$s and %2$s are the resource expression over the old and the new row,
--- %3$s its type, %4$s whether fencedb.judged says that the row may be written, %5$s and %6$s
--- the lists of resources. path
--- is the search_path of the caller, in which the expression is read. The settings: whatever a session could set to
--- make the same row read as another resource. The guard has them from here.
+-- path is the search_path of the caller, in which the expression is read. body is the trigger function, a template:
+--     %1$s, %2$s  the resource expression over the old and the new row
+--     %3$s        its type
+--     %4$s        whether fencedb.judged says that the row may be written
+--     %5$s, %6$s  the lists of resources of the old and the new row
+-- The settings are those with which a session could make the same row read as another resource. The guard has them from here.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text, starts text, stamp boolean) RETURNS void
     LANGUAGE plpgsql

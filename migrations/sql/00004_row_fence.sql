@@ -25,7 +25,7 @@ CREATE FUNCTION fencedb.carry(resource text, token bigint, lease_id uuid, remain
 AS $$
 DECLARE
     limit_ms text    := least(remaining_ms, 2147483647);
-    until    numeric := extract(epoch FROM clock_timestamp()) * 1000 + remaining_ms;
+    until    numeric := extract(epoch FROM clock_timestamp()) * 1000 + CASE WHEN remaining_ms > 2147483647 THEN 2147483647 ELSE remaining_ms END;
     key      bytea;
     body     text;
 BEGIN

@@ -95,6 +95,7 @@ BEGIN
                    WHERE o.target = root AND o.role = role AND o.application = application AND o.statement = operation AND o.reason = reason)
        AND (SELECT count(*) FROM fencedb.observations o WHERE o.target = root) >= 500 THEN
         application := '(others)';
+        reason := CASE WHEN reason ~ '^FN00[0-9]$' THEN reason ELSE 'other' END;
     END IF;
     WITH taken AS (
         DELETE FROM fencedb.observations o
@@ -145,7 +146,8 @@ BEGIN
         RETURN true;
     ELSIF reason = 'FN002' AND operation <> 'TRUNCATE' AND NOT of_row AND fencedb.overtakes(guarded) THEN
         RETURN true;
-    ELSIF of_row AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row' AND fencedb.observes(t.tgfoid))
+    ELSIF operation NOT IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE') -- anybody can call this
+          OR of_row AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row' AND fencedb.observes(t.tgfoid))
           OR NOT of_row AND NOT fencedb.observes(to_regprocedure(about || '()')) THEN
         RETURN false;
     END IF;
