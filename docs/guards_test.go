@@ -65,8 +65,8 @@ var guards = []struct {
 		{"S4", "a record is not changed", "BEFORE UPDATE OR DELETE OR TRUNCATE ON", "BEFORE DELETE OR TRUNCATE ON", "migrations.TestWhatWasRecordedStays"},
 	}},
 	{"migrations/sql/00003_protect.sql", []guard{
-		{"S4", "a statement without a token is refused, whatever it matches", "IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF TG_OP = 'TRUNCATE' THEN", "migrations.TestNoWriteWithoutAToken"},
-		{"S4", "TRUNCATE is refused", "IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF granted IS NULL THEN", "migrations.TestNoWriteWithATokenOfAnotherResource"},
+		{"S4", "a statement without a token is refused, whatever it matches", "IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF TG_OP = 'TRUNCATE' THEN", "migrations.TestNoWriteWithoutAToken"},
+		{"S4", "TRUNCATE is refused", "IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF until IS NULL AND granted IS NULL THEN", "migrations.TestNoWriteWithATokenOfAnotherResource"},
 		{"S4", "a row that another table's trigger writes needs a token", "PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]), NULL);", "RETURN 0;", "migrations.TestForeignKeyActionsAreWritesToo"},
 		{"S4", "a row needs the token of its own resource", "ELSIF (grants -> resource ->> 'entered')::boolean IS NOT TRUE THEN", "ELSIF false THEN", "migrations.TestNoWriteWithATokenOfAnotherResource"},
 		{"S4", "a row that moves needs the tokens of both resources", "wanted   text[] := CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END;", "wanted   text[] := CASE operation WHEN 'DELETE' THEN before ELSE after END;", "migrations.TestARowThatMovesNeedsTheTokensOfBothResources"},
@@ -90,6 +90,7 @@ var guards = []struct {
 		{"S4", "a table with rows without a resource is not protected", "IF nulls > 0 THEN", "IF false THEN", "migrations.TestProtectRefusesRowsWithoutAResource"},
 		{"S4", "only the owner of a table records that it is protected", "ELSIF NOT pg_has_role(session_user, class.relowner, 'MEMBER') THEN", "ELSIF false THEN", "migrations.TestNobodyRecordsAProtectionThatIsNotTheirs"},
 		{"S4", "nothing is read in the search_path of whoever migrates", "SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);", "SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true);", "migrations.TestNothingOfOursIsReadInTheSearchPathOfWhoeverMigrates"},
+		{"S4", "a note that is forged admits no statement", "                                CASE WHEN hashtextextended(current_setting('fencedb.judged', true), txid_current()) = currval('fencedb.judgement')\n", "                                CASE WHEN true\n", "migrations.TestANoteThatIsForgedOrGoneDoesNotLengthenTheLease"},
 		{"S7", "a note of the guard has a checksum", " AND hashtextextended(note, txid_current()) = currval('fencedb.judgement') THEN", " THEN", "migrations.TestANoteThatIsForgedOrGoneDoesNotLengthenTheLease"},
 		{"S7", "without a note, the time of the grants counts", "    PERFORM fencedb.require_lease((granted ->> 'until')::numeric);\n\n    FOREACH", "\n    FOREACH", "migrations.TestANoteThatIsForgedOrGoneDoesNotLengthenTheLease"},
 		{"S7", "a statement after the lease is over is refused, whatever it matches", "            PERFORM fencedb.require_lease(until);\n", "            NULL;\n", "migrations.TestAWriteAfterTheLeaseIsOverIsRefused"},

@@ -176,13 +176,19 @@ func TestAChildThatComesLaterIsGuardedByProtectingAgain(t *testing.T) {
 }
 
 // As after a dump that got into the wrong hands.
-func TestANewSigningKeyEndsTheGrantsOfOpenTransactions(t *testing.T) {
+func TestANewSigningKeyEndsWhatTheFormerOneSigned(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
+	forger := s.beside()
+	const forge = `BEGIN; SELECT set_config('fencedb.granted', fencedb.sign(body) || body, true)
+		FROM (VALUES ('{"grants": {"room:red": {"token": 99, "lease": "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "entered": true}}, "until": null}')) v(body)`
+	forger.exec(forge + `; UPDATE seats SET guest = 'eve' WHERE id = 1; ROLLBACK`)
+	forger.exec(forge)
 	s.exec("BEGIN; " + enter(41, "room:red"))
 
 	s.beside().exec(`UPDATE fencedb.signing_key SET key = DEFAULT`)
 
-	s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	forger.refused("FN002", `UPDATE seats SET guest = 'eve' WHERE id = 1`)
+	s.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`)
 	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
 }

@@ -252,10 +252,15 @@ func TestANoteThatIsForgedOrGoneDoesNotLengthenTheLease(t *testing.T) {
 	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 
 	for _, note := range []string{`'9999999999.000' || substr(current_setting('fencedb.judged'), 15)`, `''`} {
-		s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:blue', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 100);
-			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
-			SELECT set_config('fencedb.judged', `+note+`, true), pg_sleep(0.101);
-			DELETE FROM rooms WHERE name = 'blue'`) // one row: what comes after the first is judged by a note again
+		for _, write := range []string{
+			`DELETE FROM rooms WHERE name = 'blue'`, // one row: what comes after the first is judged by a note again
+			`UPDATE seats SET guest = 'zoe' WHERE false`,
+		} {
+			s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:blue', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 100);
+				SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
+				SELECT set_config('fencedb.judged', `+note+`, true), pg_sleep(0.101);
+				`+write)
+		}
 	}
 }
 

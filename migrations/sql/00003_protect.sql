@@ -155,8 +155,11 @@ DECLARE
     granted      jsonb;
     setting      text;
     seen         text;
-    until        numeric;
     remaining_ms numeric;
+    until        numeric := CASE WHEN current_setting('fencedb.judged', true) <> '' AND current_setting('fencedb.granted', true) <> '' THEN -- as the guards of rows do
+                                CASE WHEN hashtextextended(current_setting('fencedb.judged', true), txid_current()) = currval('fencedb.judgement')
+                                     THEN left(current_setting('fencedb.judged', true), 14)::numeric * 1000 END
+                            END;
 BEGIN
     IF TG_NARGS > 1 THEN
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
@@ -170,8 +173,11 @@ BEGIN
             RETURN NULL;
         END IF;
     END IF;
-    IF coalesce(current_setting('fencedb.granted', true), '') <> '' THEN
+    IF until IS NOT NULL THEN
+        -- it has entered
+    ELSIF coalesce(current_setting('fencedb.granted', true), '') <> '' THEN
         granted := fencedb.granted();
+        until := (granted ->> 'until')::numeric;
     ELSE -- the common case of fencedb.let_pass without calls: a guard that observes has recorded this kind of write lately
         setting := 'fencedb.seen_' || TG_RELID::text || '_' || TG_OP;
         seen := current_setting(setting, true);
@@ -184,13 +190,12 @@ BEGIN
             END IF;
         END IF;
     END IF;
-    IF granted IS NULL OR TG_OP = 'TRUNCATE' THEN
+    IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN
         IF fencedb.let_pass(TG_RELID, TG_OP, 'FN002', false, TG_ARGV[0]) THEN
             RETURN NULL;
         END IF;
         PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP, NULL, (SELECT facts.resource FROM fencedb.guard_facts(to_regprocedure(TG_ARGV[0] || '()')) AS facts));
     END IF;
-    until := (granted ->> 'until')::numeric;
     remaining_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
     IF remaining_ms < 0 THEN
         IF NOT fencedb.let_pass(TG_RELID, TG_OP, 'FN006', false, TG_ARGV[0]) THEN
