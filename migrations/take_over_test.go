@@ -187,6 +187,11 @@ func TestATakeOverWaitsForTheHolderAndWins(t *testing.T) {
 	s.exec(`COMMIT`)
 	legacy.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1`)
 	require.Equal(t, "50ms", legacy.one(`current_setting('lock_timeout')`))
+
+	s.exec(`DELETE FROM fencedb.fences`)
+	legacy.exec(`BEGIN; UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	require.Equal(t, "50ms", legacy.one(`current_setting('lock_timeout')`), "also where the fence is new")
+	legacy.exec(`COMMIT`)
 }
 
 // On a busy server the one that overtakes may wait for longer than it meant to, and look for deadlocks before the holder.

@@ -351,14 +351,14 @@ AS $$
 #variable_conflict use_column
 DECLARE
     lease    uuid    := fencedb.overtaking_lease();
-    own_ms   numeric := nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0);
+    own      text    := current_setting('lock_timeout');
+    own_ms   numeric := nullif(extract(epoch FROM own::interval) * 1000, 0);
     step_ms  numeric := extract(epoch FROM current_setting('deadlock_timeout')::interval) * 1000 * 0.7;
     start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
     waited   numeric;
     stored   record;
     token    bigint;
     known    boolean;
-    free     boolean := false;
 BEGIN
     LOOP
         SELECT f.last_fencing_token AS token, f.lease_id INTO stored
@@ -373,12 +373,6 @@ BEGIN
             RETURN token;
         END IF;
         known := EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = overtake_fence.resource);
-        IF free AND NOT known THEN
-            INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id) VALUES (overtake_fence.resource, token, lease) ON CONFLICT DO NOTHING;
-            IF FOUND THEN
-                RETURN token;
-            END IF;
-        END IF;
         BEGIN
             waited := extract(epoch FROM clock_timestamp()) * 1000 - start;
             IF waited >= own_ms THEN
@@ -389,11 +383,15 @@ BEGIN
                 PERFORM FROM fencedb.fences f WHERE f.resource = overtake_fence.resource FOR NO KEY UPDATE;
             ELSE -- somebody may be inserting it
                 INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id) VALUES (overtake_fence.resource, token, lease) ON CONFLICT DO NOTHING;
+                IF FOUND THEN
+                    PERFORM set_config('lock_timeout', own, true);
+                    RETURN token;
+                END IF;
             END IF;
             RAISE EXCEPTION USING ERRCODE = 'FN000';
         EXCEPTION
             WHEN SQLSTATE 'FN000' THEN
-                free := true;
+                -- it is free: once more, outside of a subtransaction
             WHEN lock_not_available THEN
                 IF waited >= own_ms THEN
                     RAISE;
