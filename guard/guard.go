@@ -14,7 +14,7 @@
 // that lagged. Its clock then keeps tokens rising; but if that is behind as well, Redis hands out
 // tokens that Postgres refuses although nobody else holds the resource. Then the counter is raised
 // above the token that Postgres has stored, the lease gets a fresh one, and the work runs once
-// more. A holder that was really overtaken is not healed: its lease is over.
+// more, for each resource. A holder that was really overtaken is not healed: its lease is over.
 package guard
 
 import (
@@ -33,10 +33,10 @@ import (
 // Tx acquires resource from issuer, waiting if it must, runs fn in a transaction behind the fence,
 // and gives the lease back.
 //
-// The context that fn gets ends with ctx or with the lease. fn can run a second time, after its
-// first run was rolled back, when Redis had gone backwards; it then gets another lease. The errors
-// are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's context ended
-// with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that
+// The context that fn gets ends with ctx or with the lease. When Redis had gone backwards, fn can
+// run once more for each resource, after its last run was rolled back; it then gets another lease.
+// The errors are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's context
+// ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that
 // fails is not an error: it is tried again in the background, and in the end the lease runs out by
 // itself. So nil means committed, and an error tells what fencedb.Tx says of the data. lease.IsLost
 // tells if it means "busy, try again".
@@ -106,7 +106,7 @@ func SendBatch(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resourc
 	})
 }
 
-// hold runs write under the leases, and once more under healed ones.
+// hold runs write under the leases, and once more under healed ones for each resource.
 func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option, write func(context.Context, lease.Leases) error) error {
 	leases, err := acquire(ctx, issuer, resources, opts)
 	if err != nil {
@@ -114,27 +114,32 @@ func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []
 	}
 	defer func() { _ = leases.Release(ctx) }() // those that are held by then
 
-	err = bound(ctx, leases, write)
-	healed, healErr := heal(ctx, issuer, leases, err)
-	if healed == nil {
-		if healErr != nil {
-			err = fmt.Errorf("%w; it was not healed: %w", err, healErr)
+	for range leases {
+		err = bound(ctx, leases, write)
+		healed, healErr := heal(ctx, issuer, leases, err)
+		if healed == nil {
+			if healErr != nil {
+				err = fmt.Errorf("%w; it was not healed: %w", err, healErr)
+			}
+			return err
 		}
-		return err
+		leases = healed
 	}
-	leases = healed
 	return bound(ctx, leases, write)
 }
 
-// acquire raises the counter and tries once more if sealing the new lease has found it too low.
+// acquire raises the counter and tries once more, for each resource, if sealing the new leases has
+// found it too low.
 func acquire(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option) (lease.Leases, error) {
-	leases, err := issuer.AcquireAll(ctx, resources, opts...)
-	var stale *fencedb.StaleError
-	if !errors.As(err, &stale) {
-		return leases, err
-	}
-	if _, raiseErr := issuer.Raise(ctx, stale.Resource, stale.Stored); raiseErr != nil {
-		return nil, fmt.Errorf("%w; the counter was not raised: %w", err, raiseErr)
+	for range resources {
+		leases, err := issuer.AcquireAll(ctx, resources, opts...)
+		var stale *fencedb.StaleError
+		if !errors.As(err, &stale) {
+			return leases, err
+		}
+		if _, raiseErr := issuer.Raise(ctx, stale.Resource, stale.Stored); raiseErr != nil {
+			return nil, fmt.Errorf("%w; the counter was not raised: %w", err, raiseErr)
+		}
 	}
 	return issuer.AcquireAll(ctx, resources, opts...)
 }

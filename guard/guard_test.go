@@ -141,6 +141,45 @@ func TestSealedAcquisitionsHealToo(t *testing.T) {
 	w.free("table:12")
 }
 
+// Redis that has lost everything is behind for every resource.
+func TestEveryResourceIsHealed(t *testing.T) {
+	t.Parallel()
+	resources := []string{"table:11", "table:12", "table:13"}
+	for name, c := range map[string]struct {
+		sealed bool
+		runs   int
+	}{"sealed": {true, 1}, "not sealed": {false, 4}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, c.sealed)
+			ahead := func() {
+				for _, resource := range resources {
+					w.ahead(resource)
+				}
+			}
+			runs := 0
+
+			ahead()
+			err := guard.TxAll(t.Context(), w.issuer, w.pool, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
+				runs++
+				return w.insert(ctx, tx, 12)
+			})
+			require.NoError(t, err)
+			require.Equal(t, c.runs, runs)
+
+			ahead()
+			b := &pgx.Batch{}
+			b.Queue(insertAnn)
+			require.NoError(t, guard.SendBatch(t.Context(), w.issuer, w.pool, resources, b))
+
+			require.Equal(t, 2, w.bookings())
+			for _, resource := range resources {
+				w.free(resource)
+			}
+		})
+	}
+}
+
 // What a holder reads before its first fenced transaction stays true only if its lease was sealed.
 func TestASealedLeaseKeepsEarlierHoldersFromChangingWhatWasRead(t *testing.T) {
 	t.Parallel()
