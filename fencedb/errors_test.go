@@ -63,6 +63,8 @@ func TestADatabaseWithoutMigrationsSaysSo(t *testing.T) {
 	require.ErrorContains(t, fencedb.Seal(t.Context(), pool, grant("table:12", 41)), "run migrations.Up")
 	err = fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error { return nil })
 	require.ErrorContains(t, err, "run migrations.Up")
+	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 41), `SELECT no_such_function()`)
+	require.ErrorContains(t, err, "run migrations.Up", "enter comes first")
 }
 
 func TestARoleThatMayNotEnterSaysSo(t *testing.T) {
@@ -76,6 +78,78 @@ func TestARoleThatMayNotEnterSaysSo(t *testing.T) {
 	require.NoError(t, err)
 
 	require.ErrorContains(t, fencedb.Seal(t.Context(), conn, grant("table:12", 41)), "fencedb.allow('role')")
+}
+
+// pgx prepares the statements of a batch before it sends BEGIN and enter: what the server says of the
+// caller's own is no answer to enter.
+func TestAStatementThatCannotBePreparedIsNotTakenForTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	role := "app_" + collect[string](w, `SELECT current_database()::text`)[0]
+	w.exec(`CREATE ROLE "` + role + `"`)
+	defer w.exec(`DROP ROLE "` + role + `"`)
+	w.exec(`SELECT fencedb.allow($1)`, `"`+role+`"`)
+	defer w.exec(`DROP OWNED BY "` + role + `"`)
+	w.exec(`CREATE SCHEMA private CREATE TABLE seats (id int)`)
+	w.exec(`GRANT SELECT ON bookings TO "` + role + `"`)
+	_, err := w.conn().Exec(t.Context(), `BEGIN; LOCK TABLE bookings`)
+	require.NoError(t, err)
+	var all waiting
+	for _, c := range []struct{ code, sql, setting string }{
+		{code: "42883", sql: `SELECT no_such_function()`},
+		{code: "42501", sql: `SELECT * FROM private.seats`},
+		{code: "3F000", sql: `SELECT no_such_schema.f()`},
+		{code: "22023", sql: `SELECT 1::numeric(0)`},
+		{"55P03", `SELECT * FROM bookings`, "lock_timeout=10"},
+		{"57014", `SELECT * FROM bookings`, "statement_timeout=1000"},
+	} {
+		for _, mode := range queryModes {
+			config := w.poolIn(mode).Config()
+			config.MaxConns = 1
+			config.ConnConfig.RuntimeParams["role"] = role
+			if name, value, ok := strings.Cut(c.setting, "="); ok {
+				config.ConnConfig.RuntimeParams[name] = value
+			}
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			require.NoError(t, err)
+			defer pool.Close()
+			g := grant(fmt.Sprint(c.code, mode), 41)
+			for name, write := range map[string]func() error{
+				"Tx": func() error {
+					return fencedb.Tx(t.Context(), pool, g, func(tx pgx.Tx) error {
+						_, err := tx.Exec(t.Context(), c.sql)
+						return err
+					})
+				},
+				"Exec": func() error {
+					_, err := fencedb.Exec(t.Context(), pool, g, c.sql)
+					return err
+				},
+				"Query": func() error {
+					rows, _ := fencedb.Query(t.Context(), pool, g, c.sql)
+					rows.Close()
+					return rows.Err()
+				},
+				"QueryRow": func() error { return fencedb.QueryRow(t.Context(), pool, g, c.sql).Scan() },
+				"SendBatch": func() error {
+					b := &pgx.Batch{}
+					b.Queue(c.sql)
+					return fencedb.SendBatch(t.Context(), pool, g, b)
+				},
+			} {
+				all.start(func() (judge func()) {
+					err := write()
+					return func() {
+						var pgErr *pgconn.PgError
+						require.ErrorAs(t, err, &pgErr, name)
+						require.Equal(t, c.code, pgErr.Code, name)
+						require.NotContains(t, err.Error(), "fencedb: ", "%s in %v", name, mode)
+					}
+				})
+			}
+		}
+	}
+	all.judge()
 }
 
 func TestAClosedPoolSaysSo(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -28,16 +29,25 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	switch {
-	case e.xid == 0 && lost && undecided(ctx, err):
-		return e.busyOr(ctx, err)
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
+	case e.xid == 0 && e.notPrepared(err):
+		return err
+	case e.xid == 0 && lost && undecided(ctx, err):
+		return e.busyOr(ctx, err)
 	case e.xid == 0:
 		return e.explainEntering(ctx, conn, code, err)
 	case code == codeSerializationFailure:
 		return e.staleOr(ctx, conn, err)
 	}
 	return err
+}
+
+// notPrepared reports whether err is about a statement of the caller: pgx prepares all statements of a
+// batch before it sends the first.
+func (e *entry) notPrepared(err error) bool {
+	var failed pgx.ErrPreprocessingBatch
+	return errors.As(err, &failed) && !slices.Contains([]string{enterOne, enterAll, carryOne, carryAll, e.stillEntered()}, failed.SQL())
 }
 
 // undecided reports whether the deadline passed before the server had decided: there is no answer
