@@ -185,6 +185,7 @@ var guards = []struct {
 		{"S6", "a callback that fails does not undo what has committed", "\t\tif *callbackErr == nil {", "\t\tif true {", "fencedb.TestAFailingCallbackDoesNotHideThatTheBatchCommitted"},
 	}},
 	{"fencedb/sql.go", []guard{
+		{"S7", "a silent connection is not waited on to enter", "queryOne(bounded, tx, query", "queryOne(ctx, tx, query", "fencedb.TestEnterOnASilentConnectionEndsWithTheLease"},
 		{"S3", "above READ COMMITTED the token is sealed first", "&sql.TxOptions{Isolation: sql.LevelReadCommitted}", "options", "fencedb.TestTxSQLSealsAboveReadCommitted"},
 		{"S6", "what fails behind the fence is not run again", " || e.xid != 0 || tries == sealTries {", " || tries == sealTries {", "fencedb.TestTxSQLRunsItsFunctionOnce"},
 		{"S7", "a token that stays unsealed is refused in the end", " || e.xid != 0 || tries == sealTries {", " || e.xid != 0 {", "fencedb.TestATokenThatStaysUnsealedIsRefusedInTheEnd"},

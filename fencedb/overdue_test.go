@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -229,16 +230,52 @@ func TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast(t *testing.T) {
 
 func TestEnterOnASilentConnectionEndsWithTheLease(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	pool, proxy := w.behindProxy()
-	tx, err := pool.Begin(t.Context())
-	require.NoError(t, err)
-	proxy.AfterBytes(0, faulty.Silence)
-	start := time.Now()
+	silent := func(p *faulty.PostgresProxy) { p.AfterBytes(0, faulty.Silence) }
+	for name, c := range map[string]struct {
+		begin func(w *world, pool *pgxpool.Pool) (enters func(g fencedb.Grant) error, rollback func() error)
+		arm   func(p *faulty.PostgresProxy)
+	}{
+		"Enter": {func(w *world, pool *pgxpool.Pool) (func(g fencedb.Grant) error, func() error) {
+			tx, err := pool.Begin(w.Context())
+			require.NoError(w, err)
+			return func(g fencedb.Grant) error { return enter(context.Background(), tx, g) },
+				func() error { return tx.Rollback(w.Context()) }
+		}, silent},
+		"EnterSQL": {func(w *world, pool *pgxpool.Pool) (func(g fencedb.Grant) error, func() error) {
+			tx, err := stdlib.OpenDBFromPool(pool).Begin()
+			require.NoError(w, err)
+			return func(g fencedb.Grant) error { return enterSQL(context.Background(), tx, g) }, tx.Rollback
+		}, silent},
+		"EnterSQL, when it asks for the transaction": {func(w *world, pool *pgxpool.Pool) (func(g fencedb.Grant) error, func() error) {
+			conn, err := stdlib.OpenDBFromPool(pool).Conn(w.Context())
+			require.NoError(w, err)
+			_, err = conn.ExecContext(w.Context(), `BEGIN`)
+			require.NoError(w, err)
+			return func(g fencedb.Grant) error { return enterSQL(context.Background(), conn, g) }, func() error {
+				defer conn.Close()
+				_, err := conn.ExecContext(w.Context(), `ROLLBACK`)
+				return err
+			}
+		}, func(p *faulty.PostgresProxy) {
+			p.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
+				parse, ok := msg.(*pgproto3.Parse)
+				return ok && strings.Contains(parse.Query, "pg_current_xact_id_if_assigned")
+			}, faulty.Silence))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool, proxy := w.behindProxy()
+			enters, rollback := c.begin(w, pool)
+			c.arm(proxy)
+			start := time.Now()
 
-	err = enter(context.Background(), tx, grantFor("table:12", 41, 500*time.Millisecond))
+			err := enters(grantFor("table:12", 41, 500*time.Millisecond))
 
-	require.ErrorIs(t, err, fencedb.ErrLeaseOver, fmt.Sprint(err))
-	require.Less(t, time.Since(start), 500*time.Millisecond+asking+slack)
-	require.Error(t, tx.Rollback(t.Context()))
+			require.ErrorIs(t, err, fencedb.ErrLeaseOver, fmt.Sprint(err))
+			require.Less(t, time.Since(start), 500*time.Millisecond+asking+slack)
+			require.Error(t, rollback())
+		})
+	}
 }

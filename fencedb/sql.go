@@ -74,7 +74,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		return e.explainSQL(ctx, err)
 	}
 	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
-	if err := e.enterSQL(bounded, tx); err != nil {
+	if err := e.enterSQL(ctx, tx); err != nil {
 		_ = tx.Rollback()
 		_ = conn.Raw(abandonSQL) // as below
 		_ = conn.Close()
@@ -212,7 +212,7 @@ var (
 // A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the
 // token has entered by then, and nothing else has happened. To find out costs one more round trip
 // on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with the
-// usual drivers, the connection.
+// usual drivers, the connection. So does the end of grant's validity, 2.5 s later.
 func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
@@ -236,10 +236,12 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	if err != nil {
 		return err
 	}
-	if err := queryOne(ctx, tx, query, portable(args), &e.xid, &e.epoch); err != nil {
+	bounded, cancel := e.untilOverdue(ctx)
+	defer cancel()
+	if err := queryOne(bounded, tx, query, portable(args), &e.xid, &e.epoch); err != nil {
 		return e.explainSQL(ctx, err)
 	}
-	return e.requireOpen(ctx, tx)
+	return e.requireOpen(bounded, tx)
 }
 
 // requireOpen refuses a handle whose transaction was over as soon as it had entered.
