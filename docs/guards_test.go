@@ -170,6 +170,7 @@ var guards = []struct {
 		{"S2", "a function that sends nothing checks the fence", "\tif err := tx.open(tx.ctx); err != nil {\n\t\treturn tx.abort(err)\n\t}\n", "\tif tx.inner == nil {\n\t\treturn nil\n\t}\n", "fencedb.TestAFunctionThatSendsNothingChecksTheFence"},
 		{"S6", "a context that has ended is no lost COMMIT", "\tif tx.ctx.Err() != nil {", "\tif false {", "fencedb.TestAContextCancelledBeforeCommitRollsBackAndSaysWhy"},
 		{"S6", "a COMMIT that Postgres refuses is no lost one", "\tcase refused(err):\n\t\treturn tx.abort(err)", "\tcase false:\n\t\treturn tx.abort(err)", "fencedb.TestACommitThatIsRefusedIsNoLostConnection"},
+		{"S6", "a connection that a rollback has cost is given up before asking on another", "\tif conn.IsClosed() { // first", "\tif lost { // first", "fencedb.TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree"},
 	}},
 	{"fencedb/oneshot.go", []guard{
 		{"S6", "a callback that fails after the commit is ErrCommitted", `return fmt.Errorf("%w: %w", ErrCommitted, callbackErr)`, "return callbackErr", "fencedb.TestAFailingCallbackDoesNotHideThatTheBatchCommitted"},

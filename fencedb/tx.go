@@ -103,7 +103,7 @@ func (tx *fencedTx) abort(err error) error {
 	ctx, cancel := detached(tx.ctx, cleanUpTime)
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
-	if lost { // first, or asking on another connection could wait for this one
+	if conn.IsClosed() { // first, or asking on another connection could wait for this one
 		abandon(conn)
 		tx.end()
 	}

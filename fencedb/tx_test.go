@@ -183,3 +183,22 @@ func TestAllocations(t *testing.T) {
 	require.LessOrEqual(t, exec, bare-10, "Exec, which is two statements")
 	require.LessOrEqual(t, tx, bare, "Tx, whose COMMIT pgx sends without a pipeline")
 }
+
+// The rollback fails on rows that are open, and costs the connection, whose place the pool has to give
+// back before the server is asked.
+func TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, _ := w.behindProxy()
+	start := time.Now()
+
+	err := fencedb.Tx(t.Context(), pool, grantFor("table:12", 41, 10*time.Second), func(tx pgx.Tx) error {
+		_, err := tx.Conn().Query(t.Context(), `SELECT generate_series(1, 2)`)
+		return err
+	})
+
+	require.ErrorContains(t, err, "left rows or batch results open")
+	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+	require.Less(t, time.Since(start), 10*time.Second)
+	w.awaitIdle(pool)
+}
