@@ -74,27 +74,26 @@ func firstWord(sql string, args []any) string {
 const space = " \t\r\n\f\v"
 
 // skipComments skips what comes before the first word: sqlc puts a comment there. A comment within
-// a comment stays.
+// a comment is in doubt, also one that begins with the last slash of /*x/*/.
 func skipComments(sql string) string {
 	for {
 		sql = strings.TrimLeft(sql, space)
-		var end int
 		switch {
 		case strings.HasPrefix(sql, "--"):
-			end = strings.IndexAny(sql, "\r\n")
-		case strings.HasPrefix(sql, "/*"):
-			end = strings.Index(sql, "*/")
-			if end >= 0 && strings.Contains(sql[2:end], "/*") {
-				return sql
+			end := strings.IndexAny(sql, "\r\n")
+			if end < 0 {
+				return ""
 			}
-			end += len("*")
+			sql = sql[end:]
+		case strings.HasPrefix(sql, "/*"):
+			body, rest, closed := strings.Cut(sql[2:], "*/")
+			if !closed || strings.Contains(body+"*", "/*") {
+				return ""
+			}
+			sql = rest
 		default:
 			return sql
 		}
-		if end <= 0 {
-			return ""
-		}
-		sql = sql[end+1:]
 	}
 }
 

@@ -42,12 +42,14 @@ var endings = []ending{
 	{`ROLLBACK`, "aborted", nil},
 	{`COMMIT AND CHAIN`, "committed", nil},
 	{"--\rROLLBACK AND CHAIN", "aborted", nil},
+	{`/*x/*/ SELECT */*/ COMMIT AND CHAIN`, "committed", nil},
 	{`PREPARE TRANSACTION 'ending'`, "in progress", nil},
 
 	{`SAVEPOINT a; INSERT INTO effects VALUES (1); ROLLBACK TO a; INSERT INTO effects VALUES (2); RELEASE a`, "", []int{2}},
 	{`BEGIN; INSERT INTO effects VALUES (1)`, "", []int{1}},
 	{"-- name: Insert :exec\nINSERT INTO effects VALUES (1)", "", []int{1}},
 	{`/* /* */ SELECT */ INSERT INTO effects VALUES (1)`, "", []int{1}},
+	{`/*/// totals /// */ INSERT INTO effects VALUES (1)`, "", []int{1}},
 }
 
 // run runs statements in one of many ways; those that it cannot run that way are skipped.
