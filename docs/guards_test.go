@@ -143,6 +143,7 @@ var guards = []struct {
 		{"S2", "who overtakes enters no token that no lease can follow", "    PERFORM fencedb.check_grant(resource, token, fencedb.overtaking_lease());\n", "", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},
 	}},
 	{"fencedb/entry.go", []guard{
+		{"S7", "a deadline far away is one that the server can keep", "math.MaxInt32) // as remaining", "math.MaxInt64)", "fencedb.TestANewcomerWhoseContextEndsFarAwayWaits"},
 		{"S7", "the server learns how long the caller may wait", "return enterOne, append(args, patience(ctx)), nil", "return enterOne, append(args, (*int64)(nil)), nil", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
 		{"S7", "a connection that falls silent is closed", "func() { _ = wire.Close() })", "func() { _ = wire })", "fencedb.TestASilentConnectionIsNotWaitedForLongerThanTheLease"},
 		{"S7", "the next user of a connection is not bound", "				e.unwatch(conn)\n				release()", "				release()", "fencedb.TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast"},

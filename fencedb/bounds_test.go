@@ -290,6 +290,24 @@ func awaitEnd(w *world, pid uint32) {
 	}, 10*time.Second, 5*time.Millisecond, "the server ends the session")
 }
 
+func TestANewcomerWhoseContextEndsFarAwayWaits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := grant("table:12", 41)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, g))
+	old := w.holder(g).enter()
+	conn := w.conn()
+	ctx, cancel := context.WithTimeout(t.Context(), 365*24*time.Hour) // of which the server waits for an eighth at a time
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- fencedb.Seal(ctx, conn, grant("table:12", 42)) }()
+	w.awaitBlocked(conn.PgConn().PID())
+
+	old.commit()
+
+	require.NoError(t, received(t, done))
+}
+
 // One bound holds for the whole entry, though lock_timeout starts anew for each of those who share
 // the fence and leave one after the other. Whether it is the lease's or the context's, the error
 // names who is in the way.

@@ -160,7 +160,7 @@ func patience(ctx context.Context) *int64 {
 		return nil
 	}
 	left := time.Until(deadline)
-	ms := max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds()
+	ms := min(max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds(), math.MaxInt32) // as remaining
 	return &ms
 }
 
