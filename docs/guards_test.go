@@ -221,8 +221,6 @@ var guards = []struct {
 		{"S6", "a statement of the caller that cannot be prepared says nothing of the fence", "case e.xid == 0 && e.notPrepared(err):", "case false && e.notPrepared(err):", "fencedb.TestAStatementThatCannotBePreparedIsNotTakenForTheFence"},
 		{"S7", "what the server has answered counts, also where the deadline ended the connection", `(code == "" || code == codeQueryCanceled) &&`, `(code == code) &&`, "fencedb.TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection"},
 		{"S7", "a transaction that outlasts its time under a renewed lease says so", "time.Now().Before(until) { // renewed", "false { // renewed", "fencedb.TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver"},
-		{"S3", "a conflict with a newer holder is stale", " && stored > g.Token() {", " && false {", "fencedb.TestAConflictWithANewerHolderIsStale"},
-		{"S3", "a conflict with nobody newer may be tried again", " && stored > g.Token() {", " {", "fencedb.TestAConflictBehindTheFenceIsNotTriedAgain"},
 		{"S1", "a row with the same token of another lease is stale", "stored.lease != nil && *stored.lease != grant.LeaseID()", "false", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},
 		{"S2", "a row with a newer token is stale", "case stored.token > grant.Token(), stored.token", "case stored.token", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},
 	}},

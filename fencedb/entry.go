@@ -41,8 +41,9 @@ type withOptions struct {
 // COMMITTED, which is enough: the fence keeps every other holder out, and statements see what the
 // last one committed. At REPEATABLE READ and SERIALIZABLE the fence has to be older than the
 // snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
-// which costs two more round trips. One that meets a newer holder fails with ErrStale; one that
-// Postgres could not put in order, with SQLSTATE 40001, may be tried again.
+// which costs two more round trips. One that Postgres could not put in order fails with SQLSTATE
+// 40001 and may be tried again. Under Carry that may be the write of a newer holder; then the next
+// try fails with ErrStale.
 func TxOptions(o pgx.TxOptions) Option {
 	return func(c *config) { c.txOptions = o }
 }

@@ -37,8 +37,6 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 		return e.busyOr(ctx, err)
 	case e.xid == 0:
 		return e.explainEntering(ctx, conn, code, err)
-	case code == codeSerializationFailure:
-		return e.staleOr(ctx, conn, err)
 	}
 	return err
 }
@@ -91,23 +89,6 @@ func (e *entry) overtime(code string, lost bool) bool {
 		return e.xid != 0 // while entering, the fence was busy
 	}
 	return code == "" && lost
-}
-
-// staleOr tells a conflict with a newer holder, which is final, from one that may be tried again.
-func (e *entry) staleOr(ctx context.Context, conn *pgx.Conn, err error) error {
-	ctx, cancel := detached(ctx, cleanUpTime)
-	defer cancel()
-	for _, g := range e.grants {
-		if conn == nil || conn.IsClosed() {
-			break
-		}
-		var stored int64
-		row := conn.QueryRow(ctx, `SELECT coalesce(fencedb.last_token($1::text), 0)`, g.Resource())
-		if row.Scan(&stored) == nil && stored > g.Token() {
-			return &StaleError{Resource: g.Resource(), Token: g.Token(), Stored: stored, cause: err}
-		}
-	}
-	return err
 }
 
 // busyOr tells a deadline that passed while the fence was waited for from one that passed because
