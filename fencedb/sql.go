@@ -26,10 +26,14 @@ import (
 // is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
 // isolation level and the access mode.
 //
-// fn must not call Commit or Rollback. Its errors are explained, as by Explain. When grant's
-// validity is over and the server has not answered for 2.5 s more, the connection is closed.
-// Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at
-// the most, whether it took effect.
+// fn must not call Commit or Rollback. Its errors are explained, as by Explain. Cancelling ctx
+// before COMMIT rolls back; after that TxSQL still finds out, for five seconds at the most, whether
+// it took effect.
+//
+// When grant's validity is over and the server has not answered for 2.5 s more, the statement is
+// cancelled. With pgx (package stdlib) that closes the connection. lib/pq only asks the server, on a
+// second connection, and goes on reading: so that it does not wait for as long as TCP does when the
+// network falls silent, give it a Dialer whose connections have deadlines or TCP_USER_TIMEOUT.
 func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) error, opts ...Option) error {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
@@ -211,8 +215,8 @@ var (
 //
 // A handle on which every statement is a transaction of its own, such as *sql.DB, is refused; the
 // token has entered by then, and nothing else has happened. To find out costs one more round trip
-// on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with the
-// usual drivers, the connection. So does the end of grant's validity, 2.5 s later.
+// on handles without a method Commit. Cancelling ctx ends the wait for the fence and, with pgx, the
+// connection. So does the end of grant's validity, 2.5 s later; what other drivers do, TxSQL says.
 func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entry, error) {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {

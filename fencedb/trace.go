@@ -24,8 +24,8 @@ type Tracer interface {
 type Op string
 
 const (
-	// OpWrite is one call to Tx, Exec, Query, QueryRow, SendBatch or Seal, from its beginning until
-	// the outcome of its transaction is known. Err is as Tx says: nil is committed, ErrStale a
+	// OpWrite is one call to Tx, TxSQL, Exec, Query, QueryRow, SendBatch or Seal, from its beginning
+	// until the outcome of its transaction is known. Err is as Tx says: nil is committed, ErrStale a
 	// stale writer that was refused.
 	OpWrite Op = "write"
 
