@@ -11,7 +11,7 @@
 -- Of Postgres's own, enter raises
 --   55P03  busy: an open transaction held the fence for as long as this one could wait
 --   40001  not sealed: above READ COMMITTED, the token has not entered yet (see take); or a newer one is entering
--- FN001, FN003 and 55P03 carry their values as a JSON object in DETAIL.
+-- FN001 to FN003 and 55P03 carry their values as a JSON object in DETAIL.
 
 -- +goose Up
 
