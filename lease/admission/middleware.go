@@ -36,8 +36,8 @@ type HTTP struct {
 //	RateLimit-Policy: "default";q=100;w=60
 //	RateLimit: "default";r=42;t=17
 //
-// A request whose key is not valid is answered with 400. Middleware fails with [lease.ErrInvalid]
-// if h cannot work.
+// A request whose key is not valid is answered with 400, and one whose context is over with 503.
+// Middleware fails with [lease.ErrInvalid] if h cannot work.
 func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
 	if l == nil {
 		return nil, protocol.Invalid("limiter is nil")
@@ -67,7 +67,8 @@ func (l *Limiter) admit(w http.ResponseWriter, r *http.Request, h HTTP) bool {
 		http.Error(w, http.StatusText(http.StatusBadRequest), http.StatusBadRequest)
 		return false
 	case err != nil:
-		return false // the client has gone
+		w.WriteHeader(http.StatusServiceUnavailable) // the client has gone, or a handler outside has ended the context
+		return false
 	}
 	l.announce(w.Header(), h.Policy, d)
 	if !d.Allowed {

@@ -90,12 +90,15 @@ func TestMiddlewareTakesNoKeyThatCannotBe(t *testing.T) {
 	})
 }
 
-func TestMiddlewareDoesNotServeWhoHasGone(t *testing.T) {
+// The client may still be there: an outer handler's deadline ends the context too.
+func TestMiddlewareDoesNotServeWhenTheContextIsOver(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen}), admission.HTTP{Key: apiKey})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		require.Empty(t, s.getWith(ctx, "ann").Header(), "nothing is said to nobody")
+		got := s.getWith(ctx, "ann")
+		require.Equal(t, http.StatusServiceUnavailable, got.Code)
+		require.Empty(t, got.Header().Get("RateLimit"))
 		require.Zero(t, s.served)
 	})
 }
