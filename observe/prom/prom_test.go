@@ -123,6 +123,15 @@ func TestRenewalsReleasesAndAuthority(t *testing.T) {
 	requireSeries(t, m, "redis_lease_healed_total", map[string]float64{"healed table": 1, "failed table": 5})
 }
 
+// A renewal in flight when the holder releases ends with the release. The lease was nobody else's.
+func TestARenewalThatAReleaseEndsIsNotCounted(t *testing.T) {
+	t.Parallel()
+	m := prom.New(prom.Config{})
+	leaseTold(m, lease.OpExtend, "table:12", fmt.Errorf("table:12: %w", lease.ErrReleased))
+	requireSeries(t, m, "redis_lease_extend_total", map[string]float64{})
+	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{})
+}
+
 func TestWhatBecomesOfWrites(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})

@@ -107,6 +107,9 @@ func (m *Metrics) over(ctx context.Context, series *leaseSeries, e lease.TraceEn
 }
 
 func (m *Metrics) extended(series *leaseSeries, e lease.TraceEnd) {
+	if errors.Is(e.Err, lease.ErrReleased) { // by the holder, while the renewal was under way: nothing was found gone
+		return
+	}
 	result := e.Outcome()
 	series.extended[result].Inc()
 	switch result {
