@@ -268,6 +268,10 @@ var guards = []struct {
 	{"lease/internal/redis/once_record.lua", []guard{
 		{"L4", "a run that has lost its claim records nothing", "if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end", "", "lease/once.TestARunnerThatWasStoppedIsRefused"},
 	}},
+	{"lease/once/call.go", []guard{
+		{"L8", "callers of one key do not wait for Redis one after the other", "\t\tif f.outage != nil {", "\t\tif false {", "lease/once.TestFollowersShareAnOutage"},
+		{"L8", "what a caller did not wait for is not told to the others", "if protocol.Transient(err) && ctx.Err() == nil {", "if protocol.Transient(err) {", "lease/once.TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared"},
+	}},
 	{"lease/internal/redis/semaphore_acquire.lua", []guard{
 		{"L1", "no more holders than permits", "  if taken >= limit then\n", "  if false then\n", "lease.TestSemaphoreContractOnMiniredis"},
 		{"L2", "the tokens of permits end before Lua miscounts", "if token > MAX_WHOLE then return {'exhausted'} end", "", "lease.TestSemaphoreTokensThatAreUsedUp"},

@@ -24,10 +24,12 @@ type flights struct {
 type flight struct {
 	landed chan struct{} // closed when it is over
 	done   *State        // what was learned: the recorded result, nil if there is none; set before landed is closed
+	outage error         // why its caller could not ask Redis; set before landed is closed
 }
 
 // share makes the caller the first of its key, or a follower of the first. If the first fails, one
-// of its followers becomes the next.
+// of its followers becomes the next; an outage that the first has waited for fails them all, because
+// one after the other would wait for it.
 func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed bool, err error) {
 	for {
 		f, first := fs.join(c.key)
@@ -42,6 +44,9 @@ func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed 
 		}
 		if f.done != nil {
 			return c.replay(*f.done)
+		}
+		if f.outage != nil {
+			return nil, false, f.outage
 		}
 	}
 }
@@ -67,7 +72,7 @@ func (fs *flights) land(f *flight, c *call) {
 	if fs.byKey[c.key] == f {
 		delete(fs.byKey, c.key)
 	}
-	f.done = c.learned
+	f.done, f.outage = c.learned, c.outage
 	close(f.landed)
 }
 
@@ -88,6 +93,7 @@ type call struct {
 	noWait      bool
 
 	learned *State // the recorded result, once this call has seen or recorded it
+	outage  error  // why Redis could not be asked, if this call has waited for it
 }
 
 // attempt replays the result, or claims the key and runs.
@@ -95,7 +101,7 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 	seen, err := c.once.look(ctx, c.names)
 	switch {
 	case err != nil:
-		return nil, false, c.failed(err)
+		return nil, false, c.failed(ctx, err)
 	case seen.Phase == Done:
 		return c.replay(seen)
 	case seen.Phase == InFlight && c.noWait:
@@ -115,7 +121,7 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 	// Another run may have ended between the look and the claim. Under the claim nobody else can
 	// end one.
 	if seen, err = c.once.look(ctx, c.names); err != nil {
-		return nil, false, c.failed(err)
+		return nil, false, c.failed(ctx, err)
 	}
 	if seen.Phase == Done {
 		return c.replay(seen)
@@ -148,7 +154,7 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 		return nil, &InFlightError{Key: c.key, Holder: held.Holder, RetryAfter: held.RetryAfter, Cause: held.Cause} // claimed since the look
 	}
 	if err != nil {
-		return nil, c.failed(err)
+		return nil, c.failed(ctx, err)
 	}
 	return claim, nil
 }
@@ -202,7 +208,13 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 	return nil
 }
 
-func (c *call) failed(err error) error { return fmt.Errorf("once: %q: %w", c.key, err) }
+func (c *call) failed(ctx context.Context, err error) error {
+	err = fmt.Errorf("once: %q: %w", c.key, err)
+	if protocol.Transient(err) && ctx.Err() == nil { // or the caller has not waited for it
+		c.outage = err
+	}
+	return err
+}
 
 // recordings counts those under way.
 type recordings struct {

@@ -5,12 +5,14 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/lease"
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 	"github.com/fencedb/fencedb/lease/once"
 )
 
@@ -65,6 +67,53 @@ func TestALeaderThatIsCancelledDoesNotTakeItsFollowersAlong(t *testing.T) {
 		close(elsewhere.goOn)
 		require.Equal(t, outcome{"paid", true, nil}, <-follower)
 		require.NoError(t, (<-run).err)
+	})
+}
+
+// One after the other, each would spend the whole time that a call takes without an answer.
+func TestFollowersShareAnOutage(t *testing.T) {
+	for name, unanswered := range map[string]protocol.Script{"look": protocol.OnceLook, "claim": protocol.LeaseHolding.Acquire} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				o := w.once(t, once.Config{InFlight: 10 * time.Second})
+				require.NoError(t, do(t.Context(), o, "so that the scripts are known", answers("")).err)
+				w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+					if cmd.Args()[1] == redis.NewScript(unanswered.Source).Hash() {
+						return faulty.Hang
+					}
+					return faulty.None
+				})
+				began := time.Now()
+				callers := make([]<-chan outcome, 10)
+				for n := range callers {
+					callers[n] = begin(t.Context(), o, "a", forbidden(t))
+				}
+				for _, caller := range callers {
+					require.ErrorIs(t, (<-caller).err, lease.ErrUnreachable)
+				}
+				require.LessOrEqual(t, time.Since(began), 15*time.Second)
+
+				w.faults.Always(faulty.None)
+				require.Equal(t, outcome{"paid", false, nil}, do(t.Context(), o, "a", answers("paid")))
+			})
+		})
+	}
+}
+
+// What its context ended is of the first caller alone.
+func TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		w.faults.Always(faulty.Hang)
+		ctx, cancel := context.WithCancel(t.Context())
+		first := begin(ctx, o, "a", forbidden(t))
+		synctest.Wait()
+		follower := begin(t.Context(), o, "a", answers("paid"))
+		synctest.Wait()
+		w.faults.Always(faulty.None)
+		cancel()
+		require.ErrorIs(t, (<-first).err, context.Canceled)
+		require.Equal(t, outcome{"paid", false, nil}, <-follower)
 	})
 }
 
