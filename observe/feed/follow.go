@@ -14,18 +14,18 @@ import (
 var ErrPlace = errors.New("feed: not a place in the stream")
 
 const (
-	patience = 500 * time.Millisecond // for one XREAD; the end of ctx is noticed after at most that
+	patience = 500 * time.Millisecond // for one XREAD, which goes on for that long behind the end of ctx
 	pause    = 250 * time.Millisecond // before the next attempt when Redis does not answer
 )
 
 // Follow calls fn with each event after from, in order, one at a time: the ID of an [Event], "0"
 // for all, or "$" for new events only. Entries that are not events are skipped.
 //
-// It returns the cause of ctx, at most half a second after its end, the error of fn, a permanent
-// error of the server (permission denied, wrong type of the key), or redis.ErrClosed if client was
-// closed. While Redis does not answer, it retries; it then misses events only if the stream was
-// trimmed past them. If Redis has lost the stream, it continues with the first event of the new
-// one.
+// It returns the cause of ctx at its end, also while a request is under way, the error of fn, a
+// permanent error of the server (permission denied, wrong type of the key), or redis.ErrClosed if
+// client was closed. While Redis does not answer, it retries; it then misses events only if the
+// stream was trimmed past them. If Redis has lost the stream, it continues with the first event of
+// the new one.
 func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
 	switch at, ok := parsePlace(from); {
@@ -65,7 +65,7 @@ func (r *reader) persist(ctx context.Context, attempt func(context.Context) erro
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		err := attempt(ctx)
+		err := within(ctx, attempt)
 		if err == nil || refused(err) {
 			return err
 		}
@@ -73,6 +73,19 @@ func (r *reader) persist(ctx context.Context, attempt func(context.Context) erro
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
+	}
+}
+
+// within returns when the attempt does or ctx ends, whichever is first. The client library observes
+// contexts only if its owner has configured that.
+func within(ctx context.Context, attempt func(context.Context) error) error {
+	answered := make(chan error, 1)
+	go func() { answered <- attempt(ctx) }()
+	select {
+	case err := <-answered:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -156,7 +169,11 @@ func Replay(ctx context.Context, client redis.UniversalClient, from string, fn f
 	}
 	r := &reader{client: client, key: newOptions(opts).key, after: at}
 	for {
-		entries, err := client.XRangeN(ctx, r.key, "("+r.after.String(), "+", atOnce).Result()
+		var entries []redis.XMessage
+		err := within(ctx, func(ctx context.Context) (err error) {
+			entries, err = client.XRangeN(ctx, r.key, "("+r.after.String(), "+", atOnce).Result()
+			return err
+		})
 		if err != nil || len(entries) == 0 {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/observe/feed"
 )
@@ -184,6 +185,42 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 	cause := errors.New("shutting down")
 	f.stop(cause)
 	require.ErrorIs(t, <-f.err, cause)
+}
+
+// The client library alone would wait for an answer until its own timeouts are over.
+func TestReadingEndsWithItsContextWhileRedisHangs(t *testing.T) {
+	t.Parallel()
+	for name, read := range map[string]func(context.Context, redis.UniversalClient, string, func(feed.Event) error, ...feed.Option) error{
+		"Follow": feed.Follow, "Replay": feed.Replay,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newStream(t)
+			s.add("*", "a")
+			wire := new(faulty.RedisProxy)
+			defer wire.Close()
+			options := *s.client.Options()
+			options.Dialer = wire.Dial
+			client := redis.NewClient(&options)
+			defer client.Close()
+			ctx, stop := context.WithCancelCause(t.Context())
+			cause, ended := errors.New("shutting down"), make(chan error, 1)
+			go func() {
+				ended <- read(ctx, client, "0", func(feed.Event) error {
+					wire.Stop()
+					time.AfterFunc(100*time.Millisecond, func() { stop(cause) }) // while the next request hangs
+					return nil
+				}, feed.Namespace(s.namespace))
+			}()
+			<-ctx.Done()
+			select {
+			case err := <-ended:
+				require.ErrorIs(t, err, cause)
+			case <-time.After(2 * time.Second):
+				require.Fail(t, "it waits for an answer")
+			}
+		})
+	}
 }
 
 func TestFollowingEndsWithItsClient(t *testing.T) {
