@@ -66,6 +66,7 @@ var samples = []sample{
 // that does not exist.
 var quiet = []sample{
 	{"acquire", "-owner fence -queue -alive", "uuid=" + another + " name=ca11 number=1 number=1000 number=1000 mode=wait publish=PUBLISH name=me channel=wake"},
+	{"extend", "owner fence ended", "uuid=" + holder + " number=41 number=1000 number=1000"},
 	{"release", "owner fence -queue -alive ended", "uuid=" + holder + " number=41 name=ca11 sure=sure number=1000 " + everywhere},
 }
 
@@ -197,7 +198,7 @@ func TestTheCommonCasesNeedNoHelpers(t *testing.T) {
 		require.NoError(t, err)
 		common, _, _ := strings.Cut(string(text), "-- The helpers come here.\n")
 		keys := prepare(t, client, s)
-		if s.name == "release" {
+		if s.name != "acquire" {
 			require.NoError(t, client.Set(t.Context(), keys[0], holder+":"+token+":ca11", time.Hour).Err())
 		}
 		require.NoError(t, client.Set(t.Context(), keys[1], token, time.Hour).Err())
@@ -208,8 +209,45 @@ func TestTheCommonCasesNeedNoHelpers(t *testing.T) {
 		}
 		words, err := client.Eval(t.Context(), common, keys, args...).StringSlice()
 		require.NoError(t, err, s.name)
-		require.Contains(t, []string{"granted", "released"}, words[0])
+		require.Contains(t, []string{"granted", "extended", "released"}, words[0])
 		require.NoError(t, client.FlushAll(t.Context()).Err())
+	}
+}
+
+// In the common case and, where a number has more digits than that takes, behind it.
+func TestAnExtensionIsOfTheExactLease(t *testing.T) {
+	t.Parallel()
+	client := testenv.OwnRedis(t).Client()
+	keys := []string{"{r}:owner", "{r}:fence", "{r}:ended"}
+	for _, zeros := range []string{"", "0000000000000000"} {
+		for _, test := range []struct{ owner, word string }{
+			{holder + ":41:ca11", "extended"},
+			{holder + ":41:ca11,ca-12", "extended"},
+			{holder + ":4:ca11", "taken"},
+			{holder + ":411:ca11", "taken"},
+			{another + ":41:ca11", "taken"},
+			{"", "gone"},
+			{holder + ":41:", "corrupt"},
+			{holder + ":41:ca11:", "corrupt"},
+			{holder + ":41", "corrupt"},
+		} {
+			require.NoError(t, client.FlushAll(t.Context()).Err())
+			require.NoError(t, client.Set(t.Context(), "{r}:fence", "41", time.Minute).Err())
+			if test.owner != "" {
+				require.NoError(t, client.Set(t.Context(), "{r}:owner", test.owner, time.Second).Err())
+			}
+			before := dump(t, client)
+			words, err := client.Eval(t.Context(), sources["extend"].Source, keys, holder, 41, zeros+"60000", zeros+"3600000").StringSlice()
+			require.NoError(t, err)
+			require.Equal(t, test.word, words[0], "%s %s", zeros, test.owner)
+			if test.word != "extended" {
+				require.Equal(t, before, dump(t, client), "%s %s", zeros, test.owner)
+				continue
+			}
+			require.Equal(t, test.owner, client.Get(t.Context(), "{r}:owner").Val())
+			require.InDelta(t, time.Minute, client.PTTL(t.Context(), "{r}:owner").Val(), float64(20*time.Second), "%s %s", zeros, test.owner)
+			require.InDelta(t, time.Hour, client.PTTL(t.Context(), "{r}:fence").Val(), float64(20*time.Second), "%s %s", zeros, test.owner)
+		}
 	}
 }
 
