@@ -184,6 +184,7 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 		return nil, err
 	}
 	if refused != nil {
+		a.rename() // an earlier request may arrive when the holder has gone
 		return nil, refused
 	}
 	return leases, nil

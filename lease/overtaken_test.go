@@ -112,6 +112,47 @@ func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
 	}
 }
 
+// The client asks again and is refused; then the holder leaves, and the first request arrives. Nobody would hold for a
+// TTL.
+func TestARequestThatArrivesAfterTheRefusalDoesNothing(t *testing.T) {
+	for name, ask := range map[string]func(context.Context, *lease.Issuer) error{
+		"TryAcquire": func(ctx context.Context, i *lease.Issuer) error { _, err := i.TryAcquire(ctx, "a"); return err },
+		"NoWait": func(ctx context.Context, i *lease.Issuer) error {
+			_, err := i.Acquire(ctx, "a", lease.NoWait())
+			return err
+		},
+		"TryAcquireAll": func(ctx context.Context, i *lease.Issuer) error {
+			_, err := i.TryAcquireAll(ctx, []string{"a", "b"})
+			return err
+		},
+		"AcquireAll": func(ctx context.Context, i *lease.Issuer) error {
+			_, err := i.AcquireAll(ctx, []string{"a", "b"}, lease.WaitAtMost(100*ms))
+			return err
+		},
+		"Barge": func(ctx context.Context, i *lease.Issuer) error {
+			_, err := i.TryAcquire(ctx, "a", lease.Barge())
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: time.Minute})
+				require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
+				late := &ghost{by: 1500 * ms}
+				w.client.AddHook(late)
+				holder := try(t, i, "a")
+
+				late.next(w.names("a"))
+				require.ErrorIs(t, ask(t.Context(), i), lease.ErrHeld)
+				require.NoError(t, holder.Release(t.Context()))
+				time.Sleep(2 * time.Second)
+				require.Empty(t, w.snapshot(t, "a").owner)
+				require.NoError(t, try(t, i, "a").Release(t.Context()))
+			})
+		})
+	}
+}
+
 // Under ids of their own, some of them used again at once.
 func TestSlowCancelsLeaveNoHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
