@@ -40,6 +40,8 @@ func TestRefusalsHaveOneErrorEach(t *testing.T) {
 				_, err := i.TryAcquire(t.Context(), "b")
 				require.ErrorIs(t, err, want)
 				require.NotErrorIs(t, err, lease.ErrUnreachable)
+				_, err = w.issuer(t, lease.Config{TTL: 9 * time.Second, Replicas: 1}).TryAcquire(t.Context(), "b")
+				require.ErrorIs(t, err, want, "with replicas that have to confirm")
 				require.ErrorIs(t, l.Extend(t.Context()), want)
 				require.NoError(t, l.Err(), "no news of the lease")
 				w.memory.SetError("")

@@ -304,7 +304,7 @@ func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(
 		server = protocol.Over(f.master)
 	}
 	r, confirmed, err := c.RunAndWait(ctx, server, s.replicas, s.within)
-	if protocol.Moved(err) {
+	if s.cluster != nil && protocol.Moved(err) {
 		s.cluster.ReloadState(ctx)
 	}
 	if err != nil {
