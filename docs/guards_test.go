@@ -289,6 +289,9 @@ var guards = []struct {
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
 		{"L8", "a caller that cancels is no silence of Redis", "	case errors.Is(answer.err, context.Canceled):\n		err = answer.err // the caller has cancelled, which says nothing about Redis\n", "", "lease.TestACallerThatCancelsIsNotSilence"},
 	}},
+	{"lease/issuer.go", []guard{
+		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
+	}},
 	{"lease/acquire.go", []guard{
 		{"S8", "a lease that ends while it is sealed is not handed out", "	return l.Err()\n", "	return nil\n", "lease.TestSealThatOutlastsTheLease"},
 		{"S8", "a lease that cannot be sealed is given back", "			leases.giveBack(ctx, a.call)\n			return nil, fmt.Errorf(\"lease: seal", "			return nil, fmt.Errorf(\"lease: seal", "lease.TestSeal"},

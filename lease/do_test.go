@@ -111,6 +111,44 @@ func TestDo(t *testing.T) {
 	}
 }
 
+// Close ends the lease under the work, which then is not done under a lease that was valid to its end.
+func TestWorkLearnsThatCloseHasEndedItsLease(t *testing.T) {
+	for name, run := range map[string]func(i *lease.Issuer, work func(context.Context) error) error{
+		"Do": func(i *lease.Issuer, work func(context.Context) error) error {
+			return i.Do(context.Background(), "a", func(ctx context.Context, _ *lease.Lease) error { return work(ctx) })
+		},
+		"DoAll": func(i *lease.Issuer, work func(context.Context) error) error {
+			return i.DoAll(context.Background(), []string{"a", "b"}, func(ctx context.Context, _ lease.Leases) error { return work(ctx) })
+		},
+		"Lead": func(i *lease.Issuer, work func(context.Context) error) (term error) {
+			err := i.Lead(context.Background(), role, func(ctx context.Context, _ *lease.Lease) error { return work(ctx) },
+				lease.OnTerm(func(err error) { term = err }))
+			require.ErrorIs(t, err, lease.ErrClosed)
+			return term
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+				err := run(i, func(context.Context) error { return i.Close(t.Context()) })
+				var done *lease.WorkDoneError
+				require.ErrorAs(t, err, &done)
+				require.ErrorIs(t, done.Cause, lease.ErrReleased)
+				require.ErrorIs(t, done.Cause, lease.ErrClosed)
+
+				i = w.issuer(t, lease.Config{TTL: 9 * time.Second})
+				err = run(i, func(ctx context.Context) error {
+					require.NoError(t, i.Close(t.Context()))
+					<-ctx.Done()
+					return context.Cause(ctx)
+				})
+				require.ErrorIs(t, err, lease.ErrClosed, "and heeded")
+				require.True(t, lease.IsLost(err))
+			})
+		})
+	}
+}
+
 func TestDoEndsWithItsCaller(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})

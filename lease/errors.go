@@ -64,7 +64,8 @@ var (
 	// lists. It is not tried again automatically.
 	ErrDenied = protocol.ErrDenied
 
-	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call.
+	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's end, with
+	// [ErrReleased]: Close has released it.
 	ErrClosed = errors.New("lease: issuer is closed")
 
 	// ErrUnfit: the server works, but leases would not be safe on it; the message says why. Only
@@ -78,8 +79,10 @@ var (
 )
 
 var (
-	// ErrReleased: the holder released the lease.
+	// ErrReleased: the holder released the lease, or [Issuer.Close] did; then it is [ErrClosed] as well.
 	ErrReleased = protocol.Lost("lease: released")
+
+	errReleasedByClose = fmt.Errorf("%w: %w", ErrReleased, ErrClosed)
 
 	// ErrExpired: the lease expired. It was not renewed in time, because renewal is off, because
 	// the process was stopped, or because it reached [Config.MaxHold]. Another holder may be at

@@ -36,7 +36,7 @@ type registry struct {
 
 // held is a lease as the registry knows it.
 type held interface {
-	giveBack(ctx context.Context) *debt // begins to, unless that is under way
+	giveBack(ctx context.Context, why error) *debt // begins to, unless that is under way
 }
 
 func newRegistry() *registry {
@@ -248,7 +248,7 @@ type behind struct{ debts []*debt }
 
 func (b *behind) giveBack(ctx context.Context, leases ...held) {
 	for _, l := range leases {
-		b.debts = append(b.debts, l.giveBack(ctx))
+		b.debts = append(b.debts, l.giveBack(ctx, ErrReleased))
 	}
 }
 

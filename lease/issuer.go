@@ -255,7 +255,7 @@ func (l *Lease) finish(ctx context.Context) error {
 	over := l.Err()
 	err := l.Release(ctx)
 	switch {
-	case errors.Is(over, ErrReleased): // by fn itself
+	case errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed): // by fn itself
 		return nil
 	case over != nil:
 		return over
@@ -266,9 +266,10 @@ func (l *Lease) finish(ctx context.Context) error {
 }
 
 // Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with
-// [ErrClosed] from now on, also those that wait; every lease that is held ends, with [ErrReleased],
-// and is released; and Close waits for the releases that go on behind earlier calls. When it
-// returns nil, nothing of the issuer runs any more.
+// [ErrClosed] from now on, also those that wait; every lease that is held ends, with an error that
+// is [ErrReleased] and [ErrClosed], and is released; and Close waits for the releases that go on
+// behind earlier calls. When it returns nil, nothing is held, nothing waits, and nothing asks Redis
+// any more. The connections on which waiters listened close a moment later.
 //
 // If ctx ends first, the error is a [*NotGivenBackError] that names what could not be released yet,
 // and until when it stays blocked at most. The releases go on until then; calling Close again waits
@@ -280,7 +281,7 @@ func (i *Issuer) Close(ctx context.Context) error {
 	}
 	i.registry.close()
 	for _, l := range i.registry.allHeld() {
-		l.giveBack(ctx)
+		l.giveBack(ctx, errReleasedByClose)
 	}
 	for {
 		idle := i.registry.busy()

@@ -99,7 +99,7 @@ func (c *campaign) run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, ErrClosed), errors.Is(err, ErrInvalid) && l == nil:
+		case l == nil && (errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)):
 			return err
 		}
 		c.ended(err)

@@ -344,7 +344,7 @@ func (l *Lease) Release(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err
 	}
-	r := l.release(ctx)
+	r := l.release(ctx, ErrReleased)
 	cause := r.debt.wait(ctx, releaseTime)
 	switch last := r.debt.latest(); {
 	case cause == nil:
@@ -370,15 +370,16 @@ type release struct {
 }
 
 // giveBack implements [held].
-func (l *Lease) giveBack(ctx context.Context) *debt { return l.release(ctx).debt }
+func (l *Lease) giveBack(ctx context.Context, why error) *debt { return l.release(ctx, why).debt }
 
-// release ends the lease and begins to give it back, unless that has happened or is under way.
-func (l *Lease) release(ctx context.Context) *release {
+// release ends the lease for that reason, an [ErrReleased], and begins to give it back, unless that has happened or is
+// under way.
+func (l *Lease) release(ctx context.Context, why error) *release {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.check(time.Now())
 	if over == nil {
-		l.end(ErrReleased)
+		l.end(why)
 	}
 	if l.back != nil && !l.back.unanswered() {
 		return l.back
