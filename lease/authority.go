@@ -106,7 +106,7 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 }
 
 func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases, error) {
-	around, err := old.supersede(ctx)
+	around, err := old.supersede()
 	if err != nil {
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
@@ -121,21 +121,15 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 	return a.seal(ctx, Leases{l})
 }
 
-// supersede ends a lease that is to be exchanged, and returns the lock around it, which goes on. It
-// waits for a renewal in flight while ctx allows.
-func (l *Lease) supersede(ctx context.Context) (around *outer, err error) {
+// supersede ends a lease that is to be exchanged, and returns the lock around it, which goes on.
+func (l *Lease) supersede() (around *outer, err error) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	if err := l.check(time.Now()); err != nil {
-		l.mu.Unlock()
 		return nil, err
 	}
 	around, l.outer = l.outer, nil
 	l.end(fmt.Errorf("%w: exchanged for a lease with a newer token", ErrStale))
-	l.mu.Unlock()
-	_, _ = protocol.Bounded(ctx, func() (none struct{}) { // when ctx is over, the exchange says so
-		l.renewals.Wait()
-		return none
-	})
 	return around, nil
 }
 

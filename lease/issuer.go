@@ -268,8 +268,9 @@ func (l *Lease) finish(ctx context.Context) error {
 // Close ends the issuer's work in good order, for a program that shuts down. Acquisitions fail with
 // [ErrClosed] from now on, also those that wait; every lease that is held ends, with an error that
 // is [ErrReleased] and [ErrClosed], and is released; and Close waits for the releases that go on
-// behind earlier calls. When it returns nil, nothing is held, nothing waits, and nothing asks Redis
-// any more. The connections on which waiters listened close a moment later.
+// behind earlier calls. When it returns nil, nothing is held, nothing waits, and nothing is sent
+// any more. A connection on which waiters listened closes a moment later, and a renewal that was
+// under way ends within [Config.RenewTimeout].
 //
 // If ctx ends first, the error is a [*NotGivenBackError] that names what could not be released yet,
 // and until when it stays blocked at most. The releases go on until then; calling Close again waits

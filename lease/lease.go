@@ -25,10 +25,9 @@ type Lease struct {
 
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	life     *tracing       // ended by end; nil if nobody traces
-	renewals sync.WaitGroup // in flight; Add only under mu and while ended is nil
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	life   *tracing // ended by end; nil if nobody traces
 
 	mu         sync.Mutex
 	validUntil time.Time      // guarded by mu; only grows, until the lease ends before it
@@ -287,9 +286,6 @@ func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, erro
 		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
 	}
 	gains := l.core.trustedUntil(now, ttl).After(l.validUntil)
-	if gains {
-		l.renewals.Add(1)
-	}
 	l.mu.Unlock()
 	if !gains {
 		return nil, nil
@@ -298,9 +294,9 @@ func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, erro
 }
 
 // endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must
-// not stretch the lease.
+// not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
+// renewal that is under way; in Redis it names its lease and creates nothing.
 func (l *Lease) endRenewal(r *renewal, answer answered) error {
-	defer l.renewals.Done()
 	l.mu.Lock()
 	err := l.check(time.Now())
 	switch {
@@ -328,12 +324,12 @@ func (l *Lease) endRenewal(r *renewal, answer answered) error {
 	return err
 }
 
-// Release gives the lease back. First its context ends, with [ErrReleased], and a renewal in flight
-// finishes. Then the request is sent, and sent again while Redis does not answer or refuses it for
-// a moment ([ErrReadOnly], [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That
-// goes on in the background: ctx, and five seconds, bound only how long Release waits for the
-// outcome. The request uses only the values of ctx. If ctx is over already, Release still waits for
-// 30 ms, in which a working Redis answers.
+// Release gives the lease back. First its context ends, with [ErrReleased]. Then the request is
+// sent, and sent again while Redis does not answer or refuses it for a moment ([ErrReadOnly],
+// [ErrLoading], [ErrClusterDown], [ErrBusy]), until the TTL is over. That goes on in the
+// background: ctx, and five seconds, bound only how long Release waits for the outcome. The request
+// uses only the values of ctx. If ctx is over already, Release still waits for 30 ms, in which a
+// working Redis answers.
 //
 // It returns nil when the lease is released. If the lease was over before, the error is the cause
 // of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
@@ -393,7 +389,6 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 // attempt implements [giving].
 func (r *release) attempt(ctx context.Context) error {
 	l := r.lease
-	l.renewals.Wait()
 	result, err := l.core.store.release(ctx, extension{l.term, l.core.cfg.TTL, l.core.cfg.FenceRetention})
 	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
 	if err == nil {

@@ -153,6 +153,38 @@ func TestARequestThatArrivesAfterTheRefusalDoesNothing(t *testing.T) {
 	}
 }
 
+// A renewal that hangs holds up neither the release nor the next holder, and does nothing when it arrives.
+func TestAReleaseDoesNotWaitForARenewal(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: 3 * time.Second, RenewTimeout: 5 * time.Second})
+		require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
+		hung := &slow{by: 100 * ms}
+		w.client.AddHook(hung)
+		hang := func() (l *lease.Lease) {
+			l = try(t, i, "a")
+			hung.armed.Store(true)
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			require.False(t, hung.armed.Load(), "a renewal is under way")
+			return l
+		}
+		start := time.Now().Add(3 * time.Second)
+
+		require.NoError(t, hang().Release(t.Context()))
+		require.Equal(t, start, time.Now())
+		require.Empty(t, w.snapshot(t, "a").owner)
+		next := try(t, w.issuer(t, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never}), "a")
+		time.Sleep(6 * time.Second)
+		requireCurrent(t, next)
+		require.Equal(t, 14*time.Second, w.client.PTTL(t.Context(), w.key("a", "owner")).Val())
+		require.NoError(t, next.Release(t.Context()))
+
+		l := hang()
+		require.NoError(t, w.client.Del(t.Context(), w.key("a", "owner")).Err())
+		require.ErrorIs(t, l.Release(t.Context()), lease.ErrLost, "it was sent once")
+	})
+}
+
 // Under ids of their own, some of them used again at once.
 func TestSlowCancelsLeaveNoHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
