@@ -314,7 +314,8 @@ var guards = []struct {
 		{"L8", "nothing is asked of Redis after Close", "\tif r.closed {\n\t\treturn nil, ErrClosed\n\t}\n", "", "lease.TestClose"},
 	}},
 	{"lease/eval.go", []guard{
-		{"L5", "nothing is written to Redis under a lease that is over", "	if err := l.Err(); err != nil {\n", "	if err := l.Err(); false {\n", "lease.TestOnlyTheHolderWritesToRedis"},
+		{"L5", "nothing is written to Redis under a lease that is over", "	if err == nil {\n		err = l.Err()\n", "	if err == nil {\n", "lease.TestOnlyTheHolderWritesToRedis"},
+		{"L8", "a value that cannot be marshalled does not travel with the requests of others", "	args, err := protocol.Values(args)\n", "	var err error\n", "lease.TestAValueThatCannotBeMarshalledHarmsNobody"},
 		{"L1", "a permit of a semaphore writes nothing to Redis", "	if l.core.cfg.permits > 0 {\n", "	if false {\n", "lease.TestWritesToRedisThatCannotBeFenced"},
 	}},
 	{"lease/quorum.go", []guard{

@@ -25,7 +25,8 @@ import (
 //   - [ErrLost], [ErrRevoked], and the causes of [Lease.Context]: nothing. The lease is over.
 //   - [ErrStale]: nothing. The lease stands, but its token has been passed.
 //   - [ErrInvalid]: nothing. The lease is a permit of a [Semaphore], which does not exclude others,
-//     or of a quorum, whose members have no data in common.
+//     or of a quorum, whose members have no data in common; or go-redis has no way to write an
+//     argument.
 //   - [ErrUnreachable]: it is unknown. The request is not sent again by itself, and may still
 //     arrive; then it does nothing if the lease is over.
 //   - [ErrReadOnly] and the other refusals of Redis: nothing. Retry those that pass soon.
@@ -44,7 +45,11 @@ func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...
 	if l.core.cfg.permits > 0 {
 		return nil, protocol.Invalid("this is a permit of a semaphore, whose holders do not exclude each other; take a lease on what is written")
 	}
-	if err := l.Err(); err != nil {
+	args, err := protocol.Values(args)
+	if err == nil {
+		err = l.Err()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("lease: write under %q: %w", l.resource, err)
 	}
 	ctx, cancel := protocol.Within(ctx, protocol.Patience)

@@ -2,11 +2,14 @@ package lease_test
 
 import (
 	"context"
+	"net"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -183,6 +186,52 @@ func TestWritesToRedisThatCannotBeFenced(t *testing.T) {
 		fields[n] = n
 	}
 	require.NoError(t, l.HSet(t.Context(), key, fields...))
+}
+
+// dish marshals itself, in its own way.
+type dish func() ([]byte, error)
+
+func (d dish) MarshalBinary() ([]byte, error) { return d() }
+
+// A value is marshalled before the request is on its way with those of others.
+func TestAValueThatCannotBeMarshalledHarmsNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	i := w.issuer(t, lease.Config{TTL: time.Minute})
+	l, another := try(t, i, "page"), try(t, i, "another")
+	burnt := dish(func() ([]byte, error) { return nil, errWork })
+	for range 100 {
+		var strangers sync.WaitGroup
+		for range 10 {
+			strangers.Go(func() { assert.NoError(t, another.Set(t.Context(), w.dataKey("another"), "x", 0)) })
+		}
+		require.ErrorIs(t, l.Set(t.Context(), w.dataKey("page"), burnt, 0), lease.ErrInvalid)
+		strangers.Wait()
+	}
+	err := l.HSet(t.Context(), w.dataKey("page"), "soup", burnt)
+	require.ErrorIs(t, err, lease.ErrInvalid)
+	require.ErrorIs(t, err, errWork)
+	for _, value := range []any{struct{}{}, []string{"a"}, map[string]int{}, errWork} {
+		_, err := l.Eval(t.Context(), `return ARGV[1]`, nil, value)
+		require.ErrorIs(t, err, lease.ErrInvalid, "%T", value)
+	}
+	require.PanicsWithValue(t, "soup", func() {
+		_ = l.Set(t.Context(), w.dataKey("page"), dish(func() ([]byte, error) { panic("soup") }), 0)
+	})
+	require.Zero(t, w.client.Exists(t.Context(), w.dataKey("page")).Val())
+
+	seven, text, at, took := 7, "x", time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), 3*time.Nanosecond
+	for _, value := range []any{
+		nil, text, &text, []byte(text), seven, &seven, int8(7), int16(7), int32(7), int64(7), uint(7), uint8(7), uint16(7), uint32(7), uint64(7),
+		uintptr(7), float32(0.5), 0.5, true, new(bool), at, &at, took, &took, net.IP("ip"), (*string)(nil), (*time.Time)(nil),
+		dish(func() ([]byte, error) { return []byte("done"), nil }),
+	} {
+		want, err := w.client.Do(t.Context(), "echo", value).Result()
+		require.NoError(t, err)
+		got, err := l.Eval(t.Context(), `return ARGV[1]`, nil, value)
+		require.NoError(t, err)
+		require.Equal(t, want, got, "%T: as the client library writes it", value)
+	}
 }
 
 func TestOnAClusterTheDataAreInTheSlotOfTheLease(t *testing.T) {

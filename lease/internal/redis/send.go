@@ -2,10 +2,13 @@ package protocol
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +31,31 @@ const beforeKeys = 3 // words of a command
 func (s Script) Call(keys int, words ...any) Call {
 	all := append(make([]any, 0, beforeKeys+len(words)), "evalsha", s.digest, keys)
 	return Call{script: s, words: append(all, words...)}
+}
+
+// Values are values of the caller as requests take them: the client library writes each without an
+// error and without code of the caller's. A request that fails while it is written takes those with
+// it that travel together with it.
+func Values(all []any) ([]any, error) {
+	values := slices.Clone(all)
+	for n, value := range all {
+		switch v := value.(type) {
+		case nil, string, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, uintptr, float32, float64, bool,
+			*string, *int, *int8, *int16, *int32, *int64, *uint, *uint8, *uint16, *uint32, *uint64, *uintptr, *float32, *float64, *bool,
+			time.Time, *time.Time, time.Duration, *time.Duration, net.IP:
+		case []byte:
+			values[n] = string(v) // the caller may use it again while the request is under way
+		case encoding.BinaryMarshaler:
+			bytes, err := v.MarshalBinary()
+			if err != nil {
+				return nil, Invalid("the %T cannot be marshalled: %w", v, err)
+			}
+			values[n] = string(bytes)
+		default:
+			return nil, Invalid("a %T cannot be written; pass a string, bytes, a number, or an encoding.BinaryMarshaler", v)
+		}
+	}
+	return values, nil
 }
 
 // Key is the first key.
