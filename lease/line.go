@@ -11,7 +11,7 @@ import (
 // lines are the queues inside this process, one per resource with waiters. Only the first of a line
 // stands in Redis's queue, so many goroutines cost Redis one waiter and one subscription.
 type lines struct {
-	subscribe func(channel string) *subscription // nil result: the store cannot wake waiters
+	subscribe func(channel, waiter string) *subscription // nil result: the store cannot wake waiters
 
 	mu        sync.Mutex
 	byChannel map[string]*line // those with waiters; guarded by mu
@@ -181,8 +181,7 @@ func (t turn) woken(waiter string) <-chan struct{} {
 		t.line.subscription = nil
 	}
 	if t.line.subscription == nil {
-		t.line.subscription = t.lines.subscribe(t.channel)
-		t.listenFor(waiter)
+		t.line.subscription = t.lines.subscribe(t.channel, waiter)
 	}
 	if t.line.subscription == nil {
 		return nil

@@ -343,6 +343,6 @@ func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, e
 
 func (q *quorum) spans([]*protocol.Keys) bool { return true }
 
-func (q *quorum) subscribe(string) *subscription { return nil }
+func (q *quorum) subscribe(string, string) *subscription { return nil }
 
 func (q *quorum) stopListening() {}

@@ -81,7 +81,7 @@ type store interface {
 	inspect(ctx context.Context, k *protocol.Keys) (Inspection, error)
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
 	spans(k []*protocol.Keys) bool                                           // whether one ask can cover all these resources
-	subscribe(channel string) *subscription                                  // nil if waiters cannot be woken, or not now
+	subscribe(channel, waiter string) *subscription                          // nil if waiters cannot be woken, or not now
 	stopListening()                                                          // ends idle connections at once
 }
 
@@ -125,8 +125,8 @@ func (s *single) ms(d time.Duration) any {
 }
 
 // subscribe listens to what is published for this process's waiters alone.
-func (s *single) subscribe(channel string) *subscription {
-	return s.subscriber.subscribe(channel + ":" + s.listener.(string))
+func (s *single) subscribe(channel, waiter string) *subscription {
+	return s.subscriber.subscribe(channel+":"+s.listener.(string), waiter)
 }
 
 func (s *single) stopListening() { s.subscriber.stopListening() }

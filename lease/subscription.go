@@ -112,8 +112,8 @@ const (
 
 // subscriber is where waiters subscribe.
 type subscriber interface {
-	subscribe(channel string) *subscription // nil if that is not possible now
-	stopListening()                         // ends what lingers
+	subscribe(channel, waiter string) *subscription // nil if that is not possible now
+	stopListening()                                 // ends what lingers
 }
 
 // listener is one connection for the channels of all its subscriptions. It runs while there are
@@ -133,8 +133,9 @@ func newListener(connect func() connection) *listener {
 	return &listener{connect: connect, wake: make(chan struct{}, 1), subscriptions: make(map[string]*subscription)}
 }
 
-func (l *listener) subscribe(channel string) *subscription {
-	e := &subscription{channel: channel, wake: make(chan struct{}, 1), listener: l, moved: func() bool { return false }}
+// subscribe listens for the waiter from the start: news may come before the subscription is returned.
+func (l *listener) subscribe(channel, waiter string) *subscription {
+	e := &subscription{channel: channel, waiter: waiter, wake: make(chan struct{}, 1), listener: l, moved: func() bool { return false }}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subscriptions[channel] = e
@@ -195,7 +196,7 @@ type shards struct {
 // subscribe listens on the master that serves the channel; nil if that cannot be found out now. The
 // cluster's client closes its client of a master that leaves, and makes another if it returns, so
 // the address alone says nothing.
-func (s *shards) subscribe(channel string) *subscription {
+func (s *shards) subscribe(channel, waiter string) *subscription {
 	master, err := s.cluster.MasterForKey(context.Background(), channel)
 	if err != nil {
 		return nil
@@ -214,7 +215,7 @@ func (s *shards) subscribe(channel string) *subscription {
 		})
 		s.byMaster[master] = l
 	}
-	e := l.subscribe(channel)
+	e := l.subscribe(channel, waiter)
 	e.moved = func() bool {
 		now, err := s.cluster.MasterForKey(context.Background(), channel)
 		return err == nil && now != master

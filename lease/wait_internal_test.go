@@ -17,7 +17,7 @@ import (
 )
 
 func newLines() *lines {
-	return &lines{subscribe: func(string) *subscription { return nil }, byChannel: make(map[string]*line)}
+	return &lines{subscribe: func(string, string) *subscription { return nil }, byChannel: make(map[string]*line)}
 }
 
 func unheard(context.Context) {}
@@ -74,7 +74,7 @@ func TestALineThatHasEmptiedKeepsItsSubscriptionForAMoment(t *testing.T) {
 		subscribed := 0
 		listens := newListener(func() connection { panic("nobody runs it") })
 		listens.running = true
-		ls.subscribe = func(channel string) *subscription { subscribed++; return listens.subscribe(channel) }
+		ls.subscribe = func(channel, waiter string) *subscription { subscribed++; return listens.subscribe(channel, waiter) }
 		for range 5 {
 			turn, err := ls.join(t.Context(), "a", unheard)
 			require.NoError(t, err)
@@ -98,7 +98,7 @@ func TestANewSubscriptionWakesItsWaiter(t *testing.T) {
 	defer client.Close()
 	l := listenOn(client)
 	for range 50 {
-		e := l.subscribe("a")
+		e := l.subscribe("a", "me")
 		select {
 		case <-e.wake:
 		case <-time.After(10 * time.Second):
@@ -106,12 +106,33 @@ func TestANewSubscriptionWakesItsWaiter(t *testing.T) {
 		}
 		e.close()
 	}
-	old := l.subscribe("a")
-	current := l.subscribe("a") // as after a slot has moved back and forth
+	old := l.subscribe("a", "me")
+	current := l.subscribe("a", "me") // as after a slot has moved back and forth
 	old.close()
 	require.Same(t, current, l.subscription("a"), "an old subscription does not close its successor")
 	current.close()
 	require.Nil(t, l.subscription("a"))
+}
+
+// Redis may confirm a subscription, and news may come, before the waiter looks at it for the first time.
+func TestTheFirstNewsOfASubscriptionCounts(t *testing.T) {
+	for name, news := range map[string]func(e *subscription){
+		"confirmed": (*subscription).wakeToAsk,
+		"called":    func(e *subscription) { e.receive("free me") },
+	} {
+		ls := newLines()
+		listens := newListener(func() connection { panic("nobody runs it") })
+		listens.running = true
+		ls.subscribe = func(channel, waiter string) *subscription {
+			e := listens.subscribe(channel, waiter)
+			news(e)
+			return e
+		}
+		turn, err := ls.join(t.Context(), "a", unheard)
+		require.NoError(t, err)
+		require.NotEmpty(t, turn.woken("me"), name)
+		require.Zero(t, turn.lookAfter(), name)
+	}
 }
 
 func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
