@@ -124,6 +124,14 @@ func (w *within) Err() error {
 	return nil
 }
 
+// forClient is ctx as the client library gets it.
+func forClient(ctx context.Context) context.Context {
+	if b, ours := ctx.(*bound); ours {
+		return (*within)(b)
+	}
+	return ctx
+}
+
 // NoAnswer is the [ErrUnreachable] of a bound that has ended. Every bound has one and hardly any
 // text is read, so that is made when it is asked for.
 type NoAnswer time.Duration

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -191,6 +193,68 @@ func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
 		require.Equal(t, [][]string{{"a", "c", "d"}, {"e"}, {"g"}}, server.batches)
 		s.underWay--
 		require.Zero(t, s.underWay)
+	})
+}
+
+// learning is a server that does not know the script with the word "new" yet, and takes its source in slowly.
+type learning struct {
+	answering
+	slow chan struct{}
+}
+
+type noScript struct{ error }
+
+func (noScript) RedisError() {}
+
+func (l *learning) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "eval" {
+			<-l.slow
+		}
+		return l.answering.ProcessHook(next)(ctx, cmd)
+	}
+}
+
+func (l *learning) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := l.take(ctx, cmds)
+		for _, cmd := range cmds {
+			if cmd.Args()[beforeKeys+1] == "new" {
+				cmd.SetErr(noScript{errors.New("NOSCRIPT No matching script")})
+			}
+		}
+		return err
+	}
+}
+
+func TestNobodyWaitsForTheScriptOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := &learning{slow: make(chan struct{})}
+		client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+		defer client.Close()
+		client.AddHook(server)
+		s := Over(client)
+		for _, word := range []string{"known", "new", "too"} {
+			s.waiting = append(s.waiting, &request{ctx: t.Context(), call: Script{}.Call(1, "key", word), answered: make(chan struct{})})
+		}
+		requests := slices.Clone(s.waiting)
+		s.underWay = len(requests)
+		learn := sync.OnceFunc(func() { close(server.slow) })
+		defer learn()
+		go s.flush(true)
+		synctest.Wait()
+		require.Equal(t, 1, s.underWay)
+		<-requests[0].answered
+		<-requests[2].answered
+		learn()
+		<-requests[1].answered
+		for n, want := range []string{"known", "new", "too"} {
+			answer, err := decode(t.Context(), "test", requests[n].command.Cmd)
+			require.NoError(t, err)
+			require.Equal(t, want, answer.Word)
+		}
+		require.Zero(t, s.underWay)
+		require.Equal(t, [][]string{{"known", "new", "too"}, {"new"}}, server.batches)
 	})
 }
 

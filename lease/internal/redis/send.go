@@ -66,7 +66,8 @@ func (c Call) Name() string { return c.script.Name }
 
 // Sender sends calls to one deployment of Redis. Those that several goroutines make at the same
 // time travel together, in one pipeline on one connection. No call waits for another: what is ready
-// when a goroutine comes to send is sent. Those that travel together also fail together, so a call
+// when a goroutine comes to send is sent, and a script that is new to the server holds up only its
+// own call. Those that travel together also fail together, so a call
 // that has failed travels alone when it is sent again. On a Cluster each travels alone, because the
 // client waits for all servers of a pipeline.
 type Sender struct {
@@ -226,9 +227,19 @@ func (s *Sender) flush(company bool) {
 func (s *Sender) serve(requests []*request) {
 	ctx, cancel, wanted := together(requests)
 	if len(wanted) > 0 {
-		s.send(ctx, wanted)
+		ctx = forClient(ctx)
+		if unknown := s.attempt(ctx, wanted, nil); len(unknown) > 0 {
+			s.answer(slices.DeleteFunc(requests, func(r *request) bool { return slices.Contains(unknown, r) }))
+			s.process(ctx, unknown, nil)
+			requests = unknown
+		}
 	}
 	cancel()
+	s.answer(requests)
+}
+
+// answer tells those who wait for the requests.
+func (s *Sender) answer(requests []*request) {
 	s.mu.Lock()
 	s.underWay -= len(requests)
 	s.mu.Unlock()
@@ -263,28 +274,31 @@ func together(requests []*request) (ctx context.Context, cancel context.CancelFu
 	return ctx, cancel, wanted
 }
 
-// send makes the calls in one round trip (on a Cluster, one per node). It sends those in full whose
-// script the server does not know, because it was restarted, replaced, or told to forget scripts;
-// they did not run the first time. The commands in follow are sent behind the calls. Each command
-// has its own outcome.
+// send makes the calls in one round trip (on a Cluster, one per node), and in a second one those
+// whose script the server did not know. The commands in follow are sent behind the calls. Each
+// command has its own outcome.
 func (s *Sender) send(ctx context.Context, requests []*request, follow ...redis.Cmder) {
-	if b, ours := ctx.(*bound); ours {
-		ctx = (*within)(b)
+	ctx = forClient(ctx)
+	if unknown := s.attempt(ctx, requests, follow); len(unknown) > 0 {
+		s.process(ctx, unknown, follow)
 	}
+}
+
+// attempt makes one round trip. It returns the requests whose script the server does not know,
+// because it was restarted, replaced, or told to forget scripts; they did not run, and are in full
+// now.
+func (s *Sender) attempt(ctx context.Context, requests []*request, follow []redis.Cmder) (unknown []*request) {
 	for _, r := range requests {
 		r.is(ctx, r.call.words)
 	}
 	s.process(ctx, requests, follow)
-	var unknown []*request
 	for _, r := range requests {
 		if err := r.command.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			r.is(ctx, append([]any{"eval", r.call.script.Source}, r.call.words[2:]...))
 			unknown = append(unknown, r)
 		}
 	}
-	if len(unknown) > 0 {
-		s.process(ctx, unknown, follow)
-	}
+	return unknown
 }
 
 // process leaves each command's outcome in the command.
