@@ -36,7 +36,8 @@ type Config struct {
 	RenewEvery time.Duration
 
 	// RenewTimeout bounds one renewal. RenewEvery + RenewTimeout must be less than TTL - Margin, so
-	// that one renewal may fail without the lease being lost. Defaults to TTL/6.
+	// that a renewal ends before the lease does. The defaults leave time for more attempts after one
+	// that went unanswered. Defaults to TTL/6.
 	RenewTimeout time.Duration
 
 	// Margin is how much earlier than Redis the holder ends its lease: room for clocks that run at

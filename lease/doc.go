@@ -78,9 +78,9 @@
 // # Renewal
 //
 // One loop per [Issuer] renews all its leases, each about every third of its TTL. Each renewal has
-// a timeout that leaves time for another one before the lease ends. Renewal stops before a release
-// is sent, and at the latest after [Config.MaxHold], so a holder that is stuck does not hold for
-// ever.
+// a timeout and ends before the lease does; the defaults leave time for another one after it. No
+// renewal begins once a release has, or after [Config.MaxHold], so a holder that is stuck does not
+// hold for ever.
 //
 // # Waiting
 //
@@ -106,8 +106,9 @@
 // quarter of a second if it had only just asked. A waiter that was stopped or cut off can seem to
 // listen. It costs one second if it was granted the lease. If it was only told that the resource is
 // free, it costs half a second, because the next waiter that listens is told when to ask. A process
-// that falls silent loses its place after six seconds. A process that is connecting again keeps its
-// place, although others may go first.
+// that falls silent loses its place after six seconds, or half a second after it was told that the
+// resource is free. A process that is connecting again keeps its place, although others may go
+// first.
 //
 // # Authority
 //
