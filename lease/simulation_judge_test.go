@@ -64,6 +64,7 @@ type asked struct {
 	waits        bool
 	barges       bool
 	done         bool
+	refused      time.Duration // when it returned ErrHeld, 0 if it did not
 }
 
 // holding is a lease that a worker was given.
@@ -372,10 +373,16 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	} else if since, over := j.over[r.name+" "+name]; over && !x.again && !j.lostSince(since) && now-since < time.Minute && x.script == "acquire" {
 		breaks("L4", "a request that came late has got a lease for a call that is over")
 	}
-	// L6: first come, first served.
 	j.mu.Lock()
-	barges := j.calls[idOf(after.id)] != nil && j.calls[idOf(after.id)].barges
+	c := j.calls[idOf(after.id)]
+	barges := c != nil && c.barges
+	// Before it returns, a call waits for 30 ms for its withdrawal, which is carried out at once where nothing is wrong.
+	ghost := c != nil && c.refused > 0 && !c.p.dead() && max(c.p.disturbed, j.shaken) < c.refused-100*time.Millisecond
 	j.mu.Unlock()
+	if ghost && x.script == "acquire" && !x.again && !j.lostSince(0) {
+		breaks("L4", "a request that came late has got a lease for a call that was refused")
+	}
+	// L6: first come, first served.
 	if x.script == "regrant" || barges || x.again {
 		return
 	}
@@ -569,6 +576,9 @@ func (j *judge) begins(c *asked) {
 func (j *judge) returned(c *asked, err error) {
 	j.mu.Lock()
 	c.done = true
+	if errors.Is(err, lease.ErrHeld) {
+		c.refused = j.s.now()
+	}
 	j.mu.Unlock()
 	if c.p.dead() {
 		return

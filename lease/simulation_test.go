@@ -327,6 +327,7 @@ var goMutants = []struct {
 		{"acquire.go", "	if answer.unsure || errors.Is(err, ErrUnreachable) {", "	if (answer.unsure || errors.Is(err, ErrUnreachable)) && !protocol.Mutant(NAME) {"},
 		{"acquire.go", "	c.unsure.Store(true)\n	d := ", "	c.unsure.Store(!protocol.Mutant(NAME))\n	d := "},
 	}},
+	{"a refused attempt is not withdrawn", []edit{{"acquire.go", "		a.rename() // an earlier", "		if !protocol.Mutant(NAME) {\n			a.rename()\n		} // an earlier"}}},
 	{"a context does not bound a request", []edit{{"internal/redis/bound.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
 }
 
