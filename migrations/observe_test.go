@@ -228,6 +228,23 @@ func TestWhatWasObservedStaysWithItsTable(t *testing.T) {
 	require.Empty(t, s.observed())
 }
 
+// The guard of statements has the name of the guard of rows as an argument, and another function may have that name now.
+func TestATableIsObservedInASchemaThatIsRenamed(t *testing.T) {
+	t.Parallel()
+	const shop = `CREATE SCHEMA shop; CREATE TABLE shop.seats (room text NOT NULL); INSERT INTO shop.seats VALUES ('red'); SELECT fencedb.protect('shop.seats', $$ 'room:' || room $$`
+	for _, other := range []string{`SELECT`, shop + `)`} {
+		s := newSession(t)
+		s.exec(shop + `, mode => 'observe'); ALTER SCHEMA shop RENAME TO store`)
+		s.exec(other)
+		s.exec(`UPDATE store.seats SET room = 'blue'; TRUNCATE store.seats`)
+		require.Equal(t, "2", s.one(`SELECT count(*) FROM fencedb.unfenced_writes WHERE table_name = 'store.seats'::regclass`))
+	}
+	s := newSession(t)
+	s.exec(shop + `); ALTER SCHEMA shop RENAME TO store`)
+	s.exec(shop + `, mode => 'observe')`)
+	s.refused("FN002", `TRUNCATE store.seats`)
+}
+
 func TestWhatIsObservedIsBoundedInSize(t *testing.T) {
 	t.Parallel()
 	s := newObserved(t)

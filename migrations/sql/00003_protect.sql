@@ -256,13 +256,13 @@ CREATE FUNCTION fencedb.observing() RETURNS text
 COMMENT ON FUNCTION fencedb.observing() IS 'Inner function. How the text of a guard begins that only observes.';
 
 -- Not read with a query: a transaction above READ COMMITTED may be older than the guard, or than its mode, and would be
--- refused where nothing is.
+-- refused where nothing is. NULL if there is no such function.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.observes(guard oid) RETURNS boolean
     LANGUAGE sql STABLE
     SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(strpos(pg_get_functiondef(guard), fencedb.observing()), 0) > 0
+    SELECT strpos(pg_get_functiondef(guard), fencedb.observing()) > 0
 $$;
 -- +goose StatementEnd
 

@@ -148,7 +148,8 @@ BEGIN
         RETURN true;
     ELSIF operation NOT IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE') -- anybody can call this
           OR of_row AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row' AND fencedb.observes(t.tgfoid))
-          OR NOT of_row AND NOT fencedb.observes(to_regprocedure(about || '()')) THEN
+          OR NOT of_row AND NOT coalesce(fencedb.observes((SELECT t.tgfoid FROM pg_trigger t WHERE t.tgrelid = guarded AND t.tgname = '~fencedb_row')),
+                                         fencedb.observes(to_regprocedure(about || '()')), false) THEN -- the name may be another's; a snapshot may have no trigger yet
         RETURN false;
     END IF;
 
