@@ -163,6 +163,8 @@ func TestUnprotectCleansWhatIsLeft(t *testing.T) {
 		require.Equal(t, "0", s.one(`SELECT count(*) FROM pg_trigger WHERE tgname ~ '^~fencedb'`), gone)
 		s.exec(`TRUNCATE seats`)
 	}
+	s := newSeats(t)
+	s.exec(`ALTER TABLE seats DROP last_fencing_token; SELECT fencedb.unprotect('seats'); TRUNCATE seats`)
 }
 
 // The names of guards are cut to what Postgres allows, which counts bytes.

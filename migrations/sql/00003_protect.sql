@@ -807,7 +807,7 @@ BEGIN
     END IF;
     IF NOT keep_columns THEN
         FOR col IN SELECT unnest(protection.columns_added) INTERSECT VALUES ('last_fencing_token'), ('last_lease_id') LOOP
-            EXECUTE format('ALTER TABLE %s DROP COLUMN %I', target, col);
+            EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS %I', target, col);
         END LOOP;
     END IF;
     PERFORM fencedb.record_protection(target);
