@@ -156,6 +156,17 @@ func TestProtectRowRefusesResourcesOfSeveralRows(t *testing.T) {
 	require.Equal(t, "4", s.one(`SELECT count(*) FROM pg_attribute WHERE attrelid = 'parts'::regclass AND attnum > 0 AND NOT attisdropped`))
 }
 
+// Neither table knows of the keys in the other.
+func TestProtectRowRefusesTablesWithChildren(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY); CREATE TABLE now () INHERITS (jobs)`)
+	require.Contains(t, s.refused("0A000", `SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`).Message, "public.now inherits from public.jobs")
+
+	s.exec(`ALTER TABLE now NO INHERIT jobs; SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$); CREATE TABLE later () INHERITS (jobs)`)
+	s.refused("0A000", `SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
+}
+
 func TestARowWithoutAResourceIsRefusedHereToo(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -670,6 +670,11 @@ BEGIN
     END IF;
 
     PERFORM fencedb.check_no_member(target);
+    SELECT string_agg(m.member::text, ', ') INTO odd FROM fencedb.members(target) m WHERE mode = 'row' AND NOT m.is_partition AND m.member <> target;
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'fencedb.protect_row: % inherits from %, and no unique key spans both', odd, target
+            USING ERRCODE = 'feature_not_supported', HINT = 'A resource would be a row in each of them. Use fencedb.protect, or take the table out (ALTER TABLE ... NO INHERIT).';
+    END IF;
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF present.resource <> resource OR present.mode <> mode THEN
         RAISE EXCEPTION 'fencedb.protect: % is already protected, in mode %, with resource => %', target, present.mode, present.resource
