@@ -65,6 +65,7 @@ var guards = []struct {
 		{"S4", "a record is not changed", "BEFORE UPDATE OR DELETE OR TRUNCATE ON", "BEFORE DELETE OR TRUNCATE ON", "migrations.TestWhatWasRecordedStays"},
 	}},
 	{"migrations/sql/00003_protect.sql", []guard{
+		{"S4", "foreign tables that inherit are guarded", "WHERE c.relkind IN ('r', 'p', 'f')", "WHERE c.relkind IN ('r', 'p')", "migrations.TestForeignTablesAreGuardedWithTheirParent"},
 		{"S2", "a row that is its own fence is in one table", "WHERE mode = 'row' AND NOT m.is_partition AND m.member <> target;", "WHERE false;", "migrations.TestProtectRowRefusesTablesWithChildren"},
 		{"S4", "a statement without a token is refused, whatever it matches", "IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF TG_OP = 'TRUNCATE' THEN", "migrations.TestNoWriteWithoutAToken"},
 		{"S4", "TRUNCATE is refused", "IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF until IS NULL AND granted IS NULL THEN", "migrations.TestNoWriteWithATokenOfAnotherResource"},

@@ -114,6 +114,21 @@ func TestATableCanBeAttachedToAProtectedOne(t *testing.T) {
 	s.refused("FN002", `TRUNCATE blue`)
 }
 
+func TestForeignTablesAreGuardedWithTheirParent(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE FOREIGN DATA WRAPPER nowhere; CREATE SERVER far FOREIGN DATA WRAPPER nowhere;
+		CREATE TABLE heap (room text NOT NULL); CREATE FOREIGN TABLE child () INHERITS (heap) SERVER far;
+		CREATE TABLE parts (room text NOT NULL) PARTITION BY LIST (room); CREATE FOREIGN TABLE part PARTITION OF parts FOR VALUES IN ('red') SERVER far;
+		SELECT fencedb.protect('heap', $$ 'room:' || room $$), fencedb.protect('parts', $$ 'room:' || room $$)`)
+
+	require.Equal(t, "2", s.one(`SELECT count(*) FROM pg_trigger WHERE tgrelid IN ('child'::regclass, 'part'::regclass) AND tgname = '~fencedb_row'`))
+	s.exec(`SELECT fencedb.protect('heap', $$ 'room:' || room $$), fencedb.protect('parts', $$ 'room:' || room $$)`)
+	s.exec(`SELECT fencedb.unprotect('parts'), fencedb.unprotect('heap')`)
+	require.Equal(t, "0", s.one(`SELECT count(*) FROM pg_trigger WHERE tgname ~ '^~fencedb'`))
+	s.refused("42809", `SELECT fencedb.protect('part', $$ 'room:' || room $$)`)
+}
+
 func TestAMemberIsGuardedWithItsParent(t *testing.T) {
 	t.Parallel()
 	s := newParts(t)

@@ -271,8 +271,8 @@ var aboutTables = []question{
 
 	{finding{warning, "unguarded_partition", "partition %s was added after its table was protected",
 		"it can be emptied with TRUNCATE without a token; other writes to it are guarded", "call fencedb.protect for the protected table once more"},
-		`SELECT m.member::text FROM fencedb.protected_tables p, fencedb.members(p.table_name) m
-		WHERE m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') ORDER BY 1`},
+		`SELECT m.member::text FROM fencedb.protected_tables p, fencedb.members(p.table_name) m JOIN pg_class c ON c.oid = m.member
+		WHERE m.is_partition AND c.relkind <> 'f' AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate') ORDER BY 1`},
 
 	{finding{warning, "unprotected_table", "table %s has a column last_fencing_token but is not protected",
 		"it looks fenced, and any client can write to it without a token", "run SELECT fencedb.protect(...), or drop the column; if every write compares the column itself, leave it"},

@@ -225,7 +225,7 @@ AS $$
     )
     SELECT c.oid::regclass, c.relispartition AND c.oid <> target
     FROM tree JOIN pg_class c ON c.oid = tree.member
-    WHERE c.relkind IN ('r', 'p')
+    WHERE c.relkind IN ('r', 'p', 'f')
 $$;
 -- +goose StatementEnd
 
@@ -630,6 +630,7 @@ BEGIN
         IF NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') THEN
             EXECUTE format('CREATE TRIGGER "~fencedb_row" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH ROW EXECUTE FUNCTION %s()', m.member, guard);
         END IF;
+        CONTINUE WHEN (SELECT c.relkind = 'f' FROM pg_class c WHERE c.oid = m.member); -- Postgres 15 has no trigger of its TRUNCATE
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate' AND (t.tgnargs > 1) = m.is_partition)
            OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_statement' AND (t.tgnargs > 1) = m.is_partition) THEN
             EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT %s', m.member,
@@ -659,8 +660,7 @@ BEGIN
     IF target IS NULL OR coalesce(btrim(resource), '') = '' THEN
         RAISE EXCEPTION 'fencedb.protect: needs a table and a resource expression'
             USING ERRCODE = 'invalid_parameter_value', HINT = 'For example: SELECT fencedb.protect(''bookings'', resource => $resource$ ''table:'' || table_id $resource$)';
-    ELSIF NOT EXISTS (SELECT FROM fencedb.members(target))
-       OR (SELECT relnamespace = 'fencedb'::regnamespace OR relpersistence = 't' FROM pg_class WHERE oid = target) THEN
+    ELSIF NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = target AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND c.relnamespace <> 'fencedb'::regnamespace) THEN
         RAISE EXCEPTION 'fencedb.protect: % is not a table that can be protected', target
             USING ERRCODE = 'wrong_object_type', HINT = 'Protect ordinary and partitioned tables; the writes through a view reach the tables under it.';
     END IF;
