@@ -103,6 +103,21 @@ func TestSwitchingTheModeWaitsForNobody(t *testing.T) {
 	require.Equal(t, "protect, observe, protect, observe, protect", s.one(`SELECT string_agg(event, ', ' ORDER BY id) FROM fencedb.audit`))
 }
 
+// Its snapshot has the text of the guard from before.
+func TestSwitchingTheModeFailsWhereItWouldNot(t *testing.T) {
+	t.Parallel()
+	s := newObserved(t)
+	old := s.beside()
+	for _, mode := range []string{"observe", "enforce"} {
+		s.exec(`SELECT fencedb.` + mode + `('seats')`)
+		old.exec(`BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM seats`)
+		s.exec(map[string]string{"observe": `SELECT fencedb.enforce('seats')`, "enforce": `SELECT fencedb.observe('seats')`}[mode])
+		old.refused("40001", `SELECT fencedb.`+mode+`('seats')`)
+		old.exec(`ROLLBACK; SELECT fencedb.` + mode + `('seats')`)
+		require.Equal(t, mode, s.one(`SELECT CASE WHEN observed THEN 'observe' ELSE 'enforce' END FROM fencedb.protected_tables`))
+	}
+}
+
 // Protecting in one mode and switching to the other give the same guard, for every form that a guard has.
 func TestAGuardIsTheSameAfterItHasObserved(t *testing.T) {
 	t.Parallel()

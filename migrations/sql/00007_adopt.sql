@@ -215,6 +215,9 @@ END
 $tail$;
     text     text := (SELECT p.prosrc FROM pg_proc p WHERE p.oid = guard);
 BEGIN
+    IF starts_with(text, fencedb.observing()) = observe THEN
+        RAISE EXCEPTION 'another transaction has switched the guard % meanwhile', guard USING ERRCODE = 'serialization_failure';
+    END IF;
     EXECUTE replace(pg_get_functiondef(guard), text,
         CASE WHEN observe THEN head || substr(text, length(enforced) + 1) || tail
              ELSE enforced || substr(text, length(head) + 1, length(text) - length(head) - length(tail)) END);
