@@ -132,6 +132,7 @@ var guards = []struct {
 		{"S2", "a reset annuls the stamp of the fence only if it sets that back", "concat_ws(' ', former_token, former_lease_id) WHERE former_token > reset_fence.token\n", "concat_ws(' ', former_token, former_lease_id)\n", "migrations.TestAResetAnnulsWhatItNamesAndNothingElse"},
 	}},
 	{"migrations/sql/00007_adopt.sql", []guard{
+		{"S4", "default privileges open nothing", "        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "        PERFORM format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "migrations.TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter"},
 		{"S4", "to enforce a guard that was switched meanwhile fails", "    IF starts_with(text, fencedb.observing()) = observe THEN\n", "    IF false THEN\n", "migrations.TestSwitchingTheModeFailsWhereItWouldNot"},
 		{"S4", "what is observed is of a statement that writes", "operation NOT IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE')", "false", "migrations.TestWhatIsObservedIsBoundedInSize"},
 		{"S4", "a take-over ends", " AND t.until > clock_timestamp()", "", "migrations.TestATakeOverIsRecordedAndEnds"},

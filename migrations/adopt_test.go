@@ -73,6 +73,33 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	require.NoError(t, migrations.Down(t.Context(), db))
 }
 
+// Neither those that they take away from everybody, nor those that they give to somebody.
+func TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	admin := connect(t, url)
+	role := "migrator_" + admin.one(`current_database()`)
+	app := "app_" + admin.one(`current_database()`)
+	admin.exec(`CREATE ROLE "` + role + `"; CREATE ROLE "` + app + `"; GRANT CREATE ON DATABASE "` + admin.one(`current_database()`) + `" TO "` + role + `"`)
+	defer admin.exec(`DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `", "` + app + `"`)
+	acl := `SELECT string_agg(concat_ws(' ', name, privilege), ', ' ORDER BY name, privilege) FROM (
+		SELECT c.relname, c.relacl, CASE c.relkind WHEN 'S' THEN 's' ELSE 'r' END::"char" FROM pg_class c WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind <> 'i'
+		UNION ALL SELECT n.nspname, n.nspacl, 'n' FROM pg_namespace n WHERE n.nspname = 'fencedb'
+		UNION ALL SELECT p.oid::regprocedure::text, p.proacl, 'f' FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace) o(name, acl, kind),
+		LATERAL (SELECT grantee::regrole || ' ' || privilege_type FROM aclexplode(coalesce(acl, acldefault(kind, '` + role + `'::regrole)))) g(privilege)`
+	acls := [2]string{}
+	for i := range acls {
+		require.NoError(t, migrations.Up(t.Context(), open(t, url+"&role="+role)))
+		acls[i] = admin.one(acl)
+		require.NoError(t, migrations.Down(t.Context(), open(t, url+"&role="+role)))
+		require.Equal(t, strconv.Itoa(4*i), admin.one(`SELECT count(*) FROM pg_default_acl`))
+		admin.exec(`ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" REVOKE ALL ON FUNCTIONS FROM PUBLIC; ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" GRANT ALL ON FUNCTIONS TO "` + app + `";
+			ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" GRANT ALL ON TABLES TO "` + app + `"; ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" GRANT ALL ON SEQUENCES TO "` + app + `";
+			ALTER DEFAULT PRIVILEGES FOR ROLE "` + role + `" GRANT ALL ON SCHEMAS TO "` + app + `"`)
+	}
+	require.Equal(t, acls[0], acls[1])
+}
+
 // Between the statement that reads the fence and the one that locks it, a newer holder comes and commits. Row security, under
 // which the owner is here and which waits when told to, stands for an unlucky moment.
 func TestAHolderThatIsOvertakenBetweenTwoStatementsOfEnterIsStale(t *testing.T) {

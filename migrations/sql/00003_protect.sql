@@ -4,6 +4,9 @@
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
+-- Whoever writes to a protected table runs our functions, also where those who migrate have taken that right from everybody.
+ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
+
 CREATE FUNCTION fencedb.resources_of(resource text) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     RETURN ARRAY[resource];
@@ -825,6 +828,8 @@ COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and 
 
 REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text, text), fencedb.require_lease(numeric) FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
+
+ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 

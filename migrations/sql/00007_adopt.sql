@@ -4,6 +4,7 @@
 -- +goose Up
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
 -- A kind of write has one row, or a few while transactions that have recorded it are open. No row is ever waited for.
 CREATE TABLE fencedb.observations (
@@ -509,6 +510,23 @@ COMMENT ON FUNCTION fencedb.end_take_over(regclass, regrole) IS 'From now on, ro
 REVOKE ALL ON FUNCTION fencedb.overtake_fence(text, bigint), fencedb.overtake(regclass, text, text[], text[], bigint), fencedb.overtakes(oid),
     fencedb.overtaking_token(text, bigint, bigint) FROM PUBLIC;
 REVOKE ALL ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text) FROM PUBLIC;
+
+ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
+
+-- Nobody has a right here because whoever migrates gives it to them on everything that they make.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    grantee regrole;
+BEGIN
+    FOR grantee IN SELECT DISTINCT a.grantee FROM pg_default_acl d, aclexplode(d.defaclacl) a
+                   WHERE d.defaclrole = current_user::regrole AND d.defaclnamespace = 0 AND a.grantee NOT IN (0, d.defaclrole) LOOP
+        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM %1$s;
+            REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM %1$s', grantee);
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
 
 SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.callers_path'), true);
 
