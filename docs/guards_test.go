@@ -136,6 +136,7 @@ var guards = []struct {
 		{"S4", "to enforce a guard that was switched meanwhile fails", "    IF starts_with(text, fencedb.observing()) = observe THEN\n", "    IF false THEN\n", "migrations.TestSwitchingTheModeFailsWhereItWouldNot"},
 		{"S4", "what is observed is of a statement that writes", "operation NOT IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE')", "false", "migrations.TestWhatIsObservedIsBoundedInSize"},
 		{"S4", "a take-over ends", " AND t.until > clock_timestamp()", "", "migrations.TestATakeOverIsRecordedAndEnds"},
+		{"S4", "a take-over is of one database", " AND t.ledger = 'fencedb.fences'::regclass AND", " AND", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S4", "a take-over is of one table", " AND t.target = fencedb.guarded_root(guarded))", ")", "migrations.TestATakeOverIsOfWhatIsWritten"},
 		{"S2", "who overtakes enters above the stored token", "        token := stored + 1;\n    ELSE", "        token := stored;\n    ELSE", "migrations.TestATakeOverIsOfWhatIsWritten"},
 		{"S4", "only who may enter lets others overtake", "ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint)', 'EXECUTE') THEN", "ELSIF false THEN", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},

@@ -303,7 +303,7 @@ var aboutTables = []question{
 	{finding{warning, "take_over", "a role may write without a token, as a holder that overtakes: %s",
 		"whoever holds the lease is refused as stale after each of its writes", "let the service enter by itself, and call fencedb.end_take_over"},
 		`SELECT format('%s on %s until %s', t.role, c.oid::regclass, to_char(t.until, 'YYYY-MM-DD HH24:MI')) FROM fencedb.take_overs t JOIN pg_class c ON c.oid = t.target
-		WHERE t.until > clock_timestamp() ORDER BY 1`},
+		WHERE t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass ORDER BY 1`},
 
 	{finding{warning, "superuser_writer", "sessions of superuser %s are connected, and there are protected tables",
 		"a superuser can switch triggers off, so its writes are fenced only while it does not", "let applications log in as a role without SUPERUSER that fencedb.allow has let in"},

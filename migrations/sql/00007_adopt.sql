@@ -289,13 +289,15 @@ CREATE TABLE fencedb.take_overs (
     role       name        NOT NULL,
     until      timestamptz NOT NULL,
     granted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ledger     oid         NOT NULL DEFAULT 'fencedb.fences'::regclass,
     PRIMARY KEY (target, role)
 );
 
 COMMENT ON TABLE  fencedb.take_overs IS 'Roles that write to a protected table without a token, as holders that overtake. Changed by fencedb.take_over_as and fencedb.end_take_over.';
-COMMENT ON COLUMN fencedb.take_overs.target IS 'The oid of the table. In a copy of the database it is another, so there nobody overtakes.';
+COMMENT ON COLUMN fencedb.take_overs.target IS 'The oid of the table.';
 COMMENT ON COLUMN fencedb.take_overs.role   IS 'The role of the last SET ROLE, or the one that logged in.';
 COMMENT ON COLUMN fencedb.take_overs.until  IS 'From then on it is refused like everybody else.';
+COMMENT ON COLUMN fencedb.take_overs.ledger IS 'The oid of fencedb.fences. In a copy of the database it is another, so there nobody overtakes, whichever table has the number of target.';
 
 REVOKE ALL ON fencedb.take_overs FROM PUBLIC;
 
@@ -305,7 +307,7 @@ CREATE FUNCTION fencedb.overtakes(guarded oid) RETURNS boolean
     SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM fencedb.take_overs t
-                   WHERE t.role = coalesce(nullif(current_setting('role'), 'none'), session_user) AND t.until > clock_timestamp() AND t.target = fencedb.guarded_root(guarded))
+                   WHERE t.role = coalesce(nullif(current_setting('role'), 'none'), session_user) AND t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass AND t.target = fencedb.guarded_root(guarded))
 $$;
 -- +goose StatementEnd
 
@@ -470,7 +472,7 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A service that cannot be changed by then can be given more time by calling this again.';
     END IF;
     INSERT INTO fencedb.take_overs AS t (target, role, until) VALUES (take_over_as.target, login, take_over_as.until)
-    ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, granted_at = EXCLUDED.granted_at WHERE t.until <> EXCLUDED.until;
+    ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, granted_at = EXCLUDED.granted_at, ledger = EXCLUDED.ledger WHERE (t.until, t.ledger) <> (EXCLUDED.until, EXCLUDED.ledger);
     IF FOUND THEN
         INSERT INTO fencedb.audit (event, operator, reason, details)
         VALUES ('take_over_as', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.take_over_as',
