@@ -251,6 +251,24 @@ func TestADumpWithoutPrivilegesLetsNobodyElseEnter(t *testing.T) {
 	w.exec(w.origin, `SET ROLE app; `+enter(43, "room:red"))
 }
 
+// What protect has noted are comments on the guards, and the guards do not read them.
+func TestADumpWithoutCommentsRefusesAsBefore(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	file := w.file("dump")
+	w.server.Run("pg_dump", "--dbname="+w.url("postgres"), "--format=custom", "--no-comments", "--file="+file)
+	restored := w.empty()
+
+	w.server.Run("pg_restore", "--dbname="+w.url("copy"), "--exit-on-error", file)
+
+	w.requireProtected(restored)
+	require.Equal(t, "0", w.one(restored, `SELECT count(mode)::text FROM fencedb.protected_tables`))
+	w.refused(restored, "55000", `SELECT fencedb.enforce('jobs')`)
+	w.exec(restored, `BEGIN; SELECT fencedb.unprotect('jobs'), fencedb.protect_row('jobs', $$ 'job:' || id $$); COMMIT`)
+	w.refused(restored, "FN002", `UPDATE jobs SET state = 'new'`)
+	w.exec(restored, `SELECT fencedb.observe('jobs'); UPDATE jobs SET state = 'new'`)
+}
+
 // Row security keeps the key that signs grants from a role that reads everything else. The copy makes its own.
 func TestARoleForBackupsDumpsAllButTheKey(t *testing.T) {
 	t.Parallel()
