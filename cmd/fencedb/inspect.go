@@ -207,10 +207,10 @@ func (r *inspection) conclude() []note {
 		return notes
 	case r.Holder == nil && r.Fence.reset:
 		add("fence_reset", "Nobody holds it, and its fence was set back: any former holder with a token above %d could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
-	case r.Holder == nil && r.Fence.revoked:
+	case r.Holder == nil && r.Fence.revoked && (r.LastToken == nil || *r.LastToken <= r.Fence.Token):
 		add("revoked_and_sealed", "Nobody holds it, and the last one was revoked: no former holder can write to protected tables.")
 	case r.Holder == nil:
-		add("old_holder_may_write", "Nobody holds it. A former holder with token %d could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
+		add("old_holder_may_write", "Nobody holds it. A former holder with token %d or a higher one could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
 	case r.Fence == nil:
 		add("not_entered", "No transaction has entered with a token yet: an earlier holder could still write to protected tables, until this one writes or is sealed.")
 	case r.Holder.Token < r.Fence.Token:

@@ -47,6 +47,11 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	w.revoked("seat:1")
 	require.Contains(t, codes(w.inspected("seat:1").Notes), "revoked_and_sealed")
 
+	late := w.acquire("seat:1")
+	require.NoError(t, late.Release(t.Context()))
+	require.Contains(t, codes(w.inspected("seat:1").Notes), "old_holder_may_write", "one that came after the revocation and has not entered")
+	require.NoError(t, w.book(late))
+
 	w.acquire("seat:1")
 	require.Equal(t, "not_entered", codes(w.inspected("seat:1").Notes)[0])
 }
