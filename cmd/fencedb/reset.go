@@ -150,6 +150,9 @@ func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked re
 		return nil, err
 	}
 	found, err := o.look(ctx)
+	if err == nil && found.LastToken == nil && !asked.force {
+		err = o.notElsewhere(ctx)
+	}
 	switch {
 	case err != nil:
 		return nil, err

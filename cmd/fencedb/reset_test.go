@@ -113,6 +113,20 @@ func TestAResetOfWhatIsHeldNeedsForce(t *testing.T) {
 	require.NoError(t, w.book(l))
 }
 
+// A forgotten namespace: Redis knows nobody by this name, and the real holder would not count.
+func TestAResetWithoutTheNamespaceIsRefused(t *testing.T) {
+	t.Parallel()
+	w, _ := mistaken(t)
+	w.acquire("seat:1")
+	before := w.fences()
+
+	got := w.run("--namespace", "", "reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, `as a lease in namespace "`+w.namespace+`"`)
+	require.Equal(t, before, w.fences())
+}
+
 func TestAResetNamesTheTransactionInTheWay(t *testing.T) {
 	t.Parallel()
 	w, grant := mistaken(t)

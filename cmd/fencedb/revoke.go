@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -142,25 +143,27 @@ func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection,
 	return found, nil
 }
 
-// notElsewhere refuses a resource that Redis knows only as a semaphore or, if no namespace was given, in
-// one: who forgot it would be told that nobody holds the resource, and would shut out whoever does.
+// notElsewhere refuses a resource that Redis knows only as a semaphore, with the other --hash-resources or, if
+// no namespace was given, in one: who forgot it would be told that nobody holds the resource, and would shut
+// out whoever does.
 func (o *operation) notElsewhere(ctx context.Context) error {
 	keys, err := scanKeys(ctx, o.client, lease.Key{Field: "fence"})
 	if err != nil {
 		return err
 	}
+	digest := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(o.resource)))
 	var there []string
 	for _, k := range keys {
-		if k.Resource == o.resource && (o.names.namespace == "" || k.Namespace == o.names.namespace) {
-			there = append(there, fmt.Sprintf("as a %s in namespace %q", k.Kind, k.Namespace))
+		if (k.Resource == o.resource || k.Resource == digest) && (o.names.namespace == "" || k.Namespace == o.names.namespace) {
+			there = append(there, fmt.Sprintf("as a %s in namespace %q, with --%s=%v", k.Kind, k.Namespace, flagHashed, k.Resource == digest))
 		}
 	}
 	if there == nil {
 		return nil // it was forgotten, or never known
 	}
 	slices.Sort(there)
-	return fmt.Errorf("%w: Redis does not know %s here, but %s; check --%s, and that it is a lease",
-		errUnchanged, visible(o.resource), strings.Join(there, ", and "), flagNamespace)
+	return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease",
+		errUnchanged, visible(o.resource), strings.Join(there, ", and "))
 }
 
 func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found *inspection) (*revocation, error) {

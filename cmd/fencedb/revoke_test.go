@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -256,6 +257,27 @@ func TestARevocationWithoutTheNamespaceIsRefused(t *testing.T) {
 	require.NoError(t, l.Extend(t.Context()))
 	require.NoError(t, w.book(l))
 	require.Empty(t, w.one(`SELECT string_agg(event, ' ') FROM fencedb.audit WHERE event <> 'protect'`))
+}
+
+// The programs hash their names and the operator forgot, or the other way round.
+func TestARevocationUnderTheOtherFormOfTheNameIsRefused(t *testing.T) {
+	t.Parallel()
+	for name, hashed := range map[string]bool{"hashed": true, "as it is": false} {
+		w := newWorld(t)
+		i := newIssuer(t, w.redis, lease.Config{Namespace: w.namespace, HashResources: hashed})
+		l, err := i.TryAcquire(t.Context(), "seat:1")
+		require.NoError(t, err)
+		flag := fmt.Sprintf("--hash-resources=%v", !hashed)
+
+		for _, args := range [][]string{{"revoke", "seat:1", "--reason", "it hangs", "--yes"}, {"with", "seat:1", "--", "true"}} {
+			got := w.run(append([]string{flag}, args...)...)
+
+			require.NotZero(t, got.code, name)
+			require.Contains(t, got.errOut, fmt.Sprintf("as a lease in namespace %q, with --hash-resources=%v", w.namespace, hashed))
+		}
+		require.NoError(t, w.book(l))
+		require.Contains(t, w.run("--namespace", "", fmt.Sprintf("--hash-resources=%v", hashed), "revoke", "seat:1", "--reason", "it hangs", "--yes").errOut, "nothing was changed")
+	}
 }
 
 func TestARevocationOfASemaphoreIsRefused(t *testing.T) {
