@@ -124,14 +124,21 @@ type examination struct {
 	postgres time.Duration        // how far its clock is ahead of the clock of this process
 }
 
-// run returns an error if there is no diagnosis.
+// run returns an error if there is no diagnosis. Redis has half of the time, so that one that hangs leaves
+// some for Postgres.
 func (e *examination) run(ctx context.Context) error {
-	e.examineRedis(ctx)
+	deadline, _ := ctx.Deadline()
+	half, cancel := context.WithTimeout(ctx, time.Until(deadline)/2)
+	defer cancel()
+	e.examineRedis(half)
 	err := e.examinePostgres(ctx)
 	refused := new(pgconn.PgError)
 	switch {
-	case err == nil || ctx.Err() != nil:
+	case err == nil || errors.Is(ctx.Err(), context.Canceled):
 		return err
+	case ctx.Err() != nil:
+		e.add(postgresAway.about(err))
+		return nil
 	case errors.As(err, &refused) && refused.Code == insufficientPrivilege:
 		e.add(missingRights.about(e.pool.Config().ConnConfig.User, refused.Message))
 		return nil
@@ -164,9 +171,9 @@ var (
 
 // examinePostgres stops when nothing more can be examined.
 func (e *examination) examinePostgres(ctx context.Context) error {
-	if err := e.pool.Ping(ctx); err != nil {
+	if err := e.pool.Ping(ctx); err != nil && ctx.Err() == nil {
 		e.add(postgresAway.about(err))
-		return ctx.Err()
+		return nil
 	}
 	for _, ask := range []func(context.Context) (goOn bool, err error){e.askVersion, e.askSchema} {
 		if goOn, err := ask(ctx); err != nil || !goOn {

@@ -124,7 +124,7 @@ func problems(health lease.Health, problem error) (found []finding) {
 	switch {
 	case len(found) > 0:
 		return found
-	case errors.Is(problem, lease.ErrUnreachable):
+	case errors.Is(problem, lease.ErrUnreachable), errors.Is(problem, context.DeadlineExceeded):
 		return []finding{redisAway.about(problem)}
 	}
 	return []finding{redisUnfit.about(problem)}

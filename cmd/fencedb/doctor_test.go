@@ -100,6 +100,26 @@ func TestDoctorNamesABadRedisAndNothingElse(t *testing.T) {
 	}
 }
 
+// silent is the address of a server that takes connections and never answers.
+func silent(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener.Addr().String()
+}
+
+func TestDoctorNamesAServerThatHangsAndExaminesTheOther(t *testing.T) {
+	t.Parallel()
+	w := sound(t, "--appendonly", "no")
+	w.exec(`CREATE TABLE rooms (last_fencing_token bigint)`)
+
+	require.Equal(t, []string{"error redis_unreachable", "warning unprotected_table"},
+		w.as("--timeout", "6s").as("--redis", "redis://"+silent(t)).diagnosed(exitFailed))
+	require.Equal(t, []string{"error postgres_unreachable", "warning redis_unlogged"},
+		w.as("--redis", "redis://"+w.own.Addr()).as("--postgres", "postgres://ann@"+silent(t)+"/none?sslmode=disable").diagnosed(exitFailed))
+}
+
 func TestDoctorSaysWhatRedisDoesNotTell(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
