@@ -229,7 +229,9 @@ func (o *operation) seal(ctx context.Context, e event, done *revocation) error {
 		done.AuditID, err = e.record(ctx, o.pool, done.details(true))
 		return err
 	}
-	_, unrecorded := e.record(ctx, o.pool, done.details(false))
+	recording, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline) // also after Ctrl-C
+	defer cancel()
+	_, unrecorded := e.record(recording, o.pool, done.details(false))
 	return errors.Join(fmt.Errorf("%w: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and revoke again: %w",
 		errHalf, done.Token, err), unrecorded)
 }

@@ -223,6 +223,20 @@ func TestANextHolderThatIsFasterSealsForTheRevocation(t *testing.T) {
 	require.Positive(t, done.AuditID)
 }
 
+// Ctrl-C while it waits for the seal: the lease has ended, and the audit says who ended it.
+func TestARevocationThatIsInterruptedIsRecorded(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	done := &revocation{Resource: "seat:1", Token: 41, LeaseID: uuid.New()}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	cancel()
+
+	err := (&operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool}}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
+
+	require.Equal(t, exitHalf, exitCode(err))
+	require.Equal(t, "false", w.one(`SELECT details ->> 'sealed' FROM fencedb.audit WHERE event = 'revoke'`))
+}
+
 func TestRevokeChangesNothingWhereItCouldNotRecord(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
