@@ -31,6 +31,9 @@ func main() {
 // run carries one command out and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {
 	err := a.root().Run(ctx, args)
+	if !a.checked && err != nil && !errors.As(err, new(withCode)) {
+		err = usage("%w", err) // of the parser
+	}
 	if err != nil {
 		fmt.Fprintln(a.errOut, "fencedb:", err)
 	}
@@ -81,6 +84,7 @@ type app struct {
 	out, errOut io.Writer
 	screen      screen
 	patience    time.Duration // before watch reports that nobody publishes
+	checked     bool          // the call is no usage error of the parser
 }
 
 // Names of the flags that every command has.
@@ -164,10 +168,10 @@ func (a *app) commands() []*cli.Command {
 	for _, c := range all {
 		c.OnUsageError = wrongFlag
 		if c.Commands == nil {
-			c.ArgValidator = checkCall
+			c.ArgValidator = a.checkCall
 		}
 		for _, sub := range c.Commands {
-			sub.OnUsageError, sub.ArgValidator = wrongFlag, checkCall
+			sub.OnUsageError, sub.ArgValidator = wrongFlag, a.checkCall
 		}
 	}
 	return all
@@ -209,7 +213,8 @@ var arguments = map[string]struct {
 }
 
 // checkCall checks what commands have in common, before any of them begins.
-func checkCall(_ context.Context, cmd *cli.Command) error {
+func (a *app) checkCall(_ context.Context, cmd *cli.Command) error {
+	a.checked = true
 	if limit := cmd.Duration(flagTimeout); limit <= 0 {
 		return usage("--%s must be positive, got %v", flagTimeout, limit)
 	}

@@ -170,6 +170,16 @@ func TestTheEnvironmentConfigures(t *testing.T) {
 	require.NotEmpty(t, got.Changed)
 }
 
+func TestAnEnvironmentThatIsWrongIsAUsageError(t *testing.T) {
+	t.Setenv("FENCEDB_TIMEOUT", "soon")
+	for _, args := range [][]string{{"leases"}, {"with", "table:12", "--", "true"}} {
+		got := newConsole(t).run(args...)
+
+		require.Equal(t, exitUsage, got.code)
+		require.Contains(t, got.errOut, "FENCEDB_TIMEOUT")
+	}
+}
+
 // requireNarrow requires that text fits a terminal of 80 columns.
 func requireNarrow(t *testing.T, text string) {
 	t.Helper()
