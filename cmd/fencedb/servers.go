@@ -161,9 +161,34 @@ func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
 	}
 	client, err := newRedis(address, nil)
 	if err != nil {
-		return nil, usage("--%s: %w; it takes\n%s", flagRedis, withoutURL(err), redisForms)
+		return nil, usage("--%s: %w; it takes\n%s", flagRedis, withoutPassword(address, err), redisForms)
+	}
+	switch c := client.(type) { // or a Redis that hangs would outlast --timeout
+	case *redis.Client:
+		c.Options().ContextTimeoutEnabled = true
+	case *redis.ClusterClient:
+		c.Options().ContextTimeoutEnabled = true
 	}
 	return client, nil
+}
+
+// withoutPassword is what is wrong with an address, by the part behind the password: errors quote what
+// they take for a port or a path, and in a password with a slash that is the password.
+func withoutPassword(address string, err error) error {
+	at := strings.LastIndex(address, "@")
+	scheme, _, found := strings.Cut(address, "://")
+	switch {
+	case at < 0:
+		return withoutURL(err)
+	case !found:
+		return errors.New("it does not begin with redis:// or another scheme")
+	}
+	client, err := newRedis(scheme+"://"+address[at+1:], nil)
+	if err != nil {
+		return withoutURL(err)
+	}
+	_ = client.Close()
+	return errors.New("user and password cannot be read; in them, / is written as %2F, ? as %3F, # as %23 and % as %25")
 }
 
 // pingRedis also warns of a replica.

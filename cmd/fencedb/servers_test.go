@@ -2,6 +2,7 @@ package main
 
 import (
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -39,12 +40,26 @@ func TestARedisURLThatIsNone(t *testing.T) {
 	for _, address := range []string{
 		"cache:6379", "http://cache", "redis-sentinel://a,b", "redis-cluster://a,,b", "redis-cluster://", "redis-ring://a",
 		"redis://cache/zero", "redis://u:hunter2@[", "redis-sentinel://u:hunter2@a:x/main", "redis-cluster://a?colour=red",
+		"redis://u:hunter2/3@a", "redis://u:6379/hunter2@a", "redis://u:1?hunter2@a", "redis://u:hunter2#3@a", "redis:/u:hunter2@a",
+		"hunter2:6379@a", "redis-cluster://u:hunter2/3@a,b", "redis-sentinel://u:hunter2/3@a/main", "redis://u:%hunter2@a",
 	} {
 		got := newConsole(t, "--redis", address).run("leases")
 
 		require.Equal(t, exitUsage, got.code, address)
 		require.Contains(t, got.errOut, "redis-sentinel://", "what it may be is said")
-		require.NotContains(t, got.errOut, "hunter2")
+		require.NotContains(t, got.errOut, "hu", address)
+	}
+}
+
+func TestARedisThatHangsIsGivenUpInTime(t *testing.T) {
+	t.Parallel()
+	for _, scheme := range []string{"redis", "redis-cluster"} {
+		began := time.Now()
+
+		got := newConsole(t, "--redis", scheme+"://"+silent(t), "--timeout", "100ms").run("leases")
+
+		require.Equal(t, exitFailed, got.code)
+		require.Less(t, time.Since(began), 2*time.Second, scheme)
 	}
 }
 
