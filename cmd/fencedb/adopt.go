@@ -63,17 +63,22 @@ func (a *app) showAdoption(ctx context.Context, cmd *cli.Command) error {
 	})
 }
 
-var errNotProtected = errors.New("it is not protected; its owner can observe it with SELECT fencedb.protect(..., mode => 'observe')")
+var errNotProtected = errors.New("it does not exist or is not protected; its owner can observe it with SELECT fencedb.protect(..., mode => 'observe')")
 
 func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adoption, error) {
 	found := &adoption{Mode: "enforce"}
-	err := pool.QueryRow(ctx, `SELECT p.table_name::text, p.resource, p.observed_since FROM fencedb.protected_tables p
-		WHERE p.table_name = $1::text::regclass AND p.mode IS NOT NULL`, table).Scan(&found.Table, &found.Resource, &found.ObservedSince)
+	var sees bool // otherwise the list of writers is empty
+	err := pool.QueryRow(ctx, `SELECT p.table_name::text, p.resource, p.observed_since, pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
+		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
+		WHERE p.table_name = to_regclass($1) AND p.mode IS NOT NULL`, table).Scan(&found.Table, &found.Resource, &found.ObservedSince, &sees)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
 	}
 	if err != nil {
 		return nil, err
+	}
+	if !sees {
+		return nil, errMayNot
 	}
 	rows, _ := pool.Query(ctx, `SELECT role::text, application, statement, reason, first_at, last_at, times, resource FROM fencedb.unfenced_writes
 		WHERE table_name = $1::text::regclass ORDER BY last_at DESC, role, application, statement, reason`, table)

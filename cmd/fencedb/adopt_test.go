@@ -41,6 +41,20 @@ func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 	require.Contains(t, w.ok("adopt", "seats"), "It refuses such writes now.")
 }
 
+// For whoever may not see it, the list of writers is empty: nobody may take that for the end of the adoption.
+func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`SELECT fencedb.observe('seats'); INSERT INTO seats VALUES (2, 'Bob')`)
+
+	got := w.run("--postgres", w.login("app", `SELECT fencedb.allow(%[1]s)`), "adopt", "seats")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "allow_operator")
+	require.Empty(t, got.out)
+	require.Contains(t, w.ok("--postgres", w.login("owner", `ALTER TABLE seats OWNER TO %[2]s`), "adopt", "seats"), "INSERT")
+}
+
 func TestAdoptRefusesWhatIsNotProtected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -49,5 +63,6 @@ func TestAdoptRefusesWhatIsNotProtected(t *testing.T) {
 		got := w.run("adopt", call)
 		require.Equal(t, exitFailed, got.code)
 		require.Contains(t, got.errOut, says)
+		require.NotContains(t, got.errOut, "migrate up", "the schema is there")
 	}
 }
