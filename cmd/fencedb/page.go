@@ -25,8 +25,9 @@ type report interface {
 
 func (a *app) show(cmd *cli.Command, r report) error {
 	if !cmd.Bool(flagJSON) {
-		r.print(page{a.out, a.screen})
-		return nil
+		out := bufio.NewWriter(a.out) // keeps the first error
+		r.print(page{out, a.screen})
+		return out.Flush()
 	}
 	encoder := json.NewEncoder(a.out)
 	encoder.SetIndent("", "  ")

@@ -5,11 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 func onScreen(s screen, draw func(page)) string {
@@ -23,6 +26,23 @@ func longTable(p page) {
 		{"table:" + strings.Repeat("x", 120) + ":end", "1763600000000000"},
 		{"table:12", "1763600000000001"},
 	})
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// Whoever reads the file would take what is not in it for what is not held.
+func TestAnAnswerThatCannotBeWrittenIsAFailure(t *testing.T) {
+	t.Parallel()
+	for _, flags := range [][]string{nil, {"--json"}} {
+		var errOut bytes.Buffer
+		a := &app{out: full{}, errOut: &errOut}
+		code := a.run(t.Context(), append([]string{"fencedb", "--redis", redisURL(testenv.Redis(t)), "leases"}, flags...))
+
+		require.Equal(t, exitFailed, code)
+		require.Contains(t, errOut.String(), syscall.ENOSPC.Error())
+	}
 }
 
 func TestATableFitsTheScreen(t *testing.T) {
