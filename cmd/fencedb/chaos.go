@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"strings"
 	"time"
 
@@ -83,6 +84,13 @@ func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	var file *os.File
+	if path := cmd.String(flagHTML); path != "" { // before the run, which may take an hour
+		if file, err = os.Create(path); err != nil {
+			return usage("--%s: %w", flagHTML, err)
+		}
+		defer file.Close()
+	}
 	v, err := chaos.Run(ctx, c)
 	if err != nil {
 		return err
@@ -90,11 +98,7 @@ func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
 	if err := a.show(cmd, trial{v}); err != nil {
 		return err
 	}
-	if path := cmd.String(flagHTML); path != "" {
-		file, err := os.Create(path)
-		if err != nil {
-			return err
-		}
+	if file != nil {
 		if err := errors.Join(v.HTML(file), file.Close()); err != nil {
 			return err
 		}
@@ -115,6 +119,11 @@ func (a *app) chaosConfig(ctx context.Context, cmd *cli.Command) (chaos.Config, 
 	}
 	if cmd.Bool(flagJSON) {
 		c.Log = a.errOut
+	}
+	for _, name := range []string{flagFor, flagTTL, flagWorkers, flagClients, flagWidth} {
+		if cmd.IsSet(name) && reflect.ValueOf(cmd.Value(name)).IsZero() { // which stands for the default in chaos.Config
+			return c, usage("--%s must be positive", name)
+		}
 	}
 	if err := c.Check(); err != nil {
 		return c, usage("%w", err)
