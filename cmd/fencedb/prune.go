@@ -106,6 +106,9 @@ func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
 		}
 	}
 	return a.onServers(ctx, cmd, func(both *servers) error {
+		if both.replica && cmd.Bool(flagApply) {
+			return errReplica
+		}
 		s := &sweeper{both, older, func() (context.Context, context.CancelFunc) { return bounded(ctx, cmd) }}
 		r := &pruning{OlderThanMS: older.Milliseconds(), Applied: cmd.Bool(flagApply)}
 		err := s.sweep(func(_ context.Context, free []string, held int) error {

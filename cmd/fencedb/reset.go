@@ -146,6 +146,9 @@ var errUnchanged = errors.New("nothing was changed")
 func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked resetting) (*inspection, error) {
 	ctx, cancel := bounded(ctx, cmd)
 	defer cancel()
+	if o.replica {
+		return nil, errReplica
+	}
 	if err := mayCall(ctx, o.pool, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)"); err != nil {
 		return nil, err
 	}

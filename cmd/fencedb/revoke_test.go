@@ -175,7 +175,7 @@ func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	shown := w.acquire("seat:1")
-	o := &operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool}}
+	o := &operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool, false}}
 	found, err := o.look(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, shown.Release(t.Context()))
@@ -217,7 +217,7 @@ func TestANextHolderThatIsFasterSealsForTheRevocation(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
-	err := (&operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool}}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
+	err := (&operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool, false}}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
 
 	require.NoError(t, err)
 	require.Positive(t, done.AuditID)
@@ -231,7 +231,7 @@ func TestARevocationThatIsInterruptedIsRecorded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	cancel()
 
-	err := (&operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool}}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
+	err := (&operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool, false}}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
 
 	require.Equal(t, exitHalf, exitCode(err))
 	require.Equal(t, "false", w.one(`SELECT details ->> 'sealed' FROM fencedb.audit WHERE event = 'revoke'`))

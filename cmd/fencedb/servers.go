@@ -26,6 +26,8 @@ type servers struct {
 	names  names
 	issuer *lease.Issuer
 	pool   *pgxpool.Pool
+
+	replica bool // Redis is one, and who holds what may be old
 }
 
 // open does not connect yet.
@@ -70,7 +72,7 @@ func (a *app) onServers(ctx context.Context, cmd *cli.Command, fn func(*servers)
 	defer s.close()
 	connecting, cancel := bounded(ctx, cmd)
 	defer cancel()
-	if err := a.pingRedis(connecting, s.client); err != nil {
+	if s.replica, err = a.pingRedis(connecting, s.client); err != nil {
 		return err
 	}
 	if err := pingPostgres(connecting, s.pool); err != nil {
@@ -88,7 +90,7 @@ func (a *app) onRedis(ctx context.Context, cmd *cli.Command,
 	defer client.Close()
 	ctx, cancel := bounded(ctx, cmd)
 	defer cancel()
-	if err := a.pingRedis(ctx, client); err != nil {
+	if _, err := a.pingRedis(ctx, client); err != nil {
 		return err
 	}
 	return fn(ctx, client)
@@ -192,17 +194,19 @@ func withoutPassword(address string, err error) error {
 }
 
 // pingRedis also warns of a replica.
-func (a *app) pingRedis(ctx context.Context, client redis.UniversalClient) error {
+func (a *app) pingRedis(ctx context.Context, client redis.UniversalClient) (replica bool, err error) {
 	if err := client.Ping(ctx).Err(); err != nil {
-		return fmt.Errorf("redis: %w", err)
+		return false, fmt.Errorf("redis: %w", err)
 	}
 	if one, is := client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
-		if info := one.Info(ctx, "replication").Val(); strings.Contains(info, "role:slave") {
+		if replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); replica {
 			fmt.Fprintf(a.errOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. Give the address of the primary.\n", one.Options().Addr)
 		}
 	}
-	return nil
+	return replica, nil
 }
+
+var errReplica = fmt.Errorf("%w: this Redis is a replica, which may not know who holds what", errUnchanged)
 
 // withoutURL keeps the password out of the message.
 func withoutURL(err error) error {

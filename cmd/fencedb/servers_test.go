@@ -89,6 +89,9 @@ func TestEachCommandSaysThatItsRedisIsAReplica(t *testing.T) {
 	} {
 		require.Contains(t, w.run(args...).errOut, "is a replica", args[0])
 	}
+	for _, args := range [][]string{{"reset", "seat:1", "--to", "0", "--reason", "a mistake", "--yes", "--force"}, {"prune", "--apply", "--reason", "monthly", "--yes"}} {
+		require.Contains(t, w.run(args...).errOut, "nothing was changed: this Redis is a replica", args[0])
+	}
 	watching := w.start("watch")
 	require.Contains(t, watching.next(watching.errOut), "is a replica")
 	require.NotContains(t, w.run("--redis", redisURL(w.redis), "leases").errOut, "replica")
