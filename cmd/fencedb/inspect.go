@@ -201,7 +201,9 @@ func (r *inspection) conclude() []note {
 		notes = append(notes, note{code, fmt.Sprintf(format, args...)})
 	}
 	switch {
+	case r.Holder == nil && r.Fence == nil && r.LastToken == nil:
 	case r.Holder == nil && r.Fence == nil:
+		add("old_holder_may_write", "Nobody holds it, and no token has entered. A former holder could still write to protected tables; fencedb revoke rules that out.")
 	case r.Fence != nil && r.Fence.tooHigh:
 		add("fence_too_high", "Nobody can write to protected tables: the fence is at the highest token that there is, or above, so no lease gets past it. fencedb reset sets it back.")
 		return notes

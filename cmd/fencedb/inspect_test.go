@@ -33,6 +33,9 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	require.Positive(t, *found.RememberedForMS)
 	require.Equal(t, []string{"not_entered"}, codes(found.Notes))
 
+	require.NoError(t, l.Release(t.Context()))
+	require.Equal(t, []string{"old_holder_may_write"}, codes(w.inspected("seat:1").Notes), "nothing stands in its way")
+	l = w.acquire("seat:1")
 	require.NoError(t, w.book(l))
 	found = w.inspected("seat:1")
 	require.Equal(t, l.Token(), found.Fence.Token)
