@@ -48,8 +48,21 @@ func open(ctx context.Context, cmd *cli.Command) (s *servers, err error) {
 }
 
 func (s *servers) close() {
-	s.pool.Close()
+	closePool(s.pool)
 	_ = s.client.Close()
+}
+
+// closePool waits a moment only: a Postgres that hangs keeps connections for longer than --timeout.
+func closePool(pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
 }
 
 // names say how the programs name keys in Redis.
@@ -103,7 +116,7 @@ func onPostgres(ctx context.Context, cmd *cli.Command, fn func(context.Context, 
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer closePool(pool)
 	if err := pingPostgres(ctx, pool); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -60,6 +61,25 @@ func TestARedisThatHangsIsGivenUpInTime(t *testing.T) {
 
 		require.Equal(t, exitFailed, got.code)
 		require.Less(t, time.Since(began), 2*time.Second, scheme)
+	}
+}
+
+// pgx gives a connection back 15 seconds after a query on it was given up, if the server hangs.
+func TestAConnectionThatHangsDoesNotKeepTheCommand(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), testenv.PostgresURL(t))
+	require.NoError(t, err)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	closed := make(chan struct{})
+
+	go func() { closePool(pool); close(closed) }()
+
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "it waits")
 	}
 }
 
