@@ -355,6 +355,7 @@ func ExampleIssuer_Lead() {
 	// Output:
 	// term: the printer is out of paper
 	// leading again
+	// term: it is night
 	// err: it is night
 }
 

@@ -20,7 +20,8 @@ func OnFollow(told func(leader string)) LeadOption {
 
 // OnTerm is told how each term of this process ended, and each campaign that failed: with what fn
 // returned and why the lease ended, as [Issuer.Do] returns it, or with the error of the
-// acquisition. Nil: fn returned nil. It is called on the goroutine of Lead.
+// acquisition. Nil: fn returned nil. It is told of the last term too, which ends with the context of
+// Lead: fn may not have finished. It is called on the goroutine of Lead.
 func OnTerm(told func(err error)) LeadOption {
 	return func(c *campaign) { c.ended = told }
 }
@@ -97,7 +98,7 @@ func (c *campaign) run(ctx context.Context) error {
 			}
 		}
 		switch {
-		case ctx.Err() != nil:
+		case l == nil && ctx.Err() != nil:
 			return context.Cause(ctx)
 		case l == nil && (errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)):
 			return err

@@ -215,7 +215,21 @@ func TestACampaignOutlastsAnOutage(t *testing.T) {
 	})
 }
 
-// A function that heeds no context keeps the process from leading twice at a time.
+// What the work could not finish is told also of the last term.
+func TestTheLastTermIsTold(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := campaign(t, w, leading, func(ctx context.Context, _ *lease.Lease) error {
+			<-ctx.Done()
+			return errWork
+		})
+		<-c.term
+		c.resign(nil)
+		require.ErrorIs(t, <-c.over, context.Canceled)
+		require.Len(t, c.ended, 1)
+		require.ErrorIs(t, <-c.ended, errWork)
+	})
+}
+
 // Tracers need not take a follower, which is refused all the time, for one that gets nothing.
 func TestTracersKnowThoseWhoWouldLead(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
@@ -240,6 +254,7 @@ func TestTracersKnowThoseWhoWouldLead(t *testing.T) {
 	})
 }
 
+// A function that heeds no context keeps the process from leading twice at a time.
 func TestOneTermAtATime(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		running := 0

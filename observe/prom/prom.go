@@ -73,7 +73,8 @@ type Config struct {
 	//		return nil
 	//	}
 	//
-	// Names and values together may have 128 characters; more is not attached. Defaults to none.
+	// Names and values together may have 128 characters. One that has more, or a name or value that
+	// Prometheus does not take, such as bytes that are not UTF-8, is not attached. Defaults to none.
 	Exemplar func(ctx context.Context) prometheus.Labels
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -205,11 +204,7 @@ func (m *Metrics) exemplar(ctx context.Context) prometheus.Labels {
 		return nil
 	}
 	labels := m.cfg.Exemplar(ctx)
-	size := 0
-	for name, value := range labels {
-		size += utf8.RuneCountInString(name) + utf8.RuneCountInString(value)
-	}
-	if len(labels) == 0 || size > prometheus.ExemplarMaxRunes {
+	if _, err := prometheus.NewMetricWithExemplars(nil, prometheus.Exemplar{Labels: labels}); len(labels) == 0 || err != nil {
 		return nil
 	}
 	return labels
