@@ -204,7 +204,8 @@ func (m *Metrics) exemplar(ctx context.Context) prometheus.Labels {
 		return nil
 	}
 	labels := m.cfg.Exemplar(ctx)
-	if _, err := prometheus.NewMetricWithExemplars(nil, prometheus.Exemplar{Labels: labels}); len(labels) == 0 || err != nil {
+	_, err := prometheus.NewMetricWithExemplars(nil, prometheus.Exemplar{Labels: labels})
+	if len(labels) == 0 || err != nil {
 		return nil
 	}
 	return labels
