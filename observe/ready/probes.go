@@ -11,6 +11,7 @@ import (
 var (
 	errLate    = errors.New("ready: no answer in time")
 	errHanging = errors.New("ready: the check still hangs from before")
+	errGone    = errors.New("ready: the check has ended its goroutine")
 )
 
 // probes run the checks and keep the results.
@@ -41,19 +42,16 @@ func (p *probes) results() []error {
 	results := make([]error, len(p.cfg.Checks))
 	var all sync.WaitGroup
 	for n := range p.cfg.Checks {
-		all.Go(func() { results[n] = p.probe(n) })
+		all.Go(func() { results[n] = p.run(n) })
 	}
 	all.Wait()
 	p.last, p.till = results, time.Now().Add(p.cfg.Fresh)
-	return results
-}
-
-func (p *probes) probe(n int) error {
-	err := p.run(n)
-	if err != nil && p.cfg.Failed != nil {
-		p.cfg.Failed(p.cfg.Checks[n].Name, err)
+	for n, err := range results {
+		if err != nil && p.cfg.Failed != nil {
+			p.cfg.Failed(p.cfg.Checks[n].Name, err)
+		}
 	}
-	return err
+	return results
 }
 
 // run does not wait for a check that ignores the end of its context. It does not start that check
@@ -68,9 +66,15 @@ func (p *probes) run(n int) error {
 	defer cancel()
 	result := make(chan error, 1)
 	go func() {
-		err := contained(ctx, p.cfg.Checks[n].Run)
-		<-p.busy[n]
-		result <- err
+		err := errGone
+		defer func() {
+			if r := recover(); r != nil { // nothing else recovers it in this goroutine
+				err = fmt.Errorf("ready: the check panicked: %v", r)
+			}
+			<-p.busy[n]
+			result <- err
+		}()
+		err = p.cfg.Checks[n].Run(ctx)
 	}()
 	select {
 	case err := <-result:
@@ -78,14 +82,4 @@ func (p *probes) run(n int) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-}
-
-// contained turns a panic into an error, because nothing else recovers it in this goroutine.
-func contained(ctx context.Context, run func(context.Context) error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("ready: the check panicked: %v", r)
-		}
-	}()
-	return run(ctx)
 }

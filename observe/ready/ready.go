@@ -59,8 +59,8 @@ type Config struct {
 	// Fresh is how long results are reused. Defaults to 1s.
 	Fresh time.Duration
 
-	// Failed is called with the reason when a check fails, not for every request. It may be called
-	// from several goroutines at once. Defaults to nothing.
+	// Failed is called with the reason when a check fails, not for every request, and once at a
+	// time. The answer waits for it. Defaults to nothing.
 	Failed func(name string, err error)
 
 	// Details adds the reasons to the answer. They name hosts, roles and tables, so strangers must

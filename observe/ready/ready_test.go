@@ -7,6 +7,7 @@ import (
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -86,6 +87,29 @@ func TestAPanicIsAFailure(t *testing.T) {
 	t.Parallel()
 	check := ready.Check{Name: "a", Run: func(context.Context) error { panic("broken") }}
 	require.Equal(t, http.StatusServiceUnavailable, ask(handler(t, ready.Config{Checks: []ready.Check{check}}), http.MethodGet).Code)
+}
+
+// As a test does with t.FailNow.
+func TestACheckThatEndsItsGoroutineFailsOnce(t *testing.T) {
+	t.Parallel()
+	goes := atomic.Bool{}
+	check := ready.Check{Name: "goes", Run: func(context.Context) error {
+		if !goes.Swap(true) {
+			runtime.Goexit()
+		}
+		return nil
+	}}
+	h := handler(t, ready.Config{Checks: []ready.Check{check}, Fresh: time.Nanosecond, Timeout: time.Minute})
+	require.Equal(t, http.StatusServiceUnavailable, ask(h, http.MethodGet).Code)
+	require.Equal(t, http.StatusOK, ask(h, http.MethodGet).Code)
+}
+
+func TestAFailureIsOneWhateverBecomesOfItsReport(t *testing.T) {
+	t.Parallel()
+	soup := func(string, error) { panic("soup") }
+	h := handler(t, ready.Config{Checks: []ready.Check{bad("a")}, Fresh: time.Minute, Failed: soup})
+	require.PanicsWithValue(t, "soup", func() { ask(h, http.MethodGet) })
+	require.Equal(t, http.StatusServiceUnavailable, ask(h, http.MethodGet).Code)
 }
 
 func TestMethods(t *testing.T) {
