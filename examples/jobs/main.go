@@ -75,7 +75,9 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		name = args[0]
 	}
-	return work(ctx, queue, name)
+	err = work(ctx, queue, name)
+	// So that the next worker need not wait for a lease to expire.
+	return errors.Join(err, leases.Close(context.WithoutCancel(ctx)))
 }
 
 // work runs one job after the other, and looks again every second when there is none. On an error

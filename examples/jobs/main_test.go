@@ -119,3 +119,28 @@ func TestEveryJobIsDoneOnceThoughOwnersDieAndStop(t *testing.T) {
 		WHERE state = 'DONE' AND attempts = 2 AND result = 'rendered'`).Scan(&done))
 	require.Equal(t, 2, done)
 }
+
+// The next worker need not wait until the lease of one that was interrupted has expired, though its
+// release takes a while.
+func TestAWorkerThatIsInterruptedGivesItsJobBack(t *testing.T) {
+	server := testenv.OwnRedis(t)
+	t.Setenv("FENCEDB_POSTGRES_URL", testenv.PostgresURL(t))
+	t.Setenv("FENCEDB_REDIS_URL", "redis://"+server.Addr())
+	require.NoError(t, run(t.Context(), []string{"add", "sales"}))
+	client := server.Client()
+	held := func() bool {
+		keys, err := client.Keys(t.Context(), "lease:*:owner").Result()
+		require.NoError(t, err)
+		return len(keys) > 0
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	over := make(chan error, 1)
+	go func() { over <- run(ctx, []string{"ann"}) }()
+	require.Eventually(t, held, 10*time.Second, 10*time.Millisecond)
+
+	require.NoError(t, client.Do(t.Context(), "client", "pause", 300, "write").Err())
+	interrupt()
+
+	require.NoError(t, <-over)
+	require.False(t, held())
+}
