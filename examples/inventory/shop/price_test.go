@@ -64,6 +64,8 @@ func TestValidateNamesWhatIsWrong(t *testing.T) {
 		"0 units of a":   {"ann", []Line{{SKU: "a"}}},
 		"101 units of a": {"ann", []Line{{SKU: "a", Units: 101}}},
 		"two lines":      {"ann", []Line{{SKU: "a", Units: 1}, {SKU: "a", Units: 2}}},
+		"of the buyer":   {"an\x00n", one},
+		"sku of line 1":  {"ann", []Line{{SKU: "a\x00", Units: 1}}},
 		"256 bytes":      {"ann", []Line{{SKU: strings.Repeat("a", 257), Units: 1}}},
 	} {
 		err := Validate(tc.buyer, tc.lines)

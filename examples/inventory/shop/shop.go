@@ -33,7 +33,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -179,6 +181,8 @@ func Validate(buyer string, lines []Line) error {
 	switch {
 	case buyer == "":
 		return fmt.Errorf("%w: no buyer; say who buys", ErrInvalid)
+	case strings.ContainsFunc(buyer, unicode.IsControl): // one of them, zero, no text in Postgres can hold
+		return fmt.Errorf("%w: control characters in the name of the buyer", ErrInvalid)
 	case len(lines) == 0 || len(lines) > MaxLines:
 		return fmt.Errorf("%w: %d lines; a cart has 1 to %d", ErrInvalid, len(lines), MaxLines)
 	}
@@ -186,6 +190,8 @@ func Validate(buyer string, lines []Line) error {
 		switch {
 		case l.SKU == "":
 			return fmt.Errorf("%w: line %d has no sku", ErrInvalid, i+1)
+		case strings.ContainsFunc(l.SKU, unicode.IsControl):
+			return fmt.Errorf("%w: control characters in the sku of line %d", ErrInvalid, i+1)
 		case len(l.SKU) > maxSKU:
 			return fmt.Errorf("%w: the sku of line %d is longer than %d bytes", ErrInvalid, i+1, maxSKU)
 		case l.Units < 1 || l.Units > MaxUnits:
