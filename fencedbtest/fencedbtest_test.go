@@ -264,6 +264,29 @@ func TestExpireAndFlush(t *testing.T) {
 	}
 }
 
+func TestAnIssuerEndsWithItsTest(t *testing.T) {
+	t.Parallel()
+	for name, issuer := range map[string]func(t testing.TB) *fencedbtest.Issuer{
+		"in the process": func(t testing.TB) *fencedbtest.Issuer { return fencedbtest.NewIssuer(t, lease.Config{}) },
+		"on a server":    func(t testing.TB) *fencedbtest.Issuer { return fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{}) },
+	} {
+		var left *lease.Lease
+		waited := make(chan error, 1)
+		t.Run(name, func(t *testing.T) {
+			i := issuer(t)
+			var err error
+			left, err = i.TryAcquire(t.Context(), "table:12")
+			require.NoError(t, err)
+			go func() {
+				_, err := i.Acquire(context.Background(), "table:12")
+				waited <- err
+			}()
+		})
+		require.ErrorIs(t, left.Err(), lease.ErrReleased, name)
+		require.ErrorIs(t, <-waited, lease.ErrClosed, name)
+	}
+}
+
 func TestRefusedKnowsWhatTheFenceRefuses(t *testing.T) {
 	t.Parallel()
 	for err, refused := range map[error]bool{

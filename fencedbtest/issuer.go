@@ -56,6 +56,11 @@ func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Iss
 	if own {
 		t.Cleanup(func() { i.deleteAll(t) })
 	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
+		defer cancel()
+		_ = leases.Close(ctx) // what Redis does not give back expires
+	})
 	return i
 }
 
