@@ -39,8 +39,8 @@ type HTTP struct {
 // A request whose key is not valid is answered with 400, and one whose context is over with 503.
 // Middleware fails with [lease.ErrInvalid] if h cannot work.
 func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
-	if l == nil {
-		return nil, protocol.Invalid("limiter is nil")
+	if l == nil || l.redis == nil {
+		return nil, protocol.Invalid("the Limiter was not made by admission.New")
 	}
 	if err := h.check(); err != nil {
 		return nil, err

@@ -125,7 +125,9 @@ func TestMiddlewareBadInput(t *testing.T) {
 			_, err := admission.Middleware(l, h)
 			require.ErrorIs(t, err, lease.ErrInvalid, name)
 		}
-		_, err := admission.Middleware(nil, admission.HTTP{Key: apiKey})
-		require.ErrorIs(t, err, lease.ErrInvalid)
+		for _, made := range []*admission.Limiter{nil, new(admission.Limiter)} {
+			_, err := admission.Middleware(made, admission.HTTP{Key: apiKey})
+			require.ErrorIs(t, err, lease.ErrInvalid)
+		}
 	})
 }

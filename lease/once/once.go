@@ -298,6 +298,9 @@ func DoJSON[T any](ctx context.Context, o *Once, key string, request any, fn fun
 // run ends, its claim is released, and calls that would run anything fail with [lease.ErrClosed].
 // Results are replayed as before.
 func (o *Once) Close(ctx context.Context) error {
+	if o == nil {
+		return o.check("-")
+	}
 	if err := o.recordings.wait(ctx); err != nil {
 		return fmt.Errorf("once: close: results are still being recorded: %w", err)
 	}

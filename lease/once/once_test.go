@@ -64,6 +64,10 @@ func TestBadInput(t *testing.T) {
 	}
 	_, err := once.New(nil, once.Config{})
 	require.ErrorIs(t, err, lease.ErrInvalid)
+	for _, made := range []*once.Once{nil, new(once.Once)} {
+		require.ErrorIs(t, made.Forget(t.Context(), "order:7"), lease.ErrInvalid)
+		require.ErrorIs(t, made.Close(t.Context()), lease.ErrInvalid)
+	}
 
 	o := w.once(t, once.Config{})
 	for name, key := range map[string]string{
