@@ -77,10 +77,10 @@ func (h Health) Warnings() []string {
 }
 
 // Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The
-// error is [ErrUnreachable], another error that an acquisition would return, or [ErrUnfit] with the
-// reason, such as a policy by which Redis may evict leases, or a disk that it cannot save to.
-// Health is returned with an error too. Where the server does not tell, because an ACL or a
-// provider forbids INFO, that is a warning.
+// error is [ErrUnreachable], another error that an acquisition would return, such as [ErrClosed], or
+// [ErrUnfit] with the reason, such as a policy by which Redis may evict leases, or a disk that it
+// cannot save to. Health is returned with an error too, except after [Issuer.Close]. Where the
+// server does not tell, because an ACL or a provider forbids INFO, that is a warning.
 //
 // A minority of a quorum may fail; that is only a warning. Check grants nothing, takes a few round
 // trips, and is cheap enough for a probe every few seconds. It takes five seconds at most, whatever
@@ -88,6 +88,9 @@ func (h Health) Warnings() []string {
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	if err := i.ready(); err != nil {
 		return Health{}, err
+	}
+	if i.registry.closing() {
+		return Health{}, fmt.Errorf("lease: check: %w", ErrClosed)
 	}
 	ctx, cancel := protocol.Within(ctx, protocol.Patience)
 	defer cancel()

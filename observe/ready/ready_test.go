@@ -228,6 +228,8 @@ func TestLeases(t *testing.T) {
 	issuer, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Second})
 	require.NoError(t, err)
 	require.NoError(t, ready.Leases(issuer).Run(t.Context()))
+	require.NoError(t, issuer.Close(t.Context()))
+	require.ErrorIs(t, ready.Leases(issuer).Run(t.Context()), lease.ErrClosed, "while the program ends")
 
 	nowhere := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1, DialerRetries: 1})
 	defer nowhere.Close()
