@@ -221,21 +221,29 @@ type reference struct {
 	err       error // it could not be asked
 }
 
+var errNoClock = errors.New("no answer in time")
+
 func askReference(ctx context.Context, clock func(context.Context) (time.Time, error)) reference {
 	if clock == nil {
 		return reference{name: "this process's"}
 	}
 	r := reference{name: "the data store's"}
+	end, _ := ctx.Deadline() // the other half is for Redis
+	asking, cancel := protocol.Within(ctx, time.Until(end)/2)
+	defer cancel()
 	r.ahead, r.roundTrip, r.err = compare(func() (time.Time, error) {
 		type told struct {
 			at  time.Time
 			err error
 		}
-		answer, err := protocol.Bounded(ctx, func() told {
-			at, err := clock(ctx)
+		answer, err := protocol.Bounded(asking, func() told {
+			at, err := clock(asking)
 			return told{at, err}
 		})
-		return answer.at, protocol.Join(err, answer.err)
+		if err != nil {
+			return answer.at, errNoClock
+		}
+		return answer.at, answer.err
 	})
 	return r
 }

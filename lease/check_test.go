@@ -172,6 +172,25 @@ func TestCheckComparesClocks(t *testing.T) {
 	}
 }
 
+// A store that hangs does not make Redis look as if it did.
+func TestCheckWhereTheOtherClockHangs(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		hanging := make(chan struct{})
+		defer close(hanging)
+		clock := func(context.Context) (time.Time, error) {
+			<-hanging
+			return time.Time{}, nil
+		}
+		i := w.issuer(t, lease.Config{TTL: time.Second, Clock: clock})
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		h, err := i.Check(ctx)
+		require.NoError(t, err)
+		require.Contains(t, codes(h), lease.WarnClock)
+		require.NotContains(t, strings.Join(h.Warnings(), ""), "redis unreachable")
+	})
+}
+
 // What Check says must be what an acquisition would meet with.
 func TestCheckOfAServerThatRefusesWrites(t *testing.T) {
 	t.Parallel()
