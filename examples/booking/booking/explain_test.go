@@ -30,6 +30,7 @@ func TestExplainTellsADatabaseThatIsAwayFromOneThatRefuses(t *testing.T) {
 		"too slow":         {context.DeadlineExceeded, true},
 		"given up":         {context.Canceled, true},
 		"a constraint":     {&pgconn.PgError{Code: "23514"}, false},
+		"without a code":   {&pgconn.PgError{}, false},
 		"no fence":         {fencedb.ErrNoToken, false},
 		"a bug":            {errors.New("a bug"), false},
 		"nothing":          {nil, false},

@@ -108,6 +108,9 @@ func (p *Postgres) Save(ctx context.Context, grant fencedb.Grant, key string, b 
 // Remove implements [Store].
 func (p *Postgres) Remove(ctx context.Context, grant fencedb.Grant, id uuid.UUID) (removed bool, err error) {
 	tag, err := fencedb.Exec(ctx, p.fenced, grant, `DELETE FROM bookings WHERE id = $1`, id)
+	if errors.Is(err, fencedb.ErrCommitted) { // it is gone, although the answer was lost
+		return true, nil
+	}
 	return tag.RowsAffected() > 0, explain(err)
 }
 
@@ -146,7 +149,7 @@ func explain(err error) error {
 func unavailable(err error) bool {
 	var answer *pgconn.PgError
 	if errors.As(err, &answer) {
-		switch answer.Code[:2] { // the class of the SQLSTATE
+		switch fmt.Sprintf("%.2s", answer.Code) { // the class of the SQLSTATE
 		case "08", "53", "57": // connection, resources, shutting down or starting up
 			return true
 		}

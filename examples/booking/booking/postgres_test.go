@@ -7,12 +7,14 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -226,4 +228,30 @@ func newStore(t *testing.T) (*booking.Postgres, *pgxpool.Pool) {
 	db := stdlib.OpenDBFromPool(pool)
 	require.NoError(t, errors.Join(booking.Migrate(t.Context(), db), db.Close()))
 	return booking.NewPostgres(pool), pool
+}
+
+func TestARemovalIsOneThoughItsAnswerIsLost(t *testing.T) {
+	t.Parallel()
+	direct, pool := newStore(t)
+	holder, ann := grant(41), withID("ann", 4)
+	_, err := direct.Save(t.Context(), holder, noKey, ann)
+	require.NoError(t, err)
+	proxy := faulty.NewPostgresProxy(t, pool.Config().ConnString())
+	through, err := pgxpool.New(t.Context(), proxy.URL())
+	require.NoError(t, err)
+	t.Cleanup(through.Close)
+	proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
+		if done, ok := msg.(*pgproto3.CommandComplete); ok && string(done.CommandTag) == "DELETE 1" {
+			return faulty.Cut
+		}
+		return faulty.Pass
+	})
+
+	removed, err := booking.NewPostgres(through).Remove(t.Context(), holder, ann.ID)
+
+	require.NoError(t, err)
+	require.True(t, removed)
+	_, found, err := direct.Get(t.Context(), ann.ID)
+	require.NoError(t, err)
+	require.False(t, found)
 }
