@@ -268,7 +268,9 @@ func TestAnIssuerEndsWithItsTest(t *testing.T) {
 	t.Parallel()
 	for name, issuer := range map[string]func(t testing.TB) *fencedbtest.Issuer{
 		"in the process": func(t testing.TB) *fencedbtest.Issuer { return fencedbtest.NewIssuer(t, lease.Config{}) },
-		"on a server":    func(t testing.TB) *fencedbtest.Issuer { return fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{}) },
+		"on a server": func(t testing.TB) *fencedbtest.Issuer {
+			return fencedbtest.IssuerOn(t, testenv.Redis(t), lease.Config{})
+		},
 	} {
 		var left *lease.Lease
 		waited := make(chan error, 1)

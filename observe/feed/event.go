@@ -40,8 +40,8 @@ type Event struct {
 	Took     time.Duration `json:"-"`                  // "took_ms" in JSON, with a fraction
 
 	// Cause, of Lost: expired, unreachable, lost, revoked, stale. Of Failed: no_token,
-	// wrong_resource, lease_over, too_long, tx_ended, busy, commit_unknown, invalid_grant, error.
-	// Of Refused: stale.
+	// wrong_resource, lease_over, too_long, tx_ended, unsealed, busy, commit_unknown, invalid_grant,
+	// error. Of Refused: stale.
 	Cause string `json:"cause,omitempty"`
 }
 

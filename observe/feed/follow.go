@@ -25,7 +25,8 @@ const (
 // permanent error of the server (permission denied, wrong type of the key), or redis.ErrClosed if
 // client was closed. While Redis does not answer, it retries; it then misses events only if the
 // stream was trimmed past them. If Redis has lost the stream, it continues with the first event of
-// the new one.
+// the new one. If Redis has lost only the end, as after a fail-over to a replica that lagged, that
+// looks the same: events from before come again, with the same ID.
 func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
 	switch at, ok := parsePlace(from); {
