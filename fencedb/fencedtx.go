@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -201,6 +202,9 @@ func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if slices.ContainsFunc(b.QueuedQueries, func(q *pgx.QueuedQuery) bool { return q.SQL == "" }) {
+		return pgx.FailedBatchResults(b, errNoSQL)
+	}
 	ctx = tx.within(ctx)
 	if tx.begun() || begins(b) {
 		if err := tx.openFor(ctx, allKeepOpen(b.QueuedQueries)); err != nil {
@@ -217,6 +221,9 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	}
 	return firstBatch{results}
 }
+
+// errNoSQL stands for a panic of pgx, whose batches cannot describe an empty statement.
+var errNoSQL = errors.New("fencedb: empty SQL")
 
 func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
 	ctx = tx.within(ctx)

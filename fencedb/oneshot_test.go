@@ -300,3 +300,22 @@ func TestAConflictBehindTheFenceIsNotTriedAgain(t *testing.T) {
 	}
 	require.Equal(t, []int64{2}, collect[int64](w, `SELECT last_value FROM runs`))
 }
+
+// pgx panics over an empty statement in a batch.
+func TestEmptySQLIsAnError(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := grant("table:12", 41)
+	batch := &pgx.Batch{}
+	batch.Queue(`INSERT INTO bookings (table_id) VALUES (12)`)
+	batch.Queue("")
+	_, execErr := fencedb.Exec(t.Context(), w.pool, g, "")
+	for name, err := range map[string]error{
+		"Exec":      execErr,
+		"QueryRow":  fencedb.QueryRow(t.Context(), w.pool, g, "").Scan(),
+		"SendBatch": fencedb.SendBatch(t.Context(), w.pool, g, batch),
+		"Tx":        fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error { return tx.SendBatch(t.Context(), batch).Close() }),
+	} {
+		require.ErrorContains(t, err, "empty SQL", name)
+	}
+}
