@@ -249,9 +249,13 @@ var incidents = map[string]incident{
 			_, err = fencedb.Enter(n.Context(), tx, n.grant("table:12", 41))
 			require.NoError(n, err)
 			n.fail = func() { // with a deadline that is shorter than the lease
-				ctx, cancel := context.WithTimeout(n.Context(), 60*time.Millisecond)
-				defer cancel()
-				n.refused(fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil }), fencedb.ErrBusy)
+				var err error
+				for within := 60 * time.Millisecond; within < 10*time.Second && !errors.Is(err, fencedb.ErrBusy); within *= 2 { // or it may not have begun to wait
+					ctx, cancel := context.WithTimeout(n.Context(), within)
+					err = fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil })
+					cancel()
+				}
+				n.refused(err, fencedb.ErrBusy)
 			}
 			n.miss = func() {
 				n.wrote("seat:1", fencedb.ErrBusy)
@@ -299,9 +303,13 @@ var incidents = map[string]incident{
 			n.exec(fmt.Sprintf(`BEGIN; SELECT fencedb.enter('table:12', 41, '%s'); PREPARE TRANSACTION '%s'`, n.grant("table:12", 41).LeaseID(), gid))
 			n.Cleanup(func() { _, _ = n.pool.Exec(context.Background(), `ROLLBACK PREPARED '`+gid+`'`) })
 			n.fail = func() {
-				ctx, cancel := context.WithTimeout(n.Context(), 60*time.Millisecond)
-				defer cancel()
-				n.refused(fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil }), fencedb.ErrBusy)
+				var err error
+				for within := 60 * time.Millisecond; within < 10*time.Second && !errors.Is(err, fencedb.ErrBusy); within *= 2 { // or it may not have begun to wait
+					ctx, cancel := context.WithTimeout(n.Context(), within)
+					err = fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil })
+					cancel()
+				}
+				n.refused(err, fencedb.ErrBusy)
 			}
 			n.well = func() { n.enter("table:12", 42) }
 		},
