@@ -181,7 +181,7 @@ func Validate(buyer string, lines []Line) error {
 	switch {
 	case buyer == "":
 		return fmt.Errorf("%w: no buyer; say who buys", ErrInvalid)
-	case strings.ContainsFunc(buyer, unicode.IsControl): // one of them, zero, no text in Postgres can hold
+	case strings.ContainsFunc(buyer, unicode.IsControl): // text in Postgres cannot hold a zero byte
 		return fmt.Errorf("%w: control characters in the name of the buyer", ErrInvalid)
 	case len(lines) == 0 || len(lines) > MaxLines:
 		return fmt.Errorf("%w: %d lines; a cart has 1 to %d", ErrInvalid, len(lines), MaxLines)
