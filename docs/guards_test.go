@@ -277,6 +277,7 @@ var guards = []struct {
 	}},
 	{"lease/once/call.go", []guard{
 		{"L8", "callers of one key do not wait for Redis one after the other", "\t\tif f.outage != nil {", "\t\tif false {", "lease/once.TestFollowersShareAnOutage"},
+		{"L4", "a result that Redis has forgotten is not shared", "(f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)", "true", "lease/once.TestAResultThatIsForgottenIsNotShared"},
 		{"L8", "what a caller did not wait for is not told to the others", "if protocol.Transient(err) && ctx.Err() == nil {", "if protocol.Transient(err) {", "lease/once.TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared"},
 	}},
 	{"lease/internal/redis/semaphore_acquire.lua", []guard{

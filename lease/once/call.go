@@ -22,6 +22,7 @@ type flights struct {
 
 // flight is the attempt of one caller.
 type flight struct {
+	began  time.Time
 	landed chan struct{} // closed when it is over
 	done   *State        // what was learned: the recorded result, nil if there is none; set before landed is closed
 	outage error         // why its caller could not ask Redis; set before landed is closed
@@ -42,13 +43,18 @@ func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed 
 		case <-ctx.Done():
 			return nil, false, &InFlightError{Key: c.key, Cause: context.Cause(ctx)}
 		}
-		if f.done != nil {
+		if f.stands() {
 			return c.replay(*f.done)
 		}
 		if f.outage != nil {
 			return nil, false, f.outage
 		}
 	}
+}
+
+// stands reports whether the flight has learned a result that Redis still has: a flight can last longer than that.
+func (f *flight) stands() bool {
+	return f.done != nil && (f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)
 }
 
 func (fs *flights) join(key string) (f *flight, first bool) {
@@ -60,7 +66,7 @@ func (fs *flights) join(key string) (f *flight, first bool) {
 	if fs.byKey == nil {
 		fs.byKey = make(map[string]*flight)
 	}
-	f = &flight{landed: make(chan struct{})}
+	f = &flight{began: time.Now(), landed: make(chan struct{})}
 	fs.byKey[key] = f
 	return f, true
 }
@@ -204,7 +210,7 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 	case <-released:
 	case <-ctx.Done():
 	}
-	c.learned = &State{Phase: Done, Result: result, fingerprint: c.fingerprint}
+	c.learned = &State{Phase: Done, ExpiresIn: c.once.cfg.Done, Result: result, fingerprint: c.fingerprint}
 	return nil
 }
 

@@ -100,6 +100,28 @@ func TestFollowersShareAnOutage(t *testing.T) {
 	}
 }
 
+// A flight can last longer than the result that it has learned: here because the release behind it gets no answer. By then another
+// process may have carried the work out again.
+func TestAResultThatIsForgottenIsNotShared(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o, elsewhere := w.once(t, once.Config{Done: time.Second}), w.once(t, once.Config{Done: time.Minute})
+		released := faulty.LoseReply
+		w.faults.Set(func(cmd redis.Cmder) (now faulty.Fault) {
+			if cmd.Name() == "evalsha" && cmd.Args()[1] == redis.NewScript(protocol.LeaseHolding.Release.Source).Hash() {
+				now, released = released, faulty.Hang
+			}
+			return now
+		})
+		first := begin(t.Context(), o, "a", answers("paid"))
+		time.Sleep(2 * time.Second)
+		w.faults.Set(func(cmd redis.Cmder) faulty.Fault { return faulty.None })
+		require.Equal(t, outcome{"paid again", false, nil}, do(t.Context(), elsewhere, "a", answers("paid again")))
+		follower := begin(t.Context(), o, "a", forbidden(t))
+		require.Equal(t, outcome{"paid", false, nil}, <-first)
+		require.Equal(t, outcome{"paid again", true, nil}, <-follower)
+	})
+}
+
 // What its context ended is of the first caller alone.
 func TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
