@@ -111,12 +111,17 @@ bench-quick: ## Measure writes and leases in short rounds (about a minute, an id
 .PHONY: bench-service
 bench-service: ## Sell with each way to exclude others: how fast, and how much that is not there (three minutes)
 	@internal/tools/ensure.sh go programs
-	go -C integration/bench run . -service
+	go -C integration/bench run . -only service
 
 .PHONY: bench-memory
 bench-memory: ## Lease a million resources once each, and weigh what that leaves in Redis (three minutes)
 	@internal/tools/ensure.sh go programs
 	go -C integration/bench run . -resources 1000000
+
+.PHONY: bench-scale
+bench-scale: ## Measure what grows with leases, processes, fences and servers: docs/scaling.md (half an hour, an idle machine)
+	@internal/tools/ensure.sh go programs
+	go -C integration/bench test -count=1 -timeout 2h -run Scale -scale -v .
 
 .PHONY: lint
 lint: ## Check format, go vet, golangci-lint, dead code, spelling, govulncheck, shell syntax and go.mod

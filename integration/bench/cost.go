@@ -194,7 +194,8 @@ func (b *bench) costs(ctx context.Context) error {
 	}
 	fmt.Fprintln(b.out)
 	return errors.Join(writeFile(b.json, func(w io.Writer) error { return json.NewEncoder(w).Encode(all) }),
-		writeFile(b.benchstat, func(w io.Writer) error { return benchstat(w, all) }))
+		writeFile(b.benchstat, func(w io.Writer) error { return benchstat(w, all) }),
+		writeFile(b.svg, func(w io.Writer) error { return plot(w, all) }))
 }
 
 const costRow = "%-42s %-18s %14s %6s %6s %6s %6s %s\n"

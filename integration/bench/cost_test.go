@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"strings"
@@ -57,4 +58,9 @@ func TestTheTableNamesABarThatIsMissed(t *testing.T) {
 	var text strings.Builder
 	require.NoError(t, benchstat(&text, all))
 	require.Contains(t, text.String(), fmt.Sprintln("Benchmarkw_1/a_b 2 2000.0 ns/op"))
+
+	var picture strings.Builder
+	require.NoError(t, plot(&picture, all))
+	require.NoError(t, xml.Unmarshal([]byte(picture.String()), new(struct{})))
+	require.Equal(t, 1+len(all), strings.Count(picture.String(), "<rect"), "the ground, and a bar for each")
 }

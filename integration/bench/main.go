@@ -1,9 +1,9 @@
 // Command bench measures what fenced writes and leases cost, side by side with the same work without a fence and with other lock
 // libraries; then what it costs to wait for a lease, and whether the order is kept.
 //
-//	go run .            # about twelve minutes
-//	go run . -quick     # the first half in a minute
-//	go run . -service   # what a service makes of it, in three minutes
+//	go run .                 # about twelve minutes
+//	go run . -quick          # the costs in a minute
+//	go run . -only service   # or costs, order, growth, compare
 //	go run . -d 2s -rounds 1
 //	go run . -resources 1000000
 //
@@ -18,6 +18,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -50,10 +51,10 @@ type bench struct {
 	// resources to lease once each instead, to see what it leaves in Redis; 0 for the load of waiters
 	resources int
 	quick     bool // costs only, and fewer of them
-	only      bool // what a service makes of it alone
-	json      string
-	benchstat string // files to write the costs to, or ""
-	out       io.Writer
+	only      string
+	// files to write the costs to, or ""
+	json, benchstat, svg string
+	out                  io.Writer
 }
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
@@ -64,12 +65,16 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
 	flags.IntVar(&b.resources, "resources", 0, "instead, lease so many different resources once each, and see what stays in Redis")
 	flags.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
-	flags.BoolVar(&b.only, "service", false, "instead, a service that sells with each way to exclude others alone")
+	flags.StringVar(&b.only, "only", "", "this part alone: costs, service, order, growth or compare")
 	flags.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
+	flags.StringVar(&b.svg, "svg", "", "file for the same, as a picture")
 	flags.StringVar(&b.benchstat, "benchstat", "", "file for the same, in the form that benchstat reads")
 	addr := flags.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if b.only != "" && !slices.ContainsFunc(b.parts(), func(p part) bool { return p.name == b.only }) {
+		return fmt.Errorf("-only %s is not a part; see -help", b.only)
 	}
 	if flags.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || b.resources < 0 {
 		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, and nothing else; see -help", processes)
@@ -94,18 +99,28 @@ func (b *bench) all(ctx context.Context) error {
 	if b.resources > 0 {
 		return b.memory(ctx)
 	}
-	if b.only {
-		return b.service(ctx)
-	}
 	if b.quick {
-		return b.costs(ctx)
+		b.only = "costs"
 	}
-	for _, part := range []func(context.Context) error{b.costs, b.service, b.order, b.growth, b.compare} {
-		if err := part(ctx); err != nil {
+	for _, part := range b.parts() {
+		if b.only != "" && b.only != part.name {
+			continue
+		}
+		if err := part.run(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// part is one that can be run alone.
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+func (b *bench) parts() []part {
+	return []part{{"costs", b.costs}, {"service", b.service}, {"order", b.order}, {"growth", b.growth}, {"compare", b.compare}}
 }
 
 // job is the load that all share, on a resource of its own.

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -35,15 +34,6 @@ func (b *bench) memory(ctx context.Context) error {
 		return err
 	}
 	fmt.Fprintf(b.out, "Redis's memory: %d bytes for a lease that is held, %d for a resource whose last token is remembered\n", held, remembered)
-
-	cores, err := renew(ctx, b.client)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(b.out, "%d leases renewed by one process, TTL %v: %.3f of a core\n", live, long, cores)
-	if err := b.client.FlushAll(ctx).Err(); err != nil { // the last tokens, which are remembered for a day
-		return err
-	}
 
 	before, err := used(ctx, b.client)
 	if err != nil {
@@ -90,40 +80,6 @@ func weigh(ctx context.Context, client *redis.Client, issuer *lease.Issuer) (hel
 		err = emptied(ctx, client, 2*brief)
 	}
 	return (weights[1] - weights[0]) / sample, (weights[2] - weights[0]) / sample, err
-}
-
-const (
-	live = 10_000           // leases to renew
-	long = 30 * time.Second // their TTL; each is renewed every third of it
-)
-
-// renew holds leases for two renewals each and returns what part of a core this process spent.
-func renew(ctx context.Context, client *redis.Client) (cores float64, err error) {
-	issuer, err := lease.New(client, lease.Config{TTL: long})
-	if err != nil {
-		return 0, err
-	}
-	var all lease.Leases
-	for n := 0; n < live; n += together {
-		some, err := issuer.AcquireAll(ctx, names(n, together))
-		if err != nil {
-			return 0, err
-		}
-		all = append(all, some...)
-	}
-	before, start := processorTime(), time.Now()
-	if !pass(ctx, 2*long/3) {
-		return 0, context.Cause(ctx)
-	}
-	cores = float64(processorTime()-before) / float64(time.Since(start))
-	return cores, all.Release(ctx)
-}
-
-// processorTime is what this process has spent so far.
-func processorTime() time.Duration {
-	var u syscall.Rusage
-	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for bad arguments only
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 func names(from, count int) (all []string) {

@@ -1,0 +1,311 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"hash/fnv"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/lease"
+)
+
+var full = flag.Bool("scale", false, "measure at full size what tests measure in small: make bench-scale")
+
+// sized is full at full size, and small in a test of the measurement itself.
+func sized[T any](small, large T) T {
+	if *full {
+		return large
+	}
+	return small
+}
+
+// duration is that of one round.
+func duration() time.Duration { return sized(50*time.Millisecond, 3*time.Second) }
+
+// One process holds leases and renews them.
+func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
+	every := sized(300*time.Millisecond, time.Minute)
+	fmt.Printf("\nleases  renewed every  acquired in  CPU of the process  CPU of Redis  memory of the process for each\n")
+	for _, n := range sized([]int{100}, []int{1000, 10_000, 100_000, 1_000_000}) {
+		s := stores{redis: testenv.OwnRedis(t).Client()}
+		issuer, err := lease.New(s.redis, lease.Config{TTL: 5 * every, RenewEvery: every, FenceRetention: 5 * every})
+		require.NoError(t, err)
+		without, began := heap(), time.Now()
+		var all lease.Leases
+		for from := 0; from < n; from += together {
+			some, err := issuer.AcquireAll(t.Context(), names(from, min(together, n)))
+			require.NoError(t, err)
+			all = append(all, some...)
+		}
+		took, each := time.Since(began), (heap()-without)/float64(n)
+		own, before := processorTime(), read(t, s.redisCPU)
+		require.True(t, pass(t.Context(), every))
+		cores := func(used time.Duration) string { return fmt.Sprintf("%.2f %%", 100*used.Seconds()/every.Seconds()) }
+		client, server := processorTime()-own, time.Duration((read(t, s.redisCPU)-before)*1000)
+		for _, l := range all {
+			require.NoError(t, l.Err())
+		}
+		fmt.Printf("%7d %13v %12v %19s %13s %30.0f B\n", n, every, took.Round(time.Millisecond), cores(client), cores(server), each)
+		for some := range slices.Chunk(all, together) {
+			require.NoError(t, some.Release(t.Context()))
+		}
+	}
+}
+
+// heap is what the program keeps, in bytes.
+func heap() float64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc + m.StackInuse)
+}
+
+// processorTime is what this process has spent so far.
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &u) // fails for bad arguments only
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func read(t *testing.T, meter func(context.Context) (float64, error)) float64 {
+	t.Helper()
+	at, err := meter(t.Context())
+	require.NoError(t, err)
+	return at
+}
+
+// filled is a Postgres with the tables of all works and so many fences.
+func filled(t *testing.T, url string, fences int) *stores {
+	t.Helper()
+	s := &stores{bulk: 1, many: fences, close: func() {}}
+	t.Cleanup(func() { s.close() })
+	require.NoError(t, s.open(t.Context(), url))
+	return s
+}
+
+// Processes that do not compete share one Redis.
+func TestScaleOfProcesses(t *testing.T) {
+	fmt.Printf("\nprocesses  acquired and released in a second  CPU of Redis for each\n")
+	for _, n := range sized([]int{2}, []int{1, 4, 16, 64}) {
+		s := stores{redis: testenv.OwnRedis(t).Client()}
+		var all crew
+		for i := range n {
+			p, err := worker.Start[record](t.Context(), kind, job{Lock: ours, Addr: s.redis.Options().Addr, Resource: lease.Resource("bench", i), Waiters: 1})
+			require.NoError(t, err)
+			all = append(all, p)
+		}
+		require.True(t, pass(t.Context(), duration()/2))
+		before, from := read(t, s.redisCPU), time.Now()
+		require.True(t, pass(t.Context(), duration()))
+		after, to := read(t, s.redisCPU), time.Now()
+		done, err := all.dismiss()
+		require.NoError(t, err)
+		var r result
+		r.judge(done.Turns, from.UnixNano(), to.UnixNano())
+		require.Positive(t, r.grants)
+		fmt.Printf("%9d %35.0f %19.1f us\n", n, float64(r.grants)/to.Sub(from).Seconds(), (after-before)/float64(r.grants))
+	}
+}
+
+// Resources spread over the masters of a Cluster.
+func TestScaleOfRedis(t *testing.T) {
+	fmt.Printf("\nRedis                   acquired and released in a second  CPU of the busiest server for each\n")
+	nodes := testenv.Cluster(t)
+	one := testenv.OwnRedis(t)
+	for name, on := range map[string]struct {
+		client  redis.UniversalClient
+		servers []*testenv.RedisServer
+	}{
+		"one server":               {one.Client(), []*testenv.RedisServer{one}},
+		"Cluster of three masters": {nodes.Client(), nodes.Nodes()},
+	} {
+		issuer, err := lease.New(on.client, lease.Config{TTL: ttl})
+		require.NoError(t, err)
+		spread(t, name, len(on.servers), func(n int) func(context.Context) (float64, error) {
+			return (&stores{redis: on.servers[n].Client()}).redisCPU
+		}, func(ctx context.Context, resource string) error {
+			l, err := issuer.Acquire(ctx, resource)
+			if err == nil {
+				err = l.Release(ctx)
+			}
+			return err
+		})
+	}
+}
+
+// Resources spread over several Postgres servers, each with the fences and the rows of its resources.
+func TestScaleOfPostgres(t *testing.T) {
+	fmt.Printf("\nPostgres                       fenced statements in a second  CPU of the busiest server for each\n")
+	for _, n := range []int{1, 2} {
+		var servers []*stores
+		var pools []*pgxpool.Pool
+		for range n {
+			s := filled(t, testenv.OwnPostgres(t).URL(), 1)
+			servers, pools = append(servers, s), append(pools, s.pool)
+		}
+		spread(t, fmt.Sprint(n, " servers"), n, func(i int) func(context.Context) (float64, error) { return servers[i].postgresCPU },
+			func(ctx context.Context, resource string) error {
+				_, err := fencedb.Exec(ctx, shard(pools, resource), grant(resource), `UPDATE guarded`+update, strings.TrimPrefix(resource, "row:"))
+				return err
+			})
+	}
+}
+
+// shard is where the rows and the fence of a resource are. All writers must agree on it.
+func shard(pools []*pgxpool.Pool, resource string) *pgxpool.Pool {
+	hash := fnv.New32a()
+	hash.Write([]byte(resource)) // never fails
+	return pools[hash.Sum32()%uint32(len(pools))]
+}
+
+// The fence of a resource is on one of two servers, and the other one knows nothing of it.
+func TestAResourceHasItsFenceOnOneServer(t *testing.T) {
+	pools := []*pgxpool.Pool{testenv.OwnPostgres(t).Pool(), testenv.OwnPostgres(t).Pool()}
+	seal := func(ctx context.Context, grant lease.Grant) error {
+		return fencedb.Seal(ctx, shard(pools, grant.Resource()), grant)
+	}
+	issuer, err := lease.New(testenv.OwnRedis(t).Client(), lease.Config{TTL: ttl, Seal: seal})
+	require.NoError(t, err)
+	var servers []string
+	for n := range 20 {
+		l, err := issuer.Acquire(t.Context(), lease.Resource("table", n))
+		require.NoError(t, err)
+		var fences []string
+		for server, pool := range pools {
+			var token int64
+			if err := pool.QueryRow(t.Context(), `SELECT last_fencing_token FROM fencedb.fences WHERE resource = $1`, l.Resource()).Scan(&token); err == nil {
+				require.Equal(t, l.Token(), token)
+				fences = append(fences, fmt.Sprint(server))
+			}
+		}
+		require.Len(t, fences, 1)
+		servers = append(servers, fences...)
+	}
+	require.Subset(t, servers, []string{"0", "1"})
+}
+
+// spread does op for many resources by several goroutines at once, and prints how much of it the busiest server does.
+func spread(t *testing.T, name string, servers int, meter func(server int) func(context.Context) (float64, error), op func(context.Context, string) error) {
+	t.Helper()
+	var next [16]int
+	e := entrant{op: func(ctx context.Context, worker int) error {
+		next[worker]++
+		return op(ctx, "row:"+strconv.Itoa(worker*60+next[worker]%60+1)) // no two workers share a row
+	}}
+	ops, err := repeat(t.Context(), len(next), e, duration()/3) // connections, plans and scripts are there
+	require.NoError(t, err)
+	var before []float64
+	for n := range servers {
+		before = append(before, read(t, meter(n)))
+	}
+	began := time.Now()
+	ops, err = repeat(t.Context(), len(next), e, duration())
+	took := time.Since(began)
+	require.NoError(t, err)
+	busiest := 0.0
+	for n := range servers {
+		busiest = max(busiest, read(t, meter(n))-before[n])
+	}
+	fmt.Printf("%-26s %31.0f %33.1f us\n", name, float64(ops)/took.Seconds(), busiest/float64(ops))
+}
+
+// What each way to write leaves in the log.
+func TestScaleOfTheLog(t *testing.T) {
+	s := filled(t, testenv.OwnPostgres(t, "full_page_writes=on").URL(), 1)
+	token := int64(100)
+	overtaking := func(int) fencedb.Grant {
+		token++
+		return fencedb.NewGrant("row:1", token, leaseID, time.Now().Add(limit))
+	}
+	fresh := func(int) fencedb.Grant {
+		token++
+		return fencedb.NewGrant(fmt.Sprint("new:", token), 1, leaseID, time.Now().Add(limit))
+	}
+	position := func(ctx context.Context) (at float64, err error) {
+		err = s.pool.QueryRow(ctx, `SELECT (pg_current_wal_insert_lsn() - '0/0')::float8`).Scan(&at)
+		return at, err
+	}
+	fmt.Printf("\none UPDATE                     bytes of WAL\n")
+	of := sized(20, 2000)
+	for _, e := range []entrant{
+		s.autocommit(), beginFunc("FOR UPDATE", s.pool, s, forUpdate), oneShot("Exec", s.pool, s, "plain", row, 0),
+		oneShot("Exec, protected", s.pool, s, "guarded", row, 0), fencedTx("Tx, protected", s.pool, s, "guarded", 0),
+		oneShot("Exec, row fence", s.pool, s, "rowed", carried, 0), oneShot("Exec, a newer token", s.pool, s, "plain", overtaking, 0),
+		oneShot("Exec, a new fence", s.pool, s, "plain", fresh, 0),
+	} {
+		again := func() {
+			for range of {
+				require.NoError(t, e.op(t.Context(), 0))
+			}
+		}
+		again() // full pages are in the log
+		before := read(t, position)
+		again()
+		fmt.Printf("%-30s %12.0f\n", e.name, (read(t, position)-before)/float64(of))
+	}
+}
+
+// A statement among ever more fences.
+func TestScaleOfFences(t *testing.T) {
+	s := filled(t, testenv.OwnPostgres(t).URL(), sized(10_000, 10_000_000))
+	_, err := s.pool.Exec(t.Context(), `VACUUM ANALYZE fencedb.fences`)
+	require.NoError(t, err)
+	fmt.Printf("\n%d fences take %.1f MB\n", s.many+2*rows, s.ledger(t))
+	w := work{name: "Exec, of many fences", workers: 1}
+	for n := 1000; n <= s.many; n *= 10 {
+		w.entrants = append(w.entrants, oneShot(fmt.Sprint("one of ", n), s.pool, s, "plain", oneOf(n), 0))
+	}
+	costs, err := measureWork(t.Context(), w, sized(1, 9), duration()/10)
+	require.NoError(t, err)
+	for n, c := range costs {
+		c.write(t.Output(), n == 0)
+	}
+}
+
+// What the ledger keeps of holders that are gone: nothing.
+func TestScaleOfAdvances(t *testing.T) {
+	s := &stores{pool: testenv.OwnPostgres(t).Pool()}
+	const resources = 1000
+	advances := sized(2*resources, 10_000_000)
+	before := 0.0
+	for token := 1; token <= advances/resources; token++ {
+		var grants []fencedb.Grant
+		for n := range resources {
+			grants = append(grants, fencedb.NewGrant(lease.Resource("row", n), int64(token), leaseID, time.Now().Add(limit)))
+		}
+		require.NoError(t, fencedb.Tx(t.Context(), s.pool, fencedb.All(grants...), func(pgx.Tx) error { return nil }))
+		if token == 1 {
+			before = s.ledger(t)
+		}
+	}
+	s.pool.Reset() // sessions tell what they counted when they end
+	var part float64
+	require.NoError(t, s.pool.QueryRow(t.Context(), `
+		SELECT n_tup_hot_upd / nullif(n_tup_upd, 0)::float8 FROM pg_stat_user_tables WHERE relid = 'fencedb.fences'::regclass`).Scan(&part))
+	after := s.ledger(t)
+	fmt.Printf("\n%d fences take %.1f MB; after %d advances %.1f MB, %.1f %% of them without a new entry in the index\n",
+		resources, before, advances, after, 100*part)
+	require.Less(t, after, before+2, "MB")
+}
+
+// ledger is how much the fences take with their index, in MB.
+func (s *stores) ledger(t *testing.T) (size float64) {
+	t.Helper()
+	require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT pg_total_relation_size('fencedb.fences') / 1e6::float8`).Scan(&size))
+	return size
+}
