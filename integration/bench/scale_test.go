@@ -207,14 +207,14 @@ func spread(t *testing.T, name string, servers int, meter func(server int) func(
 		next[worker]++
 		return op(ctx, "row:"+strconv.Itoa(worker*60+next[worker]%60+1)) // no two workers share a row
 	}}
-	ops, err := repeat(t.Context(), len(next), e, duration()/3) // connections, plans and scripts are there
+	_, err := repeat(t.Context(), len(next), e, duration()/3) // connections, plans and scripts are there
 	require.NoError(t, err)
 	var before []float64
 	for n := range servers {
 		before = append(before, read(t, meter(n)))
 	}
 	began := time.Now()
-	ops, err = repeat(t.Context(), len(next), e, duration())
+	ops, err := repeat(t.Context(), len(next), e, duration())
 	took := time.Since(began)
 	require.NoError(t, err)
 	busiest := 0.0
