@@ -233,7 +233,7 @@ func (f *Feed) send(events []Event) {
 	}
 	failed := int64(len(events) - len(commands))
 	for _, c := range commands {
-		if c.Err() != nil {
+		if c.(*redis.StringCmd).Val() == "" { // refused, or kept back by a hook of the client
 			failed++
 		}
 	}

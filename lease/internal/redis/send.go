@@ -314,7 +314,13 @@ func (s *Sender) process(ctx context.Context, requests []*request, follow []redi
 	for _, cmd := range follow {
 		_ = pipe.Process(ctx, cmd)
 	}
-	_, _ = pipe.Exec(ctx)
+	if _, err := pipe.Exec(ctx); err != nil {
+		for _, r := range requests {
+			if r.command.Err() == nil && r.command.Val() == nil { // a hook of the client has kept them back
+				r.command.SetErr(err)
+			}
+		}
+	}
 }
 
 const (

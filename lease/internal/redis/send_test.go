@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,6 +47,31 @@ func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	_, err = call.Run(t.Context(), protocol.Over(client))
 	require.ErrorIs(t, err, lease.ErrUnreachable)
 	require.Equal(t, "2", client.Get(t.Context(), key).Val())
+}
+
+// refusing is a hook that sends nothing, such as a circuit breaker that is open.
+type refusing struct{ err error }
+
+func (refusing) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (r refusing) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { return r.err }
+}
+func (r refusing) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { return r.err }
+}
+
+func TestWhatAHookKeepsBackIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // never dialled
+	t.Cleanup(func() { _ = client.Close() })
+	open := errors.New("the circuit is open")
+	client.AddHook(refusing{open})
+	for n := 1; n <= 2; n++ {
+		for _, r := range protocol.RunAll(t.Context(), protocol.Over(client), slices.Repeat([]protocol.Call{count.Call(1, "key")}, n)) {
+			require.ErrorIs(t, r.Err, lease.ErrUnreachable, n)
+			require.ErrorIs(t, r.Err, open, n)
+		}
+	}
 }
 
 func TestAServerThatHasForgottenTheScriptLearnsIt(t *testing.T) {
