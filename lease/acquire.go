@@ -326,15 +326,21 @@ func (a *acquisition) failed(err error) error {
 	return fmt.Errorf("lease: acquire %s: %w", a.name(), err)
 }
 
-// seal runs Config.Seal for all, before the holder learns that it holds. If it fails, all are
-// released.
+// seal runs Config.Seal for all, before the holder learns that it holds. If it fails or panics, all
+// are released.
 func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
+	sealed := false
+	defer func() {
+		if !sealed {
+			leases.giveBack(ctx, a.call)
+		}
+	}()
 	for _, l := range leases {
 		if err := a.core.seal(ctx, l); err != nil {
-			leases.giveBack(ctx, a.call)
 			return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
 		}
 	}
+	sealed = true
 	return leases, nil
 }
 

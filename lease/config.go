@@ -178,12 +178,12 @@ func (c Config) checkRenewal() error {
 		return protocol.Invalid("RenewEvery is Never, so nothing would renew the lock of Outer")
 	case c.Outer != nil && c.permits > 0:
 		return protocol.Invalid("Outer is for leases; a semaphore has several holders")
+	case c.RenewTimeout <= 0:
+		return protocol.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
 	case c.RenewEvery == Never:
 		return nil
 	case c.RenewEvery <= 0:
 		return protocol.Invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
-	case c.RenewTimeout <= 0:
-		return protocol.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
 	case c.RenewEvery+c.RenewTimeout >= c.TTL-c.Margin:
 		return protocol.Invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
 			c.RenewEvery, c.RenewTimeout, c.TTL-c.Margin)

@@ -25,6 +25,13 @@ func TestNewRefuses(t *testing.T) {
 	_, err := lease.New(nil, lease.Config{TTL: time.Second})
 	require.ErrorIs(t, err, lease.ErrInvalid)
 
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
+	defer ring.Close()
+	_, err = lease.New(ring, lease.Config{TTL: time.Second})
+	require.ErrorIs(t, err, lease.ErrInvalid, "it cannot subscribe before it knows a channel, and spreads resources that are acquired together")
+	_, err = lease.NewQuorum([]redis.UniversalClient{client, client, ring}, lease.Config{TTL: time.Second})
+	require.ErrorIs(t, err, lease.ErrInvalid)
+
 	_, err = lease.New(client, lease.Config{TTL: 10})
 	require.ErrorContains(t, err, "10ns", "what was given, so that a missing unit shows")
 
@@ -46,6 +53,7 @@ func TestNewRefuses(t *testing.T) {
 		"FenceRetention less than TTL":   {TTL: time.Second, FenceRetention: 999 * ms},
 		"RenewEvery negative":            {TTL: time.Second, RenewEvery: -3},
 		"RenewTimeout negative":          {TTL: time.Second, RenewTimeout: -1},
+		"RenewTimeout negative, unused":  {TTL: time.Second, RenewEvery: lease.Never, RenewTimeout: -1},
 		"renewal as long as the lease":   {TTL: time.Second, Margin: 10 * ms, RenewEvery: 500 * ms, RenewTimeout: 490 * ms},
 		"RenewEvery longer than the TTL": {TTL: time.Second, RenewEvery: 2 * time.Second},
 		"Namespace too long":             {TTL: time.Second, Namespace: strings.Repeat("x", 129)},
@@ -148,28 +156,31 @@ func TestZeroValuesAreRefused(t *testing.T) {
 		require.Equal(t, reflect.TypeFor[*lease.Issuer]().NumMethod(), calls, "every method")
 	}
 
-	l := new(lease.Lease)
-	for call, err := range map[string]error{
-		"Err":     l.Err(),
-		"Extend":  l.Extend(ctx),
-		"Release": l.Release(ctx),
-		"Verify":  second(l.Verify(ctx)),
-		"Context": context.Cause(l.Context()),
-	} {
-		require.ErrorIs(t, err, lease.ErrInvalid, call)
-	}
-	work, stop := l.Bind(ctx)
-	defer stop()
-	require.ErrorIs(t, context.Cause(work), lease.ErrInvalid)
-	require.Zero(t, l.ValidUntil())
-	require.Zero(t, l.Token())
-	require.Empty(t, l.Resource())
-	require.Nil(t, l.Expiring())
 	i, err := lease.New(newWorld(t).client, lease.Config{TTL: time.Second})
 	require.NoError(t, err)
-	for _, l := range []*lease.Lease{new(lease.Lease), nil} {
-		_, err = i.Heal(ctx, l, 1)
-		require.ErrorIs(t, err, lease.ErrInvalid)
+	for name, l := range map[string]*lease.Lease{"zero": new(lease.Lease), "nil": nil} {
+		work, stop := l.Bind(ctx)
+		defer stop()
+		for call, err := range map[string]error{
+			"Err":     l.Err(),
+			"Extend":  l.Extend(ctx),
+			"Release": l.Release(ctx),
+			"Verify":  second(l.Verify(ctx)),
+			"Eval":    second(l.Eval(ctx, "return 1", nil)),
+			"Set":     l.Set(ctx, "a", "b", 0),
+			"HSet":    l.HSet(ctx, "a", "b", "c"),
+			"Context": context.Cause(l.Context()),
+			"Bind":    context.Cause(work),
+			"Heal":    second(i.Heal(ctx, l, 1)),
+			"Leases":  lease.Leases{l, l}.Release(ctx),
+		} {
+			require.ErrorIs(t, err, lease.ErrInvalid, "%s %s", name, call)
+		}
+		require.Zero(t, l.ValidUntil())
+		require.Zero(t, l.Token())
+		require.Zero(t, l.LeaseID())
+		require.Empty(t, l.Resource())
+		require.Nil(t, l.Expiring())
 	}
 }
 

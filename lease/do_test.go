@@ -203,6 +203,15 @@ func TestSeal(t *testing.T) {
 	})
 }
 
+func TestASealThatPanicsGivesTheLeaseBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(context.Context, lease.Grant) error { panic("on purpose") }})
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.AcquireAll(t.Context(), []string{"a", "b"}) })
+		require.NoError(t, i.Close(t.Context()))
+		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
+	})
+}
+
 func TestSealThatOutlastsTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never,

@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/redis/go-redis/v9"
@@ -25,8 +26,8 @@ type Issuer struct {
 // Cluster. None waits for others, each is bounded by its own context, and one that was not answered
 // travels alone when it is sent again. So a hook of the client sees pipelines as well.
 func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
-	if client == nil {
-		return nil, protocol.Invalid("client is nil")
+	if err := checkClient(client); err != nil {
+		return nil, err
 	}
 	return newIssuer(newSingle(client, cfg.withDefaults()), cfg)
 }
@@ -63,8 +64,8 @@ func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	}
 	q := &quorum{need: len(clients)/2 + 1, patience: cfg.withDefaults().RenewTimeout / 2}
 	for n, client := range clients {
-		if client == nil {
-			return nil, protocol.Invalid("client %d is nil", n)
+		if err := checkClient(client); err != nil {
+			return nil, fmt.Errorf("client %d: %w", n, err)
 		}
 		q.members = append(q.members, newSingle(client, cfg.withDefaults()))
 	}

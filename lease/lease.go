@@ -13,7 +13,8 @@ import (
 )
 
 // Lease is the right to work on one resource for a limited time. It is over when its
-// [Lease.Context] is. It is safe for concurrent use.
+// [Lease.Context] is. It is safe for concurrent use. One that no [Issuer] has granted, nil or zero, is
+// over: its methods answer with zero values and [ErrInvalid].
 type Lease struct {
 	core     *core
 	resource string
@@ -70,13 +71,13 @@ func startLease(ctx context.Context, c *core, resource string, t term, until, si
 }
 
 // Resource is what the lease is for, as given to the acquisition.
-func (l *Lease) Resource() string { return l.resource }
+func (l *Lease) Resource() string { return l.some().resource }
 
 // Token is the fencing token: greater than that of every earlier lease on the resource.
-func (l *Lease) Token() int64 { return l.term.token }
+func (l *Lease) Token() int64 { return l.some().term.token }
 
 // LeaseID is unique to this acquisition.
-func (l *Lease) LeaseID() uuid.UUID { return l.term.id }
+func (l *Lease) LeaseID() uuid.UUID { return l.some().term.id }
 
 // ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
 // move it on. Once the lease is over, it is the time when that became known, so that package
@@ -85,6 +86,7 @@ func (l *Lease) LeaseID() uuid.UUID { return l.term.id }
 // For a lease that was handed over, ValidUntil sends a renewal and waits for the answer, for a
 // quarter of a second at most. Without that answer, the result is within a second.
 func (l *Lease) ValidUntil() time.Time {
+	l = l.some()
 	if l.provisional.pending() {
 		l.provisional.await()
 	}
@@ -112,13 +114,21 @@ func (l *Lease) validFor() time.Duration {
 // It carries the values of the context that the lease was acquired with, but not its end:
 // cancelling that context after the acquisition does not end the lease.
 func (l *Lease) Context() context.Context {
-	if l.ctx == nil {
+	if l.granted() != nil {
 		return neverGranted
 	}
 	return l.ctx
 }
 
-// granted refuses a Lease that was not granted by an Issuer.
+// some is the zero Lease for nil.
+func (l *Lease) some() *Lease {
+	if l == nil {
+		return new(Lease)
+	}
+	return l
+}
+
+// granted refuses a Lease that was not granted by an Issuer, nil or zero.
 func (l *Lease) granted() error {
 	if l == nil || l.core == nil {
 		return errNeverGranted
@@ -139,6 +149,9 @@ var (
 // Err is nil while the lease may be trusted, and then the cause of its end. It reads the clock:
 // after a process was stopped, Err is right before the timers have run. It does not ask Redis.
 func (l *Lease) Err() error {
+	if err := l.granted(); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.check(time.Now())
@@ -146,9 +159,6 @@ func (l *Lease) Err() error {
 
 // check ends the lease if its time is over. The caller holds mu.
 func (l *Lease) check(now time.Time) error {
-	if l.core == nil {
-		return errNeverGranted
-	}
 	if l.ended == nil && !now.Before(l.outer.bound(l.validUntil)) {
 		l.end(l.overdue(now))
 	}
@@ -193,7 +203,7 @@ func (l *Lease) end(cause error) {
 // succeeds makes the warning void, and another warning may follow; it replaces one that was not
 // received. The channel is never closed.
 func (l *Lease) Expiring() <-chan time.Time {
-	if l.core == nil { // never granted: it warns of nothing
+	if l.granted() != nil {
 		return nil
 	}
 	l.mu.Lock()
@@ -302,8 +312,8 @@ func (l *Lease) endRenewal(r *renewal, answer answered) error {
 	switch {
 	case err != nil:
 		err = protocol.Latest(answer.err, err)
-	case errors.Is(answer.err, context.Canceled):
-		err = answer.err // the caller has cancelled, which says nothing about Redis
+	case answer.err != nil && r.trace.ctx.Err() == context.Canceled: // by the caller, which says nothing about Redis
+		err = byCaller(r.trace.ctx, answer.err)
 	case answer.err != nil:
 		err, l.lastFail = answer.err, answer.err
 		l.core.watchdog.retry(l)

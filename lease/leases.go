@@ -48,7 +48,7 @@ func named(l *Lease, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%q: %w", l.resource, err)
+	return fmt.Errorf("%q: %w", l.Resource(), err)
 }
 
 // lost is why one of the leases is over already; nil if none is.
@@ -93,5 +93,5 @@ func (ls Leases) endTracing(t *tracing, err error) {
 	if first != nil {
 		t.start.LeaseID, t.start.Token = first.term.id, first.term.token
 	}
-	t.end(first.validFor(), err)
+	t.end(first.validFor(), byCaller(t.ctx, err))
 }

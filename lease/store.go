@@ -100,6 +100,16 @@ type single struct {
 	within     time.Duration // that time
 }
 
+func checkClient(client redis.UniversalClient) error {
+	switch client.(type) {
+	case nil:
+		return protocol.Invalid("client is nil")
+	case *redis.Ring:
+		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Cluster, or NewQuorum")
+	}
+	return nil
+}
+
 func newSingle(client redis.UniversalClient, cfg Config) *single {
 	s := &single{client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding, permits: cfg.permits,
 		listener: uuid.NewString()[:18], replicas: cfg.Replicas, within: cfg.ReplicaTimeout}

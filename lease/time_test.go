@@ -232,9 +232,9 @@ func TestACallerThatCancelsIsNotSilence(t *testing.T) {
 		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")
 		time.Sleep(time.Second)
 		w.faults.Next(1, faulty.Hang)
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(time.Second, cancel)
-		require.ErrorIs(t, l.Extend(ctx), context.Canceled)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(errWork) }) // as an errgroup does
+		require.ErrorIs(t, l.Extend(ctx), errWork)
 		requireEnd(t, l, l.ValidUntil(), lease.ErrExpired)
 	})
 }

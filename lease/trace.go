@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -81,18 +82,28 @@ type TraceEnd struct {
 
 // Outcome is the word for Err in metrics, logs and events: one of [Op.Outcomes], whatever the error
 // is. For OpHold it is "released" if the holder gave the lease back, otherwise the cause of the
-// loss.
+// loss. It is "cancelled" if the caller has cancelled before a working Redis had to answer.
 func (e TraceEnd) Outcome() string {
 	all := e.Op.outcomes()
 	if e.Err == nil {
 		return all.success
 	}
+	silent := errors.Is(e.Err, ErrUnreachable) && e.Took >= firstAnswer
 	for _, known := range all.errors {
-		if errors.Is(e.Err, known.err) {
+		if errors.Is(e.Err, known.err) && !(silent && known.err == context.Canceled) {
 			return known.word
 		}
 	}
 	return all.failure
+}
+
+// byCaller makes an error that comes when the caller has cancelled a [context.Canceled], whatever
+// cause the caller gave.
+func byCaller(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != context.Canceled || errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", context.Canceled, err)
 }
 
 // Outcomes lists the words that [TraceEnd.Outcome] can return for this Op, each once.
@@ -126,6 +137,7 @@ type errorWord struct {
 var (
 	acquireOutcomes = outcomes{"granted", "error", []errorWord{
 		{ErrHeld, "held"},
+		{context.Canceled, "cancelled"},
 		{ErrUnreachable, "unreachable"},
 	}}
 	otherOutcomes = outcomes{success: "done", failure: "failed"}
@@ -142,10 +154,11 @@ var (
 		}},
 		OpExtend: {"extended", "error", []errorWord{
 			{ErrRevoked, "revoked"},
-			{ErrUnreachable, "unreachable"},
 			{ErrExpired, "lost"},
 			{ErrLost, "lost"},
 			{ErrReleased, "lost"},
+			{context.Canceled, "cancelled"},
+			{ErrUnreachable, "unreachable"},
 		}},
 		OpRelease: {"released", "error", []errorWord{
 			{ErrRevoked, "revoked"},

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -205,6 +206,29 @@ func TestTracersAreToldOfFailure(t *testing.T) {
 	j.closed(t)
 }
 
+// Whoever cancels says nothing about Redis, whatever cause it gives, unless Redis has been silent for long enough by then.
+func TestTracersAreToldWhoHasCancelled(t *testing.T) {
+	for after, outcome := range map[time.Duration]string{100 * time.Millisecond: "cancelled", time.Second: "unreachable"} {
+		inBubble(t, func(t *testing.T, w *world) {
+			j := newJournal()
+			i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{j}})
+			l := try(t, i, "b")
+			w.faults.Next(1, faulty.Hang)
+			ctx, cancel := context.WithCancelCause(t.Context())
+			time.AfterFunc(after, func() { cancel(errWork) })
+			_, err := i.TryAcquire(ctx, "a")
+			require.ErrorIs(t, err, errWork)
+			require.Equal(t, outcome, j.of(lease.OpAcquire)[1].Outcome())
+
+			w.faults.Next(1, faulty.Hang)
+			ctx, cancel = context.WithCancelCause(t.Context())
+			time.AfterFunc(after, func() { cancel(errWork) })
+			require.ErrorIs(t, l.Extend(ctx), errWork)
+			require.Equal(t, outcome, j.of(lease.OpExtend)[0].Outcome())
+		})
+	}
+}
+
 func TestSeveralResourcesAreOneAcquisitionAndManyLives(t *testing.T) {
 	t.Parallel()
 	w, j, second := newWorld(t), newJournal(), newJournal()
@@ -256,9 +280,13 @@ func TestOutcomes(t *testing.T) {
 	require.Equal(t, "granted", outcome(lease.OpAcquire, nil))
 	require.Equal(t, "held", outcome(lease.OpAcquire, &lease.HeldError{Cause: context.DeadlineExceeded}))
 	require.Equal(t, "error", outcome(lease.OpAcquire, lease.ErrReadOnly))
+	require.Equal(t, "cancelled", outcome(lease.OpAcquire, fmt.Errorf("%w: %w", lease.ErrUnreachable, context.Canceled)))
+	require.Equal(t, "unreachable", outcome(lease.OpAcquire, fmt.Errorf("%w: %w", lease.ErrUnreachable, context.DeadlineExceeded)))
+	require.Equal(t, "held", outcome(lease.OpWait, &lease.HeldError{Cause: context.Canceled}))
+	require.Equal(t, "lost", outcome(lease.OpExtend, fmt.Errorf("%w: %w", lease.ErrLost, context.Canceled)))
 	require.Equal(t, "expired", outcome(lease.OpHold, fmt.Errorf("%w: %w", lease.ErrExpired, lease.ErrReadOnly)))
 	require.Equal(t, "released", outcome(lease.OpHold, lease.ErrReleased))
 	require.Equal(t, "lost", outcome(lease.OpExtend, lease.ErrExpired))
 	require.Equal(t, "done", outcome(lease.OpRevoke, nil))
-	require.Equal(t, []string{"extended", "revoked", "unreachable", "lost", "error"}, lease.OpExtend.Outcomes())
+	require.Equal(t, []string{"extended", "revoked", "lost", "cancelled", "unreachable", "error"}, lease.OpExtend.Outcomes())
 }

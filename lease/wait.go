@@ -90,7 +90,7 @@ func (a *acquisition) waited(leases Leases, err error) {
 		if l := leases.first(); l != nil {
 			a.waits.start.LeaseID, a.waits.start.Token = l.term.id, l.term.token
 		}
-		a.waits.end(0, err)
+		a.waits.end(0, byCaller(a.waits.ctx, err))
 	}
 }
 

@@ -31,7 +31,7 @@
 // fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The resource
 // is its type and the first 12 hexadecimal digits of the SHA-256 of its name, as in
 // "table:38ab6cd93feb", unless [Config.Plain] is set. docs/observing.md lists the outcomes. The status is unset for what is normal under contention: a
-// busy resource, a release, an error of the caller's own function. It is an error for what needs
+// busy resource, a caller that cancels, a release, an error of the caller's own function. It is an error for what needs
 // attention.
 package otel
 
@@ -160,7 +160,7 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 		trace.SpanFromContext(ctx).SetAttributes(keyLeaseID.String(short(e.LeaseID)), keyToken.Int64(e.Token))
 	}
 	result := e.Outcome()
-	t.end(ctx, result, e.Err != nil && result != "held", e.Err)
+	t.end(ctx, result, e.Err != nil && result != "held" && result != "cancelled", e.Err)
 }
 
 // extended adds a failure to the span of the hold.

@@ -133,6 +133,7 @@ func TestOutcomesOfLeases(t *testing.T) {
 	requireStatus(t, r.lease(t, lease.OpAcquire, nil), "granted", false)
 	requireStatus(t, r.lease(t, lease.OpAcquire, &lease.HeldError{}), "held", false)
 	requireStatus(t, r.lease(t, lease.OpAcquire, lease.ErrUnreachable), "unreachable", true)
+	requireStatus(t, r.lease(t, lease.OpAcquire, context.Canceled), "cancelled", false)
 	requireStatus(t, r.lease(t, lease.OpWait, &lease.HeldError{}), "held", false)
 	requireStatus(t, r.lease(t, lease.OpRelease, nil), "released", false)
 	requireStatus(t, r.lease(t, lease.OpRelease, lease.ErrLost), "lost", true)

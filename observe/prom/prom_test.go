@@ -86,7 +86,7 @@ func gather(t *testing.T, m *prom.Metrics) []*dto.MetricFamily {
 func TestWhatBecomesOfLeases(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
-	for _, err := range []error{nil, nil, &lease.HeldError{}, &lease.HeldError{Cause: context.DeadlineExceeded}, lease.ErrUnreachable, errors.New("sealing")} {
+	for _, err := range []error{nil, nil, &lease.HeldError{}, &lease.HeldError{Cause: context.DeadlineExceeded}, lease.ErrUnreachable, errors.New("sealing"), context.Canceled} {
 		leaseTold(m, lease.OpAcquire, "table:12", err)
 	}
 	leaseTold(m, lease.OpWait, "table:12", nil)
@@ -94,8 +94,8 @@ func TestWhatBecomesOfLeases(t *testing.T) {
 		leaseTold(m, lease.OpHold, "table:12", err)
 	}
 	requireSeries(t, m, "redis_lease_acquire_total", map[string]float64{
-		"granted table": 2, "held table": 2, "unreachable table": 1, "error table": 1})
-	requireSeries(t, m, "redis_lease_acquire_duration_seconds", map[string]float64{"table": 6})
+		"granted table": 2, "held table": 2, "cancelled table": 1, "unreachable table": 1, "error table": 1})
+	requireSeries(t, m, "redis_lease_acquire_duration_seconds", map[string]float64{"table": 7})
 	requireSeries(t, m, "redis_lease_contention_total", map[string]float64{"table": 2}) // the one that waited is told once
 	requireSeries(t, m, "redis_lease_wait_duration_seconds", map[string]float64{"table": 1})
 	requireSeries(t, m, "redis_lease_hold_duration_seconds", map[string]float64{"table": 7})
@@ -114,7 +114,7 @@ func TestRenewalsReleasesAndAuthority(t *testing.T) {
 		leaseTold(m, lease.OpRaise, "table:12", err)
 	}
 	requireSeries(t, m, "redis_lease_extend_total", map[string]float64{
-		"extended table": 1, "lost table": 2, "revoked table": 1, "unreachable table": 1, "error table": 1})
+		"extended table": 1, "lost table": 2, "revoked table": 1, "unreachable table": 1, "cancelled table": 1})
 	requireSeries(t, m, "redis_lease_release_total", map[string]float64{
 		"released table": 1, "lost table": 1, "expired table": 1, "revoked table": 1, "unreachable table": 1, "error table": 1})
 	requireSeries(t, m, "redis_lease_stale_release_total", map[string]float64{"table": 3})
@@ -323,6 +323,7 @@ func Example() {
 		}
 	}
 	// Output:
+	// redis_lease_acquire_total{outcome="cancelled",resource_type="table"} 0
 	// redis_lease_acquire_total{outcome="error",resource_type="table"} 0
 	// redis_lease_acquire_total{outcome="granted",resource_type="table"} 1
 	// redis_lease_acquire_total{outcome="held",resource_type="table"} 1

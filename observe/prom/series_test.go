@@ -78,9 +78,9 @@ func TestEveryOutcomeIsThereFromTheFirst(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
 	leaseTold(m, lease.OpAcquire, "table:12", nil)
-	require.Len(t, family(t, m, "redis_lease_acquire_total").GetMetric(), 4)
+	require.Len(t, family(t, m, "redis_lease_acquire_total").GetMetric(), 5)
 	require.Len(t, family(t, m, "redis_lease_release_total").GetMetric(), 6)
-	require.Len(t, family(t, m, "redis_lease_extend_total").GetMetric(), 5)
+	require.Len(t, family(t, m, "redis_lease_extend_total").GetMetric(), 6)
 	require.Len(t, family(t, m, "redis_lease_lost_total").GetMetric(), 5)
 	require.Len(t, family(t, m, "redis_lease_healed_total").GetMetric(), 2)
 	wrote(m, "write", nil, "table:12")
@@ -137,6 +137,12 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 			func(m *prom.Metrics, r string) { hold(m, r, lease.ErrReleased) }, "redis_lease_failing_seconds", "held table"},
 		"unreachable": {
 			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, lease.ErrUnreachable) },
+			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, nil) }, "redis_lease_failing_seconds", "unreachable table"},
+		"unreachable, before one caller gives up": {
+			func(m *prom.Metrics, r string) {
+				leaseTold(m, lease.OpAcquire, r, lease.ErrUnreachable)
+				leaseTold(m, lease.OpAcquire, r, context.Canceled)
+			},
 			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, nil) }, "redis_lease_failing_seconds", "unreachable table"},
 		"unreachable, then held": {
 			func(m *prom.Metrics, r string) { leaseTold(m, lease.OpAcquire, r, lease.ErrUnreachable) },

@@ -68,8 +68,11 @@ func (m *Metrics) acquired(ctx context.Context, series *leaseSeries, e lease.Tra
 	outcome, at := e.Outcome(), place{e.Namespace, e.Resource}
 	series.acquired[outcome].Inc()
 	m.observe(ctx, series.acquireTook, e.Took)
-	if outcome == failUnreachable || outcome == failError {
+	switch outcome {
+	case failUnreachable, failError:
 		series.failing[outcome].failed(at, e.Took)
+		return
+	case "cancelled": // which says nothing about the resource
 		return
 	}
 	series.failing[failUnreachable].succeeded(at)

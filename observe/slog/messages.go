@@ -26,6 +26,7 @@ var leaseLines = map[lease.Op]map[string]line{
 	lease.OpAcquire: {
 		"granted":     debug("lease granted"),
 		"held":        debug("lease held by another"),
+		"cancelled":   debug("lease not acquired"),
 		"unreachable": warn("lease not acquired"),
 		"error":       warn("lease not acquired"),
 	},
@@ -38,6 +39,7 @@ var leaseLines = map[lease.Op]map[string]line{
 	},
 	lease.OpExtend: {
 		"extended":    debug("lease extended"),
+		"cancelled":   debug("lease not extended"),
 		"unreachable": warn("lease not extended"),
 		"error":       warn("lease not extended"),
 	},

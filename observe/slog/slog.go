@@ -77,9 +77,6 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	result := e.Outcome()
 	l, ok := leaseLines[e.Op][result]
-	if errors.Is(e.Err, context.Canceled) { // by the caller
-		l.level = slog.LevelDebug
-	}
 	if !ok || !t.logger.Enabled(ctx, l.level) {
 		return
 	}

@@ -124,6 +124,7 @@ func TestContentionIsNotShoutedAbout(t *testing.T) {
 	j.lease(lease.TraceEnd{TraceStart: started(lease.OpRelease)})
 	j.lease(lease.TraceEnd{TraceStart: started(lease.OpHold), Err: lease.ErrReleased})
 	j.lease(lease.TraceEnd{TraceStart: started(lease.OpAcquire), Err: fmt.Errorf("given up: %w", context.Canceled)})
+	j.lease(lease.TraceEnd{TraceStart: started(lease.OpExtend), Err: fmt.Errorf("given up: %w", context.Canceled)})
 	j.wrote(fencedb.OpWrite, nil, grant("table:12", 7))
 	j.wrote(fencedb.OpWrite, errors.New("the table is taken"), grant("table:12", 7))
 	require.Empty(t, j.said())
