@@ -74,6 +74,30 @@ func TestWaitingSurvivesAMovedSlot(t *testing.T) {
 	require.NoError(t, g.lease.Release(t.Context()))
 }
 
+func TestAMasterThatHangsEndsOnlyItsOwnLeases(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	w := &world{client: cluster.Client(), namespace: "cluster"}
+	i := w.issuer(t, lease.Config{TTL: 3 * time.Second})
+	owner := func(l *lease.Lease) *testenv.RedisServer {
+		return cluster.Owner(cluster.Slot(w.key(l.Resource(), "owner")))
+	}
+	var all lease.Leases
+	for n := range 20 {
+		all = append(all, try(t, i, "a"+itoa(int64(n))))
+	}
+	hangs := owner(all[0])
+	require.NoError(t, hangs.Client().ClientPause(t.Context(), 8*time.Second).Err())
+	<-all[0].Context().Done()
+	require.ErrorIs(t, all[0].Err(), lease.ErrUnreachable)
+	for _, l := range all {
+		if owner(l) != hangs {
+			require.NoError(t, l.Err())
+			require.Greater(t, time.Until(l.ValidUntil()), time.Second, "it was renewed")
+		}
+	}
+}
+
 // listens reports whether a waiter's process is subscribed on the server that has the resource.
 func listens(t *testing.T, w *world, cluster *testenv.ClusterServers, resource string) bool {
 	owner := cluster.Owner(cluster.Slot(w.key(resource, "owner")))

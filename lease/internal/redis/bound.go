@@ -186,6 +186,11 @@ func await(ctx context.Context, answered <-chan struct{}, abandoned ...func() (e
 		case <-ctx.Done():
 		}
 	}
+	select {
+	case <-answered: // at the same time, or while the answers to others were awaited
+		return nil
+	default:
+	}
 	for _, call := range abandoned {
 		if call != nil {
 			ended := call()

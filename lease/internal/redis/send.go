@@ -102,33 +102,22 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	}
 	r := &request{ctx: ctx, call: c, answered: make(chan struct{})}
 	s.enqueue(r)
-	if err := await(ctx, r.answered, c.Abandoned); err != nil {
-		return Reply{}, err
-	}
-	if r.command.Cmd == nil { // its context had ended before it was sent
-		return Reply{}, unanswered(ctx, ctx.Err())
-	}
-	return decode(ctx, c.script.Name, r.command.Cmd)
+	return r.outcome()
 }
 
-// RunAll sends calls in one round trip (on a Cluster, one per node), each with an outcome of its
-// own.
+// RunAll sends calls in one round trip, each with an outcome of its own.
 func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
+	if ctx.Err() != nil {
+		return slices.Repeat([]Result{{Err: context.Cause(ctx)}}, len(calls))
+	}
 	requests := make([]*request, len(calls))
 	for i, c := range calls {
-		requests[i] = &request{call: c}
+		requests[i] = &request{ctx: ctx, call: c, answered: make(chan struct{})}
 	}
-	_, err := Bounded(ctx, func() (none struct{}) {
-		s.send(ctx, requests)
-		return none
-	})
+	s.enqueue(requests...)
 	results := make([]Result, len(calls))
 	for i, r := range requests {
-		if err != nil {
-			results[i].Err = err
-		} else {
-			results[i].Reply, results[i].Err = decode(ctx, r.call.script.Name, r.command.Cmd)
-		}
+		results[i].Reply, results[i].Err = r.outcome()
 	}
 	return results
 }
@@ -138,8 +127,11 @@ func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
 func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within time.Duration) (Reply, int64, error) {
 	r := &request{call: c}
 	wait, err := Bounded(ctx, func() *redis.IntCmd {
+		ctx := forClient(ctx)
 		wait := redis.NewIntCmd(ctx, "wait", replicas, within.Milliseconds())
-		s.send(ctx, []*request{r}, wait)
+		if unknown := s.attempt(ctx, []*request{r}, []redis.Cmder{wait}); len(unknown) > 0 {
+			s.process(ctx, unknown, []redis.Cmder{wait})
+		}
 		return wait
 	}, c.Abandoned)
 	if err != nil {
@@ -194,19 +186,32 @@ func (r *request) is(ctx context.Context, words []any) {
 	r.command.SetFirstKeyPos(beforeKeys)
 }
 
-// enqueue has the request sent by the next goroutine that comes to send, a new one if there is none.
-func (s *Sender) enqueue(r *request) {
+// outcome waits for the answer.
+func (r *request) outcome() (Reply, error) {
+	if err := await(r.ctx, r.answered, r.call.Abandoned); err != nil {
+		return Reply{}, err
+	}
+	if r.command.Cmd == nil { // its context had ended before it was sent
+		return Reply{}, unanswered(r.ctx, r.ctx.Err())
+	}
+	return decode(r.ctx, r.call.script.Name, r.command.Cmd)
+}
+
+// enqueue has the requests sent by the next goroutine that comes to send, a new one if there is none.
+func (s *Sender) enqueue(requests ...*request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.underWay++
-	switch {
-	case !s.shares || r.ctx.Value(again{}) == true:
-		go s.serve(append(r.alone[:0], r))
-	case len(s.waiting) == 0:
-		s.waiting = append(r.alone[:0], r)
-		go s.flush(s.underWay > 1)
-	default:
-		s.waiting = append(s.waiting, r)
+	for _, r := range requests {
+		s.underWay++
+		switch {
+		case !s.shares || r.ctx.Value(again{}) == true:
+			go s.serve(append(r.alone[:0], r))
+		case len(s.waiting) == 0:
+			s.waiting = append(r.alone[:0], r)
+			go s.flush(s.underWay > 1)
+		default:
+			s.waiting = append(s.waiting, r)
+		}
 	}
 }
 
@@ -272,16 +277,6 @@ func together(requests []*request) (ctx context.Context, cancel context.CancelFu
 	}
 	ctx, cancel = context.WithDeadline(context.WithoutCancel(requests[0].ctx), latest)
 	return ctx, cancel, wanted
-}
-
-// send makes the calls in one round trip (on a Cluster, one per node), and in a second one those
-// whose script the server did not know. The commands in follow are sent behind the calls. Each
-// command has its own outcome.
-func (s *Sender) send(ctx context.Context, requests []*request, follow ...redis.Cmder) {
-	ctx = forClient(ctx)
-	if unknown := s.attempt(ctx, requests, follow); len(unknown) > 0 {
-		s.process(ctx, unknown, follow)
-	}
 }
 
 // attempt makes one round trip. It returns the requests whose script the server does not know,
