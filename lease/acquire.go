@@ -103,9 +103,6 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 	a := &acquisition{core: c, caller: ctx, id: uuid.New(), call: newCall(c.label)}
 	a.resources, a.keys = append(a.room.resource[:0], resources...), a.room.keys[:0]
 	for _, resource := range resources {
-		if err := checkResource(resource); err != nil {
-			return nil, err
-		}
 		a.keys = append(a.keys, c.keys(resource))
 	}
 	for _, opt := range opts {
@@ -137,15 +134,15 @@ func (a *acquisition) name() string {
 	return fmt.Sprintf("%d resources from %q", len(a.resources), a.resources[0])
 }
 
-// run wraps every acquisition: what ask gets is sealed before the holder learns that it holds.
-func (a *acquisition) run(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
+// run is the whole acquisition: what is granted is sealed before the holder learns that it holds.
+func (a *acquisition) run(ctx context.Context) (Leases, error) {
 	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id, Lead: a.lead})
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) {
 		locks, err := a.takeOuter(ctx)
 		if err != nil {
 			return nil, a.failed(err)
 		}
-		leases, err := a.under(ctx, locks, ask)
+		leases, err := a.under(ctx, locks)
 		if err != nil {
 			return nil, a.failed(err)
 		}
@@ -165,11 +162,24 @@ func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leas
 	defer registry.end(a)
 	leases, err := ask(ctx)
 	if registry.closing() {
-		leases.giveBack(ctx, a.call)
+		a.call.giveBack(ctx, leases...)
 		leases, err = nil, a.failed(ErrClosed)
 	}
 	a.call.await()
 	return leases, err
+}
+
+// obtain asks for the leases, in one of three ways.
+func (a *acquisition) obtain(ctx context.Context) (Leases, error) {
+	if a.noWait {
+		return a.tryAll(ctx)
+	}
+	waiting, cancel := a.limit(ctx)
+	defer cancel()
+	if len(a.resources) == 1 {
+		return a.wait(waiting)
+	}
+	return a.waitAll(waiting)
 }
 
 // try asks without waiting.
@@ -209,7 +219,7 @@ func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)
 			err = leases.lost() // waiting may have taken longer than an earlier one lasts
 		}
 		if err != nil {
-			leases.giveBack(a.caller, a.call)
+			a.call.giveBack(a.caller, leases...)
 			return nil, err
 		}
 	}
@@ -280,30 +290,19 @@ func (a *acquisition) rename() {
 	}
 }
 
+// takeBack withdraws what that call of this acquisition was granted.
 func (a *acquisition) takeBack(c *call) *debt {
-	return a.core.registry.giveBack(a.caller, a.core.cfg.TTL, &withdrawal{a, c, a.keys}, a.resources...)
-}
-
-// withdrawal takes back what one call of an acquisition was granted.
-type withdrawal struct {
-	of   *acquisition
-	call *call
-	left []*protocol.Keys
-}
-
-// attempt implements [giving].
-func (w *withdrawal) attempt(ctx context.Context) error {
-	for ; len(w.left) > 0; w.left = w.left[1:] {
-		t := term{keys: w.left[0], id: w.of.id, text: w.of.text, call: w.call.id, unsure: w.call.unsure.Load()}
-		if err := w.of.core.store.withdraw(ctx, t, w.of.core.cfg.FenceRetention); err != nil {
-			return err
+	left := a.keys
+	return a.core.registry.giveBack(a.caller, a.core.cfg.TTL, func(ctx context.Context) error {
+		for ; len(left) > 0; left = left[1:] {
+			t := term{keys: left[0], id: a.id, text: a.text, call: c.id, unsure: c.unsure.Load()}
+			if err := a.core.store.withdraw(ctx, t, a.core.cfg.FenceRetention); err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	}, nil, a.resources...)
 }
-
-// ended implements [giving].
-func (*withdrawal) ended() {}
 
 // abandoned is called when a request was cut short. When the request has ended after all, its
 // result is withdrawn once more: it may have waited for a connection and reached Redis long after
@@ -332,7 +331,7 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
 	sealed := false
 	defer func() {
 		if !sealed {
-			leases.giveBack(ctx, a.call)
+			a.call.giveBack(ctx, leases...)
 		}
 	}()
 	for _, l := range leases {
@@ -352,10 +351,4 @@ func (c *core) seal(ctx context.Context, l *Lease) error {
 		return err
 	}
 	return l.Err()
-}
-
-func (ls Leases) giveBack(ctx context.Context, c *call) {
-	for _, l := range ls {
-		c.giveBack(ctx, l)
-	}
 }

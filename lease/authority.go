@@ -33,24 +33,18 @@ func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*R
 }
 
 func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revocation, error) {
-	if err := i.ready(); err != nil {
+	if err := i.ready(resource); err != nil {
 		return nil, err
 	}
-	if err := checkResource(resource); err != nil {
-		return nil, err
-	}
-	var r Revocation
 	id := uuid.New()
 	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
-	ctx = t.ctx
-	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
-		r, err = i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
-		return err
+	r, err := persist(t.ctx, "revoke", resource, func(ctx context.Context) (Revocation, error) {
+		return i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
 	})
 	t.start.Token = r.token
 	t.end(0, err)
 	if err != nil {
-		return nil, fmt.Errorf("lease: revoke %q: %w", resource, err)
+		return nil, err
 	}
 	r.resource, r.id = resource, id
 	return &r, nil
@@ -60,28 +54,19 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 // greater. Call it when the data store has seen higher tokens than Redis remembers. A holder keeps
 // its lease, with a stale token: see [Issuer.Heal].
 func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64, error) {
-	if err := i.ready(); err != nil {
-		return 0, err
-	}
-	if err := checkResource(resource); err != nil {
+	if err := i.ready(resource); err != nil {
 		return 0, err
 	}
 	if floor < 1 || floor > maxToken {
 		return 0, protocol.Invalid("invalid floor %d: it is not a token", floor)
 	}
-	var last int64
 	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
-	ctx = t.ctx
-	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
-		last, err = i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
-		return err
+	last, err := persist(t.ctx, "raise", resource, func(ctx context.Context) (int64, error) {
+		return i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
 	})
 	t.start.Token = last
 	t.end(0, err)
-	if err != nil {
-		return 0, fmt.Errorf("lease: raise %q: %w", resource, err)
-	}
-	return last, nil
+	return last, err
 }
 
 // Heal exchanges a live lease whose token the data store has refused as too old for one with a
@@ -152,20 +137,28 @@ func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l 
 
 // Inspect asks Redis about a resource. It changes nothing.
 func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, error) {
-	if err := i.ready(); err != nil {
+	if err := i.ready(resource); err != nil {
 		return Inspection{}, err
 	}
-	if err := checkResource(resource); err != nil {
-		return Inspection{}, err
-	}
-	var found Inspection
-	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
-		found, err = i.store.inspect(ctx, i.keys(resource))
-		return err
+	found, err := persist(ctx, "inspect", resource, func(ctx context.Context) (Inspection, error) {
+		return i.store.inspect(ctx, i.keys(resource))
 	})
 	if err != nil {
-		return Inspection{}, fmt.Errorf("lease: inspect %q: %w", resource, err)
+		return Inspection{}, err
 	}
 	found.Resource = resource
 	return found, nil
+}
+
+// persist asks until there is an answer. An error names what was asked, about which resource.
+func persist[T any](ctx context.Context, what, resource string, ask func(context.Context) (T, error)) (T, error) {
+	var answer, none T
+	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
+		answer, err = ask(ctx)
+		return err
+	})
+	if err != nil {
+		return none, fmt.Errorf("lease: %s %q: %w", what, resource, err)
+	}
+	return answer, nil
 }

@@ -144,64 +144,39 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) check() error {
-	if c.TTL < time.Millisecond {
+	longest := c.TTL - c.Margin
+	switch n := len(protocol.EscapeLabel(c.Holder)); {
+	case c.TTL < time.Millisecond:
 		return protocol.Invalid("TTL must be at least 1ms, the unit in which Redis counts; it is %v", c.TTL)
-	}
-	if c.Margin < 0 || c.Margin >= c.TTL {
+	case c.Margin < 0 || c.Margin >= c.TTL:
 		return protocol.Invalid("Margin (%v) must be from 0 to less than TTL (%v)", c.Margin, c.TTL)
-	}
-	if c.WarnBefore < 0 || c.WarnBefore >= c.TTL-c.Margin {
-		return protocol.Invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, c.TTL-c.Margin)
-	}
-	if c.MaxHold != Unlimited && c.MaxHold < c.TTL {
+	case c.WarnBefore < 0 || c.WarnBefore >= longest:
+		return protocol.Invalid("WarnBefore (%v) must be from 0 to less than TTL - Margin (%v)", c.WarnBefore, longest)
+	case c.MaxHold != Unlimited && c.MaxHold < c.TTL:
 		return protocol.Invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
-	}
-	if c.FenceRetention < c.TTL {
+	case c.FenceRetention < c.TTL:
 		return protocol.Invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
-	}
-	if err := c.checkRenewal(); err != nil {
-		return err
-	}
-	if err := c.checkReplicas(); err != nil {
-		return err
-	}
-	if n := len(protocol.EscapeLabel(c.Holder)); n > protocol.MostLabel {
-		return protocol.Invalid("Holder (%q) takes %d bytes when it is stored, more than %d; any byte but letters, digits and dashes takes three",
-			c.Holder, n, protocol.MostLabel)
-	}
-	return protocol.CheckName("namespace", c.Namespace, protocol.MaxNamespace)
-}
-
-func (c Config) checkRenewal() error {
-	switch {
 	case c.Outer != nil && c.RenewEvery == Never:
 		return protocol.Invalid("RenewEvery is Never, so nothing would renew the lock of Outer")
 	case c.Outer != nil && c.permits > 0:
 		return protocol.Invalid("Outer is for leases; a semaphore has several holders")
 	case c.RenewTimeout <= 0:
 		return protocol.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
-	case c.RenewEvery == Never:
-		return nil
-	case c.RenewEvery <= 0:
+	case c.RenewEvery <= 0 && c.RenewEvery != Never:
 		return protocol.Invalid("RenewEvery (%v) must be positive, or Never", c.RenewEvery)
-	case c.RenewEvery+c.RenewTimeout >= c.TTL-c.Margin:
+	case c.RenewEvery != Never && c.RenewEvery+c.RenewTimeout >= longest:
 		return protocol.Invalid("RenewEvery (%v) + RenewTimeout (%v) must be less than TTL - Margin (%v): a renewal must end before the lease does",
-			c.RenewEvery, c.RenewTimeout, c.TTL-c.Margin)
-	}
-	return nil
-}
-
-func (c Config) checkReplicas() error {
-	switch {
+			c.RenewEvery, c.RenewTimeout, longest)
 	case c.Replicas < 0:
 		return protocol.Invalid("Replicas is %d; it cannot be negative", c.Replicas)
-	case c.Replicas == 0:
-		return nil
-	case c.ReplicaTimeout < time.Millisecond || c.ReplicaTimeout >= c.TTL-c.Margin:
+	case c.Replicas > 0 && (c.ReplicaTimeout < time.Millisecond || c.ReplicaTimeout >= longest):
 		// Redis takes a timeout of zero as waiting for ever.
-		return protocol.Invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, c.TTL-c.Margin)
+		return protocol.Invalid("ReplicaTimeout (%v) must be from 1ms to less than TTL - Margin (%v)", c.ReplicaTimeout, longest)
+	case n > protocol.MostLabel:
+		return protocol.Invalid("Holder (%q) takes %d bytes when it is stored, more than %d; any byte but letters, digits and dashes takes three",
+			c.Holder, n, protocol.MostLabel)
 	}
-	return nil
+	return protocol.CheckName("namespace", c.Namespace, protocol.MaxNamespace)
 }
 
 func (c Config) kind() string {

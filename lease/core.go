@@ -71,5 +71,3 @@ func (c *core) keys(resource string) *protocol.Keys {
 }
 
 const mostNames = 1000
-
-func checkResource(resource string) error { return protocol.CheckResource(resource, "table:12") }

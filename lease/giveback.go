@@ -28,19 +28,14 @@ type registry struct {
 	mu     sync.Mutex
 	closed bool                            // Close has begun; guarded by mu
 	calls  map[any]context.CancelCauseFunc // guarded by mu
-	leases map[held]struct{}               // guarded by mu
+	leases map[*Lease]struct{}             // guarded by mu
 	owed   map[*debt]struct{}              // guarded by mu
 	failed []Blocked                       // what could not be given back since Close began; guarded by mu
 	idle   chan struct{}                   // of busy: closed when there are no calls and debts; nil if nobody waits; guarded by mu
 }
 
-// held is a lease as the registry knows it.
-type held interface {
-	giveBack(ctx context.Context, why error) *debt // begins to, unless that is under way
-}
-
 func newRegistry() *registry {
-	return &registry{calls: make(map[any]context.CancelCauseFunc), leases: make(map[held]struct{}), owed: make(map[*debt]struct{})}
+	return &registry{calls: make(map[any]context.CancelCauseFunc), leases: make(map[*Lease]struct{}), owed: make(map[*debt]struct{})}
 }
 
 // begin counts a call that may be granted something. Its context ends with ctx and when Close
@@ -89,19 +84,19 @@ func (r *registry) ended() {
 }
 
 // hold and letGo follow the life of a lease. The caller holds the lease's mu.
-func (r *registry) hold(l held) {
+func (r *registry) hold(l *Lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.leases[l] = struct{}{}
 }
 
-func (r *registry) letGo(l held) {
+func (r *registry) letGo(l *Lease) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.leases, l)
 }
 
-func (r *registry) allHeld() []held {
+func (r *registry) allHeld() []*Lease {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Collect(maps.Keys(r.leases))
@@ -181,24 +176,21 @@ func (r *registry) settle(d *debt, err error) {
 	r.ended()
 }
 
-// giving is how something is given back.
-type giving interface {
-	attempt(ctx context.Context) error
-	ended() // is called before the debt is settled
-}
-
 // giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx
-// does not stop it: a caller that was cancelled has to give back too.
-func (r *registry) giveBack(ctx context.Context, ttl time.Duration, g giving, resources ...string) *debt {
+// does not stop it: a caller that was cancelled has to give back too. ended, if there is one, is
+// called before the debt is settled.
+func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func(context.Context) error, ended func(), resources ...string) *debt {
 	bound := max(ttl, minGiveBack)
 	d := r.owe(bound, resources...)
 	go func() {
 		err := protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
-			err := g.attempt(ctx)
+			err := attempt(ctx)
 			d.note(err)
 			return err
 		})
-		g.ended()
+		if ended != nil {
+			ended()
+		}
 		r.settle(d, err)
 	}()
 	return d
@@ -246,9 +238,9 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 // return.
 type behind struct{ debts []*debt }
 
-func (b *behind) giveBack(ctx context.Context, leases ...held) {
+func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	for _, l := range leases {
-		b.debts = append(b.debts, l.giveBack(ctx, ErrReleased))
+		b.debts = append(b.debts, l.release(ctx, ErrReleased).debt)
 	}
 }
 

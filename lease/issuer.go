@@ -72,23 +72,33 @@ func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	return newIssuer(q, cfg)
 }
 
-// ready refuses an Issuer that was not made by New or NewQuorum.
-func (i *Issuer) ready() error {
+// ready refuses an Issuer that was not made by New or NewQuorum, and names that cannot be resources.
+func (i *Issuer) ready(resources ...string) error {
 	if i == nil || i.core == nil {
-		return protocol.Invalid("the Issuer was not made by lease.New or lease.NewQuorum")
+		return protocol.Invalid("an Issuer or a Semaphore is made by lease.New, lease.NewQuorum or lease.NewSemaphore")
+	}
+	for _, resource := range resources {
+		if err := protocol.CheckResource(resource, "table:12"); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// acquisition begins one of this issuer, for one resource or several.
-func (i *Issuer) acquisition(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
-	if err := i.ready(); err != nil {
+// acquire is every acquisition, of one resource or several. once: it does not wait.
+func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option, once bool) (Leases, error) {
+	if err := i.ready(resources...); err != nil {
 		return nil, err
 	}
 	if len(i.opts) > 0 {
 		opts = slices.Concat(i.opts, opts)
 	}
-	return newAcquisition(ctx, i.core, resources, opts)
+	a, err := newAcquisition(ctx, i.core, resources, opts)
+	if err != nil {
+		return nil, err
+	}
+	a.noWait = a.noWait || once
+	return a.run(ctx)
 }
 
 // With returns the issuer with options for every acquisition, before those of the call itself. It is
@@ -110,8 +120,8 @@ func (i *Issuer) With(opts ...Option) *Issuer {
 // Redis busy.
 const maxResources = 1000
 
-// several begins an acquisition in byte order, the order that all acquisitions keep.
-func (i *Issuer) several(ctx context.Context, resources []string, opts []Option) (*acquisition, error) {
+// acquireAll is acquire in byte order, the order that all acquisitions keep.
+func (i *Issuer) acquireAll(ctx context.Context, resources []string, opts []Option, once bool) (Leases, error) {
 	resources = slices.Clone(resources)
 	slices.Sort(resources)
 	resources = slices.Compact(resources)
@@ -121,7 +131,7 @@ func (i *Issuer) several(ctx context.Context, resources []string, opts []Option)
 	case len(resources) > maxResources:
 		return nil, protocol.Invalid("%d resources, more than %d: take a lease on what contains them", len(resources), maxResources)
 	}
-	return i.acquisition(ctx, resources, opts)
+	return i.acquire(ctx, resources, opts, once)
 }
 
 // TryAcquire asks once and does not wait: [ErrHeld] with the time after which to ask again, if
@@ -133,12 +143,7 @@ func (i *Issuer) several(ctx context.Context, resources []string, opts []Option)
 // it. After the return, ctx has no influence on the lease. Every error means that this call holds
 // nothing. After [ErrUnreachable] the resource may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition(ctx, []string{resource}, opts)
-	if err != nil {
-		return nil, err
-	}
-	a.noWait = true
-	leases, err := a.run(ctx, a.try)
+	leases, err := i.acquire(ctx, []string{resource}, opts, true)
 	return leases.first(), err
 }
 
@@ -153,19 +158,7 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 // fail-over or a server that hangs, for one TTL from the first request without an answer. Otherwise
 // it is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	a, err := i.acquisition(ctx, []string{resource}, opts)
-	if err != nil {
-		return nil, err
-	}
-	if a.noWait {
-		leases, err := a.run(ctx, a.try)
-		return leases.first(), err
-	}
-	leases, err := a.run(ctx, func(ctx context.Context) (Leases, error) {
-		waiting, cancel := a.limit(ctx)
-		defer cancel()
-		return a.wait(waiting)
-	})
+	leases, err := i.acquire(ctx, []string{resource}, opts, false)
 	return leases.first(), err
 }
 
@@ -175,12 +168,7 @@ func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (
 // On one Redis this is one request. On a Cluster, where resources live on different shards, they
 // are acquired one after the other, always in the same order, and released if one is refused.
 func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
-	a, err := i.several(ctx, resources, opts)
-	if err != nil {
-		return nil, err
-	}
-	a.noWait = true
-	return a.run(ctx, a.tryAll)
+	return i.acquireAll(ctx, resources, opts, true)
 }
 
 // AcquireAll acquires all resources, or none. It waits for those that are not free; ctx and
@@ -188,14 +176,7 @@ func (i *Issuer) TryAcquireAll(ctx context.Context, resources []string, opts ...
 // Every acquisition keeps that order, so two of them cannot wait for each other. Otherwise it is
 // like [Issuer.TryAcquireAll].
 func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Option) (Leases, error) {
-	a, err := i.several(ctx, resources, opts)
-	if err != nil {
-		return nil, err
-	}
-	if a.noWait {
-		return a.run(ctx, a.tryAll)
-	}
-	return a.run(ctx, a.waitAll)
+	return i.acquireAll(ctx, resources, opts, false)
 }
 
 // Do acquires the resource, waits if necessary, runs fn and releases the lease, also when fn
@@ -209,28 +190,29 @@ func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Opt
 // if that means "busy". A release that Redis does not answer, or refuses for a moment, is not an
 // error: it is tried again behind Do, and in the end the lease expires in Redis. When ctx is over,
 // Do returns as soon as fn has.
-func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) (err error) {
+func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	l, err := i.Acquire(ctx, resource, opts...)
 	if err != nil {
 		return err
 	}
-	defer func() { err = Leases{l}.finish(ctx, err) }()
-
-	work, stop := l.Bind(ctx)
-	defer stop()
-	return fn(work, l)
+	return Leases{l}.do(ctx, func(ctx context.Context) error { return fn(ctx, l) })
 }
 
 // DoAll is [Issuer.Do] for several resources. The context that fn gets ends with any of the leases.
-func (i *Issuer) DoAll(ctx context.Context, resources []string, fn func(ctx context.Context, ls Leases) error, opts ...Option) (err error) {
+func (i *Issuer) DoAll(ctx context.Context, resources []string, fn func(ctx context.Context, ls Leases) error, opts ...Option) error {
 	leases, err := i.AcquireAll(ctx, resources, opts...)
 	if err != nil {
 		return err
 	}
-	defer func() { err = leases.finish(ctx, err) }()
-	work, stop := leases.Bind(ctx)
+	return leases.do(ctx, func(ctx context.Context) error { return fn(ctx, leases) })
+}
+
+// do runs the work under the leases and releases them, also when the work panics.
+func (ls Leases) do(ctx context.Context, fn func(context.Context) error) (err error) {
+	defer func() { err = ls.finish(ctx, err) }()
+	work, stop := ls.Bind(ctx)
 	defer stop()
-	return fn(work, leases)
+	return fn(work)
 }
 
 // finish releases the leases after the work, which returned err.
@@ -283,7 +265,7 @@ func (i *Issuer) Close(ctx context.Context) error {
 	}
 	i.registry.close()
 	for _, l := range i.registry.allHeld() {
-		l.giveBack(ctx, errReleasedByClose)
+		l.release(ctx, errReleasedByClose)
 	}
 	for {
 		idle := i.registry.busy()

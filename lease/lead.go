@@ -92,7 +92,7 @@ func (c *campaign) run(ctx context.Context) error {
 		if err == nil {
 			began := time.Now()
 			c.leader = ""
-			err = c.term(ctx, l)
+			err = Leases{l}.do(ctx, func(ctx context.Context) error { return c.fn(ctx, l) })
 			if time.Since(began) >= c.most {
 				pause = c.least
 			}
@@ -125,11 +125,4 @@ func (c *campaign) win(ctx context.Context) (*Lease, error) {
 		}
 		l, err = c.Acquire(ctx, c.role, WaitAtMost(c.cfg.TTL), leads)
 	}
-}
-
-func (c *campaign) term(ctx context.Context, l *Lease) (err error) {
-	defer func() { err = Leases{l}.finish(ctx, err) }()
-	work, stop := l.Bind(ctx)
-	defer stop()
-	return c.fn(work, l)
 }

@@ -276,12 +276,6 @@ func (l *Lease) Extend(ctx context.Context) error {
 	return l.endRenewal(e, answer)
 }
 
-// renewalDue implements [renewable].
-func (l *Lease) renewalDue(now time.Time) *renewal {
-	r, _ := l.beginRenewal(l.ctx, now) // the error is why there is none
-	return r
-}
-
 // beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
 // was begun must be ended.
 func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
@@ -375,9 +369,6 @@ type release struct {
 	done   bool  // it was answered; set before the debt is settled
 }
 
-// giveBack implements [held].
-func (l *Lease) giveBack(ctx context.Context, why error) *debt { return l.release(ctx, why).debt }
-
 // release ends the lease for that reason, an [ErrReleased], and begins to give it back, unless that has happened or is
 // under way.
 func (l *Lease) release(ctx context.Context, why error) *release {
@@ -391,12 +382,11 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 		return l.back
 	}
 	r := &release{lease: l, over: over, trace: l.trace(ctx, OpRelease), around: l.outer}
-	r.debt = l.core.registry.giveBack(r.trace.ctx, l.core.cfg.TTL, r, l.resource)
+	r.debt = l.core.registry.giveBack(r.trace.ctx, l.core.cfg.TTL, r.attempt, r.ended, l.resource)
 	l.back = r
 	return r
 }
 
-// attempt implements [giving].
 func (r *release) attempt(ctx context.Context) error {
 	l := r.lease
 	result, err := l.core.store.release(ctx, extension{l.term, l.core.cfg.TTL, l.core.cfg.FenceRetention})
@@ -409,7 +399,7 @@ func (r *release) attempt(ctx context.Context) error {
 	return err
 }
 
-// ended implements [giving].
+// ended is called after the last attempt.
 func (r *release) ended() {
 	r.around.release()
 	r.trace.end(0, r.err)
@@ -450,18 +440,11 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err
 	}
-	var verdict Verdict
-	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
-		verdict, err = l.core.store.verify(ctx, l.term)
-		return err
-	})
-	if err != nil {
-		return 0, fmt.Errorf("lease: verify %q: %w", l.resource, err)
-	}
+	verdict, err := persist(ctx, "verify", l.resource, func(ctx context.Context) (Verdict, error) { return l.core.store.verify(ctx, l.term) })
 	if verdict == LeaseLost {
 		_ = l.refused(gone)
 	}
-	return verdict, nil
+	return verdict, err
 }
 
 func (l *Lease) trace(ctx context.Context, op Op) tracing {

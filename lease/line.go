@@ -166,17 +166,10 @@ func (ls *lines) close() {
 	}
 }
 
-// listenFor says whose news counts from now on, and forgets earlier news.
-func (t turn) listenFor(waiter string) {
-	if t.line.subscription != nil {
-		t.line.subscription.listenFor(waiter)
-	}
-}
-
 // woken receives when the waiter should ask again: it was called, or a message may have been
 // missed. Nil if the store cannot wake waiters.
 func (t turn) woken(waiter string) <-chan struct{} {
-	if s := t.line.subscription; s != nil && (s.moved() || s.refusal() != nil) {
+	if s := t.line.subscription; s != nil && (s.moved() || s.told().refused != nil) {
 		s.close()
 		t.line.subscription = nil
 	}
@@ -187,29 +180,4 @@ func (t turn) woken(waiter string) <-chan struct{} {
 		return nil
 	}
 	return t.line.subscription.wake
-}
-
-// lookAfter is how long the waiter that was woken may go on sleeping, because the one before it has
-// its turn.
-func (t turn) lookAfter() time.Duration {
-	if t.line.subscription == nil {
-		return 0
-	}
-	return t.line.subscription.lookAfter()
-}
-
-// refusal is why the waiter cannot be woken, nil if it can.
-func (t turn) refusal() error {
-	if t.line.subscription == nil {
-		return nil
-	}
-	return t.line.subscription.refusal()
-}
-
-// granted is the news of a lease that the waiter woken last has been given, if there was any.
-func (t turn) granted() *protocol.Granted {
-	if t.line.subscription == nil {
-		return nil
-	}
-	return t.line.subscription.granted()
 }

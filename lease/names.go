@@ -49,22 +49,20 @@ func Resource(kind string, id any) string {
 // above 0 are where waiters are woken. This package names no connections, because the client is the
 // caller's. Characters that Redis does not allow in a name become "_".
 func ClientName(program string) string {
+	return strings.Map(printable, fmt.Sprintf("%s@%s:%d", program, hostname(), os.Getpid()))
+}
+
+func hostname() string {
 	host, err := os.Hostname()
 	if err != nil {
-		host = "localhost"
+		return "localhost"
 	}
-	return strings.Map(printable, fmt.Sprintf("%s@%s:%d", program, host, os.Getpid()))
+	return host
 }
 
 // thisProcess is the label of holders that were given none. Of a long host name the end is kept,
 // where pods differ.
-var thisProcess = sync.OnceValue(func() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
-	return labelOf(filepath.Base(os.Args[0]), host, os.Getpid())
-})
+var thisProcess = sync.OnceValue(func() string { return labelOf(filepath.Base(os.Args[0]), hostname(), os.Getpid()) })
 
 func labelOf(program, host string, pid int) string {
 	host, _, _ = strings.Cut(host, ".")

@@ -211,35 +211,27 @@ func (o *outer) release() {
 	})
 }
 
-// attempt implements [giving].
-func (o *outer) attempt(context.Context) error {
-	o.release()
-	return nil
-}
-
-// ended implements [giving].
-func (o *outer) ended() {}
-
 // giveBackOuter releases locks under which no lease was granted, behind the call.
 func (a *acquisition) giveBackOuter(all []*outer) {
 	for n, o := range all {
 		o.stop()
-		a.call.debts = append(a.call.debts, a.core.registry.giveBack(a.caller, a.core.cfg.TTL, o, a.resources[n]))
+		release := func(context.Context) error { o.release(); return nil }
+		a.call.debts = append(a.call.debts, a.core.registry.giveBack(a.caller, a.core.cfg.TTL, release, nil, a.resources[n]))
 	}
 }
 
 // under asks for the leases under the locks that were taken around them, which then belong to the
 // leases.
-func (a *acquisition) under(ctx context.Context, all []*outer, ask func(context.Context) (Leases, error)) (Leases, error) {
+func (a *acquisition) under(ctx context.Context, all []*outer) (Leases, error) {
 	if all == nil {
-		return ask(ctx)
+		return a.obtain(ctx)
 	}
 	asking, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	for _, o := range all {
 		defer context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })()
 	}
-	leases, err := ask(asking)
+	leases, err := a.obtain(asking)
 	if err != nil {
 		a.giveBackOuter(all)
 		return nil, err
@@ -248,7 +240,7 @@ func (a *acquisition) under(ctx context.Context, all []*outer, ask func(context.
 		l.under(all[n])
 	}
 	if err := leases.lost(); err != nil {
-		leases.giveBack(ctx, a.call)
+		a.call.giveBack(ctx, leases...)
 		return nil, err
 	}
 	return leases, nil

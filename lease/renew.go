@@ -9,19 +9,6 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// renewable is a lease as the watchdog knows it.
-type renewable interface {
-	// renewalDue begins a renewal; nil if the lease is over or MaxHold allows no more. Each renewal
-	// that was begun must be ended.
-	renewalDue(now time.Time) *renewal
-	endRenewal(r *renewal, answer answered) error
-}
-
-// extender is the part of the store that the watchdog needs.
-type extender interface {
-	extend(ctx context.Context, batch []extension) []answered
-}
-
 // renewal is an extension that was begun.
 type renewal struct {
 	extension
@@ -35,18 +22,18 @@ type renewal struct {
 // Lock order: a lease's mu before the watchdog's. So the loop never calls a lease while it holds
 // its own.
 type watchdog struct {
-	store extender
+	store store
 	cfg   Config
 	wake  chan struct{} // holds one token when the loop has to look again
 
 	mu      sync.Mutex
-	due     schedule                   // guarded by mu
-	places  map[renewable]*appointment // the entries of due; guarded by mu
-	running bool                       // guarded by mu
+	due     schedule                // guarded by mu
+	places  map[*Lease]*appointment // the entries of due; guarded by mu
+	running bool                    // guarded by mu
 }
 
-func newWatchdog(s extender, cfg Config) *watchdog {
-	return &watchdog{store: s, cfg: cfg, wake: make(chan struct{}, 1), places: make(map[renewable]*appointment)}
+func newWatchdog(s store, cfg Config) *watchdog {
+	return &watchdog{store: s, cfg: cfg, wake: make(chan struct{}, 1), places: make(map[*Lease]*appointment)}
 }
 
 const (
@@ -57,17 +44,17 @@ const (
 
 // watch schedules the next renewal of a lease that was granted or renewed by a request sent at that
 // time. The caller holds the lease's mu, and the lease is not over.
-func (w *watchdog) watch(l renewable, sent time.Time) {
+func (w *watchdog) watch(l *Lease, sent time.Time) {
 	w.schedule(l, sent.Add(protocol.Jitter(w.cfg.RenewEvery)))
 }
 
 // retry schedules the next attempt for a lease whose renewal failed. The caller holds the lease's
 // mu, and the lease is not over.
-func (w *watchdog) retry(l renewable) {
+func (w *watchdog) retry(l *Lease) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
 
-func (w *watchdog) schedule(l renewable, at time.Time) {
+func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if _, known := w.places[l]; known || w.cfg.RenewEvery == Never {
@@ -85,7 +72,7 @@ func (w *watchdog) schedule(l renewable, at time.Time) {
 }
 
 // forget cancels the renewal of a lease that is over.
-func (w *watchdog) forget(l renewable) {
+func (w *watchdog) forget(l *Lease) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if a, known := w.places[l]; known {
@@ -127,7 +114,7 @@ func (w *watchdog) run() {
 
 // take removes what is due, and says when to look again. It answers false if nothing is left; the
 // loop then has to end.
-func (w *watchdog) take(now time.Time) (batch []renewable, next time.Time, ok bool) {
+func (w *watchdog) take(now time.Time) (batch []*Lease, next time.Time, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.due) > 0 && !w.due[0].at.After(now) {
@@ -148,13 +135,13 @@ func (w *watchdog) take(now time.Time) (batch []renewable, next time.Time, ok bo
 
 // renew sends one request for all leases of the batch that are still alive, and makes their next
 // appointments.
-func (w *watchdog) renew(leases []renewable) {
+func (w *watchdog) renew(leases []*Lease) {
 	now := time.Now()
 	var batch []extension
 	var begun []*renewal
-	var alive []renewable
+	var alive []*Lease
 	for _, l := range leases {
-		if r := l.renewalDue(now); r != nil {
+		if r, _ := l.beginRenewal(l.ctx, now); r != nil { // the error is why there is none
 			batch, begun, alive = append(batch, r.extension), append(begun, r), append(alive, l)
 		}
 	}
@@ -170,7 +157,7 @@ func (w *watchdog) renew(leases []renewable) {
 
 // appointment is when a lease is to be renewed.
 type appointment struct {
-	lease renewable
+	lease *Lease
 	at    time.Time
 	index int // in the schedule
 }

@@ -136,13 +136,10 @@ func decodeConfirm(r protocol.Reply) (outcome, error) { return decodeOutcome(r, 
 func decodeRelease(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "released") }
 
 func decodeOutcome(r protocol.Reply, success string) (outcome, error) {
-	if len(r.Args) != 0 {
-		return "", r.Unknown()
-	}
-	switch r.Word {
-	case success:
+	switch {
+	case r.Is(success, 0):
 		return done, nil
-	case "gone", "taken", "revoked":
+	case r.Is("gone", 0), r.Is("taken", 0), r.Is("revoked", 0):
 		return outcome(r.Word), nil
 	}
 	return "", r.Unknown()

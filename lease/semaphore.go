@@ -79,47 +79,35 @@ func checkLimit(limit int) error {
 	return nil
 }
 
-// check refuses a Semaphore that NewSemaphore has not made, and a name that cannot be a resource's.
-func (s *Semaphore) check(resource string) error {
-	if s == nil || s.issuer == nil {
-		return protocol.Invalid("the Semaphore was not made by lease.NewSemaphore")
+// of is the issuer of the permits; one of nil or zero refuses every call.
+func (s *Semaphore) of() *Issuer {
+	if s == nil {
+		return nil
 	}
-	return protocol.CheckResource(resource, "tenant:7")
+	return s.issuer
 }
 
 // TryAcquire asks once and does not wait: [ErrHeld] with the time after which to retry, if all
 // permits are taken or others wait for one. Otherwise it is like [Issuer.TryAcquire].
 func (s *Semaphore) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	if err := s.check(resource); err != nil {
-		return nil, err
-	}
-	return s.issuer.TryAcquire(ctx, resource, opts...)
+	return s.of().TryAcquire(ctx, resource, opts...)
 }
 
 // Acquire waits for a permit: first come, first served, bounded by ctx and [WaitAtMost]. Otherwise
 // it is like [Issuer.Acquire].
 func (s *Semaphore) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
-	if err := s.check(resource); err != nil {
-		return nil, err
-	}
-	return s.issuer.Acquire(ctx, resource, opts...)
+	return s.of().Acquire(ctx, resource, opts...)
 }
 
 // Do acquires a permit, runs fn under a context that ends with ctx or with the permit, and releases
 // the permit, also when fn panics. It is like [Issuer.Do].
 func (s *Semaphore) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
-	if err := s.check(resource); err != nil {
-		return err
-	}
-	return s.issuer.Do(ctx, resource, fn, opts...)
+	return s.of().Do(ctx, resource, fn, opts...)
 }
 
 // Close releases every permit that is held, in good order. It is like [Issuer.Close].
 func (s *Semaphore) Close(ctx context.Context) error {
-	if s == nil {
-		return s.check("-")
-	}
-	return s.issuer.Close(ctx)
+	return s.of().Close(ctx)
 }
 
 // SemaphoreInspection is what Redis knows about a resource of a semaphore. It is out of date when
@@ -140,7 +128,7 @@ type Permit struct {
 
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
-	if err := s.check(resource); err != nil {
+	if err := s.of().ready(resource); err != nil {
 		return SemaphoreInspection{}, err
 	}
 	k := s.issuer.keys(resource)
@@ -170,7 +158,7 @@ func (s *Semaphore) ResetLimit(ctx context.Context, resource string) error {
 }
 
 func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) error {
-	if err := s.check(resource); err != nil {
+	if err := s.of().ready(resource); err != nil {
 		return err
 	}
 	k := s.issuer.keys(resource)
@@ -190,7 +178,7 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 // unanswered is repeated; after [ErrUnreachable] it may have taken effect, and asking again does no
 // harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
-	if err := s.check(resource); err != nil {
+	if err := s.of().ready(resource); err != nil {
 		return false, err
 	}
 	k := s.issuer.keys(resource)

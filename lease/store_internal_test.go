@@ -154,7 +154,7 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 	defer client.Close()
 	i, err := New(client, Config{TTL: time.Minute})
 	require.NoError(t, err)
-	a, err := i.acquisition(t.Context(), []string{"table:12"}, nil)
+	a, err := newAcquisition(t.Context(), i.core, []string{"table:12"}, nil)
 	require.NoError(t, err)
 
 	_, _, err = a.attempt(t.Context(), try, 0) // over at once

@@ -20,18 +20,26 @@ type subscription struct {
 	moved    func() bool // the channel is served elsewhere by now
 	known    bool        // to the listener's loop; guarded by the listener's mu
 
-	mu      sync.Mutex
-	waiter  string            // the call whose news counts; guarded by mu
-	grant   *protocol.Granted // the latest for the waiter; guarded by mu
-	ask     bool              // the waiter should ask now; guarded by mu
-	look    time.Duration     // or after that time, if it is not to ask now; guarded by mu
-	refused error             // why Redis does not let this process listen; guarded by mu
+	mu     sync.Mutex
+	waiter string // the call whose news counts; guarded by mu
+	news   notice // guarded by mu
+}
+
+// notice is what a waiter was told since it asked.
+type notice struct {
+	granted *protocol.Granted // the latest; nil if there was none
+	look    time.Duration     // how long the waiter that was woken may go on sleeping, because the one before it has its turn
+	ask     bool              // it should ask now, whatever look says
+	refused error             // why Redis does not let this process listen: the waiter will never be woken
 }
 
 // listenFor says whose news counts from now on, and forgets earlier news.
 func (s *subscription) listenFor(waiter string) {
+	if s == nil {
+		return
+	}
 	s.mu.Lock()
-	s.waiter, s.grant, s.ask, s.look = waiter, nil, false, 0
+	s.waiter, s.news = waiter, notice{refused: s.news.refused}
 	s.mu.Unlock()
 	select {
 	case <-s.wake:
@@ -42,7 +50,7 @@ func (s *subscription) listenFor(waiter string) {
 // wakeToAsk wakes the waiter, who should ask now: news may have been missed.
 func (s *subscription) wakeToAsk() {
 	s.mu.Lock()
-	s.ask = true
+	s.news.ask = true
 	s.mu.Unlock()
 	s.signal()
 }
@@ -61,9 +69,9 @@ func (s *subscription) receive(message string) {
 	mine := n.Call != "" && n.Call == s.waiter
 	if mine {
 		if n.Granted != nil {
-			s.grant = n.Granted
+			s.news.granted = n.Granted
 		}
-		s.ask, s.look = s.ask || n.Look == 0, n.Look
+		s.news.ask, s.news.look = s.news.ask || n.Look == 0, n.Look
 	}
 	s.mu.Unlock()
 	if mine {
@@ -71,35 +79,22 @@ func (s *subscription) receive(message string) {
 	}
 }
 
-// lookAfter is how long the waiter that was woken may go on sleeping; 0 if it should ask now.
-func (s *subscription) lookAfter() time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ask {
-		return 0
+// told is the news so far. A store that cannot wake waiters tells them to ask.
+func (s *subscription) told() notice {
+	if s == nil {
+		return notice{ask: true}
 	}
-	return s.look
-}
-
-// granted is the latest news of a grant to the waiter; nil if there was none.
-func (s *subscription) granted() *protocol.Granted {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.grant
+	return s.news
 }
 
 // refuse tells the waiter that it will never be woken.
 func (s *subscription) refuse(err error) {
 	s.mu.Lock()
-	s.refused = err
+	s.news.refused = err
 	s.mu.Unlock()
 	s.wakeToAsk()
-}
-
-func (s *subscription) refusal() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.refused
 }
 
 func (s *subscription) close() { s.listener.unsubscribe(s) }

@@ -38,9 +38,7 @@ func (a *acquisition) asking(ctx context.Context) context.Context {
 }
 
 // waitAll asks for everything, and if that is refused, waits for one resource after the other.
-func (a *acquisition) waitAll(ctx context.Context) (Leases, error) {
-	waiting, cancel := a.limit(ctx)
-	defer cancel()
+func (a *acquisition) waitAll(waiting context.Context) (Leases, error) {
 	leases, err := a.tryAll(a.asking(waiting))
 	var held *HeldError
 	if !errors.As(err, &held) {
@@ -101,7 +99,7 @@ func (a *acquisition) queue(ctx context.Context, t turn, came time.Time) (Leases
 		last = &HeldError{Resource: a.resources[0]}
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
-		t.listenFor(a.call.id.(string))
+		t.line.subscription.listenFor(a.call.id.(string))
 		left := t.line.silence.left(came, a.core.cfg.TTL)
 		if left <= 0 {
 			return nil, cmp.Or(t.line.silence.why, error(protocol.NoAnswer(a.core.cfg.TTL)))
@@ -118,7 +116,7 @@ func (a *acquisition) queue(ctx context.Context, t turn, came time.Time) (Leases
 			if leases = a.handedOver(ctx, t); leases != nil {
 				return leases, nil
 			}
-			if err = t.refusal(); err != nil {
+			if err = t.line.subscription.told().refused; err != nil {
 				return nil, err
 			}
 		case protocol.Transient(err):
@@ -148,11 +146,11 @@ func (a *acquisition) sleep(ctx context.Context, t turn, held, backoff time.Dura
 	for {
 		select {
 		case <-woken:
-			look := t.lookAfter()
-			if look == 0 {
+			news := t.line.subscription.told()
+			if news.ask {
 				return
 			}
-			timer.Reset(spread(look))
+			timer.Reset(spread(news.look))
 		case <-timer.C:
 			return
 		case <-ctx.Done():
@@ -188,7 +186,7 @@ const (
 // Otherwise the lease is full as soon as its first renewal is answered.
 func (a *acquisition) handedOver(ctx context.Context, t turn) Leases {
 	c, last := a.core, a.standing
-	granted := t.granted()
+	granted := t.line.subscription.told().granted
 	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {
 		return nil
 	}

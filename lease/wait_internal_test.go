@@ -131,7 +131,7 @@ func TestTheFirstNewsOfASubscriptionCounts(t *testing.T) {
 		turn, err := ls.join(t.Context(), "a", unheard)
 		require.NoError(t, err)
 		require.NotEmpty(t, turn.woken("me"), name)
-		require.Zero(t, turn.lookAfter(), name)
+		require.True(t, turn.line.subscription.told().ask, name)
 	}
 }
 
@@ -139,7 +139,7 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turn, err := newLines().join(t.Context(), "a", unheard)
 		require.NoError(t, err)
-		turn.listenFor("me")
+		turn.line.subscription.listenFor("me")
 		require.Nil(t, turn.woken("me"))
 		a := &acquisition{call: newCall("me")}
 		start := time.Now()
@@ -238,12 +238,12 @@ func TestACallCountsForMoreThanALook(t *testing.T) {
 		for _, m := range messages {
 			e.receive(m)
 		}
-		require.Zero(t, e.lookAfter(), name)
+		require.True(t, e.told().ask, name)
 		e.listenFor("me")
 		e.receive("look me 500")
-		require.Equal(t, 500*time.Millisecond, e.lookAfter())
+		require.Equal(t, notice{look: 500 * time.Millisecond}, e.told())
 		e.wakeToAsk() // the subscription was made anew
-		require.Zero(t, e.lookAfter())
+		require.True(t, e.told().ask)
 	}
 }
 
@@ -252,11 +252,11 @@ func TestASubscriptionForgetsNewsForAnother(t *testing.T) {
 	e := &subscription{wake: make(chan struct{}, 1)}
 	e.listenFor("me")
 	e.receive("granted me 2 42 9000")
-	require.NotNil(t, e.granted())
+	require.NotNil(t, e.told().granted)
 	e.listenFor("you")
-	require.Nil(t, e.granted())
+	require.Nil(t, e.told().granted)
 	require.Empty(t, e.wake)
 	e.receive("granted me 2 43 9000")
-	require.Nil(t, e.granted())
+	require.Nil(t, e.told().granted)
 	require.Empty(t, e.wake)
 }
