@@ -328,6 +328,9 @@ func (a *acquisition) failed(err error) error {
 // seal runs Config.Seal for all, before the holder learns that it holds. If it fails or panics, all
 // are released.
 func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
+	if a.core.cfg.Seal == nil {
+		return leases, nil
+	}
 	sealed := false
 	defer func() {
 		if !sealed {
@@ -335,20 +338,14 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
 		}
 	}()
 	for _, l := range leases {
-		if err := a.core.seal(ctx, l); err != nil {
+		err := a.core.cfg.Seal(ctx, l)
+		if err == nil {
+			err = l.Err() // that may have taken longer than it lasts
+		}
+		if err != nil {
 			return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
 		}
 	}
 	sealed = true
 	return leases, nil
-}
-
-func (c *core) seal(ctx context.Context, l *Lease) error {
-	if c.cfg.Seal == nil {
-		return nil
-	}
-	if err := c.cfg.Seal(ctx, l); err != nil {
-		return err
-	}
-	return l.Err()
 }

@@ -146,13 +146,8 @@ func checkServer(ctx context.Context, client *redis.Client, clock reference) (Se
 }
 
 func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error {
-	info, err := protocol.Bounded(ctx, func() *redis.StringCmd {
-		// All sections in one reply: naming several at once is not understood by every version.
-		return client.Info(ctx)
-	})
-	if err == nil {
-		err = info.Err()
-	}
+	// All sections in one reply: naming several at once is not understood by every version.
+	info, err := protocol.Bounded(ctx, func() (string, error) { return client.Info(ctx).Result() })
 	switch {
 	case err != nil && redis.IsPermissionError(err):
 		s.warn(WarnHidden, "INFO is forbidden: role, eviction policy and persistence were not checked")
@@ -160,7 +155,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 	case err != nil:
 		return protocol.Failed(ctx, "info", err)
 	}
-	return s.judge(fields(info.Val()))
+	return s.judge(fields(info))
 }
 
 func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
@@ -232,18 +227,11 @@ func askReference(ctx context.Context, clock func(context.Context) (time.Time, e
 	asking, cancel := protocol.Within(ctx, time.Until(end)/2)
 	defer cancel()
 	r.ahead, r.roundTrip, r.err = compare(func() (time.Time, error) {
-		type told struct {
-			at  time.Time
-			err error
+		at, err := protocol.Bounded(asking, func() (time.Time, error) { return clock(asking) })
+		if err != nil && asking.Err() != nil {
+			err = errNoClock
 		}
-		answer, err := protocol.Bounded(asking, func() told {
-			at, err := clock(asking)
-			return told{at, err}
-		})
-		if err != nil {
-			return answer.at, errNoClock
-		}
-		return answer.at, answer.err
+		return at, err
 	})
 	return r
 }
@@ -261,11 +249,7 @@ func compare(ask func() (time.Time, error)) (ahead, roundTrip time.Duration, err
 
 func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock reference) error {
 	ahead, roundTrip, err := compare(func() (time.Time, error) {
-		cmd, err := protocol.Bounded(ctx, func() *redis.TimeCmd { return client.Time(ctx) })
-		if err != nil {
-			return time.Time{}, err
-		}
-		return cmd.Result()
+		return protocol.Bounded(ctx, func() (time.Time, error) { return client.Time(ctx).Result() })
 	})
 	if err != nil {
 		return protocol.Failed(ctx, "time", err)
@@ -288,10 +272,7 @@ const idle = "#!lua\nreturn 1"
 
 // askToWrite finds out whether the server takes writes now.
 func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) error {
-	cmd, err := protocol.Bounded(ctx, func() *redis.Cmd { return client.Eval(ctx, idle, nil) })
-	if err == nil {
-		err = cmd.Err()
-	}
+	_, err := protocol.Bounded(ctx, func() (any, error) { return client.Eval(ctx, idle, nil).Result() })
 	switch {
 	case err == nil:
 		return nil

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -116,30 +117,14 @@ func (c Config) withDefaults() Config {
 	if whole := c.TTL.Truncate(time.Millisecond); whole > 0 {
 		c.TTL = whole
 	}
-	if c.RenewEvery == 0 {
-		c.RenewEvery = c.TTL / 3
-	}
-	if c.RenewTimeout == 0 {
-		c.RenewTimeout = c.TTL / 6
-	}
-	if c.Margin == 0 {
-		c.Margin = min(c.TTL/100+time.Millisecond, c.TTL/4)
-	}
-	if c.WarnBefore == 0 {
-		c.WarnBefore = (c.TTL - c.Margin) / 3
-	}
-	if c.ReplicaTimeout == 0 {
-		c.ReplicaTimeout = max(min(c.TTL/6, time.Second), time.Millisecond)
-	}
-	if c.MaxHold == 0 {
-		c.MaxHold = max(time.Hour, c.TTL)
-	}
-	if c.Holder == "" {
-		c.Holder = thisProcess()
-	}
-	if c.FenceRetention == 0 {
-		c.FenceRetention = max(24*time.Hour, c.TTL)
-	}
+	c.RenewEvery = cmp.Or(c.RenewEvery, c.TTL/3)
+	c.RenewTimeout = cmp.Or(c.RenewTimeout, c.TTL/6)
+	c.Margin = cmp.Or(c.Margin, min(c.TTL/100+time.Millisecond, c.TTL/4))
+	c.WarnBefore = cmp.Or(c.WarnBefore, (c.TTL-c.Margin)/3)
+	c.ReplicaTimeout = cmp.Or(c.ReplicaTimeout, max(min(c.TTL/6, time.Second), time.Millisecond))
+	c.MaxHold = cmp.Or(c.MaxHold, max(time.Hour, c.TTL))
+	c.Holder = cmp.Or(c.Holder, thisProcess())
+	c.FenceRetention = cmp.Or(c.FenceRetention, max(24*time.Hour, c.TTL))
 	return c
 }
 

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -346,16 +347,13 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	r := l.release(ctx, ErrReleased)
 	cause := r.debt.wait(ctx, releaseTime)
-	switch last := r.debt.latest(); {
-	case cause == nil:
+	if cause == nil {
 		return r.err
-	case last == nil && errors.Is(cause, ErrUnreachable):
-		return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
-	case last == nil:
-		return fmt.Errorf("lease: release %q is still being tried: %w: %w", l.resource, ErrUnreachable, cause)
-	default:
-		return fmt.Errorf("lease: release %q is still being tried: %w: %w", l.resource, last, cause)
 	}
+	if last := r.debt.latest(); last != nil || !errors.Is(cause, ErrUnreachable) {
+		cause = fmt.Errorf("%w: %w", cmp.Or(last, ErrUnreachable), cause)
+	}
+	return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
 }
 
 // release is a release that was begun.

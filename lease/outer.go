@@ -84,18 +84,17 @@ func (a *acquisition) waitOuter(ctx context.Context, resource string) (*outer, e
 
 // askOuter tries once. A lock that is taken when the caller has gone is given back.
 func (a *acquisition) askOuter(ctx context.Context, resource string) (*outer, error) {
-	type answer struct {
+	var late struct {
 		lock OuterLock
 		err  error
 	}
-	var late answer
 	sent := time.Now()
-	got, err := protocol.Bounded(ctx, func() answer {
+	lock, err := protocol.Bounded(ctx, func() (OuterLock, error) {
 		late.lock, late.err = a.core.cfg.Outer(ctx, resource, a.core.cfg.TTL)
 		if late.err == nil && (late.lock.Renew == nil || late.lock.Release == nil) {
 			late.err = protocol.Invalid("Config.Outer returned a lock without Renew or Release")
 		}
-		return late
+		return late.lock, late.err
 	}, func() func() {
 		d := a.core.registry.owe(a.core.cfg.TTL, resource)
 		return func() {
@@ -108,10 +107,7 @@ func (a *acquisition) askOuter(ctx context.Context, resource string) (*outer, er
 	if err != nil {
 		return nil, err
 	}
-	if got.err != nil {
-		return nil, got.err
-	}
-	return a.core.keepOuter(got.lock, sent), nil
+	return a.core.keepOuter(lock, sent), nil
 }
 
 func (c *core) releaseOuter(lock OuterLock) {

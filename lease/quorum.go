@@ -123,18 +123,7 @@ func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
 
 // acquire leaves the undoing behind when ctx ends.
 func (q *quorum) acquire(ctx context.Context, a ask) (acquired, error) {
-	type answer struct {
-		acquired
-		err error
-	}
-	got, err := protocol.Bounded(ctx, func() answer {
-		result, err := q.win(ctx, a)
-		return answer{result, err}
-	}, a.abandoned)
-	if err != nil {
-		return acquired{}, err
-	}
-	return got.acquired, got.err
+	return protocol.Bounded(ctx, func() (acquired, error) { return q.win(ctx, a) }, a.abandoned)
 }
 
 // win asks all members and needs a majority.
@@ -145,7 +134,8 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (acquired, error) { return m.acquire(ctx, a) })
 	tokens := make([]int64, len(a.keys))
 	won := 0
-	refused := acquired{wait: time.Millisecond, unsure: missing(votes)}
+	refused := acquired{wait: time.Millisecond} // unsure: a request may still reach a member that has not answered
+	refused.unsure = slices.ContainsFunc(votes, func(v vote[acquired]) bool { return errors.Is(v.err, ErrUnreachable) })
 	for _, v := range votes {
 		switch {
 		case v.err != nil:
@@ -190,11 +180,6 @@ func (q *quorum) undone(ctx context.Context, a ask) bool {
 		}
 	}
 	return all
-}
-
-// missing reports whether a request may still reach a member that has not answered.
-func missing(votes []vote[acquired]) bool {
-	return slices.ContainsFunc(votes, func(v vote[acquired]) bool { return errors.Is(v.err, ErrUnreachable) })
 }
 
 func (q *quorum) extend(ctx context.Context, batch []extension) []answered {

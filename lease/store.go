@@ -154,11 +154,7 @@ func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, e
 }
 
 func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client, error) {
-	type found struct {
-		masters []*redis.Client
-		err     error
-	}
-	f, err := protocol.Bounded(ctx, func() found {
+	return protocol.Bounded(ctx, func() ([]*redis.Client, error) {
 		var mu sync.Mutex
 		var all []*redis.Client
 		err := cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
@@ -167,15 +163,11 @@ func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client
 			all = append(all, master)
 			return nil
 		})
-		return found{all, err}
+		if err != nil {
+			return nil, protocol.Failed(ctx, "cluster slots", err)
+		}
+		return all, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	if f.err != nil {
-		return nil, protocol.Failed(ctx, "cluster slots", f.err)
-	}
-	return f.masters, nil
 }
 
 // spans is false on a Cluster, where a script sees one slot only; several resources are then
@@ -297,21 +289,17 @@ func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(
 	server := s.redis
 	if s.cluster != nil {
 		// WAIT carries no key, and must go where the script went.
-		type found struct {
-			master *redis.Client
-			err    error
-		}
-		f, err := protocol.Bounded(ctx, func() found {
+		master, err := protocol.Bounded(ctx, func() (*redis.Client, error) {
 			master, err := s.cluster.MasterForKey(ctx, c.Key())
-			return found{master, err}
+			if err != nil {
+				return nil, protocol.Failed(ctx, c.Name(), err)
+			}
+			return master, nil
 		})
-		switch {
-		case err != nil:
+		if err != nil {
 			return none, err
-		case f.err != nil:
-			return none, protocol.Failed(ctx, c.Name(), f.err)
 		}
-		server = protocol.Over(f.master)
+		server = protocol.Over(master)
 	}
 	r, confirmed, err := c.RunAndWait(ctx, server, s.replicas, s.within)
 	if s.cluster != nil && protocol.Moved(err) {

@@ -167,7 +167,7 @@ func TestAMemberThatIsNotAskedInTimeHasNotAnswered(t *testing.T) {
 	t.Parallel()
 	q := &quorum{members: make([]*single, 3), need: 2, patience: 0}
 	ask := func(ctx context.Context, _ *single) (int, error) {
-		return protocol.Bounded(ctx, func() int { return 1 })
+		return protocol.Bounded(ctx, func() (int, error) { return 1, nil })
 	}
 	for _, vote := range poll(t.Context(), q, ask) {
 		require.ErrorIs(t, vote.err, ErrUnreachable)

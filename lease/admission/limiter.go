@@ -53,6 +53,7 @@
 package admission
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -149,9 +150,7 @@ type Limiter struct {
 // to Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	cfg.Window = cfg.Window.Truncate(time.Millisecond)
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 250 * time.Millisecond
-	}
+	cfg.Timeout = cmp.Or(cfg.Timeout, 250*time.Millisecond)
 	most := MaxLimit
 	if cfg.Sliding {
 		most = MaxSlidingLimit

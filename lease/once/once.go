@@ -79,6 +79,7 @@
 package once
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -205,12 +206,8 @@ type Once struct {
 // New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk
 // to Redis. The client stays the caller's: it is not closed here, and its own retries are not used.
 func New(client redis.UniversalClient, cfg Config) (*Once, error) {
-	if cfg.InFlight == 0 {
-		cfg.InFlight = 10 * time.Second
-	}
-	if cfg.Done == 0 {
-		cfg.Done = 24 * time.Hour
-	}
+	cfg.InFlight = cmp.Or(cfg.InFlight, 10*time.Second)
+	cfg.Done = cmp.Or(cfg.Done, 24*time.Hour)
 	switch {
 	case cfg.InFlight < time.Millisecond:
 		return nil, protocol.Invalid("InFlight must be at least 1ms; it is %v", cfg.InFlight)

@@ -153,19 +153,23 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 // return, if there is one, and the function that it returns when f has returned too. If ctx was
 // over before, nothing is called, and the error is its cause. (The client library observes contexts
 // only if its owner has configured that.)
-func Bounded[T any](ctx context.Context, f func() T, abandoned ...func() (ended func())) (answer T, err error) {
+func Bounded[T any](ctx context.Context, f func() (T, error), abandoned ...func() (ended func())) (answer T, err error) {
 	if ctx.Err() != nil {
 		return answer, context.Cause(ctx)
 	}
-	answered, result := make(chan struct{}), new(T)
+	answered := make(chan struct{})
+	result := new(struct {
+		answer T
+		err    error
+	})
 	go func() {
-		*result = f()
+		result.answer, result.err = f()
 		close(answered)
 	}()
 	if err := await(ctx, answered, abandoned...); err != nil {
 		return answer, err
 	}
-	return *result, nil
+	return result.answer, result.err
 }
 
 // await is the waiting of Bounded.

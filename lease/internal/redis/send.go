@@ -126,13 +126,13 @@ func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
 // its writes.
 func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within time.Duration) (Reply, int64, error) {
 	r := &request{call: c}
-	wait, err := Bounded(ctx, func() *redis.IntCmd {
+	wait, err := Bounded(ctx, func() (*redis.IntCmd, error) {
 		ctx := forClient(ctx)
 		wait := redis.NewIntCmd(ctx, "wait", replicas, within.Milliseconds())
 		if unknown := s.attempt(ctx, []*request{r}, []redis.Cmder{wait}); len(unknown) > 0 {
 			s.process(ctx, unknown, []redis.Cmder{wait})
 		}
-		return wait
+		return wait, nil
 	}, c.Abandoned)
 	if err != nil {
 		return Reply{}, 0, err

@@ -190,7 +190,7 @@ func TestABoundedRequestReturnsWhenTheBoundEnds(t *testing.T) {
 		defer cancel()
 		stuck := make(chan struct{})
 		defer close(stuck)
-		_, err := protocol.Bounded(ctx, func() int { <-stuck; return 1 })
+		_, err := protocol.Bounded(ctx, func() (int, error) { <-stuck; return 1, nil })
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 	})
 }
