@@ -153,6 +153,8 @@ var guards = []struct {
 		{"S7", "a connection that falls silent is closed", "func() { _ = wire.Close() })", "func() { _ = wire })", "fencedb.TestASilentConnectionIsNotWaitedForLongerThanTheLease"},
 		{"S7", "the next user of a connection is not bound", "				e.unwatch(conn)\n				release()", "				release()", "fencedb.TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast"},
 		{"S7", "a connection that comes after the lease is not waited for", "bounded, cancel = context.WithDeadline(ctx, until)", "bounded, cancel = context.WithCancel(ctx)", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
+		{"S6", "nothing begins in a transaction that is open already", "pg.PgConn().TxStatus() != 'I':", "false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
+		{"S6", "a connection that is closed leaves no doubt", "pg != nil && pg.IsClosed():", "false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
 		{"S7", "nothing begins under a lease that is over", "e.until.Sub(e.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
 	}},
 	{"fencedb/grant.go", []guard{

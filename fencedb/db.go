@@ -10,7 +10,7 @@ import (
 )
 
 // DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one,
-// on purpose: inside a transaction call Enter.
+// on purpose, and a connection that is in a transaction is refused: there call Enter.
 type DB interface {
 	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults

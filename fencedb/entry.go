@@ -206,7 +206,13 @@ func (e *entry) acquire(ctx context.Context, db DB) (DB, func(), error) {
 	}
 	defer cancel()
 	conn, release, err := acquire(bounded, db)
-	switch {
+	switch pg := pgxConn(conn); {
+	case pg != nil && pg.IsClosed():
+		release()
+		return nil, nil, errors.New("fencedb: nothing was written: the connection is closed")
+	case pg != nil && pg.PgConn().TxStatus() != 'I':
+		release()
+		return nil, nil, errors.New("fencedb: nothing was written: the connection is in a transaction already; use Enter in that")
 	case err == nil:
 		return conn, func() {
 			if release != nil { // the first time

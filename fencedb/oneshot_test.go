@@ -1,7 +1,9 @@
 package fencedb_test
 
 import (
+	"context"
 	"errors"
+	"maps"
 	"testing"
 	"time"
 
@@ -223,6 +225,35 @@ func TestConnectionsOfEveryKind(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorIs(t, fencedb.Seal(t.Context(), db, grant("table:12", int64(i)+1)), fencedb.ErrStale)
 	}
+}
+
+// COMMIT would end a transaction of the caller's own, and a write without one would not be committed
+// when nil is returned.
+func TestAConnectionThatIsNotFreeIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	all := maps.Clone(attempts)
+	delete(all, "Enter")    // takes a transaction of its own
+	delete(all, "Tx, Conn") // is nil
+	all["Seal"] = func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error { return fencedb.Seal(ctx, conn, g) }
+	for state, sql := range map[string]string{"in a transaction": `BEGIN`, "in one that has failed": `BEGIN; SELECT 1/0`, "closed": ""} {
+		for name, attempt := range all {
+			conn := w.conn()
+			if sql == "" {
+				require.NoError(t, conn.Close(t.Context()))
+			}
+			_, _ = conn.Exec(t.Context(), sql)
+			status := conn.PgConn().TxStatus()
+
+			err := attempt(t.Context(), conn, grantFor("table:12", 41, time.Minute))
+
+			require.Error(t, err, "%s, %s", name, state)
+			require.NotErrorIs(t, err, fencedb.ErrCommitUnknown, "%s, %s", name, state)
+			require.Equal(t, string(status), string(conn.PgConn().TxStatus()), "%s, %s", name, state)
+			_ = conn.Close(t.Context())
+		}
+	}
+	require.Zero(t, w.fence("table:12"))
 }
 
 func TestOptionsOfTheDBHoldForOneShots(t *testing.T) {
