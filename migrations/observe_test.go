@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"fmt"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -321,6 +322,23 @@ func TestOnlyTheOwnerSwitchesAndOnlyOwnersAndOperatorsSee(t *testing.T) {
 	require.Empty(t, s.as(`"`+owner+`"`, `SELECT fencedb.enforce('shop.seats')`))
 	require.Equal(t, "FN002", s.as(app, `INSERT INTO shop.seats VALUES (1)`))
 	require.Equal(t, "observe true, protect true", s.one(`SELECT string_agg(event || ' ' || (role = $1::name), ', ' ORDER BY id) FROM fencedb.audit`, owner))
+}
+
+// The guard does not change owner with its table.
+func TestANewOwnerOfATableGetsItsGuard(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	former, owner := s.withRole("allow"), s.withRole("allow_operator")
+	s.exec(`CREATE SCHEMA shop; GRANT ALL ON SCHEMA shop TO ` + former + `, ` + owner + `; SET SESSION AUTHORIZATION ` + former + `;
+		CREATE TABLE shop.seats (id int NOT NULL); SELECT fencedb.protect('shop.seats', $$ 'seat:' || id $$);
+		RESET SESSION AUTHORIZATION; ALTER TABLE shop.seats OWNER TO ` + owner + `; SET SESSION AUTHORIZATION ` + owner)
+
+	s.exec(`BEGIN; SELECT fencedb.unprotect('shop.seats'); SELECT fencedb.protect('shop.seats', $$ 'seat:' || id $$); SELECT fencedb.observe('shop.seats'); ROLLBACK`)
+
+	refusal := s.refused(insufficientPrivilege, `SELECT fencedb.observe('shop.seats')`)
+	statement := regexp.MustCompile(`ALTER FUNCTION [^;]+`).FindString(refusal.Hint)
+	s.exec(`RESET SESSION AUTHORIZATION; ` + statement + `; SET SESSION AUTHORIZATION ` + owner + `; SELECT fencedb.observe('shop.seats')`)
+	require.Equal(t, "true", s.one(`SELECT observed FROM fencedb.protected_tables`))
 }
 
 // The ledger judges, so all but one thing is refused as ever: see docs/tables.md.

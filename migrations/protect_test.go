@@ -110,6 +110,18 @@ func TestADeletedRowCannotBeReinsertedWithAnOlderToken(t *testing.T) {
 	require.Equal(t, "1", s.one(`SELECT count(*) FROM seats`))
 }
 
+func TestASessionThatIsResetHasToEnterAgain(t *testing.T) {
+	t.Parallel()
+	s := newSeatsWithDetours(t)
+	for reset, code := range map[string]string{"RESET ALL": "FN002", "DISCARD SEQUENCES": "55000"} {
+		for _, write := range writes {
+			begun := `BEGIN; ` + enter(41, "room:red") + `; ` + reset + `; `
+			s.refused(code, begun+write)
+			s.exec(begun + enter(41, "room:red") + `; ` + write + `; ROLLBACK`)
+		}
+	}
+}
+
 func TestTheStampCannotBeChosen(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)

@@ -809,8 +809,8 @@ BEGIN
                WHERE t.tgparentid = 0 AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
     END LOOP;
-    -- It may still guard a child that no longer inherits.
-    IF protection.guard IS NOT NULL AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = protection.guard) THEN
+    -- It may still guard a child that no longer inherits, and it did not change owner with its table.
+    IF (SELECT pg_has_role(p.proowner, 'USAGE') FROM pg_proc p WHERE p.oid = protection.guard) AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = protection.guard) THEN
         EXECUTE format('DROP FUNCTION %s', protection.guard);
     END IF;
     IF NOT keep_columns THEN

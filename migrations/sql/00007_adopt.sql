@@ -245,6 +245,11 @@ BEGIN
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first, with mode => ''observe'' if it shall refuse nothing yet.';
     ELSIF protection.observed <> observe THEN
         PERFORM fencedb.record_protection(target); -- as in unprotect
+        IF NOT pg_has_role((SELECT p.proowner FROM pg_proc p WHERE p.oid = protection.guard), 'USAGE') THEN
+            RAISE EXCEPTION 'fencedb.%: the guard of % belongs to another role', CASE WHEN observe THEN 'observe' ELSE 'enforce' END, target
+                USING ERRCODE = 'insufficient_privilege', HINT = format('It did not change owner with the table. Let its owner or a superuser run: ALTER FUNCTION %s OWNER TO %s; or call fencedb.unprotect and fencedb.protect in one transaction.',
+                    protection.guard, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target));
+        END IF;
         PERFORM fencedb.switch_guard(protection.guard, observe);
         PERFORM fencedb.record_protection(target);
     END IF;
