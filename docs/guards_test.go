@@ -66,6 +66,7 @@ var guards = []struct {
 	}},
 	{"migrations/sql/00003_protect.sql", []guard{
 		{"S4", "foreign tables that inherit are guarded", "WHERE c.relkind IN ('r', 'p', 'f')", "WHERE c.relkind IN ('r', 'p')", "migrations.TestForeignTablesAreGuardedWithTheirParent"},
+		{"S2", "a row that is its own fence outlives a crash", "mode = 'row' AND c.relpersistence = 'u';", "false;", "migrations.TestProtectRowRefusesTablesThatACrashEmpties"},
 		{"S2", "a row that is its own fence is in one table", "WHERE mode = 'row' AND NOT m.is_partition AND m.member <> target;", "WHERE false;", "migrations.TestProtectRowRefusesTablesWithChildren"},
 		{"S4", "a statement without a token is refused, whatever it matches", "IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF TG_OP = 'TRUNCATE' THEN", "migrations.TestNoWriteWithoutAToken"},
 		{"S4", "TRUNCATE is refused", "IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN", "IF until IS NULL AND granted IS NULL THEN", "migrations.TestNoWriteWithATokenOfAnotherResource"},
@@ -103,6 +104,7 @@ var guards = []struct {
 		{"S4", "a trigger of our name that is not ours is no guard", "t.tgname = '~fencedb_row' AND t.tgfoid <> (guard || '()')::regprocedure\n               OR", "false OR", "migrations.TestProtectIsNotFooledByAPlantedTrigger"},
 	}},
 	{"migrations/sql/00004_row_fence.sql", []guard{
+		{"S1", "a resource is one row, whatever is NULL", " AND (i.indnullsnotdistinct OR bool_and(a.attnotnull)) --", " --", "migrations.TestProtectRowRefusesResourcesOfSeveralRows"},
 		{"S2", "a row that is its own fence refuses an older token", "ELSIF token > carried OR token = carried AND", "ELSIF token = carried AND", "migrations.TestARowIsItsOwnLedger"},
 		{"S1", "it refuses the same token of another lease", "ELSIF token > carried OR token = carried AND lease <> (own ->> 'lease')::uuid THEN", "ELSIF token > carried THEN", "migrations.TestARowRefusesAnEqualTokenOfAnotherLease"},
 		{"S4", "it needs a grant for itself", "ELSIF own IS NULL THEN", "ELSIF false THEN", "migrations.TestRowFencedWritesNeedAGrantForTheirRow"},

@@ -133,9 +133,9 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (floor int, id int, room text, also text[], PRIMARY KEY (floor, id)); CREATE TABLE heap (room text); CREATE TABLE child (x int) INHERITS (heap);
-		CREATE TABLE parts (id int, room text UNIQUE);
+		CREATE TABLE parts (id int, room text UNIQUE NULLS NOT DISTINCT);
 		INSERT INTO seats SELECT 1, i, CASE WHEN i > 3 THEN 'red' END FROM generate_series(1, 9) i; UPDATE seats SET also = '{a,NULL}' WHERE id = 9;
-		INSERT INTO heap VALUES ('red'); INSERT INTO child VALUES (NULL); INSERT INTO parts VALUES (1, NULL), (2, NULL), (3, 'red')`)
+		INSERT INTO heap VALUES ('red'); INSERT INTO child VALUES (NULL); INSERT INTO parts VALUES (1, NULL), (3, 'red')`)
 	const nullValue = "22004"
 
 	err := s.refused(nullValue, `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
@@ -144,7 +144,7 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('seats', 'also')`).Message, "9 rows", "no list, or one with NULL in it")
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('seats', $$ nullif(id, 7)::text $$)`).Detail, "(1, 7).")
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('heap', 'room')`).Detail, "(public.child, (0,1)).")
-	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect_row('parts', 'room')`).Message, "2 rows of public.parts")
+	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect_row('parts', 'room')`).Message, "1 rows of public.parts")
 
 	s.exec(`CREATE DOMAIN names AS text[]; CREATE TABLE lists (id int PRIMARY KEY, rooms text[] NOT NULL, v varchar(3)[] NOT NULL, n names NOT NULL, r int4range NOT NULL);
 		INSERT INTO lists SELECT i, x, x, x, '(,1)' FROM (VALUES (1, '{}'::text[]), (2, '{a,NULL}'), (3, '{a}')) v(i, x)`)
@@ -153,6 +153,15 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 	}
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', $$ 'r' || lower(r) $$)`).Message, "3 rows")
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', $$ '{a,NULL}'::text[] $$)`).Message, "3 rows")
+
+	// An owner does not see what a policy hides from owners too.
+	owner := s.withRole("allow")
+	s.exec(`CREATE TABLE hidden (room text); INSERT INTO hidden VALUES (NULL); GRANT CREATE ON SCHEMA public TO ` + owner + `; ALTER TABLE hidden OWNER TO ` + owner + `;
+		ALTER TABLE hidden ENABLE ROW LEVEL SECURITY; ALTER TABLE hidden FORCE ROW LEVEL SECURITY; SET SESSION AUTHORIZATION ` + owner)
+	s.refused(insufficientPrivilege, `SELECT fencedb.protect('hidden', 'room')`)
+	s.exec(`ALTER TABLE hidden NO FORCE ROW LEVEL SECURITY`)
+	s.refused(nullValue, `SELECT fencedb.protect('hidden', 'room')`)
+	s.exec(`RESET SESSION AUTHORIZATION`)
 
 	s.exec(`SELECT fencedb.protect('seats', $$ 'room:' || coalesce(room, '') $$)`)
 	s.exec(`DELETE FROM child; SELECT fencedb.protect('heap', 'room')`)

@@ -141,9 +141,9 @@ func TestCarryChecksWhatEnterChecks(t *testing.T) {
 func TestProtectRowRefusesResourcesOfSeveralRows(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE parts (a int, b int, c text UNIQUE, d int, PRIMARY KEY (a, b)); CREATE UNIQUE INDEX ON parts (d) WHERE a > 0`)
+	s.exec(`CREATE TABLE parts (a int, b int, c text UNIQUE NULLS NOT DISTINCT, d int, e int UNIQUE, PRIMARY KEY (a, b)); CREATE UNIQUE INDEX ON parts (d) WHERE a > 0`)
 
-	for _, expression := range []string{`ARRAY[c]`, `'x'`, `'a:' || a`, `'b:' || b`, `'d:' || d`} {
+	for _, expression := range []string{`ARRAY[c]`, `'x'`, `'a:' || a`, `'b:' || b`, `'d:' || d`, `coalesce('e:' || e, 'none')`} {
 		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect_row('parts', $1)`, expression)
 		require.ErrorContains(t, err, "does not name a unique key", expression)
 	}
@@ -153,7 +153,20 @@ func TestProtectRowRefusesResourcesOfSeveralRows(t *testing.T) {
 		s.refused("42710", `SELECT fencedb.protect('parts', $$ 'x' $$)`)
 		s.exec(`SELECT fencedb.unprotect('parts')`)
 	}
-	require.Equal(t, "4", s.one(`SELECT count(*) FROM pg_attribute WHERE attrelid = 'parts'::regclass AND attnum > 0 AND NOT attisdropped`))
+	require.Equal(t, "5", s.one(`SELECT count(*) FROM pg_attribute WHERE attrelid = 'parts'::regclass AND attnum > 0 AND NOT attisdropped`))
+}
+
+// A crash empties it, and a row that is stored again would know of no token.
+func TestProtectRowRefusesTablesThatACrashEmpties(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE UNLOGGED TABLE jobs (id int PRIMARY KEY); CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY LIST (id);
+		CREATE TABLE logged PARTITION OF parts FOR VALUES IN (1); CREATE UNLOGGED TABLE unlogged PARTITION OF parts FOR VALUES IN (2)`)
+
+	for table, unlogged := range map[string]string{"jobs": "public.jobs", "parts": "public.unlogged"} {
+		require.Contains(t, s.refused("0A000", `SELECT fencedb.protect_row('`+table+`', $$ 'job:' || id $$)`).Message, unlogged+" is unlogged")
+		s.exec(`SELECT fencedb.protect('` + table + `', $$ 'job:' || id $$)`) // the fences are in the ledger
+	}
 }
 
 // Neither table knows of the keys in the other.
@@ -170,7 +183,7 @@ func TestProtectRowRefusesTablesWithChildren(t *testing.T) {
 func TestARowWithoutAResourceIsRefusedHereToo(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`CREATE TABLE jobs (name text UNIQUE); SELECT fencedb.protect_row('jobs', 'name')`)
+	s.exec(`CREATE TABLE jobs (name text UNIQUE NULLS NOT DISTINCT); SELECT fencedb.protect_row('jobs', 'name')`)
 
 	s.refused("22004", s.carried(1, "a", `INSERT INTO jobs VALUES (NULL)`))
 }

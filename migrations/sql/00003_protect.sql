@@ -472,11 +472,12 @@ $$;
 
 COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, in its plain form if it has one, the columns it reads, whether it gives several resources, and whether it is certain that no row gives NULL.';
 
--- A row without a resource could not be written again, not even deleted.
+-- A row without a resource could not be written again, not even deleted. Nor one that a policy hides from its owner.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_rows(target regclass, expression text) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
+    SET row_security = off
 AS $$
 DECLARE
     relname name := (SELECT c.relname FROM pg_class c WHERE c.oid = target);
@@ -677,6 +678,11 @@ BEGIN
     IF odd IS NOT NULL THEN
         RAISE EXCEPTION 'fencedb.protect_row: % inherits from %, and no unique key spans both', odd, target
             USING ERRCODE = 'feature_not_supported', HINT = 'A resource would be a row in each of them. Use fencedb.protect, or take the table out (ALTER TABLE ... NO INHERIT).';
+    END IF;
+    SELECT string_agg(m.member::text, ', ') INTO odd FROM fencedb.members(target) m JOIN pg_class c ON c.oid = m.member WHERE mode = 'row' AND c.relpersistence = 'u';
+    IF odd IS NOT NULL THEN
+        RAISE EXCEPTION 'fencedb.protect_row: % is unlogged, and a crash would empty it', odd
+            USING ERRCODE = 'feature_not_supported', HINT = 'Its rows would be the fences. Use fencedb.protect, or ALTER TABLE ... SET LOGGED.';
     END IF;
     SELECT * INTO present FROM fencedb.protected_tables p WHERE p.table_name = target;
     IF present.resource <> resource OR present.mode <> mode THEN

@@ -117,10 +117,11 @@ BEGIN
     IF several OR NOT EXISTS (
         SELECT FROM pg_index i
         WHERE i.indrelid = target AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-          AND (SELECT array_agg(a.attname) FROM pg_attribute a WHERE a.attrelid = target AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) <@ columns
+          AND (SELECT array_agg(a.attname) <@ columns AND (i.indnullsnotdistinct OR bool_and(a.attnotnull)) -- or many rows have the key NULL
+               FROM pg_attribute a WHERE a.attrelid = target AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))
     ) THEN
         RAISE EXCEPTION 'fencedb.protect_row: the resource of % does not name a unique key: a row must be one resource, and a resource one row', target
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Build one text from all columns of the primary key or of a unique constraint, with separators between them, or use fencedb.protect.';
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Build one text from all columns of the primary key, or of a unique constraint on columns that are NOT NULL, with separators between them, or use fencedb.protect.';
     END IF;
 END
 $$;
