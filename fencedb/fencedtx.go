@@ -69,7 +69,7 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pg
 			return nil, err
 		}
 		_ = tx.inner.Rollback(ctx)
-		sealErr = Seal(ctx, conn, All(tx.entry.grants...))
+		sealErr = tx.entry.seal(ctx, conn)
 	}
 }
 

@@ -145,7 +145,14 @@ func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Optio
 // nor no (a lost connection, ctx done) seal again: a second seal does no harm.
 func Seal(ctx context.Context, db DB, grant Grant) error {
 	plain, _ := uncarry(flatten(grant)) // to carry is not to raise
-	return sealError(SendBatch(ctx, db, All(plain...), &pgx.Batch{}, TxOptions(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})))
+	return sealError(SendBatch(ctx, db, All(plain...), &pgx.Batch{}, func(c *config) {
+		c.txOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: c.txOptions.AccessMode}
+	}))
+}
+
+// seal is Seal on a connection of the entry's own, in its access mode.
+func (e *entry) seal(ctx context.Context, conn DB) error {
+	return Seal(ctx, With(conn, TxOptions(e.txOptions)), All(e.grants...))
 }
 
 // Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets it.
@@ -280,7 +287,7 @@ func (s *sent) sealed(err error) bool {
 	}
 	_ = s.results.Close() // fails as before
 	s.rollback()
-	s.sealErr = Seal(s.ctx, s.conn, All(s.entry.grants...))
+	s.sealErr = s.entry.seal(s.ctx, s.conn)
 	if s.sealErr == nil && s.lost() {
 		s.sealErr = errLostSealing
 	}

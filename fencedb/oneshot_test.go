@@ -280,6 +280,22 @@ func TestOptionsOfTheDBHoldForOneShots(t *testing.T) {
 }
 
 // The server has committed and the results are lost: neither nil nor a failure is true.
+// Where transactions only read by default, those that write say so, and a seal writes.
+func TestARoleThatReadsByDefaultWritesAndSeals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	config := w.pool.Config()
+	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	for i, level := range []pgx.TxIsoLevel{"", pgx.Serializable} {
+		db := fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadWrite}))
+		require.NoError(t, fencedb.Seal(t.Context(), db, grant("table:12", int64(2*i)+1)))
+		require.NoError(t, fencedb.Tx(t.Context(), db, grant("table:12", int64(2*i)+2), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }))
+	}
+}
+
 func TestACommitWhoseResultsAreLostIsErrCommitted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
