@@ -25,6 +25,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -88,40 +89,53 @@ func (c *Config) healsWithin() time.Duration {
 
 // Run tries, judges and takes everything that it has made off the servers. When ctx ends, it stops
 // early and judges what there is. An error means that there is no verdict.
-func Run(ctx context.Context, c Config) (v *Verdict, err error) {
+func Run(ctx context.Context, c Config) (*Verdict, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
 	c.complete()
 	kinds, _ := names(c.Servers, c.Only)
-	t := task{
-		Run:         "chaos_" + strconv.FormatUint(rand.Uint64()>>24, 36),
+	v := &Verdict{
+		Seed: c.Seed, Control: c.Control, TTL: Span(c.TTL), Workers: c.Workers, Clients: c.Clients, Width: c.Width,
+		Faults: []Happened{}, Violations: []Violation{},
+	}
+	left, err := c.perform(ctx, "chaos", func(s *stage) error {
+		v.Run, v.Began = s.Run, time.Now()
+		fmt.Fprintf(c.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", v.Run, c.Seed, c.Workers, c.Clients, c.TTL)
+		crew, err := s.start(context.WithoutCancel(ctx), c.Workers)
+		if err != nil {
+			return fmt.Errorf("start the workers: %w", err)
+		}
+		p := &play{Config: c, crew: crew, verdict: v, epoch: now()}
+		p.faults(ctx, kinds)
+		if err := crew.stop(); err != nil {
+			return err
+		}
+		return p.judge(context.WithoutCancel(ctx))
+	})
+	if err != nil {
+		return nil, err
+	}
+	v.Left = left
+	return v, nil
+}
+
+// perform has a scene on a stage of its own, and says what could not be taken off the servers.
+func (c *Config) perform(ctx context.Context, name string, scene func(*stage) error) (left []string, err error) {
+	s, err := newStage(ctx, task{
+		Run:         name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36),
 		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL,
 		TTL: c.TTL, Seed: c.Seed, Control: c.Control, Clients: c.Clients, Width: c.Width,
-	}
-	s, err := newStage(ctx, t, c.Open)
+	}, c.Open)
 	if err != nil {
 		return nil, err
 	}
-	v = &Verdict{
-		Run: t.Run, Seed: c.Seed, Control: c.Control, TTL: Span(c.TTL), Workers: c.Workers, Clients: c.Clients, Width: c.Width, Began: time.Now(),
-		Faults: []Happened{}, Violations: []Violation{}, Left: []string{},
+	failed := scene(s)
+	left, err = s.remove()
+	if failed != nil && len(left) > 0 {
+		failed = fmt.Errorf("%w; left %s", failed, strings.Join(left, ", and "))
 	}
-	fmt.Fprintf(c.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", t.Run, c.Seed, c.Workers, c.Clients, c.TTL)
-	defer func() {
-		left, failed := s.remove()
-		v.Left, err = append(v.Left, left...), errors.Join(err, failed)
-	}()
-	crew, err := s.start(context.WithoutCancel(ctx), c.Workers)
-	if err != nil {
-		return nil, fmt.Errorf("start the workers: %w", err)
-	}
-	p := &play{Config: c, crew: crew, verdict: v, epoch: now()}
-	p.faults(ctx, kinds)
-	if err := crew.stop(); err != nil {
-		return nil, err
-	}
-	return v, p.judge(context.WithoutCancel(ctx))
+	return left, errors.Join(failed, err)
 }
 
 // play is a run under way.
@@ -161,7 +175,7 @@ func (p *play) fault(ctx context.Context, f Fault) {
 	err := p.do(ctx, f)
 	end := now()
 	happened := Happened{Fault: f, At: p.since(begin), Over: p.since(end)}
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		happened.Skipped = err.Error()
 		p.log(end, "%-28s not possible here: %v", "", err)
 	}

@@ -215,6 +215,28 @@ func TestWhatIsNotPossibleIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	nothingIsLeft(t, postgres, server.Client(), "chaos_")
 }
 
+// What cannot be tried is no promise that was broken, and no panic.
+func TestARunThatCannotBeginSaysWhyAndLeavesNothing(t *testing.T) {
+	server, postgres := testenv.OwnRedis(t), ordinaryRole(t)
+	c := Config{PostgresURL: postgres, RedisURL: server.Addr(), Open: open, TTL: ttl, Workers: 2}
+	refused := func(says string) {
+		t.Helper()
+		_, err := Run(t.Context(), c)
+		require.ErrorContains(t, err, says)
+		_, err = Drill(t.Context(), c)
+		require.ErrorContains(t, err, says)
+		nothingIsLeft(t, postgres, server.Client(), "_")
+	}
+	t.Setenv("TMPDIR", "/nowhere") // no room for the sockets of the networks
+	refused("/nowhere")
+	t.Setenv("TMPDIR", "")
+	for _, rule := range []string{"resetchannels", "resetkeys"} {
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "allkeys", rule).Err())
+		refused("NOPERM")
+		require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "allkeys", "allchannels").Err())
+	}
+}
+
 // A database that has the schema fencedb keeps it, with what others have in it. The run is wide.
 func TestASchemaThatWasThereStays(t *testing.T) {
 	t.Parallel()
@@ -300,6 +322,18 @@ func TestDrill(t *testing.T) {
 	require.Contains(t, d.Steps[6].Saw, "exclusion verified")
 	require.Empty(t, d.Left)
 	nothingIsLeft(t, postgres, client, d.Run)
+}
+
+func TestADrillThatIsInterruptedSaysSoAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	client, postgres := testenv.Redis(t), ordinaryRole(t)
+	ctx, cancel := context.WithCancel(t.Context())
+
+	_, err := Drill(ctx, Config{PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: ttl, Log: interrupt{"1. A", cancel}})
+
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorContains(t, err, "step 2, A's renewals fail, could not be carried out")
+	nothingIsLeft(t, postgres, client, "drill_")
 }
 
 // A drill that cannot fail shows nothing.

@@ -1,14 +1,13 @@
 package chaos
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -60,56 +59,72 @@ type acquisition struct {
 	at    time.Time
 }
 
+// broken is a promise that was not kept. With any other error a step could not be carried out, which
+// says nothing of promises.
+type broken string
+
+func (b broken) Error() string { return string(b) }
+
+func brokenf(format string, args ...any) error { return broken(fmt.Sprintf(format, args...)) }
+
 // Drill stages one scene on the servers and explains each step to c.Log: a lease expires while its
 // renewals fail, its holder writes late and releases late. Then clients compete on purpose. It takes
 // everything off the servers again. Of the settings it uses the addresses, Open, TTL and Control.
-func Drill(ctx context.Context, c Config) (result *Drilled, err error) {
+// An error means that a step could not be carried out.
+func Drill(ctx context.Context, c Config) (*Drilled, error) {
 	c.complete()
-	t := task{Run: "drill_" + strconv.FormatUint(rand.Uint64()>>24, 36), PostgresURL: c.PostgresURL, RedisURL: c.RedisURL, TTL: c.TTL, Control: c.Control}
-	s, err := newStage(ctx, t, c.Open)
+	result := &Drilled{TTL: Span(c.TTL)}
+	left, err := c.perform(ctx, "drill", func(s *stage) error {
+		result.Run = s.Run
+		return c.drill(ctx, s, result)
+	})
 	if err != nil {
 		return nil, err
 	}
-	result = &Drilled{Run: t.Run, TTL: Span(c.TTL), Left: []string{}}
-	defer func() {
-		left, failed := s.remove()
-		result.Left, err = append(result.Left, left...), errors.Join(err, failed)
-	}()
+	result.Left = left
+	return result, nil
+}
+
+func (c *Config) drill(ctx context.Context, s *stage, result *Drilled) error {
 	dir, err := os.MkdirTemp("", "fencedb-")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer os.RemoveAll(dir)
-	d := &drill{stage: s, resource: t.resource(objects[register].resources[0])}
+	d := &drill{stage: s, resource: s.resource(objects[register].resources[0])}
 	if d.toA, err = faulty.NewNetwork(filepath.Join(dir, "a")); err != nil {
-		return nil, err
+		return err
 	}
 	defer d.toA.Close()
-	clientA, err := c.Open(t.RedisURL, faulty.Through(filepath.Join(dir, "a")))
+	clientA, err := c.Open(s.RedisURL, faulty.Through(filepath.Join(dir, "a")))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer clientA.Close()
 	if d.a, err = d.issuer(clientA); err == nil {
 		d.b, err = d.issuer(s.client)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer d.close(clientA)
-	for _, step := range d.script() {
-		saw, broken := step.do(ctx)
-		if broken != nil {
-			saw = broken.Error()
+	for n, step := range d.script() {
+		saw, err := step.do(ctx)
+		not := errors.As(err, new(broken)) || errors.Is(err, fencedb.ErrStale)
+		switch {
+		case not:
+			saw = err.Error()
+		case err != nil:
+			return fmt.Errorf("step %d, %s, could not be carried out: %w", n+1, step.title, cmp.Or(context.Cause(ctx), err))
 		}
-		done := Step{step.title, step.why, saw, broken == nil}
+		done := Step{step.title, step.why, saw, !not}
 		result.Steps = append(result.Steps, done)
-		done.write(c.Log, len(result.Steps))
-		if broken != nil {
+		done.write(c.Log, n+1)
+		if not {
 			break
 		}
 	}
-	return result, nil
+	return nil
 }
 
 func (d *drill) issuer(client redis.UniversalClient) (*lease.Issuer, error) {
@@ -185,7 +200,7 @@ func (d *drill) failRenewals(ctx context.Context) (string, error) {
 	}
 	cause := context.Cause(d.leaseA.Context())
 	if !errors.Is(cause, lease.ErrUnreachable) && !errors.Is(cause, lease.ErrExpired) {
-		return "", fmt.Errorf("the lease of A ended with another cause: %w", cause)
+		return "", brokenf("the lease of A ended with another cause: %v", cause)
 	}
 	return fmt.Sprintf("A's lease ended after %v, with %q", Span(time.Since(began)), cause), nil
 }
@@ -198,9 +213,9 @@ func (d *drill) takeOver(ctx context.Context) (string, error) {
 	d.leaseB = b.lease
 	switch early := d.leaseA.ValidUntil().Sub(b.at); {
 	case early > 0:
-		return "", fmt.Errorf("the lease came to B %v before that of A had ended", early)
+		return "", brokenf("the lease came to B %v before that of A had ended", early)
 	case d.leaseB.Token() <= d.leaseA.Token():
-		return "", fmt.Errorf("the token %d of B is not higher than %d of A", d.leaseB.Token(), d.leaseA.Token())
+		return "", brokenf("the token %d of B is not higher than %d of A", d.leaseB.Token(), d.leaseA.Token())
 	}
 	if err := d.set(ctx, d.leaseB, 2); err != nil {
 		return "", err
@@ -212,14 +227,14 @@ func (d *drill) writeLate(ctx context.Context) (string, error) {
 	err := d.set(ctx, d.sure, 3)
 	var stale *fencedb.StaleError
 	if !errors.As(err, &stale) {
-		return "", fmt.Errorf("the write with the old token was not refused as stale: %v", err)
+		return "", brokenf("the write with the old token was not refused as stale: %v", err)
 	}
 	var value int64
 	if err := d.pool.QueryRow(ctx, `SELECT value FROM registers WHERE resource = $1`, d.resource).Scan(&value); err != nil {
 		return "", err
 	}
 	if value != 2 {
-		return "", fmt.Errorf("the register has %d, not what B wrote", value)
+		return "", brokenf("the register has %d, not what B wrote", value)
 	}
 	return fmt.Sprintf("refused: carried %d, stored %d; B's write stands", stale.Token, stale.Stored), nil
 }
@@ -228,7 +243,7 @@ func (d *drill) releaseLate(ctx context.Context) (string, error) {
 	d.toA.Set(faulty.Weather{})
 	answer := d.leaseA.Release(ctx)
 	if answer == nil {
-		return "", errors.New("the release of a lease that is over was answered as if it had been held")
+		return "", broken("the release of a lease that is over was answered as if it had been held")
 	}
 	if err := d.holds(ctx, d.leaseB); err != nil {
 		return "", err
@@ -246,9 +261,9 @@ func (d *drill) holds(ctx context.Context, l *lease.Lease) error {
 	case err != nil:
 		return err
 	case l == nil && found.Token != 0:
-		return fmt.Errorf("a lease with token %d is in Redis, where none should be", found.Token)
+		return brokenf("a lease with token %d is in Redis, where none should be", found.Token)
 	case l != nil && (found.Holder != l.LeaseID() || found.Token != l.Token()):
-		return fmt.Errorf("the lease %v with token %d is in Redis, not the one of B", found.Holder, found.Token)
+		return brokenf("the lease %v with token %d is in Redis, not the one of B", found.Holder, found.Token)
 	}
 	return nil
 }
@@ -263,7 +278,7 @@ func (d *drill) renewLate(ctx context.Context) (string, error) {
 			held = nil
 		}
 		if d.leaseA.Extend(ctx) == nil {
-			return "", errors.New("a renewal of the lease that is over has succeeded")
+			return "", broken("a renewal of the lease that is over has succeeded")
 		}
 		if err := d.holds(ctx, held); err != nil {
 			return "", err
@@ -303,7 +318,7 @@ func (d *drill) compete(ctx context.Context) (string, error) {
 		last = max(last, l.Token())
 		mu.Unlock()
 		if fell {
-			return fmt.Errorf("token %d was granted after %d", l.Token(), last)
+			return brokenf("token %d was granted after %d", l.Token(), last)
 		}
 		return d.countUp(ctx, l)
 	}
@@ -336,9 +351,9 @@ func (d *drill) compete(ctx context.Context) (string, error) {
 	case err != nil:
 		return "", err
 	case together.Load() > 0:
-		return "", fmt.Errorf("%d times two were at it at once", together.Load())
+		return "", brokenf("%d times two were at it at once", together.Load())
 	case counted != competitors*laps:
-		return "", fmt.Errorf("%d counts were made, and the number is %d", competitors*laps, counted)
+		return "", brokenf("%d counts were made, and the number is %d", competitors*laps, counted)
 	case contended.Load() == 0:
 		return "", errors.New("nobody had to wait, so this shows nothing")
 	}

@@ -126,13 +126,22 @@ func newStage(ctx context.Context, t task, open OpenRedis) (s *stage, err error)
 	return s, nil
 }
 
-// look asks both servers whether they are there, and Postgres whether it has the schema fencedb.
+// look asks both servers whether they serve, and Postgres whether it has the schema fencedb.
 func (s *stage) look(ctx context.Context) (migrated bool, err error) {
-	if err := s.client.Ping(ctx).Err(); err != nil {
-		return false, fmt.Errorf("redis: %w", err)
-	}
 	if err := s.pool.QueryRow(ctx, `SELECT to_regnamespace('fencedb') IS NOT NULL`).Scan(&migrated); err != nil {
 		return false, fmt.Errorf("postgres: %w", err)
+	}
+	i, err := lease.New(s.client, lease.Config{TTL: s.TTL, Namespace: s.Run})
+	if err != nil {
+		return false, err
+	}
+	defer i.Close(ctx)
+	if _, err = i.TryAcquire(ctx, s.resources()[0]); err == nil { // and wait for it, which takes more rights
+		_, err = i.Acquire(ctx, s.resources()[0], lease.WaitAtMost(time.Millisecond))
+	}
+	if !errors.Is(err, lease.ErrHeld) {
+		s.removeKeys(ctx)
+		return false, fmt.Errorf("redis: %w", err)
 	}
 	return migrated, nil
 }
@@ -189,12 +198,7 @@ func (s *stage) remove() (left []string, err error) {
 	defer cancel()
 	defer s.pool.Close()
 	defer s.client.Close()
-	for _, key := range append(s.keys(), s.keysBeside()...) {
-		if kept := s.client.Del(ctx, key).Err(); kept != nil {
-			left = append(left, fmt.Sprintf("in Redis the keys of %s, which expire within a day: %v", s.Run, kept))
-			break
-		}
-	}
+	left = s.removeKeys(ctx)
 	err = s.endSessions(ctx)
 	_, failed := s.pool.Exec(ctx, `DROP SCHEMA IF EXISTS `+s.Run+` CASCADE`)
 	if err = errors.Join(err, failed); err != nil {
@@ -212,6 +216,15 @@ func (s *stage) remove() (left []string, err error) {
 		left = append(left, "in fencedb.audit that the tables of "+s.Run+" were protected")
 	}
 	return left, nil
+}
+
+func (s *stage) removeKeys(ctx context.Context) (left []string) {
+	for _, key := range append(s.keys(), s.keysBeside()...) {
+		if err := s.client.Del(ctx, key).Err(); err != nil {
+			return []string{fmt.Sprintf("in Redis the keys of %s, which expire within a day: %v", s.Run, err)}
+		}
+	}
+	return []string{}
 }
 
 // fields are what a lease or a semaphore can have in Redis.
