@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/chaos"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -39,6 +40,28 @@ func TestTheCommandOverTLS(t *testing.T) {
 	w.ok("revoke", "seat:1", "--reason", "it hangs", "--yes")
 	require.ErrorIs(t, w.book(holder), fencedb.ErrStale)
 	require.Contains(t, w.ok("drill"), "held")
+}
+
+// Every fault is one through TLS too, also the one that takes a look at what is sent.
+func TestChaosOverTLS(t *testing.T) {
+	t.Parallel()
+	certs := testenv.NewCertificates(t)
+	cache, database := testenv.OwnRedis(t, certs.Redis()...), testenv.OwnPostgres(t)
+	database.RequireTLS(certs)
+	c := newConsole(t, "--json", "--redis", "rediss://"+cache.Addr()+"?"+certs.Query().Encode(), "--postgres", database.URL())
+	for _, tc := range []struct {
+		code int
+		args []string
+	}{
+		{exitDone, []string{"--only", "commit replies lost,redis cut,postgres cut", "--for", "3s"}},
+		{exitFailed, []string{"--only", "commit replies lost", "--for", "10s", "--control", "safe-to-retry"}},
+	} {
+		var v chaos.Verdict
+		got := c.run(append([]string{"chaos", "--ttl", "500ms"}, tc.args...)...)
+		require.Equal(t, tc.code, got.code, got.errOut+got.out)
+		c.decode("chaos", &v, got.out)
+		require.Positive(t, v.Outcomes[chaos.Committed])
+	}
 }
 
 func TestLeasesOfAClusterAndOfSentinelsOverTLS(t *testing.T) {

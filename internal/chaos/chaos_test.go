@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -163,6 +164,7 @@ func TestASeedReplaysItsSchedule(t *testing.T) {
 		require.Greater(t, f.Lasts, ttl, "longer than a lease")
 	}
 	require.Len(t, seen, len(kinds))
+	require.NotContains(t, fmt.Sprint(kinds), ",", "or --only would take it for two")
 	for kind, times := range seen {
 		require.Equal(t, 3, times, kind)
 	}

@@ -48,13 +48,13 @@ var kinds = []kind{
 	{"jitter", weather(toBoth, func(f Fault) faulty.Weather { return faulty.Weather{Jitter: 2 * f.Delay} })},
 	{"redis cut", cut(toRedis)},
 	{"postgres cut", cut(toPostgres)},
-	{"redis one-way, requests", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
-	{"redis one-way, replies", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldRequests: true} })},
-	{"postgres one-way, requests", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
-	{"postgres one-way, replies", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{HoldRequests: true} })},
+	{"redis one-way requests", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
+	{"redis one-way replies", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldRequests: true} })},
+	{"postgres one-way requests", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
+	{"postgres one-way replies", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{HoldRequests: true} })},
 	{"redis replies lost", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{LoseReplies: true} })},
 	{"postgres replies lost", flicker},
-	{"commit replies lost", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{LoseReplyTo: "commit\x00"} })}, // and not to READ COMMITTED
+	{"commit replies lost", commitRepliesLost},
 	{"script flush", scriptFlush},
 	{"redis keys lost", keysLost},
 	{"redis keys set back", keysSetBack},
@@ -166,6 +166,19 @@ func flicker(ctx context.Context, c *crew, f Fault) error {
 		wait(ctx, f.Lasts*5/(6*times))
 	}
 	return nil
+}
+
+// commitRepliesLost has the workers themselves lose the replies: no network sees a COMMIT through TLS.
+func commitRepliesLost(ctx context.Context, c *crew, f Fault) (err error) {
+	for _, losing := range []bool{true, false} {
+		for _, m := range c.stricken(f) {
+			err = errors.Join(err, m.worker.Order(order{losing}))
+		}
+		if losing && err == nil {
+			wait(ctx, f.Lasts)
+		}
+	}
+	return err
 }
 
 // scriptFlush takes the scripts from Redis, as a restart does, a few times.

@@ -110,7 +110,7 @@ func newStage(ctx context.Context, t task, open OpenRedis) (s *stage, err error)
 	if s.client, err = open(t.RedisURL, nil); err != nil {
 		return nil, err
 	}
-	if s.pool, err = t.pool(ctx, nil, 4); err != nil {
+	if s.pool, err = t.pool(ctx, nil, 4, nil); err != nil {
 		return nil, errors.Join(err, s.client.Close())
 	}
 	there, err := s.look(ctx)

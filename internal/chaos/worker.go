@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -51,6 +52,9 @@ type event struct {
 	Attempt *Attempt `json:"attempt,omitempty"`
 }
 
+// order is what a worker is told, until its orders end.
+type order struct{ LoseCommits bool }
+
 // Kind is the name of the workers for [worker.Become].
 const Kind = "chaos"
 
@@ -67,7 +71,10 @@ func Worker(open OpenRedis) worker.Life {
 			return err
 		}
 		defer client.Close()
-		pool, err := t.pool(ctx, faulty.Through(t.ToPostgres), t.Clients+2)
+		var losing atomic.Bool
+		pool, err := t.pool(ctx, faulty.Through(t.ToPostgres), t.Clients+2, func(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
+			return &forgetful{Conn: conn, losing: &losing}, nil
+		})
 		if err != nil {
 			return err
 		}
@@ -85,9 +92,8 @@ func Worker(open OpenRedis) worker.Life {
 			random := rand.New(rand.NewPCG(t.Seed, uint64(t.Process)<<16|uint64(n)))
 			clients.Go(func() { d.serve(working, random) })
 		}
-		var order struct{}
-		for self.Order(&order) != io.EOF {
-			continue
+		for o := (order{}); self.Order(&o) == nil; {
+			losing.Store(o.LoseCommits)
 		}
 		cancel()
 		clients.Wait()
@@ -100,16 +106,41 @@ func Worker(open OpenRedis) worker.Life {
 	}
 }
 
+// wrapper puts something around a connection, inside TLS.
+type wrapper = func(context.Context, *pgconn.Config, net.Conn) (net.Conn, error)
+
+// forgetful is a connection to Postgres that can lose the reply to a COMMIT, and itself with it.
+type forgetful struct {
+	net.Conn
+	losing *atomic.Bool
+	doomed atomic.Bool // its next reply is lost
+}
+
+func (c *forgetful) Write(request []byte) (int, error) {
+	if c.losing.Load() && bytes.Contains(bytes.ToLower(request), []byte("commit\x00")) { // and not READ COMMITTED
+		c.doomed.Store(true)
+	}
+	return c.Conn.Write(request)
+}
+
+func (c *forgetful) Read(reply []byte) (int, error) {
+	n, err := c.Conn.Read(reply)
+	if err == nil && c.doomed.Load() {
+		return 0, io.EOF
+	}
+	return n, err
+}
+
 // pool connects to the schema of the run. Sessions through a dial are those of workers, which are
 // called as the run is.
-func (t task) pool(ctx context.Context, dial Dial, conns int) (*pgxpool.Pool, error) {
+func (t task) pool(ctx context.Context, dial Dial, conns int, wrap wrapper) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(t.PostgresURL)
 	if err != nil {
 		return nil, err
 	}
 	name := t.Run
 	if dial != nil {
-		config.ConnConfig.DialFunc = dial
+		config.ConnConfig.DialFunc, config.ConnConfig.AfterNetConnect = dial, wrap
 	} else {
 		name += "-suite"
 	}

@@ -21,10 +21,6 @@ type Weather struct {
 	HoldReplies  bool // what servers send waits until the weather changes
 	LoseReplies  bool // what servers send is thrown away, and the connection is closed
 	Refuse       bool // new connections are closed at once
-
-	// LoseReplyTo throws away the reply to a request that contains this text, in small letters or
-	// capitals, and closes the connection. It finds nothing in what is encrypted.
-	LoseReplyTo string
 }
 
 // Network carries connections from clients to any server, and disturbs them. It knows no protocol, so
@@ -131,19 +127,11 @@ func (n *Network) carry(client net.Conn) {
 		return
 	}
 	var pumps sync.WaitGroup
-	var doomed atomic.Bool // its next reply is lost
 	pumps.Go(func() {
-		n.pump(l, requests.Read, server, func(w Weather, request []byte) (hold, lose bool) {
-			if w.LoseReplyTo != "" && bytes.Contains(bytes.ToLower(request), []byte(strings.ToLower(w.LoseReplyTo))) {
-				doomed.Store(true)
-			}
-			return w.HoldRequests, false
-		})
+		n.pump(l, requests.Read, server, func(w Weather) (hold, lose bool) { return w.HoldRequests, false })
 	})
 	pumps.Go(func() {
-		n.pump(l, server.Read, client, func(w Weather, _ []byte) (hold, lose bool) {
-			return w.HoldReplies, w.LoseReplies || doomed.Load()
-		})
+		n.pump(l, server.Read, client, func(w Weather) (hold, lose bool) { return w.HoldReplies, w.LoseReplies })
 	})
 	pumps.Wait()
 	n.mu.Lock()
@@ -169,7 +157,7 @@ type piece struct {
 }
 
 // fate says whether a piece has to wait in a weather, and whether it is thrown away.
-type fate func(w Weather, piece []byte) (hold, lose bool)
+type fate func(Weather) (hold, lose bool)
 
 // pump carries one direction. Reading goes on while pieces wait, as it does in a network.
 type pump struct {
@@ -203,12 +191,10 @@ func (p *pump) take() {
 		}
 		weather, _ := p.network.now()
 		if weather == (Weather{}) && p.waiting.Load() == 0 {
-			if _, lose := p.fate(weather, buffer[:count]); !lose {
-				if _, err := p.to.Write(buffer[:count]); err != nil {
-					return
-				}
-				continue
+			if _, err := p.to.Write(buffer[:count]); err != nil {
+				return
 			}
+			continue
 		}
 		late := weather.Delay
 		if weather.Jitter > 0 {
@@ -229,7 +215,7 @@ func (p *pump) carry() {
 		if wait := time.Until(piece.due); wait > 0 {
 			<-time.After(wait)
 		}
-		if !p.network.await(p.fate, piece.bytes) {
+		if !p.network.await(p.fate) {
 			return
 		}
 		if _, err := p.to.Write(piece.bytes); err != nil {
@@ -240,10 +226,10 @@ func (p *pump) carry() {
 }
 
 // await returns when a piece is not held any more, and whether it may arrive.
-func (n *Network) await(fate fate, piece []byte) bool {
+func (n *Network) await(fate fate) bool {
 	for {
 		weather, changed := n.now()
-		hold, lose := fate(weather, piece)
+		hold, lose := fate(weather)
 		switch {
 		case lose:
 			return false

@@ -93,13 +93,4 @@ func TestNetworkWeather(t *testing.T) {
 	require.Equal(t, "again", <-heard)
 	n.Cut()
 	require.False(t, lines.Scan())
-
-	n.Set(Weather{LoseReplyTo: "COMMIT"})
-	conn, lines = dial()
-	say(conn, "select")
-	require.True(t, lines.Scan())
-	require.Equal(t, "select", <-heard)
-	say(conn, "commit")
-	require.Equal(t, "commit", <-heard, "the request arrives")
-	require.False(t, lines.Scan())
 }
