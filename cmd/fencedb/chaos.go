@@ -128,11 +128,12 @@ func (a *app) chaosConfig(ctx context.Context, cmd *cli.Command) (chaos.Config, 
 	if err := c.Check(); err != nil {
 		return c, usage("%w", err)
 	}
-	s, err := open(ctx, cmd) // to refuse what cannot be an address
-	if err == nil {
-		s.close()
-	}
-	return c, err
+	return c, a.onServers(ctx, cmd, func(s *servers) error {
+		if s.replica {
+			return errReplica
+		}
+		return nil
+	})
 }
 
 func (a *app) drill() *cli.Command {

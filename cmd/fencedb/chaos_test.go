@@ -3,8 +3,11 @@
 package main
 
 import (
+	"io"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -48,6 +51,36 @@ func TestChaosPassesAndLeavesNothing(t *testing.T) {
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "Passed")
+}
+
+// As when the connection to the terminal is lost.
+func TestChaosThatIsHungUpLeavesNothing(t *testing.T) {
+	t.Parallel()
+	w := bare(t)
+	command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms")
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	next := linesOf(t, out)
+	run, _, _ := strings.Cut(strings.TrimPrefix(next(), "run "), ":")
+	next() // the first fault
+
+	require.NoError(t, command.Process.Signal(syscall.SIGHUP))
+
+	said, err := io.ReadAll(out)
+	require.NoError(t, err)
+	require.NoError(t, command.Wait(), "%s%s", said, errOut)
+	require.Equal(t, []string{""}, w.left(run))
+}
+
+func TestChaosAndDrillGiveUpOnAServerThatHangs(t *testing.T) {
+	t.Parallel()
+	w := bare(t).as("--timeout", "1s").as("--postgres", "postgres://ann@"+silent(t)+"/none?sslmode=disable")
+	for _, command := range []string{"chaos", "drill"} {
+		got := w.run(command)
+		require.Equal(t, exitFailed, got.code)
+		require.Contains(t, got.errOut, "postgres: context deadline exceeded")
+	}
 }
 
 func TestChaosFailsWithAControl(t *testing.T) {

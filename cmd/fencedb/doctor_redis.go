@@ -77,11 +77,17 @@ var (
 	leaseLong = finding{warning, "lease_ttl", "%s is held by %s for another %s without renewal",
 		"if its holder dies, it stays blocked for that long", "give the program's leases a TTL of seconds; renewal makes them as long as the work, and MaxHold bounds it"}
 
+	redisCorrupt = finding{failure, "redis_corrupt", "%s",
+		"nobody can acquire, renew or see that lease; what fences protect stays safe", "find who wrote to the key, and follow docs/runbook/redis.md, a key is not what it should be"}
+
+	leasesHidden = finding{warning, "leases_hidden", "the leases in Redis were not examined: %v",
+		"some may never end, or be corrupt", "let the user run SCAN: ACL SETUSER ... +scan; if Redis is slow or holds much else, use fencedb leases --timeout"}
+
 	leaseUnbounded = finding{warning, "lease_unbounded", "%s has been held by %s for %s",
 		"nothing bounds it: a holder that is stuck keeps it for ever", "leave it if it is a role that one process has for as long as it lives; otherwise set lease.Config.MaxHold, and see who it is"}
 )
 
-// examineLeases looks for leases that end late or never. It gives up after a few seconds: a Redis
+// examineLeases looks for leases that end late or never, or cannot be read. It gives up after a few seconds: a Redis
 // may hold more than leases.
 func (e *examination) examineLeases(ctx context.Context) {
 	const most, patience = 10, 5 * time.Second
@@ -89,7 +95,11 @@ func (e *examination) examineLeases(ctx context.Context) {
 	defer cancel()
 	found, err := findLeases(ctx, e.client, selection{namespace: e.names.namespace, limit: 1000})
 	if err != nil {
+		e.add(leasesHidden.about(err))
 		return
+	}
+	for _, problem := range found.Problems[:min(most, len(found.Problems))] {
+		e.add(redisCorrupt.about(visible(problem)))
 	}
 	named := 0
 	for _, h := range found.Leases {

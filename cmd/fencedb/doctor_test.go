@@ -7,6 +7,7 @@ import (
 	"net"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,6 +126,18 @@ func TestDoctorSaysWhatRedisDoesNotTell(t *testing.T) {
 	w := sound(t)
 	require.NoError(t, w.own.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-info").Err())
 	require.Equal(t, []string{"warning redis_hidden"}, w.diagnosed(exitDone))
+}
+
+func TestDoctorNamesABrokenKey(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	broken := "lease:v1:{" + w.namespace + "/table:11}:owner"
+	require.NoError(t, w.own.Client().Set(t.Context(), broken, "by hand", 0).Err())
+	require.Equal(t, []string{"error redis_corrupt"}, w.diagnosed(exitFailed))
+	require.Contains(t, strings.Join(strings.Fields(w.run("doctor").out), " "), broken)
+
+	require.NoError(t, w.own.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-scan").Err())
+	require.Equal(t, []string{"warning leases_hidden"}, w.diagnosed(exitDone))
 }
 
 func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {

@@ -90,6 +90,9 @@ func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(*operati
 // look reads Redis first, so that the fence is never older than the lease it is compared with.
 func (o *operation) look(ctx context.Context) (*inspection, error) {
 	known, err := o.issuer.Inspect(ctx, o.resource)
+	if errors.Is(err, lease.ErrInvalid) {
+		return nil, usage("%w", err)
+	}
 	if err != nil {
 		return nil, err
 	}

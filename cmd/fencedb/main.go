@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 	"time"
 
@@ -21,11 +22,16 @@ import (
 func main() {
 	become()
 	logging.Disable() // go-redis would print the errors that the command reports
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGHUP)...)
 	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv), patience: patience}
 	code := a.run(ctx, os.Args)
 	stop()
 	os.Exit(code)
+}
+
+// heeded are SIGTERM and those of the signals that the caller has not switched off, as nohup does.
+func heeded(signals ...os.Signal) []os.Signal {
+	return append(slices.DeleteFunc(slices.Clone(signals), signal.Ignored), syscall.SIGTERM)
 }
 
 // run carries one command out and returns the exit code.
@@ -242,12 +248,12 @@ func (a *app) completion(c *cli.Command) {
 	c.Usage = "print a completion script for a shell"
 	c.Action = unknownCommand
 	for _, shell := range c.Commands {
-		if shell.Name != "bash" {
-			continue
-		}
 		script := shell.Action
 		shell.Action = func(ctx context.Context, cmd *cli.Command) error {
-			fmt.Fprint(a.out, withoutBashCompletion)
+			a.checked = true
+			if shell.Name == "bash" {
+				fmt.Fprint(a.out, withoutBashCompletion)
+			}
 			return script(ctx, cmd)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -148,6 +149,35 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		require.Contains(t, got.errOut, test.says, name)
 		require.NotContains(t, got.errOut, "hunter2", name)
 		require.Empty(t, got.out, name)
+	}
+}
+
+func TestANameThatCannotBeIsAUsageError(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, name := range []string{strings.Repeat("x", 600), "table:\xff"} {
+		for _, args := range [][]string{
+			{"inspect", name}, {"revoke", name, "--reason", "it hangs", "--yes"},
+			{"reset", name, "--to", "1", "--reason", "typed", "--yes"}, {"with", name, "--", "true"},
+		} {
+			got := w.run(args...)
+			require.Equal(t, exitUsage, got.code, args)
+			require.Contains(t, got.errOut, "usage error: lease: invalid: resource", args)
+		}
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestWhatCannotBePrintedIsAFailure(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"migrate", "print"}, {"completion", "bash"}, {"completion", "fish"}} {
+		var errOut bytes.Buffer
+		a := &app{out: fullDisk{}, errOut: &errOut}
+		require.Equal(t, exitFailed, a.run(t.Context(), append([]string{"fencedb"}, args...)), args)
+		require.Contains(t, errOut.String(), "no space left")
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"fmt"
@@ -106,9 +107,10 @@ func (a *app) onSchema(ctx context.Context, cmd *cli.Command, change func(contex
 }
 
 func (a *app) migratePrint(_ context.Context, cmd *cli.Command) error {
-	fmt.Fprint(a.out, "-- The SQL that fencedb migrate up runs on an empty database. Both leave the same schema, so either can continue the other.\n\n")
+	out := bufio.NewWriter(a.out) // keeps the first error
+	fmt.Fprint(out, "-- The SQL that fencedb migrate up runs on an empty database. Both leave the same schema, so either can continue the other.\n\n")
 	for _, m := range migrations.Scripts() {
-		fmt.Fprintf(a.out, "-- %05d %s\nBEGIN;\n%s\nCOMMIT;\n\n", m.Version, m.Name, strings.TrimSpace(m.Up))
+		fmt.Fprintf(out, "-- %05d %s\nBEGIN;\n%s\nCOMMIT;\n\n", m.Version, m.Name, strings.TrimSpace(m.Up))
 	}
-	return nil
+	return out.Flush()
 }

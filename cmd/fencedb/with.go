@@ -212,13 +212,13 @@ type wrapped struct {
 	released error
 }
 
-// passedOn are the signals that the command gets too.
-var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
+// passedOn are the signals that the command gets too, beside SIGTERM.
+var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
 
 // runUnder runs the command until it ends. It ends the command if a lease is lost.
 func (a *app) runUnder(ctx context.Context, w *wrapping, done *wrapped) error {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, passedOn...)
+	signal.Notify(signals, heeded(passedOn...)...)
 	defer signal.Stop(signals)
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w; the command was not run", context.Cause(ctx))

@@ -327,6 +327,24 @@ func TestSignalsArePassedOn(t *testing.T) {
 	}
 }
 
+func TestNohupIsPassedOn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	command, errOut := w.process(under([]string{"seat:1"}, "sh", "-c", "trap 'echo went on; exit' USR1; echo ready; while :; do sleep 1; done")...)
+	command.Path, command.Args = "/bin/sh", append([]string{"sh", "-c", `trap "" HUP; exec "$@"`, "sh"}, command.Args...)
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	next := linesOf(t, out)
+	require.Equal(t, "ready", next())
+
+	require.NoError(t, command.Process.Signal(syscall.SIGHUP))
+	require.NoError(t, command.Process.Signal(syscall.SIGUSR1))
+
+	require.Equal(t, "went on", next())
+	require.NoError(t, command.Wait(), errOut)
+}
+
 func TestCtrlCWhileWithWaitsRunsNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
