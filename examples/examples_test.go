@@ -100,18 +100,17 @@ func run(t *testing.T, dir, name string, args ...string) {
 	require.NoError(t, err, "%s %v\n%s", name, args, said)
 }
 
-// Replicas of a service start at the same moment, on a database that has nothing in it.
+// Replicas start at the same moment, on a database that has nothing in it, which all examples share.
 func TestEightOfEachExampleStartAtOnce(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()
 	run(t, ".", "go", "build", "-o", bin, "./...")
-	redis := testenv.OwnRedis(t).Addr()
+	env := append(os.Environ(), "FENCEDB_POSTGRES_URL="+testenv.PostgresURL(t), "FENCEDB_REDIS_URL=redis://"+testenv.OwnRedis(t).Addr(), "INVENTORY_ADDR=127.0.0.1:0")
 	var programs errgroup.Group
 	started := 0
 	for name, args := range map[string][]string{
 		"booking": {"migrate"}, "inventory": nil, "jobs": {"add", "sales"}, "cron": {"add", "ann"}, "quickstart": nil,
 	} {
-		env := append(os.Environ(), "FENCEDB_POSTGRES_URL="+testenv.PostgresURL(t), "FENCEDB_REDIS_URL=redis://"+redis, "INVENTORY_ADDR=127.0.0.1:0")
 		for range 8 {
 			started++
 			programs.Go(func() error {

@@ -43,7 +43,7 @@ func TestTheReleaseInstalls(t *testing.T) {
 		goBlocks, sqlBlocks := blocks(t, "go"), blocks(t, "sql")
 		write(t, filepath.Join(dir, "setup.go"), goBlocks[0])
 		write(t, filepath.Join(dir, "main.go"), goBlocks[1])
-		write(t, filepath.Join(dir, "00001_bookings.sql"), sqlBlocks[0])
+		write(t, filepath.Join(dir, "00001_reservations.sql"), sqlBlocks[0])
 		r.run(dir, "go", "get", published.String())
 		r.run(dir, "go", "mod", "tidy")
 		needed := read(t, filepath.Join(dir, "go.mod"))
@@ -63,9 +63,9 @@ func TestTheReleaseInstalls(t *testing.T) {
 		require.NoError(t, err)
 		defer conn.Close(t.Context())
 		var guest string
-		require.NoError(t, conn.QueryRow(t.Context(), `SELECT guest FROM bookings`).Scan(&guest))
+		require.NoError(t, conn.QueryRow(t.Context(), `SELECT guest FROM reservations`).Scan(&guest))
 		require.Equal(t, "Ann", guest)
-		_, err = conn.Exec(t.Context(), `UPDATE bookings SET guest = 'Eve'`)
+		_, err = conn.Exec(t.Context(), `UPDATE reservations SET guest = 'Eve'`)
 		require.ErrorContains(t, err, "without a fencing token")
 	})
 

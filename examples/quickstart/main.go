@@ -25,7 +25,7 @@ func main() {
 	check("set up FENCEDB_POSTGRES_URL", setUp(ctx, pool))
 	check("book", issuer.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
 		return fencedb.Tx(ctx, pool, l, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `INSERT INTO bookings (table_id, guest) VALUES (12, 'Ann') ON CONFLICT DO NOTHING`)
+			_, err := tx.Exec(ctx, `INSERT INTO reservations (table_id, guest) VALUES (12, 'Ann') ON CONFLICT DO NOTHING`)
 			return err
 		})
 	}))

@@ -42,7 +42,7 @@ func TestTheProgramBooksOnAnEmptyDatabaseAndAgain(t *testing.T) {
 
 	conn, err := pgx.Connect(t.Context(), database)
 	require.NoError(t, err)
-	rows, _ := conn.Query(t.Context(), `SELECT guest FROM bookings WHERE last_fencing_token > 0`)
+	rows, _ := conn.Query(t.Context(), `SELECT guest FROM reservations WHERE last_fencing_token > 0`)
 	guests, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	require.Equal(t, []string{"Ann"}, guests)
@@ -77,7 +77,7 @@ func TestTheREADMEShowsThisProgram(t *testing.T) {
 	_, setUp, found := strings.Cut(read(t, "setup.go"), "\npackage main\n")
 	require.True(t, found)
 	require.Contains(t, readme, "```go\npackage main\n"+setUp+"```\n")
-	require.Contains(t, readme, "```sql\n"+read(t, "00001_bookings.sql")+"```\n")
+	require.Contains(t, readme, "```sql\n"+read(t, "00001_reservations.sql")+"```\n")
 }
 
 func read(t *testing.T, name string) string {
