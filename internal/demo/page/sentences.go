@@ -237,7 +237,7 @@ var telling = map[Kind]func(*narrator, *actor, *Record){
 // scenes are the buttons that play more than one step, and what they show.
 var scenes = map[string]struct{ title, why, promise string }{
 	"race": {"Scene: two guests at once", "Two guests want the same evening in the same moment, at different " +
-		"workers. One lease, one booking, one honest no.", "L1"},
+		"workers. One lease, one booking, one refusal.", "L1"},
 	"zombie": {"Scene: the zombie", "A worker is stopped just before its write, for longer than its lease lasts. " +
 		"Another books meanwhile. Then the first wakes and writes.", "S2"},
 	"crash": {"Scene: the crash", "A worker is killed while it holds the lease and another waits for it.", "L6"},
