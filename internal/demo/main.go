@@ -12,15 +12,14 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -90,7 +89,7 @@ func tell(ctx context.Context, args []string) (err error) {
 	return tellStories(ctx, config{
 		PostgresURL: env.PostgresURL,
 		RedisURL:    env.RedisURL,
-		Namespace:   namespace(),
+		Namespace:   "demo_" + rand.Text(), // keeps the leases apart on a Redis that others use too
 		TTL:         *ttl,
 		Notes:       env.Notes,
 		Out:         os.Stdout,
@@ -128,9 +127,6 @@ func missing(ctx context.Context, own bool) {
 		fmt.Fprintln(os.Stderr, err)
 	}
 }
-
-// namespace keeps the leases apart on a Redis that others use too.
-func namespace() string { return "demo_" + strconv.FormatUint(rand.Uint64()>>16, 36) }
 
 // terminal reports whether a person looks at the output.
 func terminal() bool {

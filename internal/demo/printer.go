@@ -76,7 +76,8 @@ func (p *printer) intro(number int, st story) {
 	p.line()
 	gap := strings.Repeat(" ", indent)
 	p.line(gap, p.paint(dim, fmt.Sprintf("%-*s%s", ownerWidth+ttlWidth+tokenWidth, "Redis", "Postgres")))
-	p.line(gap, p.paint(dim, cells{"owner", "TTL", "last token", "fence", "booked for"}.String()))
+	head := row{"owner", "TTL", "last token", "fence", "booked for"}
+	p.state(head, head)
 	p.line(gap, p.paint(dim, strings.Repeat("-", width-indent)))
 }
 
@@ -88,12 +89,6 @@ const (
 	fenceWidth = 19
 )
 
-type cells [5]string
-
-func (c cells) String() string {
-	return fmt.Sprintf("%-*s%-*s%-*s%-*s%s", ownerWidth, c[0], ttlWidth, c[1], tokenWidth, c[2], fenceWidth, c[3], c[4])
-}
-
 // row is a state as it is shown.
 type row struct {
 	owner, ttl, token, fence, booking string
@@ -102,6 +97,10 @@ type row struct {
 // step prints an event and the state after it. What the event has changed stands out on a terminal.
 func (p *printer) step(at time.Duration, text string, before, after row) {
 	p.paragraph(fmt.Sprintf("%*s  ", indent-2, seconds(at)), plain, text)
+	p.state(before, after)
+}
+
+func (p *printer) state(before, after row) {
 	p.line(strings.Repeat(" ", indent),
 		p.cell(ownerWidth, before.owner, after.owner),
 		p.cell(ttlWidth, after.ttl, after.ttl), // changes by itself

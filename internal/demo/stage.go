@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,9 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
@@ -116,18 +114,10 @@ func (s *stage) tell(ctx context.Context, number int, st story) (verdict, error)
 // stage is what all stories play on.
 type stage struct {
 	config
+	*worker.View
 	out     *printer
-	db      *pgxpool.Pool // the observer's own connections
-	redis   *redis.Client
-	leases  *lease.Issuer // to look at them only
-	a, b    *actor
+	a, b    *worker.Worker
 	holders map[uuid.UUID]string // lease id: the name of the worker that was granted it
-}
-
-// actor is a worker with a name.
-type actor struct {
-	*worker.Worker
-	name string
 }
 
 func setStage(ctx context.Context, cfg config) (_ *stage, err error) {
@@ -137,17 +127,16 @@ func setStage(ctx context.Context, cfg config) (_ *stage, err error) {
 			s.clear()
 		}
 	}()
-	if s.redis, err = worker.Redis(cfg.RedisURL, "stories"); err != nil {
+	if s.View, err = worker.Open(ctx, s.called("stories")); err != nil {
 		return nil, err
 	}
-	if s.leases, err = lease.New(s.redis, lease.Config{TTL: cfg.TTL, Namespace: cfg.Namespace}); err != nil {
+	if _, err := s.DB.Exec(ctx, `CREATE TABLE `+plainTable+` (LIKE bookings INCLUDING ALL)`); err != nil {
 		return nil, err
 	}
-	if s.db, err = worker.Postgres(ctx, cfg.PostgresURL, "stories"); err != nil {
-		return nil, err
-	}
-	if err := s.migrate(ctx); err != nil {
-		return nil, err
+	if s.Unprotected {
+		if _, err := s.DB.Exec(ctx, `SELECT fencedb.unprotect('bookings', keep_columns => true)`); err != nil { // observe reads them
+			return nil, err
+		}
 	}
 	return s, s.hireBoth(ctx)
 }
@@ -155,44 +144,21 @@ func setStage(ctx context.Context, cfg config) (_ *stage, err error) {
 // The table of the control: the same columns, but nothing protects it.
 const plainTable = "unprotected_bookings"
 
-func (s *stage) migrate(ctx context.Context) error {
-	db := stdlib.OpenDBFromPool(s.db)
-	if err := errors.Join(booking.Migrate(ctx, db), db.Close()); err != nil {
-		return err
-	}
-	if _, err := s.db.Exec(ctx, `CREATE TABLE `+plainTable+` (LIKE bookings INCLUDING ALL)`); err != nil {
-		return err
-	}
-	if s.Unprotected {
-		const keepTokens = true // the column, which observe reads
-		_, err := s.db.Exec(ctx, `SELECT fencedb.unprotect('bookings', $1)`, keepTokens)
-		return err
-	}
-	return nil
-}
-
-// hire starts a worker process.
-func (s *stage) hire(ctx context.Context, name string) (*actor, error) {
-	w, err := worker.StartBooking(ctx, worker.Config{
-		Name: name, PostgresURL: s.PostgresURL, RedisURL: s.RedisURL, Namespace: s.Namespace,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &actor{w, name}, nil
+func (s *stage) called(name string) worker.Config {
+	return worker.Config{Name: name, PostgresURL: s.PostgresURL, RedisURL: s.RedisURL, Namespace: s.Namespace}
 }
 
 func (s *stage) hireBoth(ctx context.Context) (err error) {
-	if s.a, err = s.hire(ctx, "A"); err != nil {
+	if s.a, err = worker.StartBooking(ctx, s.called("A")); err != nil {
 		return err
 	}
-	s.b, err = s.hire(ctx, "B")
+	s.b, err = worker.StartBooking(ctx, s.called("B"))
 	return err
 }
 
 // dismiss ends the workers there are.
 func (s *stage) dismiss() {
-	for _, w := range []*actor{s.a, s.b} {
+	for _, w := range []*worker.Worker{s.a, s.b} {
 		if w != nil {
 			w.Kill()
 		}
@@ -200,27 +166,20 @@ func (s *stage) dismiss() {
 	s.a, s.b = nil, nil
 }
 
-// clear leaves nothing behind: no process, and no key on a Redis that is not ours alone.
+// clear leaves nothing behind: no process, and no key on a Redis that is not ours alone. A key that
+// it cannot remove expires.
 func (s *stage) clear() {
 	s.dismiss()
-	if s.db != nil {
-		s.db.Close()
+	if s.View == nil {
+		return
 	}
-	if s.redis != nil {
-		s.removeKeys()
-		_ = s.redis.Close()
-	}
-}
-
-// removeKeys is best effort, on a context of its own because the other one may have been cancelled:
-// what stays expires.
-func (s *stage) removeKeys() {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer s.View.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // the other one may have been cancelled
 	defer cancel()
 	for _, st := range stories {
 		for _, field := range []string{"owner", "fence"} {
 			key := lease.Key{Namespace: s.Namespace, Resource: booking.Resource(st.table), Field: field}
-			s.redis.Unlink(ctx, key.String())
+			s.Redis.Unlink(ctx, key.String())
 		}
 	}
 }
@@ -256,7 +215,7 @@ func (s *scene) do(f func() error) {
 	}
 }
 
-func (s *scene) reserve(w *actor, r worker.Request) {
+func (s *scene) reserve(w *worker.Worker, r worker.Request) {
 	s.do(func() error { return w.Reserve(r) })
 }
 
@@ -267,7 +226,7 @@ func (s *scene) held(guest string, at worker.Point) worker.Request {
 	return r
 }
 
-func (s *scene) goOn(w *actor) { s.do(w.Go) }
+func (s *scene) goOn(w *worker.Worker) { s.do(w.Go) }
 
 // progress is how far a request has come: it is held somewhere, or done.
 type progress struct {
@@ -277,16 +236,17 @@ type progress struct {
 }
 
 // settle waits until the request is held or done.
-func (s *scene) settle(w *actor) progress {
+func (s *scene) settle(w *worker.Worker) progress {
 	var p progress
 	s.do(func() error {
 		for {
-			e, err := s.next(w)
+			e, err := w.Next(s.ctx)
 			switch {
 			case err != nil:
 				return err
 			case e.Lease != nil:
 				p.lease = *e.Lease
+				s.holders[p.lease.ID] = w.Name
 			case e.Held:
 				p.held = e.At
 				return nil
@@ -300,11 +260,11 @@ func (s *scene) settle(w *actor) progress {
 }
 
 // untilHeld waits until the request is held, and returns the lease it has.
-func (s *scene) untilHeld(w *actor) worker.Lease {
+func (s *scene) untilHeld(w *worker.Worker) worker.Lease {
 	p := s.settle(w)
 	s.do(func() error {
 		if p.held == worker.Nowhere {
-			return fmt.Errorf("worker %s was to wait, and is done: %s %s", w.name, p.done.Outcome, p.done.Error)
+			return fmt.Errorf("worker %s was to wait, and is done: %s %s", w.Name, p.done.Outcome, p.done.Error)
 		}
 		return nil
 	})
@@ -312,23 +272,15 @@ func (s *scene) untilHeld(w *actor) worker.Lease {
 }
 
 // untilDone waits until the request has ended.
-func (s *scene) untilDone(w *actor) (worker.Result, worker.Lease) {
+func (s *scene) untilDone(w *worker.Worker) (worker.Result, worker.Lease) {
 	p := s.settle(w)
 	s.do(func() error {
 		if p.held != worker.Nowhere {
-			return fmt.Errorf("worker %s was to be done, and waits at its %s", w.name, p.held)
+			return fmt.Errorf("worker %s was to be done, and waits at its %s", w.Name, p.held)
 		}
 		return nil
 	})
 	return p.done, p.lease
-}
-
-func (s *scene) next(w *actor) (worker.Event, error) {
-	e, err := w.Next(s.ctx)
-	if e.Lease != nil {
-		s.holders[e.Lease.ID] = w.name
-	}
-	return e, err
 }
 
 // untilFree waits until Redis has dropped the owner key.
@@ -337,7 +289,7 @@ func (s *scene) untilFree() {
 		poll := time.NewTicker(5 * time.Millisecond)
 		defer poll.Stop()
 		for {
-			found, err := s.leases.Inspect(s.ctx, booking.Resource(s.story.table))
+			found, err := s.Leases.Inspect(s.ctx, booking.Resource(s.story.table))
 			if err != nil || found.Holder == uuid.Nil {
 				return err
 			}
@@ -354,7 +306,7 @@ func (s *scene) untilFree() {
 func (s *scene) look() state {
 	var st state
 	s.do(func() (err error) {
-		st, err = s.observe(s.ctx, s.story.table, s.relation())
+		st, err = s.observe(s.ctx, s.story.table, cmp.Or(s.plain, "bookings"))
 		return err
 	})
 	return st
@@ -376,14 +328,6 @@ func (s *scene) check(ok bool, format string, args ...any) {
 	if s.err == nil && !ok {
 		s.broken = append(s.broken, fmt.Sprintf(format, args...))
 	}
-}
-
-// relation is where the bookings of this scene are.
-func (s *scene) relation() string {
-	if s.plain != "" {
-		return s.plain
-	}
-	return "bookings"
 }
 
 // row is how a state is shown.
@@ -422,14 +366,14 @@ type written struct {
 
 // observe asks both servers.
 func (s *stage) observe(ctx context.Context, table int, relation string) (st state, err error) {
-	if st.Inspection, err = s.leases.Inspect(ctx, booking.Resource(table)); err != nil {
+	if st.Inspection, err = s.Leases.Inspect(ctx, booking.Resource(table)); err != nil {
 		return st, fmt.Errorf("ask Redis: %w", err)
 	}
-	err = s.db.QueryRow(ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, booking.Resource(table)).Scan(&st.fence)
+	err = s.DB.QueryRow(ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, booking.Resource(table)).Scan(&st.fence)
 	if err != nil {
 		return st, fmt.Errorf("ask Postgres: %w", err)
 	}
-	rows, _ := s.db.Query(ctx, `SELECT guest, last_fencing_token FROM `+pgx.Identifier{relation}.Sanitize()+`
+	rows, _ := s.DB.Query(ctx, `SELECT guest, last_fencing_token FROM `+pgx.Identifier{relation}.Sanitize()+`
 		WHERE table_id = $1 ORDER BY slot`, table)
 	st.bookings, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (w written, err error) {
 		return w, row.Scan(&w.guest, &w.token)

@@ -20,7 +20,7 @@ var race = story{
 
 // side is one of two that compete.
 type side struct {
-	*actor
+	*worker.Worker
 	guest string
 	progress
 }
@@ -31,17 +31,17 @@ func playRace(s *scene) (seen string) {
 	s.reserve(s.b, s.held("Bob", worker.AtCard))
 	apart := time.Since(pressed).Round(time.Microsecond)
 	winner, loser := s.compete()
-	s.say("The requests go out %v apart. %s gets the lease and asks %s's bank.", apart, winner.name, winner.guest)
-	refused := s.say("%s is refused at once: held by another, ask again in %s.", loser.name, seconds(loser.done.RetryAfter))
+	s.say("The requests go out %v apart. %s gets the lease and asks %s's bank.", apart, winner.Name, winner.guest)
+	refused := s.say("%s is refused at once: held by another, ask again in %s.", loser.Name, seconds(loser.done.RetryAfter))
 	s.check(refused.LastToken == winner.lease.Token, "the refused request used up token %d", refused.LastToken)
 
-	s.goOn(winner.actor)
-	s.untilDone(winner.actor)
-	s.say("The card is good. %s books the table and gives the lease back.", winner.name)
+	s.goOn(winner.Worker)
+	s.untilDone(winner.Worker)
+	s.say("The card is good. %s books the table and gives the lease back.", winner.Name)
 
-	s.reserve(loser.actor, s.request(loser.guest))
-	again, _ := s.untilDone(loser.actor)
-	end := s.say("%s asks again. %s gets the lease, sees the booking: taken.", loser.guest, loser.name)
+	s.reserve(loser.Worker, s.request(loser.guest))
+	again, _ := s.untilDone(loser.Worker)
+	end := s.say("%s asks again. %s gets the lease, sees the booking: taken.", loser.guest, loser.Name)
 	s.check(again.Outcome == worker.Taken,
 		"%s was to find the table taken, and got %q: %s", loser.guest, again.Outcome, again.Error)
 	s.check(end.guests() == winner.guest, "the table is booked for %q, not for %s alone", end.guests(), winner.guest)
@@ -59,7 +59,7 @@ func (s *scene) compete() (winner, loser side) {
 	}
 	s.check(winner.held == worker.AtCard && loser.done.Outcome == worker.Held,
 		"one was to hold the lease and the other to be refused; instead %s: %s%s, %s: %s%s",
-		winner.name, winner.held, winner.done.Outcome, loser.name, loser.held, loser.done.Outcome)
+		winner.Name, winner.held, winner.done.Outcome, loser.Name, loser.held, loser.done.Outcome)
 	return winner, loser
 }
 
@@ -165,7 +165,7 @@ func playCrash(s *scene) (seen string) {
 	s.check(bob.Outcome == worker.Booked, "Bob was to be booked, and got %q: %s", bob.Outcome, bob.Error)
 	s.check(end.guests() == "Bob", "the table is booked for %q", end.guests())
 
-	s.do(func() (err error) { s.a, err = s.hire(s.ctx, "A"); return err })
+	s.do(func() (err error) { s.a, err = worker.StartBooking(s.ctx, s.called("A")); return err })
 	return fmt.Sprintf("free %s after the crash (TTL %v); then booked for %s", seconds(took), s.TTL, end.guests())
 }
 
@@ -256,17 +256,17 @@ func answer(r worker.Result) string {
 }
 
 func (s *scene) databaseTime() (now time.Time) {
-	s.do(func() error { return s.db.QueryRow(s.ctx, `SELECT clock_timestamp()`).Scan(&now) })
+	s.do(func() error { return s.DB.QueryRow(s.ctx, `SELECT clock_timestamp()`).Scan(&now) })
 	return now
 }
 
 // heardSince asks Postgres whether a worker has sent it anything.
-func (s *scene) heardSince(since time.Time, w *actor) (heard bool) {
+func (s *scene) heardSince(since time.Time, w *worker.Worker) (heard bool) {
 	s.do(func() error {
-		return s.db.QueryRow(s.ctx, `
+		return s.DB.QueryRow(s.ctx, `
 			SELECT EXISTS (SELECT FROM pg_stat_activity
 			               WHERE datname = current_database() AND application_name = $1 AND query_start > $2)`,
-			worker.ClientName(w.name), since).Scan(&heard)
+			worker.ClientName(w.Name), since).Scan(&heard)
 	})
 	return heard
 }
@@ -274,7 +274,7 @@ func (s *scene) heardSince(since time.Time, w *actor) (heard bool) {
 // forge writes to the bookings without a token, and returns the SQLSTATE of the answer.
 func (s *scene) forge() (code string) {
 	s.do(func() error {
-		_, err := s.db.Exec(s.ctx, `UPDATE bookings SET guest = 'Eve' WHERE table_id = $1`, s.story.table)
+		_, err := s.DB.Exec(s.ctx, `UPDATE bookings SET guest = 'Eve' WHERE table_id = $1`, s.story.table)
 		var refused *pgconn.PgError
 		switch {
 		case err == nil:

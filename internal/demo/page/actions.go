@@ -101,7 +101,7 @@ const eveningOf = `1 + (extract(epoch FROM slot - $2) / 86400)::int`
 
 // nextEvening is the first after all that are booked.
 func (s *Stage) nextEvening(ctx context.Context) (next int, err error) {
-	err = s.db.QueryRow(ctx, `SELECT coalesce(max(`+eveningOf+`), 0) + 1 FROM bookings WHERE table_id = $1`,
+	err = s.DB.QueryRow(ctx, `SELECT coalesce(max(`+eveningOf+`), 0) + 1 FROM bookings WHERE table_id = $1`,
 		table, slot(1)).Scan(&next)
 	return next, err
 }
@@ -115,7 +115,7 @@ func (s *Stage) reserve(ctx context.Context, h *hand) error {
 }
 
 func (s *Stage) flush(ctx context.Context) error {
-	if err := s.redis.FlushAll(ctx).Err(); err != nil {
+	if err := s.Redis.FlushAll(ctx).Err(); err != nil {
 		return err
 	}
 	s.journal.Add(Record{Kind: Flushed})
@@ -147,7 +147,7 @@ func (s *Stage) setFence(ctx context.Context, on string) error {
 	if on != "on" {
 		sql, kind = unprotect, Unprotected
 	}
-	_, err := s.db.Exec(ctx, `SET LOCAL lock_timeout = '2s'; `+sql) // both in one transaction
+	_, err := s.DB.Exec(ctx, `SET LOCAL lock_timeout = '2s'; `+sql) // both in one transaction
 	var refused *pgconn.PgError
 	if errors.As(err, &refused) && refused.Code == lockNotAvailable {
 		return refuse("A write is going on, so Postgres did not hand the table over. Try again.")

@@ -32,9 +32,7 @@ type job struct {
 // start starts a process and listens to it.
 func (h *hand) start(ctx context.Context) error {
 	s := h.stage
-	p, err := worker.StartBooking(ctx, worker.Config{
-		Name: h.name, PostgresURL: s.cfg.PostgresURL, RedisURL: s.cfg.RedisURL, Feed: true,
-	})
+	p, err := worker.StartBooking(ctx, s.called(h.name))
 	if err != nil {
 		return err
 	}
@@ -97,7 +95,10 @@ func (h *hand) reached(step worker.Point) {
 
 func (h *hand) done(result worker.Result) {
 	j := h.stage.journal
-	if job := h.current(); job != nil && !job.fenced { // no tracer hears of these
+	h.stage.mu.Lock()
+	job := h.job
+	h.stage.mu.Unlock()
+	if job != nil && !job.fenced { // no tracer hears of these
 		switch result.Outcome {
 		case worker.Booked:
 			j.Add(Record{Kind: Wrote, Worker: h.name})
@@ -107,12 +108,6 @@ func (h *hand) done(result worker.Result) {
 	}
 	j.Add(Record{Kind: Told, Worker: h.name, Cause: string(result.Outcome)})
 	h.stage.change(func() { h.job, h.step = nil, "" })
-}
-
-func (h *hand) current() *job {
-	h.stage.mu.Lock()
-	defer h.stage.mu.Unlock()
-	return h.job
 }
 
 // idle is asked under stage.mu.
@@ -203,12 +198,6 @@ func (h *hand) kill() error {
 	p.Kill()
 	h.stage.change(func() { h.job, h.step, h.paused = nil, "", false })
 	return nil
-}
-
-func (h *hand) dismiss() {
-	if p, _ := h.running(); p != nil {
-		p.Kill()
-	}
 }
 
 func (h *hand) running() (p *worker.Worker, paused bool) {

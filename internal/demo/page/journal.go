@@ -1,11 +1,10 @@
 package page
 
 import (
+	"crypto/rand"
 	"encoding/json"
-	"math/rand/v2"
 	"reflect"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -31,7 +30,7 @@ type Journal struct {
 // NewJournal returns an empty journal.
 func NewJournal() *Journal {
 	return &Journal{
-		ID:       strconv.FormatUint(rand.Uint64()>>24, 36),
+		ID:       rand.Text(),
 		changed:  make(chan struct{}),
 		narrator: newNarrator(),
 	}

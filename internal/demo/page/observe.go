@@ -61,10 +61,10 @@ func (s *Stage) look(last State) State {
 }
 
 func (s *Stage) lookAtRedis(ctx context.Context, last Redis) Redis {
-	if s.redis.Ping(ctx).Err() != nil { // which does not wait for it to come back, as Inspect does
+	if s.Redis.Ping(ctx).Err() != nil { // which does not wait for it to come back, as Inspect does
 		return Redis{}
 	}
-	found, err := s.leases.Inspect(ctx, booking.Resource(table))
+	found, err := s.Leases.Inspect(ctx, booking.Resource(table))
 	if err != nil {
 		return Redis{}
 	}
@@ -107,7 +107,7 @@ func (s *Stage) lookAtPostgres(ctx context.Context) Postgres {
 			})
 			return err
 		})
-	if s.db.SendBatch(ctx, batch).Close() != nil {
+	if s.DB.SendBatch(ctx, batch).Close() != nil {
 		return Postgres{Bookings: []Booking{}}
 	}
 	return now

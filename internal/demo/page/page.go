@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -78,21 +79,18 @@ func headers(next http.Handler) http.Handler {
 func button(do Do) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := do(r.Context(), r.PathValue("action"), r.URL.Query().Get("with"))
-		switch {
-		case err == nil:
+		if err == nil {
 			w.WriteHeader(http.StatusNoContent)
-		case errors.Is(err, ErrRefused):
-			answer(w, http.StatusConflict, err)
-		default:
-			answer(w, http.StatusInternalServerError, err)
+			return
 		}
+		status := http.StatusInternalServerError
+		if errors.Is(err, ErrRefused) {
+			status = http.StatusConflict
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
 	}
-}
-
-func answer(w http.ResponseWriter, status int, err error) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
 }
 
 // heartbeat keeps the connection from looking dead, and finds out when it is.
@@ -111,69 +109,50 @@ func events(j *Journal) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = fmt.Fprint(w, "retry: 1000\n\n") // milliseconds until a reader that lost the connection comes back
-		s := stream{w, http.NewResponseController(w), j}
-		seen, known := s.place(r.Header.Get("Last-Event-ID"))
-		if !known {
-			s.send("hello", "", map[string]int64{"now": time.Now().UnixMilli()})
+		journal, number, _ := strings.Cut(r.Header.Get("Last-Event-ID"), "-")
+		seen, err := strconv.ParseInt(number, 10, 64) // the last record that the reader knows
+		if journal != j.ID || err != nil {
+			seen = 0
+			send(w, "hello", "", map[string]int64{"now": time.Now().UnixMilli()})
 		}
-		s.run(r, seen)
-	}
-}
-
-type stream struct {
-	w       http.ResponseWriter
-	control *http.ResponseController
-	journal *Journal
-}
-
-// place is the number of the last record that the reader has seen, if it was of this journal.
-func (s stream) place(id string) (seq int64, known bool) {
-	of, number, _ := strings.Cut(id, "-")
-	seq, err := strconv.ParseInt(number, 10, 64)
-	if of != s.journal.ID || err != nil {
-		return 0, false
-	}
-	return seq, true
-}
-
-func (s stream) run(r *http.Request, seen int64) {
-	beat := time.NewTicker(heartbeat)
-	defer beat.Stop()
-	version := int64(0) // of no state
-	for first := true; ; first = false {
-		news := s.journal.After(seen)
-		for _, record := range news.Records {
-			seen = record.Seq
-			s.send("record", s.journal.ID+"-"+strconv.FormatInt(seen, 10), record)
-		}
-		if news.Version != version {
-			version = news.Version
-			s.send("state", "", news.State)
-		}
-		if first {
-			s.send("caught-up", "", struct{}{})
-		}
-		if s.control.Flush() != nil {
-			return
-		}
-		select {
-		case <-news.More:
-		case <-beat.C:
-			_, _ = fmt.Fprint(s.w, ": still here\n\n") // Flush tells if nobody listens
-		case <-r.Context().Done():
-			return
+		beat := time.NewTicker(heartbeat)
+		defer beat.Stop()
+		version := int64(0) // of no state
+		for first := true; ; first = false {
+			news := j.After(seen)
+			for _, record := range news.Records {
+				seen = record.Seq
+				send(w, "record", fmt.Sprintf("%s-%d", j.ID, seen), record)
+			}
+			if news.Version != version {
+				version = news.Version
+				send(w, "state", "", news.State)
+			}
+			if first {
+				send(w, "caught-up", "", struct{}{})
+			}
+			if http.NewResponseController(w).Flush() != nil {
+				return
+			}
+			select {
+			case <-news.More:
+			case <-beat.C:
+				_, _ = fmt.Fprint(w, ": still here\n\n") // Flush tells if nobody listens
+			case <-r.Context().Done():
+				return
+			}
 		}
 	}
 }
 
 // send writes one event. JSON has no line breaks, so it is one line of data.
-func (s stream) send(event, id string, data any) {
+func send(w io.Writer, event, id string, data any) {
 	text, err := json.Marshal(data)
 	if err != nil {
 		panic("bug: an event that is not JSON: " + err.Error())
 	}
 	if id != "" {
-		_, _ = fmt.Fprintf(s.w, "id: %s\n", id)
+		_, _ = fmt.Fprintf(w, "id: %s\n", id)
 	}
-	_, _ = fmt.Fprintf(s.w, "event: %s\ndata: %s\n\n", event, text)
+	_, _ = fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, text)
 }

@@ -2,17 +2,10 @@ package page
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/redis/go-redis/v9"
-
-	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
-	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -29,11 +22,9 @@ type Config struct {
 // Stage has three worker processes, a Redis and a Postgres of its own, and can pause, kill, empty
 // and restart them. It writes what it sees and does into a journal. It is safe for concurrent use.
 type Stage struct {
+	*worker.View
 	cfg     Config
 	journal *Journal
-	db      *pgxpool.Pool
-	redis   *redis.Client
-	leases  *lease.Issuer // to look at them only
 	crew    []*hand
 
 	life context.Context // of everything in the background
@@ -71,10 +62,7 @@ func Open(ctx context.Context, cfg Config, j *Journal) (_ *Stage, err error) {
 			s.Close()
 		}
 	}()
-	if err := s.connect(ctx); err != nil {
-		return nil, err
-	}
-	if err := s.migrate(ctx); err != nil {
+	if s.View, err = worker.Open(ctx, s.called("page")); err != nil {
 		return nil, err
 	}
 	for _, name := range names {
@@ -89,15 +77,8 @@ func Open(ctx context.Context, cfg Config, j *Journal) (_ *Stage, err error) {
 	return s, nil
 }
 
-func (s *Stage) connect(ctx context.Context) (err error) {
-	if s.redis, err = worker.Redis(s.cfg.RedisURL, "page"); err != nil {
-		return err
-	}
-	if s.leases, err = lease.New(s.redis, lease.Config{TTL: time.Minute}); err != nil {
-		return err
-	}
-	s.db, err = worker.Postgres(ctx, s.cfg.PostgresURL, "page")
-	return err
+func (s *Stage) called(name string) worker.Config {
+	return worker.Config{Name: name, PostgresURL: s.cfg.PostgresURL, RedisURL: s.cfg.RedisURL, Feed: true}
 }
 
 // protect is what the migrations of the booking service have done already.
@@ -106,23 +87,15 @@ const protect = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || t
 // The column stays, so that the tokens of the rows can still be looked at.
 const unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
 
-func (s *Stage) migrate(ctx context.Context) error {
-	db := stdlib.OpenDBFromPool(s.db)
-	return errors.Join(booking.Migrate(ctx, db), db.Close())
-}
-
 // Close ends the workers and waits for everything in the background.
 func (s *Stage) Close() {
 	s.end()
 	for _, h := range s.crew {
-		h.dismiss()
+		_ = h.kill()
 	}
 	s.work.Wait()
-	if s.db != nil {
-		s.db.Close()
-	}
-	if s.redis != nil {
-		_ = s.redis.Close()
+	if s.View != nil {
+		s.View.Close()
 	}
 }
 
@@ -157,7 +130,7 @@ func (s *Stage) follow() {
 	from := "0" // the workers are there already, and Redis is ours
 	for s.life.Err() == nil {
 		// It returns only when Redis refuses, or at the end.
-		_ = feed.Follow(s.life, s.redis, from, func(e feed.Event) error {
+		_ = feed.Follow(s.life, s.Redis, from, func(e feed.Event) error {
 			from = e.ID
 			return s.heard(e)
 		})

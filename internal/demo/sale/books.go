@@ -187,7 +187,7 @@ func (r Result) told(o Outcomes, rows int64) bool {
 func WriteTable(out io.Writer, results []Result) error {
 	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
 	for _, r := range rows {
-		fmt.Fprintf(t, "%-*s", labelWidth, r.what)
+		fmt.Fprintf(t, "%-34s", r.what)
 		for _, result := range results {
 			fmt.Fprint(t, "\t", r.of(result))
 		}
@@ -195,8 +195,6 @@ func WriteTable(out io.Writer, results []Result) error {
 	}
 	return t.Flush()
 }
-
-const labelWidth = 34
 
 type row struct {
 	what string

@@ -160,17 +160,8 @@ const abandon = 0.1 // of the carts are never paid
 
 // buy is one cart of a buyer.
 func (c *crowd) buy(ctx context.Context, name string) {
-	cart, err := c.reserve(ctx, name)
-	if err == nil && rand.Float64() >= abandon {
-		c.pay(ctx, cart)
-	}
-}
-
-func (c *crowd) reserve(ctx context.Context, name string) (shop.Cart, error) {
-	a := &attempt{}
-	ctx = context.WithValue(ctx, attemptKey{}, a)
-	began := time.Now()
-	cart, err := c.shop.Reserve(ctx, name, c.wishes())
+	a, began := &attempt{}, time.Now()
+	cart, err := c.shop.Reserve(context.WithValue(ctx, attemptKey{}, a), name, c.wishes())
 	c.note(err)
 	c.count(func(t *Tally) {
 		t.Reserve.count(err)
@@ -184,12 +175,11 @@ func (c *crowd) reserve(ctx context.Context, name string) (shop.Cart, error) {
 			c.waits = append(c.waits, time.Since(began))
 		}
 	})
-	return cart, err
-}
-
-func (c *crowd) pay(ctx context.Context, cart shop.Cart) {
-	began := time.Now()
-	err := c.shop.Pay(ctx, cart.ID)
+	if err != nil || rand.Float64() < abandon {
+		return
+	}
+	began = time.Now()
+	err = c.shop.Pay(ctx, cart.ID)
 	c.note(err)
 	c.count(func(t *Tally) {
 		t.Pay.count(err)

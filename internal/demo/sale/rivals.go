@@ -48,13 +48,6 @@ type transaction interface {
 	setLevels(ctx context.Context, levels []shop.Level) error
 }
 
-// unprotect lets writes without a token into the tables of the shop.
-func unprotect(ctx context.Context, db *pgxpool.Pool) error {
-	_, err := db.Exec(ctx, `
-		SELECT fencedb.unprotect('stock'), fencedb.unprotect('carts'), fencedb.unprotect('cart_lines'), fencedb.unprotect('payments')`)
-	return err
-}
-
 // Stock is as in package shop.
 func (s *rival) Stock(ctx context.Context, levels []shop.Level) error {
 	return pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) error { return shop.AddLevels(ctx, tx, levels) })
@@ -127,7 +120,13 @@ func (s *rival) Sweep(ctx context.Context) error {
 		all.Go(func() error { return s.expire(ctx, id) })
 	}
 	for _, id := range due {
-		all.Go(func() error { return s.refund(ctx, id) })
+		all.Go(func() error {
+			if err := s.Bank.Refund(ctx, id); err != nil {
+				return err
+			}
+			_, err := s.DB.Exec(ctx, shop.Refunded, id)
+			return err
+		})
 	}
 	return all.Wait()
 }
@@ -151,14 +150,6 @@ func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
 		}
 		return tx.setLevels(ctx, shop.PutBack(levels, lines))
 	})
-}
-
-func (s *rival) refund(ctx context.Context, id uuid.UUID) error {
-	if err := s.Bank.Refund(ctx, id); err != nil {
-		return err
-	}
-	_, err := s.DB.Exec(ctx, shop.Refunded, id)
-	return err
 }
 
 // locking is the sale under leases alone. It looks at its lease before each write to the stock, as

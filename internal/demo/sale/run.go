@@ -46,7 +46,11 @@ func Run(ctx context.Context, mode Mode, s Servers, l Load) (r Result, err error
 	}
 	defer p.db.Close()
 	defer p.client.Close()
-	defer p.kill()
+	defer func() {
+		for _, w := range p.workers {
+			w.Kill()
+		}
+	}()
 	if err := p.prepare(); err != nil {
 		return r, err
 	}
@@ -82,7 +86,9 @@ func (p *play) prepare() (err error) {
 		return err
 	}
 	if p.mode != Fenced {
-		if err := unprotect(p, p.db); err != nil {
+		_, err := p.db.Exec(p, `
+			SELECT fencedb.unprotect('stock'), fencedb.unprotect('carts'), fencedb.unprotect('cart_lines'), fencedb.unprotect('payments')`)
+		if err != nil {
 			return err
 		}
 	}
@@ -94,31 +100,21 @@ func (p *play) prepare() (err error) {
 
 // trade lets the buyers buy, stops workers meanwhile, and returns when the last buyer has gone.
 func (p *play) trade() (told Tally, waits []time.Duration, err error) {
-	if err := p.startWorkers(); err != nil {
-		return told, nil, err
+	ctx, cancel := context.WithTimeout(p, startTime)
+	defer cancel()
+	for n := range Workers {
+		buyers := (p.load.Buyers + Workers - 1 - n) / Workers
+		w, err := startWorker(ctx, settings{p.servers, p.load, p.mode, fmt.Sprintf("worker-%d", n+1), buyers})
+		if err != nil {
+			return told, nil, err
+		}
+		p.workers = append(p.workers, w)
 	}
 	over := time.Now().Add(p.load.For)
 	if err := errors.Join(p.pauses(), sleep(p, time.Until(over))); err != nil {
 		return told, nil, err
 	}
 	return p.close()
-}
-
-func (p *play) startWorkers() error {
-	ctx, cancel := context.WithTimeout(p, startTime)
-	defer cancel()
-	for n := range Workers {
-		buyers := p.load.Buyers / Workers
-		if n < p.load.Buyers%Workers {
-			buyers++
-		}
-		w, err := startWorker(ctx, settings{p.servers, p.load, p.mode, fmt.Sprintf("worker-%d", n+1), buyers})
-		if err != nil {
-			return err
-		}
-		p.workers = append(p.workers, w)
-	}
-	return nil
 }
 
 // pauses stops one worker after the other, each at a random time within its share of the sale.
@@ -153,23 +149,18 @@ func (p *play) outlast(skus []string) error {
 	defer cancel()
 	for {
 		now, err := shop.Levels(p, p.db, skus)
-		if err != nil || lower(now, before) {
+		if err != nil {
 			return err
+		}
+		for i := range now {
+			if now[i].Remaining < before[i].Remaining {
+				return nil
+			}
 		}
 		if sleep(patience, 20*time.Millisecond) != nil {
 			return nil
 		}
 	}
-}
-
-// lower is whether less of anything is left.
-func lower(now, before []shop.Level) bool {
-	for i := range now {
-		if now[i].Remaining < before[i].Remaining {
-			return true
-		}
-	}
-	return false
 }
 
 func (p *play) close() (told Tally, waits []time.Duration, err error) {
@@ -192,12 +183,6 @@ func (p *play) close() (told Tally, waits []time.Duration, err error) {
 		}
 	}
 	return told, waits, err
-}
-
-func (p *play) kill() {
-	for _, w := range p.workers {
-		w.Kill()
-	}
 }
 
 // count closes the books: as they are, after the shelves were emptied, and when all is settled.

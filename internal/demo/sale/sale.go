@@ -9,13 +9,13 @@ package sale
 
 import (
 	"context"
+	crand "crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -205,6 +205,6 @@ func playOn(ctx context.Context, mode Mode, load Load) (r Result, err error) {
 	return Run(ctx, mode, Servers{
 		PostgresURL: env.PostgresURL,
 		RedisURL:    env.RedisURL,
-		Namespace:   "sale_" + strconv.FormatUint(rand.Uint64()>>16, 36),
+		Namespace:   "sale_" + crand.Text(),
 	}, load)
 }

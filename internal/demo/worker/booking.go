@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
@@ -315,7 +316,10 @@ type Result struct {
 }
 
 // Worker is a booking worker seen from outside. Its methods may be called by several goroutines.
-type Worker struct{ *Process[Event] }
+type Worker struct {
+	*Process[Event]
+	Name string
+}
 
 // StartBooking starts a booking worker. Its events must be read from then on.
 func StartBooking(ctx context.Context, cfg Config) (*Worker, error) {
@@ -323,7 +327,7 @@ func StartBooking(ctx context.Context, cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Worker{p}, nil
+	return &Worker{p, cfg.Name}, nil
 }
 
 // Reserve orders a reservation and does not wait for anything.
@@ -331,6 +335,39 @@ func (w *Worker) Reserve(r Request) error { return w.Order(order{Reserve: &r}) }
 
 // Go lets the request that is held go on. A worker that is stopped finds the order when it wakes.
 func (w *Worker) Go() error { return w.Order(order{}) }
+
+// View is what whoever directs the workers sees of both servers.
+type View struct {
+	DB     *pgxpool.Pool
+	Redis  *redis.Client
+	Leases *lease.Issuer // to look at them only
+}
+
+// Open connects to both servers under a name, and migrates the empty database.
+func Open(ctx context.Context, cfg Config) (v *View, err error) {
+	v = &View{}
+	if v.Redis, err = Redis(cfg.RedisURL, cfg.Name); err != nil {
+		return nil, err
+	}
+	if v.DB, err = Postgres(ctx, cfg.PostgresURL, cfg.Name); err != nil {
+		return nil, errors.Join(err, v.Redis.Close())
+	}
+	if v.Leases, err = lease.New(v.Redis, lease.Config{TTL: time.Minute, Namespace: cfg.Namespace}); err == nil {
+		db := stdlib.OpenDBFromPool(v.DB)
+		err = errors.Join(booking.Migrate(ctx, db), db.Close())
+	}
+	if err != nil {
+		v.Close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// Close closes the connections.
+func (v *View) Close() {
+	v.DB.Close()
+	_ = v.Redis.Close()
+}
 
 // Redis returns a client that shows under that name in CLIENT LIST.
 func Redis(url, name string) (*redis.Client, error) {
