@@ -52,45 +52,52 @@ var openAPI []byte
 // handler serves every route.
 func (a *api) handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /tables/{table}/bookings", a.reserve)
-	mux.HandleFunc("GET /tables/{table}/bookings", a.list)
-	mux.HandleFunc("GET /bookings/{id}", a.get)
-	mux.HandleFunc("DELETE /bookings/{id}", a.cancel)
-	mux.HandleFunc("GET /healthz", live)
+	mux.HandleFunc("POST /tables/{table}/bookings", a.answer(a.reserve))
+	mux.HandleFunc("GET /tables/{table}/bookings", a.answer(a.list))
+	mux.HandleFunc("GET /bookings/{id}", a.answer(a.get))
+	mux.HandleFunc("DELETE /bookings/{id}", a.answer(a.cancel))
+	mux.HandleFunc("GET /healthz", a.answer(live))
 	mux.Handle("GET /readyz", a.Ready)
 	mux.Handle("GET /metrics", a.Metrics)
-	mux.HandleFunc("GET /openapi.yaml", contractFile)
+	mux.HandleFunc("GET /openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/yaml")
+		_, _ = w.Write(openAPI) // the client may have gone
+	})
 	return a.identified(a.logged(a.recovered(a.bounded(a.routed(mux)))))
+}
+
+// answer writes what a route returns, as JSON or as a problem. A nil body is no body.
+func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		status, body, err := route(w, r)
+		switch {
+		case err != nil:
+			a.refuse(w, r, err)
+		case body == nil:
+			w.WriteHeader(status)
+		default:
+			writeJSON(w, status, "application/json", body)
+		}
+	}
 }
 
 // live says that the process runs. Whether it can work is for /readyz to say: a restart does not
 // bring a store back.
-func live(w http.ResponseWriter, _ *http.Request) {
-	writeJSON(w, http.StatusOK, "application/json", map[string]string{"status": "ok"})
+func live(http.ResponseWriter, *http.Request) (int, any, error) {
+	return http.StatusOK, map[string]string{"status": "ok"}, nil
 }
 
-func contractFile(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/yaml")
-	_, _ = w.Write(openAPI) // the client may have gone
-}
-
-func (a *api) reserve(w http.ResponseWriter, r *http.Request) {
+func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) {
 	key, b, err := decodeReservation(w, r)
 	if err != nil {
-		a.refuse(w, r, err)
-		return
+		return 0, nil, err
 	}
 	answer, err := a.Desk.Reserve(r.Context(), key, b)
-	if err != nil {
-		a.refuse(w, r, err)
-		return
+	if err != nil || !answer.Created {
+		return http.StatusOK, answer.Booking, err
 	}
-	status := http.StatusOK
-	if answer.Created {
-		status = http.StatusCreated
-		w.Header().Set("Location", "/bookings/"+answer.ID.String())
-	}
-	writeJSON(w, status, "application/json", answer.Booking)
+	w.Header().Set("Location", "/bookings/"+answer.ID.String())
+	return http.StatusCreated, answer.Booking, nil
 }
 
 // page is the answer to a list.
@@ -99,44 +106,30 @@ type page struct {
 	Next     time.Time         `json:"next,omitzero"` // go on with ?from=
 }
 
-func (a *api) list(w http.ResponseWriter, r *http.Request) {
+func (a *api) list(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	table, from, err := decodeList(r)
 	if err != nil {
-		a.refuse(w, r, err)
-		return
+		return 0, nil, err
 	}
 	bookings, next, err := a.Desk.List(r.Context(), table, from)
-	if err != nil {
-		a.refuse(w, r, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, "application/json", page{bookings, next})
+	return http.StatusOK, page{bookings, next}, err
 }
 
-func (a *api) get(w http.ResponseWriter, r *http.Request) {
+func (a *api) get(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	id, err := decodeID(r)
 	if err != nil {
-		a.refuse(w, r, err)
-		return
+		return 0, nil, err
 	}
 	b, err := a.Desk.Get(r.Context(), id)
-	if err != nil {
-		a.refuse(w, r, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, "application/json", b)
+	return http.StatusOK, b, err
 }
 
-func (a *api) cancel(w http.ResponseWriter, r *http.Request) {
+func (a *api) cancel(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	id, err := decodeID(r)
 	if err == nil {
 		err = a.Desk.Cancel(r.Context(), id)
 	}
-	if err != nil {
-		a.refuse(w, r, err)
-		return
-	}
-	w.WriteHeader(http.StatusNoContent)
+	return http.StatusNoContent, nil, err
 }
 
 // decodeID: what is no ID is the ID of no booking.
@@ -226,8 +219,7 @@ func decodeTable(r *http.Request) (int, error) {
 func decodeKey(r *http.Request) (string, error) {
 	key := r.Header.Get("Idempotency-Key")
 	if len(key) > maxKey || strings.ContainsFunc(key, notVisible) {
-		problem := fmt.Sprintf("at most %d visible ASCII characters", maxKey)
-		return "", &booking.InvalidError{Field: "Idempotency-Key", Problem: problem}
+		return "", &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
 	}
 	return key, nil
 }

@@ -35,40 +35,30 @@ type problem struct {
 // shortly is when to send a request again that would probably succeed now.
 const shortly = time.Second
 
-var (
-	invalid   = problem{Type: "invalid", Title: "The request is not valid", Status: http.StatusUnprocessableEntity}
-	keyReused = problem{Type: "key-reused", Title: "The Idempotency-Key was used for another request", Status: http.StatusUnprocessableEntity}
-	malformed = problem{Type: "malformed", Title: "The body is not one JSON object", Status: http.StatusBadRequest}
-	tooLarge  = problem{Type: "too-large", Title: "The body is too large", Status: http.StatusRequestEntityTooLarge}
-	mediaType = problem{Type: "media-type", Title: "The body must be application/json", Status: http.StatusUnsupportedMediaType}
-	declined  = problem{Type: "card-declined", Title: "The card was declined", Status: http.StatusPaymentRequired}
-	unknown   = problem{Type: "unknown-booking", Title: "There is no such booking", Status: http.StatusNotFound}
-	taken     = problem{Type: "taken", Title: "The table is taken at that time", Status: http.StatusConflict}
-	busy      = problem{Type: "busy", Title: "Somebody else has the table now; nothing was written", Status: http.StatusConflict, retryAfter: shortly}
-	unsettled = problem{Type: "unsettled", Title: "Not known whether it was written; send it again with the " +
-		"same Idempotency-Key", Status: http.StatusServiceUnavailable, retryAfter: shortly}
-	outOfOrder = problem{Type: "unavailable", Title: "A store does not answer; nothing was written", Status: http.StatusServiceUnavailable, retryAfter: 2 * shortly}
-	internal   = problem{Type: "internal", Title: "Something is wrong here; the log has the request ID", Status: http.StatusInternalServerError}
-)
-
 // problems say what an error means to the sender. The first that fits counts.
 var problems = []struct {
-	problem problem
-	fits    func(error) bool
+	fits       func(error) bool
+	status     int
+	kind       string
+	title      string
+	retryAfter time.Duration
 }{
-	{unsettled, is(fencedb.ErrCommitUnknown)}, // first: it is the only one that leaves a doubt
-	{invalid, is(booking.ErrInvalid)},
-	{keyReused, is(fencedb.ErrKeyReused)},
-	{mediaType, is(errMediaType)},
-	{malformed, is(errMalformed)},
-	{declined, is(booking.ErrCardDeclined)},
-	{unknown, is(booking.ErrUnknown)},
-	{taken, is(booking.ErrTaken)},
-	{busy, lease.IsLost}, // held by another, or came too late
-	{outOfOrder, is(
+	// First: it is the only one that leaves a doubt.
+	{is(fencedb.ErrCommitUnknown), 503, "unsettled", "Not known whether it was written; send it again with the same Idempotency-Key", shortly},
+	{is(booking.ErrInvalid), 422, "invalid", "The request is not valid", 0},
+	{is(fencedb.ErrKeyReused), 422, "key-reused", "The Idempotency-Key was used for another request", 0},
+	{is(errMediaType), 415, "media-type", "The body must be application/json", 0},
+	{func(err error) bool { return errors.As(err, new(*http.MaxBytesError)) }, 413, "too-large", "The body is too large", 0},
+	{is(errMalformed), 400, "malformed", "The body is not one JSON object", 0},
+	{is(booking.ErrCardDeclined), 402, "card-declined", "The card was declined", 0},
+	{is(booking.ErrUnknown), 404, "unknown-booking", "There is no such booking", 0},
+	{is(booking.ErrTaken), 409, "taken", "The table is taken at that time", 0},
+	{lease.IsLost, 409, "busy", "Somebody else has the table now; nothing was written", shortly}, // or this came too late
+	{is(
 		booking.ErrUnavailable, lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown,
 		lease.ErrOutOfMemory, lease.ErrTooFewReplicas, context.DeadlineExceeded, context.Canceled,
-	)},
+	), 503, "unavailable", "A store does not answer; nothing was written", 2 * shortly},
+	{func(error) bool { return true }, 500, "internal", "Something is wrong here; the log has the request ID", 0},
 }
 
 // is fits what errors.Is finds to be one of them.
@@ -78,8 +68,13 @@ func is(errs ...error) func(error) bool {
 	}
 }
 
-func explain(err error) problem {
-	p := find(err)
+func explain(err error) (p problem) {
+	for _, candidate := range problems {
+		if candidate.fits(err) {
+			p = problem{Type: candidate.kind, Title: candidate.title, Status: candidate.status, retryAfter: candidate.retryAfter}
+			break
+		}
+	}
 	var (
 		wrong *booking.InvalidError
 		large *http.MaxBytesError
@@ -89,21 +84,11 @@ func explain(err error) problem {
 	case errors.As(err, &wrong):
 		p.Field, p.Detail = wrong.Field, wrong.Problem
 	case errors.As(err, &large):
-		p = tooLarge
-		p.Detail = "at most " + strconv.FormatInt(large.Limit, 10) + " bytes"
+		p.Detail = fmt.Sprintf("at most %d bytes", large.Limit)
 	case errors.As(err, &held):
 		p.retryAfter = max(held.RetryAfter, shortly)
 	}
 	return p
-}
-
-func find(err error) problem {
-	for _, candidate := range problems {
-		if candidate.fits(err) {
-			return candidate.problem
-		}
-	}
-	return internal
 }
 
 // refuse answers with the problem that err stands for. What the sender is not told is in the log.

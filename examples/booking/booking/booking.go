@@ -258,7 +258,11 @@ func (s *Service) List(ctx context.Context, table int, from time.Time) (page []B
 // the store has seen: Redis has lost its data, and its clock is behind. Then its counter is raised,
 // and it is asked once more.
 func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) {
-	l, err := s.lease(ctx, Resource(table))
+	wait := lease.NoWait()
+	if s.Wait > 0 {
+		wait = lease.WaitAtMost(s.Wait)
+	}
+	l, err := s.leases.Acquire(ctx, Resource(table), wait)
 	var stale *fencedb.StaleError
 	if !errors.As(err, &stale) {
 		return l, err
@@ -266,14 +270,7 @@ func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) 
 	if _, err := s.leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
 		return nil, err
 	}
-	return s.lease(ctx, Resource(table))
-}
-
-func (s *Service) lease(ctx context.Context, resource string) (*lease.Lease, error) {
-	if s.Wait == 0 {
-		return s.leases.TryAcquire(ctx, resource)
-	}
-	return s.leases.Acquire(ctx, resource, lease.WaitAtMost(s.Wait))
+	return s.leases.Acquire(ctx, Resource(table), wait)
 }
 
 // checkCardUnder stops waiting for the bank when the lease ends: the answer would be of no use.

@@ -121,10 +121,7 @@ func asked(b Booking) Booking {
 	return b
 }
 
-func one(rows pgx.Rows, err error) (Booking, bool, error) {
-	if err != nil {
-		return Booking{}, false, explain(err)
-	}
+func one(rows pgx.Rows, _ error) (Booking, bool, error) { // the rows have the error too
 	b, err := pgx.CollectOneRow(rows, scan)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Booking{}, false, nil

@@ -132,10 +132,7 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 		c.Expires, err = AddCart(ctx, tx, c, s.Keep)
 		return err
 	})
-	if err != nil {
-		return Cart{}, err
-	}
-	return c, nil
+	return c, err
 }
 
 // alone runs fn in one transaction behind the fences of all resources, when it is our turn for all
@@ -249,14 +246,11 @@ func PutBack(levels []Level, lines []Line) []Level {
 	return after
 }
 
-func total(lines []Line) (cents int64) {
-	for _, l := range lines {
-		cents += l.Cents
-	}
-	return cents
-}
-
 // NewCart is a cart of priced lines, to be added.
 func NewCart(id uuid.UUID, buyer string, priced []Line) Cart {
-	return Cart{ID: id, Buyer: buyer, State: Reserved, Cents: total(priced), Lines: priced}
+	c := Cart{ID: id, Buyer: buyer, State: Reserved, Lines: priced}
+	for _, l := range priced {
+		c.Cents += l.Cents
+	}
+	return c
 }

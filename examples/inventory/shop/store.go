@@ -61,10 +61,7 @@ func Levels(ctx context.Context, db Reader, skus []string) ([]Level, error) {
 	return collect[Level](db.Query(ctx, selectLevels+` WHERE sku = ANY ($1) ORDER BY sku`, skus))
 }
 
-func collect[T any](rows pgx.Rows, err error) ([]T, error) {
-	if err != nil {
-		return nil, err
-	}
+func collect[T any](rows pgx.Rows, _ error) ([]T, error) { // the rows have the error too
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[T])
 }
 
@@ -167,10 +164,7 @@ func Expire(ctx context.Context, tx Writer, id uuid.UUID) (bool, error) {
 	return tag.RowsAffected() == 1, err
 }
 
-func ids(rows pgx.Rows, err error) ([]uuid.UUID, error) {
-	if err != nil {
-		return nil, err
-	}
+func ids(rows pgx.Rows, _ error) ([]uuid.UUID, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 }
 
