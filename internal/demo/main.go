@@ -56,7 +56,10 @@ func run(ctx context.Context, args []string) error {
 		case "with":
 			return with(ctx, args[1:])
 		case "missing":
-			missing(ctx, slices.Contains(args[1:], "-own"))
+			for _, err := range testenv.Missing(ctx, slices.Contains(args[1:], "-own")) {
+				fmt.Println(strings.ToLower(err.Server)) // postgres, redis or pgbouncer, which can neither be reached nor started here
+				fmt.Fprintln(os.Stderr, err)             // what was tried
+			}
 			return nil
 		}
 	}
@@ -117,15 +120,6 @@ func with(ctx context.Context, command []string) (err error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
 	return cmd.Run()
-}
-
-// missing prints, one word per line, which of "postgres", "redis" and, with own, "pgbouncer" can
-// neither be reached nor started here, and on stderr what was tried. It starts nothing.
-func missing(ctx context.Context, own bool) {
-	for _, err := range testenv.Missing(ctx, own) {
-		fmt.Println(strings.ToLower(err.Server))
-		fmt.Fprintln(os.Stderr, err)
-	}
 }
 
 // terminal reports whether a person looks at the output.

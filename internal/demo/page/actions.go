@@ -160,8 +160,11 @@ func (s *Stage) setFence(ctx context.Context, on string) error {
 	return nil
 }
 
+// script is the steps of a scene, for two idle workers and an evening that is free.
+type script func(s *Stage, ctx context.Context, a, b *hand, evening int) []func() error
+
 // scene plays in the background, one at a time.
-func scene(name string, play func(*Stage, context.Context) error) func(*Stage, context.Context, string) error {
+func scene(name string, steps script) func(*Stage, context.Context, string) error {
 	return func(s *Stage, _ context.Context, _ string) error {
 		busy := false
 		s.change(func() {
@@ -173,17 +176,26 @@ func scene(name string, play func(*Stage, context.Context) error) func(*Stage, c
 			return refuse("One scene at a time: wait until the one that is playing is over.")
 		}
 		s.journal.Add(Record{Kind: Scene, Cause: name})
-		s.work.Go(func() { s.play(play) })
+		s.work.Go(func() { s.play(steps) })
 		return nil
 	}
 }
 
-func (s *Stage) play(play func(*Stage, context.Context) error) {
+// play takes one step after the other, until one fails.
+func (s *Stage) play(steps script) {
 	const patience = 20 * time.Second // for everything that does not wait for a TTL or a bank
 	pace := s.pace()
 	ctx, cancel := context.WithTimeout(s.life, patience+4*(pace.TTL+pace.Card+pace.Write))
 	defer cancel()
-	if err := play(s, ctx); err != nil && s.life.Err() == nil {
+	a, b, evening, err := s.two(ctx)
+	if err == nil {
+		for _, step := range steps(s, ctx, a, b, evening) {
+			if err = step(); err != nil {
+				break
+			}
+		}
+	}
+	if err != nil && s.life.Err() == nil {
 		s.journal.Add(Record{Kind: SceneFailed, Cause: err.Error()})
 	}
 	s.change(func() { s.scene = "" })
@@ -206,16 +218,6 @@ func (s *Stage) two(ctx context.Context) (a, b *hand, evening int, err error) {
 	return idle[0], idle[1], evening, err
 }
 
-// inOrder takes one step after the other, until one fails.
-func inOrder(steps ...func() error) error {
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // comes gives a worker the next guest, with a write that is held or not.
 func (s *Stage) comes(h *hand, evening int, hold bool) func() error {
 	return func() error { return h.reserve(s.guest(), evening, hold) }
@@ -223,7 +225,21 @@ func (s *Stage) comes(h *hand, evening int, hold bool) func() error {
 
 // until waits for a condition, which is asked under mu.
 func (s *Stage) until(ctx context.Context, condition func() bool) func() error {
-	return func() error { return s.await(ctx, condition) }
+	return func() error {
+		for {
+			s.mu.Lock()
+			met, changed := condition(), s.changed
+			s.mu.Unlock()
+			if met {
+				return nil
+			}
+			select {
+			case <-changed:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+	}
 }
 
 // wait takes a part of the TTL, so that something is seen.
@@ -232,33 +248,21 @@ func (s *Stage) wait(part time.Duration) func() error {
 }
 
 // race: two guests, one evening, the same moment.
-func (s *Stage) race(ctx context.Context) error {
-	a, b, evening, err := s.two(ctx)
-	if err != nil {
-		return err
-	}
-	return inOrder(s.comes(a, evening, false), s.comes(b, evening, false), s.until(ctx, a.free), s.until(ctx, b.free))
+func (s *Stage) race(ctx context.Context, a, b *hand, evening int) []func() error {
+	return []func() error{s.comes(a, evening, false), s.comes(b, evening, false), s.until(ctx, a.free), s.until(ctx, b.free)}
 }
 
 // zombie: the first worker is stopped before its write, for longer than its lease lasts, and
 // another books, after it was seen to wait.
-func (s *Stage) zombie(ctx context.Context) error {
-	a, b, evening, err := s.two(ctx)
-	if err != nil {
-		return err
-	}
-	return inOrder(s.comes(a, evening, true), s.until(ctx, a.atStep(worker.AtWrite)), a.pause, s.wait(4),
-		s.comes(b, evening, false), s.until(ctx, b.free), s.wait(4), a.wake, s.until(ctx, a.free))
+func (s *Stage) zombie(ctx context.Context, a, b *hand, evening int) []func() error {
+	return []func() error{s.comes(a, evening, true), s.until(ctx, a.atStep(worker.AtWrite)), a.pause, s.wait(4),
+		s.comes(b, evening, false), s.until(ctx, b.free), s.wait(4), a.wake, s.until(ctx, a.free)}
 }
 
 // crash: the first worker is killed while it holds the lease and another waits.
-func (s *Stage) crash(ctx context.Context) error {
-	a, b, evening, err := s.two(ctx)
-	if err != nil {
-		return err
-	}
-	return inOrder(s.comes(a, evening, false), s.until(ctx, a.atStep(worker.AtCard)),
-		s.comes(b, evening, false), s.wait(2), a.kill, s.until(ctx, b.free))
+func (s *Stage) crash(ctx context.Context, a, b *hand, evening int) []func() error {
+	return []func() error{s.comes(a, evening, false), s.until(ctx, a.atStep(worker.AtCard)),
+		s.comes(b, evening, false), s.wait(2), a.kill, s.until(ctx, b.free)}
 }
 
 // free is asked under stage.mu.

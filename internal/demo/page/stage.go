@@ -108,23 +108,6 @@ func (s *Stage) change(f func()) {
 	s.changed = make(chan struct{})
 }
 
-// await returns when the condition, which is asked under mu, is true; or the cause of ctx.
-func (s *Stage) await(ctx context.Context, condition func() bool) error {
-	for {
-		s.mu.Lock()
-		met, changed := condition(), s.changed
-		s.mu.Unlock()
-		if met {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
 // follow writes down what the workers publish, as `fencedb watch` would show it.
 func (s *Stage) follow() {
 	from := "0" // the workers are there already, and Redis is ours

@@ -107,13 +107,11 @@ func (d *desk) reserve(ctx context.Context, r Request) {
 	if r.NoRenew {
 		cfg.Lease.RenewEvery = lease.Never
 	}
-	var store booking.Store
-	if d.feed == nil {
-		store = booking.NewPostgres(d.db)
-	} else {
-		store = booking.NewPostgres(d.db, d.feed)
-		cfg.Lease.Tracers = []lease.Tracer{d.feed}
+	var writes []fencedb.Tracer
+	if d.feed != nil {
+		writes, cfg.Lease.Tracers = []fencedb.Tracer{d.feed}, []lease.Tracer{d.feed}
 	}
+	var store booking.Store = booking.NewPostgres(d.db, writes...)
 	if r.Plain != "" {
 		store = plainStore{store, d.db, r.Plain}
 	}
