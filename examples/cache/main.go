@@ -9,13 +9,12 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/signal"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -45,7 +44,7 @@ func run(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("CACHE_TTL: %w", err)
 	}
-	builds, slowest, err := stampede(ctx, options, ttl, "demo_"+strconv.FormatUint(rand.Uint64()>>16, 36))
+	builds, slowest, err := stampede(ctx, options, ttl, "demo_"+rand.Text())
 	if err != nil {
 		return err
 	}

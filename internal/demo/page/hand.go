@@ -62,16 +62,8 @@ func (h *hand) listen(p *worker.Worker) {
 			h.process, h.job, h.step, h.paused = nil, nil, "", false
 		}
 	})
-	h.replace()
-}
-
-// replace starts another process after a while, as a supervisor would.
-func (h *hand) replace() {
-	h.stage.rest(h.stage.pace().TTL + time.Second)
-	for h.stage.life.Err() == nil {
-		if h.start(h.stage.life) == nil {
-			return
-		}
+	h.stage.rest(h.stage.pace().TTL + time.Second) // a supervisor takes a while too
+	for h.stage.life.Err() == nil && h.start(h.stage.life) != nil {
 		h.stage.rest(time.Second)
 	}
 }

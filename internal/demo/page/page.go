@@ -36,18 +36,18 @@ func Handler(j *Journal, do Do) http.Handler {
 	mux.Handle("GET /", http.FileServerFS(files))
 	mux.Handle("GET /events", events(j))
 	mux.Handle("POST /do/{action}", button(do))
-	return onlyLoopback(headers(http.NewCrossOriginProtection().Handler(mux)))
-}
-
-// onlyLoopback keeps out pages of other sites that have their name resolve to this machine (DNS
-// rebinding).
-func onlyLoopback(next http.Handler) http.Handler {
+	guarded := http.NewCrossOriginProtection().Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !loopback(r.Host) {
+		if !loopback(r.Host) { // a page of another site may have its name resolve to this machine (DNS rebinding)
 			http.Error(w, "This page is for this machine: open it by 127.0.0.1 or localhost.", http.StatusMisdirectedRequest)
 			return
 		}
-		next.ServeHTTP(w, r)
+		h := w.Header()
+		h.Set("Content-Security-Policy", policy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cache-Control", "no-store") // the next run of the program may have other files
+		guarded.ServeHTTP(w, r)
 	})
 }
 
@@ -62,17 +62,6 @@ func loopback(hostport string) bool {
 
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-func headers(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h := w.Header()
-		h.Set("Content-Security-Policy", policy)
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("Referrer-Policy", "no-referrer")
-		h.Set("Cache-Control", "no-store") // the next run of the program may have other files
-		next.ServeHTTP(w, r)
-	})
-}
 
 // button answers 204 when it is done, 409 with a sentence when it cannot be done now, 500 when it
 // failed.

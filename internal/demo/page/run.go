@@ -73,12 +73,8 @@ func show(ctx context.Context, listener net.Listener, out io.Writer) (err error)
 	fmt.Fprintf(out, "\n  http://%s\n\n", listener.Addr())
 	fmt.Fprintf(out, "  Look for yourself:  psql '%[1]s'\n                      redis-cli -u %[2]s\n             "+
 		"         fencedb watch --redis %[2]s\n\n  Ctrl-C ends it all.\n", env.PostgresURL, env.RedisURL)
-	return serve(ctx, listener, Handler(j, s.Do))
-}
-
-func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
-		Handler:           handler,
+		Handler:           Handler(j, s.Do),
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // ends the streams
 		ReadHeaderTimeout: 5 * time.Second,
 	}

@@ -32,6 +32,7 @@ import (
 type rival struct {
 	shop.Config
 	way
+	levels func(ctx context.Context, tx shop.Reader, skus []string) ([]shop.Level, error)
 }
 
 // way is what the three differ in.
@@ -44,7 +45,6 @@ type way interface {
 
 type transaction interface {
 	pgx.Tx
-	levels(ctx context.Context, skus []string) ([]shop.Level, error)
 	setLevels(ctx context.Context, levels []shop.Level) error
 }
 
@@ -62,7 +62,7 @@ func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (c
 	defer cancel()
 	id, skus := uuid.New(), shop.SKUs(lines)
 	err = s.alone(ctx, id, skus, func(tx transaction) error {
-		levels, err := tx.levels(ctx, skus)
+		levels, err := s.levels(ctx, tx, skus)
 		if err != nil {
 			return err
 		}
@@ -144,7 +144,7 @@ func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
 		if err != nil || !expired {
 			return err
 		}
-		levels, err := tx.levels(ctx, skus)
+		levels, err := s.levels(ctx, tx, skus)
 		if err != nil {
 			return err
 		}
@@ -186,10 +186,7 @@ type locked struct {
 	leases lease.Leases
 }
 
-func (tx locked) levels(ctx context.Context, skus []string) ([]shop.Level, error) {
-	return shop.Levels(ctx, tx, skus)
-}
-
+// Without leases it only writes: under row locks there is nothing to look at.
 func (tx locked) setLevels(ctx context.Context, levels []shop.Level) error {
 	for _, l := range tx.leases {
 		if err := l.Err(); err != nil {
@@ -203,21 +200,15 @@ func (tx locked) setLevels(ctx context.Context, levels []shop.Level) error {
 type forUpdate struct{ db *pgxpool.Pool }
 
 func (w forUpdate) alone(ctx context.Context, _ uuid.UUID, _ []string, fn func(tx transaction) error) error {
-	return pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error { return fn(rowLocking{tx}) })
+	return pgx.BeginFunc(ctx, w.db, func(tx pgx.Tx) error { return fn(locked{tx, nil}) })
 }
 
 func (forUpdate) paying(_ context.Context, _ uuid.UUID, fn func() error) error { return fn() }
 
-type rowLocking struct{ pgx.Tx }
-
-func (tx rowLocking) levels(ctx context.Context, skus []string) ([]shop.Level, error) {
+func levelsForUpdate(ctx context.Context, tx shop.Reader, skus []string) ([]shop.Level, error) {
 	rows, _ := tx.Query(ctx, `
 		SELECT sku, start, remaining, cents, version FROM stock WHERE sku = ANY ($1) ORDER BY sku FOR UPDATE`, skus)
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[shop.Level])
-}
-
-func (tx rowLocking) setLevels(ctx context.Context, levels []shop.Level) error {
-	return shop.SetLevels(ctx, tx, levels)
 }
 
 // optimistic is the sale that begins anew when somebody else was faster, for as long as the context
@@ -239,10 +230,6 @@ func (w optimistic) alone(ctx context.Context, _ uuid.UUID, _ []string, fn func(
 func (optimistic) paying(_ context.Context, _ uuid.UUID, fn func() error) error { return fn() }
 
 type checking struct{ pgx.Tx }
-
-func (tx checking) levels(ctx context.Context, skus []string) ([]shop.Level, error) {
-	return shop.Levels(ctx, tx, skus)
-}
 
 func (tx checking) setLevels(ctx context.Context, levels []shop.Level) error {
 	unchanged := 0

@@ -104,11 +104,11 @@ func open(mode Mode, s Servers, l Load, db *pgxpool.Pool, client redis.Universal
 	case Fenced:
 		return shop.New(c)
 	case Lock:
-		return &rival{c, locking{db, leases}}, nil
+		return &rival{c, locking{db, leases}, shop.Levels}, nil
 	case ForUpdate:
-		return &rival{c, forUpdate{db}}, nil
+		return &rival{c, forUpdate{db}, levelsForUpdate}, nil
 	case Optimistic:
-		return &rival{c, optimistic{db}}, nil
+		return &rival{c, optimistic{db}, shop.Levels}, nil
 	}
 	return nil, fmt.Errorf("there is no mode %q", mode)
 }
