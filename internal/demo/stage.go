@@ -134,7 +134,7 @@ func setStage(ctx context.Context, cfg config) (_ *stage, err error) {
 		return nil, err
 	}
 	if s.Unprotected {
-		if _, err := s.DB.Exec(ctx, `SELECT fencedb.unprotect('bookings', keep_columns => true)`); err != nil { // observe reads them
+		if _, err := s.DB.Exec(ctx, `SELECT fencedb.unprotect('bookings', keep_columns => true)`); err != nil { // look reads them
 			return nil, err
 		}
 	}
@@ -303,11 +303,22 @@ func (s *scene) untilFree() {
 }
 
 // look asks both servers.
-func (s *scene) look() state {
-	var st state
+func (s *scene) look() (st state) {
 	s.do(func() (err error) {
-		st, err = s.observe(s.ctx, s.story.table, cmp.Or(s.plain, "bookings"))
-		return err
+		resource := booking.Resource(s.story.table)
+		if st.Inspection, err = s.Leases.Inspect(s.ctx, resource); err != nil {
+			return fmt.Errorf("ask Redis: %w", err)
+		}
+		err = s.DB.QueryRow(s.ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, resource).Scan(&st.fence)
+		if err == nil {
+			relation := pgx.Identifier{cmp.Or(s.plain, "bookings")}.Sanitize()
+			rows, _ := s.DB.Query(s.ctx, `SELECT guest, last_fencing_token FROM `+relation+` WHERE table_id = $1 ORDER BY slot`, s.story.table)
+			st.bookings, err = pgx.CollectRows(rows, pgx.RowToStructByPos[written])
+		}
+		if err != nil {
+			return fmt.Errorf("ask Postgres: %w", err)
+		}
+		return nil
 	})
 	return st
 }
@@ -332,21 +343,15 @@ func (s *scene) check(ok bool, format string, args ...any) {
 
 // row is how a state is shown.
 func (s *scene) row(st state) row {
-	r := row{owner: "-", ttl: "-", token: "-", fence: "-", booking: "-"}
-	if st.held() {
-		r.owner, r.ttl = "?", seconds(st.ExpiresIn) // of a holder that never told us
-		if name, known := s.holders[st.Holder]; known {
-			r.owner = name
+	number := func(n int64) string {
+		if n == 0 {
+			return "-"
 		}
+		return fmt.Sprint(n)
 	}
-	if st.LastToken != 0 {
-		r.token = fmt.Sprint(st.LastToken)
-	}
-	if st.fence != 0 {
-		r.fence = fmt.Sprint(st.fence)
-	}
-	if guests := st.guests(); guests != "" {
-		r.booking = guests
+	r := row{"-", "-", number(st.LastToken), number(st.fence), cmp.Or(st.guests(), "-")}
+	if st.held() {
+		r.owner, r.ttl = cmp.Or(s.holders[st.Holder], "?"), seconds(st.ExpiresIn) // a holder that never told us is unknown
 	}
 	return r
 }
@@ -360,28 +365,8 @@ type state struct {
 
 // written is a row of the bookings table.
 type written struct {
-	guest string
-	token int64 // with which it was written
-}
-
-// observe asks both servers.
-func (s *stage) observe(ctx context.Context, table int, relation string) (st state, err error) {
-	if st.Inspection, err = s.Leases.Inspect(ctx, booking.Resource(table)); err != nil {
-		return st, fmt.Errorf("ask Redis: %w", err)
-	}
-	err = s.DB.QueryRow(ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, booking.Resource(table)).Scan(&st.fence)
-	if err != nil {
-		return st, fmt.Errorf("ask Postgres: %w", err)
-	}
-	rows, _ := s.DB.Query(ctx, `SELECT guest, last_fencing_token FROM `+pgx.Identifier{relation}.Sanitize()+`
-		WHERE table_id = $1 ORDER BY slot`, table)
-	st.bookings, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (w written, err error) {
-		return w, row.Scan(&w.guest, &w.token)
-	})
-	if err != nil {
-		return st, fmt.Errorf("ask Postgres: %w", err)
-	}
-	return st, nil
+	Guest string
+	Token int64 // with which it was written
 }
 
 func (st state) held() bool { return st.Holder != uuid.Nil }
@@ -389,7 +374,7 @@ func (st state) held() bool { return st.Holder != uuid.Nil }
 func (st state) guests() string {
 	var names []string
 	for _, w := range st.bookings {
-		names = append(names, w.guest)
+		names = append(names, w.Guest)
 	}
 	return strings.Join(names, ", ")
 }
