@@ -57,18 +57,13 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 func (s *Shop) beginPayment(ctx context.Context, l *lease.Lease, id uuid.UUID) (cents int64, err error) {
 	err = fencedb.QueryRow(ctx, s.fenced, l, BeginPayment, id).Scan(&cents)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, s.whyNotPayable(ctx, id)
+		c, err := s.Cart(ctx, id)
+		if err == nil && c.State != Sold {
+			err = ErrExpired
+		}
+		return 0, err
 	}
 	return cents, err
-}
-
-// whyNotPayable is nil for a cart that is SOLD.
-func (s *Shop) whyNotPayable(ctx context.Context, id uuid.UUID) error {
-	c, err := s.Cart(ctx, id)
-	if err != nil || c.State == Sold {
-		return err
-	}
-	return ErrExpired
 }
 
 // charge stops waiting for the bank when the lease ends, and says so. The money may have been taken
