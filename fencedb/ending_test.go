@@ -38,6 +38,7 @@ var endings = []ending{
 	{`INSERT INTO effects VALUES (1); COMMIT; BEGIN; INSERT INTO effects VALUES (2), (2)`, "committed", []int{1}},
 	{`INSERT INTO effects VALUES (1); PREPARE TRANSACTION 'ending'`, "in progress", nil},
 	{`INSERT INTO effects VALUES (1); PREPARE TRANSACTION 'ending'; BEGIN; INSERT INTO effects VALUES (2)`, "in progress", nil},
+	{`INSERT INTO effects VALUES (1); RESET ALL`, "aborted", nil}, // it takes away what enter has set
 	{`COMMIT`, "committed", nil},
 	{`ROLLBACK`, "aborted", nil},
 	{`COMMIT AND CHAIN`, "committed", nil},

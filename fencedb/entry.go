@@ -200,6 +200,9 @@ const overdueTime = askTime / 2
 
 // acquire takes a connection while the lease is valid. A later one is of no use.
 func (e *entry) acquire(ctx context.Context, db DB) (DB, func(), error) {
+	if _, err := e.remaining(); err != nil {
+		return nil, nil, err
+	}
 	bounded, cancel := ctx, context.CancelFunc(func() {})
 	if until := validUntil(e.grants); !until.IsZero() {
 		bounded, cancel = context.WithDeadline(ctx, until)

@@ -87,7 +87,8 @@ var (
 	ErrCommitUnknown error = &sentinel{"fencedb: unknown whether the transaction committed", false}
 
 	// ErrTxEnded: a statement of the caller (COMMIT, ROLLBACK, PREPARE TRANSACTION, also AND CHAIN
-	// or with a BEGIN behind it) ended the transaction that held the fence. What came before that
+	// or with a BEGIN behind it) ended the transaction that held the fence, or took away what
+	// entering had set (RESET ALL), and then that is rolled back. What came before such a
 	// statement is as TxEndedError tells. What came after it was outside the fence, and was rolled
 	// back unless the caller has committed that too. Leave the end to the function that you call.
 	// SQLSTATE FN007.
@@ -110,11 +111,7 @@ func (e *StaleError) Error() string {
 	return fmt.Sprintf("%v: resource %q: carried %d, stored %d", ErrStale, e.Resource, e.Token, e.Stored)
 }
 
-func (e *StaleError) Is(target error) bool { return target == ErrStale }
-func (e *StaleError) Unwrap() error        { return e.cause }
-
-// LeaseLost is for lease.IsLost.
-func (e *StaleError) LeaseLost() bool { return true }
+func (e *StaleError) Unwrap() []error { return []error{ErrStale, e.cause} }
 
 // WrongResourceError is the ErrWrongResource with its values. Nothing was written.
 type WrongResourceError struct {
@@ -128,8 +125,7 @@ func (e *WrongResourceError) Error() string {
 	return fmt.Sprintf("%v: the row of %s belongs to %q, the transaction entered %q", ErrWrongResource, cmp.Or(e.Table, "a protected table"), e.Resource, e.Entered)
 }
 
-func (e *WrongResourceError) Is(target error) bool { return target == ErrWrongResource }
-func (e *WrongResourceError) Unwrap() error        { return e.cause }
+func (e *WrongResourceError) Unwrap() []error { return []error{ErrWrongResource, e.cause} }
 
 // BusyError is the ErrBusy with its values. Nothing was written.
 type BusyError struct {
@@ -156,11 +152,7 @@ func (e *BusyError) Error() string {
 		cmp.Or(strings.Join(by, ", "), "a session that has ended since"))
 }
 
-func (e *BusyError) Is(target error) bool { return target == ErrBusy }
-func (e *BusyError) Unwrap() error        { return e.cause }
-
-// LeaseLost is for lease.IsLost.
-func (e *BusyError) LeaseLost() bool { return true }
+func (e *BusyError) Unwrap() []error { return []error{ErrBusy, e.cause} }
 
 // CommitUnknownError is the ErrCommitUnknown with what is needed to find out.
 type CommitUnknownError struct {
@@ -180,11 +172,7 @@ func (e *CommitUnknownError) Error() string {
 	return fmt.Sprintf("%v: ask the server with SELECT fencedb.outcome('%d', %d): %v", ErrCommitUnknown, e.XID, e.Epoch, e.cause)
 }
 
-func (e *CommitUnknownError) Is(target error) bool { return target == ErrCommitUnknown }
-func (e *CommitUnknownError) Unwrap() error        { return e.cause }
-
-// LeaseLost is for lease.IsLost.
-func (e *CommitUnknownError) LeaseLost() bool { return false }
+func (e *CommitUnknownError) Unwrap() []error { return []error{ErrCommitUnknown, e.cause} }
 
 // TxEndedError is the ErrTxEnded with its values.
 type TxEndedError struct {
@@ -202,11 +190,7 @@ func (e *TxEndedError) Error() string {
 		ErrTxEnded, e.Outcome, e.cause)
 }
 
-func (e *TxEndedError) Is(target error) bool { return target == ErrTxEnded }
-func (e *TxEndedError) Unwrap() error        { return e.cause }
-
-// LeaseLost is for lease.IsLost.
-func (e *TxEndedError) LeaseLost() bool { return false }
+func (e *TxEndedError) Unwrap() []error { return []error{ErrTxEnded, e.cause} }
 
 // rejection gives a server's error the sentinel it stands for.
 type rejection struct {

@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -59,7 +60,7 @@ func undecided(ctx context.Context, err error) bool {
 func (e *entry) explainEntering(ctx context.Context, conn *pgx.Conn, code string, err error) error {
 	switch code {
 	case codeLockNotAvailable, codeQueryCanceled:
-		return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: e.blockers(ctx, conn, err), cause: err}
+		return e.busy(e.blockers(ctx, conn, err), err)
 	case codeSerializationFailure:
 		return &rejection{ErrUnsealed, err}
 	case codeInvalidSchema, codeUndefinedFunction:
@@ -105,51 +106,50 @@ func (e *entry) busyOr(ctx context.Context, err error) error {
 		return err
 	}
 	defer release()
-	return e.busyBehind(e.blocked(asking, pgxConn(conn)), err)
+	if found := e.blocked(asking, pgxConn(conn)); len(found) > 0 {
+		return e.busy(found, err)
+	}
+	return err
 }
 
-func (e *entry) busyBehind(found []blocker, err error) error {
-	if len(found) == 0 {
-		return err
-	}
-	return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: named(found), cause: err}
+func (e *entry) busy(blockers []Blocker, err error) error {
+	return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: blockers, cause: err}
 }
 
 // blockers returns the sessions that the server named when it gave up. It is asked if it named
 // none, because another limit ended the wait. Without an answer the error is still true.
 func (e *entry) blockers(ctx context.Context, conn *pgx.Conn, err error) []Blocker {
-	var found []blocker
-	answered(err).values(&struct{ Blockers *[]blocker }{&found})
-	if found == nil && conn != nil && !conn.IsClosed() {
+	var told struct{ Blockers json.RawMessage }
+	answered(err).values(&told)
+	if told.Blockers == nil && conn != nil && !conn.IsClosed() {
 		ctx, cancel := detached(ctx, cleanUpTime)
 		defer cancel()
-		found = e.blocked(ctx, conn)
+		return e.blocked(ctx, conn)
 	}
-	return named(found)
+	return named(told.Blockers)
 }
 
-const blockersQuery = `SELECT pid, application, state, open_ms FROM fencedb.blockers($1::text[])`
+const blockersQuery = `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`
 
-func (e *entry) blocked(ctx context.Context, conn *pgx.Conn) []blocker {
-	rows, _ := conn.Query(ctx, blockersQuery, e.resources())
-	found, _ := pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
-	return found
+func (e *entry) blocked(ctx context.Context, conn *pgx.Conn) []Blocker {
+	var list []byte
+	_ = conn.QueryRow(ctx, blockersQuery, e.resources()).Scan(&list)
+	return named(list)
 }
 
-func named(found []blocker) []Blocker {
-	blockers := make([]Blocker, len(found))
-	for i, b := range found {
+// named reads a list of rows of fencedb.blockers.
+func named(list []byte) []Blocker {
+	var rows []struct {
+		PID                int
+		Application, State string
+		OpenMS             int64 `json:"open_ms"`
+	}
+	_ = json.Unmarshal(list, &rows)
+	blockers := make([]Blocker, len(rows))
+	for i, b := range rows {
 		blockers[i] = Blocker{b.PID, b.Application, b.State, time.Duration(b.OpenMS) * time.Millisecond}
 	}
 	return blockers
-}
-
-// blocker is a row of fencedb.blockers.
-type blocker struct {
-	PID         int
-	Application string
-	State       string
-	OpenMS      int64 `json:"open_ms" db:"open_ms"`
 }
 
 // ExplainNoRows tells why a conditional UPDATE on a table without triggers has matched no row:

@@ -1,6 +1,7 @@
 package fencedb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,9 +43,6 @@ var _ pgx.Tx = (*fencedTx)(nil)
 func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pgx.BatchResults, err error) {
 	defer func() { tx.err = err }()
 
-	if _, err := tx.entry.remaining(); err != nil {
-		return nil, err
-	}
 	conn, release, err := tx.entry.acquire(ctx, tx.db)
 	if err != nil {
 		return nil, err
@@ -184,21 +182,8 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 }
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	ctx = tx.within(ctx)
-	if tx.begun() || !canPipeline(sql, args) {
-		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
-			return failed(err).QueryRow()
-		}
-		if tx.mayHaveEnded && isString(sql, args, tx.inner.Conn().Config().DefaultQueryExecMode) {
-			sql += "\n;" + tx.entry.stillEntered()
-		}
-		return tx.inner.QueryRow(ctx, sql, args...)
-	}
-	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
-	if err != nil {
-		return failed(err).QueryRow()
-	}
-	return firstRow{results}
+	rows, _ := tx.Query(ctx, sql, args...) // kept in rows
+	return onlyRow{rows}
 }
 
 func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
@@ -299,10 +284,9 @@ func begins(b *pgx.Batch) bool { return pgx.FailedBatchResults(b, nil).Tx() != n
 // that its statements pass through the fenced transaction around it; so the first can open that, in
 // one round trip.
 type savepoint struct {
-	pgx.Tx // of
+	pgx.Tx // of; once it is over, one that answers pgx.ErrTxClosed
 	of     *fencedTx
 	name   string
-	closed bool
 }
 
 // Commit keeps what was done since the savepoint, for the transaction around it to commit.
@@ -314,10 +298,10 @@ func (s *savepoint) Rollback(ctx context.Context) error {
 }
 
 func (s *savepoint) close(ctx context.Context, sql string) error {
-	if s.closed {
+	if s.Tx != pgx.Tx(s.of) {
 		return pgx.ErrTxClosed
 	}
-	s.closed = true
+	s.Tx = &fencedTx{entry: s.of.entry, err: pgx.ErrTxClosed}
 	ctx = s.of.within(ctx)
 	if err := s.of.open(ctx); err != nil {
 		return err
@@ -326,58 +310,10 @@ func (s *savepoint) close(ctx context.Context, sql string) error {
 	return err
 }
 
-func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) {
-	if s.closed {
-		return nil, pgx.ErrTxClosed
-	}
-	return s.Tx.Begin(ctx)
-}
-
-func (s *savepoint) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if s.closed {
-		return pgconn.CommandTag{}, pgx.ErrTxClosed
-	}
-	return s.Tx.Exec(ctx, sql, args...)
-}
-
-func (s *savepoint) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if s.closed {
-		return noRows(pgx.ErrTxClosed)
-	}
-	return s.Tx.Query(ctx, sql, args...)
-}
-
-func (s *savepoint) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if s.closed {
-		return failed(pgx.ErrTxClosed).QueryRow()
-	}
-	return s.Tx.QueryRow(ctx, sql, args...)
-}
-
-func (s *savepoint) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if s.closed {
-		return pgx.FailedBatchResults(b, pgx.ErrTxClosed)
-	}
-	return s.Tx.SendBatch(ctx, b)
-}
-
-func (s *savepoint) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	if s.closed {
-		return 0, pgx.ErrTxClosed
-	}
-	return s.Tx.CopyFrom(ctx, table, columns, src)
-}
-
-func (s *savepoint) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	if s.closed {
-		return nil, pgx.ErrTxClosed
-	}
-	return s.Tx.Prepare(ctx, name, sql)
-}
+func (s *savepoint) Conn() *pgx.Conn { return s.of.Conn() }
 
 // The results of a first or only statement are part of a batch. These types close the batch where
-// pgx would have freed the connection: when the rows are read to their end or closed, and when the
-// row is scanned.
+// pgx would have freed the connection: when the rows are read to their end or closed.
 
 type firstRows struct {
 	pgx.Rows
@@ -420,14 +356,18 @@ type failedRows struct{ pgx.Rows }
 func (failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
 func (r failedRows) Scan(...any) error                          { return r.Err() }
 
-type firstRow struct{ results pgx.BatchResults }
+type onlyRow struct{ rows pgx.Rows }
 
-func (r firstRow) Scan(dest ...any) error {
-	err := r.results.QueryRow().Scan(dest...)
-	if closeErr := r.results.Close(); err == nil {
-		err = closeErr
+func (r onlyRow) Scan(dest ...any) error {
+	defer r.rows.Close()
+	if !r.rows.Next() {
+		return cmp.Or(r.rows.Err(), pgx.ErrNoRows)
 	}
-	return err
+	if err := r.rows.Scan(dest...); err != nil {
+		return err
+	}
+	r.rows.Close()
+	return r.rows.Err()
 }
 
 // firstBatch hides that its batch began the transaction.

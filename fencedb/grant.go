@@ -144,12 +144,18 @@ func check(grants []Grant) error {
 	if len(grants) == 0 {
 		return invalid("there is no grant; pass a lease, or fencedb.NewGrant")
 	}
+	seen := make(map[string]Grant, len(grants))
 	for _, g := range grants {
 		if err := checkOne(g); err != nil {
 			return err
 		}
+		before, twice := seen[g.Resource()]
+		if twice && (before.Token() != g.Token() || before.LeaseID() != g.LeaseID()) {
+			return invalid("two different grants for %q, with tokens %d and %d", g.Resource(), before.Token(), g.Token())
+		}
+		seen[g.Resource()] = g
 	}
-	return checkDistinct(grants)
+	return nil
 }
 
 func checkOne(g Grant) error {
@@ -166,22 +172,6 @@ func checkOne(g Grant) error {
 		return invalid("the fencing token for %q must be positive, it is %d", resource, g.Token())
 	case g.LeaseID() == uuid.Nil:
 		return invalid("the lease id for %q is the nil id; give each acquisition its own", resource)
-	}
-	return nil
-}
-
-func checkDistinct(grants []Grant) error {
-	if len(grants) == 1 {
-		return nil
-	}
-	sorted := slices.SortedFunc(slices.Values(grants), func(a, b Grant) int {
-		return strings.Compare(a.Resource(), b.Resource())
-	})
-	for i, g := range sorted[1:] {
-		before := sorted[i]
-		if before.Resource() == g.Resource() && (before.Token() != g.Token() || before.LeaseID() != g.LeaseID()) {
-			return invalid("two different grants for %q, with tokens %d and %d", g.Resource(), before.Token(), g.Token())
-		}
 	}
 	return nil
 }

@@ -231,11 +231,7 @@ func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option, 
 	return s, s.trace.is(s.send(b))
 }
 
-func (s *sent) send(b *pgx.Batch) error {
-	_, err := s.entry.remaining()
-	if err != nil {
-		return err
-	}
+func (s *sent) send(b *pgx.Batch) (err error) {
 	if s.conn, s.release, err = s.entry.acquire(s.ctx, s.db); err != nil {
 		return err
 	}
@@ -333,34 +329,28 @@ func (s *sent) end() error {
 }
 
 func (s *sent) settle() error {
+	defer s.release() // does nothing the second time
 	err := cmp.Or(s.close(), s.readErr)
 	for s.sealed(err) {
 		err = s.close()
 	}
 	if s.sealErr != nil {
-		s.release()
 		return s.sealErr
 	}
 	pg := pgxConn(s.conn)
 	switch lost := s.lost(); {
 	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
-		s.release()
 		return nil
 	case s.committed:
-		s.release()
 		return fmt.Errorf("%w: %w", ErrCommitted, err)
 	case !lost && pg.PgConn().TxStatus() != 'I':
-		defer s.release()
 		s.rollback()
 		return s.entry.explain(s.ctx, pg, false, s.hidden(err))
 	case !lost && err == nil:
-		s.release()
 		return errors.New("fencedb: rolled back: the answer of COMMIT says so")
 	case refused(err), s.nothingHappened(err, lost):
-		defer s.release()
 		return s.entry.explain(s.ctx, pg, lost, err)
 	case lost && s.entry.xid == 0:
-		s.release()
 		return &CommitUnknownError{cause: err}
 	default:
 		abandon(pg)
@@ -378,9 +368,6 @@ func (s *sent) close() error {
 			ctx, cancel := detached(s.ctx, cleanUpTime)
 			defer cancel()
 			_ = pg.Close(ctx)
-		}
-		if panicked {
-			s.release()
 		}
 	}()
 	err := s.results.Close()

@@ -71,8 +71,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	if err != nil {
 		return e.explainSQL(ctx, err)
 	}
-	defer conn.Close()
-	defer func() { _ = conn.Raw(abandonSQL) }()
+	defer giveBackSQL(conn)
 	tx, err := conn.BeginTx(bounded, options)
 	if err != nil {
 		return e.explainSQL(ctx, err)
@@ -80,8 +79,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
 	if err := e.enterSQL(ctx, tx); err != nil {
 		_ = tx.Rollback()
-		_ = conn.Raw(abandonSQL) // as below
-		_ = conn.Close()
+		giveBackSQL(conn)
 		return e.busySQL(ctx, db, err)
 	}
 	if err := fn(tx); err != nil {
@@ -93,8 +91,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	if err := tx.Commit(); err != nil && refused(err) {
 		return e.explainSQL(ctx, err)
 	} else if err != nil {
-		_ = conn.Raw(abandonSQL) // first, or asking on another connection could wait for this one
-		_ = conn.Close()
+		giveBackSQL(conn) // first, or asking on another connection could wait for this one
 		return e.settle(ctx, askSQL(db), err, true, true)
 	}
 	return nil
@@ -108,8 +105,7 @@ func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sql.Conn, t
 	alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && ctx.Err() == nil
 	server := askSQL(conn) // another connection may not be free
 	if !alive {
-		_ = conn.Raw(abandonSQL)
-		_ = conn.Close()
+		giveBackSQL(conn)
 		server = askSQL(db)
 	}
 	if ended := e.ended(ctx, server, alive, err); ended != nil {
@@ -130,20 +126,18 @@ func (e *entry) busySQL(ctx context.Context, db *sql.DB, err error) error {
 	}
 	ctx, cancel := detached(ctx, cleanUpTime)
 	defer cancel()
-	rows, askErr := db.QueryContext(ctx, blockersQuery, arrayText(e.resources()))
-	if askErr != nil {
+	var list []byte
+	if askErr := db.QueryRowContext(ctx, blockersQuery, arrayText(e.resources())).Scan(&list); askErr != nil {
 		return err
 	}
-	defer rows.Close()
-	var found []blocker
-	for b := (blocker{}); rows.Next() && rows.Scan(&b.PID, &b.Application, &b.State, &b.OpenMS) == nil; {
-		found = append(found, b)
+	found := named(list)
+	switch {
+	case refused:
+		busy.Blockers = found
+	case len(found) > 0:
+		return e.busy(found, err)
 	}
-	if refused {
-		busy.Blockers = named(found)
-		return busy
-	}
-	return e.busyBehind(found, err)
+	return err
 }
 
 // askSQL asks on a connection of db, which is one itself or a pool.
@@ -156,12 +150,15 @@ func askSQL(db interface {
 	}
 }
 
-// abandonSQL is abandon for a connection of pgx.
-func abandonSQL(driverConn any) error {
-	if c, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
-		abandon(c.Conn())
-	}
-	return nil
+// giveBackSQL gives a connection back, and one of pgx that is lost up. The second time it does nothing.
+func giveBackSQL(conn *sql.Conn) {
+	_ = conn.Raw(func(driverConn any) error {
+		if c, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
+			abandon(c.Conn())
+		}
+		return nil
+	})
+	_ = conn.Close()
 }
 
 // sqlOptions are those that database/sql knows.

@@ -44,13 +44,9 @@ func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts 
 	}
 	t := e.trace(ctx, OpWrite)
 	defer t.end()
-	return t.is(runTx(&fencedTx{caller: ctx, ctx: t.ctx, db: e.db, entry: e}, fn))
-}
-
-func runTx(tx *fencedTx, fn func(tx pgx.Tx) error) error {
+	tx := &fencedTx{caller: ctx, ctx: t.ctx, db: e.db, entry: e}
 	defer tx.end() // after a panic in fn; otherwise it has ended by then
-
-	return tx.finish(fn(tx))
+	return t.is(tx.finish(fn(tx)))
 }
 
 // finish commits, or rolls back because of err.
