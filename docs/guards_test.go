@@ -161,7 +161,7 @@ var guards = []struct {
 	}},
 	{"fencedb/grant.go", []guard{
 		{"S7", "the grant that ends first bounds all", "until.Before(earliest) {", "until.After(earliest) {", "fencedb.TestTheEarliestEndOfSeveralGrantsBoundsTheTransaction"},
-		{"S1", "two grants for one resource are refused", "if twice && (before.Token()", "if twice && false && (before.Token()", "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},
+		{"S1", "two grants for one resource are refused", "case twice && (before.Token()", "case twice && false && (before.Token()", "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},
 		{"S3", "a carried grant among entered ones is entered", "			plain = append(plain, g)\n			allCarried = false", "			plain = append(plain, g)", "fencedb.TestACarriedGrantAmongEnteredOnesIsEntered"},
 		{"S1", "a resource has 512 bytes at most", `resource == "" || len(resource) > 512`, `resource == ""`, "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},
 		{"S1", "a resource is UTF-8", "!utf8.ValidString(resource) || strings", "strings", "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},

@@ -146,32 +146,24 @@ func check(grants []Grant) error {
 	}
 	seen := make(map[string]Grant, len(grants))
 	for _, g := range grants {
-		if err := checkOne(g); err != nil {
-			return err
+		if isNil(g) {
+			return invalid("the grant is nil; was the lease acquired?")
 		}
-		before, twice := seen[g.Resource()]
-		if twice && (before.Token() != g.Token() || before.LeaseID() != g.LeaseID()) {
-			return invalid("two different grants for %q, with tokens %d and %d", g.Resource(), before.Token(), g.Token())
+		resource := g.Resource()
+		before, twice := seen[resource]
+		switch {
+		case resource == "" || len(resource) > 512:
+			return invalid("the resource must be 1 to 512 bytes, it has %d", len(resource))
+		case !utf8.ValidString(resource) || strings.ContainsRune(resource, 0):
+			return invalid("the resource %q must be valid UTF-8 without NUL", resource)
+		case g.Token() <= 0:
+			return invalid("the fencing token for %q must be positive, it is %d", resource, g.Token())
+		case g.LeaseID() == uuid.Nil:
+			return invalid("the lease id for %q is the nil id; give each acquisition its own", resource)
+		case twice && (before.Token() != g.Token() || before.LeaseID() != g.LeaseID()):
+			return invalid("two different grants for %q, with tokens %d and %d", resource, before.Token(), g.Token())
 		}
-		seen[g.Resource()] = g
-	}
-	return nil
-}
-
-func checkOne(g Grant) error {
-	if isNil(g) {
-		return invalid("the grant is nil; was the lease acquired?")
-	}
-	resource := g.Resource()
-	switch {
-	case resource == "" || len(resource) > 512:
-		return invalid("the resource must be 1 to 512 bytes, it has %d", len(resource))
-	case !utf8.ValidString(resource) || strings.ContainsRune(resource, 0):
-		return invalid("the resource %q must be valid UTF-8 without NUL", resource)
-	case g.Token() <= 0:
-		return invalid("the fencing token for %q must be positive, it is %d", resource, g.Token())
-	case g.LeaseID() == uuid.Nil:
-		return invalid("the lease id for %q is the nil id; give each acquisition its own", resource)
+		seen[resource] = g
 	}
 	return nil
 }
