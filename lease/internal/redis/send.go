@@ -67,9 +67,9 @@ func (c Call) Name() string { return c.script.Name }
 // Sender sends calls to one deployment of Redis. Those that several goroutines make at the same
 // time travel together, in one pipeline on one connection. No call waits for another: what is ready
 // when a goroutine comes to send is sent, and a script that is new to the server holds up only its
-// own call. Those that travel together also fail together, so a call
-// that has failed travels alone when it is sent again. On a Cluster each travels alone, because the
-// client waits for all servers of a pipeline.
+// own call. Those that travel together also fail together, so a call that has failed travels alone
+// when it is sent again. On a Cluster each travels alone, because the client waits for all servers
+// of a pipeline, but for those of one [RunAll] to one master.
 type Sender struct {
 	client redis.UniversalClient
 	shares bool // calls travel together
@@ -105,7 +105,8 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	return r.outcome()
 }
 
-// RunAll sends calls in one round trip, each with an outcome of its own.
+// RunAll sends calls in one round trip, on a Cluster one to each master, each with an outcome of its
+// own.
 func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
 	if ctx.Err() != nil {
 		return slices.Repeat([]Result{{Err: context.Cause(ctx)}}, len(calls))
@@ -114,7 +115,11 @@ func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
 	for i, c := range calls {
 		requests[i] = &request{ctx: ctx, call: c, answered: make(chan struct{})}
 	}
-	s.enqueue(requests...)
+	if cluster, ok := s.client.(*redis.ClusterClient); ok {
+		go s.serveMasters(ctx, cluster, requests)
+	} else {
+		s.enqueue(requests...)
+	}
 	results := make([]Result, len(calls))
 	for i, r := range requests {
 		results[i].Reply, results[i].Err = r.outcome()
@@ -241,6 +246,26 @@ func (s *Sender) serve(requests []*request) {
 	}
 	cancel()
 	s.answer(requests)
+}
+
+// serveMasters sends requests to a Cluster, those for one master together. A master that hangs keeps
+// back only the answers that are its own.
+func (s *Sender) serveMasters(ctx context.Context, cluster *redis.ClusterClient, requests []*request) {
+	s.mu.Lock()
+	s.underWay += len(requests)
+	s.mu.Unlock()
+	ofMaster := map[*redis.Client][]*request{}
+	for _, r := range requests {
+		master, err := cluster.MasterForKey(ctx, r.call.Key())
+		if err != nil {
+			go s.serve([]*request{r})
+			continue
+		}
+		ofMaster[master] = append(ofMaster[master], r)
+	}
+	for _, together := range ofMaster {
+		go s.serve(together)
+	}
 }
 
 // answer tells those who wait for the requests.

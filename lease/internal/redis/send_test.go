@@ -4,7 +4,9 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"maps"
 	"slices"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -72,6 +74,44 @@ func TestWhatAHookKeepsBackIsNoAnswer(t *testing.T) {
 			require.ErrorIs(t, r.Err, open, n)
 		}
 	}
+}
+
+// sizes is a hook that counts the commands of every round trip.
+type sizes chan int
+
+func (sizes) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (s sizes) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { s <- 1; return next(ctx, cmd) }
+}
+func (s sizes) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error { s <- len(cmds); return next(ctx, cmds) }
+}
+
+// TestAMasterThatHangsEndsOnlyItsOwnLeases says why they do not travel in one.
+func TestCallsToOneMasterOfAClusterTravelTogether(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	client := cluster.Client()
+	var calls []protocol.Call
+	owned := map[*testenv.RedisServer]int{}
+	for n := range 100 {
+		key := strconv.Itoa(n)
+		calls = append(calls, count.Call(1, key))
+		owned[cluster.Owner(cluster.Slot(key))]++
+	}
+	over := protocol.Over(client)
+	protocol.RunAll(t.Context(), over, calls) // from here on, all masters have the script
+	sent := make(sizes, len(calls))
+	client.AddHook(sent)
+	for _, r := range protocol.RunAll(t.Context(), over, calls) {
+		require.NoError(t, r.Err)
+	}
+	close(sent)
+	var together []int
+	for n := range sent {
+		together = append(together, n)
+	}
+	require.ElementsMatch(t, slices.Collect(maps.Values(owned)), together)
 }
 
 func TestAServerThatHasForgottenTheScriptLearnsIt(t *testing.T) {
