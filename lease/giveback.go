@@ -177,9 +177,9 @@ func (r *registry) settle(d *debt, err error) {
 }
 
 // giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx
-// does not stop it: a caller that was cancelled has to give back too. ended, if there is one, is
-// called before the debt is settled.
-func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func(context.Context) error, ended func(), resources ...string) *debt {
+// does not stop it: a caller that was cancelled has to give back too. of is the release that this
+// is, nil if it is none; it ends before the debt is settled.
+func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func(context.Context) error, of *release, resources ...string) *debt {
 	bound := max(ttl, minGiveBack)
 	d := r.owe(bound, resources...)
 	go func() {
@@ -188,8 +188,8 @@ func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func
 			d.note(err)
 			return err
 		})
-		if ended != nil {
-			ended()
+		if of != nil {
+			of.ended()
 		}
 		r.settle(d, err)
 	}()

@@ -380,7 +380,7 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 		return l.back
 	}
 	r := &release{lease: l, over: over, trace: l.trace(ctx, OpRelease), around: l.outer}
-	r.debt = l.core.registry.giveBack(r.trace.ctx, l.core.cfg.TTL, r.attempt, r.ended, l.resource)
+	r.debt = l.core.registry.giveBack(r.trace.ctx, l.core.cfg.TTL, r.attempt, r, l.resource)
 	l.back = r
 	return r
 }
