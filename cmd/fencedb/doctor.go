@@ -134,7 +134,9 @@ func (e *examination) run(ctx context.Context) error {
 	err := e.examinePostgres(ctx)
 	refused := new(pgconn.PgError)
 	switch {
-	case err == nil || errors.Is(ctx.Err(), context.Canceled):
+	case err == nil || err == errNoMore:
+		return nil
+	case errors.Is(ctx.Err(), context.Canceled):
 		return err
 	case ctx.Err() != nil:
 		e.add(postgresAway.about(err))
@@ -169,18 +171,15 @@ var (
 		"transactions that are open for long were not looked for, and inspect does not say how long they are", "GRANT pg_read_all_stats to the role"}
 )
 
+var errNoMore = errors.New("what was found lets nothing more be examined")
+
 // examinePostgres stops when nothing more can be examined.
 func (e *examination) examinePostgres(ctx context.Context) error {
 	if err := e.pool.Ping(ctx); err != nil && ctx.Err() == nil {
 		e.add(postgresAway.about(err))
 		return nil
 	}
-	for _, ask := range []func(context.Context) (goOn bool, err error){e.askVersion, e.askSchema} {
-		if goOn, err := ask(ctx); err != nil || !goOn {
-			return err
-		}
-	}
-	for _, ask := range []func(context.Context) error{e.askWritable, e.askClock, e.askTables, e.askSessions, e.askCounters} {
+	for _, ask := range []func(context.Context) error{e.askVersion, e.askSchema, e.askWritable, e.askClock, e.askTables, e.askSessions, e.askCounters} {
 		if err := ask(ctx); err != nil {
 			return err
 		}
@@ -191,7 +190,7 @@ func (e *examination) examinePostgres(ctx context.Context) error {
 const leastPostgres = 15
 
 // askVersion reads the version that the server reports when a client connects.
-func (e *examination) askVersion(ctx context.Context) (bool, error) {
+func (e *examination) askVersion(ctx context.Context) error {
 	var version string
 	err := e.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		version = conn.Conn().PgConn().ParameterStatus("server_version")
@@ -200,9 +199,9 @@ func (e *examination) askVersion(ctx context.Context) (bool, error) {
 	var major int
 	if _, noNumber := fmt.Sscanf(version, "%d", &major); err == nil && noNumber == nil && major < leastPostgres {
 		e.add(oldPostgres.about(version))
-		return false, nil
+		return errNoMore
 	}
-	return true, err
+	return err
 }
 
 func (e *examination) askWritable(ctx context.Context) error {
@@ -217,17 +216,17 @@ func (e *examination) askWritable(ctx context.Context) error {
 	return err
 }
 
-func (e *examination) askSchema(ctx context.Context) (bool, error) {
+func (e *examination) askSchema(ctx context.Context) error {
 	db := stdlib.OpenDBFromPool(e.pool)
 	defer db.Close()
 	steps, err := migrations.Status(ctx, db)
 	for _, m := range steps {
 		if !m.Applied {
 			e.add(pendingSchema.about(m.Name))
-			return false, nil
+			return errNoMore
 		}
 	}
-	return true, err
+	return err
 }
 
 // question is one query whose every row is a finding; its single column says about what.

@@ -287,11 +287,8 @@ type transaction struct {
 func readTransactions(ctx context.Context, pool *pgxpool.Pool, resource string) ([]transaction, error) {
 	rows, _ := pool.Query(ctx, `SELECT pid, coalesce(application, '') AS application, coalesce(state, '') AS state, coalesce(open_ms, 0) AS open_ms
 		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC`, resource)
-	open, err := pgx.CollectRows(rows, pgx.RowToStructByPos[transaction])
-	if err != nil {
-		return nil, explained(err)
-	}
-	return append([]transaction{}, open...), nil
+	open, err := pgx.AppendRows([]transaction{}, rows, pgx.RowToStructByPos[transaction])
+	return open, explained(err)
 }
 
 // places are the permits of a semaphore.

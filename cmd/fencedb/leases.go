@@ -63,12 +63,10 @@ func (l *leaseList) print(p page) {
 	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != leaseKind }) {
 		header = header[:len(header)-1]
 	}
-	rows := make([][]string, len(l.Leases))
-	for i, h := range l.Leases {
-		rows[i] = []string{visible(h.Resource), strconv.FormatInt(h.Token, 10), since(h.IssuedAt),
-			millis(h.ExpiresInMS), strconv.Itoa(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
-	}
-	p.table(header, rows)
+	table(p, header, l.Leases, func(h held) []string {
+		return []string{visible(h.Resource), fmt.Sprint(h.Token), since(h.IssuedAt),
+			millis(h.ExpiresInMS), fmt.Sprint(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
+	})
 	if l.More {
 		fmt.Fprintf(p.out, "\nand more; see --%s\n", flagLimit)
 	}

@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -164,20 +163,6 @@ func TestANameThatCannotBeIsAUsageError(t *testing.T) {
 			require.Equal(t, exitUsage, got.code, args)
 			require.Contains(t, got.errOut, "usage error: lease: invalid: resource", args)
 		}
-	}
-}
-
-type fullDisk struct{}
-
-func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
-
-func TestWhatCannotBePrintedIsAFailure(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{{"migrate", "print"}, {"completion", "bash"}, {"completion", "fish"}} {
-		var errOut bytes.Buffer
-		a := &app{out: fullDisk{}, errOut: &errOut}
-		require.Equal(t, exitFailed, a.run(t.Context(), append([]string{"fencedb"}, args...)), args)
-		require.Contains(t, errOut.String(), "no space left")
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,9 +19,9 @@ func (a *app) migrate() *cli.Command {
 		Name:  "migrate",
 		Usage: "install, show or remove the schema fencedb",
 		Commands: []*cli.Command{
-			{Name: "up", Usage: "apply missing migrations; safe to repeat and in parallel", Action: a.migrateUp},
+			{Name: "up", Usage: "apply missing migrations; safe to repeat and in parallel", Action: a.onSchema(migrations.Up)},
 			{Name: "down", Usage: "remove the schema with all fences; asks first", Flags: []cli.Flag{yesFlag()}, Action: a.migrateDown},
-			{Name: "status", Usage: "list the migrations and whether they are applied", Action: a.migrateStatus},
+			{Name: "status", Usage: "list the migrations and whether they are applied", Action: a.onSchema(func(context.Context, *sql.DB) error { return nil })},
 			{Name: "print", Usage: "print the SQL of all migrations, without a server", Action: a.migratePrint},
 		},
 		Action: unknownCommand,
@@ -43,15 +42,9 @@ type schemaReport struct {
 }
 
 func (r schemaReport) print(p page) {
-	rows := make([][]string, len(r.Migrations))
-	for i, m := range r.Migrations {
-		state := "pending"
-		if m.Applied {
-			state = "applied"
-		}
-		rows[i] = []string{strconv.FormatInt(m.Version, 10), m.Name, state}
-	}
-	p.table([]string{"VERSION", "NAME", "STATE"}, rows)
+	table(p, []string{"VERSION", "NAME", "STATE"}, r.Migrations, func(m migration) []string {
+		return []string{fmt.Sprint(m.Version), m.Name, map[bool]string{true: "applied", false: "pending"}[m.Applied]}
+	})
 	if len(r.Changed) > 0 {
 		verb := "applied"
 		if r.removed {
@@ -61,10 +54,6 @@ func (r schemaReport) print(p page) {
 	}
 }
 
-func (a *app) migrateUp(ctx context.Context, cmd *cli.Command) error {
-	return a.onSchema(ctx, cmd, migrations.Up)
-}
-
 func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
 	if cmd.String(flagPostgres) != "" { // otherwise the missing URL is the error to report
 		err := a.confirm(ctx, cmd, "This forgets every fence and the audit: stale holders can write again. Remove the schema fencedb?")
@@ -72,38 +61,36 @@ func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
 			return err
 		}
 	}
-	return a.onSchema(ctx, cmd, migrations.Down)
-}
-
-func (a *app) migrateStatus(ctx context.Context, cmd *cli.Command) error {
-	return a.onSchema(ctx, cmd, func(context.Context, *sql.DB) error { return nil })
+	return a.onSchema(migrations.Down)(ctx, cmd)
 }
 
 // onSchema changes the schema and shows what came of it.
-func (a *app) onSchema(ctx context.Context, cmd *cli.Command, change func(context.Context, *sql.DB) error) error {
-	return onPostgres(ctx, cmd, func(ctx context.Context, pool *pgxpool.Pool) error {
-		db := stdlib.OpenDBFromPool(pool)
-		defer db.Close()
-		before, err := migrations.Status(ctx, db)
-		if err != nil {
-			return err
-		}
-		if err := change(ctx, db); err != nil {
-			return err
-		}
-		after, err := migrations.Status(ctx, db)
-		if err != nil {
-			return err
-		}
-		r := schemaReport{Migrations: []migration{}, Changed: []string{}}
-		for i, m := range after {
-			r.Migrations = append(r.Migrations, migration(m))
-			if m.Applied != before[i].Applied {
-				r.Changed, r.removed = append(r.Changed, m.Name), !m.Applied
+func (a *app) onSchema(change func(context.Context, *sql.DB) error) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		return onPostgres(ctx, cmd, func(ctx context.Context, pool *pgxpool.Pool) error {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			before, err := migrations.Status(ctx, db)
+			if err == nil {
+				err = change(ctx, db)
 			}
-		}
-		return a.show(cmd, r)
-	})
+			if err != nil {
+				return err
+			}
+			after, err := migrations.Status(ctx, db)
+			if err != nil {
+				return err
+			}
+			r := schemaReport{Migrations: []migration{}, Changed: []string{}}
+			for i, m := range after {
+				r.Migrations = append(r.Migrations, migration(m))
+				if m.Applied != before[i].Applied {
+					r.Changed, r.removed = append(r.Changed, m.Name), !m.Applied
+				}
+			}
+			return a.show(cmd, r)
+		})
+	}
 }
 
 func (a *app) migratePrint(_ context.Context, cmd *cli.Command) error {

@@ -122,33 +122,33 @@ const (
 	plain     = "\x1b[0m"
 )
 
-// table prints rows under a header. If they are wider than the screen, it shortens the widest cells
-// in the middle, because ids differ at their ends.
-func (p page) table(header []string, rows [][]string) {
+// table prints a row for each of all under a header. If they are wider than the screen, it shortens
+// the widest cells in the middle, because ids differ at their ends.
+func table[T any](p page, header []string, all []T, row func(T) []string) {
+	rows := [][]string{header}
+	for _, one := range all {
+		rows = append(rows, row(one))
+	}
 	widths := make([]int, len(header))
-	for _, row := range append([][]string{header}, rows...) {
+	for _, row := range rows {
 		for i, cell := range row {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
 	p.fit(widths)
-	p.line(header, widths, bold)
+	style := bold
 	for _, row := range rows {
-		p.line(row, widths, "")
+		p.line(row, widths, style)
+		style = ""
 	}
 }
 
-// list prints a table with a row for each of all, behind an empty line, and nothing if there are none.
+// list prints a table behind an empty line, and nothing if it has no rows.
 func list[T any](p page, header []string, all []T, row func(T) []string) {
-	if len(all) == 0 {
-		return
+	if len(all) > 0 {
+		fmt.Fprintln(p.out)
+		table(p, header, all, row)
 	}
-	rows := make([][]string, len(all))
-	for i, one := range all {
-		rows[i] = row(one)
-	}
-	fmt.Fprintln(p.out)
-	p.table(header, rows)
 }
 
 func (p page) fit(widths []int) {
@@ -249,10 +249,8 @@ func words[S ~string](names []S) string {
 
 // visible quotes a name that has unprintable characters, so that it cannot control the terminal.
 func visible(text string) string {
-	for _, r := range text {
-		if !unicode.IsPrint(r) || r == utf8.RuneError {
-			return strconv.Quote(text)
-		}
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == utf8.RuneError }) {
+		return strconv.Quote(text)
 	}
 	return text
 }

@@ -284,10 +284,9 @@ func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := files.into(options.TLSConfig); err != nil {
+	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
 		return nil, err
 	}
-	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewClient(options), nil
 }
 
@@ -336,10 +335,10 @@ func (c certificates) into(config *tls.Config) error {
 	return nil
 }
 
-// encrypted adds TLS, which go-redis leaves to a dialer that it is given.
-func encrypted(dial dialer, config *tls.Config) dialer {
-	if dial == nil || config == nil {
-		return dial
+// around puts them into config. It adds TLS to dial, because go-redis leaves TLS to a dialer that it is given.
+func (c certificates) around(dial dialer, config *tls.Config) (dialer, error) {
+	if err := c.into(config); err != nil || dial == nil || config == nil {
+		return dial, err
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
@@ -356,7 +355,7 @@ func encrypted(dial dialer, config *tls.Config) dialer {
 			return nil, err
 		}
 		return secret, nil
-	}
+	}, nil
 }
 
 func newCluster(scheme, rest string, files certificates, dial dialer) (redis.UniversalClient, error) {
@@ -371,10 +370,9 @@ func newCluster(scheme, rest string, files certificates, dial dialer) (redis.Uni
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = "" // each node's own, not the first one's
 	}
-	if err := files.into(options.TLSConfig); err != nil {
+	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
 		return nil, err
 	}
-	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewClusterClient(options), nil
 }
 
@@ -405,10 +403,9 @@ func newSentinel(scheme, rest string, files certificates, dial dialer) (redis.Un
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = ""
 	}
-	if err := files.into(options.TLSConfig); err != nil {
+	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
 		return nil, err
 	}
-	options.Dialer = encrypted(dial, options.TLSConfig)
 	return redis.NewFailoverClient(options), nil
 }
 

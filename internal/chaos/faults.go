@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/internal/faulty"
-	"github.com/fencedb/fencedb/lease"
 )
 
 // everybody is a victim that is not one worker.
@@ -46,8 +47,8 @@ var kinds = []kind{
 	{"delay to redis", weather(toRedis, func(f Fault) faulty.Weather { return faulty.Weather{Delay: f.Delay} })},
 	{"delay to postgres", weather(toPostgres, func(f Fault) faulty.Weather { return faulty.Weather{Delay: f.Delay} })},
 	{"jitter", weather(toBoth, func(f Fault) faulty.Weather { return faulty.Weather{Jitter: 2 * f.Delay} })},
-	{"redis cut", cut(toRedis)},
-	{"postgres cut", cut(toPostgres)},
+	{"redis cut", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{Refuse: true} })},
+	{"postgres cut", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{Refuse: true} })},
 	{"redis one-way requests", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
 	{"redis one-way replies", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldRequests: true} })},
 	{"postgres one-way requests", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
@@ -127,23 +128,15 @@ func pauseAndDelay(ctx context.Context, c *crew, f Fault) error {
 	return err
 }
 
-// weather sets the weather for as long as a fault lasts. What was held is delivered then.
+// weather sets the weather for as long as a fault lasts. What was held is delivered then. Where
+// connections are refused, those that are there end.
 func weather(which side, is func(Fault) faulty.Weather) func(context.Context, *crew, Fault) error {
 	return func(ctx context.Context, c *crew, f Fault) error {
 		for _, n := range c.networks(which, f.Victim) {
 			n.Set(is(f))
-			defer n.Set(faulty.Weather{})
-		}
-		wait(ctx, f.Lasts)
-		return nil
-	}
-}
-
-func cut(which side) func(context.Context, *crew, Fault) error {
-	return func(ctx context.Context, c *crew, f Fault) error {
-		for _, n := range c.networks(which, f.Victim) {
-			n.Set(faulty.Weather{Refuse: true})
-			n.Cut()
+			if is(f).Refuse {
+				n.Cut()
+			}
 			defer n.Set(faulty.Weather{})
 		}
 		wait(ctx, f.Lasts)
@@ -184,13 +177,7 @@ func commitRepliesLost(ctx context.Context, c *crew, f Fault) (err error) {
 // scriptFlush takes the scripts from Redis, as a restart does, a few times.
 func scriptFlush(ctx context.Context, c *crew, f Fault) error {
 	for range 10 {
-		var err error
-		if cluster, ok := c.client.(*redis.ClusterClient); ok {
-			err = cluster.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error { return node.ScriptFlush(ctx).Err() })
-		} else {
-			err = c.client.ScriptFlush(ctx).Err()
-		}
-		if err != nil {
+		if err := c.client.ScriptFlush(ctx).Err(); err != nil { // of a Cluster, on all nodes
 			return err
 		}
 		wait(ctx, f.Lasts/10)
@@ -219,12 +206,7 @@ func keysSetBack(ctx context.Context, c *crew, f Fault) error {
 		ttl   time.Duration
 	}
 	before := map[string]copied{}
-	var keys []string
-	for _, resource := range c.resources() {
-		for _, field := range []string{"owner", "fence"} {
-			keys = append(keys, lease.Key{Namespace: c.Run, Resource: resource, Field: field}.String())
-		}
-	}
+	keys := slices.DeleteFunc(c.keys(), func(key string) bool { return !strings.HasSuffix(key, ":owner") && !strings.HasSuffix(key, ":fence") })
 	for _, key := range keys {
 		pipe := c.client.TxPipeline() // at once, or a key that expires in between would come back for good
 		value, ttl := pipe.Get(ctx, key), pipe.PTTL(ctx, key)
@@ -262,20 +244,17 @@ func sessionsEnded(ctx context.Context, c *crew, f Fault) error {
 
 // names of all kinds of faults, those of the servers included; only narrows them.
 func names(servers []ServerFault, only []string) (all []string, err error) {
-	known := map[string]bool{}
 	for _, k := range kinds {
-		known[k.name] = true
 		all = append(all, k.name)
 	}
 	for _, s := range servers {
-		known[s.Kind] = true
 		all = append(all, s.Kind)
 	}
 	if len(only) == 0 {
 		return all, nil
 	}
 	for _, name := range only {
-		if !known[name] {
+		if !slices.Contains(all, name) {
 			return nil, fmt.Errorf("there is no fault %q; there are %q", name, all)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -114,7 +115,7 @@ func (e *evidence) files() []*file {
 			owner[resource] = place{f, part}
 		}
 	}
-	for _, id := range sortedKeys(e.attempts) {
+	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
 		if f := named[e.attempts[id].Object]; f != nil {
 			f.attempts = append(f.attempts, e.attempts[id])
 		}
@@ -177,7 +178,7 @@ func (e *evidence) answers() (found []Violation) {
 			found = append(found, e.shows(x.Attempt, nilIsTrue, "%s has committed more than once", e.describe(x.Attempt)))
 		}
 	}
-	for _, id := range sortedKeys(e.attempts) {
+	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
 		a := e.attempts[id]
 		if a.Broken != "" {
 			found = append(found, e.shows(id, sums, "%s has found that %s", e.describe(id), a.Broken))
@@ -323,12 +324,12 @@ func (e *evidence) issued() (found []Violation) {
 		attempt int64
 	}
 	by := map[string][]grant{}
-	for _, id := range sortedKeys(e.attempts) {
+	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
 		for _, g := range e.attempts[id].Grants {
 			by[g.Resource] = append(by[g.Resource], grant{g, id})
 		}
 	}
-	for _, resource := range sortedKeys(by) {
+	for _, resource := range slices.Sorted(maps.Keys(by)) {
 		asked := by[resource]
 		got := slices.Clone(asked)
 		slices.SortFunc(asked, func(a, b grant) int { return cmp.Compare(a.Asked, b.Asked) })
@@ -358,7 +359,7 @@ const slack = 10 * time.Second
 // late finds calls that took longer than their bound. The time in which their process was stopped
 // does not count.
 func (e *evidence) late() (found []Violation) {
-	for _, id := range sortedKeys(e.attempts) {
+	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
 		a := e.attempts[id]
 		if a.Return == 0 {
 			continue
@@ -392,13 +393,4 @@ func (e *evidence) describe(id int64) string {
 
 func (e *evidence) describeEffect(x Effect) string {
 	return fmt.Sprintf("%s with token %d", e.describe(x.Attempt), x.Token)
-}
-
-func sortedKeys[K cmp.Ordered, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

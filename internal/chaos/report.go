@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -78,7 +79,7 @@ func (v *Verdict) Passed() bool { return len(v.Violations) == 0 }
 func (v *Verdict) count(e *evidence) {
 	v.Attempts, v.Effects, v.Outcomes = len(e.attempts), len(e.effects), map[Outcome]int{}
 	written, reasons := map[string][]Span{}, map[string]int{}
-	for _, id := range sortedKeys(e.attempts) {
+	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
 		a := e.attempts[id]
 		v.Outcomes[a.Outcome]++
 		if a.Outcome == Failed {
@@ -94,7 +95,7 @@ func (v *Verdict) count(e *evidence) {
 		}
 	}
 	v.Reasons = []Reason{}
-	for _, text := range sortedKeys(reasons) {
+	for _, text := range slices.Sorted(maps.Keys(reasons)) {
 		v.Reasons = append(v.Reasons, Reason{text, reasons[text]})
 	}
 	slices.SortStableFunc(v.Reasons, func(a, b Reason) int { return cmp.Compare(b.Times, a.Times) })
@@ -184,7 +185,7 @@ func (v *Verdict) Text(out io.Writer) {
 			fmt.Fprintf(out, "VIOLATED  %s\n          %s: %s\n", x.Promise, cmp.Or(x.Object, "all"), x.Text)
 		}
 	}
-	for _, promise := range sortedKeys(times) {
+	for _, promise := range slices.Sorted(maps.Keys(times)) {
 		if more := times[promise] - shown; more > 0 {
 			fmt.Fprintf(out, "and %d times more: %s\n", more, promise)
 		}

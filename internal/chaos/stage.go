@@ -166,18 +166,12 @@ func (s *stage) setUp(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("postgres: make the schema of this run, for which the role needs CREATE on the database: %w", err)
 	}
-	for kind, insert := range map[int]string{
-		register: `INSERT INTO registers SELECT unnest($1::text[]), 0`,
-		accounts: `INSERT INTO accounts SELECT unnest($1::text[]), ` + strconv.Itoa(balance) + `, 0`,
-		job:      `INSERT INTO jobs SELECT unnest($1::text[]), 0`,
+	for _, insert := range []string{
+		`INSERT INTO registers SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-register:%'`,
+		`INSERT INTO accounts SELECT r, ` + strconv.Itoa(balance) + `, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-account:%'`,
+		`INSERT INTO jobs SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-job:%'`,
 	} {
-		var resources []string
-		for _, o := range s.copies() {
-			if o.kind == kind {
-				resources = append(resources, o.resources...)
-			}
-		}
-		if _, err = s.pool.Exec(ctx, insert, resources); err != nil {
+		if _, err = s.pool.Exec(ctx, insert, s.resources()); err != nil {
 			return err
 		}
 	}

@@ -92,10 +92,11 @@ func (w fenced) hold(ctx context.Context, resource string, renewed bool) (fenced
 	if err != nil {
 		return nil, nil, err
 	}
-	if renewed {
-		return l, func() { _ = l.Release(ctx) }, nil
+	var g fencedb.Grant = l
+	if !renewed {
+		g = fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
 	}
-	return fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{}), func() { _ = l.Release(ctx) }, nil
+	return g, func() { _ = l.Release(ctx) }, nil
 }
 
 func (w fenced) write(ctx context.Context, g fencedb.Grant, level pgx.TxIsoLevel, fn func(pgx.Tx) error) error {
@@ -188,9 +189,9 @@ var deleteIfMine = redis.NewScript(`return redis.call('GET', KEYS[1]) == ARGV[1]
 func (w locked) hold(ctx context.Context, resource string, _ bool) (fencedb.Grant, func(), error) {
 	id := uuid.New()
 	key := lease.Key{Namespace: w.run, Resource: resource, Field: "owner"}.String()
-	for free := false; !free; {
+	for {
 		err := w.client.SetArgs(ctx, key, id.String(), redis.SetArgs{Mode: "NX", TTL: w.ttl}).Err()
-		if free = err == nil; free {
+		if err == nil {
 			break
 		}
 		select {
