@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"reflect"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -70,7 +72,16 @@ The exit code is 1 if a promise was broken.`,
 			&cli.StringFlag{Name: flagControl, Usage: "write in a wrong `WAY`, see above"},
 			&cli.StringFlag{Name: flagHTML, Usage: "write the verdict to a `FILE` too"},
 		},
-		Action: a.runChaos,
+		Action: whileWatched(a.runChaos),
+	}
+}
+
+// whileWatched has a run end in good order when nobody reads what it says.
+func whileWatched(run cli.ActionFunc) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		ctx, stop := signal.NotifyContext(ctx, syscall.SIGPIPE)
+		defer stop()
+		return run(ctx, cmd)
 	}
 }
 
@@ -153,7 +164,7 @@ did not go as it must.`,
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second},
 		},
-		Action: a.runDrill,
+		Action: whileWatched(a.runDrill),
 	}
 }
 

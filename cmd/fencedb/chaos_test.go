@@ -5,6 +5,7 @@ package main
 import (
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -53,24 +54,31 @@ func TestChaosPassesAndLeavesNothing(t *testing.T) {
 	require.Contains(t, string(text), "Passed")
 }
 
-// As when the connection to the terminal is lost.
-func TestChaosThatIsHungUpLeavesNothing(t *testing.T) {
+// As when the connection to the terminal is lost, and in fencedb chaos | head.
+func TestChaosThatNobodyWatchesAnyMoreLeavesNothing(t *testing.T) {
 	t.Parallel()
-	w := bare(t)
-	command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms")
-	out, err := command.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, command.Start())
-	next := linesOf(t, out)
-	run, _, _ := strings.Cut(strings.TrimPrefix(next(), "run "), ":")
-	next() // the first fault
+	for name, leave := range map[string]func(*exec.Cmd, io.Closer) error{
+		"hung up":       func(command *exec.Cmd, _ io.Closer) error { return command.Process.Signal(syscall.SIGHUP) },
+		"a closed pipe": func(_ *exec.Cmd, out io.Closer) error { return out.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := bare(t)
+			command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms")
+			out, err := command.StdoutPipe()
+			require.NoError(t, err)
+			require.NoError(t, command.Start())
+			next := linesOf(t, out)
+			run, _, _ := strings.Cut(strings.TrimPrefix(next(), "run "), ":")
+			next() // the first fault
 
-	require.NoError(t, command.Process.Signal(syscall.SIGHUP))
+			require.NoError(t, leave(command, out))
 
-	said, err := io.ReadAll(out)
-	require.NoError(t, err)
-	require.NoError(t, command.Wait(), "%s%s", said, errOut)
-	require.Equal(t, []string{""}, w.left(run))
+			_, _ = io.Copy(io.Discard, out)
+			_ = command.Wait()
+			require.Equal(t, []string{""}, w.left(run), errOut)
+		})
+	}
 }
 
 func TestChaosAndDrillGiveUpOnAServerThatHangs(t *testing.T) {

@@ -44,22 +44,28 @@ var kinds = []kind{
 	{"pause", pause},
 	{"kill", kill},
 	{"pause and delay", pauseAndDelay},
-	{"delay to redis", weather(toRedis, func(f Fault) faulty.Weather { return faulty.Weather{Delay: f.Delay} })},
-	{"delay to postgres", weather(toPostgres, func(f Fault) faulty.Weather { return faulty.Weather{Delay: f.Delay} })},
+	{"delay to redis", weather(toRedis, delay)},
+	{"delay to postgres", weather(toPostgres, delay)},
 	{"jitter", weather(toBoth, func(f Fault) faulty.Weather { return faulty.Weather{Jitter: 2 * f.Delay} })},
-	{"redis cut", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{Refuse: true} })},
-	{"postgres cut", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{Refuse: true} })},
-	{"redis one-way requests", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
-	{"redis one-way replies", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{HoldRequests: true} })},
-	{"postgres one-way requests", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{HoldReplies: true} })},
-	{"postgres one-way replies", weather(toPostgres, func(Fault) faulty.Weather { return faulty.Weather{HoldRequests: true} })},
-	{"redis replies lost", weather(toRedis, func(Fault) faulty.Weather { return faulty.Weather{LoseReplies: true} })},
+	{"redis cut", weather(toRedis, always(faulty.Weather{Refuse: true}))},
+	{"postgres cut", weather(toPostgres, always(faulty.Weather{Refuse: true}))},
+	{"redis one-way requests", weather(toRedis, always(faulty.Weather{HoldReplies: true}))},
+	{"redis one-way replies", weather(toRedis, always(faulty.Weather{HoldRequests: true}))},
+	{"postgres one-way requests", weather(toPostgres, always(faulty.Weather{HoldReplies: true}))},
+	{"postgres one-way replies", weather(toPostgres, always(faulty.Weather{HoldRequests: true}))},
+	{"redis replies lost", weather(toRedis, always(faulty.Weather{LoseReplies: true}))},
 	{"postgres replies lost", flicker},
 	{"commit replies lost", commitRepliesLost},
 	{"script flush", scriptFlush},
 	{"redis keys lost", keysLost},
 	{"redis keys set back", keysSetBack},
 	{"sessions ended", sessionsEnded},
+}
+
+func delay(f Fault) faulty.Weather { return faulty.Weather{Delay: f.Delay} }
+
+func always(w faulty.Weather) func(Fault) faulty.Weather {
+	return func(Fault) faulty.Weather { return w }
 }
 
 // schedule draws faults for ever: every kind once in a random order, and then again. The same seed
