@@ -128,26 +128,17 @@ func longestIdle(written []Span, from, to Span) (longest Span) {
 
 // Worst are the kinds of faults that happened, each as often as it did, with the longest time
 // without a write.
-func (v *Verdict) Worst() (worst []Worst) {
-	by := map[string]*Worst{}
+func (v *Verdict) Worst() []Worst {
+	by := map[string]Worst{}
 	for _, h := range v.Faults {
 		w := by[h.Kind]
-		if w == nil {
-			w = &Worst{Kind: h.Kind}
-			by[h.Kind] = w
+		if h.Skipped == "" {
+			w.Times, w.Idle, w.Heal = w.Times+1, max(w.Idle, h.Idle), max(w.Heal, h.Healed-h.Over)
 		}
-		if h.Skipped != "" {
-			w.Skipped = h.Skipped
-			continue
-		}
-		w.Times++
-		w.Idle, w.Heal = max(w.Idle, h.Idle), max(w.Heal, h.Healed-h.Over)
+		w.Kind, w.Skipped = h.Kind, cmp.Or(h.Skipped, w.Skipped)
+		by[h.Kind] = w
 	}
-	for _, w := range by {
-		worst = append(worst, *w)
-	}
-	slices.SortFunc(worst, func(a, b Worst) int { return cmp.Compare(a.Kind, b.Kind) })
-	return worst
+	return slices.SortedFunc(maps.Values(by), func(a, b Worst) int { return cmp.Compare(a.Kind, b.Kind) })
 }
 
 // Worst is the worst of one kind of fault.

@@ -113,12 +113,10 @@ func newStage(ctx context.Context, t task, open OpenRedis) (s *stage, err error)
 	if s.pool, err = t.pool(ctx, nil, 4, nil); err != nil {
 		return nil, errors.Join(err, s.client.Close())
 	}
-	there, err := s.look(ctx)
-	if err != nil {
+	if err := s.look(ctx); err != nil {
 		s.pool.Close()
 		return nil, errors.Join(err, s.client.Close())
 	}
-	s.migrated = !there
 	if err := s.setUp(ctx); err != nil {
 		_, failed := s.remove()
 		return nil, errors.Join(err, failed)
@@ -126,14 +124,14 @@ func newStage(ctx context.Context, t task, open OpenRedis) (s *stage, err error)
 	return s, nil
 }
 
-// look asks both servers whether they serve, and Postgres whether it has the schema fencedb.
-func (s *stage) look(ctx context.Context) (migrated bool, err error) {
-	if err := s.pool.QueryRow(ctx, `SELECT to_regnamespace('fencedb') IS NOT NULL`).Scan(&migrated); err != nil {
-		return false, fmt.Errorf("postgres: %w", err)
+// look asks both servers whether they serve, and Postgres whether it lacks the schema fencedb.
+func (s *stage) look(ctx context.Context) error {
+	if err := s.pool.QueryRow(ctx, `SELECT to_regnamespace('fencedb') IS NULL`).Scan(&s.migrated); err != nil {
+		return fmt.Errorf("postgres: %w", err)
 	}
 	i, err := lease.New(s.client, lease.Config{TTL: s.TTL, Namespace: s.Run})
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer i.Close(ctx)
 	if _, err = i.TryAcquire(ctx, s.resources()[0]); err == nil { // and wait for it, which takes more rights
@@ -141,9 +139,9 @@ func (s *stage) look(ctx context.Context) (migrated bool, err error) {
 	}
 	if !errors.Is(err, lease.ErrHeld) {
 		s.removeKeys(ctx)
-		return false, fmt.Errorf("redis: %w", err)
+		return fmt.Errorf("redis: %w", err)
 	}
-	return migrated, nil
+	return nil
 }
 
 func (s *stage) setUp(ctx context.Context) error {

@@ -84,19 +84,19 @@ func (w fenced) at(level pgx.TxIsoLevel) fencedb.DB {
 }
 
 func (w fenced) hold(ctx context.Context, resource string, renewed bool) (fencedb.Grant, func(), error) {
-	issuer := w.issuers[1]
-	if renewed {
-		issuer = w.issuers[0]
+	issuer := w.issuers[0]
+	if !renewed {
+		issuer = w.issuers[1]
 	}
 	l, err := issuer.Acquire(ctx, resource)
 	if err != nil {
 		return nil, nil, err
 	}
-	var g fencedb.Grant = l
-	if !renewed {
-		g = fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
+	release := func() { _ = l.Release(ctx) }
+	if renewed {
+		return l, release, nil
 	}
-	return g, func() { _ = l.Release(ctx) }, nil
+	return fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{}), release, nil
 }
 
 func (w fenced) write(ctx context.Context, g fencedb.Grant, level pgx.TxIsoLevel, fn func(pgx.Tx) error) error {
