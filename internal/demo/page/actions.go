@@ -111,7 +111,7 @@ func (s *Stage) reserve(ctx context.Context, h *hand) error {
 	if err != nil {
 		return err
 	}
-	return h.reserve(s.guest(), evening, false)
+	return h.reserve(s.guest(), evening)
 }
 
 func (s *Stage) flush(ctx context.Context) error {
@@ -218,10 +218,19 @@ func (s *Stage) two(ctx context.Context) (a, b *hand, evening int, err error) {
 	return idle[0], idle[1], evening, err
 }
 
-// comes gives a worker the next guest, with a write that is held or not.
-func (s *Stage) comes(h *hand, evening int, hold bool) func() error {
-	return func() error { return h.reserve(s.guest(), evening, hold) }
+// comes gives a worker the next guest.
+func (s *Stage) comes(h *hand, evening int, change ...func(*worker.Request)) func() error {
+	return func() error { return h.reserve(s.guest(), evening, change...) }
 }
+
+// held is a request whose write is held.
+func held(r *worker.Request) { r.Hold = worker.AtWrite }
+
+// soon is for what a zombie must not sleep through at any speed: package fencedb gives a connection up 2.5
+// seconds after the end of its lease, and then the zombie does not send its write.
+const soon = 300 * time.Millisecond
+
+func quick(r *worker.Request) { r.Card, r.Write = 2*soon, soon }
 
 // until waits for a condition, which is asked under mu.
 func (s *Stage) until(ctx context.Context, condition func() bool) func() error {
@@ -242,27 +251,27 @@ func (s *Stage) until(ctx context.Context, condition func() bool) func() error {
 	}
 }
 
-// wait takes a part of the TTL, so that something is seen.
-func (s *Stage) wait(part time.Duration) func() error {
-	return func() error { s.rest(s.pace().TTL / part); return nil }
+// wait takes some time, so that something is seen.
+func (s *Stage) wait(d time.Duration) func() error {
+	return func() error { s.rest(d); return nil }
 }
 
 // race: two guests, one evening, the same moment.
 func (s *Stage) race(ctx context.Context, a, b *hand, evening int) []func() error {
-	return []func() error{s.comes(a, evening, false), s.comes(b, evening, false), s.until(ctx, a.free), s.until(ctx, b.free)}
+	return []func() error{s.comes(a, evening), s.comes(b, evening), s.until(ctx, a.free), s.until(ctx, b.free)}
 }
 
 // zombie: the first worker is stopped before its write, for longer than its lease lasts, and
 // another books, after it was seen to wait.
 func (s *Stage) zombie(ctx context.Context, a, b *hand, evening int) []func() error {
-	return []func() error{s.comes(a, evening, true), s.until(ctx, a.atStep(worker.AtWrite)), a.pause, s.wait(4),
-		s.comes(b, evening, false), s.until(ctx, b.free), s.wait(4), a.wake, s.until(ctx, a.free)}
+	return []func() error{s.comes(a, evening, held), s.until(ctx, a.atStep(worker.AtWrite)), a.pause, s.wait(s.pace().TTL / 4),
+		s.comes(b, evening, quick), s.until(ctx, b.free), s.wait(soon), a.wake, s.until(ctx, a.free)}
 }
 
 // crash: the first worker is killed while it holds the lease and another waits.
 func (s *Stage) crash(ctx context.Context, a, b *hand, evening int) []func() error {
-	return []func() error{s.comes(a, evening, false), s.until(ctx, a.atStep(worker.AtCard)),
-		s.comes(b, evening, false), s.wait(2), a.kill, s.until(ctx, b.free)}
+	return []func() error{s.comes(a, evening), s.until(ctx, a.atStep(worker.AtCard)),
+		s.comes(b, evening), s.wait(s.pace().TTL / 2), a.kill, s.until(ctx, b.free)}
 }
 
 // free is asked under stage.mu.

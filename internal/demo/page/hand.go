@@ -125,15 +125,15 @@ func (h *hand) status() Worker {
 }
 
 // reserve gives an idle worker a guest.
-func (h *hand) reserve(guest string, evening int, hold bool) error {
+func (h *hand) reserve(guest string, evening int, change ...func(*worker.Request)) error {
 	const patience = 20 // for how many TTLs a guest waits for the lease
 	s, pace := h.stage, h.stage.pace()
 	r := worker.Request{
 		Booking: booking.Booking{Table: table, Slot: slot(evening), Guest: guest, Party: 2},
 		TTL:     pace.TTL, Wait: patience * pace.TTL, Card: pace.Card, Write: pace.Write,
 	}
-	if hold {
-		r.Hold = worker.AtWrite
+	for _, f := range change {
+		f(&r)
 	}
 	var p *worker.Worker
 	s.change(func() {

@@ -38,6 +38,20 @@ func TestTheZombieIsRefusedBehindTheFence(t *testing.T) {
 		s.order(Paused, Expired, Woken, feed.Refused))
 }
 
+// The picture has its punch line at the speed at which the page begins, too.
+func TestTheZombieIsRefusedAtEachSpeed(t *testing.T) {
+	t.Parallel()
+	for _, speed := range []string{"slow", "normal"} {
+		t.Run(speed, func(t *testing.T) {
+			t.Parallel()
+			s := onStage(t)
+			s.must("speed", speed)
+			s.play("zombie")
+			require.Equal(t, []string{"booked", "stale"}, s.told())
+		})
+	}
+}
+
 func TestAWorkerThatWasStoppedWhileIdleCanBeAZombieAllTheSame(t *testing.T) {
 	t.Parallel()
 	s := onStage(t)
