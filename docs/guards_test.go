@@ -237,6 +237,9 @@ var guards = []struct {
 		{"S6", "an Entry that was made by hand knows nothing", "\tcase e.entry == nil:\n", "\tcase false:\n", "fencedb.TestAnEntryThatWasMadeByHandKnowsNothing"},
 		{"S6", "a COMMIT without an error is asked about", "\tif err == nil {\n\t\terr = errors.New(", "\tif err == nil {\n\t\treturn nil\n\t}\n\tif err == nil {\n\t\terr = errors.New(", "fencedb.TestOutcomeAsksTheServerWhateverCommitSaid"},
 	}},
+	{"lease/internal/redis/send.go", []guard{
+		{"L5", "a master that hangs ends only its own leases", "ofMaster[master] = append(ofMaster[master], r)", "ofMaster[nil] = append(ofMaster[nil], r)", "lease.TestAMasterThatHangsEndsOnlyItsOwnLeases"},
+	}},
 	{"lease/internal/redis/common.lua", []guard{
 		{"L2", "a token that is no number ends nothing", "if not last or last > MAX_WHOLE then return nil, corrupt", "if not last then return nil, corrupt", "lease.TestCorruptKeysAreRefusedAndLeftAlone"},
 	}},
