@@ -1,7 +1,7 @@
 # Every target works on a fresh clone and brings up what it needs. .ci/run runs the same targets.
 
 # Statement coverage, in percent, below which make test fails.
-COVERAGE_BAR = 90
+COVERAGE_BAR = 95
 
 # Major versions of Postgres for make test-versions, of those that internal/tools/package.json pins.
 POSTGRES_VERSIONS = 15 16 17 18
@@ -43,14 +43,15 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 	@internal/tools/ensure.sh go servers
 	go run ./internal/demo sale
 
-# Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise.
+# Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
+# come first, so that none of them runs alone at the end. make lint runs go vet.
 .PHONY: test
 test: ## Run every test on real servers with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs prometheus
-	CGO_ENABLED=1 go test -race -count=1 -p 3 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./...
+	CGO_ENABLED=1 go test -race -vet=off -count=1 -p 3 -coverprofile=coverage.out -coverpkg=./lease,./fencedb ./fencedb ./lease ./integration/... ./...
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
-	CGO_ENABLED=1 go -C integration/compat test -race -count=1 ./...
-	CGO_ENABLED=1 go -C integration/bench test -race -count=1 ./...
+	CGO_ENABLED=1 go -C integration/compat test -race -vet=off -count=1 ./...
+	CGO_ENABLED=1 go -C integration/bench test -race -vet=off -count=1 ./...
 
 .PHONY: simulate
 simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find mutants of them (two minutes)
