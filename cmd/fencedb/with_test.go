@@ -330,7 +330,7 @@ func TestSignalsArePassedOn(t *testing.T) {
 func TestNohupIsPassedOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	command, errOut := w.process(under([]string{"seat:1"}, "sh", "-c", "trap 'echo went on; exit' USR1; echo ready; while :; do sleep 1; done")...)
+	command, errOut := w.process(under([]string{"seat:1"}, "sh", "-c", "trap 'echo went on; exit 0' USR1; echo ready; while :; do sleep 1; done")...)
 	command.Path, command.Args = "/bin/sh", append([]string{"sh", "-c", `trap "" HUP; exec "$@"`, "sh"}, command.Args...)
 	out, err := command.StdoutPipe()
 	require.NoError(t, err)
