@@ -22,6 +22,9 @@ type ClusterServers struct {
 }
 
 const (
+	// clusterEnabled is the argument by which a node knows that it has a bus.
+	clusterEnabled = "--cluster-enabled"
+
 	clusterMasters = 3
 	clusterSlots   = 16384
 )
@@ -44,21 +47,13 @@ func Cluster(t testing.TB, args ...string) *ClusterServers {
 	return c
 }
 
-// addNode starts a node. Its bus gets a port of its own, because the usual one, 10000 above the
-// other, can lie among those of outgoing connections.
 func (c *ClusterServers) addNode(args []string) {
 	c.t.Helper()
-	var node *RedisServer
-	err := onFreePort(c.t.Context(), func(bus int) error {
-		node = OwnRedis(c.t, append([]string{
-			"--cluster-enabled", "yes",
-			"--cluster-config-file", "nodes.conf",
-			"--cluster-node-timeout", "2000", // ms
-			"--cluster-port", strconv.Itoa(bus),
-		}, args...)...)
-		return nil
-	})
-	check(c.t, err)
+	node := OwnRedis(c.t, append([]string{
+		clusterEnabled, "yes",
+		"--cluster-config-file", "nodes.conf",
+		"--cluster-node-timeout", "2000", // ms
+	}, args...)...)
 	id, err := node.Client().Do(c.t.Context(), "CLUSTER", "MYID").Text()
 	check(c.t, err)
 	c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)

@@ -123,6 +123,10 @@ func (n *redisNode) start(ctx context.Context) error {
 	if n.tls != nil {
 		place = append(place, "--port", "0", "--tls-port", strconv.Itoa(n.port))
 	}
+	if slices.Contains(n.args, clusterEnabled) {
+		// The usual port of the bus, 10000 above, can lie among those of outgoing connections.
+		place = append(place, "--cluster-port", strconv.Itoa(n.port+1))
+	}
 	server := n.command(stopRedis, slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)...)
 	client := newRedisClient(&redis.Options{Addr: n.addr(), TLSConfig: n.tls, MaxRetries: -1})
 	defer client.Close()

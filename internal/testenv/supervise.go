@@ -323,8 +323,8 @@ const (
 
 const portAttempts = 20
 
-// onFreePort calls start with a port that was free a moment ago, and with another one when start
-// failed and the port turns out to be taken by then: between asking and binding lies a race that
+// onFreePort calls start with a port that was free a moment ago, as was the next one, which the bus
+// of a Redis Cluster takes; and with another one when start failed and one of the two is taken by then: between asking and binding lies a race that
 // cannot be closed, only run again.
 func onFreePort(ctx context.Context, start func(port int) error) error {
 	failure := errors.New("found no free port on " + loopback)
@@ -341,13 +341,15 @@ func onFreePort(ctx context.Context, start func(port int) error) error {
 	return failure
 }
 
-// portFree reports whether the port can be bound right now.
+// portFree reports whether the port and the next one can be bound right now.
 func portFree(port int) bool {
-	listener, err := net.Listen("tcp", address(port))
-	if err != nil {
-		return false
+	for _, port := range []int{port, port + 1} {
+		listener, err := net.Listen("tcp", address(port))
+		if err != nil || listener.Close() != nil {
+			return false
+		}
 	}
-	return listener.Close() == nil
+	return true
 }
 
 const loopback = "127.0.0.1"
