@@ -173,10 +173,11 @@ func (j *judge) broken() bool {
 // disturbed notes a fault of Redis.
 func (j *judge) disturbed(f fault) {
 	now := j.s.now()
-	j.shaken = now
+	until := now
 	if f.kind == hang || f.kind == refuse {
-		j.shaken = now + f.lasts
+		until += f.lasts
 	}
+	j.shaken = max(j.shaken, until) // another fault may come while one lasts
 	if f.kind.losesLeases() {
 		j.mu.Lock()
 		defer j.mu.Unlock()
