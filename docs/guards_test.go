@@ -315,7 +315,8 @@ var guards = []struct {
 		{"L4", "a call that goes on after a vote has another name", "\t\ta.rename()\n\t}\n\ta.asked", "\t}\n\ta.asked", "lease.TestALateWithdrawalOfALostVoteSparesTheNext"},
 	}},
 	{"lease/wait.go", []guard{
-		{"L5", "a hand-over of which too little is left is not trusted", "	if !time.Now().Before(until) {\n", "	if false {\n", "lease.TestWhichGrantsAreBelieved"},
+		{"L5", "a hand-over of which too little is left is not trusted", "	if !now.Before(until) || ", "	if ", "lease.TestWhichGrantsAreBelieved"},
+		{"L2", "a hand-over that lasts longer than one can is not trusted", " || until.After(now.Add(min(provisionally, c.cfg.TTL))) {", " {", "lease.TestWhichGrantsAreBelieved"},
 		{"L5", "a hand-over is not trusted where replicas have to confirm", " || c.cfg.Replicas > 0 {", " {", "lease.TestWhichGrantsAreBelieved"},
 		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience-a.spent, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
 	}},

@@ -9,6 +9,8 @@ import (
 )
 
 const (
+	provisionally = time.Second // how long a lease lasts that was handed over, if its TTL is not shorter; holder.lua has it too
+
 	settleAfter = 50 * time.Millisecond  // a lease that was handed over is made full, or before if its validity is asked for
 	settleTry   = 250 * time.Millisecond // for one attempt
 )

@@ -180,7 +180,9 @@ const (
 //
 // This is the trust window of every lease, with Redis's clock running from the answer to request 2.
 // News for another request is only a reason to ask. So neither a loss of Redis's data nor a request
-// that was overtaken by the next one can deceive the waiter.
+// that was overtaken by the next one can deceive the waiter. Neither can a Redis whose clock was set
+// forward meanwhile: by it the waiter would have longer than what was granted, counted from now, and
+// then it asks. (A step that is no longer than the news was on its way cannot be seen, and adds itself.)
 //
 // The waiter also asks if too little of the grant is left, or if replicas have to confirm.
 // Otherwise the lease is full as soon as its first renewal is answered.
@@ -190,8 +192,8 @@ func (a *acquisition) handedOver(ctx context.Context, t turn) Leases {
 	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {
 		return nil
 	}
-	until := last.sent.Add(granted.Lasts - c.marginOf(granted.Lasts))
-	if !time.Now().Before(until) {
+	until, now := last.sent.Add(granted.Lasts-c.marginOf(granted.Lasts)), time.Now()
+	if !now.Before(until) || until.After(now.Add(min(provisionally, c.cfg.TTL))) {
 		return nil
 	}
 	l := startLease(a.caller, c, a.resources[0], a.term(a.keys[0], granted.Token), until, time.Now(), newProvisional())

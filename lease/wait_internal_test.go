@@ -193,6 +193,7 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 		"a little is left":                  {"granted me 2 42 2000", 1950 * time.Millisecond, nil, 1980 * time.Millisecond},
 		"nothing is left":                   {"granted me 2 42 2000", 1980 * time.Millisecond, nil, 0},
 		"the news was held up for long":     {"granted me 2 42 2000", time.Hour, nil, 0},
+		"Redis's clock was set forward":     {"granted me 2 42 2500", time.Second, nil, 0},
 		"never renewed":                     {"granted me 2 42 2000", time.Second, func(c *Config) { c.RenewEvery = Never }, 1980 * time.Millisecond},
 		"a margin longer than is left for":  {"granted me 2 42 2000", time.Second, func(c *Config) { c.Margin = 3600 * time.Millisecond }, 1200 * time.Millisecond},
 		"replicas have not confirmed":       {"granted me 2 42 2000", time.Second, func(c *Config) { c.Replicas = 1 }, 0},

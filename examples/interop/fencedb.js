@@ -190,7 +190,9 @@ class Acquisition {
         if (word === 'granted' && Number(numbers[0]) === this.request) {
           const lasts = Number(numbers[2]); // from the moment at which Redis answered that request
           const until = this.sent + lasts - margin(lasts);
-          if (now() < until) return new Lease(this, Number(numbers[1]), until, true);
+          // Longer than a hand-over lasts: Redis's clock was set forward since that request.
+          const possible = until <= now() + Math.min(1000, this.issuer.ttl);
+          if (now() < until && possible) return new Lease(this, Number(numbers[1]), until, true);
         }
         return undefined;
       }
