@@ -80,20 +80,36 @@ func TestAHolderThatWasStopped(t *testing.T) {
 	require.NoError(t, next.Release(t.Context()))
 }
 
-// Resources that are leased once and never again leave nothing behind.
+// Resources that are leased once and never again leave nothing behind, whether released or not: every
+// key that there is has an end.
 func TestNothingIsLeftAfterTheRetention(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnRedis(t)
 	w := worldOn(t, server.Client())
-	i := w.issuer(t, lease.Config{TTL: time.Second, RenewEvery: lease.Never, FenceRetention: time.Second})
-	for n := range 20 {
+	const ttl, retention = time.Minute, time.Hour
+	i := w.issuer(t, lease.Config{TTL: ttl, RenewEvery: lease.Never, FenceRetention: retention})
+	for n := range 2 {
 		ls, err := i.TryAcquireAll(t.Context(), prefixed(fmt.Sprint(n, "-"), many(500)))
 		require.NoError(t, err)
-		if n%2 == 0 {
+		if n == 0 {
 			require.NoError(t, ls.Release(t.Context()))
 		}
 	}
-	require.Eventually(t, func() bool { return w.client.DBSize(t.Context()).Val() == 0 }, 10*time.Second, 10*ms)
+	keys, err := w.client.Keys(t.Context(), "*").Result()
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(keys), 2*500)
+	ends, err := w.client.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+		for _, key := range keys {
+			p.PTTL(t.Context(), key)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	for n, end := range ends {
+		left := end.(*redis.DurationCmd).Val()
+		require.Positive(t, left, keys[n])
+		require.LessOrEqual(t, left, ttl+retention, keys[n])
+	}
 }
 
 func prefixed(prefix string, names []string) []string {

@@ -250,8 +250,10 @@ func (l *listener) serve() (again bool) {
 	asked := false
 	for {
 		add, remove := l.difference(subscribed)
-		if broken == nil && len(add) > 0 {
-			l.probe(s, add[0])
+		if broken == nil && len(add) > 0 && !l.probe(s, add[0]) {
+			l.wakeAll()
+			protocol.Sleep(context.Background(), retry)
+			return true
 		}
 		s.change(add, remove)
 		if len(subscribed) > 0 {
@@ -302,9 +304,6 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
 	for {
 		m, err := s.Receive(context.Background())
-		if redis.HasErrorPrefix(err, "NOSUB") { // Valkey's answer to the probe, which comes first
-			continue
-		}
 		if err != nil {
 			l.refused(err)
 			return
@@ -314,29 +313,36 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	}
 }
 
-// probe tries what is needed later, before the connection has subscribed to anything: to publish,
-// and to unsubscribe. So a client without these rights learns it when it waits, and not by failing
-// to wake others.
-func (l *listener) probe(s connection, channel string) {
+// probe tries what is needed later, before the connection subscribes to anything: to publish, and to
+// unsubscribe. So a client without these rights learns it when it waits, and not by failing to wake
+// others. It is false if the connection is of no use.
+func (l *listener) probe(s connection, channel string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	if err := s.publish(ctx, channel, "").Err(); err != nil {
-		l.refused(err)
+	if l.refused(s.publish(ctx, channel, "").Err()) {
+		return false
 	}
 	s.change(nil, []string{channel + ":probe"})
+	_, err := s.ReceiveTimeout(ctx, pulse)
+	if redis.HasErrorPrefix(err, "NOSUB") { // as Valkey answers
+		err = nil
+	}
+	l.refused(err)
+	return err == nil
 }
 
-// refused tells the waiters if this process is not allowed to listen.
-func (l *listener) refused(err error) {
+// refused is whether this process is not allowed to listen. It tells the waiters.
+func (l *listener) refused(err error) bool {
 	err = protocol.Failed(context.Background(), "to listen", err)
 	if !errors.Is(err, ErrDenied) {
-		return
+		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.subscriptions {
 		e.refuse(err)
 	}
+	return true
 }
 
 func (l *listener) wakeAll() {

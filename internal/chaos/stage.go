@@ -129,13 +129,13 @@ func (s *stage) look(ctx context.Context) error {
 	if err := s.pool.QueryRow(ctx, `SELECT to_regnamespace('fencedb') IS NULL`).Scan(&s.migrated); err != nil {
 		return fmt.Errorf("postgres: %w", err)
 	}
-	i, err := lease.New(s.client, lease.Config{TTL: s.TTL, Namespace: s.Run})
+	i, err := lease.New(s.client, lease.Config{TTL: time.Minute, Namespace: s.Run})
 	if err != nil {
 		return err
 	}
 	defer i.Close(ctx)
 	if _, err = i.TryAcquire(ctx, s.resources()[0]); err == nil { // and wait for it, which takes more rights
-		_, err = i.Acquire(ctx, s.resources()[0], lease.WaitAtMost(time.Millisecond))
+		_, err = i.Acquire(ctx, s.resources()[0], lease.WaitAtMost(time.Second/2))
 	}
 	if !errors.Is(err, lease.ErrHeld) {
 		s.removeKeys(ctx)
