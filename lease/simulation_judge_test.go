@@ -377,8 +377,10 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	j.mu.Lock()
 	c := j.calls[idOf(after.id)]
 	barges := c != nil && c.barges
-	// Before it returns, a call waits for 30 ms for its withdrawal, which is carried out at once where nothing is wrong.
+	// Before it returns, a call waits for 30 ms for its withdrawal, which is carried out at once where nothing is wrong, and
+	// comes later behind a request that is slow.
 	ghost := c != nil && c.refused > 0 && !c.p.dead() && max(c.p.disturbed, j.shaken) < c.refused-100*time.Millisecond &&
+		c.p.withdraws[name] <= now &&
 		c.p.held(c.refused, stop, cut, cutIn, cutOut) == c.refused // a fault of the process may go on
 	j.mu.Unlock()
 	if ghost && x.script == "acquire" && !x.again && !j.lostSince(0) {

@@ -97,9 +97,10 @@ type process struct {
 	issuer    *lease.Issuer
 	ctx       context.Context // ends when the process dies
 	kill      context.CancelFunc
-	all       []*link        // guarded by the simulation's mu
-	sent      map[string]int // requests, by kind
-	disturbed time.Duration  // when something last went wrong with it
+	all       []*link                  // guarded by the simulation's mu
+	sent      map[string]int           // requests, by kind
+	disturbed time.Duration            // when something last went wrong with it
+	withdraws map[string]time.Duration // when the latest withdrawal of a call arrives, by the name of the call
 	closing   atomic.Bool
 }
 
@@ -210,7 +211,7 @@ func (s *simulation) begin() {
 func (s *simulation) settle() time.Duration { return 4*s.ttl + 20*time.Second }
 
 func (s *simulation) launch(n int, p processPlan) {
-	one := &process{processPlan: p, s: s, n: n, name: string(rune('A' + n)), sent: make(map[string]int), disturbed: -time.Hour}
+	one := &process{processPlan: p, s: s, n: n, name: string(rune('A' + n)), sent: make(map[string]int), disturbed: -time.Hour, withdraws: make(map[string]time.Duration)}
 	one.ctx, one.kill = context.WithCancel(context.Background())
 	one.client = redis.NewClient(&redis.Options{
 		Addr: "simulated:6379", Protocol: 2, DisableIdentity: true, PoolSize: 1000, MaxRetries: -1, DialerRetries: 1,
@@ -665,6 +666,10 @@ func (l *link) request(args []string) {
 	}
 	at := max(leaves+s.delay(p, &d), l.arrived+1)
 	l.arrived = at
+	if kind == "withdraw" {
+		keys, _ := strconv.Atoi(args[2])
+		p.withdraws[args[keys+4]] = at
+	}
 	at = s.ready(at)
 	fate := fateless
 	if now < s.until+s.settle() {
