@@ -104,6 +104,22 @@ func TestRights(t *testing.T) {
 }
 
 // What is needed where somebody waits for longer, for an option, and while a slot is moved.
+// A connection subscribes only once it is known that it may wake others: a waiter that listens can be
+// handed the lease before it learns what it may not do.
+func TestAWaiterThatMayNotWakeOthersDoesNotListen(t *testing.T) {
+	t.Parallel()
+	for _, right := range []string{"-publish", "-unsubscribe"} {
+		server := testenv.OwnRedis(t)
+		leasetest.SetUser(t, server.Client(), "waiter", append(leasetest.Documented(t, "lease", "one Redis"), right))
+		try(t, as(t, server, "", "").issuer(t, lease.Config{TTL: time.Hour}), "held")
+		_, err := as(t, server, "waiter", "password").issuer(t, lease.Config{TTL: time.Minute}).Acquire(t.Context(), "held")
+		require.ErrorIs(t, err, lease.ErrDenied, right)
+		stats, err := server.Client().InfoMap(t.Context(), "commandstats").Result()
+		require.NoError(t, err)
+		require.NotContains(t, stats["Commandstats"], "cmdstat_subscribe", right)
+	}
+}
+
 func TestRightsThatFewNeed(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnRedis(t)

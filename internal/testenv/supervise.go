@@ -324,8 +324,8 @@ const (
 const portAttempts = 20
 
 // onFreePort calls start with a port that was free a moment ago, as was the next one, which the bus
-// of a Redis Cluster takes; and with another one when start failed and one of the two is taken by then: between asking and binding lies a race that
-// cannot be closed, only run again.
+// of a Redis Cluster takes. It takes another port when start failed and one of the two is taken by
+// then: between asking and binding lies a race that cannot be closed, only run again.
 func onFreePort(ctx context.Context, start func(port int) error) error {
 	failure := errors.New("found no free port on " + loopback)
 	for range portAttempts {
