@@ -21,15 +21,11 @@ const (
 )
 
 // keysBeside are the names of what both can have in Redis.
-func (t task) keysBeside() (all []string) {
-	for _, field := range fields {
-		all = append(all, lease.Key{Kind: "semaphore", Namespace: t.Run, Resource: permits, Field: field}.String())
-		for n := range 2 {
-			all = append(all, lease.Key{Namespace: t.Run, Resource: "once:" + t.orderKey(n), Field: field}.String())
-		}
-	}
-	for n := range 2 {
-		all = append(all, lease.Key{Kind: "once", Namespace: t.Run, Resource: "once:" + t.orderKey(n), Field: "record"}.String())
+func (t task) keysBeside() []string {
+	all := t.keysOf("semaphore", permits)
+	for process := range 2 {
+		all = append(all, t.keysOf("", "once:"+t.orderKey(process))...)
+		all = append(all, t.keysOf("once", "once:"+t.orderKey(process))...)
 	}
 	return all
 }
@@ -58,28 +54,25 @@ func (d *desk) permit(ctx context.Context, random *rand.Rand) {
 }
 
 // crowded counts how many held a permit at once.
-func (e *evidence) crowded() (found []Violation) {
+func (e *evidence) crowded() {
 	type edge struct {
 		at      int64
 		more    int
 		attempt int64
 	}
 	var edges []edge
-	for id, a := range e.attempts {
+	for _, a := range e.all {
 		if a.Work == "permit" && a.Until > a.From {
-			edges = append(edges, edge{a.From, 1, id}, edge{a.Until, -1, id})
+			edges = append(edges, edge{a.From, 1, a.ID}, edge{a.Until, -1, a.ID})
 		}
 	}
-	slices.SortFunc(edges, func(a, b edge) int {
-		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.more, b.more), cmp.Compare(a.attempt, b.attempt))
-	})
+	slices.SortStableFunc(edges, func(a, b edge) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.more, b.more)) })
 	held := 0
 	for _, x := range edges {
 		if held += x.more; x.more > 0 && held > limit {
-			found = append(found, e.shows(x.attempt, atMost, "%s has got permit %d of %d", e.describe(x.attempt), held, limit))
+			e.accuse(x.attempt, atMost, "has got permit %d of %d", held, limit)
 		}
 	}
-	return found
 }
 
 // remembers is how long the result of the order is replayed. Then it is carried out again.
@@ -116,9 +109,9 @@ func (d *desk) order(ctx context.Context, random *rand.Rand) {
 
 // ordered looks for work that was done, and results that were given, while another result stood.
 // That one counts from when somebody had it until shortly before it is forgotten.
-func (e *evidence) ordered() (found []Violation) {
+func (e *evidence) ordered() {
 	var asked, recorded []*Attempt
-	for _, a := range e.attempts {
+	for _, a := range e.all {
 		if a.Work == "order" && a.Return > 0 {
 			asked = append(asked, a)
 			if a.Outcome == Committed && a.From > 0 {
@@ -138,10 +131,9 @@ func (e *evidence) ordered() (found []Violation) {
 	}
 	for _, a := range asked {
 		if r := stood(a.From, a.From); r != nil && a.From > 0 {
-			found = append(found, e.shows(a.ID, runOnce, "%s has run while the result of %s stood", e.describe(a.ID), e.describe(r.ID)))
+			e.accuse(a.ID, runOnce, "has run while the result of %s stood", e.describe(r.ID))
 		} else if r := stood(a.Call, a.Return); r != nil && a.Outcome == Committed && a.Read != r.ID {
-			found = append(found, e.shows(a.ID, runOnce, "%s was given the result of %s while that of %s stood", e.describe(a.ID), e.describe(a.Read), e.describe(r.ID)))
+			e.accuse(a.ID, runOnce, "was given the result of %s while that of %s stood", e.describe(a.Read), e.describe(r.ID))
 		}
 	}
-	return found
 }

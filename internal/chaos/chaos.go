@@ -20,12 +20,9 @@ package chaos
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"strconv"
-	"strings"
 	"time"
 )
 
@@ -33,7 +30,7 @@ import (
 type Config struct {
 	PostgresURL string
 	RedisURL    string
-	Open        OpenRedis // as in [Worker]
+	Open        OpenRedis `json:"-"` // as in [Worker]
 
 	Seed    uint64        // of the schedule. Defaults to a random one
 	For     time.Duration // how long faults go on; the last one is finished. Defaults to a minute
@@ -44,10 +41,10 @@ type Config struct {
 	Width   int           // how often there is each object. Defaults to 1
 	Control Control
 	Only    []string      // the kinds of faults. Defaults to all
-	Servers []ServerFault // faults that need more than a client may
+	Servers []ServerFault `json:"-"` // faults that need more than a client may
 	Lenient bool          // Redis's clock is set back, so that the tokens it issues may fall
 
-	Log io.Writer // gets the time line. Defaults to none
+	Log io.Writer `json:"-"` // gets the time line. Defaults to none
 }
 
 func (c *Config) complete() {
@@ -67,24 +64,15 @@ func (c *Config) complete() {
 // Check refuses what Run would refuse before it asks a server.
 func (c Config) Check() error {
 	c.complete()
-	if _, err := newWay(c.Control, fenced{}, nil, "", c.TTL); err != nil {
-		return err
+	if _, known := ways[c.Control]; !known {
+		return fmt.Errorf("there is no control %q; there are %v", c.Control, Controls())
 	}
 	if c.For < 0 || c.TTL < 100*time.Millisecond || c.Workers < 1 || c.Clients < 1 || c.Width < 1 {
 		return fmt.Errorf("at least one worker, client and copy, leases of at least 100ms and a positive time are needed; got %d, %d, %d, %v and %v",
 			c.Workers, c.Clients, c.Width, c.TTL, c.For)
 	}
-	_, err := names(c.Servers, c.Only)
+	_, err := c.kinds()
 	return err
-}
-
-// healsWithin bounds how long after a fault an object may stay idle: what a waiter that was
-// forgotten sleeps, and the limit of an attempt, with room for a machine that is busy.
-func (c *Config) healsWithin() time.Duration {
-	if c.Control != NoControl {
-		return 2 * c.TTL // nothing depends on it
-	}
-	return 20*time.Second + 10*c.TTL
 }
 
 // Run tries, judges and takes everything that it has made off the servers. When ctx ends, it stops
@@ -94,123 +82,86 @@ func Run(ctx context.Context, c Config) (*Verdict, error) {
 		return nil, err
 	}
 	c.complete()
-	kinds, _ := names(c.Servers, c.Only)
 	v := &Verdict{
 		Seed: c.Seed, Control: c.Control, TTL: Span(c.TTL), Workers: c.Workers, Clients: c.Clients, Width: c.Width,
 		Faults: []Happened{}, Violations: []Violation{},
 	}
-	left, err := c.perform(ctx, "chaos", func(s *stage) error {
+	var err error
+	v.Left, err = c.perform(ctx, "chaos", func(s *stage) error {
 		v.Run, v.Began = s.Run, time.Now()
 		fmt.Fprintf(c.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", v.Run, c.Seed, c.Workers, c.Clients, c.TTL)
-		crew, err := s.start(context.WithoutCancel(ctx), c.Workers)
+		crew, err := s.start(context.WithoutCancel(ctx))
 		if err != nil {
 			return fmt.Errorf("start the workers: %w", err)
 		}
-		p := &play{Config: c, crew: crew, verdict: v, epoch: now()}
-		p.faults(ctx, kinds)
+		p := &play{crew, v}
+		p.faults(ctx)
 		if err := crew.stop(); err != nil {
 			return err
 		}
 		return p.judge(context.WithoutCancel(ctx))
 	})
-	if err != nil {
-		return nil, err
-	}
-	v.Left = left
-	return v, nil
-}
-
-// perform has a scene on a stage of its own, and says what could not be taken off the servers.
-func (c *Config) perform(ctx context.Context, name string, scene func(*stage) error) (left []string, err error) {
-	s, err := newStage(ctx, task{
-		Run:         name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36),
-		PostgresURL: c.PostgresURL, RedisURL: c.RedisURL,
-		TTL: c.TTL, Seed: c.Seed, Control: c.Control, Clients: c.Clients, Width: c.Width,
-	}, c.Open)
-	if err != nil {
-		return nil, err
-	}
-	failed := scene(s)
-	left, err = s.remove()
-	if failed != nil && len(left) > 0 {
-		failed = fmt.Errorf("%w; left %s", failed, strings.Join(left, ", and "))
-	}
-	return left, errors.Join(failed, err)
+	return v, err
 }
 
 // play is a run under way.
 type play struct {
-	Config
-	crew    *crew
+	*crew
 	verdict *Verdict
-	epoch   int64 // of the time line, on the clock of now
 }
 
 // since is a time of the time line.
-func (p *play) since(at int64) Span { return Span(at - p.epoch) }
+func (p *play) since(at int64) Span { return Span(at - p.seen.epoch) }
 
 func (p *play) log(at int64, format string, args ...any) {
 	fmt.Fprintf(p.Log, "%7.1fs  %s\n", time.Duration(p.since(at)).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // faults carries the schedule out.
-func (p *play) faults(ctx context.Context, kinds []string) {
-	p.healed(ctx, now(), "the start")
+func (p *play) faults(ctx context.Context) {
+	p.seen.epoch = now()
+	p.healed(ctx, p.seen.epoch, "the start")
+	kinds, _ := p.kinds() // which were checked
 	next := schedule(p.Seed, kinds, p.Workers, p.TTL)
-	for n := 0; ctx.Err() == nil; n++ {
-		if p.Rounds > 0 && n >= p.Rounds || p.Rounds == 0 && time.Duration(p.since(now())) >= p.For {
-			return
+	for n := 0; ctx.Err() == nil && (n < p.Rounds || p.Rounds == 0 && time.Duration(p.since(now())) < p.For); n++ {
+		kind, f := next()
+		whom := "all workers"
+		if f.Victim >= 0 {
+			whom = fmt.Sprint("worker ", f.Victim)
 		}
-		p.fault(ctx, next())
-	}
-}
-
-func (p *play) fault(ctx context.Context, f Fault) {
-	whom := "all workers"
-	if f.Victim >= 0 {
-		whom = fmt.Sprint("worker ", f.Victim)
-	}
-	begin := now()
-	p.log(begin, "%-28s %s, %v", f.Kind, whom, f.Lasts.Round(time.Millisecond))
-	err := p.do(ctx, f)
-	end := now()
-	happened := Happened{Fault: f, At: p.since(begin), Over: p.since(end)}
-	if err != nil && ctx.Err() == nil {
-		happened.Skipped = err.Error()
-		p.log(end, "%-28s not possible here: %v", "", err)
-	}
-	happened.Healed = p.since(p.healed(ctx, end, f.Kind))
-	p.verdict.Faults = append(p.verdict.Faults, happened)
-}
-
-func (p *play) do(ctx context.Context, f Fault) error {
-	for _, k := range kinds {
-		if k.name == f.Kind {
-			return k.do(ctx, p.crew, f)
+		begin := now()
+		p.log(begin, "%-28s %s, %v", f.Kind, whom, f.Lasts.Round(time.Millisecond))
+		err := kind.do(ctx, p, f)
+		end := now()
+		happened := Happened{Fault: f, At: p.since(begin), Over: p.since(end)}
+		if err != nil && ctx.Err() == nil {
+			happened.Skipped = err.Error()
+			p.log(end, "%-28s not possible here: %v", "", err)
 		}
+		happened.Healed = p.since(p.healed(ctx, end, f.Kind))
+		p.verdict.Faults = append(p.verdict.Faults, happened)
 	}
-	for _, s := range p.Servers {
-		if s.Kind == f.Kind {
-			return s.Do(ctx, p.crew.keys(), func() { p.healed(ctx, now(), "work before "+f.Kind) })
-		}
-	}
-	panic("bug: scheduled what is no fault: " + f.Kind)
 }
 
 // healed waits until every object was written by an attempt that began after a time, and returns
-// when that was.
+// when that was. An object may stay idle for what a waiter that was forgotten sleeps, and the limit of
+// an attempt, with room for a machine that is busy.
 func (p *play) healed(ctx context.Context, after int64, what string) int64 {
-	limit := p.healsWithin()
+	limit := 20*time.Second + 10*p.TTL
+	if p.Control != NoControl {
+		limit = 2 * p.TTL // nothing depends on it
+	}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	idle := p.crew.awaitHealing(waiting, after)
+	idle := p.awaitHealing(waiting, after)
 	at := now()
-	if len(idle) > 0 && ctx.Err() == nil && p.Control == NoControl {
-		for _, object := range idle {
-			v := Violation{healing, object, fmt.Sprintf("nothing was written for %v after %s", limit, what), p.since(at)}
-			p.verdict.Violations = append(p.verdict.Violations, v)
-			p.log(at, "VIOLATION  %s: %s", object, v.Text)
-		}
+	if ctx.Err() != nil || p.Control != NoControl {
+		return at
+	}
+	for _, object := range idle {
+		v := Violation{healing, object, fmt.Sprintf("nothing was written for %v after %s", limit, what), p.since(at)}
+		p.verdict.Violations = append(p.verdict.Violations, v)
+		p.log(at, "VIOLATION  %s: %s", object, v.Text)
 	}
 	return at
 }
@@ -219,18 +170,16 @@ func (p *play) healed(ctx context.Context, after int64, what string) int64 {
 func (p *play) judge(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	if err := p.crew.endSessions(ctx); err != nil {
+	v, e := p.verdict, &p.seen
+	if err := p.endSessions(ctx); err != nil {
 		return err
 	}
-	effects, final, err := p.crew.gather(ctx)
-	if err != nil {
+	if err := e.gather(ctx, p.pool); err != nil {
 		return err
 	}
-	v := p.verdict
-	if err := p.crew.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres); err != nil {
+	if err := p.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres); err != nil {
 		return err
 	}
-	e := &evidence{p.crew.task, p.crew.attempts, effects, p.crew.pauses, p.crew.fallen, final, p.Lenient, len(p.Servers) > 0, p.epoch}
 	v.Violations = append(v.Violations, e.judge()...)
 	v.Took = p.since(now())
 	v.count(e)

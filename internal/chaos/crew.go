@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,45 +22,51 @@ type crew struct {
 	members []*member
 	serial  int // of the process that was started last
 
-	mu       sync.Mutex
-	attempts map[int64]*Attempt
-	healed   map[string]int64 // by object: when the latest call began that has committed
-	changed  chan struct{}    // closed and replaced with every change of healed
-	pauses   []Pause
-	fallen   []string // what processes did that should not have: ended, or did not end
+	mu      sync.Mutex
+	seen    evidence
+	written map[string]int64 // by object: when the latest call began that has committed
+	changed chan struct{}    // closed and replaced with every change of written
 }
 
 // member is one place in the crew, with networks of its own. When its process is killed, another
 // takes its place.
 type member struct {
-	crew                *crew
-	postgres, redis     *faulty.Network
-	toPostgres, toRedis string
-	process             int
-	worker              *worker.Process[event]
-	ending              atomic.Bool // because it was told to, or killed
-	heard               sync.WaitGroup
+	crew     *crew
+	task     task               // of the process that is there
+	networks [2]*faulty.Network // to Postgres and to Redis
+	worker   *worker.Process[Attempt]
+	ending   atomic.Bool // because it was told to, or killed
+	heard    sync.WaitGroup
 }
 
-func (s *stage) start(ctx context.Context, workers int) (c *crew, err error) {
-	c = &crew{stage: s, attempts: map[int64]*Attempt{}, healed: map[string]int64{}, changed: make(chan struct{})}
+// sides are servers, seen from the workers.
+type sides []int
+
+// The places of networks.
+var (
+	toPostgres = sides{0}
+	toRedis    = sides{1}
+	toBoth     = sides{0, 1}
+)
+
+func (s *stage) start(ctx context.Context) (c *crew, err error) {
+	c = &crew{
+		stage: s, seen: evidence{task: s.task, attempts: map[int64]*Attempt{}},
+		written: map[string]int64{}, changed: make(chan struct{}),
+	}
 	if c.dir, err = os.MkdirTemp("", "fencedb-"); err != nil {
 		return nil, err
 	}
-	for n := range workers {
-		m := &member{
-			crew:       c,
-			toPostgres: filepath.Join(c.dir, fmt.Sprint("p", n)),
-			toRedis:    filepath.Join(c.dir, fmt.Sprint("r", n)),
-		}
+	for n := range s.Workers {
+		m := &member{crew: c, task: s.task}
+		m.task.ToPostgres, m.task.ToRedis = filepath.Join(c.dir, fmt.Sprint("p", n)), filepath.Join(c.dir, fmt.Sprint("r", n))
 		c.members = append(c.members, m)
-		if m.postgres, err = faulty.NewNetwork(m.toPostgres); err == nil {
-			m.redis, err = faulty.NewNetwork(m.toRedis)
+		for i, socket := range []string{m.task.ToPostgres, m.task.ToRedis} {
+			if m.networks[i], err = faulty.NewNetwork(socket); err != nil {
+				return nil, errors.Join(err, c.stop())
+			}
 		}
-		if err == nil {
-			err = m.start(ctx)
-		}
-		if err != nil {
+		if err := m.start(ctx); err != nil {
 			return nil, errors.Join(err, c.stop())
 		}
 	}
@@ -68,20 +75,19 @@ func (s *stage) start(ctx context.Context, workers int) (c *crew, err error) {
 
 // start puts a new process in the place.
 func (m *member) start(ctx context.Context) (err error) {
-	t := m.crew.task
 	m.crew.serial++
-	t.Process, t.ToPostgres, t.ToRedis = m.crew.serial, m.toPostgres, m.toRedis
-	if m.worker, err = worker.Start[event](ctx, Kind, t); err != nil {
+	m.task.Process = m.crew.serial
+	if m.worker, err = worker.Start[Attempt](ctx, Kind, m.task); err != nil {
 		return err
 	}
-	m.process = t.Process
 	m.ending.Store(false)
+	process, events := m.task.Process, m.worker.Events()
 	m.heard.Go(func() {
-		for e := range m.worker.Events() {
-			m.crew.hear(e)
+		for a := range events {
+			m.crew.hear(&a)
 		}
 		if !m.ending.Load() {
-			m.crew.fell("process %d ended without having been killed; what it printed says why", t.Process)
+			m.crew.fell("process %d ended without having been killed; what it printed says why", process)
 		}
 	})
 	return nil
@@ -90,20 +96,16 @@ func (m *member) start(ctx context.Context) (err error) {
 func (c *crew) fell(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.fallen = append(c.fallen, fmt.Sprintf(format, args...))
+	c.seen.fallen = append(c.seen.fallen, fmt.Sprintf(format, args...))
 }
 
 // hear notes what a worker tells. An attempt that is told twice has returned.
-func (c *crew) hear(e event) {
-	a := e.Attempt
-	if a == nil {
-		return
-	}
+func (c *crew) hear(a *Attempt) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.attempts[a.ID] = a
-	if a.Outcome == Committed && a.Work != "look" && a.Call > c.healed[a.Object] {
-		c.healed[a.Object] = a.Call
+	c.seen.attempts[a.ID] = a
+	if a.Outcome == Committed && a.Work != "look" && a.Call > c.written[a.Object] {
+		c.written[a.Object] = a.Call
 		close(c.changed)
 		c.changed = make(chan struct{})
 	}
@@ -111,16 +113,11 @@ func (c *crew) hear(e event) {
 
 // awaitHealing waits until every object was written by an attempt that began after a time. It names
 // the objects that were not when ctx ended.
-func (c *crew) awaitHealing(ctx context.Context, after int64) (idle []string) {
-	names := c.names()
+func (c *crew) awaitHealing(ctx context.Context, after int64) []string {
+	idle := c.names()
 	for {
 		c.mu.Lock()
-		idle = idle[:0]
-		for _, name := range names {
-			if c.healed[name] <= after {
-				idle = append(idle, name)
-			}
-		}
+		idle = slices.DeleteFunc(idle, func(name string) bool { return c.written[name] > after })
 		changed := c.changed
 		c.mu.Unlock()
 		if len(idle) == 0 {
@@ -134,28 +131,6 @@ func (c *crew) awaitHealing(ctx context.Context, after int64) (idle []string) {
 	}
 }
 
-// pause stops a process for as long as during runs, or for as long as it is there.
-func (m *member) pause(during func()) error {
-	from := now()
-	if err := m.worker.Stop(); err != nil {
-		return err
-	}
-	during()
-	err := m.worker.Continue()
-	m.crew.mu.Lock()
-	defer m.crew.mu.Unlock()
-	m.crew.pauses = append(m.crew.pauses, Pause{m.process, from, now()})
-	return err
-}
-
-// kill ends a process with SIGKILL.
-func (m *member) kill() {
-	m.ending.Store(true)
-	m.worker.Abort()
-	m.heard.Wait()
-	m.worker.Kill()
-}
-
 // stop ends all processes in good order, then their networks.
 func (c *crew) stop() (err error) {
 	for _, m := range c.members {
@@ -167,14 +142,14 @@ func (c *crew) stop() (err error) {
 	for _, m := range c.members {
 		if m.worker != nil {
 			hung := time.AfterFunc(time.Minute, func() {
-				c.fell("process %d did not end within a minute", m.process)
+				c.fell("process %d did not end within a minute", m.task.Process)
 				m.worker.Abort()
 			})
 			m.heard.Wait()
 			hung.Stop()
 			m.worker.Kill()
 		}
-		for _, n := range []*faulty.Network{m.postgres, m.redis} {
+		for _, n := range m.networks {
 			if n != nil {
 				err = errors.Join(err, n.Close())
 			}
@@ -183,27 +158,23 @@ func (c *crew) stop() (err error) {
 	return errors.Join(err, os.RemoveAll(c.dir))
 }
 
-// networks are those to Postgres or to Redis, of one member or of all.
-func (c *crew) networks(which side, only int) (all []*faulty.Network) {
-	for n, m := range c.members {
-		if only >= 0 && n != only {
-			continue
-		}
-		if which != toRedis {
-			all = append(all, m.postgres)
-		}
-		if which != toPostgres {
-			all = append(all, m.redis)
-		}
+// stricken are the members that a fault is for.
+func (c *crew) stricken(f Fault) []*member {
+	if f.Victim == everybody {
+		return c.members
 	}
-	return all
+	return c.members[f.Victim : f.Victim+1]
 }
 
-// side is a server, seen from the workers.
-type side int
-
-const (
-	toBoth side = iota
-	toPostgres
-	toRedis
-)
+// set sets the weather of networks of the members that a fault is for. Where connections are refused,
+// those that are there end.
+func (c *crew) set(f Fault, to sides, w faulty.Weather) {
+	for _, m := range c.stricken(f) {
+		for _, side := range to {
+			m.networks[side].Set(w)
+			if w.Refuse {
+				m.networks[side].Cut()
+			}
+		}
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"sync"
@@ -43,17 +42,16 @@ func (d *Drilled) Passed() bool { return d.Steps[len(d.Steps)-1].Kept }
 // drill is the scene: A loses its lease without noticing, and B takes over.
 type drill struct {
 	*stage
-	toA      *faulty.Network // between A and Redis
-	a, b     *lease.Issuer
-	leaseA   *lease.Lease
-	leaseB   *lease.Lease
-	waiting  chan acquisition // B's
-	resource string
-	sure     fencedb.Grant // A's grant, as a program has it that looks at nothing but the token
+	toA            *faulty.Network // between A and Redis
+	a, b           *lease.Issuer
+	leaseA, leaseB *lease.Lease
+	taken          chan taken // by B
+	resource       string
+	sure           fencedb.Grant // A's grant, as a program has it that looks at nothing but the token
 }
 
-// acquisition is how a wait for a lease ended.
-type acquisition struct {
+// taken is how B's wait for the lease ended.
+type taken struct {
 	lease *lease.Lease
 	err   error
 	at    time.Time
@@ -71,32 +69,28 @@ func brokenf(format string, args ...any) error { return broken(fmt.Sprintf(forma
 // renewals fail, its holder writes late and releases late. Then clients compete on purpose. It takes
 // everything off the servers again. Of the settings it uses the addresses, Open, TTL and Control.
 // An error means that a step could not be carried out.
-func Drill(ctx context.Context, c Config) (*Drilled, error) {
+func Drill(ctx context.Context, c Config) (result *Drilled, err error) {
 	c.complete()
-	result := &Drilled{TTL: Span(c.TTL)}
-	left, err := c.perform(ctx, "drill", func(s *stage) error {
+	result = &Drilled{TTL: Span(c.TTL)}
+	result.Left, err = c.perform(ctx, "drill", func(s *stage) error {
 		result.Run = s.Run
-		return c.drill(ctx, s, result)
+		return s.drill(ctx, result)
 	})
-	if err != nil {
-		return nil, err
-	}
-	result.Left = left
-	return result, nil
+	return result, err
 }
 
-func (c *Config) drill(ctx context.Context, s *stage, result *Drilled) error {
+func (s *stage) drill(ctx context.Context, result *Drilled) error {
 	dir, err := os.MkdirTemp("", "fencedb-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	d := &drill{stage: s, resource: s.resource(objects[register].resources[0])}
+	d := &drill{stage: s, resource: s.resource(objects[register].resources[0]), taken: make(chan taken, 1)}
 	if d.toA, err = faulty.NewNetwork(filepath.Join(dir, "a")); err != nil {
 		return err
 	}
 	defer d.toA.Close()
-	clientA, err := c.Open(s.RedisURL, faulty.Through(filepath.Join(dir, "a")))
+	clientA, err := s.Open(s.RedisURL, faulty.Through(filepath.Join(dir, "a")))
 	if err != nil {
 		return err
 	}
@@ -107,42 +101,30 @@ func (c *Config) drill(ctx context.Context, s *stage, result *Drilled) error {
 	if err != nil {
 		return err
 	}
-	defer d.close(clientA)
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), d.TTL)
+		defer cancel()
+		_ = errors.Join(d.a.Close(ctx), d.b.Close(ctx)) // what is not given back is deleted with the rest
+	}()
 	for n, step := range d.script() {
 		saw, err := step.do(ctx)
-		not := errors.As(err, new(broken)) || errors.Is(err, fencedb.ErrStale)
-		switch {
-		case not:
-			saw = err.Error()
-		case err != nil:
+		kept, mark := true, "kept "
+		if errors.As(err, new(broken)) || errors.Is(err, fencedb.ErrStale) {
+			kept, mark, saw = false, "BROKEN", err.Error()
+		} else if err != nil {
 			return fmt.Errorf("step %d, %s, could not be carried out: %w", n+1, step.title, cmp.Or(context.Cause(ctx), err))
 		}
-		done := Step{step.title, step.why, saw, !not}
-		result.Steps = append(result.Steps, done)
-		done.write(c.Log, n+1)
-		if not {
+		result.Steps = append(result.Steps, Step{step.title, step.why, saw, kept})
+		fmt.Fprintf(s.Log, "%d. %s\n   %s\n   %s %s\n\n", n+1, step.title, step.why, mark, saw)
+		if !kept {
 			break
 		}
 	}
 	return nil
 }
 
-func (d *drill) issuer(client redis.UniversalClient) (*lease.Issuer, error) {
-	return lease.New(client, lease.Config{TTL: d.TTL, Namespace: d.Run})
-}
-
-func (d *drill) close(clientA redis.UniversalClient) {
-	ctx, cancel := context.WithTimeout(context.Background(), d.TTL)
-	defer cancel()
-	_ = errors.Join(d.a.Close(ctx), d.b.Close(ctx), clientA.Close()) // what is not given back is deleted with the rest
-}
-
-func (s Step) write(out io.Writer, n int) {
-	mark := "kept "
-	if !s.Kept {
-		mark = "BROKEN"
-	}
-	fmt.Fprintf(out, "%d. %s\n   %s\n   %s %s\n\n", n, s.Title, s.Why, mark, s.Saw)
+func (s *stage) issuer(client redis.UniversalClient) (*lease.Issuer, error) {
+	return lease.New(client, lease.Config{TTL: s.TTL, Namespace: s.Run})
 }
 
 type scripted struct {
@@ -179,17 +161,16 @@ func (d *drill) set(ctx context.Context, g fencedb.Grant, value int64) error {
 		_, err := tx.Exec(ctx, `UPDATE registers SET value = $2 WHERE resource = $1`, d.resource, value)
 		return err
 	}
-	if !d.Control.protects() {
+	if ways[d.Control].open {
 		return pgx.BeginFunc(ctx, d.pool, write)
 	}
 	return fencedb.Tx(ctx, d.pool, g, write)
 }
 
 func (d *drill) failRenewals(ctx context.Context) (string, error) {
-	d.waiting = make(chan acquisition, 1)
 	go func() {
 		l, err := d.b.Acquire(ctx, d.resource)
-		d.waiting <- acquisition{l, err, time.Now()}
+		d.taken <- taken{l, err, time.Now()}
 	}()
 	d.toA.Set(faulty.Weather{HoldRequests: true, HoldReplies: true})
 	began := time.Now()
@@ -206,7 +187,7 @@ func (d *drill) failRenewals(ctx context.Context) (string, error) {
 }
 
 func (d *drill) takeOver(ctx context.Context) (string, error) {
-	b := <-d.waiting // which ctx bounds
+	b := <-d.taken // which ctx bounds
 	if b.err != nil {
 		return "", b.err
 	}
@@ -269,13 +250,11 @@ func (d *drill) holds(ctx context.Context, l *lease.Lease) error {
 }
 
 func (d *drill) renewLate(ctx context.Context) (string, error) {
-	for _, free := range []bool{false, true} {
-		held := d.leaseB
-		if free {
+	for _, held := range []*lease.Lease{d.leaseB, nil} {
+		if held == nil {
 			if err := d.leaseB.Release(ctx); err != nil {
 				return "", err
 			}
-			held = nil
 		}
 		if d.leaseA.Extend(ctx) == nil {
 			return "", broken("a renewal of the lease that is over has succeeded")
@@ -291,14 +270,8 @@ const competitors, laps = 8, 20
 
 func (d *drill) compete(ctx context.Context) (string, error) {
 	resource := d.task.resource(objects[0].resources[0])
-	var (
-		inside, contended, together atomic.Int64
-		mu                          sync.Mutex
-		last                        int64
-		broken                      []error
-		all                         sync.WaitGroup
-		gate                        = make(chan struct{})
-	)
+	const count = `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`
+	var inside, contended, together, last atomic.Int64
 	lap := func(i *lease.Issuer) error {
 		l, err := i.TryAcquire(ctx, resource)
 		if errors.Is(err, lease.ErrHeld) {
@@ -313,41 +286,41 @@ func (d *drill) compete(ctx context.Context) (string, error) {
 			together.Add(1)
 		}
 		defer inside.Add(-1)
-		mu.Lock()
-		fell := l.Token() <= last
-		last = max(last, l.Token())
-		mu.Unlock()
-		if fell {
-			return brokenf("token %d was granted after %d", l.Token(), last)
+		if before := last.Swap(l.Token()); l.Token() <= before {
+			return brokenf("token %d was granted after %d", l.Token(), before)
 		}
-		return d.countUp(ctx, l)
+		return fencedb.Tx(ctx, d.pool, l, func(tx pgx.Tx) error { // loses counts unless nobody else is at it
+			var value int64
+			if err := tx.QueryRow(ctx, count, resource).Scan(&value); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, `INSERT INTO entries VALUES ($1, $2)`, resource, value+1)
+			return err
+		})
 	}
-	for range competitors {
+	var all sync.WaitGroup
+	var failed [competitors]error
+	began := time.Now()
+	for n := range competitors {
 		i, err := d.issuer(d.client)
 		if err != nil {
 			return "", err
 		}
 		defer i.Close(ctx)
 		all.Go(func() {
-			<-gate
-			for range laps {
-				if err := lap(i); err != nil {
-					mu.Lock()
-					broken = append(broken, err)
-					mu.Unlock()
-					return
-				}
+			for run := 0; run < laps && failed[n] == nil; run++ {
+				failed[n] = lap(i)
 			}
 		})
 	}
-	began := time.Now()
-	close(gate)
 	all.Wait()
+	took := Span(time.Since(began))
+	if err := errors.Join(failed[:]...); err != nil {
+		return "", err
+	}
 	var counted int64
-	err := d.pool.QueryRow(ctx, `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, resource).Scan(&counted)
+	err := d.pool.QueryRow(ctx, count, resource).Scan(&counted)
 	switch {
-	case len(broken) > 0:
-		return "", errors.Join(broken...)
 	case err != nil:
 		return "", err
 	case together.Load() > 0:
@@ -358,17 +331,5 @@ func (d *drill) compete(ctx context.Context) (string, error) {
 		return "", errors.New("nobody had to wait, so this shows nothing")
 	}
 	return fmt.Sprintf("exclusion verified: %d leases in %v, %d found it held and waited, never two at once, %d counted, tokens rose",
-		competitors*laps, Span(time.Since(began)), contended.Load(), counted), nil
-}
-
-// countUp reads and then writes, which loses counts unless nobody else does so meanwhile.
-func (d *drill) countUp(ctx context.Context, l *lease.Lease) error {
-	return fencedb.Tx(ctx, d.pool, l, func(tx pgx.Tx) error {
-		var value int64
-		if err := tx.QueryRow(ctx, `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, l.Resource()).Scan(&value); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, `INSERT INTO entries VALUES ($1, $2)`, l.Resource(), value+1)
-		return err
-	})
+		competitors*laps, took, contended.Load(), counted), nil
 }

@@ -36,86 +36,115 @@ type ServerFault struct {
 // kind is a kind of fault: what it does, and returns when it is over.
 type kind struct {
 	name string
-	do   func(context.Context, *crew, Fault) error
+	do   func(context.Context, *play, Fault) error
 }
 
-// kinds are the faults that need no rights over the servers.
+// kinds are the faults that need no rights over the servers. Delay and Jitter count in delays of the fault.
 var kinds = []kind{
 	{"pause", pause},
 	{"kill", kill},
 	{"pause and delay", pauseAndDelay},
-	{"delay to redis", weather(toRedis, delay)},
-	{"delay to postgres", weather(toPostgres, delay)},
-	{"jitter", weather(toBoth, func(f Fault) faulty.Weather { return faulty.Weather{Jitter: 2 * f.Delay} })},
-	{"redis cut", weather(toRedis, always(faulty.Weather{Refuse: true}))},
-	{"postgres cut", weather(toPostgres, always(faulty.Weather{Refuse: true}))},
-	{"redis one-way requests", weather(toRedis, always(faulty.Weather{HoldReplies: true}))},
-	{"redis one-way replies", weather(toRedis, always(faulty.Weather{HoldRequests: true}))},
-	{"postgres one-way requests", weather(toPostgres, always(faulty.Weather{HoldReplies: true}))},
-	{"postgres one-way replies", weather(toPostgres, always(faulty.Weather{HoldRequests: true}))},
-	{"redis replies lost", weather(toRedis, always(faulty.Weather{LoseReplies: true}))},
-	{"postgres replies lost", flicker},
+	{"delay to redis", weather(toRedis, faulty.Weather{Delay: 1})},
+	{"delay to postgres", weather(toPostgres, faulty.Weather{Delay: 1})},
+	{"jitter", weather(toBoth, faulty.Weather{Jitter: 2})},
+	{"redis cut", weather(toRedis, faulty.Weather{Refuse: true})},
+	{"postgres cut", weather(toPostgres, faulty.Weather{Refuse: true})},
+	{"redis one-way requests", weather(toRedis, faulty.Weather{HoldReplies: true})},
+	{"redis one-way replies", weather(toRedis, faulty.Weather{HoldRequests: true})},
+	{"postgres one-way requests", weather(toPostgres, faulty.Weather{HoldReplies: true})},
+	{"postgres one-way replies", weather(toPostgres, faulty.Weather{HoldRequests: true})},
+	{"redis replies lost", weather(toRedis, faulty.Weather{LoseReplies: true})},
+	{"postgres replies lost", again(12, flicker)},
 	{"commit replies lost", commitRepliesLost},
-	{"script flush", scriptFlush},
-	{"redis keys lost", keysLost},
+	{"script flush", again(10, scriptFlush)},
+	{"redis keys lost", again(5, keysLost)},
 	{"redis keys set back", keysSetBack},
-	{"sessions ended", sessionsEnded},
+	{"sessions ended", again(5, sessionsEnded)},
 }
 
-func delay(f Fault) faulty.Weather { return faulty.Weather{Delay: f.Delay} }
-
-func always(w faulty.Weather) func(Fault) faulty.Weather {
-	return func(Fault) faulty.Weather { return w }
+// kinds are the faults of a run, those of servers included.
+func (c *Config) kinds() ([]kind, error) {
+	all := slices.Clone(kinds)
+	for _, s := range c.Servers {
+		all = append(all, kind{s.Kind, func(ctx context.Context, p *play, _ Fault) error {
+			return s.Do(ctx, p.keys(), func() { p.healed(ctx, now(), "work before "+s.Kind) })
+		}})
+	}
+	if len(c.Only) == 0 {
+		return all, nil
+	}
+	var only []kind
+	for _, name := range c.Only {
+		i := slices.IndexFunc(all, func(k kind) bool { return k.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no fault %q; there are %q", name, all)
+		}
+		only = append(only, all[i])
+	}
+	return only, nil
 }
+
+func (k kind) String() string { return k.name }
 
 // schedule draws faults for ever: every kind once in a random order, and then again. The same seed
 // draws the same.
-func schedule(seed uint64, names []string, workers int, ttl time.Duration) func() Fault {
+func schedule(seed uint64, kinds []kind, workers int, ttl time.Duration) func() (kind, Fault) {
 	random := rand.New(rand.NewPCG(seed, 1))
-	var round []string
-	return func() Fault {
+	var round []kind
+	return func() (kind, Fault) {
 		if len(round) == 0 {
-			round = append(round, names...)
+			round = append(round, kinds...)
 			random.Shuffle(len(round), func(i, j int) { round[i], round[j] = round[j], round[i] })
 		}
-		f := Fault{Kind: round[0], Victim: everybody, Lasts: ttl + ttl/4 + upTo(random, ttl), Delay: ttl/20 + upTo(random, ttl/10)}
+		k := round[0]
+		f := Fault{Kind: k.name, Victim: everybody, Lasts: ttl + ttl/4 + upTo(random, ttl), Delay: ttl/20 + upTo(random, ttl/10)}
 		round = round[1:]
-		if victim := random.IntN(workers); random.IntN(3) > 0 || f.Kind == "kill" {
+		if victim := random.IntN(workers); random.IntN(3) > 0 || k.name == "kill" {
 			f.Victim = victim
 		}
-		return f
+		return k, f
 	}
 }
 
-// stricken are the members that a fault is for.
-func (c *crew) stricken(f Fault) []*member {
-	if f.Victim == everybody {
-		return c.members
+// again does something so many times while a fault lasts.
+func again(times int, do func(context.Context, *play, Fault) error) func(context.Context, *play, Fault) error {
+	return func(ctx context.Context, p *play, f Fault) error {
+		f.Lasts /= time.Duration(times)
+		for range times {
+			if err := do(ctx, p, f); err != nil {
+				return err
+			}
+			wait(ctx, f.Lasts)
+		}
+		return nil
 	}
-	return c.members[f.Victim : f.Victim+1]
 }
 
 // pause stops processes for longer than their leases last.
-func pause(ctx context.Context, c *crew, f Fault) error {
-	var stop func([]*member) error
-	stop = func(rest []*member) (err error) {
-		if len(rest) == 0 {
-			wait(ctx, f.Lasts)
-			return nil
+func pause(ctx context.Context, p *play, f Fault) (err error) {
+	for _, m := range p.stricken(f) {
+		from := now()
+		if err := m.worker.Stop(); err != nil {
+			return err
 		}
-		var inner error
-		err = rest[0].pause(func() { inner = stop(rest[1:]) })
-		return errors.Join(err, inner)
-	}
-	return stop(c.stricken(f))
-}
-
-func kill(ctx context.Context, c *crew, f Fault) error {
-	for _, m := range c.stricken(f) {
-		m.kill()
+		defer func() { // when all have been stopped for that time
+			err = errors.Join(err, m.worker.Continue())
+			p.seen.pauses = append(p.seen.pauses, Pause{m.task.Process, from, now()})
+		}()
 	}
 	wait(ctx, f.Lasts)
-	for _, m := range c.stricken(f) {
+	return nil
+}
+
+func kill(ctx context.Context, p *play, f Fault) error {
+	for _, m := range p.stricken(f) {
+		m.ending.Store(true)
+		m.worker.Abort()
+		m.heard.Wait()
+		m.worker.Kill()
+	}
+	wait(ctx, f.Lasts)
+	for _, m := range p.stricken(f) {
 		if err := m.start(context.WithoutCancel(ctx)); err != nil {
 			return err
 		}
@@ -124,53 +153,40 @@ func kill(ctx context.Context, c *crew, f Fault) error {
 }
 
 // pauseAndDelay stops processes while the network of all is slow, and slow for a while after that.
-func pauseAndDelay(ctx context.Context, c *crew, f Fault) error {
-	for _, n := range c.networks(toBoth, everybody) {
-		n.Set(faulty.Weather{Delay: f.Delay, Jitter: f.Delay})
-		defer n.Set(faulty.Weather{})
-	}
-	err := pause(ctx, c, f)
+func pauseAndDelay(ctx context.Context, p *play, f Fault) error {
+	all := Fault{Victim: everybody}
+	p.set(all, toBoth, faulty.Weather{Delay: f.Delay, Jitter: f.Delay})
+	defer p.set(all, toBoth, faulty.Weather{})
+	err := pause(ctx, p, f)
 	wait(ctx, f.Lasts/4)
 	return err
 }
 
-// weather sets the weather for as long as a fault lasts. What was held is delivered then. Where
-// connections are refused, those that are there end.
-func weather(which side, is func(Fault) faulty.Weather) func(context.Context, *crew, Fault) error {
-	return func(ctx context.Context, c *crew, f Fault) error {
-		for _, n := range c.networks(which, f.Victim) {
-			n.Set(is(f))
-			if is(f).Refuse {
-				n.Cut()
-			}
-			defer n.Set(faulty.Weather{})
-		}
+// weather sets the weather for as long as a fault lasts. What was held is delivered then.
+func weather(to sides, w faulty.Weather) func(context.Context, *play, Fault) error {
+	return func(ctx context.Context, p *play, f Fault) error {
+		scaled := w
+		scaled.Delay *= f.Delay
+		scaled.Jitter *= f.Delay
+		p.set(f, to, scaled)
+		defer p.set(f, to, faulty.Weather{})
 		wait(ctx, f.Lasts)
 		return nil
 	}
 }
 
-// flicker loses replies of Postgres for a moment, again and again, so that also replies to COMMIT
-// are lost.
-func flicker(ctx context.Context, c *crew, f Fault) error {
-	const times = 12
-	for range times {
-		for _, n := range c.networks(toPostgres, f.Victim) {
-			n.Set(faulty.Weather{LoseReplies: true})
-		}
-		wait(ctx, f.Lasts/(6*times))
-		for _, n := range c.networks(toPostgres, f.Victim) {
-			n.Set(faulty.Weather{})
-		}
-		wait(ctx, f.Lasts*5/(6*times))
-	}
+// flicker loses replies of Postgres for a moment, so that also replies to COMMIT are lost.
+func flicker(ctx context.Context, p *play, f Fault) error {
+	p.set(f, toPostgres, faulty.Weather{LoseReplies: true})
+	wait(ctx, f.Lasts/5)
+	p.set(f, toPostgres, faulty.Weather{})
 	return nil
 }
 
 // commitRepliesLost has the workers themselves lose the replies: no network sees a COMMIT through TLS.
-func commitRepliesLost(ctx context.Context, c *crew, f Fault) (err error) {
+func commitRepliesLost(ctx context.Context, p *play, f Fault) (err error) {
 	for _, losing := range []bool{true, false} {
-		for _, m := range c.stricken(f) {
+		for _, m := range p.stricken(f) {
 			err = errors.Join(err, m.worker.Order(order{losing}))
 		}
 		if losing && err == nil {
@@ -180,41 +196,30 @@ func commitRepliesLost(ctx context.Context, c *crew, f Fault) (err error) {
 	return err
 }
 
-// scriptFlush takes the scripts from Redis, as a restart does, a few times.
-func scriptFlush(ctx context.Context, c *crew, f Fault) error {
-	for range 10 {
-		if err := c.client.ScriptFlush(ctx).Err(); err != nil { // of a Cluster, on all nodes
+// scriptFlush takes the scripts from Redis, as a restart does: of a Cluster, on all nodes.
+func scriptFlush(ctx context.Context, p *play, _ Fault) error { return p.client.ScriptFlush(ctx).Err() }
+
+// keysLost takes the keys of this run away, as FLUSHALL or an eviction does.
+func keysLost(ctx context.Context, p *play, _ Fault) error {
+	for _, key := range p.keys() {
+		if err := p.client.Del(ctx, key).Err(); err != nil {
 			return err
 		}
-		wait(ctx, f.Lasts/10)
-	}
-	return nil
-}
-
-// keysLost takes the keys of this run away, as FLUSHALL or an eviction does, a few times.
-func keysLost(ctx context.Context, c *crew, f Fault) error {
-	for range 5 {
-		for _, key := range c.keys() {
-			if err := c.client.Del(ctx, key).Err(); err != nil {
-				return err
-			}
-		}
-		wait(ctx, f.Lasts/5)
 	}
 	return nil
 }
 
 // keysSetBack puts the owners and the last tokens of this run back to what they were before, as an
 // old snapshot or a replica that lagged does.
-func keysSetBack(ctx context.Context, c *crew, f Fault) error {
+func keysSetBack(ctx context.Context, p *play, f Fault) error {
 	type copied struct {
 		value string
 		ttl   time.Duration
 	}
 	before := map[string]copied{}
-	keys := slices.DeleteFunc(c.keys(), func(key string) bool { return !strings.HasSuffix(key, ":owner") && !strings.HasSuffix(key, ":fence") })
+	keys := slices.DeleteFunc(p.keys(), func(key string) bool { return !strings.HasSuffix(key, ":owner") && !strings.HasSuffix(key, ":fence") })
 	for _, key := range keys {
-		pipe := c.client.TxPipeline() // at once, or a key that expires in between would come back for good
+		pipe := p.client.TxPipeline() // at once, or a key that expires in between would come back for good
 		value, ttl := pipe.Get(ctx, key), pipe.PTTL(ctx, key)
 		if _, err := pipe.Exec(ctx); errors.Is(err, redis.Nil) || err == nil && ttl.Val() == 0 {
 			continue // it is not there, or not for another millisecond
@@ -226,43 +231,18 @@ func keysSetBack(ctx context.Context, c *crew, f Fault) error {
 	wait(ctx, f.Lasts)
 	for _, key := range keys {
 		if old, ok := before[key]; !ok {
-			_ = c.client.Del(ctx, key).Err()
-		} else if err := c.client.Set(ctx, key, old.value, old.ttl).Err(); err != nil {
+			_ = p.client.Del(ctx, key).Err()
+		} else if err := p.client.Set(ctx, key, old.value, old.ttl).Err(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sessionsEnded has Postgres end the sessions of the workers, whatever they do, a few times.
-func sessionsEnded(ctx context.Context, c *crew, f Fault) error {
-	for range 5 {
-		_, err := c.pool.Exec(ctx, `
-			SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-			WHERE application_name = $1 AND usename = current_user AND datname = current_database() AND state <> 'idle'`, c.Run)
-		if err != nil {
-			return err
-		}
-		wait(ctx, f.Lasts/5)
-	}
-	return nil
-}
-
-// names of all kinds of faults, those of the servers included; only narrows them.
-func names(servers []ServerFault, only []string) (all []string, err error) {
-	for _, k := range kinds {
-		all = append(all, k.name)
-	}
-	for _, s := range servers {
-		all = append(all, s.Kind)
-	}
-	if len(only) == 0 {
-		return all, nil
-	}
-	for _, name := range only {
-		if !slices.Contains(all, name) {
-			return nil, fmt.Errorf("there is no fault %q; there are %q", name, all)
-		}
-	}
-	return only, nil
+// sessionsEnded has Postgres end the sessions of the workers, whatever they do.
+func sessionsEnded(ctx context.Context, p *play, _ Fault) error {
+	_, err := p.pool.Exec(ctx, `
+		SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		WHERE application_name = $1 AND usename = current_user AND datname = current_database() AND state <> 'idle'`, p.Run)
+	return err
 }

@@ -22,12 +22,15 @@ const (
 	Open      Outcome = ""        // the process died before it was told
 )
 
-// outcomeOf reads the answer of package fencedb, where only one error leaves a doubt.
-func outcomeOf(err error) Outcome {
+// outcomeOf reads an answer. With package fencedb only one error leaves a doubt; with pgx alone, which is
+// plain, every error that is not Postgres's own does.
+func outcomeOf(err error, plain bool) Outcome {
 	switch {
 	case err == nil, errors.Is(err, fencedb.ErrCommitted):
 		return Committed
-	case errors.Is(err, fencedb.ErrCommitUnknown):
+	case plain && (errors.As(err, new(*pgconn.PgError)) || errors.Is(err, errNotHeld) || errors.Is(err, fencedb.ErrStale)):
+		return Failed
+	case plain, errors.Is(err, fencedb.ErrCommitUnknown):
 		return Unknown
 	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, fencedb.ErrTooLong):
 		return Refused
@@ -35,46 +38,31 @@ func outcomeOf(err error) Outcome {
 	return Failed
 }
 
-// plainOutcomeOf reads the answer of pgx alone, where every error that is not Postgres's own leaves
-// a doubt.
-func plainOutcomeOf(err error) Outcome {
-	var refused *pgconn.PgError
-	switch {
-	case err == nil:
-		return Committed
-	case errors.As(err, &refused), errors.Is(err, errNotHeld), errors.Is(err, fencedb.ErrStale):
-		return Failed
-	}
-	return Unknown
-}
-
-// Attempt is one transaction, as the process that made it saw it.
+// Attempt is one transaction, as the process that made it saw it. Times are on the clock of now.
 type Attempt struct {
-	ID      int64   `json:"id"`
-	Process int     `json:"process"`
-	Work    string  `json:"work"`   // the workload, and how late it was on purpose
-	Object  string  `json:"object"` // what it reads and writes
-	Call    int64   `json:"call"`   // nanoseconds on the clock of now
-	Return  int64   `json:"return"` // 0: never
-	Outcome Outcome `json:"outcome"`
-	Error   string  `json:"error,omitempty"`
-	Limit   int64   `json:"limit"`            // how long its context lets it take, in nanoseconds
-	Read    int64   `json:"read"`             // of a look, which writes nothing; of an order, the attempt that ran
-	From    int64   `json:"from,omitempty"`   // when a permit was held, or an order was run
-	Until   int64   `json:"until,omitempty"`  // how long it could be trusted, or took
-	Broken  string  `json:"broken,omitempty"` // what it has read cannot be
-	Grants  []Grant `json:"grants,omitempty"`
+	ID           int64  // the number of the process, and which of its attempts it is
+	Work         string // the workload, and how late it was on purpose
+	Object       string // what it reads and writes
+	Call, Return int64  // Return is 0 if it never has
+	Outcome      Outcome
+	Error        string
+	Read         int64  // of a look, which writes nothing; of an order, the attempt that ran
+	From         int64  // when a permit was held, or an order was run
+	Until        int64  // how long it could be trusted, or took
+	Broken       string // what it has read cannot be
+	Grants       []Grant
 
 	plain bool // by pgx alone, which cannot tell what became of a lost COMMIT
 }
 
+func (a *Attempt) process() int { return int(a.ID >> 32) }
+
 // Grant is a lease that an attempt was granted.
 type Grant struct {
-	Resource string    `json:"resource"`
-	Token    int64     `json:"token"`
-	Lease    uuid.UUID `json:"lease"`
-	Asked    int64     `json:"asked"`
-	Got      int64     `json:"got"`
+	Resource   string
+	Token      int64
+	Lease      uuid.UUID
+	Asked, Got int64
 }
 
 // Effect is what a transaction has done to one resource. It is a row that was written in the same

@@ -11,6 +11,7 @@ import (
 
 	"github.com/anishathalye/porcupine"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Violation is a promise that was broken, with what shows it.
@@ -44,125 +45,96 @@ type evidence struct {
 	attempts map[int64]*Attempt
 	effects  []Effect
 	pauses   []Pause
-	fallen   []string
-	final    stored
-	lenient  bool  // tokens may fall where they are issued: Redis's clock was set back
-	servers  bool  // may have lost data, and with it permits and results
-	epoch    int64 // of the time line
+	fallen   []string         // what processes did that should not have: ended, or did not end
+	final    map[string]int64 // what the tables hold in the end: versions by resource, and balances by balanceOf + resource
+	epoch    int64            // of the time line
+
+	all   []*Attempt // in their order
+	found []Violation
 }
 
-// stored is what the tables hold in the end, by resource.
-type stored struct {
-	values   map[string]int64 // of counters and registers; of accounts the version
-	balances map[string]int64
-}
+const balanceOf = "balance of "
 
 // gather reads the tables. Nobody may be at work any more.
-func (s *stage) gather(ctx context.Context) (effects []Effect, final stored, err error) {
-	final = stored{map[string]int64{}, map[string]int64{}}
-	rows, err := s.pool.Query(ctx, `
-		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM effects UNION ALL
-		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM job_effects`)
+func (e *evidence) gather(ctx context.Context, pool *pgxpool.Pool) error {
+	rows, err := pool.Query(ctx, `
+		SELECT attempt, resource, read, wrote, amount, token, lease_id FROM effects UNION ALL TABLE job_effects`)
 	if err == nil {
-		effects, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Effect])
+		e.effects, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Effect])
 	}
 	if err != nil {
-		return nil, final, err
+		return err
 	}
-	rows, err = s.pool.Query(ctx, `
-		SELECT resource, value, NULL FROM registers UNION ALL
-		SELECT resource, version, balance FROM accounts UNION ALL
-		SELECT resource, version, NULL FROM jobs UNION ALL
-		SELECT resource, max(value), NULL FROM entries GROUP BY resource UNION ALL
-		SELECT resource, 1, NULL FROM slots`)
+	rows, err = pool.Query(ctx, `
+		SELECT resource, value FROM registers UNION ALL
+		SELECT resource, version FROM jobs UNION ALL
+		SELECT resource, version FROM accounts UNION ALL
+		SELECT $1 || resource, balance FROM accounts UNION ALL
+		SELECT resource, max(value) FROM entries GROUP BY resource UNION ALL
+		SELECT resource, 1 FROM slots`, balanceOf)
 	if err != nil {
-		return nil, final, err
+		return err
 	}
-	var (
-		resource string
-		value    int64
-		balance  *int64
-	)
-	_, err = pgx.ForEachRow(rows, []any{&resource, &value, &balance}, func() error {
-		final.values[resource] = value
-		if balance != nil {
-			final.balances[resource] = *balance
-		}
+	e.final = map[string]int64{}
+	var name string
+	var value int64
+	_, err = pgx.ForEachRow(rows, []any{&name, &value}, func() error {
+		e.final[name] = value
 		return nil
 	})
-	return effects, final, err
+	return err
 }
 
-// file is what is known of one object.
-type file struct {
-	object
-	attempts []*Attempt
-	effects  [][]Effect // by resource
-}
-
-// files sorts the evidence, so that an hour of it can be judged object by object.
-func (e *evidence) files() []*file {
-	type place struct {
-		file *file
-		part int
-	}
-	var all []*file
-	named, owner := map[string]*file{}, map[string]place{}
-	for _, o := range e.copies() {
-		f := &file{object: o, effects: make([][]Effect, len(o.resources))}
-		all, named[o.name] = append(all, f), f
-		for part, resource := range o.resources {
-			owner[resource] = place{f, part}
-		}
-	}
-	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
-		if f := named[e.attempts[id].Object]; f != nil {
-			f.attempts = append(f.attempts, e.attempts[id])
-		}
+// judge finds what is wrong.
+func (e *evidence) judge() []Violation {
+	e.all = slices.SortedFunc(maps.Values(e.attempts), func(a, b *Attempt) int { return cmp.Compare(a.ID, b.ID) })
+	attempts, effects := map[string][]*Attempt{}, map[string][]Effect{}
+	for _, a := range e.all {
+		attempts[a.Object] = append(attempts[a.Object], a)
 	}
 	for _, x := range e.effects {
-		at := owner[x.Resource]
-		at.file.effects[at.part] = append(at.file.effects[at.part], x)
+		effects[x.Resource] = append(effects[x.Resource], x)
 	}
-	return all
-}
-
-// judge finds what is wrong. The order of the result is that of the promises.
-func (e *evidence) judge() (found []Violation) {
-	found = append(found, e.answers()...)
-	for _, f := range e.files() {
-		for part := range f.resources {
-			found = append(found, e.chain(f, part)...)
+	e.answers()
+	for _, o := range e.copies() {
+		for _, resource := range o.resources {
+			e.chain(o, resource, effects[resource])
 		}
-		found = append(found, e.linearizable(f)...)
-		if f.kind == accounts {
-			found = append(found, e.money(f)...)
+		e.linearizable(o, attempts[o.name], effects)
+		if o.kind == accounts {
+			e.money(o, effects)
 		}
 	}
-	if !e.lenient {
-		found = append(found, e.issued()...)
+	if !e.Lenient {
+		e.issued()
 	}
-	if !e.servers {
-		found = append(found, e.crowded()...)
-		found = append(found, e.ordered()...)
+	if len(e.Servers) == 0 { // which may have lost permits and results
+		e.crowded()
+		e.ordered()
 	}
 	for _, what := range e.fallen {
-		found = append(found, Violation{Promise: alive, Text: what})
+		e.found = append(e.found, Violation{Promise: alive, Text: what})
 	}
-	return append(found, e.late()...)
+	e.late()
+	return e.found
 }
 
-// shows is a violation that an attempt shows.
-func (e *evidence) shows(id int64, promise, format string, args ...any) Violation {
-	v := Violation{Promise: promise, Text: fmt.Sprintf(format, args...)}
+// accuse notes a violation that an attempt shows. The text goes on where the name of the attempt ends.
+func (e *evidence) accuse(id int64, promise, format string, args ...any) {
+	v := Violation{Promise: promise, Text: e.describe(id) + " " + fmt.Sprintf(format, args...)}
 	if a := e.attempts[id]; a != nil {
 		v.Object, v.At = a.Object, Span(max(a.Call, a.Return)-e.epoch)
 	}
-	return v
+	e.found = append(e.found, v)
+}
+
+// doubt notes a violation that shows in the end.
+func (e *evidence) doubt(o object, promise, format string, args ...any) {
+	e.found = append(e.found, Violation{Promise: promise, Object: o.name, Text: fmt.Sprintf(format, args...)})
 }
 
 // answers compares what was told with what is there.
-func (e *evidence) answers() (found []Violation) {
+func (e *evidence) answers() {
 	type change struct {
 		attempt  int64
 		resource string
@@ -170,38 +142,34 @@ func (e *evidence) answers() (found []Violation) {
 	there, times := map[int64]bool{}, map[change]int{}
 	for _, x := range e.effects {
 		if x.Token == 0 && e.Control.intruded() {
-			found = append(found, e.shows(x.Attempt, noWayRound, "%s has no token, and has committed", e.describe(x.Attempt)))
+			e.accuse(x.Attempt, noWayRound, "has no token, and has committed")
 		}
 		there[x.Attempt] = true
 		c := change{x.Attempt, x.Resource}
 		if times[c]++; times[c] == 2 {
-			found = append(found, e.shows(x.Attempt, nilIsTrue, "%s has committed more than once", e.describe(x.Attempt)))
+			e.accuse(x.Attempt, nilIsTrue, "has committed more than once")
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
-		a := e.attempts[id]
+	for _, a := range e.all {
 		if a.Broken != "" {
-			found = append(found, e.shows(id, sums, "%s has found that %s", e.describe(id), a.Broken))
+			e.accuse(a.ID, sums, "has found that %s", a.Broken)
 		}
 		switch {
 		case a.Work == "look", a.Work == "permit", a.Work == "order":
-		case a.Outcome == Committed && !there[id]:
-			found = append(found, e.shows(id, nilIsTrue, "%s is not there", e.describe(id)))
-		case (a.Outcome == Refused || a.Outcome == Failed) && there[id]:
-			found = append(found, e.shows(id, noIsTrue, "%s has written all the same", e.describe(id)))
+		case a.Outcome == Committed && !there[a.ID]:
+			e.accuse(a.ID, nilIsTrue, "is not there")
+		case (a.Outcome == Refused || a.Outcome == Failed) && there[a.ID]:
+			e.accuse(a.ID, noIsTrue, "has written all the same")
 		}
 	}
-	return found
 }
 
 // chain follows one resource from version to version, as transactions have read and written it.
-func (e *evidence) chain(f *file, part int) (found []Violation) {
-	resource, effects := f.resources[part], f.effects[part]
-	after := map[int64]Effect{}
+func (e *evidence) chain(o object, resource string, effects []Effect) {
+	before, after := len(e.found), map[int64]Effect{}
 	for _, x := range effects {
 		if other, twice := after[x.Read]; twice && other.Attempt != x.Attempt {
-			found = append(found, e.shows(x.Attempt, noLost, "%s and %s have both read version %d of %s: one has written over the other",
-				e.describeEffect(other), e.describeEffect(x), x.Read, resource))
+			e.accuse(x.Attempt, noLost, "has read version %d of %s, and so has %s: one has written over the other", x.Read, resource, e.describe(other.Attempt))
 			continue
 		}
 		after[x.Read] = x
@@ -209,22 +177,21 @@ func (e *evidence) chain(f *file, part int) (found []Violation) {
 	version, last, walked := int64(0), Effect{}, 0
 	for x, more := after[0]; more; x, more = after[version] {
 		if x.Token < last.Token {
-			found = append(found, e.shows(x.Attempt, tokensRise, "%s has committed after %s", e.describeEffect(x), e.describeEffect(last)))
+			e.accuse(x.Attempt, tokensRise, "has committed with token %d after %s with %d", x.Token, e.describe(last.Attempt), last.Token)
 		} else if x.Token > 0 && x.Token == last.Token && x.Lease != last.Lease && e.Control != LockOnly {
-			found = append(found, e.shows(x.Attempt, tokensRise, "%s and %s have committed with one token", e.describeEffect(x), e.describeEffect(last)))
+			e.accuse(x.Attempt, tokensRise, "has committed with token %d, as %s has", x.Token, e.describe(last.Attempt))
 		}
 		version, last = x.Wrote, x
 		if walked++; walked > len(effects) {
 			break // a circle, which is a lost update, and found
 		}
 	}
-	if f.kind == slot {
+	if o.kind == slot {
 		version %= 2 // is the row there
 	}
-	if e.final.values[resource] != version && len(found) == 0 {
-		found = append(found, f.violates(sums, "%s is at version %d; its writes lead to %d", resource, e.final.values[resource], version))
+	if e.final[resource] != version && len(e.found) == before {
+		e.doubt(o, sums, "%s is at version %d; its writes lead to %d", resource, e.final[resource], version)
 	}
-	return found
 }
 
 // change is what one operation does to an object: it finds the versions read, and leaves those
@@ -233,17 +200,12 @@ type change struct{ read, wrote [3]int64 }
 
 var untouched = [3]int64{-1, -1, -1}
 
-// violates is a violation that shows in the end.
-func (f *file) violates(promise, format string, args ...any) Violation {
-	return Violation{Promise: promise, Object: f.name, Text: fmt.Sprintf(format, args...)}
-}
-
 // linearizable asks porcupine whether the attempts of an object can be put in one order, each
 // between its call and its return, in which all have read what the ones before have written.
-func (e *evidence) linearizable(f *file) []Violation {
+func (e *evidence) linearizable(o object, attempts []*Attempt, effects map[string][]Effect) {
 	changes := map[int64]change{}
-	for part, effects := range f.effects {
-		for _, x := range effects {
+	for part, resource := range o.resources {
+		for _, x := range effects[resource] {
 			c, ok := changes[x.Attempt]
 			if !ok {
 				c = change{untouched, untouched}
@@ -253,7 +215,7 @@ func (e *evidence) linearizable(f *file) []Violation {
 		}
 	}
 	var history []porcupine.Operation
-	for _, a := range f.attempts {
+	for _, a := range attempts {
 		c, wrote := changes[a.ID]
 		switch {
 		case a.Work == "look" && a.Outcome == Committed:
@@ -261,7 +223,7 @@ func (e *evidence) linearizable(f *file) []Violation {
 		case !wrote:
 			continue
 		}
-		op := porcupine.Operation{ClientId: a.Process, Input: c, Call: a.Call, Return: a.Return}
+		op := porcupine.Operation{ClientId: a.process(), Input: c, Call: a.Call, Return: a.Return}
 		if a.Outcome != Committed {
 			op.Return = math.MaxInt64 // nobody was told
 		}
@@ -269,12 +231,11 @@ func (e *evidence) linearizable(f *file) []Violation {
 	}
 	slices.SortFunc(history, func(a, b porcupine.Operation) int { return cmp.Compare(a.Call, b.Call) })
 	switch porcupine.CheckOperationsTimeout(model, history, 30*time.Second) {
-	case porcupine.Ok:
-		return nil
+	case porcupine.Illegal:
+		e.doubt(o, oneCopy, "no order of its %d operations explains what they have read", len(history))
 	case porcupine.Unknown:
-		return []Violation{f.violates(oneCopy, "not decided in 30 s for %d operations", len(history))}
+		e.doubt(o, oneCopy, "not decided in 30 s for %d operations", len(history))
 	}
-	return []Violation{f.violates(oneCopy, "no order of its %d operations explains what they have read", len(history))}
 }
 
 // model is an object of up to three resources, each with a version.
@@ -295,38 +256,36 @@ var model = porcupine.Model{
 }
 
 // money counts what transfers have moved.
-func (e *evidence) money(f *file) (found []Violation) {
+func (e *evidence) money(o object, effects map[string][]Effect) {
 	total := int64(0)
-	for part, resource := range f.resources {
-		want := int64(balance)
-		for _, x := range f.effects[part] {
+	for _, resource := range o.resources {
+		has, want := e.final[balanceOf+resource], int64(balance)
+		for _, x := range effects[resource] {
 			want += x.Amount
 		}
-		has := e.final.balances[resource]
 		total += has
 		if has != want {
-			found = append(found, f.violates(sums, "%s has %d; its transfers lead to %d", resource, has, want))
+			e.doubt(o, sums, "%s has %d; its transfers lead to %d", resource, has, want)
 		}
 	}
-	if want := int64(balance * len(f.resources)); total != want {
-		found = append(found, f.violates(sums, "all accounts have %d together, and had %d", total, want))
+	if want := int64(balance * len(o.resources)); total != want {
+		e.doubt(o, sums, "all accounts have %d together, and had %d", total, want)
 	}
-	return found
 }
 
 // issued compares grants of which one was there before the other was asked for.
-func (e *evidence) issued() (found []Violation) {
+func (e *evidence) issued() {
 	if e.Control == LockOnly {
-		return nil // has no tokens
+		return // has no tokens
 	}
 	type grant struct {
 		Grant
 		attempt int64
 	}
 	by := map[string][]grant{}
-	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
-		for _, g := range e.attempts[id].Grants {
-			by[g.Resource] = append(by[g.Resource], grant{g, id})
+	for _, a := range e.all {
+		for _, g := range a.Grants {
+			by[g.Resource] = append(by[g.Resource], grant{g, a.ID})
 		}
 	}
 	for _, resource := range slices.Sorted(maps.Keys(by)) {
@@ -336,20 +295,17 @@ func (e *evidence) issued() (found []Violation) {
 		slices.SortFunc(got, func(a, b grant) int { return cmp.Compare(a.Got, b.Got) })
 		var highest grant
 		for _, g := range asked {
-			for len(got) > 0 && got[0].Got < g.Asked {
+			for ; len(got) > 0 && got[0].Got < g.Asked; got = got[1:] {
 				if got[0].Token > highest.Token {
 					highest = got[0]
 				}
-				got = got[1:]
 			}
 			if g.Token <= highest.Token && g.Lease != highest.Lease {
-				found = append(found, e.shows(g.attempt, issuedRise, "%s was granted with token %d after it had been granted with %d",
-					resource, g.Token, highest.Token))
+				e.accuse(g.attempt, issuedRise, "was granted %s with token %d after it had been granted with %d", resource, g.Token, highest.Token)
 				break // the rest follows from it
 			}
 		}
 	}
-	return found
 }
 
 // slack is how much longer than its context a call may take: five seconds to ask about a COMMIT,
@@ -358,39 +314,25 @@ const slack = 10 * time.Second
 
 // late finds calls that took longer than their bound. The time in which their process was stopped
 // does not count.
-func (e *evidence) late() (found []Violation) {
-	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
-		a := e.attempts[id]
-		if a.Return == 0 {
-			continue
-		}
-		took := a.Return - a.Call
+func (e *evidence) late() {
+	for _, a := range e.all {
+		took := time.Duration(a.Return - a.Call) // negative: it never has
 		for _, p := range e.pauses {
-			if p.Process == a.Process {
-				took -= max(0, min(p.To, a.Return)-max(p.From, a.Call))
+			if p.Process == a.process() {
+				took -= time.Duration(max(0, min(p.To, a.Return)-max(p.From, a.Call)))
 			}
 		}
-		if took > a.Limit+int64(slack) {
-			found = append(found, e.shows(id, inTime, "%s took %v; its context allowed %v", e.describe(id),
-				time.Duration(took).Round(time.Millisecond), time.Duration(a.Limit)))
+		if took > e.patience()+slack {
+			e.accuse(a.ID, inTime, "took %v; its context allowed %v", Span(took), e.patience())
 		}
 	}
-	return found
 }
 
 // describe names an attempt so that a reader finds it in the history.
 func (e *evidence) describe(id int64) string {
-	a := e.attempts[id]
-	if a == nil {
-		return fmt.Sprintf("attempt %d-%d, which nobody told of,", id>>32, id&math.MaxUint32)
+	work, outcome := "nobody told of it", Outcome("no answer")
+	if a := e.attempts[id]; a != nil {
+		work, outcome = a.Work, cmp.Or(a.Outcome, outcome)
 	}
-	outcome := a.Outcome
-	if outcome == Open {
-		outcome = "no answer"
-	}
-	return fmt.Sprintf("attempt %d-%d (%s, %s)", id>>32, id&math.MaxUint32, a.Work, outcome)
-}
-
-func (e *evidence) describeEffect(x Effect) string {
-	return fmt.Sprintf("%s with token %d", e.describe(x.Attempt), x.Token)
+	return fmt.Sprintf("attempt %d-%d (%s, %s)", id>>32, id&math.MaxUint32, work, outcome)
 }

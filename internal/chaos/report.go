@@ -36,7 +36,7 @@ type Verdict struct {
 	Violations []Violation     `json:"violations"`
 	Left       []string        `json:"left"` // on the servers, because the role may not remove it
 
-	marks []mark
+	marks map[string][]mark // by object
 }
 
 // Span is a time that JSON has in whole milliseconds.
@@ -67,9 +67,8 @@ type Reason struct {
 
 // mark is an answer on the time line.
 type mark struct {
-	at      Span
-	object  string
-	outcome Outcome
+	At      Span
+	Outcome Outcome
 }
 
 // Passed reports whether nothing was violated.
@@ -77,32 +76,29 @@ func (v *Verdict) Passed() bool { return len(v.Violations) == 0 }
 
 // count sums up what happened.
 func (v *Verdict) count(e *evidence) {
-	v.Attempts, v.Effects, v.Outcomes = len(e.attempts), len(e.effects), map[Outcome]int{}
-	written, reasons := map[string][]Span{}, map[string]int{}
-	for _, id := range slices.Sorted(maps.Keys(e.attempts)) {
-		a := e.attempts[id]
+	v.Attempts, v.Effects, v.Outcomes, v.marks = len(e.attempts), len(e.effects), map[Outcome]int{}, map[string][]mark{}
+	reasons := map[string]int{}
+	for _, a := range e.all {
 		v.Outcomes[a.Outcome]++
 		if a.Outcome == Failed {
 			reasons[numbers.ReplaceAllString(strings.ReplaceAll(a.Error, v.Run, "run"), "#")]++
 		}
-		if a.Work == "look" {
-			continue
-		}
-		at := Span(a.Return - e.epoch)
-		v.marks = append(v.marks, mark{at, a.Object, a.Outcome})
-		if a.Outcome == Committed {
-			written[a.Object] = append(written[a.Object], at)
+		if a.Work != "look" && a.Return > e.epoch {
+			v.marks[a.Object] = append(v.marks[a.Object], mark{Span(a.Return - e.epoch), a.Outcome})
 		}
 	}
 	v.Reasons = []Reason{}
-	for _, text := range slices.Sorted(maps.Keys(reasons)) {
-		v.Reasons = append(v.Reasons, Reason{text, reasons[text]})
+	for text, times := range reasons {
+		v.Reasons = append(v.Reasons, Reason{text, times})
 	}
-	slices.SortStableFunc(v.Reasons, func(a, b Reason) int { return cmp.Compare(b.Times, a.Times) })
-	for i := range v.Faults {
-		h := &v.Faults[i]
-		for _, name := range e.names() {
-			if idle := longestIdle(written[name], h.At, h.Healed); idle > h.Idle {
+	slices.SortFunc(v.Reasons, func(a, b Reason) int {
+		return cmp.Or(cmp.Compare(b.Times, a.Times), cmp.Compare(a.Error, b.Error))
+	})
+	for _, name := range e.names() {
+		slices.SortFunc(v.marks[name], func(a, b mark) int { return cmp.Compare(a.At, b.At) })
+		for i := range v.Faults {
+			h := &v.Faults[i]
+			if idle := longestIdle(v.marks[name], h.At, h.Healed); idle > h.Idle {
 				h.Idle, h.Object = idle, name
 			}
 		}
@@ -113,15 +109,12 @@ func (v *Verdict) count(e *evidence) {
 var numbers = regexp.MustCompile(`[0-9a-f]*\d[0-9a-f-]*`)
 
 // longestIdle is the longest time from one write to the next between from and to.
-func longestIdle(written []Span, from, to Span) (longest Span) {
-	slices.Sort(written)
+func longestIdle(marks []mark, from, to Span) (longest Span) {
 	last := from
-	begin, _ := slices.BinarySearch(written, from)
-	for _, at := range written[begin:] {
-		if at > to {
-			break
+	for _, m := range marks {
+		if m.Outcome == Committed && m.At >= from && m.At <= to {
+			longest, last = max(longest, m.At-last), m.At
 		}
-		longest, last = max(longest, at-last), at
 	}
 	return max(longest, to-last)
 }
@@ -211,47 +204,26 @@ var page string
 var pageTemplate = template.Must(template.New("report").Parse(page))
 
 // HTML writes the verdict as one page that needs nothing else.
-func (v *Verdict) HTML(out io.Writer) error {
-	const width = 1000
-	scale := func(at Span) float64 { return float64(at) / float64(max(v.Took, 1)) * width }
-	type bar struct {
-		X, Width float64
-		Title    string
-	}
-	type tick struct {
-		X     float64
-		Class string
-	}
-	type lane struct {
-		Name  string
-		Ticks []tick
-	}
-	data := struct {
-		*Verdict
-		Bars   []bar
-		Lanes  []lane
-		Height int
-	}{Verdict: v}
-	for _, h := range v.Faults {
-		data.Bars = append(data.Bars, bar{scale(h.At), max(1, scale(h.Over-h.At)),
-			fmt.Sprintf("%s, from %v to %v, healed at %v", h.Kind, h.At, h.Over, h.Healed)})
-	}
-	for _, name := range (task{Width: v.Width}).names() {
-		l := lane{Name: name}
-		drawn := map[tick]bool{}
-		for _, m := range v.marks {
-			if m.object != name {
-				continue
-			}
-			// Half a pixel is as fine as can be seen.
-			t := tick{float64(int(2*scale(m.at))) / 2, string(m.outcome)}
-			if m.at > 0 && !drawn[t] {
-				drawn[t] = true
-				l.Ticks = append(l.Ticks, t)
-			}
-		}
-		data.Lanes = append(data.Lanes, l)
-	}
-	data.Height = 40 + 36*len(data.Lanes)
-	return pageTemplate.Execute(out, data)
+func (v *Verdict) HTML(out io.Writer) error { return pageTemplate.Execute(out, drawing{v}) }
+
+// drawing is a verdict on a page.
+type drawing struct{ *Verdict }
+
+// X is where a time is on a time line of 1000. Half a unit is as fine as can be seen.
+func (d drawing) X(at Span) float64 { return math.Floor(2000*float64(at)/float64(max(d.Took, 1))) / 2 }
+
+// Wide is how wide a fault is.
+func (d drawing) Wide(h Happened) float64 { return max(1, d.X(h.Over-h.At)) }
+
+// Lanes are the names of the objects.
+func (d drawing) Lanes() []string { return task{Config: Config{Width: d.Width}}.names() }
+
+// Marks are those of an object, those that look the same only once.
+func (d drawing) Marks(object string) []mark {
+	marks := slices.Clone(d.marks[object])
+	slices.SortStableFunc(marks, func(a, b mark) int { return cmp.Compare(a.Outcome, b.Outcome) })
+	return slices.CompactFunc(marks, func(a, b mark) bool { return a.Outcome == b.Outcome && d.X(a.At) == d.X(b.At) })
 }
+
+// Height is that of all lanes.
+func (d drawing) Height() int { return 40 + 36*len(d.Lanes()) }

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,18 +23,19 @@ import (
 type object struct {
 	kind      int // its place in objects
 	name      string
+	work      string // on it
 	resources []string
 }
 
 // objects are two counters, a register, accounts between which money moves, a row that is inserted,
 // deleted and inserted again, and a row that is its own fence.
 var objects = []object{
-	{0, "counter 1", []string{"counter:1"}},
-	{1, "counter 2", []string{"counter:2"}},
-	{register, "register", []string{"register:1"}},
-	{accounts, "accounts", []string{"account:1", "account:2", "account:3"}},
-	{slot, "slot", []string{"slot:1"}},
-	{job, "job", []string{"job:1"}},
+	{0, "counter 1", "count", []string{"counter:1"}},
+	{1, "counter 2", "count", []string{"counter:2"}},
+	{register, "register", "set", []string{"register:1"}},
+	{accounts, "accounts", "transfer", []string{"account:1", "account:2", "account:3"}},
+	{slot, "slot", "put or erase", []string{"slot:1"}},
+	{job, "job", "step", []string{"job:1"}},
 }
 
 // The kinds of objects.
@@ -53,11 +57,12 @@ func (t task) copies() (all []object) {
 			number = "/" + strconv.Itoa(n+1)
 		}
 		for _, o := range objects {
-			c := object{kind: o.kind, name: o.name + number}
-			for _, name := range o.resources {
-				c.resources = append(c.resources, t.resource(name+number))
+			o.name += number
+			o.resources = slices.Clone(o.resources)
+			for i, name := range o.resources {
+				o.resources[i] = t.resource(name + number)
 			}
-			all = append(all, c)
+			all = append(all, o)
 		}
 	}
 	return all
@@ -77,6 +82,22 @@ func (t task) resource(name string) string { return t.Run + "-" + name }
 func (t task) resources() (all []string) {
 	for _, o := range t.copies() {
 		all = append(all, o.resources...)
+	}
+	return all
+}
+
+// keys are the names of what the leases of the run can have in Redis.
+func (t task) keys() (all []string) {
+	for _, resource := range t.resources() {
+		all = append(all, t.keysOf("", resource)...)
+	}
+	return all
+}
+
+// keysOf are the names of what a lease, a semaphore or a claim can have in Redis.
+func (t task) keysOf(kind, resource string) (all []string) {
+	for _, field := range []string{"owner", "fence", "queue", "alive", "ended", "record"} {
+		all = append(all, lease.Key{Kind: kind, Namespace: t.Run, Resource: resource, Field: field}.String())
 	}
 	return all
 }
@@ -104,24 +125,30 @@ type stage struct {
 	migrated bool // by this run
 }
 
-// newStage makes the schema and the tables. On error nothing is left.
-func newStage(ctx context.Context, t task, open OpenRedis) (s *stage, err error) {
-	s = &stage{task: t}
-	if s.client, err = open(t.RedisURL, nil); err != nil {
+// perform has a scene on a stage of its own, and says what could not be taken off the servers.
+func (c *Config) perform(ctx context.Context, name string, scene func(*stage) error) (left []string, err error) {
+	s := &stage{task: task{Config: *c, Run: name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36)}}
+	if s.client, err = c.Open(c.RedisURL, nil); err != nil {
 		return nil, err
 	}
-	if s.pool, err = t.pool(ctx, nil, 4, nil); err != nil {
-		return nil, errors.Join(err, s.client.Close())
+	defer s.client.Close()
+	if s.pool, err = s.connect(ctx, nil); err != nil {
+		return nil, err
 	}
+	defer s.pool.Close()
 	if err := s.look(ctx); err != nil {
-		s.pool.Close()
-		return nil, errors.Join(err, s.client.Close())
+		return nil, err
 	}
 	if err := s.setUp(ctx); err != nil {
 		_, failed := s.remove()
 		return nil, errors.Join(err, failed)
 	}
-	return s, nil
+	failed := scene(s)
+	left, err = s.remove()
+	if failed != nil && len(left) > 0 {
+		failed = fmt.Errorf("%w; left %s", failed, strings.Join(left, ", and "))
+	}
+	return left, errors.Join(failed, err)
 }
 
 // look asks both servers whether they serve, and Postgres whether it lacks the schema fencedb.
@@ -164,32 +191,24 @@ func (s *stage) setUp(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("postgres: make the schema of this run, for which the role needs CREATE on the database: %w", err)
 	}
-	for _, insert := range []string{
-		`INSERT INTO registers SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-register:%'`,
-		`INSERT INTO accounts SELECT r, ` + strconv.Itoa(balance) + `, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-account:%'`,
-		`INSERT INTO jobs SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-job:%'`,
-	} {
-		if _, err = s.pool.Exec(ctx, insert, s.resources()); err != nil {
-			return err
+	b := new(pgx.Batch)
+	b.Queue(`INSERT INTO registers SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-register:%'`, s.resources())
+	b.Queue(`INSERT INTO accounts SELECT r, $2, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-account:%'`, s.resources(), balance)
+	b.Queue(`INSERT INTO jobs SELECT r, 0 FROM unnest($1::text[]) r WHERE r LIKE '%-job:%'`, s.resources())
+	if !ways[s.Control].open {
+		b.Queue(`SELECT fencedb.protect(t::regclass, resource => $$ resource $$)
+			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`)
+		if s.Control != NoRowFence {
+			b.Queue(`SELECT fencedb.protect_row('jobs', resource => $$ resource $$)`)
 		}
 	}
-	if s.Control.protects() {
-		_, err = s.pool.Exec(ctx, `
-			SELECT fencedb.protect(t::regclass, resource => $$ resource $$)
-			FROM unnest('{entries,registers,accounts,slots,effects}'::text[]) t`)
-	}
-	if err == nil && s.Control.protects() && s.Control != NoRowFence {
-		_, err = s.pool.Exec(ctx, `SELECT fencedb.protect_row('jobs', resource => $$ resource $$)`)
-	}
-	return err
+	return s.pool.SendBatch(ctx, b).Close()
 }
 
 // remove takes everything off the servers, and says what it may not remove.
 func (s *stage) remove() (left []string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	defer s.pool.Close()
-	defer s.client.Close()
 	left = s.removeKeys(ctx)
 	err = s.endSessions(ctx)
 	_, failed := s.pool.Exec(ctx, `DROP SCHEMA IF EXISTS `+s.Run+` CASCADE`)
@@ -204,7 +223,7 @@ func (s *stage) remove() (left []string, err error) {
 	if _, denied := s.pool.Exec(ctx, `DELETE FROM fencedb.fences WHERE resource = ANY($1)`, s.resources()); denied != nil {
 		left = append(left, fmt.Sprintf("in fencedb.fences the fences of %s-..., which fencedb prune removes when they are old enough", s.Run))
 	}
-	if s.Control.protects() {
+	if !ways[s.Control].open {
 		left = append(left, "in fencedb.audit that the tables of "+s.Run+" were protected")
 	}
 	return left, nil
@@ -217,19 +236,6 @@ func (s *stage) removeKeys(ctx context.Context) (left []string) {
 		}
 	}
 	return []string{}
-}
-
-// fields are what a lease or a semaphore can have in Redis.
-var fields = []string{"owner", "fence", "queue", "alive", "ended"}
-
-// keys are the names of what the leases of the run can have in Redis.
-func (s *stage) keys() (all []string) {
-	for _, resource := range s.resources() {
-		for _, field := range fields {
-			all = append(all, lease.Key{Namespace: s.Run, Resource: resource, Field: field}.String())
-		}
-	}
-	return all
 }
 
 // endSessions ends what is left of the sessions of workers, and returns when they are gone: until
