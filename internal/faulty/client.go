@@ -3,7 +3,6 @@ package faulty
 import (
 	"context"
 	"errors"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -99,9 +98,7 @@ func (f *Redis) apply(ctx context.Context, fault Fault, pass func() error) error
 }
 
 // DialHook implements [redis.Hook].
-func (f *Redis) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
+func (*Redis) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook implements [redis.Hook].
 func (f *Redis) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

@@ -2,13 +2,12 @@ package faulty
 
 import (
 	"bufio"
-	"bytes"
 	"context"
+	"io"
 	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -122,16 +121,16 @@ func (n *Network) carry(client net.Conn) {
 		return
 	}
 	l := link{client, server}
+	defer l.cut()
 	if !n.open(l) {
-		l.cut()
 		return
 	}
 	var pumps sync.WaitGroup
 	pumps.Go(func() {
-		n.pump(l, requests.Read, server, func(w Weather) (hold, lose bool) { return w.HoldRequests, false })
+		n.pump(l, requests, server, func(w Weather) (hold, lose bool) { return w.HoldRequests, false })
 	})
 	pumps.Go(func() {
-		n.pump(l, server.Read, client, func(w Weather) (hold, lose bool) { return w.HoldReplies, w.LoseReplies })
+		n.pump(l, server, client, func(w Weather) (hold, lose bool) { return w.HoldReplies, w.LoseReplies })
 	})
 	pumps.Wait()
 	n.mu.Lock()
@@ -143,99 +142,41 @@ func (n *Network) carry(client net.Conn) {
 func (n *Network) open(l link) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.weather.Refuse {
-		return false
+	if !n.weather.Refuse {
+		n.links[l] = true
 	}
-	n.links[l] = true
-	return true
+	return !n.weather.Refuse
 }
 
-// piece is what was read at once, and when it may go on.
-type piece struct {
-	bytes []byte
-	due   time.Time
-}
-
-// fate says whether a piece has to wait in a weather, and whether it is thrown away.
-type fate func(Weather) (hold, lose bool)
-
-// pump carries one direction. Reading goes on while pieces wait, as it does in a network.
-type pump struct {
-	network *Network
-	read    func([]byte) (int, error)
-	to      net.Conn
-	fate    fate
-	pieces  chan piece    // that were read and have to wait
-	waiting atomic.Int64  // how many of them have not been carried
-	stopped chan struct{} // closed when nothing is carried any more
-}
-
-func (n *Network) pump(l link, read func([]byte) (int, error), to net.Conn, fate fate) {
-	p := &pump{network: n, read: read, to: to, fate: fate, pieces: make(chan piece, 256), stopped: make(chan struct{})}
-	var reader sync.WaitGroup
-	defer reader.Wait()
-	defer l.cut() // which ends the reader
-	defer close(p.stopped)
-	reader.Go(p.take)
-	p.carry()
-}
-
-// take reads until the connection ends. What nothing holds goes on at once, which wakes nobody.
-func (p *pump) take() {
-	defer close(p.pieces)
-	buffer := make([]byte, 16<<10)
+// pump carries one direction until either end closes it or what it carries is lost. What was read at once
+// waits at once; what comes meanwhile waits behind it.
+func (n *Network) pump(l link, from io.Reader, to io.Writer, fate func(Weather) (hold, lose bool)) {
+	defer l.cut()
+	piece := make([]byte, 16<<10)
 	for {
-		count, err := p.read(buffer)
+		count, err := from.Read(piece)
 		if err != nil {
 			return
 		}
-		weather, _ := p.network.now()
-		if weather == (Weather{}) && p.waiting.Load() == 0 {
-			if _, err := p.to.Write(buffer[:count]); err != nil {
-				return
-			}
-			continue
-		}
+		weather, changed := n.now()
 		late := weather.Delay
 		if weather.Jitter > 0 {
 			late += rand.N(weather.Jitter)
 		}
-		p.waiting.Add(1)
-		select {
-		case p.pieces <- piece{bytes.Clone(buffer[:count]), time.Now().Add(late)}:
-		case <-p.stopped:
-			return
+		if late > 0 {
+			<-time.After(late)
+			weather, changed = n.now()
 		}
-	}
-}
-
-// carry lets pieces go on when they may, in their order.
-func (p *pump) carry() {
-	for piece := range p.pieces {
-		if wait := time.Until(piece.due); wait > 0 {
-			<-time.After(wait)
-		}
-		if !p.network.await(p.fate) {
-			return
-		}
-		if _, err := p.to.Write(piece.bytes); err != nil {
-			return
-		}
-		p.waiting.Add(-1)
-	}
-}
-
-// await returns when a piece is not held any more, and whether it may arrive.
-func (n *Network) await(fate fate) bool {
-	for {
-		weather, changed := n.now()
 		hold, lose := fate(weather)
-		switch {
-		case lose:
-			return false
-		case !hold:
-			return true
+		for ; hold && !lose; hold, lose = fate(weather) {
+			<-changed
+			weather, changed = n.now()
 		}
-		<-changed
+		if lose {
+			return
+		}
+		if _, err := to.Write(piece[:count]); err != nil {
+			return
+		}
 	}
 }

@@ -1,7 +1,7 @@
 package faulty
 
 import (
-	"errors"
+	"encoding/binary"
 	"io"
 	"net"
 	"net/url"
@@ -161,6 +161,7 @@ type postgresLink struct {
 	*PostgresProxy
 	link
 	silent   atomic.Bool
+	kept     atomic.Bool        // is the connection to the server, whatever the client does
 	backend  *pgproto3.Backend  // speaks with the client
 	frontend *pgproto3.Frontend // speaks with the server
 
@@ -180,7 +181,7 @@ func (p *PostgresProxy) relay(client net.Conn) {
 		backend:  pgproto3.NewBackend(client, client),
 		frontend: pgproto3.NewFrontend(server, server), statements: make(map[string]string),
 	}
-	if err := l.startup(); err != nil {
+	if !l.startup() {
 		l.cut()
 		return
 	}
@@ -188,62 +189,48 @@ func (p *PostgresProxy) relay(client net.Conn) {
 	l.requests()
 }
 
-func (l *postgresLink) orphan() {
-	l.keep(l.server)
-	_ = l.client.Close()
-}
-
 // keep keeps conns open until Sever, so that their peers notice nothing.
 func (l *postgresLink) keep(conns ...net.Conn) {
+	l.kept.Store(true)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.orphans = append(l.orphans, conns...)
 }
 
-func (l *postgresLink) silence() {
-	if !l.silent.Swap(true) {
-		l.keep(l.server, l.client)
-	}
-}
-
 // isSilent silences the link as well if the whole network hangs.
 func (l *postgresLink) isSilent() bool {
 	if l.hung.Load() {
-		l.silence()
+		l.strike(Silence)
 	}
 	return l.silent.Load()
 }
 
-// startup passes the first message. It refuses encryption, which would hide the messages.
-func (l *postgresLink) startup() error {
+// startup passes the first message, and reports whether a session follows. It refuses encryption, which
+// would hide the messages.
+func (l *postgresLink) startup() bool {
 	for {
 		msg, err := l.backend.ReceiveStartupMessage()
 		if err != nil {
-			return err
+			return false
 		}
 		if l.isSilent() {
-			_, err := io.Copy(io.Discard, l.client)
-			return errors.Join(io.EOF, err)
+			_, _ = io.Copy(io.Discard, l.client)
+			return false
 		}
 		switch msg.(type) {
 		case *pgproto3.SSLRequest, *pgproto3.GSSEncRequest:
-			if _, err := l.client.Write([]byte("N")); err != nil {
-				return err
-			}
+			_, _ = l.client.Write([]byte("N")) // or there is no next message
 			continue
 		}
 		raw, err := msg.Encode(nil)
-		if err != nil {
-			return err
-		}
-		if _, err := l.server.Write(raw); err != nil {
-			return err
+		if err == nil {
+			_, err = l.server.Write(raw)
 		}
 		if _, cancel := msg.(*pgproto3.CancelRequest); cancel {
-			_, err := io.Copy(io.Discard, l.server)
-			return errors.Join(io.EOF, err)
+			_, _ = io.Copy(io.Discard, l.server)
+			return false
 		}
-		return nil
+		return err == nil
 	}
 }
 
@@ -251,7 +238,9 @@ func (l *postgresLink) requests() {
 	for {
 		msg, err := l.backend.Receive()
 		if err != nil {
-			l.lost()
+			if !l.kept.Load() {
+				_ = l.server.Close()
+			}
 			return
 		}
 		if l.isSilent() {
@@ -261,12 +250,7 @@ func (l *postgresLink) requests() {
 		case *pgproto3.Query, *pgproto3.Sync:
 			l.turns.Add(1)
 		}
-		l.mu.Lock()
-		fate := Pass
-		if l.toServer != nil {
-			fate = l.toServer(msg)
-		}
-		l.mu.Unlock()
+		fate := judged(l.PostgresProxy, &l.toServer, msg)
 		if fate == Pass && l.hold(msg) {
 			continue
 		}
@@ -297,7 +281,7 @@ func (l *postgresLink) hold(msg pgproto3.FrontendMessage) (held bool) {
 	if waiting == nil && len(l.held) == 0 {
 		return false
 	}
-	l.held, _ = msg.Encode(l.held) // deliver would panic
+	l.held, _ = msg.Encode(l.held)
 	switch msg.(type) {
 	case *pgproto3.Parse, *pgproto3.Bind, *pgproto3.Describe, *pgproto3.Execute, *pgproto3.Close:
 		return true
@@ -327,34 +311,36 @@ func (l *postgresLink) answers() {
 		if l.isSilent() {
 			continue
 		}
-		l.expectPassword(msg)
-		l.mu.Lock()
-		fate := Pass
-		if l.toClient != nil {
-			fate = l.toClient(msg)
+		if auth, ok := msg.(pgproto3.AuthenticationResponseMessage); ok {
+			raw, _ := auth.Encode(nil)                                  // with its kind behind type and length
+			_ = l.backend.SetAuthType(binary.BigEndian.Uint32(raw[5:])) // all kinds of password share one type byte
 		}
-		l.mu.Unlock()
-		if !l.deliver(fate, l.client, msg) {
+		if !l.deliver(judged(l.PostgresProxy, &l.toClient, msg), l.client, msg) {
 			return
 		}
 	}
 }
 
+func judged[M any](p *PostgresProxy, judge *func(M) Fate, msg M) Fate {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if *judge == nil {
+		return Pass
+	}
+	return (*judge)(msg)
+}
+
 // deliver carries out fate and reports whether the link is still open.
 func (l *postgresLink) deliver(fate Fate, to net.Conn, msg pgproto3.Message) bool {
-	raw, err := msg.Encode(nil)
-	if err != nil {
-		panic("bug: a message that was received cannot be encoded: " + err.Error())
-	}
+	raw, _ := msg.Encode(nil) // was received, and so can be encoded
 	switch fate {
-	case Pass, CutAfter:
+	case Pass:
 	case CutHalf:
-		raw = raw[:len(raw)/2]
+		raw, fate = raw[:len(raw)/2], Cut
+	case CutAfter:
+		fate = Cut
 	default:
 		return l.strike(fate)
-	}
-	if fate != Pass {
-		fate = Cut
 	}
 	if to == l.client {
 		raw, fate = l.count(raw, fate)
@@ -387,9 +373,12 @@ func (l *postgresLink) count(raw []byte, fate Fate) ([]byte, Fate) {
 func (l *postgresLink) strike(fate Fate) bool {
 	switch fate {
 	case Orphan:
-		l.orphan()
+		l.keep(l.server)
+		_ = l.client.Close()
 	case Silence:
-		l.silence()
+		if !l.silent.Swap(true) {
+			l.keep(l.server, l.client)
+		}
 		return true
 	case Reset:
 		l.reset()
@@ -397,31 +386,4 @@ func (l *postgresLink) strike(fate Fate) bool {
 		l.cut()
 	}
 	return false
-}
-
-// lost tells the server that the client is gone, except on an orphaned connection.
-func (l *postgresLink) lost() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, orphan := range l.orphans {
-		if orphan == l.server {
-			return
-		}
-	}
-	_ = l.server.Close()
-}
-
-// expectPassword tells the decoder of the client's messages which kind of password comes next: they
-// share one type byte.
-func (l *postgresLink) expectPassword(msg pgproto3.BackendMessage) {
-	switch msg.(type) {
-	case *pgproto3.AuthenticationCleartextPassword:
-		_ = l.backend.SetAuthType(pgproto3.AuthTypeCleartextPassword)
-	case *pgproto3.AuthenticationMD5Password:
-		_ = l.backend.SetAuthType(pgproto3.AuthTypeMD5Password)
-	case *pgproto3.AuthenticationSASL:
-		_ = l.backend.SetAuthType(pgproto3.AuthTypeSASL)
-	case *pgproto3.AuthenticationSASLContinue:
-		_ = l.backend.SetAuthType(pgproto3.AuthTypeSASLContinue)
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
+	"fmt"
 	"io"
 	"net"
 	"regexp"
@@ -184,8 +185,7 @@ func (l *redisLink) relay() {
 			return
 		}
 		through := l.wait()
-		words := bulks(request, 2)
-		verb := strings.ToLower(words[0])
+		verb, name, request := script(request)
 		if strings.HasSuffix(verb, "subscribe") {
 			_, _ = l.server.Write(request)
 			through()
@@ -193,13 +193,10 @@ func (l *redisLink) relay() {
 			return
 		}
 		verdict := Verdict{}
-		if verb == "eval" || verb == "evalsha" {
-			name, known := l.script(verb, words[1])
-			if !known {
-				_, _ = l.client.Write([]byte("-NOSCRIPT this proxy has not seen it in full\r\n"))
-				through()
-				continue
-			}
+		switch {
+		case request == nil:
+			verdict = Verdict{Fate: Answer, Text: "-NOSCRIPT this proxy has not seen it in full\r\n"}
+		case verb == "eval", verb == "evalsha":
 			verdict = l.verdict(name)
 		}
 		if verdict.Fate == Silence {
@@ -277,77 +274,66 @@ func (l *redisLink) carryOut(v Verdict, request []byte) (open bool) {
 		reply = []byte(v.Text)
 	}
 	_, err = l.client.Write(reply)
-	if v.Fate == CutAfter || v.Fate == HalfReply {
+	if err != nil || v.Fate == CutAfter || v.Fate == HalfReply {
 		l.cut()
+		return false
 	}
-	return err == nil && v.Fate != CutAfter && v.Fate != HalfReply
+	return true
 }
 
 // passAll serves a connection that has subscribed: its messages are no longer answers to requests.
 func (l *redisLink) passAll() {
 	go func() {
 		defer l.cut()
-		l.pass(l.client, l.replies)
+		_, _ = io.Copy(gated{l, l.client}, l.replies)
 	}()
-	l.pass(l.server, l.requests)
+	_, _ = io.Copy(gated{l, l.server}, l.requests)
 }
 
-func (l *redisLink) pass(to io.Writer, from io.Reader) {
-	some := make([]byte, 4096)
-	for {
-		n, err := from.Read(some)
-		if err != nil {
-			return
-		}
-		through := l.wait()
-		_, err = to.Write(some[:n])
-		through()
-		if err != nil {
-			return
-		}
-	}
+// gated writes when the proxy is not stopped.
+type gated struct {
+	link *redisLink
+	to   io.Writer
 }
 
-// sources are the scripts that a proxy has seen in full; loaded says which servers have them.
-var (
-	sources sync.Map // digest to source
-	loaded  sync.Map // address and digest
-)
+func (g gated) Write(some []byte) (int, error) {
+	defer g.link.wait()()
+	return g.to.Write(some)
+}
+
+// sources are the scripts that a proxy has seen in full, by their digests.
+var sources sync.Map
 
 var header = regexp.MustCompile(`(?m)^-- (\w+)\.lua:`)
 
-// script returns the name of a script: the name in its last header. It loads the script into the
-// server first, so that a verdict is never spent on a NOSCRIPT error. It returns false for a digest
-// that no proxy has seen in full.
-func (l *redisLink) script(verb, body string) (name string, known bool) {
-	digest := body
+// script returns the verb of a request with arguments, and the name of the script that it calls, which is in the last
+// header. The call is made one with the source, so that a verdict is never spent on a NOSCRIPT error. For
+// a digest that no proxy has seen in full, the request is nil.
+func script(request []byte) (verb, name string, withSource []byte) {
+	words := strings.SplitN(string(request), "\r\n", 6) // *5 $7 EVALSHA $40 digest, and the rest
+	if len(words) < 6 {
+		return "", "", request
+	}
+	verb = strings.ToLower(words[2])
+	if verb != "eval" && verb != "evalsha" {
+		return verb, "", request
+	}
+	body := words[4] // which has no CR
 	if verb == "eval" {
 		sum := sha1.Sum([]byte(body))
-		digest = hex.EncodeToString(sum[:])
-		if _, known := sources.Load(digest); !known {
-			sources.Store(digest, source{body, lastHeader(body)})
+		sources.Store(hex.EncodeToString(sum[:]), body)
+	} else {
+		source, known := sources.Load(body)
+		if !known {
+			return verb, "", nil
 		}
+		body = source.(string)
+		request = fmt.Appendf(nil, "%s\r\n$4\r\nEVAL\r\n$%d\r\n%s\r\n%s", words[0], len(body), body, words[5])
 	}
-	found, known := sources.Load(digest)
-	if !known {
-		return "", false
+	if headers := header.FindAllStringSubmatch(body, -1); len(headers) > 0 {
+		name = headers[len(headers)-1][1]
 	}
-	s := found.(source)
-	if _, has := loaded.LoadOrStore(l.addr+digest, true); !has {
-		load := "*3\r\n$6\r\nSCRIPT\r\n$4\r\nLOAD\r\n$" + strconv.Itoa(len(s.body)) + "\r\n" + s.body + "\r\n"
-		_ = held{l.addr, []byte(load)}.deliver() // if that fails, the client gets NOSCRIPT from the server
-	}
-	return s.name, true
-}
-
-// source is a script with its name.
-type source struct{ body, name string }
-
-func lastHeader(body string) (name string) {
-	for _, header := range header.FindAllStringSubmatch(body, -1) {
-		name = header[1]
-	}
-	return name
+	return verb, name, request
 }
 
 // readValue reads one complete value of the Redis protocol and returns its bytes.
@@ -356,10 +342,7 @@ func readValue(r *bufio.Reader) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := strconv.Atoi(string(bytes.TrimSpace(line[1:])))
-	if err != nil {
-		n = 0 // not a length
-	}
+	n, _ := strconv.Atoi(string(bytes.TrimSpace(line[1:]))) // 0: not a length
 	values := 0
 	switch line[0] {
 	case '$', '=', '!':
@@ -385,23 +368,4 @@ func readValue(r *bufio.Reader) ([]byte, error) {
 		line = append(line, value...)
 	}
 	return line, nil
-}
-
-// bulks returns the first words of a request, empty ones if it has fewer.
-func bulks(request []byte, most int) []string {
-	words := make([]string, most)
-	rest := request[bytes.IndexByte(request, '\n')+1:]
-	for i := range words {
-		head := bytes.IndexByte(rest, '\n')
-		if head < 1 {
-			break
-		}
-		n, err := strconv.Atoi(string(bytes.TrimSpace(rest[1:head])))
-		if err != nil || n < 0 || head+1+n > len(rest) {
-			break
-		}
-		words[i] = string(rest[head+1 : head+1+n])
-		rest = rest[head+3+n:]
-	}
-	return words
 }
