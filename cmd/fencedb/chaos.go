@@ -88,7 +88,7 @@ func whileWatched(run cli.ActionFunc) cli.ActionFunc {
 // trial is the result of chaos.
 type trial struct{ *chaos.Verdict }
 
-func (t trial) print(p page) { t.Text(p.out) }
+func (t trial) print(p page) { _ = t.Text(p.out) }
 
 func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
 	c, err := a.chaosConfig(ctx, cmd)

@@ -139,7 +139,7 @@ func TestEveryControlIsConvicted(t *testing.T) {
 			}
 			require.True(t, convicted)
 			require.False(t, v.Passed())
-			require.NotEmpty(t, v.first())
+			require.NotEmpty(t, v.First())
 		})
 	}
 	require.Len(t, Controls(), 9)

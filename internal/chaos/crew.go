@@ -2,9 +2,7 @@ package chaos
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -18,7 +16,6 @@ import (
 // crew are the worker processes, and what they tell.
 type crew struct {
 	*stage
-	dir     string
 	members []*member
 	serial  int // of the process that was started last
 
@@ -49,45 +46,46 @@ var (
 	toBoth     = sides{0, 1}
 )
 
-func (s *stage) start(ctx context.Context) (c *crew, err error) {
-	c = &crew{
+func (s *stage) start(ctx context.Context) (*crew, error) {
+	c := &crew{
 		stage: s, seen: evidence{task: s.task, attempts: map[int64]*Attempt{}},
 		written: map[string]int64{}, changed: make(chan struct{}),
 	}
-	if c.dir, err = os.MkdirTemp("", "fencedb-"); err != nil {
-		return nil, err
-	}
 	for n := range s.Workers {
 		m := &member{crew: c, task: s.task}
-		m.task.ToPostgres, m.task.ToRedis = filepath.Join(c.dir, fmt.Sprint("p", n)), filepath.Join(c.dir, fmt.Sprint("r", n))
+		m.task.ToPostgres, m.task.ToRedis = filepath.Join(s.dir, fmt.Sprint("p", n)), filepath.Join(s.dir, fmt.Sprint("r", n))
+		var err error
+		if m.networks[0], err = faulty.NewNetwork(m.task.ToPostgres); err == nil {
+			m.networks[1], err = faulty.NewNetwork(m.task.ToRedis)
+		}
+		if err == nil {
+			err = m.start(ctx)
+		}
+		if err != nil { // and its networks end with this process
+			c.stop()
+			return nil, err
+		}
 		c.members = append(c.members, m)
-		for i, socket := range []string{m.task.ToPostgres, m.task.ToRedis} {
-			if m.networks[i], err = faulty.NewNetwork(socket); err != nil {
-				return nil, errors.Join(err, c.stop())
-			}
-		}
-		if err := m.start(ctx); err != nil {
-			return nil, errors.Join(err, c.stop())
-		}
 	}
 	return c, nil
 }
 
 // start puts a new process in the place.
-func (m *member) start(ctx context.Context) (err error) {
+func (m *member) start(ctx context.Context) error {
 	m.crew.serial++
 	m.task.Process = m.crew.serial
-	if m.worker, err = worker.Start[Attempt](ctx, Kind, m.task); err != nil {
+	process, err := worker.Start[Attempt](ctx, Kind, m.task)
+	if err != nil {
 		return err
 	}
+	m.worker = process
 	m.ending.Store(false)
-	process, events := m.task.Process, m.worker.Events()
 	m.heard.Go(func() {
-		for a := range events {
+		for a := range process.Events() {
 			m.crew.hear(&a)
 		}
 		if !m.ending.Load() {
-			m.crew.fell("process %d ended without having been killed; what it printed says why", process)
+			m.crew.fell("process %d ended without having been killed; what it printed says why", m.task.Process)
 		}
 	})
 	return nil
@@ -132,30 +130,23 @@ func (c *crew) awaitHealing(ctx context.Context, after int64) []string {
 }
 
 // stop ends all processes in good order, then their networks.
-func (c *crew) stop() (err error) {
+func (c *crew) stop() {
 	for _, m := range c.members {
 		m.ending.Store(true)
-		if m.worker != nil {
-			m.worker.EndOrders()
-		}
+		m.worker.EndOrders()
 	}
 	for _, m := range c.members {
-		if m.worker != nil {
-			hung := time.AfterFunc(time.Minute, func() {
-				c.fell("process %d did not end within a minute", m.task.Process)
-				m.worker.Abort()
-			})
-			m.heard.Wait()
-			hung.Stop()
-			m.worker.Kill()
-		}
+		hung := time.AfterFunc(time.Minute, func() {
+			c.fell("process %d did not end within a minute", m.task.Process)
+			m.worker.Abort()
+		})
+		m.heard.Wait()
+		hung.Stop()
+		m.worker.Kill()
 		for _, n := range m.networks {
-			if n != nil {
-				err = errors.Join(err, n.Close())
-			}
+			_ = n.Close()
 		}
 	}
-	return errors.Join(err, os.RemoveAll(c.dir))
 }
 
 // stricken are the members that a fault is for.

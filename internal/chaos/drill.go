@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -80,17 +79,14 @@ func Drill(ctx context.Context, c Config) (result *Drilled, err error) {
 }
 
 func (s *stage) drill(ctx context.Context, result *Drilled) error {
-	dir, err := os.MkdirTemp("", "fencedb-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
 	d := &drill{stage: s, resource: s.resource(objects[register].resources[0]), taken: make(chan taken, 1)}
-	if d.toA, err = faulty.NewNetwork(filepath.Join(dir, "a")); err != nil {
+	socket := filepath.Join(s.dir, "a")
+	var err error
+	if d.toA, err = faulty.NewNetwork(socket); err != nil {
 		return err
 	}
 	defer d.toA.Close()
-	clientA, err := s.Open(s.RedisURL, faulty.Through(filepath.Join(dir, "a")))
+	clientA, err := s.Open(s.RedisURL, faulty.Through(socket))
 	if err != nil {
 		return err
 	}

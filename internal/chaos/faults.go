@@ -213,26 +213,25 @@ func keysLost(ctx context.Context, p *play, _ Fault) error {
 // old snapshot or a replica that lagged does.
 func keysSetBack(ctx context.Context, p *play, f Fault) error {
 	type copied struct {
-		value string
-		ttl   time.Duration
+		value *redis.StringCmd
+		ttl   *redis.DurationCmd
 	}
 	before := map[string]copied{}
 	keys := slices.DeleteFunc(p.keys(), func(key string) bool { return !strings.HasSuffix(key, ":owner") && !strings.HasSuffix(key, ":fence") })
 	for _, key := range keys {
 		pipe := p.client.TxPipeline() // at once, or a key that expires in between would come back for good
-		value, ttl := pipe.Get(ctx, key), pipe.PTTL(ctx, key)
-		if _, err := pipe.Exec(ctx); errors.Is(err, redis.Nil) || err == nil && ttl.Val() == 0 {
-			continue // it is not there, or not for another millisecond
-		} else if err != nil {
+		c := copied{pipe.Get(ctx, key), pipe.PTTL(ctx, key)}
+		if _, err := pipe.Exec(ctx); err == nil && c.ttl.Val() != 0 { // 0: it expires within a millisecond
+			before[key] = c
+		} else if err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
-		before[key] = copied{value.Val(), max(0, ttl.Val())}
 	}
 	wait(ctx, f.Lasts)
 	for _, key := range keys {
 		if old, ok := before[key]; !ok {
 			_ = p.client.Del(ctx, key).Err()
-		} else if err := p.client.Set(ctx, key, old.value, old.ttl).Err(); err != nil {
+		} else if err := p.client.Set(ctx, key, old.value.Val(), max(0, old.ttl.Val())).Err(); err != nil {
 			return err
 		}
 	}

@@ -2,7 +2,7 @@ package chaos
 
 import (
 	"cmp"
-	_ "embed" // the page
+	_ "embed" // the reports
 	"encoding/json"
 	"fmt"
 	"html/template"
@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	plain "text/template"
 	"time"
 )
 
@@ -143,68 +144,44 @@ type Worst struct {
 	Skipped string
 }
 
-// Text writes the verdict for people.
-func (v *Verdict) Text(out io.Writer) {
-	fmt.Fprintf(out, "\nPostgres %s, leases of %v, %d processes of %d clients, %v\n", v.Postgres, v.TTL, v.Workers, v.Clients, v.Took)
-	fmt.Fprintf(out, "%d writes in %d attempts: %d committed, %d refused as late, %d failed, %d unknown, %d without an answer\n\n", v.Effects,
-		v.Attempts, v.Outcomes[Committed], v.Outcomes[Refused], v.Outcomes[Failed], v.Outcomes[Unknown], v.Outcomes[Open])
-	fmt.Fprintf(out, "%-28s %5s  %-12s %s\n", "FAULT", "TIMES", "NO WRITE FOR", "BACK AFTER")
-	for _, w := range v.Worst() {
-		if w.Times == 0 {
-			fmt.Fprintf(out, "%-28s %5s  %s\n", w.Kind, "-", w.Skipped)
-			continue
-		}
-		fmt.Fprintf(out, "%-28s %5d  %-12v %v\n", w.Kind, w.Times, w.Idle, w.Heal)
-	}
-	fmt.Fprintln(out)
-	if !v.Passed() { // faults make attempts fail; that matters only where something else is wrong
-		for _, r := range v.Reasons[:min(len(v.Reasons), 5)] {
-			fmt.Fprintf(out, "%6d failed: %s\n", r.Times, r.Error)
-		}
-	}
-	const shown = 5 // of each promise
-	times := map[string]int{}
+// Broken are the violations of each promise.
+func (v *Verdict) Broken() map[string][]Violation {
+	by := map[string][]Violation{}
 	for _, x := range v.Violations {
-		if times[x.Promise]++; times[x.Promise] <= shown {
-			fmt.Fprintf(out, "VIOLATED  %s\n          %s: %s\n", x.Promise, cmp.Or(x.Object, "all"), x.Text)
-		}
+		by[x.Promise] = append(by[x.Promise], x)
 	}
-	for _, promise := range slices.Sorted(maps.Keys(times)) {
-		if more := times[promise] - shown; more > 0 {
-			fmt.Fprintf(out, "and %d times more: %s\n", more, promise)
-		}
-	}
-	for _, left := range v.Left {
-		fmt.Fprintf(out, "left %s\n", left)
-	}
-	if v.Passed() {
-		fmt.Fprintf(out, "PASSED    no promise was broken; repeat with --seed %d\n", v.Seed)
-	} else {
-		fmt.Fprintf(out, "FAILED    %d violations%s; repeat with --seed %d\n", len(v.Violations), v.first(), v.Seed)
-	}
+	return by
 }
 
-// first says when a violation was there to be seen, where that is known.
-func (v *Verdict) first() string {
-	first := Span(math.MaxInt64)
+// First says when a violation was there to be seen, where that is known.
+func (v *Verdict) First() string {
+	var seen []Span
 	for _, x := range v.Violations {
 		if x.At > 0 {
-			first = min(first, x.At)
+			seen = append(seen, x.At)
 		}
 	}
-	if first == math.MaxInt64 {
+	if len(seen) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(", the first after %v", first)
+	return fmt.Sprintf(", the first after %v", slices.Min(seen))
 }
 
-//go:embed report.html
-var page string
+var (
+	//go:embed report.html
+	html string
+	//go:embed report.txt
+	text string
 
-var pageTemplate = template.Must(template.New("report").Parse(page))
+	page  = template.Must(template.New("html").Parse(html))
+	sheet = plain.Must(plain.New("text").Parse(text))
+)
 
 // HTML writes the verdict as one page that needs nothing else.
-func (v *Verdict) HTML(out io.Writer) error { return pageTemplate.Execute(out, drawing{v}) }
+func (v *Verdict) HTML(out io.Writer) error { return page.Execute(out, drawing{v}) }
+
+// Text writes the verdict for people.
+func (v *Verdict) Text(out io.Writer) error { return sheet.Execute(out, v) }
 
 // drawing is a verdict on a page.
 type drawing struct{ *Verdict }

@@ -2,9 +2,11 @@ package chaos
 
 import (
 	"context"
+	_ "embed" // the tables
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -102,32 +104,25 @@ func (t task) keysOf(kind, resource string) (all []string) {
 	return all
 }
 
-// tables has what is worked on. The index serves reading; nothing there is unique, because a
-// constraint would refuse what the judge has to see. What is done to a job is noted beside the fence,
-// because a grant that is carried does not admit to tables with a ledger.
-const tables = `
-	CREATE TABLE entries (resource text NOT NULL, value bigint NOT NULL);
-	CREATE INDEX ON entries (resource, value);
-	CREATE TABLE registers (resource text PRIMARY KEY, value bigint NOT NULL);
-	CREATE TABLE accounts (resource text PRIMARY KEY, balance bigint NOT NULL, version bigint NOT NULL);
-	CREATE TABLE slots (resource text PRIMARY KEY);
-	CREATE TABLE jobs (resource text PRIMARY KEY, version bigint NOT NULL);
-	CREATE TABLE effects (attempt bigint, resource text, read bigint, wrote bigint, amount bigint, token bigint, lease_id uuid);
-	CREATE INDEX ON effects (resource, wrote);
-	CREATE TABLE job_effects (LIKE effects);
-	CREATE TABLE fence (resource text PRIMARY KEY, token bigint, lease_id uuid)`
+//go:embed tables.sql
+var tables string
 
 // stage is what a run has on the servers. It goes straight to them, past the networks.
 type stage struct {
 	task
 	pool     *pgxpool.Pool
 	client   redis.UniversalClient
-	migrated bool // by this run
+	dir      string // for the sockets of networks
+	migrated bool   // by this run
 }
 
 // perform has a scene on a stage of its own, and says what could not be taken off the servers.
 func (c *Config) perform(ctx context.Context, name string, scene func(*stage) error) (left []string, err error) {
 	s := &stage{task: task{Config: *c, Run: name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36)}}
+	if s.dir, err = os.MkdirTemp("", "fencedb-"); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(s.dir)
 	if s.client, err = c.Open(c.RedisURL, nil); err != nil {
 		return nil, err
 	}

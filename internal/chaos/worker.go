@@ -66,8 +66,7 @@ func Worker(open OpenRedis) worker.Life {
 			return err
 		}
 		defer d.pool.Close()
-		closers, err := d.employ()
-		if err != nil {
+		if err := d.employ(); err != nil {
 			return err
 		}
 		self.Tell(Attempt{}) // it is ready
@@ -85,9 +84,10 @@ func Worker(open OpenRedis) worker.Life {
 		clients.Wait()
 		closing, done := context.WithTimeout(ctx, 2*d.TTL)
 		defer done()
-		for _, c := range closers {
-			_ = c.Close(closing) // what is not given back expires
+		for i := range d.issuers { // what is not given back expires
+			_, _ = d.issuers[i].Close(closing), d.permits[i].Close(closing)
 		}
+		_ = d.orders.Close(closing)
 		return nil
 	}
 }
@@ -151,26 +151,23 @@ type desk struct {
 	intruded, admitted, ordered, slept atomic.Int64
 }
 
-type closer interface{ Close(context.Context) error }
-
 // employ makes the issuers and what works beside them. Every other process seals.
-func (d *desk) employ() (all []closer, err error) {
+func (d *desk) employ() (err error) {
 	config := lease.Config{TTL: d.TTL, Namespace: d.Run}
 	for i, renewEvery := range []time.Duration{0, lease.Never} {
 		config.RenewEvery, config.Seal = renewEvery, nil
 		if d.permits[i], err = lease.NewSemaphore(d.client, lease.SemaphoreConfig{Limit: limit, Lease: config}); err != nil {
-			return nil, err
+			return err
 		}
 		if d.Process%2 == 0 && d.Control == NoControl {
 			config.Seal = fencedb.Sealer(d.pool)
 		}
 		if d.issuers[i], err = lease.New(d.client, config); err != nil {
-			return nil, err
+			return err
 		}
-		all = append(all, d.issuers[i], d.permits[i])
 	}
 	d.orders, err = once.New(d.client, once.Config{InFlight: d.TTL, MaxRun: d.TTL, Done: d.remembers(), Namespace: d.Run})
-	return append(all, d.orders), err
+	return err
 }
 
 // serve makes attempts, one after the other. Only one client at a time oversleeps, and not often: nobody
