@@ -72,15 +72,17 @@ The exit code is 1 if a promise was broken.`,
 			&cli.StringFlag{Name: flagControl, Usage: "write in a wrong `WAY`, see above"},
 			&cli.StringFlag{Name: flagHTML, Usage: "write the verdict to a `FILE` too"},
 		},
-		Action: whileWatched(a.runChaos),
+		Action: outlived(a.runChaos),
 	}
 }
 
-// whileWatched has a run end in good order when nobody reads what it says.
-func whileWatched(run cli.ActionFunc) cli.ActionFunc {
+// outlived keeps a broken pipe from ending the program: then a run could not take away what it has made. It
+// ends in good order when nobody reads what it says.
+func outlived(run cli.ActionFunc) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
-		ctx, stop := signal.NotifyContext(ctx, syscall.SIGPIPE)
-		defer stop()
+		nobody := make(chan os.Signal, 1)
+		signal.Notify(nobody, syscall.SIGPIPE)
+		defer signal.Stop(nobody)
 		return run(ctx, cmd)
 	}
 }
@@ -164,7 +166,7 @@ did not go as it must.`,
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second},
 		},
-		Action: whileWatched(a.runDrill),
+		Action: outlived(a.runDrill),
 	}
 }
 

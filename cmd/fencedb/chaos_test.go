@@ -81,6 +81,26 @@ func TestChaosThatNobodyWatchesAnyMoreLeavesNothing(t *testing.T) {
 	}
 }
 
+// The signal also comes when a worker is killed to which its network is writing.
+func TestChaosGoesOnWhenAnotherPipeBreaks(t *testing.T) {
+	t.Parallel()
+	w := bare(t)
+	command, errOut := w.process("chaos", "--for", "1h", "--ttl", "500ms", "--only", "jitter")
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	next := linesOf(t, out)
+	next() // the run
+	next() // the first fault
+
+	require.NoError(t, command.Process.Signal(syscall.SIGPIPE))
+
+	require.Contains(t, next(), "jitter")
+	require.NoError(t, command.Process.Signal(syscall.SIGINT))
+	_, _ = io.Copy(io.Discard, out)
+	require.NoError(t, command.Wait(), errOut)
+}
+
 func TestChaosAndDrillGiveUpOnAServerThatHangs(t *testing.T) {
 	t.Parallel()
 	w := bare(t).as("--timeout", "1s").as("--postgres", "postgres://ann@"+silent(t)+"/none?sslmode=disable")

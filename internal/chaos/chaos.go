@@ -75,8 +75,9 @@ func (c Config) Check() error {
 	return err
 }
 
-// Run tries, judges and takes everything that it has made off the servers. When ctx ends, it stops
-// early and judges what there is. An error means that there is no verdict.
+// Run tries, judges and takes everything that it has made off the servers. When ctx ends, or c.Log
+// cannot be written to any more, it stops early and judges what there is. An error means that there is
+// no verdict.
 func Run(ctx context.Context, c Config) (*Verdict, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -87,9 +88,9 @@ func Run(ctx context.Context, c Config) (*Verdict, error) {
 		Faults: []Happened{}, Violations: []Violation{},
 	}
 	var err error
-	v.Left, err = c.perform(ctx, "chaos", func(s *stage) error {
+	v.Left, err = c.perform(ctx, "chaos", func(ctx context.Context, s *stage) error {
 		v.Run, v.Began = s.Run, time.Now()
-		fmt.Fprintf(c.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", v.Run, c.Seed, c.Workers, c.Clients, c.TTL)
+		fmt.Fprintf(s.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", v.Run, c.Seed, c.Workers, c.Clients, c.TTL)
 		crew, err := s.start(context.WithoutCancel(ctx))
 		if err != nil {
 			return fmt.Errorf("start the workers: %w", err)

@@ -71,7 +71,7 @@ func brokenf(format string, args ...any) error { return broken(fmt.Sprintf(forma
 func Drill(ctx context.Context, c Config) (result *Drilled, err error) {
 	c.complete()
 	result = &Drilled{TTL: Span(c.TTL)}
-	result.Left, err = c.perform(ctx, "drill", func(s *stage) error {
+	result.Left, err = c.perform(ctx, "drill", func(ctx context.Context, s *stage) error {
 		result.Run = s.Run
 		return s.drill(ctx, result)
 	})

@@ -5,6 +5,7 @@ import (
 	_ "embed" // the tables
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -116,9 +117,26 @@ type stage struct {
 	migrated bool   // by this run
 }
 
+// watched is a log that ends a run when nobody reads it any more.
+type watched struct {
+	io.Writer
+	end context.CancelCauseFunc
+}
+
+func (w watched) Write(line []byte) (int, error) {
+	n, err := w.Writer.Write(line)
+	if err != nil {
+		w.end(fmt.Errorf("nobody reads the log any more: %w", err))
+	}
+	return n, err
+}
+
 // perform has a scene on a stage of its own, and says what could not be taken off the servers.
-func (c *Config) perform(ctx context.Context, name string, scene func(*stage) error) (left []string, err error) {
-	s := &stage{task: task{Config: *c, Run: name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36)}}
+func (c Config) perform(ctx context.Context, name string, scene func(context.Context, *stage) error) (left []string, err error) {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	c.Log = watched{c.Log, end}
+	s := &stage{task: task{Config: c, Run: name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36)}}
 	if s.dir, err = os.MkdirTemp("", "fencedb-"); err != nil {
 		return nil, err
 	}
@@ -138,7 +156,7 @@ func (c *Config) perform(ctx context.Context, name string, scene func(*stage) er
 		_, failed := s.remove()
 		return nil, errors.Join(err, failed)
 	}
-	failed := scene(s)
+	failed := scene(ctx, s)
 	left, err = s.remove()
 	if failed != nil && len(left) > 0 {
 		failed = fmt.Errorf("%w; left %s", failed, strings.Join(left, ", and "))
