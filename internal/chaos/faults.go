@@ -200,14 +200,7 @@ func commitRepliesLost(ctx context.Context, p *play, f Fault) (err error) {
 func scriptFlush(ctx context.Context, p *play, _ Fault) error { return p.client.ScriptFlush(ctx).Err() }
 
 // keysLost takes the keys of this run away, as FLUSHALL or an eviction does.
-func keysLost(ctx context.Context, p *play, _ Fault) error {
-	for _, key := range p.keys() {
-		if err := p.client.Del(ctx, key).Err(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+func keysLost(ctx context.Context, p *play, _ Fault) error { return p.deleteKeys(ctx, p.keys()) }
 
 // keysSetBack puts the owners and the last tokens of this run back to what they were before, as an
 // old snapshot or a replica that lagged does.

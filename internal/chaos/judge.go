@@ -65,24 +65,15 @@ func (e *evidence) gather(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	rows, err = pool.Query(ctx, `
-		SELECT resource, value FROM registers UNION ALL
-		SELECT resource, version FROM jobs UNION ALL
-		SELECT resource, version FROM accounts UNION ALL
-		SELECT $1 || resource, balance FROM accounts UNION ALL
-		SELECT resource, max(value) FROM entries GROUP BY resource UNION ALL
-		SELECT resource, 1 FROM slots`, balanceOf)
-	if err != nil {
-		return err
-	}
-	e.final = map[string]int64{}
-	var name string
-	var value int64
-	_, err = pgx.ForEachRow(rows, []any{&name, &value}, func() error {
-		e.final[name] = value
-		return nil
-	})
-	return err
+	return pool.QueryRow(ctx, `
+		SELECT jsonb_object_agg(name, value) FROM (
+			SELECT resource, value FROM registers UNION ALL
+			SELECT resource, version FROM jobs UNION ALL
+			SELECT resource, version FROM accounts UNION ALL
+			SELECT $1 || resource, balance FROM accounts UNION ALL
+			SELECT resource, max(value) FROM entries GROUP BY resource UNION ALL
+			SELECT resource, 1 FROM slots
+		) AS stored (name, value)`, balanceOf).Scan(&e.final)
 }
 
 // judge finds what is wrong.

@@ -243,12 +243,20 @@ func (s *stage) remove() (left []string, err error) {
 }
 
 func (s *stage) removeKeys(ctx context.Context) (left []string) {
-	for _, key := range append(s.keys(), s.keysBeside()...) {
-		if err := s.client.Del(ctx, key).Err(); err != nil {
-			return []string{fmt.Sprintf("in Redis the keys of %s, which expire within a day: %v", s.Run, err)}
-		}
+	if err := s.deleteKeys(ctx, append(s.keys(), s.keysBeside()...)); err != nil {
+		return []string{fmt.Sprintf("in Redis the keys of %s, which expire within a day: %v", s.Run, err)}
 	}
 	return []string{}
+}
+
+// deleteKeys deletes one key after the other: in a Cluster they are on different nodes.
+func (s *stage) deleteKeys(ctx context.Context, keys []string) error {
+	for _, key := range keys {
+		if err := s.client.Del(ctx, key).Err(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // endSessions ends what is left of the sessions of workers, and returns when they are gone: until

@@ -36,15 +36,14 @@ func Once(fate Fate) func(script string) Verdict {
 
 // RedisProxy stands between clients and Redis servers, with one connection to a server for each
 // connection of a client, and knows scripts by name. It passes everything until told otherwise. Its
-// Dial is a Dialer for the options of any client, also for Sentinel and Cluster.
+// Dial is a Dialer for the options of any client, also for Sentinel and Cluster. A connection to a server
+// ends with the one to the client.
 type RedisProxy struct {
-	mu     sync.Mutex
-	judge  func(script string) Verdict // guarded by mu, also while it runs
-	gate   chan struct{}               // closed by Go; nil: not stopped
-	waits  sync.WaitGroup              // requests that have met a gate; under mu while there is one
-	held   []held
-	links  map[*redisLink]bool
-	closed bool
+	mu    sync.Mutex
+	judge func(script string) Verdict // guarded by mu, also while it runs
+	gate  chan struct{}               // closed by Go; nil: not stopped
+	waits sync.WaitGroup              // requests that have met a gate; under mu while there is one
+	held  []held
 }
 
 // held is a request that was taken from its client and not yet sent to its server.
@@ -109,16 +108,6 @@ func (h held) deliver() error {
 	return err
 }
 
-// Close ends all connections and makes no more.
-func (p *RedisProxy) Close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.closed = true
-	for l := range p.links {
-		l.cut()
-	}
-}
-
 // Dial connects a client to the server at addr.
 func (p *RedisProxy) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	var d net.Dialer
@@ -132,16 +121,6 @@ func (p *RedisProxy) Dial(ctx context.Context, network, addr string) (net.Conn, 
 		return nil, err
 	}
 	l := &redisLink{RedisProxy: p, link: link{far, server}, addr: addr, requests: bufio.NewReader(far), replies: bufio.NewReader(server)}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		l.cut()
-		return near, nil
-	}
-	if p.links == nil {
-		p.links = make(map[*redisLink]bool)
-	}
-	p.links[l] = true
 	go l.relay()
 	return near, nil
 }
@@ -173,12 +152,7 @@ type redisLink struct {
 
 // relay handles one request at a time, so that its own answers come in the right order.
 func (l *redisLink) relay() {
-	defer func() {
-		l.cut()
-		l.mu.Lock()
-		delete(l.links, l)
-		l.mu.Unlock()
-	}()
+	defer l.cut()
 	for {
 		request, err := readValue(l.requests)
 		if err != nil {

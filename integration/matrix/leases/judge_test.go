@@ -364,7 +364,6 @@ func (w *leaseWorld) reap(c *leaseCell) {
 	c.proxy.Go()
 	c.proxy.OnScript(nil)
 	w.reapers.Go(func() {
-		defer c.proxy.Close()
 		defer closeAll(c.clients)
 		begin := time.Now()
 		for {
