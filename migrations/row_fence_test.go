@@ -62,6 +62,17 @@ func TestRowFencedWritesNeedAGrantForTheirRow(t *testing.T) {
 }
 
 // Where the write comes from another table's trigger, the guard of statements does not look.
+// What is carried leaves a note, but for the guard of statements: it names no resource, not even the empty one.
+func TestWhatIsCarriedAdmitsNoRowOfTheLedger(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (room text NOT NULL); SELECT fencedb.protect('seats', 'room')`)
+
+	for _, room := range []string{"job:1", ""} {
+		s.refused("FN003", s.carried(41, "job:1", `INSERT INTO seats VALUES ('`+room+`')`))
+	}
+}
+
 func TestARowFencedWriteOfATriggerNeedsAGrant(t *testing.T) {
 	t.Parallel()
 	s := newJobs(t)

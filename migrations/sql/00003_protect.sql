@@ -55,21 +55,20 @@ $$;
 COMMENT ON FUNCTION fencedb.raise_no_token(text, text, text, text) IS 'Inner function. Raises FN002.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.require_lease(until numeric) RETURNS void
+CREATE FUNCTION fencedb.raise_overdue() RETURNS void
     LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'FN006',
-            MESSAGE = 'the transaction has outlasted the validity that it entered with',
-            HINT    = 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.';
-    END IF;
+    RAISE EXCEPTION USING
+        ERRCODE = 'FN006',
+        MESSAGE = 'the transaction has outlasted the validity that it entered with',
+        HINT    = 'Nothing was written. Use a shorter transaction, or enter with more time: under a longer lease, or, if the lease is renewed meanwhile, with what it will be renewed to.';
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_lease(numeric) IS 'Inner function. Raises FN006 when until, in milliseconds since 1970, has passed.';
+COMMENT ON FUNCTION fencedb.raise_overdue() IS 'Inner function. Raises FN006.';
 
 -- The judge of one row. before and after are the resources of the old and the new row, as far as
 -- operation has them; stored is the token in the old row.
@@ -82,6 +81,7 @@ DECLARE
     note     text   := coalesce(current_setting('fencedb.judged', true), '');
     wanted   text[] := CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END;
     me       xid;
+    until    numeric;
     granted  jsonb;
     grants   jsonb;
     resource text;
@@ -97,8 +97,11 @@ BEGIN
         WHERE f.resource = wanted[1] AND f.annulled IS NULL AND f.last_fencing_token >= coalesce(stored, 0)
           AND (f.xmax = me AND mxid_age(me) <= 0 OR f.xmin = me AND f.advanced_at >= transaction_timestamp());
         IF FOUND THEN
-            PERFORM fencedb.require_lease(left(note, 14)::numeric * 1000);
-            PERFORM fencedb.note(wanted[1], token, left(note, 14)::numeric * 1000);
+            until := left(note, 14)::numeric * 1000;
+            IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
+                PERFORM fencedb.raise_overdue();
+            END IF;
+            until := fencedb.note(wanted[1], token, until);
             RETURN token;
         END IF;
     END IF;
@@ -112,7 +115,10 @@ BEGIN
         END IF;
         PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]), NULL);
     END IF;
-    PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
+    until := (granted ->> 'until')::numeric;
+    IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
+        PERFORM fencedb.raise_overdue();
+    END IF;
 
     FOREACH resource IN ARRAY wanted LOOP
         IF resource IS NULL THEN
@@ -137,7 +143,7 @@ BEGIN
 
     resource := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END;
     token := (grants -> resource ->> 'token')::bigint;
-    PERFORM fencedb.note(resource, token, (granted ->> 'until')::numeric);
+    until := fencedb.note(resource, token, until);
     RETURN token;
 END
 $$;
@@ -150,63 +156,86 @@ COMMENT ON FUNCTION fencedb.require(regclass, text, text[], text[], bigint) IS '
 -- left of the lease. A partition has its row trigger from its parent, and DETACH PARTITION takes that away. So the
 -- triggers of a partition have an argument: look whether it is still there.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
+CREATE FUNCTION fencedb.judge_statement(target oid, operation text, guard text, inherited boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    granted      jsonb;
-    setting      text;
-    seen         text;
-    remaining_ms numeric;
-    until        numeric := CASE WHEN current_setting('fencedb.judged', true) <> '' AND current_setting('fencedb.granted', true) <> '' THEN -- as the guards of rows do
-                                CASE WHEN hashtextextended(current_setting('fencedb.judged', true), txid_current()) = currval('fencedb.judgement')
-                                     THEN left(current_setting('fencedb.judged', true), 14)::numeric * 1000 END
-                            END;
+    note    text  := coalesce(current_setting('fencedb.judged', true), '');
+    granted jsonb;
+    until   numeric;
+    left_ms numeric;
 BEGIN
-    IF TG_NARGS > 1 THEN
-        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = TG_RELID AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
-            IF fencedb.observes(to_regprocedure(TG_ARGV[0] || '()')) THEN
-                RETURN NULL;
+    IF inherited THEN
+        IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
+            IF fencedb.observes(to_regprocedure(guard || '()')) THEN
+                RETURN;
             END IF;
-            RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', TG_OP, TG_RELID::regclass
+            RAISE EXCEPTION '% on table %, which was detached from a protected table and has lost its guard of rows', operation, target::regclass
                 USING ERRCODE = 'object_not_in_prerequisite_state',
                       HINT = 'Nothing was written. As owner of the table call fencedb.protect to guard it again, or fencedb.unprotect to let any client write to it.';
-        ELSIF pg_trigger_depth() > 1 AND TG_OP <> 'TRUNCATE' THEN
-            RETURN NULL;
+        ELSIF pg_trigger_depth() > 1 AND operation <> 'TRUNCATE' THEN
+            RETURN;
         END IF;
     END IF;
-    IF until IS NOT NULL THEN
-        -- it has entered
-    ELSIF coalesce(current_setting('fencedb.granted', true), '') <> '' THEN
-        granted := fencedb.granted();
-        until := (granted ->> 'until')::numeric;
-    ELSE -- the common case of fencedb.let_pass without calls: a guard that observes has recorded this kind of write lately
-        setting := 'fencedb.seen_' || TG_RELID::text || '_' || TG_OP;
-        seen := current_setting(setting, true);
-        IF seen <> '' AND TG_OP <> 'TRUNCATE' THEN
-            IF (CASE WHEN substr(seen, 36) = 'FN002 ' || current_setting('role') || ' ' || session_user::text || ' ' || current_setting('application_name')
-                     AND substr(seen, 16, 10) <> '1000000000' AND substr(seen, 2, 14)::float8 > date_part('epoch', clock_timestamp())
-                THEN set_config(setting, left(seen, 15) || (substr(seen, 16, 10)::int8 - 1)::text || substr(seen, 26), false) IS NOT NULL
-            END) THEN
-                RETURN NULL;
-            END IF;
+    IF coalesce(current_setting('fencedb.granted', true), '') <> '' THEN
+        IF (CASE WHEN note <> '' THEN hashtextextended(note, txid_current()) = currval('fencedb.judgement') END) THEN
+            until := left(note, 14)::numeric * 1000; -- it has entered
+        ELSE
+            granted := fencedb.granted();
+            until := (granted ->> 'until')::numeric;
         END IF;
     END IF;
-    IF until IS NULL AND granted IS NULL OR TG_OP = 'TRUNCATE' THEN
-        IF fencedb.let_pass(TG_RELID, TG_OP, 'FN002', false, TG_ARGV[0]) THEN
-            RETURN NULL;
+    IF until IS NULL AND granted IS NULL OR operation = 'TRUNCATE' THEN
+        IF NOT fencedb.let_pass(target, operation, 'FN002', false, guard) THEN
+            PERFORM fencedb.raise_no_token(target::regclass::text, operation, NULL, (SELECT facts.resource FROM fencedb.guard_facts(to_regprocedure(guard || '()')) AS facts));
         END IF;
-        PERFORM fencedb.raise_no_token(TG_RELID::regclass::text, TG_OP, NULL, (SELECT facts.resource FROM fencedb.guard_facts(to_regprocedure(TG_ARGV[0] || '()')) AS facts));
+        RETURN;
     END IF;
-    remaining_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
-    IF remaining_ms < 0 THEN
-        IF NOT fencedb.let_pass(TG_RELID, TG_OP, 'FN006', false, TG_ARGV[0]) THEN
-            PERFORM fencedb.require_lease(until);
+    left_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
+    IF left_ms < 0 THEN
+        IF NOT fencedb.let_pass(target, operation, 'FN006', false, guard) THEN
+            PERFORM fencedb.raise_overdue();
         END IF;
-    ELSIF remaining_ms < nullif(current_setting('fencedb.limit', true), '')::numeric THEN -- a millisecond has passed
+    ELSIF left_ms < nullif(current_setting('fencedb.limit', true), '')::numeric THEN -- a millisecond has passed
         PERFORM fencedb.bound(until);
     END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.judge_statement(oid, text, text, boolean) IS 'Inner function. What guard_statement does beside the common cases.';
+
+-- The common cases: a statement of another trigger, one right after enter, and one that a guard which observes has recorded
+-- lately (the same as in fencedb.let_pass). They are one expression, because PL/pgSQL sets each expression up anew in every
+-- transaction. The function has no search_path of its own, and its trigger no WHEN, because either costs
+-- more than the expression. So every name in it has its schema. (NULLIF, IN and BETWEEN have operators without one.)
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    granted  pg_catalog.bool := coalesce(pg_catalog.current_setting('fencedb.granted', true), '') OPERATOR(pg_catalog.<>) '';
+    setting  pg_catalog.text := CASE WHEN granted THEN 'fencedb.judged' ELSE pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP) END;
+    noted    pg_catalog.text := coalesce(pg_catalog.current_setting(setting, true), '');
+BEGIN
+    IF TG_NARGS OPERATOR(pg_catalog.=) 1 AND TG_OP OPERATOR(pg_catalog.<>) 'TRUNCATE' AND (CASE
+        WHEN pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1 THEN true
+        WHEN noted OPERATOR(pg_catalog.=) '' THEN false
+        WHEN granted THEN
+            (pg_catalog.hashtextextended(noted, pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
+             OR pg_catalog.hashtextextended(noted, OPERATOR(pg_catalog.~) pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement'))
+            AND pg_catalog.ceil((pg_catalog."left"(noted, 14)::pg_catalog.float8 OPERATOR(pg_catalog.-) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())) OPERATOR(pg_catalog.*) 1000)
+                OPERATOR(pg_catalog.>=) pg_catalog.concat('0', pg_catalog.current_setting('fencedb.limit', true))::pg_catalog.float8
+        WHEN pg_catalog.substr(noted, 36) OPERATOR(pg_catalog.=) pg_catalog.concat('FN002 ', pg_catalog.current_setting('role'), ' ', session_user, ' ', pg_catalog.current_setting('application_name'))
+             AND pg_catalog.substr(noted, 16, 10) OPERATOR(pg_catalog.<>) '1000000000'
+             AND pg_catalog.substr(noted, 2, 14)::pg_catalog.float8 OPERATOR(pg_catalog.>) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) THEN
+            pg_catalog.set_config(setting, pg_catalog.concat(pg_catalog."left"(noted, 15), pg_catalog.substr(noted, 16, 10)::pg_catalog.int8 OPERATOR(pg_catalog.-) 1, pg_catalog.substr(noted, 26)), false) IS NOT NULL
+        ELSE false
+    END) THEN
+        RETURN NULL;
+    END IF;
+    PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV[0], TG_NARGS OPERATOR(pg_catalog.>) 1);
     RETURN NULL;
 END
 $$;
@@ -578,9 +607,9 @@ BEGIN
         fencedb.stamped((facts ->> 'stamp')::boolean, format(body, format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
             CASE WHEN compiled.several THEN 'false' ELSE $fast$"~note" OPERATOR(pg_catalog.<>) ''
        AND pg_catalog.hashtextextended("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
-       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 1, 14)::pg_catalog.float8
-       AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog.substr("~note", 34) OPERATOR(pg_catalog.=) "~new")
-       AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog.substr("~note", 34) OPERATOR(pg_catalog.=) "~old"
+       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog."left"("~note", 14)::pg_catalog.float8
+       AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog."right"("~note", -33) OPERATOR(pg_catalog.=) "~new")
+       AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog."right"("~note", -33) OPERATOR(pg_catalog.=) "~old"
             AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$ END,
             CASE WHEN compiled.several THEN '"~old"' ELSE 'ARRAY["~old"]' END, CASE WHEN compiled.several THEN '"~new"' ELSE 'ARRAY["~new"]' END)));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
@@ -637,8 +666,8 @@ BEGIN
         CONTINUE WHEN (SELECT c.relkind = 'f' FROM pg_class c WHERE c.oid = m.member); -- Postgres 15 has no trigger of its TRUNCATE
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_truncate' AND (t.tgnargs > 1) = m.is_partition)
            OR NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_statement' AND (t.tgnargs > 1) = m.is_partition) THEN
-            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT %s', m.member,
-                CASE WHEN m.is_partition THEN format('EXECUTE FUNCTION fencedb.guard_statement(%L, partition)', guard) ELSE format('WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION fencedb.guard_statement(%L)', guard) END);
+            EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_statement" BEFORE INSERT OR UPDATE OR DELETE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%L%s)', m.member, guard,
+                CASE WHEN m.is_partition THEN ', partition' END);
             EXECUTE format('CREATE OR REPLACE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON %s FOR EACH STATEMENT EXECUTE FUNCTION fencedb.guard_statement(%L%s)', m.member, guard,
                 CASE WHEN m.is_partition THEN ', partition' END);
         END IF;
@@ -767,19 +796,11 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAUL
 #variable_conflict use_column
 DECLARE
     "~note"  pg_catalog.text := coalesce(pg_catalog.current_setting('fencedb.judged', true), '');
-    "~old"   %3$s;
-    "~new"   %3$s;
-    "~token" pg_catalog.int8;
+    "~old"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %1$s END;
+    "~new"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN %2$s END;
+    "~token" pg_catalog.int8 := CASE WHEN %4$s THEN pg_catalog.substr("~note", 15, 19)::pg_catalog.int8 END;
 BEGIN
-    IF TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN
-        "~old" := %1$s;
-    END IF;
-    IF TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
-        "~new" := %2$s;
-    END IF;
-    IF %4$s THEN
-        "~token" := pg_catalog.substr("~note", 15, 19)::pg_catalog.int8;
-    ELSE
+    IF "~token" IS NULL THEN
         "~token" := fencedb.require(TG_RELID, TG_OP, %5$s, %6$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN OLD.last_fencing_token END);
     END IF;
     IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
@@ -832,7 +853,7 @@ $$;
 
 COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns.';
 
-REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text, text), fencedb.require_lease(numeric) FROM PUBLIC;
+REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text, text), fencedb.raise_overdue() FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
 
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC;
@@ -872,8 +893,9 @@ DROP FUNCTION fencedb.observing();
 DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);
 DROP FUNCTION fencedb.guard_statement();
+DROP FUNCTION fencedb.judge_statement(oid, text, text, boolean);
 DROP FUNCTION fencedb.require(regclass, text, text[], text[], bigint);
-DROP FUNCTION fencedb.require_lease(numeric);
+DROP FUNCTION fencedb.raise_overdue();
 DROP FUNCTION fencedb.raise_no_token(text, text, text, text);
 DROP FUNCTION fencedb.text_of(anyelement);
 DROP FUNCTION fencedb.resources_of(text[]);

@@ -47,6 +47,7 @@ BEGIN
             END IF;
             body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": false}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
             body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true);
+            until := fencedb.set_note(until, '', ~txid_current());
             RETURN;
         END IF;
     END IF;
@@ -73,9 +74,9 @@ BEGIN
     IF granted IS NULL AND NOT overtakes THEN
         PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after, before), NULL);
     END IF;
-    PERFORM fencedb.require_lease((granted ->> 'until')::numeric);
-
-    IF after IS NULL THEN
+    IF (granted ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN
+        PERFORM fencedb.raise_overdue();
+    ELSIF after IS NULL THEN
         RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
             USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
     ELSIF operation = 'DELETE' OR before <> after THEN
@@ -135,21 +136,10 @@ CREATE FUNCTION fencedb.protect_row(target regclass, resource text, mode text DE
     RETURN fencedb.guard_table(target, resource, 'row', $body$
 #variable_conflict use_column
 DECLARE
-    "~old"   pg_catalog.text;
-    "~new"   pg_catalog.text;
-    "~stamp" pg_catalog.record;
+    "~old"   pg_catalog.text := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %1$s END;
+    "~new"   pg_catalog.text := CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN "~old" ELSE %2$s END;
+    "~stamp" pg_catalog.record := fencedb.require_row(TG_RELID, TG_OP, "~old", "~new", OLD.last_fencing_token, OLD.last_lease_id);
 BEGIN
-    IF TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN
-        "~old" := %1$s;
-    END IF;
-    IF TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN
-        "~new" := %2$s;
-    END IF;
-    IF TG_OP OPERATOR(pg_catalog.=) 'INSERT' THEN
-        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, NULL, "~new", NULL, NULL);
-    ELSE
-        "~stamp" := fencedb.require_row(TG_RELID, TG_OP, "~old", CASE WHEN TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN "~old" ELSE "~new" END, OLD.last_fencing_token, OLD.last_lease_id);
-    END IF;
     NEW.last_fencing_token := "~stamp".token;
     NEW.last_lease_id      := "~stamp".lease;
     RETURN NEW;

@@ -194,8 +194,7 @@ DECLARE
 BEGIN
     IF coalesce(pg_catalog.current_setting('fencedb.granted', true), '') OPERATOR(pg_catalog.=) ''
        AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.+) 10000000000
-           OPERATOR(pg_catalog.<=) NULLIF(pg_catalog.substr(pg_catalog.current_setting('fencedb.seen_' OPERATOR(pg_catalog.||) TG_RELID::pg_catalog.text
-               OPERATOR(pg_catalog.||) '_' OPERATOR(pg_catalog.||) TG_OP, true), 1, 15), '')::pg_catalog.float8 THEN
+           OPERATOR(pg_catalog.<=) pg_catalog.concat('0', pg_catalog."left"(pg_catalog.current_setting(pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP), true), 15))::pg_catalog.float8 THEN
         IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
             RETURN OLD;
         END IF;
