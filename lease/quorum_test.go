@@ -9,7 +9,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/leasetest"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -38,7 +37,7 @@ func (q *quorum) issuer(t *testing.T, cfg lease.Config) *lease.Issuer {
 	return i
 }
 
-func (q *quorum) forSubtests() leasetest.NewIssuer {
+func (q *quorum) forSubtests() newIssuer {
 	return func(t *testing.T, cfg lease.Config) *lease.Issuer {
 		cfg.Namespace = subspace(t, "quorum")
 		return q.issuer(t, cfg)
@@ -47,14 +46,14 @@ func (q *quorum) forSubtests() leasetest.NewIssuer {
 
 func TestContractOnAQuorum(t *testing.T) {
 	t.Parallel()
-	leasetest.Run(t, newQuorum(t).forSubtests())
+	runContract(t, newQuorum(t).forSubtests())
 }
 
 func TestContractOnAQuorumWithAMinorityDead(t *testing.T) {
 	t.Parallel()
 	q := newQuorum(t)
 	q.servers[1].Kill()
-	leasetest.Run(t, q.forSubtests())
+	runContract(t, q.forSubtests())
 }
 
 func TestNewQuorumRefuses(t *testing.T) {

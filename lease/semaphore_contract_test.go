@@ -25,8 +25,8 @@ type newSemaphore func(t *testing.T, limit int, cfg lease.Config) *lease.Semapho
 // contract is what holds on every deployment of Redis.
 var semaphoreContract = map[string]func(*testing.T, newSemaphore){
 	"GivesOutAllPlaces":           givesOutAllPlaces,
-	"KeepsResourcesApart":         keepsResourcesApart,
-	"ReleaseIsIdempotent":         releaseIsIdempotent,
+	"KeepsResourcesApart":         keepsPermitsApart,
+	"ReleaseIsIdempotent":         releaseOfAPermitIsIdempotent,
 	"ADeadHoldersPlaceComesFree":  aDeadHoldersPlaceComesFree,
 	"TheWatchdogKeepsAPlace":      theWatchdogKeepsAPlace,
 	"AskingAgainGivesTheSame":     askingAgainGivesTheSame,
@@ -108,7 +108,7 @@ func givesOutAllPlaces(t *testing.T, make newSemaphore) {
 	requireFull(t, make(t, 3, lease.Config{}), "tenant:7")
 }
 
-func keepsResourcesApart(t *testing.T, make newSemaphore) {
+func keepsPermitsApart(t *testing.T, make newSemaphore) {
 	s := make(t, 1, lease.Config{})
 	for _, resource := range []string{"a", "a b", "{", "}", "{}", "}{", "a{b}c", "%7B", "a/b", "/", "%", "\n", "läßt", strings.Repeat("x", 512)} {
 		tryPermit(t, s, resource)
@@ -119,7 +119,7 @@ func keepsResourcesApart(t *testing.T, make newSemaphore) {
 	}
 }
 
-func releaseIsIdempotent(t *testing.T, make newSemaphore) {
+func releaseOfAPermitIsIdempotent(t *testing.T, make newSemaphore) {
 	s := make(t, 2, lease.Config{})
 	first, second := tryPermit(t, s, "a"), tryPermit(t, s, "a")
 	require.NoError(t, first.Release(t.Context()))
@@ -386,13 +386,6 @@ func requireFull(t *testing.T, s *lease.Semaphore, resource string) *lease.HeldE
 	require.ErrorAs(t, err, &held)
 	require.Positive(t, held.RetryAfter)
 	return held
-}
-
-func requireVerdict(t *testing.T, l *lease.Lease, want lease.Verdict) {
-	t.Helper()
-	got, err := l.Verify(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, want, got)
 }
 
 // waitingForPermit is an Acquire on the side.

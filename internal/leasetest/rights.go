@@ -1,3 +1,4 @@
+// Package leasetest runs what asks Redis with the documented rights, and against servers that refuse.
 package leasetest
 
 import (
