@@ -246,7 +246,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	sent := time.Now()
 	c := a.call
 	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, a.requests, m, core.cfg.TTL, core.cfg.FenceRetention, abandoned})
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, a.requests, m, abandoned})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}
@@ -296,7 +296,7 @@ func (a *acquisition) takeBack(c *call) *debt {
 	return a.core.registry.giveBack(a.caller, a.core.cfg.TTL, func(ctx context.Context) error {
 		for ; len(left) > 0; left = left[1:] {
 			t := term{keys: left[0], id: a.id, text: a.text, call: c.id, unsure: c.unsure.Load()}
-			if err := a.core.store.withdraw(ctx, t, a.core.cfg.FenceRetention); err != nil {
+			if err := a.core.store.withdraw(ctx, t); err != nil {
 				return err
 			}
 		}

@@ -38,8 +38,8 @@ func (i *Issuer) revoke(ctx context.Context, resource string, from int64) (*Revo
 	}
 	id := uuid.New()
 	t := i.trace(ctx, TraceStart{Op: OpRevoke, Resource: resource, LeaseID: id})
-	r, err := persist(t.ctx, "revoke", resource, func(ctx context.Context) (Revocation, error) {
-		return i.store.revoke(ctx, i.keys(resource), id, from, i.cfg.FenceRetention)
+	r, err := about(t.ctx, i, "revoke", resource, func(ctx context.Context, k *protocol.Keys) (Revocation, error) {
+		return i.store.revoke(ctx, k, id, from)
 	})
 	t.start.Token = r.token
 	t.end(0, err)
@@ -61,8 +61,8 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 		return 0, protocol.Invalid("invalid floor %d: it is not a token", floor)
 	}
 	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
-	last, err := persist(t.ctx, "raise", resource, func(ctx context.Context) (int64, error) {
-		return i.store.raise(ctx, i.keys(resource), floor, i.cfg.FenceRetention)
+	last, err := about(t.ctx, i, "raise", resource, func(ctx context.Context, k *protocol.Keys) (int64, error) {
+		return i.store.raise(ctx, k, floor)
 	})
 	t.start.Token = last
 	t.end(0, err)
@@ -122,7 +122,7 @@ func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l 
 	cfg := a.core.cfg
 	err = protocol.Persist(ctx, cfg.TTL, func(ctx context.Context) error {
 		sent := time.Now()
-		token, err := a.core.store.regrant(ctx, extension{old.term, cfg.TTL, cfg.FenceRetention}, a.id, a.call.id, floor)
+		token, err := a.core.store.regrant(ctx, old.term, a.id, a.call.id, floor)
 		if err != nil {
 			return err
 		}
@@ -137,17 +137,20 @@ func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l 
 
 // Inspect asks Redis about a resource. It changes nothing.
 func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, error) {
-	if err := i.ready(resource); err != nil {
-		return Inspection{}, err
-	}
-	found, err := persist(ctx, "inspect", resource, func(ctx context.Context) (Inspection, error) {
-		return i.store.inspect(ctx, i.keys(resource))
+	return about(ctx, i, "inspect", resource, func(ctx context.Context, k *protocol.Keys) (Inspection, error) {
+		found, err := i.store.inspect(ctx, k)
+		found.Resource = resource
+		return found, err
 	})
-	if err != nil {
-		return Inspection{}, err
+}
+
+// about asks about a resource until there is an answer. An error names what was asked.
+func about[T any](ctx context.Context, i *Issuer, what, resource string, ask func(context.Context, *protocol.Keys) (T, error)) (T, error) {
+	if err := i.ready(resource); err != nil {
+		var none T
+		return none, err
 	}
-	found.Resource = resource
-	return found, nil
+	return persist(ctx, what, resource, func(ctx context.Context) (T, error) { return ask(ctx, i.keys(resource)) })
 }
 
 // persist asks until there is an answer. An error names what was asked, about which resource.

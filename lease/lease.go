@@ -269,10 +269,10 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer stop(nil)
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
-	var answer answered
-	answer.err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) error {
+	var answer protocol.Answer[outcome]
+	answer.Err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) error {
 		answer = l.core.store.extend(ctx, []extension{e.extension})[0]
-		return answer.err
+		return answer.Err
 	})
 	return l.endRenewal(e, answer)
 }
@@ -295,25 +295,25 @@ func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, erro
 	if !gains {
 		return nil, nil
 	}
-	return &renewal{extension{l.term, ttl, cfg.FenceRetention}, now, l.trace(ctx, OpExtend)}, nil
+	return &renewal{extension{l.term, ttl}, now, l.trace(ctx, OpExtend)}, nil
 }
 
 // endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must
 // not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
 // renewal that is under way; in Redis it names its lease and creates nothing.
-func (l *Lease) endRenewal(r *renewal, answer answered) error {
+func (l *Lease) endRenewal(r *renewal, answer protocol.Answer[outcome]) error {
 	l.mu.Lock()
 	err := l.check(time.Now())
 	switch {
 	case err != nil:
-		err = protocol.Latest(answer.err, err)
-	case answer.err != nil && r.trace.ctx.Err() == context.Canceled: // by the caller, which says nothing about Redis
-		err = byCaller(r.trace.ctx, answer.err)
-	case answer.err != nil:
-		err, l.lastFail = answer.err, answer.err
+		err = protocol.Latest(answer.Err, err)
+	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled: // by the caller, which says nothing about Redis
+		err = byCaller(r.trace.ctx, answer.Err)
+	case answer.Err != nil:
+		err, l.lastFail = answer.Err, answer.Err
 		l.core.watchdog.retry(l)
-	case answer.outcome != done:
-		l.end(answer.outcome.loss())
+	case answer.Value != done:
+		l.end(answer.Value.loss())
 		err = l.ended
 	default:
 		l.lastFail = nil
@@ -387,7 +387,7 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 
 func (r *release) attempt(ctx context.Context) error {
 	l := r.lease
-	result, err := l.core.store.release(ctx, extension{l.term, l.core.cfg.TTL, l.core.cfg.FenceRetention})
+	result, err := l.core.store.release(ctx, l.term)
 	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
 	if err == nil {
 		r.done, r.err = true, releaseError(r.over, result, l.unsure)

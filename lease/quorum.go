@@ -24,10 +24,7 @@ type quorum struct {
 const quorumGrace = 50 * time.Millisecond
 
 // vote is what one member answered.
-type vote[T any] struct {
-	answer T
-	err    error
-}
+type vote[T any] = protocol.Answer[T]
 
 // poll asks all members at once and returns the votes in the members' order. It returns when all
 // have answered, quorumGrace after a majority has, or when the members' time is over; a vote that
@@ -38,24 +35,22 @@ func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *sing
 		vote[T]
 	}
 	answers := make(chan numbered, len(q.members))
+	votes := make([]vote[T], len(q.members))
 	for n, m := range q.members {
+		votes[n].Err = errNoVote
 		go func() {
 			ctx, cancel := context.WithTimeoutCause(ctx, q.patience, errNoVote)
 			defer cancel()
 			answer, err := ask(ctx, m)
-			answers <- numbered{n, vote[T]{answer, err}}
+			answers <- numbered{n, vote[T]{Value: answer, Err: err}}
 		}()
-	}
-	votes := make([]vote[T], len(q.members))
-	for n := range votes {
-		votes[n].err = errNoVote
 	}
 	var late <-chan time.Time
 	for got, good := 0, 0; got < len(votes); got++ {
 		select {
 		case a := <-answers:
 			votes[a.member] = a.vote
-			if a.err == nil {
+			if a.Err == nil {
 				good++
 			}
 		case <-late:
@@ -80,7 +75,7 @@ func failure[T any](q *quorum, votes []vote[T]) error {
 
 func heard[T any](votes []vote[T]) (n int) {
 	for _, v := range votes {
-		if v.err == nil {
+		if v.Err == nil {
 			n++
 		}
 	}
@@ -91,7 +86,7 @@ func heard[T any](votes []vote[T]) (n int) {
 func undecided[T any](votes []vote[T]) error {
 	var errs []error
 	for _, v := range votes {
-		errs = append(errs, v.err)
+		errs = append(errs, v.Err)
 	}
 	return fmt.Errorf("only %d of %d members of the quorum answered: %w", heard(votes), len(votes), protocol.Join(errs...))
 }
@@ -102,10 +97,10 @@ func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
 	count := make(map[outcome]int)
 	silent := 0
 	for _, v := range votes {
-		if v.err != nil {
+		if v.Err != nil {
 			silent++
 		} else {
-			count[v.answer]++
+			count[v.Value]++
 		}
 	}
 	switch {
@@ -135,15 +130,15 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 	tokens := make([]int64, len(a.keys))
 	won := 0
 	refused := acquired{wait: time.Millisecond} // unsure: a request may still reach a member that has not answered
-	refused.unsure = slices.ContainsFunc(votes, func(v vote[acquired]) bool { return errors.Is(v.err, ErrUnreachable) })
+	refused.unsure = slices.ContainsFunc(votes, func(v vote[acquired]) bool { return errors.Is(v.Err, ErrUnreachable) })
 	for _, v := range votes {
 		switch {
-		case v.err != nil:
-		case v.answer.tokens == nil:
-			refused.wait, refused.index, refused.holder = max(refused.wait, v.answer.wait), v.answer.index, v.answer.holder
+		case v.Err != nil:
+		case v.Value.tokens == nil:
+			refused.wait, refused.index, refused.holder = max(refused.wait, v.Value.wait), v.Value.index, v.Value.holder
 		default:
 			won++
-			for n, token := range v.answer.tokens {
+			for n, token := range v.Value.tokens {
 				tokens[n] = max(tokens[n], token)
 			}
 		}
@@ -153,7 +148,7 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 		return refused, failure(q, votes)
 	}
 	for n, k := range a.keys {
-		result, err := q.confirm(ctx, extension{term{keys: k, text: a.id, token: tokens[n], call: a.call}, a.ttl, a.retention})
+		result, err := q.confirm(ctx, term{keys: k, text: a.id, token: tokens[n], call: a.call})
 		if err != nil {
 			return acquired{}, err
 		}
@@ -164,8 +159,8 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 	return acquired{tokens: tokens, unsure: refused.unsure}, nil
 }
 
-func (q *quorum) confirm(ctx context.Context, e extension) (outcome, error) {
-	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, e) }))
+func (q *quorum) confirm(ctx context.Context, t term) (outcome, error) {
+	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, t) }))
 }
 
 // undone takes back what a minority granted, so that it does not block a rival's next attempt. The
@@ -175,55 +170,52 @@ func (q *quorum) undone(ctx context.Context, a ask) bool {
 	defer cancel()
 	all := true
 	for _, k := range a.keys {
-		for _, v := range q.withdrawals(ctx, term{keys: k, text: a.id, call: a.call}, a.retention) {
-			all = all && v.err == nil
+		for _, v := range q.withdrawals(ctx, term{keys: k, text: a.id, call: a.call}) {
+			all = all && v.Err == nil
 		}
 	}
 	return all
 }
 
-func (q *quorum) extend(ctx context.Context, batch []extension) []answered {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) ([]answered, error) { return m.extend(ctx, batch), nil })
-	answers := make([]answered, len(batch))
+func (q *quorum) extend(ctx context.Context, batch []extension) []vote[outcome] {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) ([]vote[outcome], error) { return m.extend(ctx, batch), nil })
+	answers := make([]vote[outcome], len(batch))
 	for n := range batch {
 		each := make([]vote[outcome], len(votes))
 		for m, v := range votes {
-			each[m].err = v.err
-			if v.err == nil {
-				each[m] = vote[outcome]{v.answer[n].outcome, v.answer[n].err}
+			if each[m].Err = v.Err; v.Err == nil {
+				each[m] = v.Value[n]
 			}
 		}
-		answers[n].outcome, answers[n].err = decide(q, each)
+		answers[n].Value, answers[n].Err = decide(q, each)
 	}
 	return answers
 }
 
-func (q *quorum) release(ctx context.Context, e extension) (outcome, error) {
+func (q *quorum) release(ctx context.Context, t term) (outcome, error) {
 	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) {
-		result, err := m.release(ctx, e)
+		result, err := m.release(ctx, t)
 		if err == nil && result == taken {
 			// Perhaps by this very lease, if the member granted too late to be asked to confirm.
-			err = m.withdraw(ctx, e.term, e.retention)
+			err = m.withdraw(ctx, t)
 		}
 		return result, err
 	}))
 }
 
-func (q *quorum) withdraw(ctx context.Context, t term, retention time.Duration) error {
-	return failure(q, q.withdrawals(ctx, t, retention))
+func (q *quorum) withdraw(ctx context.Context, t term) error {
+	return failure(q, q.withdrawals(ctx, t))
 }
 
-func (q *quorum) withdrawals(ctx context.Context, t term, retention time.Duration) []vote[struct{}] {
-	return poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) {
-		return struct{}{}, m.withdraw(ctx, t, retention)
-	})
+func (q *quorum) withdrawals(ctx context.Context, t term) []vote[struct{}] {
+	return poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) { return struct{}{}, m.withdraw(ctx, t) })
 }
 
 func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (Verdict, error) { return m.verify(ctx, t) })
 	count := make(map[Verdict]int)
 	for _, v := range votes {
-		count[v.answer]++ // 0 for those that did not answer
+		count[v.Value]++ // 0 for those that did not answer
 	}
 	switch {
 	case count[Current] >= q.need:
@@ -240,23 +232,23 @@ func (q *quorum) eval(context.Context, term, string, []string, []any) (any, outc
 	return nil, "", protocol.Invalid("this lease is of a quorum, whose members have no data in common; write where one Redis decides")
 }
 
-func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (Revocation, error) {
-		return m.revoke(ctx, k, id, from, retention)
+		return m.revoke(ctx, k, id, from)
 	})
 	var r Revocation
 	var passed error
 	won := 0
 	for _, v := range votes {
 		switch {
-		case errors.Is(v.err, ErrStale):
-			passed = v.err
-		case v.err == nil:
+		case errors.Is(v.Err, ErrStale):
+			passed = v.Err
+		case v.Err == nil:
 			won++
-			if v.answer.holderToken >= r.holderToken {
-				r.holder, r.holderToken = v.answer.holder, v.answer.holderToken
+			if v.Value.holderToken >= r.holderToken {
+				r.holder, r.holderToken = v.Value.holder, v.Value.holderToken
 			}
-			r.token = max(r.token, v.answer.token)
+			r.token = max(r.token, v.Value.token)
 		}
 	}
 	if won < q.need {
@@ -265,29 +257,29 @@ func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, fro
 		}
 		return Revocation{}, failure(q, votes)
 	}
-	_, err := q.raise(ctx, k, r.token, retention)
+	_, err := q.raise(ctx, k, r.token)
 	return r, err
 }
 
-func (q *quorum) raise(ctx context.Context, k *protocol.Keys, floor int64, retention time.Duration) (int64, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.raise(ctx, k, floor, retention) })
+func (q *quorum) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.raise(ctx, k, floor) })
 	last := floor
 	for _, v := range votes {
-		last = max(last, v.answer)
+		last = max(last, v.Value)
 	}
 	return last, failure(q, votes)
 }
 
-func (q *quorum) regrant(ctx context.Context, old extension, id uuid.UUID, call any, floor int64) (int64, error) {
+func (q *quorum) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
 	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, call, floor) })
 	var token int64
 	for _, v := range votes {
-		token = max(token, v.answer)
+		token = max(token, v.Value)
 	}
 	if err := failure(q, votes); err != nil {
 		return 0, err
 	}
-	result, err := q.confirm(ctx, extension{term{keys: old.keys, id: id, token: token, call: call}, old.ttl, old.retention})
+	result, err := q.confirm(ctx, term{keys: old.keys, id: id, token: token, call: call})
 	if err == nil && result != done {
 		err = result.loss()
 	}
@@ -301,14 +293,14 @@ func (q *quorum) inspect(ctx context.Context, k *protocol.Keys) (Inspection, err
 	count := make(map[uuid.UUID]int)
 	var found, last Inspection
 	for _, v := range votes {
-		if v.err != nil {
+		if v.Err != nil {
 			continue
 		}
-		if count[v.answer.Holder]++; count[v.answer.Holder] == q.need {
-			found = v.answer
+		if count[v.Value.Holder]++; count[v.Value.Holder] == q.need {
+			found = v.Value
 		}
-		if v.answer.LastToken >= last.LastToken {
-			last = v.answer
+		if v.Value.LastToken >= last.LastToken {
+			last = v.Value
 		}
 	}
 	found.LastToken, found.RememberedFor = last.LastToken, last.RememberedFor

@@ -1,10 +1,9 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -91,19 +90,14 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 	case r.Is("granted", resources):
 		tokens := make([]int64, resources)
 		for i := range tokens {
-			var err error
-			if tokens[i], err = r.Number(i, 1); err != nil {
-				return acquired{}, err
-			}
+			tokens[i] = r.Number(i, 1)
 		}
-		return acquired{tokens: tokens}, nil
+		return acquired{tokens: tokens}, r.Err()
 	case r.Is("held", 3):
-		wait, err := r.Number(0, 1)
-		n, err2 := r.Number(1, 1)
-		if err != nil || err2 != nil || n > int64(resources) {
-			return acquired{}, r.Unknown()
+		held := acquired{wait: r.Milliseconds(0, 1), index: int(r.Number(1, 1)) - 1, holder: protocol.HolderOf(r.Args[2])}
+		if held.index < resources {
+			return held, r.Err()
 		}
-		return acquired{wait: time.Duration(wait) * time.Millisecond, index: int(n) - 1, holder: protocol.HolderOf(r.Args[2])}, nil
 	case r.Is("over", 0):
 		return acquired{}, errOver
 	case r.Is("exhausted", 0):
@@ -129,20 +123,15 @@ const (
 	revoked outcome = "revoked"
 )
 
-func decodeExtend(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "extended") }
+var (
+	decodeExtend  = outcomeOf("extended")
+	decodeConfirm = outcomeOf("confirmed")
+	decodeRelease = outcomeOf("released")
+	decodeRan     = outcomeOf("ran")
+)
 
-func decodeConfirm(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "confirmed") }
-
-func decodeRelease(r protocol.Reply) (outcome, error) { return decodeOutcome(r, "released") }
-
-func decodeOutcome(r protocol.Reply, success string) (outcome, error) {
-	switch {
-	case r.Is(success, 0):
-		return done, nil
-	case r.Is("gone", 0), r.Is("taken", 0), r.Is("revoked", 0):
-		return outcome(r.Word), nil
-	}
-	return "", r.Unknown()
+func outcomeOf(success string) func(protocol.Reply) (outcome, error) {
+	return protocol.OneOf(map[string]outcome{success: done, "gone": gone, "taken": taken, "revoked": revoked})
 }
 
 // loss is why a lease is not held any more.
@@ -159,39 +148,28 @@ func (o outcome) loss() error {
 
 // decodeEval returns the result of the caller's script, or why it was not run.
 func decodeEval(ctx context.Context, r protocol.Reply) (any, outcome, error) {
-	switch {
-	case r.Is("ran", 0):
-		if err, failed := r.Value.(error); failed { // the script has returned it
-			return nil, done, protocol.Failed(ctx, r.Script, err)
-		}
-		return r.Value, done, nil
-	case r.Is("stale", 1):
-		last, err := r.Number(0, 1)
-		if err != nil {
-			return nil, "", err
-		}
-		return nil, "", fmt.Errorf("%w: the last token is %d", ErrStale, last)
+	if err, failed := r.Value.(error); failed { // the script has returned it
+		return nil, done, protocol.Failed(ctx, r.Script, err)
 	}
-	result, err := decodeOutcome(r, "")
-	return nil, result, err
+	if r.Is("stale", 1) {
+		return nil, "", passed(r)
+	}
+	result, err := decodeRan(r)
+	return r.Value, result, err
+}
+
+// passed says which token has passed the one that was named.
+func passed(r protocol.Reply) error {
+	last := r.Number(0, 0)
+	return cmp.Or(r.Err(), fmt.Errorf("%w: the last token is %d", ErrStale, last))
 }
 
 func decodeRevoke(r protocol.Reply) (Revocation, error) {
 	switch {
 	case r.Is("revoked", 3):
-		token, err := r.Number(0, 1)
-		holder, err2 := uuid.Parse(r.Args[1])
-		held, err3 := r.Number(2, 0)
-		if err != nil || err2 != nil || err3 != nil {
-			return Revocation{}, r.Unknown()
-		}
-		return Revocation{token: token, holder: holder, holderToken: held}, nil
+		return Revocation{token: r.Number(0, 1), holder: r.ID(1), holderToken: r.Number(2, 0)}, r.Err()
 	case r.Is("passed", 1):
-		last, err := r.Number(0, 0)
-		if err != nil {
-			return Revocation{}, err
-		}
-		return Revocation{}, fmt.Errorf("%w: the last token is %d", ErrStale, last)
+		return Revocation{}, passed(r)
 	case r.Is("exhausted", 0):
 		return Revocation{}, ErrExhausted
 	}
@@ -202,13 +180,13 @@ func decodeRaise(r protocol.Reply) (int64, error) {
 	if !r.Is("raised", 1) {
 		return 0, r.Unknown()
 	}
-	return r.Number(0, 1)
+	return r.Number(0, 1), r.Err()
 }
 
 func decodeRegrant(r protocol.Reply) (int64, error) {
 	switch {
 	case r.Is("granted", 1):
-		return r.Number(0, 1)
+		return r.Number(0, 1), r.Err()
 	case r.Is("gone", 0), r.Is("taken", 0):
 		return 0, outcome(r.Word).loss()
 	case r.Is("exhausted", 0):
@@ -221,33 +199,23 @@ func decodeInspect(r protocol.Reply) (Inspection, error) {
 	if !r.Is("inspected", 8) {
 		return Inspection{}, r.Unknown()
 	}
-	var n [5]int64
-	for i := range n {
-		var err error
-		if n[i], err = r.Number(i+1, -2); err != nil {
-			return Inspection{}, err
-		}
-	}
 	found := Inspection{
-		Token:         n[0],
-		ExpiresIn:     time.Duration(n[1]) * time.Millisecond,
-		LastToken:     n[2],
-		RememberedFor: time.Duration(n[3]) * time.Millisecond,
-		Waiters:       int(n[4]),
+		Token:         r.Number(1, -2),
+		ExpiresIn:     r.Milliseconds(2, -2),
+		LastToken:     r.Number(3, -2),
+		RememberedFor: r.Milliseconds(4, -2),
+		Waiters:       int(r.Number(5, -2)),
 		Label:         protocol.HolderOf(r.Args[7]),
 	}
-	var err error
 	if r.Args[0] != "" {
-		found.Holder, err = uuid.Parse(r.Args[0])
+		found.Holder = r.ID(0)
 	}
-	if latest := strings.Split(r.Args[6], ":"); len(latest) == 5 && err == nil {
-		found.Revoked, err = uuid.Parse(latest[0])
-		found.RevokedTo, _ = strconv.ParseInt(latest[3], 10, 64)
+	if r.Args[6] == "" {
+		return found, r.Err()
 	}
-	if err != nil || (r.Args[6] != "" && found.RevokedTo < 1) {
-		return Inspection{}, r.Unknown()
-	}
-	return found, nil
+	ended := r.Parts(6, 5)
+	found.Revoked, found.RevokedTo = ended.ID(0), ended.Number(3, 1)
+	return found, cmp.Or(r.Err(), ended.Err())
 }
 
 func decodeVerify(r protocol.Reply) (Verdict, error) {
@@ -257,8 +225,8 @@ func decodeVerify(r protocol.Reply) (Verdict, error) {
 	case r.Is("lost", 0):
 		return LeaseLost, nil
 	case r.Is("stale", 1):
-		_, err := r.Number(0, 1)
-		return FenceStale, err
+		_ = r.Number(0, 1)
+		return FenceStale, r.Err()
 	}
 	return 0, r.Unknown()
 }

@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -128,16 +127,9 @@ type Permit struct {
 
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
-	if err := s.of().ready(resource); err != nil {
-		return SemaphoreInspection{}, err
-	}
-	k := s.issuer.keys(resource)
-	found, err := protocol.Ask(ctx, s.redis.redis,
-		protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.limit), decodeSemaphoreInspect)
-	if err != nil {
-		return SemaphoreInspection{}, fmt.Errorf("lease: inspect semaphore %q: %w", resource, err)
-	}
-	return found, nil
+	return about(ctx, s.of(), "inspect semaphore", resource, func(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
+		return protocol.Query(ctx, s.redis.redis, protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.limit), decodeSemaphoreInspect)
+	})
 }
 
 // SetLimit changes how many may hold the resource at once, for all programs from now on and
@@ -158,16 +150,11 @@ func (s *Semaphore) ResetLimit(ctx context.Context, resource string) error {
 }
 
 func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) error {
-	if err := s.of().ready(resource); err != nil {
-		return err
-	}
-	k := s.issuer.keys(resource)
-	_, err := protocol.Ask(ctx, s.redis.redis,
-		protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.redis.publish, k.Channel), protocol.Only("set"))
-	if err != nil {
-		return fmt.Errorf("lease: limit of semaphore %q: %w", resource, err)
-	}
-	return nil
+	_, err := about(ctx, s.of(), "limit of semaphore", resource, func(ctx context.Context, k *protocol.Keys) (struct{}, error) {
+		return protocol.Query(ctx, s.redis.redis,
+			protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.redis.publish, k.Channel), protocol.Only("set"))
+	})
+	return err
 }
 
 // Revoke ends the permit with that lease id, one of those that [Semaphore.Inspect] lists. It is
@@ -178,27 +165,14 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 // unanswered is repeated; after [ErrUnreachable] it may have taken effect, and asking again does no
 // harm.
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
-	if err := s.of().ready(resource); err != nil {
-		return false, err
-	}
-	k := s.issuer.keys(resource)
-	held, err = protocol.Ask(ctx, s.redis.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
-		leaseID.String(), s.redis.publish, k.Channel), decodeSemaphoreRevoke)
-	if err != nil {
-		return false, fmt.Errorf("lease: revoke %v of semaphore %q: %w", leaseID, resource, err)
-	}
-	return held, nil
+	what := fmt.Sprintf("revoke %v of semaphore", leaseID)
+	return about(ctx, s.of(), what, resource, func(ctx context.Context, k *protocol.Keys) (bool, error) {
+		return protocol.Query(ctx, s.redis.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
+			leaseID.String(), s.redis.publish, k.Channel), decodeSemaphoreRevoke)
+	})
 }
 
-func decodeSemaphoreRevoke(r protocol.Reply) (held bool, err error) {
-	switch {
-	case r.Is("revoked", 0):
-		return true, nil
-	case r.Is("gone", 0):
-		return false, nil
-	}
-	return false, r.Unknown()
-}
+var decodeSemaphoreRevoke = protocol.OneOf(map[string]bool{"revoked": true, "gone": false})
 
 // decodeSemaphoreInspect reads the limit, the number of waiters, and for each permit "<lease
 // id>:<token>:<calls>" and the milliseconds left.
@@ -206,22 +180,13 @@ func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
 	if r.Word != "inspected" || len(r.Args) < 2 || len(r.Args)%2 != 0 {
 		return SemaphoreInspection{}, r.Unknown()
 	}
-	limit, err := r.Number(0, 1)
-	waiters, err2 := r.Number(1, 0)
-	if err != nil || err2 != nil {
-		return SemaphoreInspection{}, r.Unknown()
-	}
-	found := SemaphoreInspection{Limit: int(limit), Waiters: int(waiters)}
+	found := SemaphoreInspection{Limit: int(r.Number(0, 1)), Waiters: int(r.Number(1, 0))}
 	for i := 2; i < len(r.Args); i += 2 {
-		name, rest, _ := strings.Cut(r.Args[i], ":")
-		number, calls, _ := strings.Cut(rest, ":")
-		id, err := uuid.Parse(name)
-		token, err2 := protocol.Reply{Script: r.Script, Args: []string{number}}.Number(0, 1)
-		left, err3 := r.Number(i+1, 1)
-		if err != nil || err2 != nil || err3 != nil {
-			return SemaphoreInspection{}, r.Unknown()
+		held := r.Parts(i, 3)
+		found.Permits = append(found.Permits, Permit{held.ID(0), held.Number(1, 1), r.Milliseconds(i+1, 1), protocol.HolderOf(held.Args[2])})
+		if err := held.Err(); err != nil {
+			return SemaphoreInspection{}, err
 		}
-		found.Permits = append(found.Permits, Permit{id, token, time.Duration(left) * time.Millisecond, protocol.HolderOf(calls)})
 	}
-	return found, nil
+	return found, r.Err()
 }

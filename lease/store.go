@@ -31,8 +31,6 @@ type ask struct {
 	call      any   // its name, a string
 	request   int64 // its number, 1 for the first of the call
 	mode      mode
-	ttl       time.Duration
-	retention time.Duration
 	abandoned func() (ended func()) // see [protocol.Call]
 }
 
@@ -56,28 +54,21 @@ const (
 // extension is a request to let a term last for ttl from now.
 type extension struct {
 	term
-	ttl       time.Duration
-	retention time.Duration
-}
-
-// answered is the outcome of one extension.
-type answered struct {
-	outcome outcome
-	err     error
+	ttl time.Duration
 }
 
 // store keeps leases. Each call is one attempt; after [ErrUnreachable] it is unknown whether it was
 // carried out.
 type store interface {
 	acquire(ctx context.Context, a ask) (acquired, error)
-	extend(ctx context.Context, batch []extension) []answered            // one answer for each, in order
-	release(ctx context.Context, e extension) (outcome, error)           // without its ttl
-	withdraw(ctx context.Context, t term, retention time.Duration) error // without its token, which is not known
+	extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] // one for each, in order
+	release(ctx context.Context, t term) (outcome, error)
+	withdraw(ctx context.Context, t term) error // without its token, which is not known
 	verify(ctx context.Context, t term) (Verdict, error)
 	eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error)
-	revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error)
-	raise(ctx context.Context, k *protocol.Keys, floor int64, retention time.Duration) (int64, error)
-	regrant(ctx context.Context, old extension, id uuid.UUID, call any, floor int64) (int64, error)
+	revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error)
+	raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error)
+	regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error)
 	inspect(ctx context.Context, k *protocol.Keys) (Inspection, error)
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
 	spans(k []*protocol.Keys) bool                                           // whether one ask can cover all these resources
@@ -87,17 +78,16 @@ type store interface {
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
 type single struct {
+	cfg        Config
 	client     redis.UniversalClient
-	redis      *protocol.Sender      // on client
-	cluster    *redis.ClusterClient  // the same, if it is one
-	scripts    protocol.Holding      // of leases or of semaphores
-	permits    int                   // how many may hold at once; 0: it is a lease
-	publish    any                   // the command that wakes waiters, a string
-	listener   any                   // the name under which this process listens for them, a string
-	usual      map[time.Duration]any // durations of most requests, in milliseconds
+	redis      *protocol.Sender     // on client
+	cluster    *redis.ClusterClient // the same, if it is one
+	scripts    protocol.Holding     // of leases or of semaphores
+	publish    any                  // the command that wakes waiters, a string
+	listener   any                  // the name under which this process listens for them, a string
+	ttl        any                  // of the configuration, in milliseconds
+	retention  any                  // the same
 	subscriber subscriber
-	replicas   int           // that have to confirm a grant
-	within     time.Duration // that time
 }
 
 func checkClient(client redis.UniversalClient) error {
@@ -111,9 +101,8 @@ func checkClient(client redis.UniversalClient) error {
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
-	s := &single{client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding, permits: cfg.permits,
-		listener: uuid.NewString()[:18], replicas: cfg.Replicas, within: cfg.ReplicaTimeout}
-	s.usual = map[time.Duration]any{cfg.TTL: cfg.TTL.Milliseconds(), cfg.FenceRetention: cfg.FenceRetention.Milliseconds()}
+	s := &single{cfg: cfg, client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding, listener: uuid.NewString()[:18],
+		ttl: cfg.TTL.Milliseconds(), retention: cfg.FenceRetention.Milliseconds()}
 	if cfg.permits > 0 {
 		s.scripts = protocol.SemaphoreHolding
 	}
@@ -124,14 +113,6 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 		s.publish, s.subscriber = "PUBLISH", listenOn(client)
 	}
 	return s
-}
-
-// ms is a duration as requests take it.
-func (s *single) ms(d time.Duration) any {
-	if known := s.usual[d]; known != nil {
-		return known
-	}
-	return d.Milliseconds()
 }
 
 // subscribe listens to what is published for this process's waiters alone.
@@ -182,48 +163,41 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	for _, k := range a.keys {
 		words = append(words, k.Owner, k.Fence, k.Queue, k.Alive)
 	}
-	if s.permits > 0 {
+	if s.cfg.permits > 0 {
 		words = append(words, a.keys[0].Limit)
 	}
 	keys := len(words)
-	words = append(words, a.id, a.call, a.request, s.ms(a.ttl), s.ms(a.retention), a.mode, s.publish, s.listener)
+	words = append(words, a.id, a.call, a.request, s.ttl, s.retention, a.mode, s.publish, s.listener)
 	for _, k := range a.keys {
 		words = append(words, k.Channel)
 	}
-	if s.permits > 0 {
-		words = append(words, s.permits)
+	if s.cfg.permits > 0 {
+		words = append(words, s.cfg.permits)
 	}
 	call := s.scripts.Acquire.Call(keys, words...)
 	call.Abandoned = a.abandoned
 	return grants(ctx, s, call, func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
-func (s *single) extend(ctx context.Context, batch []extension) []answered {
+func (s *single) extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] {
 	calls := make([]protocol.Call, len(batch))
 	for i, e := range batch {
 		calls[i] = s.scripts.Extend.Call(3, e.keys.Owner, e.keys.Fence, e.keys.Ended,
-			e.name(), e.token, s.ms(e.ttl), s.ms(e.retention))
+			e.name(), e.token, e.ttl.Milliseconds(), s.retention)
 	}
-	answers := make([]answered, len(batch))
-	for i, r := range protocol.RunAll(ctx, s.redis, calls) {
-		answers[i].err = r.Err
-		if r.Err == nil {
-			answers[i].outcome, answers[i].err = decodeExtend(r.Reply)
-		}
-	}
-	return answers
+	return protocol.QueryAll(ctx, s.redis, calls, decodeExtend)
 }
 
-func (s *single) release(ctx context.Context, e extension) (outcome, error) {
-	k := e.keys
+func (s *single) release(ctx context.Context, t term) (outcome, error) {
+	k := t.keys
 	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
-		e.name(), e.token, e.call, e.sureness(), s.ms(e.retention), s.publish, k.Channel), decodeRelease)
+		t.name(), t.token, t.call, t.sureness(), s.retention, s.publish, k.Channel), decodeRelease)
 }
 
-func (s *single) withdraw(ctx context.Context, t term, retention time.Duration) error {
+func (s *single) withdraw(ctx context.Context, t term) error {
 	k := t.keys
 	_, err := protocol.Query(ctx, s.redis, s.scripts.Withdraw.Call(4, k.Owner, k.Fence, k.Queue, k.Alive,
-		t.name(), t.call, t.sureness(), s.ms(retention), s.publish, k.Channel), protocol.Only("withdrawn"))
+		t.name(), t.call, t.sureness(), s.retention, s.publish, k.Channel), protocol.Only("withdrawn"))
 	return err
 }
 
@@ -256,23 +230,23 @@ func (s *single) eval(ctx context.Context, t term, script string, keys []string,
 	return decodeEval(ctx, r)
 }
 
-func (s *single) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64, retention time.Duration) (Revocation, error) {
+func (s *single) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
 	return protocol.Query(ctx, s.redis, protocol.Revoke.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
-		id.String(), from, s.ms(retention), s.publish, k.Channel), decodeRevoke)
+		id.String(), from, s.retention, s.publish, k.Channel), decodeRevoke)
 }
 
-func (s *single) raise(ctx context.Context, k *protocol.Keys, floor int64, retention time.Duration) (int64, error) {
-	return protocol.Query(ctx, s.redis, protocol.Raise.Call(1, k.Fence, floor, s.ms(retention)), decodeRaise)
+func (s *single) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {
+	return protocol.Query(ctx, s.redis, protocol.Raise.Call(1, k.Fence, floor, s.retention), decodeRaise)
 }
 
-func (s *single) regrant(ctx context.Context, old extension, id uuid.UUID, call any, floor int64) (int64, error) {
+func (s *single) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
 	return grants(ctx, s, protocol.Regrant.Call(2, old.keys.Owner, old.keys.Fence,
-		old.name(), old.token, id.String(), call, floor, s.ms(old.ttl), s.ms(old.retention)), decodeRegrant)
+		old.name(), old.token, id.String(), call, floor, s.ttl, s.retention), decodeRegrant)
 }
 
-func (s *single) confirm(ctx context.Context, e extension) (outcome, error) {
-	return protocol.Query(ctx, s.redis, protocol.Confirm.Call(2, e.keys.Owner, e.keys.Fence,
-		e.name(), e.token, s.ms(e.ttl), s.ms(e.retention)), decodeConfirm)
+func (s *single) confirm(ctx context.Context, t term) (outcome, error) {
+	return protocol.Query(ctx, s.redis, protocol.Confirm.Call(2, t.keys.Owner, t.keys.Fence,
+		t.name(), t.token, s.ttl, s.retention), decodeConfirm)
 }
 
 func (s *single) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
@@ -283,7 +257,7 @@ func (s *single) inspect(ctx context.Context, k *protocol.Keys) (Inspection, err
 // configuration says so. On an error the grant may stand; the acquisition that fails withdraws it.
 func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(protocol.Reply) (T, error)) (T, error) {
 	var none T
-	if s.replicas == 0 {
+	if s.cfg.Replicas == 0 {
 		return protocol.Query(ctx, s.redis, c, decode)
 	}
 	server := s.redis
@@ -301,15 +275,15 @@ func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(
 		}
 		server = protocol.Over(master)
 	}
-	r, confirmed, err := c.RunAndWait(ctx, server, s.replicas, s.within)
+	r, confirmed, err := c.RunAndWait(ctx, server, s.cfg.Replicas, s.cfg.ReplicaTimeout)
 	if s.cluster != nil && protocol.Moved(err) {
 		s.cluster.ReloadState(ctx)
 	}
 	if err != nil {
 		return none, err
 	}
-	if r.Word == "granted" && confirmed < int64(s.replicas) {
-		return none, fmt.Errorf("%w: %d of %d have the lease after %v", ErrTooFewReplicas, confirmed, s.replicas, s.within)
+	if r.Word == "granted" && confirmed < int64(s.cfg.Replicas) {
+		return none, fmt.Errorf("%w: %d of %d have the lease after %v", ErrTooFewReplicas, confirmed, s.cfg.Replicas, s.cfg.ReplicaTimeout)
 	}
 	return decode(r)
 }

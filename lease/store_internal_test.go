@@ -23,8 +23,8 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
 	for name, s := range map[string]*single{
-		protocol.LeaseKind:     newSingle(client, Config{}),
-		protocol.SemaphoreKind: newSingle(client, Config{permits: 1}),
+		protocol.LeaseKind:     newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour}),
+		protocol.SemaphoreKind: newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour, permits: 1}),
 	} {
 		n := 0
 		for order := range slices.Values([]string{"1w2", "12w", "21w", "2w1", "w12", "w21", "112w", "12w1", "121w", "w212", "2w12"}) {
@@ -35,11 +35,11 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			var token int64
 			for _, step := range order {
 				if step == 'w' {
-					require.NoError(t, s.withdraw(t.Context(), named("1111"), time.Hour))
+					require.NoError(t, s.withdraw(t.Context(), named("1111")))
 					continue
 				}
 				call := strings.Repeat(string(step), 4)
-				answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), call, 1, try, time.Minute, time.Hour, nil})
+				answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), call, 1, try, nil})
 				if err != nil {
 					require.ErrorIs(t, err, errOver)
 					require.Equal(t, "1111", call)
@@ -50,8 +50,8 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			verdict, err := s.verify(t.Context(), term{keys: k, id: id, token: token})
 			require.NoError(t, err)
 			require.Equal(t, Current, verdict, "%s %s", name, order)
-			require.NoError(t, s.withdraw(t.Context(), named("2222"), time.Hour))
-			other, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, uuid.NewString(), "3333", 1, try, time.Minute, time.Hour, nil})
+			require.NoError(t, s.withdraw(t.Context(), named("2222")))
+			other, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, uuid.NewString(), "3333", 1, try, nil})
 			require.NoError(t, err)
 			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
 		}
@@ -63,12 +63,12 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	s := newSingle(client, Config{})
+	s := newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour})
 	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
 	named := func(id uuid.UUID) term { return term{keys: k, id: id, call: id.String()[:8]} }
 	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), named(id).call, 1, m, time.Minute, time.Hour, nil})
+		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), named(id).call, 1, m, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
@@ -95,18 +95,18 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 		}
 	}
 
-	require.NoError(t, s.withdraw(t.Context(), named(second), time.Hour))
+	require.NoError(t, s.withdraw(t.Context(), named(second)))
 	require.Zero(t, request(second, wait), "it comes back, to the end")
-	result, err := s.release(t.Context(), extension{term{keys: k, id: holder, token: granted, call: named(holder).call}, time.Minute, time.Hour})
+	result, err := s.release(t.Context(), term{keys: k, id: holder, token: granted, call: named(holder).call})
 	require.NoError(t, err)
 	require.Equal(t, done, result)
 	require.Contains(t, next(), "granted "+first.String()[:8]+" 1 ", "the withdrawal of a waiter while the resource is held wakes nobody")
 
-	require.NoError(t, s.withdraw(t.Context(), named(first), time.Hour))
+	require.NoError(t, s.withdraw(t.Context(), named(first)))
 	require.Equal(t, "look "+second.String()[:8]+" 1000", next())
 	require.Contains(t, next(), "granted "+second.String()[:8]+" 1 ")
 	require.Positive(t, request(second, wait), "it asks all the same")
-	require.NoError(t, s.withdraw(t.Context(), named(second), time.Hour), "a grant whose reply was lost is given back")
+	require.NoError(t, s.withdraw(t.Context(), named(second)), "a grant whose reply was lost is given back")
 	require.Positive(t, request(first, try))
 }
 
@@ -116,11 +116,11 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	s := newSingle(client, Config{})
+	s := newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour})
 	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
 	confirm := func(id uuid.UUID, token int64) outcome {
 		t.Helper()
-		result, err := s.confirm(t.Context(), extension{term{keys: k, id: id, token: token, call: "ca11"}, time.Minute, time.Hour})
+		result, err := s.confirm(t.Context(), term{keys: k, id: id, token: token, call: "ca11"})
 		require.NoError(t, err)
 		return result
 	}
@@ -128,7 +128,7 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	require.Equal(t, gone, confirm(holder, 7))
 	require.False(t, server.Exists(k.Owner.(string)), "never creates")
 
-	answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, holder.String(), "ca11", 1, try, time.Minute, time.Hour, nil})
+	answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, holder.String(), "ca11", 1, try, nil})
 	require.NoError(t, err)
 	token := answer.tokens[0]
 	require.Equal(t, taken, confirm(other, token+5))
@@ -170,13 +170,13 @@ func TestAMemberThatIsNotAskedInTimeHasNotAnswered(t *testing.T) {
 		return protocol.Bounded(ctx, func() (int, error) { return 1, nil })
 	}
 	for _, vote := range poll(t.Context(), q, ask) {
-		require.ErrorIs(t, vote.err, ErrUnreachable)
+		require.ErrorIs(t, vote.Err, ErrUnreachable)
 	}
 }
 
 func TestTheMissingVoteDecides(t *testing.T) {
-	missing := vote[outcome]{err: errNoVote}
-	said := func(o outcome) vote[outcome] { return vote[outcome]{answer: o} }
+	missing := vote[outcome]{Err: errNoVote}
+	said := func(o outcome) vote[outcome] { return vote[outcome]{Value: o} }
 	for _, c := range []struct {
 		votes []vote[outcome]
 		want  outcome // "" if it is open

@@ -252,19 +252,11 @@ func (l *Limiter) decide(ctx context.Context, key string) Decision {
 
 // decode reads what the scripts answer; the limit is not in it.
 func decode(r protocol.Reply) (Decision, error) {
-	n := make([]int64, len(r.Args))
-	for i := range n {
-		var err error
-		if n[i], err = r.Number(i, 1); err != nil {
-			return Decision{}, err
-		}
-	}
-	ms := func(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 	switch {
 	case r.Is("admitted", 2):
-		return Decision{Allowed: true, Count: int(n[0]), ResetAfter: ms(n[1])}, nil
+		return Decision{Allowed: true, Count: int(r.Number(0, 1)), ResetAfter: r.Milliseconds(1, 1)}, r.Err()
 	case r.Is("refused", 3):
-		return Decision{Count: int(n[0]), RetryAfter: ms(n[1]), ResetAfter: ms(n[2])}, nil
+		return Decision{Count: int(r.Number(0, 1)), RetryAfter: r.Milliseconds(1, 1), ResetAfter: r.Milliseconds(2, 1)}, r.Err()
 	}
 	return Decision{}, r.Unknown()
 }

@@ -80,8 +80,11 @@ func (o *Once) look(ctx context.Context, n names) (State, error) {
 }
 
 func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte) error {
-	_, err := protocol.Ask(ctx, o.redis, protocol.OnceRecord.Call(2, c.names.owner, c.names.record,
+	recorded, err := protocol.Ask(ctx, o.redis, protocol.OnceRecord.Call(2, c.names.owner, c.names.record,
 		claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result), decodeRecord)
+	if err == nil && !recorded {
+		err = lease.ErrLost
+	}
 	return err
 }
 
@@ -90,32 +93,14 @@ func decodeLook(r protocol.Reply) (State, error) {
 	case r.Is("absent", 0):
 		return State{}, nil
 	case r.Is("running", 4):
-		id, err := uuid.Parse(r.Args[0])
-		token, err2 := r.Number(1, 1)
-		left, err3 := r.Number(2, 0)
-		if err != nil || err2 != nil || err3 != nil {
-			return State{}, r.Unknown()
-		}
-		return State{Phase: InFlight, Claim: id, Token: token, Holder: protocol.HolderOf(r.Args[3]), ExpiresIn: time.Duration(left) * time.Millisecond}, nil
+		return State{Phase: InFlight, Claim: r.ID(0), Token: r.Number(1, 1), ExpiresIn: r.Milliseconds(2, 0), Holder: protocol.HolderOf(r.Args[3])}, r.Err()
 	case r.Is("done", 3):
-		left, err := r.Number(2, -1)
-		if err != nil {
-			return State{}, err
-		}
-		return State{Phase: Done, Result: []byte(r.Args[1]), ExpiresIn: time.Duration(left) * time.Millisecond, fingerprint: r.Args[0]}, nil
+		return State{Phase: Done, Result: []byte(r.Args[1]), ExpiresIn: r.Milliseconds(2, -1), fingerprint: r.Args[0]}, r.Err()
 	}
 	return State{}, r.Unknown()
 }
 
-func decodeRecord(r protocol.Reply) (none struct{}, err error) {
-	switch {
-	case r.Is("recorded", 0):
-		return none, nil
-	case r.Is("lost", 0):
-		return none, lease.ErrLost
-	}
-	return none, r.Unknown()
-}
+var decodeRecord = protocol.OneOf(map[string]bool{"recorded": true, "lost": false})
 
 // resource is what the claim on a key is a lease for. The prefix keeps it apart from leases that
 // are only locks, here and in the ledger of fences.

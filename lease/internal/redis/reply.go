@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -14,6 +17,8 @@ type Reply struct {
 	Word   string
 	Args   []string
 	Value  any // of eval.lua, which has no Args
+
+	odd bool // an argument was not what was read
 }
 
 const ran = "ran"
@@ -60,24 +65,56 @@ func (r Reply) Unknown() error {
 	return fmt.Errorf("%w: %s answered %q with %d arguments", ErrProtocol, r.Script, r.Word, len(r.Args))
 }
 
-// Only decodes the replies of scripts whose only answer is that word.
-func Only(word string) func(Reply) (struct{}, error) {
-	return func(r Reply) (none struct{}, err error) {
-		if !r.Is(word, 0) {
+// OneOf decodes the replies of scripts that answer with one of these words and nothing else.
+func OneOf[T any](words map[string]T) func(Reply) (T, error) {
+	return func(r Reply) (answer T, err error) {
+		answer, known := words[r.Word]
+		if !known || len(r.Args) > 0 {
 			err = r.Unknown()
 		}
-		return none, err
+		return answer, err
 	}
+}
+
+// Only decodes the replies of scripts whose only answer is that word.
+func Only(word string) func(Reply) (struct{}, error) {
+	return OneOf(map[string]struct{}{word: {}})
 }
 
 // MaxNumber is the largest number in a reply: what Lua's doubles hold exactly.
 const MaxNumber = 1<<53 - 1
 
-// Number reads argument i, a whole number from least to [MaxNumber], sent as a decimal string.
-func (r Reply) Number(i int, least int64) (int64, error) {
+// Number reads argument i, a whole number from least to [MaxNumber], sent as a decimal string. If it
+// is something else, [Reply.Err] says so afterwards.
+func (r *Reply) Number(i int, least int64) int64 {
 	n, err := strconv.ParseInt(r.Args[i], 10, 64)
-	if err != nil || n < least || n > MaxNumber {
-		return 0, r.Unknown()
+	r.odd = r.odd || err != nil || n < least || n > MaxNumber
+	return n
+}
+
+// Milliseconds reads argument i as Number does.
+func (r *Reply) Milliseconds(i int, least int64) time.Duration {
+	return time.Duration(r.Number(i, least)) * time.Millisecond
+}
+
+// ID reads argument i, a lease id, as Number does.
+func (r *Reply) ID(i int) uuid.UUID {
+	id, err := uuid.Parse(r.Args[i])
+	r.odd = r.odd || err != nil
+	return id
+}
+
+// Parts is argument i, "<part>:<part>:...", as a reply of its own. It has at least so many parts;
+// those that are missing are empty.
+func (r *Reply) Parts(i, least int) Reply {
+	parts := strings.Split(r.Args[i], ":")
+	return Reply{Script: r.Script, Word: r.Word, Args: append(parts, make([]string, max(least-len(parts), 0))...)}
+}
+
+// Err is Unknown if an argument was not what was read.
+func (r *Reply) Err() error {
+	if r.odd {
+		return r.Unknown()
 	}
-	return n, nil
+	return nil
 }

@@ -69,7 +69,7 @@ func (c Call) Name() string { return c.script.Name }
 // when a goroutine comes to send is sent, and a script that is new to the server holds up only its
 // own call. Those that travel together also fail together, so a call that has failed travels alone
 // when it is sent again. On a Cluster each travels alone, because the client waits for all servers
-// of a pipeline, but for those of one [RunAll] to one master.
+// of a pipeline, but for those of one [QueryAll] to one master.
 type Sender struct {
 	client redis.UniversalClient
 	shares bool // calls travel together
@@ -85,9 +85,9 @@ func Over(client redis.UniversalClient) *Sender {
 	return &Sender{client: client, shares: oneServer}
 }
 
-// Result is what came back of one call.
-type Result struct {
-	Reply Reply
+// Answer is what came back of one request: a value, or why there is none.
+type Answer[T any] struct {
+	Value T
 	Err   error
 }
 
@@ -105,11 +105,11 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	return r.outcome()
 }
 
-// RunAll sends calls in one round trip, on a Cluster one to each master, each with an outcome of its
-// own.
-func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
+// QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has an
+// answer of its own, in order.
+func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(Reply) (T, error)) []Answer[T] {
 	if ctx.Err() != nil {
-		return slices.Repeat([]Result{{Err: context.Cause(ctx)}}, len(calls))
+		return slices.Repeat([]Answer[T]{{Err: context.Cause(ctx)}}, len(calls))
 	}
 	requests := make([]*request, len(calls))
 	for i, c := range calls {
@@ -120,11 +120,12 @@ func RunAll(ctx context.Context, s *Sender, calls []Call) []Result {
 	} else {
 		s.enqueue(requests...)
 	}
-	results := make([]Result, len(calls))
+	answers := make([]Answer[T], len(calls))
 	for i, r := range requests {
-		results[i].Reply, results[i].Err = r.outcome()
+		reply, err := r.outcome()
+		answers[i].Value, answers[i].Err = read(reply, err, decode)
 	}
-	return results
+	return answers
 }
 
 // RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have
@@ -149,14 +150,22 @@ func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within ti
 	return reply, wait.Val(), err
 }
 
-// Query makes one attempt and decodes its reply.
+// Query makes one attempt and decodes its reply. With an error there is no answer.
 func Query[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
 	r, err := c.Run(ctx, s)
+	return read(r, err, decode)
+}
+
+// read decodes a reply, if there is one.
+func read[T any](r Reply, err error, decode func(Reply) (T, error)) (T, error) {
+	var answer, none T
+	if err == nil {
+		answer, err = decode(r)
+	}
 	if err != nil {
-		var none T
 		return none, err
 	}
-	return decode(r)
+	return answer, nil
 }
 
 // Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that
