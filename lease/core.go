@@ -30,7 +30,7 @@ func newCore(s store, cfg Config) (*core, error) {
 		cfg:      cfg,
 		label:    protocol.EscapeLabel(cfg.Holder),
 		store:    s,
-		watchdog: newWatchdog(s, cfg),
+		watchdog: &watchdog{store: s, cfg: cfg},
 		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
 		registry: newRegistry(),
 		names:    make(map[string]*protocol.Keys),

@@ -38,6 +38,8 @@ type Lease struct {
 	ended      error          // why it is over, nil while it is not; guarded by mu, set once
 	lastFail   error          // of the latest renewal, nil if it succeeded; guarded by mu
 
+	due *batch // whose renewal comes next, nil if none does; guarded by the watchdog's mu
+
 	back   *release // the latest, nil before the first; guarded by mu
 	unsure bool     // a release was sent and never answered; for one release at a time
 }
@@ -274,7 +276,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 		answer = l.core.store.extend(ctx, []extension{e.extension})[0]
 		return answer.Err
 	})
-	return l.endRenewal(e, answer)
+	return e.end(answer)
 }
 
 // beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
@@ -295,13 +297,14 @@ func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, erro
 	if !gains {
 		return nil, nil
 	}
-	return &renewal{extension{l.term, ttl}, now, l.trace(ctx, OpExtend)}, nil
+	return &renewal{l, extension{l.term, ttl}, now, l.trace(ctx, OpExtend)}, nil
 }
 
-// endRenewal takes the answer in. Trust counts from when the request was sent: a slow answer must
+// end takes the answer in. Trust counts from when the request was sent: a slow answer must
 // not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
 // renewal that is under way; in Redis it names its lease and creates nothing.
-func (l *Lease) endRenewal(r *renewal, answer protocol.Answer[outcome]) error {
+func (r *renewal) end(answer protocol.Answer[outcome]) error {
+	l := r.lease
 	l.mu.Lock()
 	err := l.check(time.Now())
 	switch {

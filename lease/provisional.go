@@ -2,7 +2,6 @@ package lease
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
@@ -17,13 +16,15 @@ const (
 
 // provisional is the state of a lease that was handed over, until its first renewal is answered.
 type provisional struct {
-	wanted  chan struct{} // holds one token when the validity was asked for
-	settled chan struct{} // closed when that is known: a renewal has succeeded, or the lease is over
-	once    sync.Once     // closes settled
+	wanted  chan struct{}   // holds one token when the validity was asked for
+	settled context.Context // over when that is known: a renewal has succeeded, or the lease is over
+	known   context.CancelFunc
 }
 
 func newProvisional() *provisional {
-	return &provisional{wanted: make(chan struct{}, 1), settled: make(chan struct{})}
+	p := &provisional{wanted: make(chan struct{}, 1)}
+	p.settled, p.known = context.WithCancel(context.Background())
+	return p
 }
 
 // run makes the lease last for its TTL, beside the work, by extend. Work that is done before costs
@@ -50,7 +51,7 @@ func (p *provisional) run(ctx context.Context, extend func(context.Context) erro
 // settle ends the provisional state: it is known how long the lease lasts.
 func (p *provisional) settle() {
 	if p != nil {
-		p.once.Do(func() { close(p.settled) })
+		p.known()
 	}
 }
 
@@ -60,23 +61,10 @@ func (p *provisional) await() {
 	case p.wanted <- struct{}{}:
 	default:
 	}
-	timer := time.NewTimer(settleTry)
-	defer timer.Stop()
-	select {
-	case <-p.settled:
-	case <-timer.C:
-	}
+	ctx, cancel := context.WithTimeout(p.settled, settleTry)
+	defer cancel()
+	<-ctx.Done()
 }
 
 // pending is true until then. A lease that was not handed over has no provisional state.
-func (p *provisional) pending() bool {
-	if p == nil {
-		return false
-	}
-	select {
-	case <-p.settled:
-		return false
-	default:
-		return true
-	}
-}
+func (p *provisional) pending() bool { return p != nil && p.settled.Err() == nil }

@@ -1,8 +1,8 @@
 package lease
 
 import (
-	"container/heap"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,29 +11,29 @@ import (
 
 // renewal is an extension that was begun.
 type renewal struct {
+	lease *Lease
 	extension
 	sent  time.Time
 	trace tracing
 }
 
-// watchdog renews the leases of one issuer from a single loop. The loop runs while there are
-// leases.
+// watchdog renews the leases of one issuer, those that are due at about the same time in one request.
 //
-// Lock order: a lease's mu before the watchdog's. So the loop never calls a lease while it holds
+// Lock order: a lease's mu before the watchdog's. So the watchdog never calls a lease while it holds
 // its own.
 type watchdog struct {
 	store store
 	cfg   Config
-	wake  chan struct{} // holds one token when the loop has to look again
 
 	mu      sync.Mutex
-	due     schedule                // guarded by mu
-	places  map[*Lease]*appointment // the entries of due; guarded by mu
-	running bool                    // guarded by mu
+	batches []*batch // guarded by mu
 }
 
-func newWatchdog(s store, cfg Config) *watchdog {
-	return &watchdog{store: s, cfg: cfg, wake: make(chan struct{}, 1), places: make(map[*Lease]*appointment)}
+// batch are leases that one request renews.
+type batch struct {
+	at     time.Time
+	timer  *time.Timer // renews them at that time
+	leases []*Lease    // guarded by the watchdog's mu
 }
 
 const (
@@ -54,138 +54,73 @@ func (w *watchdog) retry(l *Lease) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
 
+// schedule puts the lease into a batch that comes a little earlier, or into a new one.
 func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, known := w.places[l]; known || w.cfg.RenewEvery == Never {
+	if l.due != nil || w.cfg.RenewEvery == Never {
 		return
 	}
-	a := &appointment{lease: l, at: at}
-	w.places[l] = a
-	heap.Push(&w.due, a)
-	if !w.running {
-		w.running = true
-		go w.run()
-	} else if w.due[0] == a {
-		w.signal()
+	fits := func(b *batch) bool {
+		early := at.Sub(b.at)
+		return 0 <= early && early <= w.cfg.RenewEvery/batchWindow && len(b.leases) < batchLimit
 	}
+	if n := slices.IndexFunc(w.batches, fits); n >= 0 {
+		l.due = w.batches[n]
+	} else {
+		b := &batch{at: at}
+		b.timer = time.AfterFunc(time.Until(at), func() { w.renew(b) })
+		w.batches = append(w.batches, b)
+		l.due = b
+	}
+	l.due.leases = append(l.due.leases, l)
 }
 
 // forget cancels the renewal of a lease that is over.
 func (w *watchdog) forget(l *Lease) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if a, known := w.places[l]; known {
-		heap.Remove(&w.due, a.index)
-		delete(w.places, l)
-		if len(w.due) == 0 {
-			w.signal() // so that the loop ends
-		}
+	b := l.due
+	if b == nil {
+		return
+	}
+	l.due = nil
+	if b.leases = slices.DeleteFunc(b.leases, func(other *Lease) bool { return other == l }); len(b.leases) == 0 {
+		b.timer.Stop()
+		w.remove(b)
 	}
 }
 
-func (w *watchdog) signal() {
-	select {
-	case w.wake <- struct{}{}:
-	default: // the token is there
-	}
-}
-
-// run is the loop. Requests are sent beside it, so that one that hangs does not hold up the others.
-func (w *watchdog) run() {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		batch, next, ok := w.take(time.Now())
-		if len(batch) > 0 {
-			go w.renew(batch)
-			continue
-		}
-		if !ok {
-			return
-		}
-		timer.Reset(time.Until(next))
-		select {
-		case <-timer.C:
-		case <-w.wake:
-		}
-	}
-}
-
-// take removes what is due, and says when to look again. It answers false if nothing is left; the
-// loop then has to end.
-func (w *watchdog) take(now time.Time) (batch []*Lease, next time.Time, ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.due) > 0 && !w.due[0].at.After(now) {
-		window := now.Add(w.cfg.RenewEvery / batchWindow)
-		for len(w.due) > 0 && len(batch) < batchLimit && !w.due[0].at.After(window) {
-			a := heap.Pop(&w.due).(*appointment)
-			delete(w.places, a.lease)
-			batch = append(batch, a.lease)
-		}
-		return batch, time.Time{}, true
-	}
-	if len(w.due) == 0 {
-		w.running = false
-		return nil, time.Time{}, false
-	}
-	return nil, w.due[0].at, true
+// remove takes a batch out. The caller holds mu.
+func (w *watchdog) remove(b *batch) {
+	w.batches = slices.DeleteFunc(w.batches, func(other *batch) bool { return other == b })
 }
 
 // renew sends one request for all leases of the batch that are still alive, and makes their next
 // appointments.
-func (w *watchdog) renew(leases []*Lease) {
+func (w *watchdog) renew(b *batch) {
+	w.mu.Lock()
+	leases := b.leases
+	for _, l := range leases {
+		l.due = nil
+	}
+	w.remove(b)
+	w.mu.Unlock()
+
 	now := time.Now()
-	var batch []extension
+	var asked []extension
 	var begun []*renewal
-	var alive []*Lease
 	for _, l := range leases {
 		if r, _ := l.beginRenewal(l.ctx, now); r != nil { // the error is why there is none
-			batch, begun, alive = append(batch, r.extension), append(begun, r), append(alive, l)
+			asked, begun = append(asked, r.extension), append(begun, r)
 		}
 	}
-	if len(batch) == 0 {
+	if len(asked) == 0 {
 		return
 	}
 	ctx, cancel := protocol.Within(context.Background(), w.cfg.RenewTimeout)
 	defer cancel()
-	for i, answer := range w.store.extend(ctx, batch) {
-		_ = alive[i].endRenewal(begun[i], answer)
+	for i, answer := range w.store.extend(ctx, asked) {
+		_ = begun[i].end(answer)
 	}
-}
-
-// appointment is when a lease is to be renewed.
-type appointment struct {
-	lease *Lease
-	at    time.Time
-	index int // in the schedule
-}
-
-// schedule is a heap of appointments, the earliest first.
-type schedule []*appointment
-
-func (s schedule) Len() int { return len(s) }
-
-func (s schedule) Less(i, j int) bool { return s[i].at.Before(s[j].at) }
-
-func (s schedule) Swap(i, j int) {
-	s[i], s[j] = s[j], s[i]
-	s[i].index, s[j].index = i, j
-}
-
-// Push implements [heap.Interface].
-func (s *schedule) Push(x any) {
-	a := x.(*appointment)
-	a.index = len(*s)
-	*s = append(*s, a)
-}
-
-// Pop implements [heap.Interface].
-func (s *schedule) Pop() any {
-	old := *s
-	last := old[len(old)-1]
-	old[len(old)-1] = nil
-	*s = old[:len(old)-1]
-	return last
 }
