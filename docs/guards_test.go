@@ -299,11 +299,11 @@ var guards = []struct {
 	}},
 	{"lease/lease.go", []guard{
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},
-		{"L5", "a lease that Redis does not know any more is over", "	case answer.outcome != done:\n		l.end(answer.outcome.loss())\n		err = l.ended\n", "", "lease.TestLossIsNoticedByTheNextRenewal"},
+		{"L5", "a lease that Redis does not know any more is over", "	case answer.Value != done:\n		l.end(answer.Value.loss())\n		err = l.ended\n", "", "lease.TestLossIsNoticedByTheNextRenewal"},
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},
 		{"L4", "a release that was carried out unheard is no loss", "case unsure && (result == gone || result == taken):", "case false:", "lease.TestLostReplies"},
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
-		{"L8", "a caller that cancels is no silence of Redis", "answer.err != nil && r.trace.ctx.Err() == context.Canceled:", "false:", "lease.TestACallerThatCancelsIsNotSilence"},
+		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled:", "false:", "lease.TestACallerThatCancelsIsNotSilence"},
 	}},
 	{"lease/issuer.go", []guard{
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
@@ -314,7 +314,7 @@ var guards = []struct {
 		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseDuringASeal"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L5", "an answer that comes after its own trust window is none", "\tcase !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):\n\t\treturn nil, nil, errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
-		{"L1", "who cannot get all gives back what it has", "\t\t\ta.call.giveBack(a.caller, leases...)\n\t\t\treturn nil, err\n", "\t\t\treturn nil, err\n", "lease.TestAcquireAllWaits"},
+		{"L1", "who cannot get all gives back what it has", "\t\t\ta.behind.giveBack(a.caller, leases...)\n\t\t\treturn nil, err\n", "\t\t\treturn nil, err\n", "lease.TestAcquireAllWaits"},
 		{"L4", "a call that goes on after a vote has another name", "\t\ta.rename()\n\t}\n\ta.asked", "\t}\n\ta.asked", "lease.TestALateWithdrawalOfALostVoteSparesTheNext"},
 	}},
 	{"lease/wait.go", []guard{
@@ -324,7 +324,7 @@ var guards = []struct {
 		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience-a.spent, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
 	}},
 	{"lease/giveback.go", []guard{
-		{"L8", "Close ends the calls that are under way", "		cancel(ErrClosed)\n", "		_ = cancel\n", "lease.TestCloseDuringAnAcquisition"},
+		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},
 		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(ctx), bound,", "protocol.Insist(ctx, bound,", "lease.TestReleaseOutlivesItsCaller"},
 		{"L8", "what could not be given back is named", "		r.failed = append(r.failed, d.blocked()...)\n", "", "lease.TestCloseSaysWhatWasRefused"},
 		{"L8", "nothing is asked of Redis after Close", "\tif r.closed {\n\t\treturn nil, ErrClosed\n\t}\n", "", "lease.TestClose"},

@@ -53,6 +53,7 @@ type acquisition struct {
 	id        uuid.UUID
 	text      any // id as requests take it
 	call      *call
+	behind    *behind // what the call of the program gives back, in all its steps
 	barge     bool
 	patience  *time.Duration // of WaitAtMost; nil: as long as the context allows
 	noWait    bool
@@ -64,10 +65,12 @@ type acquisition struct {
 	standing  standing        // since the latest refusal
 	waits     *tracing        // nil until the resource was found taken
 
-	room struct { // of resources and keys, if there is one
+	room struct { // of what is above, for one resource
 		resource [1]string
 		keys     [1]*protocol.Keys
+		behind   behind
 	}
+	open debt // from the beginning of the call to its end
 }
 
 // standing is what a waiter knows from its latest refusal.
@@ -80,28 +83,15 @@ type standing struct {
 // So a withdrawal ends only what its own call was granted. The steps of one call share it.
 type call struct {
 	id        any         // its name, a string
-	label     string      // of the holder, as it is stored
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
 	withdrawn atomic.Bool // what the requests were granted is being taken back
-
-	*behind // what the call gives back
-	room    behind
 }
 
-func newCall(label string) *call {
-	c := &call{id: protocol.NewCall(label), label: label}
-	c.behind = &c.room
-	return c
-}
-
-// again is the same call under another name.
-func (c *call) again() *call {
-	return &call{id: protocol.NewCall(c.label), label: c.label, behind: c.behind}
-}
+func newCall(label string) *call { return &call{id: protocol.NewCall(label)} }
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
 	a := &acquisition{core: c, caller: ctx, id: uuid.New(), call: newCall(c.label)}
-	a.resources, a.keys = append(a.room.resource[:0], resources...), a.room.keys[:0]
+	a.resources, a.keys, a.behind = append(a.room.resource[:0], resources...), a.room.keys[:0], &a.room.behind
 	for _, resource := range resources {
 		a.keys = append(a.keys, c.keys(resource))
 	}
@@ -123,7 +113,7 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 // part is the acquisition of the nth resource alone, as a step of the whole.
 func (a *acquisition) part(n int) *acquisition {
 	return &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
-		id: a.id, text: a.text, call: a.call, barge: a.barge}
+		id: a.id, text: a.text, call: a.call, behind: a.behind, barge: a.barge}
 }
 
 // name is what errors call the resources.
@@ -155,17 +145,18 @@ func (a *acquisition) run(ctx context.Context) (Leases, error) {
 // begun wraps everything that may be granted something: Close ends it, and takes its leases back.
 func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
 	registry := a.core.registry
-	ctx, err := registry.begin(ctx, a)
+	ctx, err := registry.begin(ctx, &a.open)
 	if err != nil {
 		return nil, a.failed(err)
 	}
-	defer registry.end(a)
+	defer a.open.settle(nil)
+	defer a.open.cancel(nil)
 	leases, err := ask(ctx)
 	if registry.closing() {
-		a.call.giveBack(ctx, leases...)
+		a.behind.giveBack(ctx, leases...)
 		leases, err = nil, a.failed(ErrClosed)
 	}
-	a.call.await()
+	a.behind.await()
 	return leases, err
 }
 
@@ -219,7 +210,7 @@ func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)
 			err = leases.lost() // waiting may have taken longer than an earlier one lasts
 		}
 		if err != nil {
-			a.call.giveBack(a.caller, leases...)
+			a.behind.giveBack(a.caller, leases...)
 			return nil, err
 		}
 	}
@@ -278,7 +269,7 @@ var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", E
 func (a *acquisition) withdraw() {
 	if a.asked {
 		a.call.withdrawn.Store(true)
-		a.call.debts = append(a.call.debts, a.takeBack(a.call))
+		a.behind.debts = append(a.behind.debts, a.takeBack(a.call))
 	}
 }
 
@@ -286,14 +277,14 @@ func (a *acquisition) withdraw() {
 func (a *acquisition) rename() {
 	if a.call.unsure.Load() {
 		a.withdraw()
-		a.call = a.call.again()
+		a.call = newCall(a.core.label)
 	}
 }
 
 // takeBack withdraws what that call of this acquisition was granted.
 func (a *acquisition) takeBack(c *call) *debt {
 	left := a.keys
-	return a.core.registry.giveBack(a.caller, a.core.cfg.TTL, func(ctx context.Context) error {
+	return a.core.registry.giveBack(a.caller, new(debt), a.core.cfg.TTL, func(ctx context.Context) error {
 		for ; len(left) > 0; left = left[1:] {
 			t := term{keys: left[0], id: a.id, text: a.text, call: c.id, unsure: c.unsure.Load()}
 			if err := a.core.store.withdraw(ctx, t); err != nil {
@@ -309,12 +300,12 @@ func (a *acquisition) takeBack(c *call) *debt {
 // the withdrawal, which would leave a waiter or a holder without a caller.
 func (a *acquisition) abandoned(c *call) (ended func()) {
 	c.unsure.Store(true)
-	d := a.core.registry.owe(a.core.cfg.TTL, a.resources...)
+	d := a.core.registry.owe(new(debt), a.core.cfg.TTL, a.resources...)
 	return func() {
 		if c.withdrawn.Load() {
 			a.takeBack(c)
 		}
-		a.core.registry.settle(d, nil)
+		d.settle(nil)
 	}
 }
 
@@ -334,7 +325,7 @@ func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
 	sealed := false
 	defer func() {
 		if !sealed {
-			a.call.giveBack(ctx, leases...)
+			a.behind.giveBack(ctx, leases...)
 		}
 	}()
 	for _, l := range leases {

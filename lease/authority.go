@@ -84,7 +84,8 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 		return nil, protocol.Invalid("invalid floor %d: no token can follow it", floor)
 	}
 	t := old.trace(ctx, OpHeal)
-	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []*protocol.Keys{old.term.keys}, id: uuid.New(), call: newCall(i.label), asked: true}
+	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []*protocol.Keys{old.term.keys},
+		id: uuid.New(), call: newCall(i.label), behind: new(behind), asked: true}
 	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
 	leases.endTracing(&t, err)
 	return leases.first(), err
@@ -98,7 +99,7 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
 		old.under(around)
-		a.call.giveBack(ctx, old)
+		a.behind.giveBack(ctx, old)
 		a.withdraw()
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}

@@ -32,7 +32,7 @@ func newCore(s store, cfg Config) (*core, error) {
 		store:    s,
 		watchdog: &watchdog{store: s, cfg: cfg},
 		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
-		registry: newRegistry(),
+		registry: &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})},
 		names:    make(map[string]*protocol.Keys),
 	}, nil
 }

@@ -20,52 +20,39 @@ const (
 	minGiveBack = 100 * time.Millisecond
 )
 
-// registry lists what an issuer has to end: calls that may be granted something, leases that are
-// held, and releases that go on behind a caller that has gone.
+// registry lists what an issuer has to end: leases that are held, calls that may be granted
+// something, and releases that go on behind a caller that has gone.
 //
 // Lock order: the mu of a lease before this one.
 type registry struct {
 	mu     sync.Mutex
-	closed bool                            // Close has begun; guarded by mu
-	calls  map[any]context.CancelCauseFunc // guarded by mu
-	leases map[*Lease]struct{}             // guarded by mu
-	owed   map[*debt]struct{}              // guarded by mu
-	failed []Blocked                       // what could not be given back since Close began; guarded by mu
-	idle   chan struct{}                   // of busy: closed when there are no calls and debts; nil if nobody waits; guarded by mu
+	closed bool                // Close has begun; guarded by mu
+	leases map[*Lease]struct{} // guarded by mu
+	debts  map[*debt]struct{}  // guarded by mu
+	failed []Blocked           // what could not be given back since Close began; guarded by mu
 }
 
-func newRegistry() *registry {
-	return &registry{calls: make(map[any]context.CancelCauseFunc), leases: make(map[*Lease]struct{}), owed: make(map[*debt]struct{})}
-}
-
-// begin counts a call that may be granted something. Its context ends with ctx and when Close
-// begins.
-func (r *registry) begin(ctx context.Context, call any) (context.Context, error) {
+// begin counts a call that may be granted something: a debt until it ends. Its context ends with ctx
+// and when Close begins.
+func (r *registry) begin(ctx context.Context, call *debt) (context.Context, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closed {
 		return nil, ErrClosed
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	r.calls[call] = cancel
+	ctx, call.cancel = context.WithCancelCause(ctx)
+	r.add(call)
 	return ctx, nil
-}
-
-// end ends the context of begin too.
-func (r *registry) end(call any) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.calls[call](nil)
-	delete(r.calls, call)
-	r.ended()
 }
 
 func (r *registry) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closed = true
-	for _, cancel := range r.calls {
-		cancel(ErrClosed)
+	for d := range r.debts {
+		if d.cancel != nil {
+			d.cancel(ErrClosed)
+		}
 	}
 }
 
@@ -73,14 +60,6 @@ func (r *registry) closing() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.closed
-}
-
-// ended is called after a call or a debt was removed. The caller holds mu.
-func (r *registry) ended() {
-	if r.idle != nil && len(r.calls)+len(r.owed) == 0 {
-		close(r.idle)
-		r.idle = nil
-	}
 }
 
 // hold and letGo follow the life of a lease. The caller holds the lease's mu.
@@ -102,17 +81,14 @@ func (r *registry) allHeld() []*Lease {
 	return slices.Collect(maps.Keys(r.leases))
 }
 
-// busy is closed when the calls and debts of now are over; nil if there are none.
-func (r *registry) busy() <-chan struct{} {
+// next is a debt to wait for; nil if there is none.
+func (r *registry) next() *debt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.calls)+len(r.owed) == 0 {
-		return nil
+	for d := range r.debts {
+		return d
 	}
-	if r.idle == nil {
-		r.idle = make(chan struct{})
-	}
-	return r.idle
+	return nil
 }
 
 // left is the error about what may be blocked still; nil if there is nothing.
@@ -120,7 +96,7 @@ func (r *registry) left(cause error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := slices.Clone(r.failed)
-	for d := range r.owed {
+	for d := range r.debts {
 		all = append(all, d.blocked()...)
 	}
 	now := time.Now()
@@ -143,75 +119,85 @@ func (r *registry) left(cause error) error {
 	return e
 }
 
-// debt is something that is being given back: a lease, a grant, a place in the queue.
+// debt is something that is being given back: a lease, a grant, a place in the queue. A call that may
+// be granted something is one too, of no resources.
 type debt struct {
+	registry  *registry
 	resources []string
-	one       [1]string // of resources
-	until     time.Time // by then it has expired
+	one       [1]string               // of resources
+	until     time.Time               // by then it has expired
+	cancel    context.CancelCauseFunc // of a call
 	paid      chan struct{}
-
-	mu   sync.Mutex
-	last error // of the latest attempt; guarded by mu
+	last      error // of the latest attempt; guarded by the registry's mu
 }
 
 // owe registers what has to be given back within bound. Every debt has to be settled.
-func (r *registry) owe(bound time.Duration, resources ...string) *debt {
-	d := &debt{until: time.Now().Add(bound), paid: make(chan struct{})}
+func (r *registry) owe(d *debt, bound time.Duration, resources ...string) *debt {
+	d.until = time.Now().Add(bound)
 	d.resources = append(d.one[:0], resources...)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.owed[d] = struct{}{}
+	r.add(d)
 	return d
 }
 
-func (r *registry) settle(d *debt, err error) {
-	d.note(err)
-	close(d.paid)
+// add registers a debt. The caller holds mu.
+func (r *registry) add(d *debt) {
+	d.registry, d.paid = r, make(chan struct{})
+	r.debts[d] = struct{}{}
+}
+
+func (d *debt) settle(err error) {
+	r := d.registry
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.owed, d)
+	d.last = protocol.Latest(d.last, err)
+	delete(r.debts, d)
 	if err != nil && r.closed {
 		r.failed = append(r.failed, d.blocked()...)
 	}
-	r.ended()
+	close(d.paid)
 }
 
 // giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx
 // does not stop it: a caller that was cancelled has to give back too. of is the release that this
 // is, nil if it is none; it ends before the debt is settled.
-func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func(context.Context) error, of *release, resources ...string) *debt {
+func (r *registry) giveBack(ctx context.Context, d *debt, ttl time.Duration, attempt func(context.Context) error, of *release, resources ...string) *debt {
 	bound := max(ttl, minGiveBack)
-	d := r.owe(bound, resources...)
+	r.owe(d, bound, resources...)
 	go func() {
 		err := protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
 			err := attempt(ctx)
-			d.note(err)
+			if err != nil {
+				d.note(err)
+			}
 			return err
 		})
 		if of != nil {
 			of.ended()
 		}
-		r.settle(d, err)
+		d.settle(err)
 	}()
 	return d
 }
 
 func (d *debt) note(err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.registry.mu.Lock()
+	defer d.registry.mu.Unlock()
 	d.last = protocol.Latest(d.last, err)
 }
 
 func (d *debt) latest() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.registry.mu.Lock()
+	defer d.registry.mu.Unlock()
 	return d.last
 }
 
+// blocked is what nobody can acquire while the debt is not paid. The caller holds the registry's mu.
 func (d *debt) blocked() []Blocked {
 	all := make([]Blocked, len(d.resources))
 	for n, resource := range d.resources {
-		all[n] = Blocked{resource, d.until, d.latest()}
+		all[n] = Blocked{resource, d.until, d.last}
 	}
 	return all
 }
@@ -240,7 +226,7 @@ type behind struct{ debts []*debt }
 
 func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	for _, l := range leases {
-		b.debts = append(b.debts, l.release(ctx, ErrReleased).debt)
+		b.debts = append(b.debts, &l.release(ctx, ErrReleased).debt)
 	}
 }
 
@@ -259,17 +245,10 @@ func (b *behind) settled(ctx context.Context) bool {
 
 // await waits for all of it, but no longer than protocol.Grace.
 func (b *behind) await() {
-	if len(b.debts) == 0 {
-		return
-	}
-	timer := time.NewTimer(protocol.Grace)
-	defer timer.Stop()
-	for _, d := range b.debts {
-		select {
-		case <-d.paid:
-		case <-timer.C:
-			return
-		}
+	if len(b.debts) > 0 {
+		ctx, cancel := context.WithTimeout(context.Background(), protocol.Grace)
+		defer cancel()
+		b.settled(ctx)
 	}
 }
 
@@ -289,34 +268,29 @@ type NotGivenBackError struct {
 
 func (e *NotGivenBackError) Error() string {
 	const most = 10
-	var text strings.Builder
-	fmt.Fprintf(&text, "lease: close: %d resources may stay blocked", len(e.Blocked))
-	for n, b := range e.Blocked {
-		if n == most {
-			text.WriteString(", ...")
-			break
-		}
-		fmt.Fprintf(&text, "%s %q until %s", map[bool]string{true: ":", false: ","}[n == 0], b.Resource, b.Until.Format(time.RFC3339Nano))
+	var all []string
+	for _, b := range e.Blocked[:min(len(e.Blocked), most)] {
+		each := fmt.Sprintf("%q until %s", b.Resource, b.Until.Format(time.RFC3339Nano))
 		if b.Err != nil {
-			fmt.Fprintf(&text, " (%v)", b.Err)
+			each += fmt.Sprintf(" (%v)", b.Err)
 		}
+		all = append(all, each)
 	}
+	if len(e.Blocked) > most {
+		all = append(all, "...")
+	}
+	text := fmt.Sprintf("lease: close: %d resources may stay blocked: %s", len(e.Blocked), strings.Join(all, ", "))
 	if e.Cause != nil {
-		fmt.Fprintf(&text, ": %v", e.Cause)
+		text += fmt.Sprintf(": %v", e.Cause)
 	}
-	return text.String()
+	return text
 }
 
 // Unwrap gives the cause and what the attempts have failed with.
 func (e *NotGivenBackError) Unwrap() []error {
-	all := make([]error, 0, 1+len(e.Blocked))
-	if e.Cause != nil {
-		all = append(all, e.Cause)
-	}
+	all := []error{e.Cause}
 	for _, b := range e.Blocked {
-		if b.Err != nil {
-			all = append(all, b.Err)
-		}
+		all = append(all, b.Err)
 	}
-	return all
+	return slices.DeleteFunc(all, func(err error) bool { return err == nil })
 }

@@ -267,13 +267,9 @@ func (i *Issuer) Close(ctx context.Context) error {
 	for _, l := range i.registry.allHeld() {
 		l.release(ctx, errReleasedByClose)
 	}
-	for {
-		idle := i.registry.busy()
-		if idle == nil {
-			break
-		}
+	for d := i.registry.next(); d != nil; d = i.registry.next() {
 		select {
-		case <-idle:
+		case <-d.paid:
 		case <-ctx.Done():
 			return i.registry.left(context.Cause(ctx))
 		}

@@ -349,11 +349,11 @@ func (l *Lease) Release(ctx context.Context) error {
 		return err
 	}
 	r := l.release(ctx, ErrReleased)
-	cause := r.debt.wait(ctx, releaseTime)
+	cause := r.wait(ctx, releaseTime)
 	if cause == nil {
 		return r.err
 	}
-	if last := r.debt.latest(); last != nil || !errors.Is(cause, ErrUnreachable) {
+	if last := r.latest(); last != nil || !errors.Is(cause, ErrUnreachable) {
 		cause = fmt.Errorf("%w: %w", cmp.Or(last, ErrUnreachable), cause)
 	}
 	return fmt.Errorf("lease: release %q is still being tried: %w", l.resource, cause)
@@ -361,13 +361,13 @@ func (l *Lease) Release(ctx context.Context) error {
 
 // release is a release that was begun.
 type release struct {
+	debt
 	lease  *Lease
 	over   error // why the lease was over before; nil if its holder trusted it
 	trace  tracing
 	around *outer // the lock around the lease, which goes last
-	debt   *debt
-	err    error // what Release returns; set before the debt is settled
-	done   bool  // it was answered; set before the debt is settled
+	err    error  // what Release returns; set before the debt is settled
+	done   bool   // it was answered; set before the debt is settled
 }
 
 // release ends the lease for that reason, an [ErrReleased], and begins to give it back, unless that has happened or is
@@ -383,7 +383,7 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 		return l.back
 	}
 	r := &release{lease: l, over: over, trace: l.trace(ctx, OpRelease), around: l.outer}
-	r.debt = l.core.registry.giveBack(r.trace.ctx, l.core.cfg.TTL, r.attempt, r, l.resource)
+	l.core.registry.giveBack(r.trace.ctx, &r.debt, l.core.cfg.TTL, r.attempt, r, l.resource)
 	l.back = r
 	return r
 }
@@ -409,7 +409,7 @@ func (r *release) ended() {
 // unanswered reports whether the release is over without an answer.
 func (r *release) unanswered() bool {
 	select {
-	case <-r.debt.paid:
+	case <-r.paid:
 		return !r.done
 	default:
 		return false

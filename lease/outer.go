@@ -96,12 +96,12 @@ func (a *acquisition) askOuter(ctx context.Context, resource string) (*outer, er
 		}
 		return late.lock, late.err
 	}, func() func() {
-		d := a.core.registry.owe(a.core.cfg.TTL, resource)
+		d := a.core.registry.owe(new(debt), a.core.cfg.TTL, resource)
 		return func() {
 			if late.err == nil {
 				a.core.releaseOuter(late.lock)
 			}
-			a.core.registry.settle(d, nil)
+			d.settle(nil)
 		}
 	})
 	if err != nil {
@@ -212,7 +212,7 @@ func (a *acquisition) giveBackOuter(all []*outer) {
 	for n, o := range all {
 		o.stop()
 		release := func(context.Context) error { o.release(); return nil }
-		a.call.debts = append(a.call.debts, a.core.registry.giveBack(a.caller, a.core.cfg.TTL, release, nil, a.resources[n]))
+		a.behind.debts = append(a.behind.debts, a.core.registry.giveBack(a.caller, new(debt), a.core.cfg.TTL, release, nil, a.resources[n]))
 	}
 }
 
@@ -236,7 +236,7 @@ func (a *acquisition) under(ctx context.Context, all []*outer) (Leases, error) {
 		l.under(all[n])
 	}
 	if err := leases.lost(); err != nil {
-		a.call.giveBack(ctx, leases...)
+		a.behind.giveBack(ctx, leases...)
 		return nil, err
 	}
 	return leases, nil

@@ -48,7 +48,7 @@ func (a *acquisition) waitAll(waiting context.Context) (Leases, error) {
 		a.asked = true
 		a.rename()
 	}
-	if a.call.settled(waiting) {
+	if a.behind.settled(waiting) {
 		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
 		if waiting.Err() == nil || err == nil || !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)) {
 			return leases, err
