@@ -179,16 +179,14 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	if a.barge {
 		m = barge
 	}
-	leases, refused, err := a.attempt(ctx, m, a.core.cfg.TTL)
-	if err != nil {
-		a.withdraw()
-		return nil, err
-	}
-	if refused != nil {
+	leases, err := a.attempt(ctx, m, a.core.cfg.TTL)
+	switch {
+	case errors.Is(err, ErrHeld):
 		a.rename() // an earlier request may arrive when the holder has gone
-		return nil, refused
+	case err != nil:
+		a.withdraw()
 	}
-	return leases, nil
+	return leases, err
 }
 
 // tryAll asks once for everything where one script can see it, and otherwise for one resource after
@@ -217,17 +215,17 @@ func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)
 	return leases, nil
 }
 
-// attempt asks until there is an answer, all leases or a refusal, or until bound has passed.
-func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (leases Leases, refused *HeldError, err error) {
+// attempt asks until there is an answer, all leases or a [HeldError], or until bound has passed.
+func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (leases Leases, err error) {
 	err = protocol.Persist(ctx, bound, func(ctx context.Context) error {
-		leases, refused, err = a.once(ctx, m)
+		leases, err = a.once(ctx, m)
 		return err
 	})
-	return leases, refused, err
+	return leases, err
 }
 
 // once asks one time. An answer that arrives after its own trust window counts as none.
-func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, error) {
+func (a *acquisition) once(ctx context.Context, m mode) (Leases, error) {
 	core := a.core
 	if _, votes := core.store.(*quorum); votes { // the withdrawal of the last vote may reach a member after the next vote
 		a.rename()
@@ -243,18 +241,18 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, *HeldError, err
 	}
 	switch {
 	case err != nil:
-		return nil, nil, err
+		return nil, err
 	case answer.tokens == nil:
 		a.standing = standing{sent, a.requests}
-		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder}, nil
+		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder}
 	case !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
-		return nil, nil, errTooLate
+		return nil, errTooLate
 	}
 	leases := make(Leases, len(a.keys))
 	for n, k := range a.keys {
 		leases[n] = newLease(a.caller, core, a.resources[n], a.term(k, answer.tokens[n]), sent, sent)
 	}
-	return leases, nil, nil
+	return leases, nil
 }
 
 // term is the lease with that token.

@@ -115,8 +115,8 @@ func (c *campaign) win(ctx context.Context) (*Lease, error) {
 	leads := func(a *acquisition) { a.lead = true }
 	l, err := c.TryAcquire(ctx, c.role, leads)
 	for {
-		var held *HeldError
-		if !errors.As(err, &held) || ctx.Err() != nil {
+		held, refused := errors.AsType[*HeldError](err)
+		if !refused || ctx.Err() != nil {
 			return l, err
 		}
 		if held.Holder != "" && held.Holder != c.leader {

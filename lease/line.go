@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +22,9 @@ type lines struct {
 // they come to the front. An empty line stays for a moment, with its subscription, so a resource
 // under steady contention costs no subscription at each turn.
 type line struct {
+	lines   *lines
+	channel string
+
 	behind       []chan struct{} // closed when its owner comes to the front; guarded by lines.mu
 	empty        *time.Timer     // removes the line; nil while someone is at the front; guarded by lines.mu
 	subscription *subscription   // belongs to whoever is at the front
@@ -61,41 +65,34 @@ func (s *silence) note(ctx context.Context, err error) error {
 	return err
 }
 
-// turn is the front of a line.
-type turn struct {
-	lines   *lines
-	channel string
-	line    *line
-}
-
 // join returns when the caller is at the front, or with the cause when ctx ends before that. It
 // calls busy before it waits.
-func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (turn, error) {
-	t, front := ls.enter(channel)
+func (ls *lines) join(ctx context.Context, channel string, busy func(context.Context)) (*line, error) {
+	l, front := ls.enter(channel)
 	if front == nil {
-		return t, nil
+		return l, nil
 	}
 	busy(ctx)
 	select {
 	case <-front:
-		return t, nil
+		return l, nil
 	case <-ctx.Done():
-		if !ls.quit(t.line, front) {
-			t.leave() // the caller came to the front at the same moment
+		if !l.quit(front) {
+			l.leave() // the caller came to the front at the same moment
 		}
-		return turn{}, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
 }
 
 // enter takes a place, a channel that is closed when it is the front; nil if it is the front
 // already.
-func (ls *lines) enter(channel string) (t turn, place chan struct{}) {
+func (ls *lines) enter(channel string) (l *line, place chan struct{}) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l, known := ls.byChannel[channel]
 	switch {
 	case !known:
-		l = &line{}
+		l = &line{lines: ls, channel: channel}
 		ls.byChannel[channel] = l
 	case l.empty != nil:
 		l.empty.Stop()
@@ -104,52 +101,48 @@ func (ls *lines) enter(channel string) (t turn, place chan struct{}) {
 		place = make(chan struct{})
 		l.behind = append(l.behind, place)
 	}
-	return turn{ls, channel, l}, place
+	return l, place
 }
 
 // quit takes a place out of the line. It answers false if that place is the front by now.
-func (ls *lines) quit(l *line, place chan struct{}) bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	for n, p := range l.behind {
-		if p == place {
-			l.behind = append(l.behind[:n], l.behind[n+1:]...)
-			return true
-		}
+func (l *line) quit(place chan struct{}) bool {
+	l.lines.mu.Lock()
+	defer l.lines.mu.Unlock()
+	n := slices.Index(l.behind, place)
+	if n >= 0 {
+		l.behind = slices.Delete(l.behind, n, n+1)
 	}
-	return false
+	return n >= 0
 }
 
 // leave lets the next come to the front. When there is none, the line ends, or stays for as long as
 // linger with its subscription.
-func (t turn) leave() {
-	ls, l := t.lines, t.line
+func (l *line) leave() {
+	ls := l.lines
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if len(l.behind) > 0 {
-		next := l.behind[0]
+	switch {
+	case len(l.behind) > 0:
+		close(l.behind[0])
 		l.behind = l.behind[1:]
-		close(next)
-		return
+	case l.subscription == nil:
+		l.remove()
+	default:
+		var empty *time.Timer
+		empty = time.AfterFunc(linger, func() {
+			ls.mu.Lock()
+			defer ls.mu.Unlock()
+			if l.empty == empty { // or someone came as the timer fired
+				l.remove()
+			}
+		})
+		l.empty = empty
 	}
-	if l.subscription == nil {
-		ls.remove(t.channel, l)
-		return
-	}
-	var empty *time.Timer
-	empty = time.AfterFunc(linger, func() {
-		ls.mu.Lock()
-		defer ls.mu.Unlock()
-		if l.empty == empty { // or someone came as the timer fired
-			ls.remove(t.channel, l)
-		}
-	})
-	l.empty = empty
 }
 
-// remove closes the line's subscription too. The caller holds mu.
-func (ls *lines) remove(channel string, l *line) {
-	delete(ls.byChannel, channel)
+// remove ends the line and its subscription. The caller holds the mu of the lines.
+func (l *line) remove() {
+	delete(l.lines.byChannel, l.channel)
 	if l.subscription != nil {
 		l.subscription.close()
 	}
@@ -159,25 +152,25 @@ func (ls *lines) remove(channel string, l *line) {
 func (ls *lines) close() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	for channel, l := range ls.byChannel {
+	for _, l := range ls.byChannel {
 		if l.empty != nil && l.empty.Stop() {
-			ls.remove(channel, l)
+			l.remove()
 		}
 	}
 }
 
 // woken receives when the waiter should ask again: it was called, or a message may have been
 // missed. Nil if the store cannot wake waiters.
-func (t turn) woken(waiter string) <-chan struct{} {
-	if s := t.line.subscription; s != nil && (s.moved() || s.told().refused != nil) {
+func (l *line) woken(waiter string) <-chan struct{} {
+	if s := l.subscription; s != nil && (s.moved() || s.told().refused != nil) {
 		s.close()
-		t.line.subscription = nil
+		l.subscription = nil
 	}
-	if t.line.subscription == nil {
-		t.line.subscription = t.lines.subscribe(t.channel, waiter)
+	if l.subscription == nil {
+		l.subscription = l.lines.subscribe(l.channel, waiter)
 	}
-	if t.line.subscription == nil {
+	if l.subscription == nil {
 		return nil
 	}
-	return t.line.subscription.wake
+	return l.subscription.wake
 }

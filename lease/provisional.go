@@ -57,10 +57,7 @@ func (p *provisional) settle() {
 
 // await waits until that is known, for one attempt at most.
 func (p *provisional) await() {
-	select {
-	case p.wanted <- struct{}{}:
-	default:
-	}
+	signal(p.wanted)
 	ctx, cancel := context.WithTimeout(p.settled, settleTry)
 	defer cancel()
 	<-ctx.Done()

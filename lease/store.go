@@ -78,16 +78,16 @@ type store interface {
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
 type single struct {
-	cfg        Config
-	client     redis.UniversalClient
-	redis      *protocol.Sender     // on client
-	cluster    *redis.ClusterClient // the same, if it is one
-	scripts    protocol.Holding     // of leases or of semaphores
-	publish    any                  // the command that wakes waiters, a string
-	listener   any                  // the name under which this process listens for them, a string
-	ttl        any                  // of the configuration, in milliseconds
-	retention  any                  // the same
-	subscriber subscriber
+	cfg       Config
+	client    redis.UniversalClient
+	redis     *protocol.Sender     // on client
+	cluster   *redis.ClusterClient // the same, if it is one
+	scripts   protocol.Holding     // of leases or of semaphores
+	publish   any                  // the command that wakes waiters, a string
+	listener  any                  // the name under which this process listens for them, a string
+	ttl       any                  // of the configuration, in milliseconds
+	retention any                  // the same
+	listeners *listeners
 }
 
 func checkClient(client redis.UniversalClient) error {
@@ -102,25 +102,23 @@ func checkClient(client redis.UniversalClient) error {
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
 	s := &single{cfg: cfg, client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding, listener: uuid.NewString()[:18],
+		listeners: &listeners{client: client, byMaster: make(map[*redis.Client]*listener)}, publish: "PUBLISH",
 		ttl: cfg.TTL.Milliseconds(), retention: cfg.FenceRetention.Milliseconds()}
 	if cfg.permits > 0 {
 		s.scripts = protocol.SemaphoreHolding
 	}
 	if cluster, ok := client.(*redis.ClusterClient); ok {
-		masters := &shards{cluster: cluster, byMaster: make(map[*redis.Client]*listener)}
-		s.cluster, s.publish, s.subscriber = cluster, "SPUBLISH", masters
-	} else {
-		s.publish, s.subscriber = "PUBLISH", listenOn(client)
+		s.cluster, s.publish = cluster, "SPUBLISH"
 	}
 	return s
 }
 
 // subscribe listens to what is published for this process's waiters alone.
 func (s *single) subscribe(channel, waiter string) *subscription {
-	return s.subscriber.subscribe(channel+":"+s.listener.(string), waiter)
+	return s.listeners.subscribe(channel+":"+s.listener.(string), waiter)
 }
 
-func (s *single) stopListening() { s.subscriber.stopListening() }
+func (s *single) stopListening() { s.listeners.stop() }
 
 func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
 	switch client := s.client.(type) {

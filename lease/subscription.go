@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,12 +53,13 @@ func (s *subscription) wakeToAsk() {
 	s.mu.Lock()
 	s.news.ask = true
 	s.mu.Unlock()
-	s.signal()
+	signal(s.wake)
 }
 
-func (s *subscription) signal() {
+// signal puts the token into a channel that holds one.
+func signal(c chan<- struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default: // the token is there
 	}
 }
@@ -75,7 +77,7 @@ func (s *subscription) receive(message string) {
 	}
 	s.mu.Unlock()
 	if mine {
-		s.signal()
+		signal(s.wake)
 	}
 }
 
@@ -105,10 +107,51 @@ const (
 	retry  = 100 * time.Millisecond
 )
 
-// subscriber is where waiters subscribe.
-type subscriber interface {
-	subscribe(channel, waiter string) *subscription // nil if that is not possible now
-	stopListening()                                 // ends what lingers
+// listeners are those of one deployment. It has one where every server passes every message on. On a
+// Cluster a message stays on the shard that serves its channel, so there each master has its own.
+type listeners struct {
+	client redis.UniversalClient
+
+	mu       sync.Mutex
+	byMaster map[*redis.Client]*listener // those with subscriptions, and a few more; under nil where it is one; guarded by mu
+}
+
+// master serves the channel; nil if all servers do.
+func (s *listeners) master(channel string) (*redis.Client, error) {
+	if cluster, ok := s.client.(*redis.ClusterClient); ok {
+		return cluster.MasterForKey(context.Background(), channel)
+	}
+	return nil, nil
+}
+
+// subscribe listens on the master that serves the channel; nil if that cannot be found out now. The
+// cluster's client closes its client of a master that leaves, and makes another if it returns, so
+// the address alone says nothing.
+func (s *listeners) subscribe(channel, waiter string) *subscription {
+	master, err := s.master(channel)
+	if err != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.byMaster, func(other *redis.Client, l *listener) bool { return other != master && l.ended() })
+	l, known := s.byMaster[master]
+	if !known {
+		l = newListener(func() connection { return connect(s.client, master) })
+		s.byMaster[master] = l
+	}
+	return l.subscribe(channel, waiter, func() bool {
+		now, err := s.master(channel)
+		return err == nil && now != master
+	})
+}
+
+func (s *listeners) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.byMaster {
+		l.close()
+	}
 }
 
 // listener is one connection for the channels of all its subscriptions. It runs while there are
@@ -129,8 +172,8 @@ func newListener(connect func() connection) *listener {
 }
 
 // subscribe listens for the waiter from the start: news may come before the subscription is returned.
-func (l *listener) subscribe(channel, waiter string) *subscription {
-	e := &subscription{channel: channel, waiter: waiter, wake: make(chan struct{}, 1), listener: l, moved: func() bool { return false }}
+func (l *listener) subscribe(channel, waiter string, moved func() bool) *subscription {
+	e := &subscription{channel: channel, waiter: waiter, wake: make(chan struct{}, 1), listener: l, moved: moved}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subscriptions[channel] = e
@@ -139,7 +182,7 @@ func (l *listener) subscribe(channel, waiter string) *subscription {
 		l.running = true
 		go l.run()
 	}
-	l.changed()
+	signal(l.wake)
 	return e
 }
 
@@ -148,82 +191,21 @@ func (l *listener) unsubscribe(e *subscription) {
 	defer l.mu.Unlock()
 	if l.subscriptions[e.channel] == e {
 		delete(l.subscriptions, e.channel)
-		l.changed()
+		signal(l.wake)
 	}
 }
 
-func (l *listener) stopListening() {
+func (l *listener) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closing = true
-	l.changed()
-}
-
-func (l *listener) changed() {
-	select {
-	case l.wake <- struct{}{}:
-	default: // the token is there
-	}
+	signal(l.wake)
 }
 
 func (l *listener) subscription(channel string) *subscription {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.subscriptions[channel]
-}
-
-// listenOn listens on a deployment where every server passes every message on.
-func listenOn(client redis.UniversalClient) *listener {
-	return newListener(func() connection {
-		return connection{PubSub: client.Subscribe(context.Background()), publish: client.Publish}
-	})
-}
-
-// shards are the listeners on a Cluster's masters: a message stays on the shard that serves its
-// channel.
-type shards struct {
-	cluster *redis.ClusterClient
-
-	mu       sync.Mutex
-	byMaster map[*redis.Client]*listener // those with subscriptions, and a few more; guarded by mu
-}
-
-// subscribe listens on the master that serves the channel; nil if that cannot be found out now. The
-// cluster's client closes its client of a master that leaves, and makes another if it returns, so
-// the address alone says nothing.
-func (s *shards) subscribe(channel, waiter string) *subscription {
-	master, err := s.cluster.MasterForKey(context.Background(), channel)
-	if err != nil {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for other, l := range s.byMaster {
-		if other != master && l.ended() {
-			delete(s.byMaster, other)
-		}
-	}
-	l, known := s.byMaster[master]
-	if !known {
-		l = newListener(func() connection {
-			return connection{master.SSubscribe(context.Background()), true, master.SPublish}
-		})
-		s.byMaster[master] = l
-	}
-	e := l.subscribe(channel, waiter)
-	e.moved = func() bool {
-		now, err := s.cluster.MasterForKey(context.Background(), channel)
-		return err == nil && now != master
-	}
-	return e
-}
-
-func (s *shards) stopListening() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, l := range s.byMaster {
-		l.stopListening()
-	}
 }
 
 func (l *listener) ended() bool {
@@ -247,11 +229,11 @@ func (l *listener) serve() (again bool) {
 	defer idle.Stop()
 	defer check.Stop()
 	var broken chan struct{}
-	asked := false
+	asked := false // for a sign of life
 	for {
 		add, remove := l.difference(subscribed)
 		if broken == nil && len(add) > 0 && !l.probe(s, add[0]) {
-			l.wakeAll()
+			l.each((*subscription).wakeToAsk)
 			protocol.Sleep(context.Background(), retry)
 			return true
 		}
@@ -262,21 +244,25 @@ func (l *listener) serve() (again bool) {
 				broken = make(chan struct{})
 				go l.receive(s, broken)
 			}
-		} else if l.isClosing() && l.stop() {
+		} else if l.stop(false) {
 			return false
 		}
 		select {
 		case <-l.wake:
 		case <-broken:
-			l.wakeAll() // they ask again, and look where their channel is served by now
+			l.each((*subscription).wakeToAsk) // they ask again, and look where their channel is served by now
 			protocol.Sleep(context.Background(), retry)
 			return true
 		case <-check.C:
-			if !l.alive(s, &asked) {
+			silent := !l.heard.Swap(false)
+			if silent && asked {
 				return true
 			}
+			if asked = silent; silent {
+				s.ask()
+			}
 		case <-idle.C:
-			if l.stop() {
+			if l.stop(true) {
 				return false
 			}
 			idle.Reset(linger) // the last subscription may end before the loop sees it
@@ -284,22 +270,10 @@ func (l *listener) serve() (again bool) {
 	}
 }
 
-// alive is false if the connection was asked for a sign of life at the last check, and has given
-// none. It asks if nothing was heard since then.
-func (l *listener) alive(s connection, asked *bool) bool {
-	silent := !l.heard.Swap(false)
-	if silent && *asked {
-		return false
-	}
-	if *asked = silent; silent {
-		s.ask()
-	}
-	return true
-}
-
 // receive passes messages on until the connection is closed or breaks. The connection is not used
 // again then: it would subscribe to all its channels in one request, which a Cluster refuses when
-// they are of several slots.
+// they are of several slots. The beginning, the renewal and the end of a subscription in Redis wake
+// the waiter too: messages before that moment were missed.
 func (l *listener) receive(s connection, broken chan<- struct{}) {
 	defer close(broken)
 	for {
@@ -309,7 +283,16 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 			return
 		}
 		l.heard.Store(true)
-		l.dispatch(m)
+		switch m := m.(type) {
+		case *redis.Message:
+			if e := l.subscription(m.Channel); e != nil {
+				e.receive(m.Payload)
+			}
+		case *redis.Subscription:
+			if e := l.subscription(m.Channel); e != nil {
+				e.wakeToAsk()
+			}
+		}
 	}
 }
 
@@ -337,26 +320,16 @@ func (l *listener) refused(err error) bool {
 	if !errors.Is(err, ErrDenied) {
 		return false
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, e := range l.subscriptions {
-		e.refuse(err)
-	}
+	l.each(func(e *subscription) { e.refuse(err) })
 	return true
 }
 
-func (l *listener) wakeAll() {
+func (l *listener) each(tell func(*subscription)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.subscriptions {
-		e.wakeToAsk()
+		tell(e)
 	}
-}
-
-func (l *listener) isClosing() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.closing
 }
 
 // difference brings subscribed up to date and says how.
@@ -381,35 +354,30 @@ func (l *listener) difference(subscribed map[string]bool) (add, remove []string)
 	return add, remove
 }
 
-// stop ends the loop, unless there is a new subscription.
-func (l *listener) stop() bool {
+// stop ends the loop, unless there is a new subscription, or it lingers: it is not idle for long yet.
+func (l *listener) stop(idle bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.running = len(l.subscriptions) > 0
+	if len(l.subscriptions) == 0 && (idle || l.closing) {
+		l.running = false
+	}
 	return !l.running
 }
 
-// dispatch passes a message to its subscription. The beginning, the renewal and the end of a
-// subscription in Redis wake the waiter too: messages before that moment were missed.
-func (l *listener) dispatch(m any) {
-	switch m := m.(type) {
-	case *redis.Message:
-		if e := l.subscription(m.Channel); e != nil {
-			e.receive(m.Payload)
-		}
-	case *redis.Subscription:
-		if e := l.subscription(m.Channel); e != nil {
-			e.wakeToAsk()
-		}
-	}
-}
-
-// connection is one that listens. On a Cluster, messages stay on the shard that serves the
-// resource.
+// connection is one that listens, in the words of its deployment.
 type connection struct {
 	*redis.PubSub
-	sharded bool
-	publish func(ctx context.Context, channel string, message any) *redis.IntCmd
+	subscribe, unsubscribe func(ctx context.Context, channels ...string) error
+	publish                func(ctx context.Context, channel string, message any) *redis.IntCmd
+}
+
+func connect(client redis.UniversalClient, master *redis.Client) connection {
+	if master == nil {
+		p := client.Subscribe(context.Background())
+		return connection{p, p.Subscribe, p.Unsubscribe, client.Publish}
+	}
+	p := master.SSubscribe(context.Background())
+	return connection{p, p.SSubscribe, p.SUnsubscribe, master.SPublish}
 }
 
 // ask requests a sign of life. Errors are left to the connection.
@@ -424,19 +392,10 @@ func (s connection) ask() {
 func (s connection) change(add, remove []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	if s.sharded {
-		for _, channel := range add {
-			_ = s.SSubscribe(ctx, channel)
-		}
-		for _, channel := range remove {
-			_ = s.SUnsubscribe(ctx, channel)
-		}
-		return
+	for _, channel := range add {
+		_ = s.subscribe(ctx, channel)
 	}
-	if len(add) > 0 {
-		_ = s.Subscribe(ctx, add...)
-	}
-	if len(remove) > 0 {
-		_ = s.Unsubscribe(ctx, remove...)
+	for _, channel := range remove {
+		_ = s.unsubscribe(ctx, channel)
 	}
 }

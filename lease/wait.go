@@ -40,8 +40,8 @@ func (a *acquisition) asking(ctx context.Context) context.Context {
 // waitAll asks for everything, and if that is refused, waits for one resource after the other.
 func (a *acquisition) waitAll(waiting context.Context) (Leases, error) {
 	leases, err := a.tryAll(a.asking(waiting))
-	var held *HeldError
-	if !errors.As(err, &held) {
+	held, refused := errors.AsType[*HeldError](err)
+	if !refused {
 		return leases, err
 	}
 	if !a.core.store.spans(a.keys) { // what the steps were granted was given back, which may have ended the call in Redis
@@ -62,12 +62,12 @@ func (a *acquisition) waitAll(waiting context.Context) (Leases, error) {
 func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
 	defer func() { a.waited(leases, err) }()
 	came := time.Now()
-	t, err := a.core.lines.join(ctx, a.keys[0].Channel.(string), a.waiting)
+	l, err := a.core.lines.join(ctx, a.keys[0].Channel.(string), a.waiting)
 	if err != nil {
 		return nil, &HeldError{Resource: a.resources[0], Cause: err}
 	}
-	defer t.leave()
-	leases, err = a.queue(ctx, t, came)
+	defer l.leave()
+	leases, err = a.queue(ctx, l, came)
 	if err != nil {
 		a.withdraw()
 	}
@@ -93,34 +93,35 @@ func (a *acquisition) waited(leases Leases, err error) {
 }
 
 // queue asks whenever it is woken, and after the retry-after of the latest refusal.
-func (a *acquisition) queue(ctx context.Context, t turn, came time.Time) (Leases, error) {
+func (a *acquisition) queue(ctx context.Context, l *line, came time.Time) (Leases, error) {
 	var last *HeldError
 	if a.waits != nil { // the callers in front of it have found it taken
 		last = &HeldError{Resource: a.resources[0]}
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
-		t.line.subscription.listenFor(a.call.id.(string))
-		left := t.line.silence.left(came, a.core.cfg.TTL)
+		l.subscription.listenFor(a.call.id.(string))
+		left := l.silence.left(came, a.core.cfg.TTL)
 		if left <= 0 {
-			return nil, cmp.Or(t.line.silence.why, error(protocol.NoAnswer(a.core.cfg.TTL)))
+			return nil, cmp.Or(l.silence.why, error(protocol.NoAnswer(a.core.cfg.TTL)))
 		}
-		leases, refused, err := a.attempt(a.asking(ctx), wait, left)
-		err = t.line.silence.note(ctx, err)
+		leases, err := a.attempt(a.asking(ctx), wait, left)
+		err = l.silence.note(ctx, err)
+		refused, held := errors.AsType[*HeldError](err)
 		switch {
-		case leases != nil:
+		case err == nil:
 			return leases, nil
-		case refused != nil:
+		case held:
 			a.waiting(ctx)
 			last = refused
-			a.sleep(ctx, t, refused.RetryAfter, backoff)
-			if leases = a.handedOver(ctx, t); leases != nil {
+			a.sleep(ctx, l, last.RetryAfter, backoff)
+			if leases = a.handedOver(ctx, l); leases != nil {
 				return leases, nil
 			}
-			if err = t.line.subscription.told().refused; err != nil {
+			if err = l.subscription.told().refused; err != nil {
 				return nil, err
 			}
 		case protocol.Transient(err):
-			left = t.line.silence.left(came, a.core.cfg.TTL)
+			left = l.silence.left(came, a.core.cfg.TTL)
 			if protocol.Sleep(ctx, min(protocol.Jitter(backoff), max(left/2, pollFirst))) && left > 0 {
 				continue
 			}
@@ -136,8 +137,8 @@ func (a *acquisition) queue(ctx context.Context, t turn, came time.Time) (Leases
 }
 
 // sleep returns when the waiter is woken, or should have been.
-func (a *acquisition) sleep(ctx context.Context, t turn, held, backoff time.Duration) {
-	woken := t.woken(a.call.id.(string))
+func (a *acquisition) sleep(ctx context.Context, l *line, held, backoff time.Duration) {
+	woken := l.woken(a.call.id.(string))
 	if woken == nil {
 		held = min(held, backoff/2+protocol.Below(backoff)) // spread out, or rivals for a majority split it again and again
 	}
@@ -146,7 +147,7 @@ func (a *acquisition) sleep(ctx context.Context, t turn, held, backoff time.Dura
 	for {
 		select {
 		case <-woken:
-			news := t.line.subscription.told()
+			news := l.subscription.told()
 			if news.ask {
 				return
 			}
@@ -186,9 +187,9 @@ const (
 //
 // The waiter also asks if too little of the grant is left, or if replicas have to confirm.
 // Otherwise the lease is full as soon as its first renewal is answered.
-func (a *acquisition) handedOver(ctx context.Context, t turn) Leases {
+func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
 	c, last := a.core, a.standing
-	granted := t.line.subscription.told().granted
+	granted := in.subscription.told().granted
 	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {
 		return nil
 	}

@@ -67,6 +67,8 @@ func TestJoinReportsTheCause(t *testing.T) {
 	front.leave()
 }
 
+func stays() bool { return false }
+
 // A resource under contention empties its line at each turn, and must not subscribe anew at each.
 func TestALineThatHasEmptiedKeepsItsSubscriptionForAMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -74,7 +76,10 @@ func TestALineThatHasEmptiedKeepsItsSubscriptionForAMoment(t *testing.T) {
 		subscribed := 0
 		listens := newListener(func() connection { panic("nobody runs it") })
 		listens.running = true
-		ls.subscribe = func(channel, waiter string) *subscription { subscribed++; return listens.subscribe(channel, waiter) }
+		ls.subscribe = func(channel, waiter string) *subscription {
+			subscribed++
+			return listens.subscribe(channel, waiter, stays)
+		}
 		for range 5 {
 			turn, err := ls.join(t.Context(), "a", unheard)
 			require.NoError(t, err)
@@ -96,9 +101,9 @@ func TestANewSubscriptionWakesItsWaiter(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	l := listenOn(client)
+	l := newListener(func() connection { return connect(client, nil) })
 	for range 50 {
-		e := l.subscribe("a", "me")
+		e := l.subscribe("a", "me", stays)
 		select {
 		case <-e.wake:
 		case <-time.After(10 * time.Second):
@@ -106,8 +111,8 @@ func TestANewSubscriptionWakesItsWaiter(t *testing.T) {
 		}
 		e.close()
 	}
-	old := l.subscribe("a", "me")
-	current := l.subscribe("a", "me") // as after a slot has moved back and forth
+	old := l.subscribe("a", "me", stays)
+	current := l.subscribe("a", "me", stays) // as after a slot has moved back and forth
 	old.close()
 	require.Same(t, current, l.subscription("a"), "an old subscription does not close its successor")
 	current.close()
@@ -124,14 +129,14 @@ func TestTheFirstNewsOfASubscriptionCounts(t *testing.T) {
 		listens := newListener(func() connection { panic("nobody runs it") })
 		listens.running = true
 		ls.subscribe = func(channel, waiter string) *subscription {
-			e := listens.subscribe(channel, waiter)
+			e := listens.subscribe(channel, waiter, stays)
 			news(e)
 			return e
 		}
 		turn, err := ls.join(t.Context(), "a", unheard)
 		require.NoError(t, err)
 		require.NotEmpty(t, turn.woken("me"), name)
-		require.True(t, turn.line.subscription.told().ask, name)
+		require.True(t, turn.subscription.told().ask, name)
 	}
 }
 
@@ -139,7 +144,7 @@ func TestAStoreThatWakesNobodyIsPolled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		turn, err := newLines().join(t.Context(), "a", unheard)
 		require.NoError(t, err)
-		turn.line.subscription.listenFor("me")
+		turn.subscription.listenFor("me")
 		require.Nil(t, turn.woken("me"))
 		a := &acquisition{call: newCall("me")}
 		start := time.Now()
@@ -215,9 +220,9 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []*protocol.Keys{{}}, id: uuid.New(), call: newCall("me"), standing: standing{sent, 2}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
-				require.Nil(t, a.handedOver(over, turn{line: &line{subscription: e}}), "who has given up gives it back")
+				require.Nil(t, a.handedOver(over, &line{subscription: e}), "who has given up gives it back")
 
-				leases := a.handedOver(t.Context(), turn{line: &line{subscription: e}})
+				leases := a.handedOver(t.Context(), &line{subscription: e})
 				require.Equal(t, test.until > 0, leases != nil)
 				if leases == nil {
 					return

@@ -155,8 +155,7 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 		acquire = c.once.claims.TryAcquire
 	}
 	claim, err := acquire(ctx, resource(c.key))
-	var held *lease.HeldError
-	if errors.As(err, &held) {
+	if held, refused := errors.AsType[*lease.HeldError](err); refused {
 		return nil, &InFlightError{Key: c.key, Holder: held.Holder, RetryAfter: held.RetryAfter, Cause: held.Cause} // claimed since the look
 	}
 	if err != nil {
