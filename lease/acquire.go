@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -114,14 +113,6 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 func (a *acquisition) part(n int) *acquisition {
 	return &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
 		id: a.id, text: a.text, call: a.call, behind: a.behind, barge: a.barge}
-}
-
-// name is what errors call the resources.
-func (a *acquisition) name() string {
-	if len(a.resources) == 1 {
-		return strconv.Quote(a.resources[0])
-	}
-	return fmt.Sprintf("%d resources from %q", len(a.resources), a.resources[0])
 }
 
 // run is the whole acquisition: what is granted is sealed before the holder learns that it holds.
@@ -311,7 +302,10 @@ func (a *acquisition) failed(err error) error {
 	if errors.Is(err, ErrHeld) {
 		return err
 	}
-	return fmt.Errorf("lease: acquire %s: %w", a.name(), err)
+	if len(a.resources) > 1 {
+		return fmt.Errorf("lease: acquire %d resources from %q: %w", len(a.resources), a.resources[0], err)
+	}
+	return fmt.Errorf("lease: acquire %q: %w", a.resources[0], err)
 }
 
 // seal runs Config.Seal for all, before the holder learns that it holds. If it fails or panics, all

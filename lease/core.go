@@ -21,22 +21,6 @@ type core struct {
 	names map[string]*protocol.Keys // guarded by mu
 }
 
-func newCore(s store, cfg Config) (*core, error) {
-	cfg = cfg.withDefaults()
-	if err := cfg.check(); err != nil {
-		return nil, err
-	}
-	return &core{
-		cfg:      cfg,
-		label:    protocol.EscapeLabel(cfg.Holder),
-		store:    s,
-		watchdog: &watchdog{store: s, cfg: cfg},
-		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
-		registry: &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})},
-		names:    make(map[string]*protocol.Keys),
-	}, nil
-}
-
 // trustedUntil is the trust window: the clock read before the request was sent, plus the TTL asked
 // for, less the margin.
 func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {

@@ -29,15 +29,24 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if err := checkClient(client); err != nil {
 		return nil, err
 	}
-	return newIssuer(newSingle(client, cfg.withDefaults()), cfg)
+	cfg = cfg.withDefaults()
+	return newIssuer(newSingle(client, cfg), cfg)
 }
 
+// newIssuer takes a configuration with its defaults.
 func newIssuer(s store, cfg Config) (*Issuer, error) {
-	c, err := newCore(s, cfg)
-	if err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &Issuer{core: c}, nil
+	return &Issuer{core: &core{
+		cfg:      cfg,
+		label:    protocol.EscapeLabel(cfg.Holder),
+		store:    s,
+		watchdog: &watchdog{store: s, cfg: cfg},
+		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
+		registry: &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})},
+		names:    make(map[string]*protocol.Keys),
+	}}, nil
 }
 
 // NewQuorum makes an issuer over several independent Redis servers, an odd number of at least
@@ -62,12 +71,13 @@ func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	if cfg.Replicas != 0 {
 		return nil, protocol.Invalid("Replicas (%d) must be 0 with a quorum, whose members are independent", cfg.Replicas)
 	}
-	q := &quorum{need: len(clients)/2 + 1, patience: cfg.withDefaults().RenewTimeout / 2}
+	cfg = cfg.withDefaults()
+	q := &quorum{need: len(clients)/2 + 1, patience: cfg.RenewTimeout / 2}
 	for n, client := range clients {
 		if err := checkClient(client); err != nil {
 			return nil, fmt.Errorf("client %d: %w", n, err)
 		}
-		q.members = append(q.members, newSingle(client, cfg.withDefaults()))
+		q.members = append(q.members, newSingle(client, cfg))
 	}
 	return newIssuer(q, cfg)
 }

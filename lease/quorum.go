@@ -262,21 +262,21 @@ func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, fro
 }
 
 func (q *quorum) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.raise(ctx, k, floor) })
-	last := floor
+	return q.greatest(ctx, floor, func(ctx context.Context, m *single) (int64, error) { return m.raise(ctx, k, floor) })
+}
+
+// greatest is the greatest token that a majority has answered, and not below floor.
+func (q *quorum) greatest(ctx context.Context, floor int64, ask func(context.Context, *single) (int64, error)) (int64, error) {
+	votes := poll(ctx, q, ask)
 	for _, v := range votes {
-		last = max(last, v.Value)
+		floor = max(floor, v.Value)
 	}
-	return last, failure(q, votes)
+	return floor, failure(q, votes)
 }
 
 func (q *quorum) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, call, floor) })
-	var token int64
-	for _, v := range votes {
-		token = max(token, v.Value)
-	}
-	if err := failure(q, votes); err != nil {
+	token, err := q.greatest(ctx, 0, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, call, floor) })
+	if err != nil {
 		return 0, err
 	}
 	result, err := q.confirm(ctx, term{keys: old.keys, id: id, token: token, call: call})

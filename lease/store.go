@@ -125,28 +125,23 @@ func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, e
 	case *redis.Client:
 		return []*redis.Client{client}, 0, nil
 	case *redis.ClusterClient:
-		all, err = masters(ctx, client)
+		all, err = protocol.Bounded(ctx, func() (masters []*redis.Client, err error) {
+			var mu sync.Mutex
+			err = client.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+				mu.Lock()
+				defer mu.Unlock()
+				masters = append(masters, master)
+				return nil
+			})
+			if err != nil {
+				return nil, protocol.Failed(ctx, "cluster slots", err)
+			}
+			return masters, nil
+		})
 		return all, 0, err
 	default:
 		return nil, 0, fmt.Errorf("%w: check of a %T", errors.ErrUnsupported, client)
 	}
-}
-
-func masters(ctx context.Context, cluster *redis.ClusterClient) ([]*redis.Client, error) {
-	return protocol.Bounded(ctx, func() ([]*redis.Client, error) {
-		var mu sync.Mutex
-		var all []*redis.Client
-		err := cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, master)
-			return nil
-		})
-		if err != nil {
-			return nil, protocol.Failed(ctx, "cluster slots", err)
-		}
-		return all, nil
-	})
 }
 
 // spans is false on a Cluster, where a script sees one slot only; several resources are then

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
@@ -42,10 +43,18 @@ func Middleware(l *Limiter, h HTTP) (func(http.Handler) http.Handler, error) {
 	if l == nil || l.redis == nil {
 		return nil, protocol.Invalid("the Limiter was not made by admission.New")
 	}
-	if err := h.check(); err != nil {
-		return nil, err
+	if h.Key == nil {
+		return nil, protocol.Invalid("Key is nil; say who is limited, such as by an API key in the request")
 	}
-	h = h.withDefaults()
+	for _, c := range h.Policy {
+		if !strings.ContainsRune(policyLetters, c) {
+			return nil, protocol.Invalid("Policy %q contains %q; use letters, digits, '_', '-' and '.'", h.Policy, c)
+		}
+	}
+	h.Policy = cmp.Or(h.Policy, "default")
+	if h.Refuse == nil {
+		h.Refuse = refuse
+	}
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if l.admit(w, r, h) {
@@ -70,36 +79,22 @@ func (l *Limiter) admit(w http.ResponseWriter, r *http.Request, h HTTP) bool {
 		w.WriteHeader(http.StatusServiceUnavailable) // the client has gone, or a handler outside has ended the context
 		return false
 	}
-	l.announce(w.Header(), h.Policy, d)
+	if d.Err == nil {
+		header := w.Header()
+		header.Set("RateLimit-Policy", fmt.Sprintf("%q;q=%d;w=%d", h.Policy, l.cfg.Limit, seconds(l.cfg.Window)))
+		header.Set("RateLimit", fmt.Sprintf("%q;r=%d;t=%d", h.Policy, d.Remaining, seconds(d.ResetAfter)))
+		if !d.Allowed {
+			header.Set("Retry-After", strconv.FormatInt(seconds(d.RetryAfter), 10))
+		}
+	}
 	if !d.Allowed {
 		h.Refuse(w, r, d)
 	}
 	return d.Allowed
 }
 
-func (l *Limiter) announce(header http.Header, policy string, d Decision) {
-	if d.Err != nil {
-		return
-	}
-	header.Set("RateLimit-Policy", fmt.Sprintf("%q;q=%d;w=%d", policy, l.cfg.Limit, seconds(l.cfg.Window)))
-	header.Set("RateLimit", fmt.Sprintf("%q;r=%d;t=%d", policy, d.Remaining, seconds(d.ResetAfter)))
-	if !d.Allowed {
-		header.Set("Retry-After", strconv.FormatInt(seconds(d.RetryAfter), 10))
-	}
-}
-
 // seconds rounds up, so that whoever waits that long has waited long enough.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
-
-func (h HTTP) withDefaults() HTTP {
-	if h.Policy == "" {
-		h.Policy = "default"
-	}
-	if h.Refuse == nil {
-		h.Refuse = refuse
-	}
-	return h
-}
 
 func refuse(w http.ResponseWriter, _ *http.Request, d Decision) {
 	status := http.StatusTooManyRequests
@@ -107,18 +102,6 @@ func refuse(w http.ResponseWriter, _ *http.Request, d Decision) {
 		status = http.StatusServiceUnavailable
 	}
 	http.Error(w, http.StatusText(status), status)
-}
-
-func (h HTTP) check() error {
-	if h.Key == nil {
-		return protocol.Invalid("Key is nil; say who is limited, such as by an API key in the request")
-	}
-	for _, c := range h.Policy {
-		if !strings.ContainsRune(policyLetters, c) {
-			return protocol.Invalid("Policy %q contains %q; use letters, digits, '_', '-' and '.'", h.Policy, c)
-		}
-	}
-	return nil
 }
 
 const policyLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
