@@ -77,7 +77,7 @@
 //
 // # Renewal
 //
-// One loop per [Issuer] renews all its leases, each about every third of its TTL. Each renewal has
+// An [Issuer] renews its leases together, each about every third of its TTL. Each renewal has
 // a timeout and ends before the lease does; the defaults leave time for another one after it. No
 // renewal begins once a release has, or after [Config.MaxHold], so a holder that is stuck does not
 // hold for ever.

@@ -26,7 +26,7 @@ type watchdog struct {
 	cfg   Config
 
 	mu      sync.Mutex
-	batches []*batch // guarded by mu
+	batches []*batch // those with room for more; guarded by mu
 }
 
 // batch are leases that one request renews.
@@ -63,17 +63,20 @@ func (w *watchdog) schedule(l *Lease, at time.Time) {
 	}
 	fits := func(b *batch) bool {
 		early := at.Sub(b.at)
-		return 0 <= early && early <= w.cfg.RenewEvery/batchWindow && len(b.leases) < batchLimit
+		return 0 <= early && early <= w.cfg.RenewEvery/batchWindow
 	}
+	var b *batch
 	if n := slices.IndexFunc(w.batches, fits); n >= 0 {
-		l.due = w.batches[n]
+		b = w.batches[n]
 	} else {
-		b := &batch{at: at}
+		b = &batch{at: at}
 		b.timer = time.AfterFunc(time.Until(at), func() { w.renew(b) })
 		w.batches = append(w.batches, b)
-		l.due = b
 	}
-	l.due.leases = append(l.due.leases, l)
+	b.leases, l.due = append(b.leases, l), b
+	if len(b.leases) == batchLimit {
+		w.remove(b)
+	}
 }
 
 // forget cancels the renewal of a lease that is over.
@@ -84,14 +87,15 @@ func (w *watchdog) forget(l *Lease) {
 	if b == nil {
 		return
 	}
-	l.due = nil
-	if b.leases = slices.DeleteFunc(b.leases, func(other *Lease) bool { return other == l }); len(b.leases) == 0 {
+	n := slices.Index(b.leases, l)
+	b.leases, l.due = slices.Delete(b.leases, n, n+1), nil
+	if len(b.leases) == 0 {
 		b.timer.Stop()
 		w.remove(b)
 	}
 }
 
-// remove takes a batch out. The caller holds mu.
+// remove lets nobody join a batch any more. The caller holds mu.
 func (w *watchdog) remove(b *batch) {
 	w.batches = slices.DeleteFunc(w.batches, func(other *batch) bool { return other == b })
 }
