@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -57,18 +58,33 @@ func abandon(conn *pgx.Conn) {
 
 // detached is for what must be tried although ctx may be done: rolling back, and asking what became
 // of a commit. Bounded, because nobody else will.
-func detached(ctx context.Context, atMost time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), atMost)
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 }
 
-const cleanUpTime = 5 * time.Second
+// asker sends a query to a server and scans the only row of the answer.
+type asker func(ctx context.Context, dest any, query string, args ...any) error
 
-// after drops the error of closing what has already failed with first: pgx repeats it.
-func after(closeErr, first error) error {
-	if first != nil {
-		return nil
+// errNobodyLeft: a single connection that was lost cannot be asked.
+var errNobodyLeft = errors.New("fencedb: the only connection is lost")
+
+// askOn asks on a connection of db.
+func askOn(db DB) asker {
+	return func(ctx context.Context, dest any, query string, args ...any) error {
+		conn, release, err := acquire(ctx, db)
+		if err != nil {
+			return err
+		}
+		defer release()
+		defer func() { abandon(pgxConn(conn)) }()
+		b := &pgx.Batch{}
+		b.Queue(query, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest) })
+		err = conn.SendBatch(ctx, b).Close()
+		if own := pgxConn(db); own != nil && own.IsClosed() {
+			return noted(errNobodyLeft, err)
+		}
+		return err
 	}
-	return closeErr
 }
 
 // noted is errors.Join for two, on one line; only cause may be nil.
@@ -84,8 +100,7 @@ func noted(err, cause error) error {
 // dated. Only its context bounds it.
 func Clock(db DB) func(context.Context) (time.Time, error) {
 	return func(ctx context.Context) (now time.Time, err error) {
-		batch := new(pgx.Batch)
-		batch.Queue(`SELECT clock_timestamp()`).QueryRow(func(row pgx.Row) error { return row.Scan(&now) })
-		return now, db.SendBatch(ctx, batch).Close()
+		err = askOn(db)(ctx, &now, `SELECT clock_timestamp()`)
+		return now, err
 	}
 }

@@ -29,25 +29,22 @@ func (e *entry) stillEntered() string {
 	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::xid8)`, e.xid)
 }
 
+// harmless are the first words of statements that cannot end the transaction. A procedure cannot
+// end one that it has not begun. Those with true can also be the last statement of a batch that is
+// the transaction: they cannot commit half of it, as a procedure could, and ask for no transaction
+// block.
+var harmless = map[string]bool{
+	"SELECT": true, "INSERT": true, "UPDATE": true, "DELETE": true, "MERGE": true, "WITH": true, "VALUES": true, "TABLE": true,
+	"COPY": false, "LOCK": false, "SET": false, "SHOW": false, "CALL": false, "DO": false, "SAVEPOINT": false, "RELEASE": false,
+	"TRUNCATE": false, "CREATE": false, "ALTER": false, "DROP": false,
+}
+
 // keepsOpen reports whether sql is a single statement that cannot end the transaction, by its first
 // word. Doubt counts as no: the name of a prepared statement, several statements in one string, SQL
 // that is rewritten.
 func keepsOpen(sql string, args []any) bool {
-	switch firstWord(sql, args) {
-	case "COPY", "LOCK", "SET", "SHOW", "CALL", "DO", "SAVEPOINT", "RELEASE", "TRUNCATE", "CREATE", "ALTER", "DROP":
-		return true // a procedure cannot end a transaction that it has not begun
-	}
-	return needsNoBegin(sql, args)
-}
-
-// needsNoBegin reports whether sql can be the last statement of a batch that is the transaction:
-// one that cannot commit half of it, as a procedure could, and asks for no transaction block.
-func needsNoBegin(sql string, args []any) bool {
-	switch firstWord(sql, args) {
-	case "SELECT", "INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "VALUES", "TABLE":
-		return true
-	}
-	return false
+	_, known := harmless[firstWord(sql, args)]
+	return known
 }
 
 // firstWord is that of a single statement, in capitals; "" in doubt.
@@ -64,11 +61,10 @@ func firstWord(sql string, args []any) string {
 		return ""
 	}
 	sql = skipComments(sql)
-	word := sql
 	if end := strings.IndexAny(sql, space+"(*'\"-/"); end >= 0 {
-		word = sql[:end]
+		sql = sql[:end]
 	}
-	return strings.ToUpper(word)
+	return strings.ToUpper(sql)
 }
 
 const space = " \t\r\n\f\v"
@@ -101,12 +97,7 @@ func skipComments(sql string) string {
 var errEnded = errors.New("fencedb: the connection is in no transaction any more")
 
 func allKeepOpen(queries []*pgx.QueuedQuery) bool {
-	for _, query := range queries {
-		if !keepsOpen(query.SQL, query.Arguments) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(queries, func(q *pgx.QueuedQuery) bool { return !keepsOpen(q.SQL, q.Arguments) })
 }
 
 // checked returns the queries of a batch with the check behind them, if they may end the
@@ -147,22 +138,17 @@ func (tx *fencedTx) execString(ctx context.Context, sql string) (tag pgconn.Comm
 // rollback undoes what that statement has committed. It returns nil if none has. If alive, server
 // is asked once; otherwise it may first have to notice that the connection is lost.
 func (e *entry) ended(ctx context.Context, server asker, alive bool, err error) error {
-	outcome := "aborted"
-	var askErr error
+	ask := e.ask
 	if alive {
-		ctx, cancel := detached(ctx, cleanUpTime)
+		var cancel context.CancelFunc
+		ctx, cancel = detached(ctx)
 		defer cancel()
-		outcome, askErr = server(ctx, e)
-	} else if committed, err := e.ask(ctx, server); err != nil {
-		askErr = err
-	} else if committed {
-		outcome = "committed"
+		ask = e.askOnce
 	}
+	outcome, askErr := ask(ctx, server)
 	switch ended := answered(err).code == codeTxEnded || errors.Is(err, errEnded); {
 	case askErr != nil:
 		return e.unknown(err, askErr)
-	case outcome == "":
-		return e.unknown(err, errForgotten)
 	case outcome == "aborted" && !ended:
 		return nil
 	}

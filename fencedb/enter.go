@@ -55,7 +55,7 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	}
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
-	if err := e.entered(tx.QueryRow(bounded, sql, args...)); err != nil {
+	if err := tx.QueryRow(bounded, sql, args...).Scan(&e.xid, &e.epoch); err != nil {
 		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
 	}
 	return nil
@@ -105,16 +105,5 @@ func (e *Entry) outcome(ctx context.Context, server asker, err error) error {
 	}
 	t := e.entry.trace(ctx, OpOutcome)
 	defer t.end()
-	return t.is(e.entry.committed(t.ctx, server, err))
-}
-
-func (e *entry) committed(ctx context.Context, server asker, err error) error {
-	committed, askErr := e.ask(ctx, server)
-	switch {
-	case askErr != nil:
-		return e.unknown(err, askErr)
-	case committed:
-		return nil
-	}
-	return e.explain(ctx, nil, true, fmt.Errorf("fencedb: rolled back: %w", err))
+	return t.is(e.entry.settle(t.ctx, server, err, true, true))
 }

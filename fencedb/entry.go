@@ -1,6 +1,7 @@
 package fencedb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,7 +70,10 @@ type entry struct {
 	xid    uint64    // of the transaction that has entered; 0 before
 	epoch  int64     // of the server that gave it
 
-	overdue *time.Timer // of watch
+	conn     DB          // of db, from acquire to release; nil in those of the application
+	pg       *pgx.Conn   // that of conn; nil if db is of a kind that does not show it
+	giveBack func()      // for release
+	overdue  *time.Timer // of watch
 }
 
 func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
@@ -105,7 +109,7 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	if !implicit {
 		b.BeginTx(e.txOptions)
 	}
-	b.Queue(sql, args...).QueryRow(e.entered)
+	b.Queue(sql, args...)
 	own := make([]pgx.QueuedQuery, len(behind))
 	for i, query := range behind {
 		own[i] = *query
@@ -117,12 +121,64 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 // sealTries is how often a transaction is sent that is refused because its token was not sealed.
 const sealTries = 3
 
-// unsealed reports whether enter refused because the fence may be younger than the transaction's
-// snapshot.
-func unsealed(err error) bool { return err != nil && answered(err).code == codeSerializationFailure }
+// open begins the transaction: batch, in one round trip. The results that it returns begin with those
+// behind enter. Of an error they are closed, and nil if nothing was sent.
+//
+// Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the
+// token is sealed, and everything sent again: the server has skipped what is behind. A second
+// refusal needs a newer token that is entering, which sealing then finds. It is sent also when it
+// could not be sealed: the transaction is then open and refuses everything, as after any other
+// refusal.
+func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery, implicit bool) (results pgx.BatchResults, err error) {
+	var sealErr error
+	for tries := 1; ; tries++ {
+		b, err := e.batch(ctx, behind, implicit)
+		if err != nil {
+			return nil, err
+		}
+		e.watch()
+		results = e.conn.SendBatch(ctx, b)
+		err = e.entered(results, implicit)
+		if err != nil {
+			for _, query := range b.QueuedQueries {
+				query.Fn = nil // there is no result
+			}
+			_ = results.Close() // fails as before
+		}
+		switch {
+		case err == nil || answered(err).code != codeSerializationFailure:
+			return results, err
+		case sealErr != nil || tries == sealTries:
+			return results, cmp.Or(sealErr, err)
+		}
+		e.rollback(ctx, results)
+		sealErr = Seal(ctx, With(e.conn, TxOptions(e.txOptions)), All(e.grants...))
+		if e.pg != nil && e.pg.IsClosed() {
+			return results, noted(errLostSealing, sealErr)
+		}
+	}
+}
 
-// entered reads the answer to query.
-func (e *entry) entered(row pgx.Row) error { return row.Scan(&e.xid, &e.epoch) }
+var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost after sealing")
+
+// entered reads the answers to BEGIN and enter.
+func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
+	if !implicit {
+		if _, err := results.Exec(); err != nil {
+			return err
+		}
+	}
+	return results.QueryRow().Scan(&e.xid, &e.epoch)
+}
+
+// rollback ends a transaction whose COMMIT, if one was sent, the server has skipped.
+func (e *entry) rollback(ctx context.Context, results pgx.BatchResults) {
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	if tx := results.Tx(); tx != nil {
+		_ = tx.Rollback(ctx)
+	}
+}
 
 // query returns the statement that enters, with what remains of the lease as of now.
 func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
@@ -199,55 +255,62 @@ func (e *entry) resources() []string {
 const overdueTime = askTime / 2
 
 // acquire takes a connection while the lease is valid. A later one is of no use.
-func (e *entry) acquire(ctx context.Context, db DB) (DB, func(), error) {
+func (e *entry) acquire(ctx context.Context) error {
 	if _, err := e.remaining(); err != nil {
-		return nil, nil, err
+		return err
 	}
 	bounded, cancel := ctx, context.CancelFunc(func() {})
 	if until := validUntil(e.grants); !until.IsZero() {
 		bounded, cancel = context.WithDeadline(ctx, until)
 	}
 	defer cancel()
-	conn, release, err := acquire(bounded, db)
+	conn, release, err := acquire(bounded, e.db)
 	switch pg := pgxConn(conn); {
+	case err != nil && bounded.Err() != nil && ctx.Err() == nil:
+		return &rejection{ErrLeaseOver, fmt.Errorf("no connection came free while it was valid: %w", err)}
+	case err != nil:
+		return err
 	case pg != nil && pg.IsClosed():
 		release()
-		return nil, nil, errors.New("fencedb: nothing was written: the connection is closed")
+		return errors.New("fencedb: nothing was written: the connection is closed")
 	case pg != nil && pg.PgConn().TxStatus() != 'I':
 		release()
-		return nil, nil, errors.New("fencedb: nothing was written: the connection is in a transaction already; use Enter in that")
-	case err == nil:
-		return conn, func() {
-			if release != nil { // the first time
-				e.unwatch(conn)
-				release()
-				release = nil
-			}
-		}, nil
-	case bounded.Err() != nil && ctx.Err() == nil:
-		return nil, nil, &rejection{ErrLeaseOver, fmt.Errorf("no connection came free while it was valid: %w", err)}
+		return errors.New("fencedb: nothing was written: the connection is in a transaction already; use Enter in that")
+	default:
+		e.conn, e.pg, e.giveBack = conn, pg, release
+		return nil
 	}
-	return nil, nil, err
 }
 
-// watch closes conn when an answer is overdue, and with it whatever is waited for on it. A deadline
-// of the net.Conn would not do: pgx sets and resets that itself, for the contexts of statements.
-func (e *entry) watch(conn DB) {
-	pg := pgxConn(conn)
-	if e.until.IsZero() || pg == nil {
+// release gives the connection back, if there is one. The second time it does nothing.
+func (e *entry) release() {
+	if e.giveBack != nil {
+		e.unwatch()
+		e.giveBack()
+		e.giveBack = nil
+	}
+}
+
+func (e *entry) lost() bool { return e.pg == nil || e.pg.IsClosed() }
+
+// watch closes the connection when an answer is overdue, and with it whatever is waited for on it. A
+// deadline of the net.Conn would not do: pgx sets and resets that itself, for the contexts of
+// statements.
+func (e *entry) watch() {
+	if e.until.IsZero() || e.pg == nil {
 		return
 	}
-	e.unwatch(conn)
-	wire := pg.PgConn().Conn()
+	e.unwatch()
+	wire := e.pg.PgConn().Conn()
 	e.overdue = time.AfterFunc(time.Until(e.until)+overdueTime, func() { _ = wire.Close() })
 }
 
-// unwatch leaves conn to its next user, or closed.
-func (e *entry) unwatch(conn DB) {
+// unwatch leaves the connection to its next user, or closed.
+func (e *entry) unwatch() {
 	if e.overdue != nil && !e.overdue.Stop() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = pgxConn(conn).Close(ctx)
+		_ = e.pg.Close(ctx)
 	}
 	e.overdue = nil
 }

@@ -12,10 +12,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// explain returns what err means for a transaction that has been rolled back. conn, if there is
-// one, is idle again and is asked what the server did not put into the error; lost says that it
-// broke before the rollback.
-func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err error) error {
+// explain returns what err means for a transaction that has been rolled back. server, unless it is
+// nil, is asked what Postgres did not put into the error; lost says that the connection broke before
+// the rollback.
+func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error {
 	code := answered(err).code
 	if e.overtime(code, lost) {
 		if until := validUntil(e.grants); !until.IsZero() && time.Now().Before(until) { // renewed since it entered
@@ -32,12 +32,32 @@ func (e *entry) explain(ctx context.Context, conn *pgx.Conn, lost bool, err erro
 	switch {
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
-	case e.xid == 0 && e.notPrepared(err):
+	case e.xid != 0, e.notPrepared(err):
 		return err
-	case e.xid == 0 && lost && undecided(ctx, err):
-		return e.busyOr(ctx, err)
-	case e.xid == 0:
-		return e.explainEntering(ctx, conn, code, err)
+	case lost && undecided(ctx, err):
+		// The server was to give up first, and to name what blocks; it was too late with that, or
+		// does not answer at all.
+		if found := e.blockers(ctx, server); len(found) > 0 {
+			return e.busy(found, err)
+		}
+		return err
+	}
+	switch code { // of a transaction that never got behind the fence
+	case codeLockNotAvailable, codeQueryCanceled:
+		var told struct{ Blockers json.RawMessage }
+		answered(err).values(&told)
+		if told.Blockers == nil { // another limit ended the wait
+			return e.busy(e.blockers(ctx, server), err)
+		}
+		return e.busy(named(told.Blockers), err)
+	case codeSerializationFailure:
+		return &rejection{ErrUnsealed, err}
+	case codeInvalidSchema, codeUndefinedFunction:
+		return fmt.Errorf("fencedb: the database has no fences yet; run migrations.Up: %w", err)
+	case codeInvalidParameter:
+		return &rejection{ErrInvalidGrant, err}
+	case codeInsufficientPrivilege:
+		return fmt.Errorf("fencedb: the role may not enter fences; their owner must run SELECT fencedb.allow('role'): %w", err)
 	}
 	return err
 }
@@ -54,23 +74,6 @@ func (e *entry) notPrepared(err error) bool {
 func undecided(ctx context.Context, err error) bool {
 	code := answered(err).code
 	return (code == "" || code == codeQueryCanceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
-}
-
-// explainEntering is explain for a transaction that never got behind the fence.
-func (e *entry) explainEntering(ctx context.Context, conn *pgx.Conn, code string, err error) error {
-	switch code {
-	case codeLockNotAvailable, codeQueryCanceled:
-		return e.busy(e.blockers(ctx, conn, err), err)
-	case codeSerializationFailure:
-		return &rejection{ErrUnsealed, err}
-	case codeInvalidSchema, codeUndefinedFunction:
-		return fmt.Errorf("fencedb: the database has no fences yet; run migrations.Up: %w", err)
-	case codeInvalidParameter:
-		return &rejection{ErrInvalidGrant, err}
-	case codeInsufficientPrivilege:
-		return fmt.Errorf("fencedb: the role may not enter fences; their owner must run SELECT fencedb.allow('role'): %w", err)
-	}
-	return err
 }
 
 // overtime reports whether the transaction ended because its time was over. A session that the
@@ -92,48 +95,19 @@ func (e *entry) overtime(code string, lost bool) bool {
 	return code == "" && lost
 }
 
-// busyOr tells a deadline that passed while the fence was waited for from one that passed because
-// the server did not answer. The server was to give up first, and to name what blocks; it was too
-// late with that.
-func (e *entry) busyOr(ctx context.Context, err error) error {
-	if e.db == nil {
-		return err
-	}
-	asking, cancel := detached(ctx, cleanUpTime)
-	defer cancel()
-	conn, release, acquireErr := acquire(asking, e.db)
-	if acquireErr != nil {
-		return err
-	}
-	defer release()
-	if found := e.blocked(asking, pgxConn(conn)); len(found) > 0 {
-		return e.busy(found, err)
-	}
-	return err
-}
-
 func (e *entry) busy(blockers []Blocker, err error) error {
 	return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: blockers, cause: err}
 }
 
-// blockers returns the sessions that the server named when it gave up. It is asked if it named
-// none, because another limit ended the wait. Without an answer the error is still true.
-func (e *entry) blockers(ctx context.Context, conn *pgx.Conn, err error) []Blocker {
-	var told struct{ Blockers json.RawMessage }
-	answered(err).values(&told)
-	if told.Blockers == nil && conn != nil && !conn.IsClosed() {
-		ctx, cancel := detached(ctx, cleanUpTime)
-		defer cancel()
-		return e.blocked(ctx, conn)
+// blockers asks for the sessions in the way. Without an answer there are none.
+func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
+	if server == nil {
+		return nil
 	}
-	return named(told.Blockers)
-}
-
-const blockersQuery = `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`
-
-func (e *entry) blocked(ctx context.Context, conn *pgx.Conn) []Blocker {
+	ctx, cancel := detached(ctx)
+	defer cancel()
 	var list []byte
-	_ = conn.QueryRow(ctx, blockersQuery, e.resources()).Scan(&list)
+	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`, arrayText(e.resources()))
 	return named(list)
 }
 
@@ -175,36 +149,25 @@ func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...
 	if err := check(flatten(grant)); err != nil {
 		return err
 	}
-	conn, release, err := acquire(ctx, db)
-	if err != nil {
-		return err
-	}
-	defer release()
+	var token int64
+	var leaseID *uuid.UUID // nil: not selected, or not known
 	b := &pgx.Batch{}
-	b.Queue(sql, args...)
-	results := conn.SendBatch(ctx, b)
-	rows, _ := results.Query()
-	stored, err := pgx.CollectExactlyOneRow(rows, scanStamp)
-	switch closeErr := results.Close(); {
-	case err != nil || closeErr != nil:
-		return errors.Join(err, after(closeErr, err))
-	case stored.token > grant.Token(), stored.token == grant.Token() && stored.lease != nil && *stored.lease != grant.LeaseID():
-		return &StaleError{Resource: grant.Resource(), Token: grant.Token(), Stored: stored.token}
-	case stored.token == grant.Token() && stored.lease == nil:
+	b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		_, err := pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (struct{}, error) {
+			if len(row.FieldDescriptions()) == 1 {
+				return struct{}{}, row.Scan(&token)
+			}
+			return struct{}{}, row.Scan(&token, &leaseID)
+		})
+		return err
+	})
+	switch err := db.SendBatch(ctx, b).Close(); {
+	case err != nil:
+		return err
+	case token > grant.Token(), token == grant.Token() && leaseID != nil && *leaseID != grant.LeaseID():
+		return &StaleError{Resource: grant.Resource(), Token: grant.Token(), Stored: token}
+	case token == grant.Token() && leaseID == nil:
 		return fmt.Errorf("%w: resource %q, token %d", ErrAlreadyWritten, grant.Resource(), grant.Token())
 	}
 	return nil
-}
-
-// stamp is what a row says of its last write.
-type stamp struct {
-	token int64
-	lease *uuid.UUID // nil: not selected, or not known
-}
-
-func scanStamp(row pgx.CollectableRow) (s stamp, err error) {
-	if len(row.FieldDescriptions()) == 1 {
-		return s, row.Scan(&s.token)
-	}
-	return s, row.Scan(&s.token, &s.lease)
 }

@@ -18,12 +18,11 @@ import (
 type fencedTx struct {
 	caller context.Context // of the call to Tx
 	ctx    context.Context // the same within the pair that is traced, for the methods to which pgx gives none
-	db     DB
 	entry  *entry
+	trace  tracing // ended by finish
 
-	inner   pgx.Tx // nil until begun, and after the end
-	release func() // gives the connection of inner back
-	err     error  // why the fence could not be entered or is lost, or pgx.ErrTxClosed after the end: the answer to everything
+	inner pgx.Tx // nil until begun, and after the end
+	err   error  // why the fence could not be entered or is lost, or pgx.ErrTxClosed after the end: the answer to everything
 
 	gaveUp       bool // Rollback was called
 	mayHaveEnded bool // a statement was sent of which keepsOpen is not sure
@@ -32,61 +31,33 @@ type fencedTx struct {
 
 var _ pgx.Tx = (*fencedTx)(nil)
 
+func newTx(ctx context.Context, db DB, grant Grant, opts []Option) (*fencedTx, error) {
+	e, err := newEntry(db, grant, opts)
+	if err != nil {
+		return nil, err
+	}
+	t := e.trace(ctx, OpWrite)
+	return &fencedTx{caller: ctx, ctx: t.ctx, entry: e, trace: t}, nil
+}
+
 // begin sends BEGIN, enter and the queries behind them in one round trip. The results that it
-// returns begin with those of the queries; they must be closed. On error there are none, and the
-// transaction is unusable.
-//
-// Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the
-// token is sealed, and everything sent again: the queries were skipped. A second refusal needs a
-// newer token that is entering, which sealing then finds. It is sent also when it could not be
-// sealed: the transaction is then open and refuses everything, as after any other refusal.
-func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (_ pgx.BatchResults, err error) {
+// returns begin with those of the queries; they must be closed. On error the transaction is unusable.
+func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (results pgx.BatchResults, err error) {
 	defer func() { tx.err = err }()
 
-	conn, release, err := tx.entry.acquire(ctx, tx.db)
-	if err != nil {
+	if err := tx.entry.acquire(ctx); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if tx.inner == nil { // not sent, because of the grant or an argument's encoder that has panicked
-			release()
+			tx.entry.release()
 		}
 	}()
-	var sealErr error
-	for tries := 1; ; tries++ {
-		results, err := tx.send(ctx, conn, behind)
-		if tx.inner != nil {
-			tx.release = release
-		}
-		switch {
-		case err == nil:
-			return results, nil
-		case sealErr != nil:
-			return nil, sealErr
-		case !unsealed(err) || tries == sealTries:
-			return nil, err
-		}
-		_ = tx.inner.Rollback(ctx)
-		sealErr = tx.entry.seal(ctx, conn)
-	}
-}
-
-func (tx *fencedTx) send(ctx context.Context, conn DB, behind []*pgx.QueuedQuery) (pgx.BatchResults, error) {
-	b, err := tx.entry.batch(ctx, behind, false)
-	if err != nil {
-		return nil, err
-	}
 	tx.mayHaveEnded = !allKeepOpen(behind)
-	tx.entry.watch(conn)
-	results := conn.SendBatch(ctx, b)
-	tx.inner = results.Tx()
-	if _, err := results.Exec(); err != nil {
-		return nil, errors.Join(err, after(results.Close(), err))
+	if results, err = tx.entry.open(ctx, behind, false); results != nil {
+		tx.inner = results.Tx()
 	}
-	if err := tx.entry.entered(results.QueryRow()); err != nil {
-		return nil, errors.Join(err, after(results.Close(), err))
-	}
-	return results, nil
+	return results, err
 }
 
 // open begins the transaction for the methods whose own message cannot travel behind enter.
@@ -156,7 +127,7 @@ func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 		return pgconn.CommandTag{}, err
 	}
 	tag, err := results.Exec()
-	return tag, errors.Join(err, after(results.Close(), err))
+	return tag, cmp.Or(err, results.Close()) // it repeats err
 }
 
 func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -176,7 +147,7 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 	}
 	rows, err := results.Query()
 	if err != nil {
-		return noRows(errors.Join(err, after(results.Close(), err)))
+		return noRows(cmp.Or(err, results.Close()))
 	}
 	return &firstRows{Rows: rows, close: results.Close}, nil
 }

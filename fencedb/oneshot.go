@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -26,14 +27,11 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgc
 		tag = ct
 		return nil
 	})
-	if !needsNoBegin(sql, args) {
+	if !harmless[firstWord(sql, args)] {
 		err := sendAll(ctx, db, grant, b, nil)
 		return tag, err
 	}
-	s, err := send(ctx, db, grant, b, nil, true)
-	if err == nil {
-		err = s.end()
-	}
+	err := send(ctx, db, grant, b, nil, true).end()
 	return tag, err
 }
 
@@ -64,15 +62,12 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	}
 	b := &pgx.Batch{}
 	b.Queue(sql, args...)
-	s, err := send(ctx, db, grant, b, nil, false)
-	if err != nil {
-		return noRows(err)
-	}
+	s := send(ctx, db, grant, b, nil, false)
 	var rows pgx.Rows
-	if s.readErr = s.enter(); s.readErr == nil {
-		rows, s.readErr = s.results.Query()
+	if s.err == nil {
+		rows, s.err = s.results.Query()
 	}
-	if s.readErr != nil {
+	if s.err != nil {
 		return noRows(s.end())
 	}
 	return &firstRows{Rows: rows, close: s.end}, nil
@@ -81,21 +76,15 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 // queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are
 // closed, and that is known.
 func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (pgx.Rows, error) {
-	e, err := newEntry(db, grant, nil)
+	tx, err := newTx(ctx, db, grant, nil)
 	if err != nil {
 		return noRows(err)
 	}
-	t := e.trace(ctx, OpWrite)
-	tx := &fencedTx{caller: ctx, ctx: t.ctx, db: e.db, entry: e}
-	finish := func(err error) error {
-		defer t.end()
-		return t.is(tx.finish(err))
-	}
 	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
-		return noRows(finish(err))
+		return noRows(tx.finish(err))
 	}
-	return &firstRows{Rows: rows, close: func() error { return finish(rows.Err()) }}, nil
+	return &firstRows{Rows: rows, close: func() error { return tx.finish(rows.Err()) }}, nil
 }
 
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round
@@ -131,11 +120,7 @@ func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Optio
 	if !allKeepOpen(b.QueuedQueries) {
 		return Tx(ctx, db, grant, func(tx pgx.Tx) error { return tx.SendBatch(ctx, b).Close() }, opts...)
 	}
-	s, err := send(ctx, db, grant, b, opts, false)
-	if err != nil {
-		return err
-	}
-	return s.end()
+	return send(ctx, db, grant, b, opts, false).end()
 }
 
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without
@@ -148,11 +133,6 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 	return sealError(SendBatch(ctx, db, All(plain...), &pgx.Batch{}, func(c *config) {
 		c.txOptions = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: c.txOptions.AccessMode}
 	}))
-}
-
-// seal is Seal on a connection of the entry's own, in its access mode.
-func (e *entry) seal(ctx context.Context, conn DB) error {
-	return Seal(ctx, With(conn, TxOptions(e.txOptions)), All(e.grants...))
 }
 
 // Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets it.
@@ -203,49 +183,34 @@ func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
 // rolls back if one has failed, and says so before it says that it is ready for the next.
 type sent struct {
 	ctx      context.Context
-	db       DB
-	conn     DB // of db, until end
-	release  func()
 	entry    *entry
-	trace    tracing            // begun by send, ended by end
-	queries  []*pgx.QueuedQuery // behind enter
-	implicit bool               // the batch is the transaction
-	results  pgx.BatchResults   // nil until sent; first those of BEGIN and enter
-	tries    int                // how often it was sent
-	sealErr  error              // why the fence could not be sealed
+	trace    tracing          // begun by send, ended by end
+	implicit bool             // the batch is the transaction
+	results  pgx.BatchResults // nil unless sent; first those behind enter
 
-	readErr   error // why results could not be read one by one
-	delivered bool  // the results of queries have all come, and were given to their callbacks
+	err       error // why it was not sent, or results could not be read one by one
+	delivered bool  // the results of the queries have all come, and were given to their callbacks
 	committed bool  // so has the answer of COMMIT, or the end of the batch, and it has committed
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
-func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option, mayBeImplicit bool) (*sent, error) {
+func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option, mayBeImplicit bool) *sent {
 	e, err := newEntry(db, grant, opts)
+	s := &sent{entry: e, err: err, delivered: len(b.QueuedQueries) == 0}
 	if err != nil {
-		return nil, err
+		return s
 	}
-	s := &sent{db: e.db, entry: e, trace: e.trace(ctx, OpWrite), implicit: mayBeImplicit && e.txOptions == (pgx.TxOptions{})}
+	s.trace = e.trace(ctx, OpWrite)
 	s.ctx = s.trace.ctx
-	defer s.afterFailure()
-	return s, s.trace.is(s.send(b))
-}
-
-func (s *sent) send(b *pgx.Batch) (err error) {
-	if s.conn, s.release, err = s.entry.acquire(s.ctx, s.db); err != nil {
-		return err
-	}
-	s.queries = b.QueuedQueries
-	return s.dispatch()
-}
-
-func (s *sent) dispatch() error {
-	b, err := s.entry.batch(s.ctx, s.queries, s.implicit)
-	if err != nil {
-		return err
-	}
-	if s.implicit {
-		last := b.QueuedQueries[len(b.QueuedQueries)-1]
+	defer func() {
+		if s.results == nil { // there was no connection, or an argument's encoder has panicked
+			e.release()
+			s.trace.end()
+		}
+	}()
+	behind := b.QueuedQueries
+	if s.implicit = mayBeImplicit && e.txOptions == (pgx.TxOptions{}); s.implicit {
+		last := behind[len(behind)-1]
 		read := last.Fn
 		last.Fn = func(results pgx.BatchResults) error {
 			err := read(results)
@@ -253,110 +218,65 @@ func (s *sent) dispatch() error {
 			return err
 		}
 	} else {
-		b.Queue(cmp.Or(s.entry.txOptions.CommitQuery, "commit")).Fn = s.readCommit
+		commit := &pgx.QueuedQuery{SQL: cmp.Or(e.txOptions.CommitQuery, "commit"), Fn: s.readCommit}
+		behind = append(slices.Clip(behind), commit)
 	}
-	s.tries++
-	s.entry.watch(s.conn)
-	s.results = s.conn.SendBatch(s.ctx, b)
-	return nil
+	if s.err = e.acquire(s.ctx); s.err == nil {
+		s.results, s.err = e.open(s.ctx, behind, s.implicit)
+	}
+	_ = s.trace.is(s.err)
+	return s
 }
 
 // readCommit is called when all results before that of COMMIT have been read. Its errors stay in
 // results, for Close.
 func (s *sent) readCommit(results pgx.BatchResults) error {
-	s.delivered = !s.lost() && s.readErr == nil
+	s.delivered = s.delivered || !s.entry.lost() && s.err == nil
 	tag, err := results.Exec()
 	s.committed = err == nil && tag.String() == "COMMIT"
 	return nil
 }
 
-func (s *sent) lost() bool {
-	pg := pgxConn(s.conn)
-	return pg == nil || pg.IsClosed()
-}
-
-// sealed seals and sends everything again, if err is that the token was not sealed (see
-// fencedTx.begin).
-func (s *sent) sealed(err error) bool {
-	if !unsealed(err) || s.entry.xid != 0 || s.tries == sealTries || s.sealErr != nil {
-		return false
-	}
-	_ = s.results.Close() // fails as before
-	s.rollback()
-	s.sealErr = s.entry.seal(s.ctx, s.conn)
-	if s.sealErr == nil && s.lost() {
-		s.sealErr = errLostSealing
-	}
-	if s.sealErr == nil {
-		s.sealErr = s.dispatch()
-	}
-	return s.sealErr == nil
-}
-
-var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost after sealing")
-
-// afterFailure ends what was not sent: there was no connection, or an argument's encoder has
-// panicked.
-func (s *sent) afterFailure() {
-	if s.results != nil {
-		return
-	}
-	if s.release != nil {
-		s.release()
-	}
-	s.trace.end()
-}
-
-// enter reads the results of BEGIN and enter. The caller then reads the others one by one.
-func (s *sent) enter() error {
-	for {
-		_, err := s.results.Exec()
-		if err == nil {
-			err = s.entry.entered(s.results.QueryRow())
-		}
-		if !s.sealed(err) {
-			return err
-		}
-	}
-}
-
 // end reads what is left of the results, gives the connection back and tells what became of the
 // transaction.
 func (s *sent) end() error {
+	if s.results == nil {
+		return s.err
+	}
 	defer s.trace.end()
 	s.trace.outcome = errPanicked // in a callback
 	return s.trace.is(s.settle())
 }
 
 func (s *sent) settle() error {
-	defer s.release() // does nothing the second time
-	err := cmp.Or(s.close(), s.readErr)
-	for s.sealed(err) {
-		err = s.close()
+	e := s.entry
+	defer e.release() // does nothing the second time
+	closeErr := s.close()
+	err, lost, server := cmp.Or(s.err, closeErr), e.lost(), askOn(e.conn)
+	if lost {
+		abandon(e.pg)
+		e.release() // first, or asking on another connection could wait for this one
+		server = askOn(e.db)
 	}
-	if s.sealErr != nil {
-		return s.sealErr
-	}
-	pg := pgxConn(s.conn)
-	switch lost := s.lost(); {
+	switch {
 	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
 		return nil
 	case s.committed:
 		return fmt.Errorf("%w: %w", ErrCommitted, err)
-	case !lost && pg.PgConn().TxStatus() != 'I':
-		s.rollback()
-		return s.entry.explain(s.ctx, pg, false, s.hidden(err))
+	case !lost && e.pg.PgConn().TxStatus() != 'I':
+		e.rollback(s.ctx, s.results)
+		if err == nil { // its callback did not pass it on, and pgx keeps it for the next call
+			err = noted(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
+		}
+		return e.explain(s.ctx, server, false, err)
 	case !lost && err == nil:
 		return errors.New("fencedb: rolled back: the answer of COMMIT says so")
-	case refused(err), s.nothingHappened(err, lost):
-		return s.entry.explain(s.ctx, pg, lost, err)
-	case lost && s.entry.xid == 0:
+	case refused(err), e.nothingHappened(err, lost):
+		return e.explain(s.ctx, server, lost, err)
+	case lost && e.xid == 0:
 		return &CommitUnknownError{cause: err}
-	default:
-		abandon(pg)
-		s.release() // first, or asking on another connection could wait for this one
-		return s.entry.settle(s.ctx, askOn(s.db), err, lost, s.delivered || len(s.queries) == 0)
 	}
+	return e.settle(s.ctx, server, err, lost, s.delivered)
 }
 
 // close runs the callbacks. One that panics leaves results unread, and so a connection that nobody
@@ -364,10 +284,10 @@ func (s *sent) settle() error {
 func (s *sent) close() error {
 	panicked := true
 	defer func() {
-		if pg := pgxConn(s.conn); panicked && pg != nil {
-			ctx, cancel := detached(s.ctx, cleanUpTime)
+		if panicked && s.entry.pg != nil {
+			ctx, cancel := detached(s.ctx)
 			defer cancel()
-			_ = pg.Close(ctx)
+			_ = s.entry.pg.Close(ctx)
 		}
 	}()
 	err := s.results.Close()
@@ -376,30 +296,13 @@ func (s *sent) close() error {
 	return err
 }
 
-// rollback ends a transaction whose COMMIT the server has skipped.
-func (s *sent) rollback() {
-	ctx, cancel := detached(s.ctx, cleanUpTime)
-	defer cancel()
-	if tx := s.results.Tx(); tx != nil {
-		_ = tx.Rollback(ctx)
-	}
-}
-
-// hidden finds the error of a statement whose callback did not pass it on: pgx keeps it for the
-// next call.
-func (s *sent) hidden(err error) error {
-	if err != nil {
-		return err
-	}
-	return noted(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
-}
-
 // nothingHappened reports whether err came before anything could be written: pgx could not prepare
 // the batch; or it was not sent, or else the connection would not have stayed usable; or Postgres
 // ended the session while it was entering. For answers come in order, and that one came in the
 // place of the first. What a connection pooler says of a session that it lost is no such answer.
-func (s *sent) nothingHappened(err error, lost bool) bool {
+func (e *entry) nothingHappened(err error, lost bool) bool {
 	var notSent pgx.ErrPreprocessingBatch
 	var pgErr *pgconn.PgError
-	return errors.As(err, &notSent) || s.entry.xid == 0 && (!lost || errors.As(err, &pgErr) && pgErr.SeverityUnlocalized != "")
+	return errors.As(err, &notSent) || errors.Is(err, errLostSealing) ||
+		e.xid == 0 && (!lost || errors.As(err, &pgErr) && pgErr.SeverityUnlocalized != "")
 }

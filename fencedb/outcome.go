@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -19,18 +18,15 @@ const askTime = 5 * time.Second
 // err came instead of the answer: with the loss of the connection, or because a result before it
 // could not be read. delivered says that the caller has got every result.
 func (e *entry) settle(ctx context.Context, server asker, err error, lost, delivered bool) error {
-	committed, askErr := e.ask(ctx, server)
-	switch {
+	switch outcome, askErr := e.ask(ctx, server); {
 	case askErr != nil:
 		return e.unknown(err, askErr)
-	case committed && delivered:
+	case outcome == "aborted":
+		return e.explain(ctx, nil, lost, fmt.Errorf("fencedb: rolled back: %w", err))
+	case delivered:
 		return nil
-	case committed:
-		return fmt.Errorf("%w: %w", ErrCommitted, err)
-	case lost:
-		err = fmt.Errorf("fencedb: rolled back: the connection was lost: %w", err)
 	}
-	return e.explain(ctx, nil, lost, err)
+	return fmt.Errorf("%w: %w", ErrCommitted, err)
 }
 
 func (e *entry) unknown(err, askErr error) error {
@@ -54,68 +50,44 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 	return asking, func() { stop(); cancel() }
 }
 
-// ask finds out whether the transaction committed. A transaction still in progress, because the
+// ask finds out what became of the transaction: "committed" or "aborted". A transaction still in progress, because the
 // server has not noticed that its client is gone, is waited for: until bounds it. Each try is
 // bounded as well: of the connections in a pool some may be as lost as ours.
 //
 // A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one
 // that is in recovery fails to answer, and is asked again.
-func (e *entry) ask(ctx context.Context, server asker) (committed bool, err error) {
+func (e *entry) ask(ctx context.Context, server asker) (outcome string, err error) {
 	ctx, cancel := e.asking(ctx)
 	defer cancel()
 
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		try, cancel := context.WithTimeout(ctx, askTime/2-askTime/10)
-		status, err := server(try, e)
+		outcome, err := e.askOnce(try, server)
 		cancel()
 		switch {
-		case status == "committed":
-			return true, nil
-		case status == "aborted":
-			return false, nil
-		case err == nil && status == "":
-			return false, errForgotten
-		case errors.Is(err, errNobodyLeft):
-			return false, err
+		case outcome == "committed", outcome == "aborted":
+			return outcome, nil
+		case errors.Is(err, errForgotten), errors.Is(err, errNobodyLeft):
+			return "", err
 		}
 		select {
 		case <-ctx.Done():
-			return false, noted(fmt.Errorf("asked for its outcome, got %q", status), err)
+			return "", noted(fmt.Errorf("asked for its outcome, got %q", outcome), err)
 		case <-time.After(pause):
 		}
 	}
 }
 
-// asker asks what became of the transaction of an entry: committed, aborted, in
-// progress, or "" if that cannot be known.
-type asker func(ctx context.Context, e *entry) (string, error)
-
 const outcomeQuery = `SELECT coalesce(fencedb.outcome($1::text::xid8, $2::bigint), '')`
 
 var errForgotten = errors.New("the server has crashed or failed over since, or has forgotten so old a transaction")
 
-// errNobodyLeft: a single connection that was lost cannot be asked.
-var errNobodyLeft = errors.New("fencedb: the only connection is lost")
-
-// askOn asks on a connection of db.
-func askOn(db DB) asker {
-	return func(ctx context.Context, e *entry) (status string, err error) {
-		conn, release, err := acquire(ctx, db)
-		if err != nil {
-			return "", err
-		}
-		defer release()
-		defer func() { abandon(pgxConn(conn)) }()
-		b := &pgx.Batch{}
-		b.Queue(outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch)
-		results := conn.SendBatch(ctx, b)
-		err = results.QueryRow().Scan(&status)
-		err = errors.Join(err, after(results.Close(), err))
-		if own := pgxConn(db); own != nil && own.IsClosed() {
-			err = noted(errNobodyLeft, err)
-		}
-		return status, err
+// askOnce answers "in progress" as well.
+func (e *entry) askOnce(ctx context.Context, server asker) (outcome string, err error) {
+	if err = server(ctx, &outcome, outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch); err == nil && outcome == "" {
+		err = errForgotten
 	}
+	return outcome, err
 }
 
 // refused reports whether Postgres itself answered that it did not commit. After a FATAL answer, as

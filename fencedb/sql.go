@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -69,18 +68,18 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	defer cancel()
 	conn, err := db.Conn(bounded)
 	if err != nil {
-		return e.explainSQL(ctx, err)
+		return e.explainSQL(ctx, nil, err)
 	}
 	defer giveBackSQL(conn)
 	tx, err := conn.BeginTx(bounded, options)
 	if err != nil {
-		return e.explainSQL(ctx, err)
+		return e.explainSQL(ctx, nil, err)
 	}
 	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
 	if err := e.enterSQL(ctx, tx); err != nil {
 		_ = tx.Rollback()
 		giveBackSQL(conn)
-		return e.busySQL(ctx, db, err)
+		return e.explainSQL(ctx, askSQL(db), err)
 	}
 	if err := fn(tx); err != nil {
 		return e.rolledBackSQL(ctx, db, conn, tx, err)
@@ -89,7 +88,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		return e.rolledBackSQL(ctx, db, conn, tx, err)
 	}
 	if err := tx.Commit(); err != nil && refused(err) {
-		return e.explainSQL(ctx, err)
+		return e.explainSQL(ctx, nil, err)
 	} else if err != nil {
 		giveBackSQL(conn) // first, or asking on another connection could wait for this one
 		return e.settle(ctx, askSQL(db), err, true, true)
@@ -111,42 +110,13 @@ func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sql.Conn, t
 	if ended := e.ended(ctx, server, alive, err); ended != nil {
 		return ended
 	}
-	return e.explainSQL(ctx, err)
-}
-
-// busySQL is busyOr for database/sql, which also asks for what the server did not put into its
-// refusal.
-func (e *entry) busySQL(ctx context.Context, db *sql.DB, err error) error {
-	busy, refused := err.(*BusyError)
-	switch {
-	case refused && len(busy.Blockers) == 0:
-	case e.xid == 0 && !alreadyTyped(err) && undecided(ctx, err):
-	default:
-		return err
-	}
-	ctx, cancel := detached(ctx, cleanUpTime)
-	defer cancel()
-	var list []byte
-	if askErr := db.QueryRowContext(ctx, blockersQuery, arrayText(e.resources())).Scan(&list); askErr != nil {
-		return err
-	}
-	found := named(list)
-	switch {
-	case refused:
-		busy.Blockers = found
-	case len(found) > 0:
-		return e.busy(found, err)
-	}
-	return err
+	return e.explainSQL(ctx, nil, err)
 }
 
 // askSQL asks on a connection of db, which is one itself or a pool.
-func askSQL(db interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}) asker {
-	return func(ctx context.Context, e *entry) (status string, err error) {
-		err = db.QueryRowContext(ctx, outcomeQuery, strconv.FormatUint(e.xid, 10), e.epoch).Scan(&status)
-		return status, err
+func askSQL(db SQLTx) asker {
+	return func(ctx context.Context, dest any, query string, args ...any) error {
+		return queryOne(ctx, db, query, args, dest)
 	}
 }
 
@@ -224,7 +194,10 @@ func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entr
 	}
 	t := e.trace(ctx, OpEnter)
 	defer t.end()
-	return e.handedOut(t.is(e.enterSQL(t.ctx, tx)))
+	if err := e.enterSQL(t.ctx, tx); err != nil {
+		return nil, t.is(e.explainSQL(t.ctx, nil, err))
+	}
+	return e.handedOut(t.is(nil))
 }
 
 // OutcomeSQL is Outcome for database/sql, whatever the driver. db must have a connection to spare.
@@ -240,29 +213,24 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
 	if err := queryOne(bounded, tx, query, portable(args), &e.xid, &e.epoch); err != nil {
-		return e.explainSQL(ctx, err)
+		return err
 	}
-	return e.requireOpen(bounded, tx)
-}
-
-// requireOpen refuses a handle whose transaction was over as soon as it had entered.
-func (e *entry) requireOpen(ctx context.Context, tx SQLTx) error {
 	if _, ok := tx.(interface{ Commit() error }); ok {
 		return nil
 	}
 	var current sql.Null[uint64]
-	if err := queryOne(ctx, tx, `SELECT pg_current_xact_id_if_assigned()::text::bigint`, nil, &current); err != nil {
-		return e.explainSQL(ctx, err)
+	if err := queryOne(bounded, tx, `SELECT pg_current_xact_id_if_assigned()::text::bigint`, nil, &current); err != nil {
+		return err
 	}
-	if current.V != e.xid {
+	if current.V != e.xid { // the transaction was over as soon as it had entered
 		return fmt.Errorf("fencedb: this %T is not in a transaction, so the fence was given back at once; begin a transaction and enter in it", tx)
 	}
 	return nil
 }
 
 // explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
-func (e *entry) explainSQL(ctx context.Context, err error) error {
-	return e.explain(ctx, nil, true, err)
+func (e *entry) explainSQL(ctx context.Context, server asker, err error) error {
+	return e.explain(ctx, server, true, err)
 }
 
 // queryOne is QueryRowContext, which not everything that wraps a transaction has.

@@ -151,7 +151,7 @@ func (t *tracing) is(err error) error {
 	return err
 }
 
-// end ends the pair. It is deferred, to run after a panic as well.
+// end ends the pair. It is deferred, to run after a panic as well. The second time it does nothing.
 func (t *tracing) end() {
 	if len(t.tracers) == 0 {
 		return
@@ -160,6 +160,7 @@ func (t *tracing) end() {
 	for _, tracer := range t.tracers {
 		tracer.TraceWriteEnd(t.ctx, e)
 	}
+	t.tracers = nil
 }
 
 // within puts the context that a function of Tx gives to a statement into the pair of the

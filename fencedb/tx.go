@@ -38,29 +38,28 @@ import (
 // COMMIT has been sent rolls back; after that Tx still finds out, for five seconds at the most,
 // whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {
-	e, err := newEntry(db, grant, opts)
+	tx, err := newTx(ctx, db, grant, opts)
 	if err != nil {
 		return err
 	}
-	t := e.trace(ctx, OpWrite)
-	defer t.end()
-	tx := &fencedTx{caller: ctx, ctx: t.ctx, db: e.db, entry: e}
-	defer tx.end() // after a panic in fn; otherwise it has ended by then
-	return t.is(tx.finish(fn(tx)))
+	defer tx.trace.end() // after a panic in fn; otherwise both have ended by then
+	defer tx.end()
+	return tx.finish(fn(tx))
 }
 
 // finish commits, or rolls back because of err.
 func (tx *fencedTx) finish(err error) error {
+	defer tx.trace.end()
 	if err != nil {
 		if tx.inner != nil {
 			_ = tx.stillOpen() // kept in tx.err
 		}
-		return tx.abort(tx.withOwn(err))
+		if tx.err != nil && !errors.Is(err, tx.err) { // fn may have lost it on the way
+			err = fmt.Errorf("%w (then: %w)", tx.err, err)
+		}
+		return tx.trace.is(tx.abort(err))
 	}
-	if err := tx.open(tx.ctx); err != nil {
-		return tx.abort(err)
-	}
-	return tx.commit()
+	return tx.trace.is(tx.commit())
 }
 
 // end rolls back what is still open and gives the connection back. There is nothing to do after the
@@ -71,21 +70,12 @@ func (tx *fencedTx) end() {
 		return
 	}
 	if tx.inner.Conn().PgConn().TxStatus() != 'I' {
-		ctx, cancel := detached(tx.ctx, cleanUpTime)
+		ctx, cancel := detached(tx.ctx)
 		defer cancel()
 		_ = tx.inner.Rollback(ctx) // if it fails, pgx has closed the connection, and the server rolls back
 	}
-	tx.release()
+	tx.entry.release()
 	tx.inner, tx.err = nil, pgx.ErrTxClosed
-}
-
-// withOwn adds why the fence could not be entered to an error of the function, which may have lost
-// it on the way.
-func (tx *fencedTx) withOwn(err error) error {
-	if tx.err == nil || errors.Is(err, tx.err) {
-		return err
-	}
-	return fmt.Errorf("%w (then: %w)", tx.err, err)
 }
 
 // abort rolls back and returns what err means.
@@ -96,27 +86,28 @@ func (tx *fencedTx) abort(err error) error {
 	defer tx.end()
 	conn := tx.inner.Conn()
 	lost := conn.IsClosed()
-	ctx, cancel := detached(tx.ctx, cleanUpTime)
+	ctx, cancel := detached(tx.ctx)
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
+	server := askOn(conn)
 	if conn.IsClosed() { // first, or asking on another connection could wait for this one
 		abandon(conn)
 		tx.end()
+		server = askOn(tx.entry.db)
 	}
 	if tx.mayHaveEnded && tx.entry.xid != 0 {
-		server := askOn(tx.db)
-		if !conn.IsClosed() {
-			server = askOn(conn)
-		}
 		if ended := tx.entry.ended(tx.ctx, server, !conn.IsClosed(), err); ended != nil {
 			return ended
 		}
 	}
-	return tx.entry.explain(tx.ctx, conn, lost, err)
+	return tx.entry.explain(tx.ctx, server, lost, err)
 }
 
 // commit commits, if there is nothing in the way.
 func (tx *fencedTx) commit() error {
+	if err := tx.open(tx.ctx); err != nil {
+		return tx.abort(err)
+	}
 	if tx.ctx.Err() != nil {
 		return tx.abort(context.Cause(tx.ctx))
 	}
@@ -148,5 +139,5 @@ func (tx *fencedTx) sendCommit(ctx context.Context) error {
 	}
 	abandon(conn)
 	tx.end()
-	return tx.entry.settle(tx.ctx, askOn(tx.db), err, true, true)
+	return tx.entry.settle(tx.ctx, askOn(tx.entry.db), err, true, true)
 }
