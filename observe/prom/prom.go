@@ -37,6 +37,7 @@
 package prom
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -82,9 +83,7 @@ func (c Config) withDefaults() Config {
 	if c.MaxTypes <= 0 {
 		c.MaxTypes = 50
 	}
-	if c.Downstream == "" {
-		c.Downstream = "postgres"
-	}
+	c.Downstream = cmp.Or(c.Downstream, "postgres")
 	if len(c.HoldBuckets) == 0 {
 		c.HoldBuckets = workBuckets
 	}
@@ -95,7 +94,6 @@ func (c Config) withDefaults() Config {
 // for concurrent use.
 type Metrics struct {
 	cfg        Config
-	namer      namer
 	leases     *table[*leaseSeries] // by resource_type
 	writes     *table[*writeSeries] // by resource_type
 	namespaces *table[string]
@@ -117,9 +115,9 @@ var (
 
 // New returns metrics for a registry, for issuers and for pools.
 func New(cfg Config) *Metrics {
-	m := &Metrics{cfg: cfg.withDefaults(), namer: newNamer(cfg.Types)}
+	m := &Metrics{cfg: cfg.withDefaults()}
 	limit := m.cfg.MaxTypes
-	if m.namer.listed != nil {
+	if len(cfg.Types) > 0 {
 		limit = math.MaxInt // the list is the limit
 	}
 	m.leases = newTable(limit, m.leaseVectors())
@@ -221,10 +219,11 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 			acquireTook:   acquireTook.WithLabelValues(name),
 			waitTook:      waitTook.WithLabelValues(name),
 			holdTook:      holdTook.WithLabelValues(name),
-			held:          new(ages),
-			waiting:       new(ages),
+			held:          newAges(),
+			waiting:       newAges(),
 			failing:       watched(longest, name, leaseFailures),
 		}
+		s.failing[failHealed].needed = 2
 		held.add(s.held.count, name)
 		oldestHeld.add(s.held.oldest, name)
 		waiters.add(s.waiting.count, name)
@@ -268,7 +267,7 @@ func (m *Metrics) writeVectors() func(string) *writeSeries {
 func watched(longest *computed, name string, words []string) map[string]*failures {
 	all := make(map[string]*failures, len(words))
 	for _, word := range words {
-		all[word] = new(failures)
+		all[word] = &failures{all: make(map[place]failing)}
 		longest.add(all[word].longest, word, name)
 	}
 	return all

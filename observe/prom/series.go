@@ -1,6 +1,7 @@
 package prom
 
 import (
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,7 +32,15 @@ func (t *table[R]) row(value string) R {
 	if r, ok := t.known(value); ok {
 		return r
 	}
-	return t.add(value)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, ok := t.rows[value]; !ok && len(t.rows) >= t.limit {
+		value = other
+	}
+	if _, ok := t.rows[value]; !ok {
+		t.rows[value] = t.make(value)
+	}
+	return t.rows[value]
 }
 
 func (t *table[R]) known(value string) (R, bool) {
@@ -41,53 +50,16 @@ func (t *table[R]) known(value string) (R, bool) {
 	return r, ok
 }
 
-func (t *table[R]) add(value string) R {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, ok := t.rows[value]; !ok && len(t.rows) >= t.limit {
-		value = other
-	}
-	if r, ok := t.rows[value]; ok {
-		return r
-	}
-	r := t.make(value)
-	t.rows[value] = r
-	return r
-}
-
-// namer returns the type of resources.
-type namer struct {
-	listed map[string]bool // nil: any
-}
-
-func newNamer(types []string) namer {
-	if len(types) == 0 {
-		return namer{}
-	}
-	n := namer{listed: make(map[string]bool)}
-	for _, name := range types {
-		n.listed[name] = true
-	}
-	return n
-}
-
-func (n namer) of(resource string) string {
+// typeOf returns the type of a resource.
+func (c Config) typeOf(resource string) string {
 	name, _, typed := strings.Cut(resource, ":")
-	if n.listed != nil {
-		typed = n.listed[name]
+	if len(c.Types) > 0 {
+		typed = slices.Contains(c.Types, name)
 	}
 	if !typed || name == "" {
 		return other
 	}
 	return name
-}
-
-// ofKind separates leases, permits and other kinds.
-func (n namer) ofKind(kind, resource string) string {
-	if kind == "lease" {
-		return n.of(resource)
-	}
-	return kind + "/" + n.of(resource)
 }
 
 // computed is a gauge whose values are computed by a scrape.
@@ -132,6 +104,7 @@ type ages struct {
 type age struct {
 	since time.Time
 	of    leaseName
+	in    *ages
 }
 
 // leaseName tells leases apart, those too that were acquired together.
@@ -140,21 +113,20 @@ type leaseName struct {
 	token int64
 }
 
+func newAges() *ages { return &ages{all: make(map[*age]struct{})} }
+
 func (g *ages) begin(of leaseName) *age {
-	a := &age{time.Now(), of}
+	a := &age{time.Now(), of, g}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.all == nil {
-		g.all = make(map[*age]struct{})
-	}
 	g.all[a] = struct{}{}
 	return a
 }
 
-func (g *ages) end(a *age) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.all, a)
+func (a *age) end() {
+	a.in.mu.Lock()
+	defer a.in.mu.Unlock()
+	delete(a.in.all, a)
 }
 
 // has looks through all, for what is rare.
@@ -191,6 +163,8 @@ func (g *ages) oldest(now time.Time) float64 {
 type failures struct {
 	some atomic.Bool // all is not empty: a success costs no lock where nothing fails
 
+	needed int // how many successes in a row end it: two for what succeeds before it can fail
+
 	mu    sync.Mutex
 	all   map[place]failing // guarded by mu; at most mostFailing
 	swept time.Time         // guarded by mu
@@ -202,7 +176,7 @@ type place struct{ namespace, resource string }
 type failing struct {
 	since, latest time.Time
 	patience      time.Duration // of the latest caller
-	passed        bool          // has been without a failure once
+	successes     int           // since the latest
 }
 
 const (
@@ -226,9 +200,6 @@ func (f *failures) failed(at place, took time.Duration) {
 	case !known || r.over(now):
 		r.since = now
 	}
-	if f.all == nil {
-		f.all = make(map[place]failing)
-	}
 	f.all[at] = failing{since: r.since, latest: now, patience: took}
 	f.some.Store(true)
 }
@@ -239,26 +210,13 @@ func (f *failures) succeeded(at place) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.all, at)
-	f.some.Store(len(f.all) > 0)
-}
-
-// passed is succeeded for what succeeds before it can fail: two in a row without a failure count.
-func (f *failures) passed(at place) {
-	if !f.some.Load() {
+	r, known := f.all[at]
+	if r.successes++; known && r.successes < f.needed {
+		f.all[at] = r
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	r, known := f.all[at]
-	switch {
-	case r.passed:
-		delete(f.all, at)
-		f.some.Store(len(f.all) > 0)
-	case known:
-		r.passed = true
-		f.all[at] = r
-	}
+	delete(f.all, at)
+	f.some.Store(len(f.all) > 0)
 }
 
 // sweep forgets what is over, and returns how many are left. The caller holds mu.

@@ -11,10 +11,11 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-type (
-	holdKey struct{ *Metrics }
-	waitKey struct{ *Metrics }
-)
+// ageKey is for the age of what the operation has begun.
+type ageKey struct {
+	*Metrics
+	op lease.Op
+}
 
 // TraceLeaseStart implements [lease.Tracer].
 func (m *Metrics) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
@@ -22,11 +23,11 @@ func (m *Metrics) TraceLeaseStart(ctx context.Context, s lease.TraceStart) conte
 	case lease.OpWait:
 		series := m.of(s)
 		series.contended.Inc()
-		return context.WithValue(ctx, waitKey{m}, series.waiting.begin(leaseName{}))
+		return context.WithValue(ctx, ageKey{m, s.Op}, series.waiting.begin(leaseName{}))
 	case lease.OpHold:
 		series := m.of(s)
 		series.failing[failHeld].succeeded(place{s.Namespace, s.Resource})
-		return context.WithValue(ctx, holdKey{m}, series.held.begin(leaseName{s.LeaseID, s.Token}))
+		return context.WithValue(ctx, ageKey{m, s.Op}, series.held.begin(leaseName{s.LeaseID, s.Token}))
 	}
 	return ctx
 }
@@ -34,13 +35,13 @@ func (m *Metrics) TraceLeaseStart(ctx context.Context, s lease.TraceStart) conte
 // TraceLeaseEnd implements [lease.Tracer].
 func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	series := m.of(e.TraceStart)
+	if a, ok := ctx.Value(ageKey{m, e.Op}).(*age); ok {
+		a.end()
+	}
 	switch e.Op {
 	case lease.OpAcquire:
 		m.acquired(ctx, series, e)
 	case lease.OpWait:
-		if a, ok := ctx.Value(waitKey{m}).(*age); ok {
-			series.waiting.end(a)
-		}
 		m.observe(ctx, series.waitTook, e.Took)
 	case lease.OpHold:
 		m.over(ctx, series, e)
@@ -61,7 +62,11 @@ func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 }
 
 func (m *Metrics) of(s lease.TraceStart) *leaseSeries {
-	return m.leases.row(m.namer.ofKind(s.Kind, s.Resource))
+	name := m.cfg.typeOf(s.Resource)
+	if s.Kind != "lease" { // permits and other kinds are told apart
+		name = s.Kind + "/" + name
+	}
+	return m.leases.row(name)
 }
 
 func (m *Metrics) acquired(ctx context.Context, series *leaseSeries, e lease.TraceEnd) {
@@ -79,7 +84,7 @@ func (m *Metrics) acquired(ctx context.Context, series *leaseSeries, e lease.Tra
 	series.failing[failError].succeeded(at)
 	by := (*lease.HeldError)(nil)
 	if !errors.As(e.Err, &by) {
-		series.failing[failHealed].passed(at)
+		series.failing[failHealed].succeeded(at)
 		return
 	}
 	if by.Cause == nil { // without waiting
@@ -93,9 +98,6 @@ func (m *Metrics) acquired(ctx context.Context, series *leaseSeries, e lease.Tra
 }
 
 func (m *Metrics) over(ctx context.Context, series *leaseSeries, e lease.TraceEnd) {
-	if a, ok := ctx.Value(holdKey{m}).(*age); ok {
-		series.held.end(a)
-	}
 	m.observe(ctx, series.holdTook, e.Took)
 	cause := e.Outcome()
 	switch cause {
@@ -151,7 +153,7 @@ func (m *Metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 // counted. It is one when the application has asked for its outcome ([fencedb.OpOutcome]).
 func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	about, _ := e.Subject()
-	series := m.writes.row(m.namer.of(about.Resource()))
+	series := m.writes.row(m.cfg.typeOf(about.Resource()))
 	result := e.Outcome()
 	switch e.Op {
 	case fencedb.OpWrite:
@@ -173,13 +175,13 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 func (m *Metrics) followed(series *writeSeries, e fencedb.TraceEnd, about fencedb.Grant, result string) {
 	if result != "committed" {
 		series.failing[result].failed(place{resource: about.Resource()}, e.Took)
-		if leases, known := m.leases.known(m.namer.of(about.Resource())); result == "stale" && known && leases.held.has(leaseName{about.LeaseID(), about.Token()}) {
+		if leases, known := m.leases.known(m.cfg.typeOf(about.Resource())); result == "stale" && known && leases.held.has(leaseName{about.LeaseID(), about.Token()}) {
 			series.failing[failStaleHeld].failed(place{resource: about.Resource()}, e.Took)
 		}
 		return
 	}
 	for _, g := range e.Grants {
-		for _, f := range m.writes.row(m.namer.of(g.Resource())).failing {
+		for _, f := range m.writes.row(m.cfg.typeOf(g.Resource())).failing {
 			f.succeeded(place{resource: g.Resource()})
 		}
 	}

@@ -32,6 +32,7 @@
 package ready
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -39,6 +40,8 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fencedb/fencedb/lease"
@@ -70,16 +73,12 @@ type Config struct {
 
 // New returns the handler, for GET and HEAD. Errors are [ErrInvalid].
 func New(cfg Config) (http.Handler, error) {
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 2 * time.Second
-	}
-	if cfg.Fresh == 0 {
-		cfg.Fresh = time.Second
-	}
+	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
+	cfg.Fresh = cmp.Or(cfg.Fresh, time.Second)
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &handler{cfg: cfg, probes: newProbes(cfg)}, nil
+	return &handler{cfg: cfg, turn: make(chan struct{}, 1), busy: make([]atomic.Bool, len(cfg.Checks))}, nil
 }
 
 func (c Config) check() error {
@@ -107,8 +106,12 @@ func (c Config) check() error {
 }
 
 type handler struct {
-	cfg    Config
-	probes *probes
+	cfg  Config
+	busy []atomic.Bool // for each check: it runs
+
+	turn chan struct{} // full while the checks run; other requests wait for the same answer
+	last answer        // guarded by turn; its maps are never changed
+	till time.Time     // last may be used until then; guarded by turn
 }
 
 // answer is the body of the response.
@@ -124,7 +127,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, http.StatusText(http.StatusMethodNotAllowed), http.StatusMethodNotAllowed)
 		return
 	}
-	a := h.judge(h.probes.results())
+	a := h.answer()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	if !a.Ready {
@@ -134,7 +137,19 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(a) // fails if the client is gone or asked with HEAD
 }
 
-func (h *handler) judge(results []error) answer {
+// answer is that of the last run of the checks, or of a new one.
+func (h *handler) answer() answer {
+	h.turn <- struct{}{}
+	defer func() { <-h.turn }()
+	if time.Now().Before(h.till) {
+		return h.last
+	}
+	results := make([]error, len(h.cfg.Checks))
+	var all sync.WaitGroup
+	for n := range results {
+		all.Go(func() { results[n] = h.run(n) })
+	}
+	all.Wait()
 	a := answer{Ready: true, Checks: make(map[string]string), Reasons: make(map[string]string)}
 	for n, err := range results {
 		name := h.cfg.Checks[n].Name
@@ -147,7 +162,41 @@ func (h *handler) judge(results []error) answer {
 			a.Reasons[name] = err.Error()
 		}
 	}
+	h.last, h.till = a, time.Now().Add(h.cfg.Fresh) // first, since Failed may panic
+	for n, err := range results {
+		if err != nil && h.cfg.Failed != nil {
+			h.cfg.Failed(h.cfg.Checks[n].Name, err)
+		}
+	}
 	return a
+}
+
+// run does not wait for a check that ignores the end of its context. It does not start that check
+// again until it has ended.
+func (h *handler) run(n int) error {
+	if h.busy[n].Swap(true) {
+		return errors.New("ready: the check still hangs from before")
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), h.cfg.Timeout, errors.New("ready: no answer in time"))
+	defer cancel()
+	result := make(chan error, 1)
+	go func() {
+		err := errors.New("ready: the check has ended its goroutine")
+		defer func() {
+			if r := recover(); r != nil { // nothing else recovers it in this goroutine
+				err = fmt.Errorf("ready: the check panicked: %v", r)
+			}
+			h.busy[n].Store(false)
+			result <- err
+		}()
+		err = h.cfg.Checks[n].Run(ctx)
+	}()
+	select {
+	case err := <-result:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // Check is a condition for this process to work.
@@ -187,15 +236,11 @@ func Fences(db *sql.DB) Check {
 		case pending:
 			return ErrNotMigrated
 		}
-		return takesWrites(ctx, db)
+		var readOnly bool // always true on a standby
+		err = db.QueryRowContext(ctx, "SELECT current_setting('transaction_read_only')::bool").Scan(&readOnly)
+		if err == nil && readOnly {
+			return ErrReadOnly
+		}
+		return err
 	}}
-}
-
-func takesWrites(ctx context.Context, db *sql.DB) error {
-	var readOnly bool // always true on a standby
-	err := db.QueryRowContext(ctx, "SELECT current_setting('transaction_read_only')::bool").Scan(&readOnly)
-	if err == nil && readOnly {
-		return ErrReadOnly
-	}
-	return err
 }
