@@ -2,6 +2,7 @@ package feed
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -76,16 +77,18 @@ func (e *Event) UnmarshalJSON(data []byte) error {
 type place struct{ ms, n uint64 }
 
 // parsePlace reads "<ms>-<n>", or "<ms>" as the first of that millisecond, as Redis does.
-func parsePlace(id string) (place, bool) {
+func parsePlace(id string) (p place, err error) {
 	ms, n, both := strings.Cut(id, "-")
 	if !both {
 		n = "0"
 	}
-	var p place
-	var err1, err2 error
-	p.ms, err1 = strconv.ParseUint(ms, 10, 64)
-	p.n, err2 = strconv.ParseUint(n, 10, 64)
-	return p, err1 == nil && err2 == nil
+	if p.ms, err = strconv.ParseUint(ms, 10, 64); err == nil {
+		p.n, err = strconv.ParseUint(n, 10, 64)
+	}
+	if err != nil {
+		return place{}, fmt.Errorf("%w: %q; use \"0\", the ID of an event, or in Follow \"$\"", ErrPlace, id)
+	}
+	return p, nil
 }
 
 func (p place) String() string {
@@ -93,5 +96,3 @@ func (p place) String() string {
 }
 
 func (p place) before(q place) bool { return p.ms < q.ms || p.ms == q.ms && p.n < q.n }
-
-func (p place) time() time.Time { return time.UnixMilli(int64(p.ms)) }

@@ -34,10 +34,10 @@
 package feed
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -93,20 +93,10 @@ func newOptions(opts []Option) options {
 		opt(&o)
 	}
 	if o.worker == "" {
-		host, err := os.Hostname()
-		if err != nil {
-			host = "unknown"
-		}
-		o.worker = fmt.Sprintf("%s:%d", host, os.Getpid())
+		host, _ := os.Hostname()
+		o.worker = fmt.Sprintf("%s:%d", cmp.Or(host, "unknown"), os.Getpid())
 	}
 	return o
-}
-
-func (o options) name(resource string) string {
-	if !o.hashed {
-		return resource
-	}
-	return Hashed(resource)
 }
 
 const (
@@ -177,7 +167,9 @@ func (f *Feed) Dropped() int64 {
 // publish never blocks.
 func (f *Feed) publish(e Event) {
 	e.Worker = f.options.worker
-	e.Resource = f.options.name(e.Resource)
+	if f.options.hashed {
+		e.Resource = Hashed(e.Resource)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed || len(f.waiting) == room {
@@ -225,7 +217,11 @@ func (f *Feed) send(events []Event) {
 	defer cancel()
 	pipe := f.client.Pipeline()
 	for _, e := range events {
-		f.add(ctx, pipe, e)
+		text, err := json.Marshal(e)
+		if err != nil {
+			panic(fmt.Errorf("bug: an event that is not JSON: %w", err))
+		}
+		pipe.XAdd(ctx, &redis.XAddArgs{Stream: f.options.key, MaxLen: kept, Approx: true, Values: []string{field, string(text)}})
 	}
 	commands, err := pipe.Exec(ctx)
 	if err == nil {
@@ -240,12 +236,4 @@ func (f *Feed) send(events []Event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.dropped += failed
-}
-
-func (f *Feed) add(ctx context.Context, pipe redis.Pipeliner, e Event) {
-	text, err := json.Marshal(e)
-	if err != nil {
-		panic(errors.Join(errors.New("bug: an event that is not JSON"), err))
-	}
-	pipe.XAdd(ctx, &redis.XAddArgs{Stream: f.options.key, MaxLen: kept, Approx: true, Values: []string{field, string(text)}})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -29,29 +28,19 @@ const (
 // looks the same: events from before come again, with the same ID.
 func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
-	switch at, ok := parsePlace(from); {
-	case from == "$":
-		if err := r.persist(ctx, r.toEnd); err != nil {
-			return err
-		}
-	case !ok:
-		return fmt.Errorf("%w: %q; use \"$\", \"0\" or the ID of an event", ErrPlace, from)
-	default:
-		r.after = at
+	var err error
+	if from == "$" { // once; XREAD with "$" would miss events between two calls
+		r.after, err = persist(ctx, r.last)
+	} else {
+		r.after, err = parsePlace(from)
 	}
-	for {
+	for err == nil {
 		var entries []redis.XMessage
-		err := r.persist(ctx, func(ctx context.Context) (err error) {
-			entries, err = r.next(ctx)
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		if err := r.deliver(ctx, entries, fn); err != nil {
-			return err
+		if entries, err = persist(ctx, r.next); err == nil {
+			err = r.deliver(ctx, entries, fn)
 		}
 	}
+	return err
 }
 
 type reader struct {
@@ -61,14 +50,13 @@ type reader struct {
 }
 
 // persist repeats the attempt until it succeeds, ctx ends, or the server returns a permanent error.
-func (r *reader) persist(ctx context.Context, attempt func(context.Context) error) error {
+func persist[T any](ctx context.Context, attempt func(context.Context) (T, error)) (value T, err error) {
 	for {
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return value, context.Cause(ctx)
 		}
-		err := within(ctx, attempt)
-		if err == nil || refused(err) {
-			return err
+		if value, err = within(ctx, attempt); err == nil || refused(err) {
+			return value, err
 		}
 		select {
 		case <-ctx.Done():
@@ -79,26 +67,26 @@ func (r *reader) persist(ctx context.Context, attempt func(context.Context) erro
 
 // within returns when the attempt does or ctx ends, whichever is first. The client library observes
 // contexts only if its owner has configured that.
-func within(ctx context.Context, attempt func(context.Context) error) error {
-	answered := make(chan error, 1)
-	go func() { answered <- attempt(ctx) }()
+func within[T any](ctx context.Context, attempt func(context.Context) (T, error)) (value T, err error) {
+	type answer struct {
+		value T
+		err   error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		value, err := attempt(ctx)
+		answered <- answer{value, err}
+	}()
 	select {
-	case err := <-answered:
-		return err
+	case a := <-answered:
+		return a.value, a.err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return value, context.Cause(ctx)
 	}
 }
 
 func refused(err error) bool {
 	return redis.IsPermissionError(err) || redis.IsAuthError(err) || redis.HasErrorPrefix(err, "WRONGTYPE") || errors.Is(err, redis.ErrClosed)
-}
-
-// toEnd finds the place of "$" once. XREAD with "$" would miss events between two calls.
-func (r *reader) toEnd(ctx context.Context) error {
-	last, err := r.last(ctx)
-	r.after = last
-	return err
 }
 
 // last is the place of the newest entry, zero if there is none.
@@ -107,32 +95,27 @@ func (r *reader) last(ctx context.Context) (place, error) {
 	if err != nil || len(newest) == 0 {
 		return place{}, err
 	}
-	at, _ := parsePlace(newest[0].ID)
-	return at, nil
+	return parsePlace(newest[0].ID)
 }
 
-// next waits a while for new entries.
+// next waits a while for new entries. If there are none and the stream ends before the current
+// place, it goes back to the start: it is a new stream, with a clock that is behind. A new stream
+// with a clock that is ahead needs no rewinding.
 func (r *reader) next(ctx context.Context) ([]redis.XMessage, error) {
 	streams, err := r.client.XRead(ctx, &redis.XReadArgs{
 		Streams: []string{r.key}, ID: r.after.String(), Count: atOnce, Block: patience,
 	}).Result()
 	switch {
 	case errors.Is(err, redis.Nil):
-		return nil, r.rewind(ctx)
+		last, err := r.last(ctx)
+		if err == nil && last.before(r.after) {
+			r.after = place{}
+		}
+		return nil, err
 	case err != nil:
 		return nil, err
 	}
 	return streams[0].Messages, nil
-}
-
-// rewind goes back to the start if the stream ends before the current place: it is a new stream,
-// with a clock that is behind. A new stream with a clock that is ahead needs no rewinding.
-func (r *reader) rewind(ctx context.Context) error {
-	last, err := r.last(ctx)
-	if err == nil && last.before(r.after) {
-		r.after = place{}
-	}
-	return err
 }
 
 func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(Event) error) error {
@@ -140,40 +123,35 @@ func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if e, ok := decode(entry); ok {
+		at, err := parsePlace(entry.ID)
+		if err != nil {
+			return err
+		}
+		var e Event
+		text, _ := entry.Values[field].(string)
+		if json.Unmarshal([]byte(text), &e) == nil && e.Kind != "" {
+			e.ID, e.At = entry.ID, time.UnixMilli(int64(at.ms))
 			if err := fn(e); err != nil {
 				return err
 			}
 		}
-		r.after, _ = parsePlace(entry.ID)
+		r.after = at
 	}
 	return nil
-}
-
-func decode(entry redis.XMessage) (e Event, ok bool) {
-	text, ok := entry.Values[field].(string)
-	if !ok || json.Unmarshal([]byte(text), &e) != nil || e.Kind == "" {
-		return Event{}, false
-	}
-	at, _ := parsePlace(entry.ID)
-	e.ID, e.At = entry.ID, at.time()
-	return e, true
 }
 
 // Replay calls fn with each event after from, in order, one at a time, and returns at the end of
 // the stream. from is as in [Follow], but not "$". It does not retry. Errors are ErrPlace, those of
 // Redis and of fn, and the cause of ctx.
 func Replay(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
-	at, ok := parsePlace(from)
-	if !ok {
-		return fmt.Errorf("%w: %q; use \"0\" or the ID of an event", ErrPlace, from)
+	after, err := parsePlace(from)
+	if err != nil {
+		return err
 	}
-	r := &reader{client: client, key: newOptions(opts).key, after: at}
+	r := &reader{client: client, key: newOptions(opts).key, after: after}
 	for {
-		var entries []redis.XMessage
-		err := within(ctx, func(ctx context.Context) (err error) {
-			entries, err = client.XRangeN(ctx, r.key, "("+r.after.String(), "+", atOnce).Result()
-			return err
+		entries, err := within(ctx, func(ctx context.Context) ([]redis.XMessage, error) {
+			return client.XRangeN(ctx, r.key, "("+r.after.String(), "+", atOnce).Result()
 		})
 		if err != nil || len(entries) == 0 {
 			return err

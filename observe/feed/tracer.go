@@ -25,7 +25,9 @@ func (f *Feed) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.
 	}
 	switch s.Op {
 	case lease.OpAcquire:
-		f.begin(s.LeaseID)
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.acquisitions[s.LeaseID] = new(acquisition)
 	case lease.OpWait:
 		f.publish(about(Waiting, s))
 	case lease.OpHold:
@@ -41,11 +43,16 @@ func (f *Feed) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
 	}
 	switch e.Op {
 	case lease.OpAcquire:
-		f.acquired(f.finish(e.LeaseID), e)
+		f.acquired(e)
 	case lease.OpWait:
 		f.during(e.LeaseID, func(a *acquisition) { a.waited += e.Took })
 	case lease.OpHold:
-		f.over(e)
+		event := about(Released, e.TraceStart)
+		if cause := e.Outcome(); cause != "released" {
+			event.Kind, event.Cause = Lost, cause
+		}
+		event.Took = e.Took
+		f.publish(event)
 	case lease.OpExtend:
 		f.ifDone(Extended, e)
 	case lease.OpRevoke:
@@ -53,12 +60,6 @@ func (f *Feed) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
 	case lease.OpHeal:
 		f.ifDone(Healed, e)
 	}
-}
-
-func (f *Feed) begin(id uuid.UUID) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.acquisitions[id] = new(acquisition)
 }
 
 // during calls note, with mu held, if an acquisition with this id is in progress. A healed lease
@@ -71,20 +72,14 @@ func (f *Feed) during(id uuid.UUID, note func(*acquisition)) {
 	}
 }
 
-func (f *Feed) finish(id uuid.UUID) acquisition {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	a := f.acquisitions[id]
-	delete(f.acquisitions, id)
-	if a == nil { // two callers used one lease id, which is not allowed
-		return acquisition{}
-	}
-	return *a
-}
-
 // acquired publishes the leases at the end of the acquisition, when their remaining validity is
 // known.
-func (f *Feed) acquired(a acquisition, e lease.TraceEnd) {
+func (f *Feed) acquired(e lease.TraceEnd) {
+	var a acquisition // stays empty if two callers used one lease id, which is not allowed
+	f.during(e.LeaseID, func(mine *acquisition) {
+		a = *mine
+		delete(f.acquisitions, e.LeaseID)
+	})
 	if errors.Is(e.Err, lease.ErrHeld) {
 		held := about(Held, e.TraceStart)
 		held.Took = e.Took
@@ -101,15 +96,6 @@ func (f *Feed) acquired(a acquisition, e lease.TraceEnd) {
 		granted.TTL, granted.Took = e.ValidFor, a.waited
 		f.publish(granted)
 	}
-}
-
-func (f *Feed) over(e lease.TraceEnd) {
-	event := about(Released, e.TraceStart)
-	if cause := e.Outcome(); cause != "released" {
-		event.Kind, event.Cause = Lost, cause
-	}
-	event.Took = e.Took
-	f.publish(event)
 }
 
 func (f *Feed) ifDone(kind Kind, e lease.TraceEnd) {
@@ -140,32 +126,18 @@ func (f *Feed) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) contex
 // ([fencedb.OpEnter]) it is not known whether it commits, so only refusals and failures are
 // published, and its outcome once the application has asked for it ([fencedb.OpOutcome]).
 func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
-	result := e.Outcome()
+	event, about := Event{Kind: Failed, Cause: e.Outcome(), Took: e.Took}, e.Grants
 	switch {
-	case e.Op == fencedb.OpCommit, e.Op == fencedb.OpEnter && result == "committed":
-	case result == "committed":
-		f.each(Committed, "", e)
-	case result == "stale":
-		f.refused(e)
-	default:
-		f.each(Failed, result, e)
+	case e.Op == fencedb.OpCommit, e.Op == fencedb.OpEnter && event.Cause == "committed":
+		return
+	case event.Cause == "committed":
+		event.Kind, event.Cause = Committed, ""
+	case event.Cause == "stale":
+		grant, stored := e.Subject()
+		event.Kind, event.Stored, about = Refused, stored, []fencedb.Grant{grant}
 	}
-}
-
-func (f *Feed) each(kind Kind, cause string, e fencedb.TraceEnd) {
-	event := Event{Kind: kind, Cause: cause, Took: e.Took}
-	for _, g := range e.Grants {
-		f.publish(event.of(g))
+	for _, g := range about {
+		event.Resource, event.Token, event.LeaseID = g.Resource(), g.Token(), short(g.LeaseID())
+		f.publish(event)
 	}
-}
-
-// refused publishes one event, for the resource that was refused.
-func (f *Feed) refused(e fencedb.TraceEnd) {
-	grant, stored := e.Subject()
-	f.publish(Event{Kind: Refused, Cause: "stale", Took: e.Took, Stored: stored}.of(grant))
-}
-
-func (e Event) of(g fencedb.Grant) Event {
-	e.Resource, e.Token, e.LeaseID = g.Resource(), g.Token(), short(g.LeaseID())
-	return e
 }
