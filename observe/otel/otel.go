@@ -105,9 +105,8 @@ func (t *Tracer) resource(name string) attribute.KeyValue {
 	return keyResource.String(name)
 }
 
-// end ends the span in ctx. failed says whether the outcome needs attention.
-func (t *Tracer) end(ctx context.Context, result string, failed bool, err error) {
-	span := trace.SpanFromContext(ctx)
+// end ends the span. failed says whether the outcome needs attention.
+func (t *Tracer) end(span trace.Span, result string, failed bool, err error) {
 	span.SetAttributes(keyOutcome.String(result))
 	if err != nil && t.plain {
 		span.RecordError(err)
@@ -149,40 +148,27 @@ func (t *Tracer) ofLease(s lease.TraceStart) []attribute.KeyValue {
 
 // TraceLeaseEnd implements [lease.Tracer].
 func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
+	span, result := trace.SpanFromContext(ctx), e.Outcome()
+	failed := e.Err != nil && result != "held" && result != "cancelled"
 	switch e.Op {
 	case lease.OpExtend:
-		t.extended(e)
+		if e.Err != nil {
+			t.hold(e.LeaseID, e.Resource).AddEvent("lease.not_extended", trace.WithAttributes(keyCause.String(result)))
+		}
 		return
 	case lease.OpHold:
-		t.over(ctx, e)
-		return
+		if span.IsRecording() {
+			t.holds.CompareAndDelete(term{e.LeaseID, e.Resource}, span)
+		}
+		if result == "released" {
+			failed, e.Err = false, nil
+		} else {
+			span.AddEvent("lease.lost", trace.WithAttributes(keyCause.String(result)))
+		}
 	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise, lease.OpHeal: // not known at the start
-		trace.SpanFromContext(ctx).SetAttributes(keyLeaseID.String(short(e.LeaseID)), keyToken.Int64(e.Token))
+		span.SetAttributes(keyLeaseID.String(short(e.LeaseID)), keyToken.Int64(e.Token))
 	}
-	result := e.Outcome()
-	t.end(ctx, result, e.Err != nil && result != "held" && result != "cancelled", e.Err)
-}
-
-// extended adds a failure to the span of the hold.
-func (t *Tracer) extended(e lease.TraceEnd) {
-	span, ok := t.hold(e.LeaseID, e.Resource)
-	if e.Err == nil || !ok {
-		return
-	}
-	span.AddEvent("lease.not_extended", trace.WithAttributes(keyCause.String(e.Outcome())))
-}
-
-func (t *Tracer) over(ctx context.Context, e lease.TraceEnd) {
-	if span := trace.SpanFromContext(ctx); span.IsRecording() {
-		t.holds.CompareAndDelete(term{e.LeaseID, e.Resource}, span)
-	}
-	cause := e.Outcome()
-	if cause == "released" {
-		t.end(ctx, cause, false, nil)
-		return
-	}
-	trace.SpanFromContext(ctx).AddEvent("lease.lost", trace.WithAttributes(keyCause.String(cause)))
-	t.end(ctx, cause, true, e.Err)
+	t.end(span, result, failed, e.Err)
 }
 
 // TraceWriteStart implements [fencedb.Tracer].
@@ -191,45 +177,34 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) cont
 	if s.Op == fencedb.OpEnter {
 		name = "fence enter"
 	}
-	ctx, _ = t.spans.Start(ctx, name, trace.WithAttributes(t.ofWrite(s.Grants)...))
-	return ctx
-}
-
-func (t *Tracer) ofWrite(grants []fencedb.Grant) []attribute.KeyValue {
-	first := grants[0] // there is always one
+	first := s.Grants[0] // there is always one
 	attrs := []attribute.KeyValue{t.resource(first.Resource()), keyLeaseID.String(short(first.LeaseID())), keyToken.Int64(first.Token())}
-	if len(grants) > 1 {
-		attrs = append(attrs, keyResources.Int(len(grants)))
+	if len(s.Grants) > 1 {
+		attrs = append(attrs, keyResources.Int(len(s.Grants)))
 	}
-	return attrs
+	ctx, _ = t.spans.Start(ctx, name, trace.WithAttributes(attrs...))
+	return ctx
 }
 
 // TraceWriteEnd implements [fencedb.Tracer].
 func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
-	result := e.Outcome()
+	span, result := trace.SpanFromContext(ctx), e.Outcome()
 	if result == "stale" && e.Op != fencedb.OpCommit {
-		t.refused(ctx, e)
-	}
-	t.end(ctx, result, result != "committed" && result != "error", e.Err)
-}
-
-// refused adds the refusal to the span of the write, and to the span of the hold if this process
-// holds the lease.
-func (t *Tracer) refused(ctx context.Context, e fencedb.TraceEnd) {
-	g, stored := e.Subject()
-	event := trace.WithAttributes(t.resource(g.Resource()), keyToken.Int64(g.Token()), keyStored.Int64(stored))
-	trace.SpanFromContext(ctx).AddEvent("fence.refused", event)
-	if span, ok := t.hold(g.LeaseID(), g.Resource()); ok {
+		g, stored := e.Subject()
+		event := trace.WithAttributes(t.resource(g.Resource()), keyToken.Int64(g.Token()), keyStored.Int64(stored))
 		span.AddEvent("fence.refused", event)
+		t.hold(g.LeaseID(), g.Resource()).AddEvent("fence.refused", event)
 	}
+	t.end(span, result, result != "committed" && result != "error", e.Err)
 }
 
-func (t *Tracer) hold(id uuid.UUID, resource string) (trace.Span, bool) {
-	span, ok := t.holds.Load(term{id, resource})
-	if !ok {
-		return nil, false
+// hold is the span of the life of a lease, or one that records nothing if this process does not hold
+// the lease.
+func (t *Tracer) hold(id uuid.UUID, resource string) trace.Span {
+	if span, ok := t.holds.Load(term{id, resource}); ok {
+		return span.(trace.Span)
 	}
-	return span.(trace.Span), true
+	return trace.SpanFromContext(context.Background())
 }
 
 // short returns the first 8 characters of a lease id, and nothing for the nil id.

@@ -68,7 +68,7 @@ func New(logger *slog.Logger, cfg Config) *Tracer { return &Tracer{logger, cfg} 
 // TraceLeaseStart implements [lease.Tracer].
 func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
 	if s.Op == lease.OpWait && t.logger.Enabled(ctx, waiting.level) {
-		t.log(ctx, waiting, t.ofLease(s))
+		t.log(ctx, waiting, t.ofLease(s), "", nil)
 	}
 	return ctx
 }
@@ -87,7 +87,7 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	if e.ValidFor > 0 {
 		attrs = append(attrs, slog.Duration("ttl", e.ValidFor))
 	}
-	t.log(ctx, l, append(attrs, t.why(result, e.Err)...))
+	t.log(ctx, l, attrs, result, e.Err)
 }
 
 func (t *Tracer) ofLease(s lease.TraceStart) []slog.Attr {
@@ -122,12 +122,6 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	if !ok || !t.logger.Enabled(ctx, l.level) {
 		return
 	}
-	attrs := append(t.ofWrite(e), slog.Duration("took", e.Took))
-	t.log(ctx, l, append(attrs, t.why(result, e.Err)...))
-}
-
-// ofWrite describes the grant that was refused, otherwise the first.
-func (t *Tracer) ofWrite(e fencedb.TraceEnd) []slog.Attr {
 	g, stored := e.Subject()
 	attrs := []slog.Attr{slog.String("resource", t.name(g.Resource())), slog.String("lease_id", g.LeaseID().String()[:8]), slog.Int64("token", g.Token())}
 	if stored != 0 {
@@ -136,19 +130,7 @@ func (t *Tracer) ofWrite(e fencedb.TraceEnd) []slog.Attr {
 	if len(e.Grants) > 1 {
 		attrs = append(attrs, slog.Int("resources", len(e.Grants)))
 	}
-	return attrs
-}
-
-// why returns the cause of a failure.
-func (t *Tracer) why(result string, err error) []slog.Attr {
-	if err == nil {
-		return nil
-	}
-	attrs := []slog.Attr{slog.String("cause", result)}
-	if t.cfg.Plain {
-		attrs = append(attrs, slog.Any("err", err))
-	}
-	return attrs
+	t.log(ctx, l, append(attrs, slog.Duration("took", e.Took)), result, e.Err)
 }
 
 func (t *Tracer) name(resource string) string {
@@ -158,7 +140,14 @@ func (t *Tracer) name(resource string) string {
 	return feed.Hashed(resource)
 }
 
-func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr) {
+// log adds why it failed, if it did.
+func (t *Tracer) log(ctx context.Context, l line, attrs []slog.Attr, result string, err error) {
+	if err != nil {
+		attrs = append(attrs, slog.String("cause", result))
+		if t.cfg.Plain {
+			attrs = append(attrs, slog.Any("err", err))
+		}
+	}
 	if t.cfg.Attrs != nil {
 		attrs = append(attrs, t.cfg.Attrs(ctx)...)
 	}
