@@ -179,12 +179,12 @@ var leaseFailures = []string{failHeld, failUnreachable, failError, failRenewal, 
 // leaseSeries are the series of one resource type. The maps have every outcome and are never
 // changed.
 type leaseSeries struct {
-	acquired, released, extended, lost, healed map[string]prometheus.Counter
-	staleReleases, contended, revoked          prometheus.Counter
-	notOwned                                   func(namespace string) prometheus.Counter
-	acquireTook, waitTook, holdTook            prometheus.Observer
-	held, waiting                              *ages
-	failing                                    map[string]*failures
+	ended                             map[lease.Op]map[string]prometheus.Counter // by outcome
+	took                              map[lease.Op]prometheus.Observer
+	staleReleases, contended, revoked prometheus.Counter
+	notOwned                          func(namespace string) prometheus.Counter
+	held, waiting                     *ages
+	failing                           map[string]*failures
 }
 
 func (m *Metrics) leaseVectors() func(string) *leaseSeries {
@@ -207,18 +207,22 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	holdTook := m.histogram("redis_lease_hold_duration_seconds", "Time from the grant of a lease to its end, however it ended.", m.cfg.HoldBuckets, resourceType)
 	return func(name string) *leaseSeries {
 		s := &leaseSeries{
-			acquired:      each(acquired, name, lease.OpAcquire.Outcomes()),
-			released:      each(released, name, lease.OpRelease.Outcomes()),
-			extended:      each(extended, name, lease.OpExtend.Outcomes()),
-			lost:          each(lost, name, losses),
-			healed:        each(healed, name, lease.OpHeal.Outcomes()),
+			ended: map[lease.Op]map[string]prometheus.Counter{
+				lease.OpAcquire: each(acquired, name, lease.OpAcquire.Outcomes()),
+				lease.OpRelease: each(released, name, lease.OpRelease.Outcomes()),
+				lease.OpExtend:  each(extended, name, lease.OpExtend.Outcomes()),
+				lease.OpHold:    each(lost, name, losses),
+				lease.OpHeal:    each(healed, name, lease.OpHeal.Outcomes()),
+			},
+			took: map[lease.Op]prometheus.Observer{
+				lease.OpAcquire: acquireTook.WithLabelValues(name),
+				lease.OpWait:    waitTook.WithLabelValues(name),
+				lease.OpHold:    holdTook.WithLabelValues(name),
+			},
 			staleReleases: stale.WithLabelValues(name),
 			contended:     contended.WithLabelValues(name),
 			revoked:       revoked.WithLabelValues(name),
 			notOwned:      func(namespace string) prometheus.Counter { return notOwned.WithLabelValues(namespace, name) },
-			acquireTook:   acquireTook.WithLabelValues(name),
-			waitTook:      waitTook.WithLabelValues(name),
-			holdTook:      holdTook.WithLabelValues(name),
 			held:          newAges(),
 			waiting:       newAges(),
 			failing:       watched(longest, name, leaseFailures),

@@ -204,6 +204,16 @@ func (f *failures) failed(at place, took time.Duration) {
 	f.some.Store(true)
 }
 
+// follow notes a success, one of the failures, or nothing.
+func (f *failures) follow(at place, outcome, success string, failures ...string) {
+	switch {
+	case outcome == success:
+		f.succeeded(at)
+	case slices.Contains(failures, outcome):
+		f.failed(at, 0)
+	}
+}
+
 func (f *failures) succeeded(at place) {
 	if !f.some.Load() {
 		return

@@ -3,6 +3,7 @@ package prom
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,32 +33,46 @@ func (m *Metrics) TraceLeaseStart(ctx context.Context, s lease.TraceStart) conte
 	return ctx
 }
 
+// gone are the outcomes of renewals and releases that found the lease gone or taken.
+var gone = []string{"expired", "lost", "revoked"}
+
 // TraceLeaseEnd implements [lease.Tracer].
 func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
-	series := m.of(e.TraceStart)
+	if e.Op == lease.OpExtend && errors.Is(e.Err, lease.ErrReleased) { // by the holder, while the renewal was under way: nothing was found gone
+		return
+	}
+	series, outcome, at := m.of(e.TraceStart), e.Outcome(), place{e.Namespace, e.Resource}
 	if a, ok := ctx.Value(ageKey{m, e.Op}).(*age); ok {
 		a.end()
 	}
+	if counter, ok := series.ended[e.Op][outcome]; ok {
+		m.count(ctx, counter)
+	}
+	if histogram, ok := series.took[e.Op]; ok {
+		m.observe(ctx, histogram, e.Took)
+	}
 	switch e.Op {
 	case lease.OpAcquire:
-		m.acquired(ctx, series, e)
-	case lease.OpWait:
-		m.observe(ctx, series.waitTook, e.Took)
+		m.acquired(series, outcome, e)
 	case lease.OpHold:
-		m.over(ctx, series, e)
+		series.failing[failLost].follow(at, outcome, "released", "expired", "unreachable", "lost")
 	case lease.OpExtend:
-		m.extended(series, e)
+		series.failing[failRenewal].follow(at, outcome, "extended", "unreachable", "error")
+		series.failing[failNotOwned].follow(at, outcome, "", gone...)
 	case lease.OpRelease:
-		m.released(series, e)
+		series.failing[failNotOwned].follow(at, outcome, "released", gone...)
+		if slices.Contains(gone, outcome) {
+			series.staleReleases.Inc()
+		}
 	case lease.OpRevoke:
 		if e.Err == nil {
 			series.revoked.Inc()
 		}
-	case lease.OpHeal:
-		series.healed[e.Outcome()].Inc()
-		if e.Err == nil { // once for each resource is what a loss of data costs
-			series.failing[failHealed].failed(place{e.Namespace, e.Resource}, 0)
-		}
+	case lease.OpHeal: // once for each resource is what a loss of data costs
+		series.failing[failHealed].follow(at, outcome, "", "healed")
+	}
+	if (e.Op == lease.OpExtend || e.Op == lease.OpRelease) && slices.Contains(gone, outcome) {
+		series.notOwned(m.namespaces.row(e.Namespace)).Inc()
 	}
 }
 
@@ -69,10 +84,8 @@ func (m *Metrics) of(s lease.TraceStart) *leaseSeries {
 	return m.leases.row(name)
 }
 
-func (m *Metrics) acquired(ctx context.Context, series *leaseSeries, e lease.TraceEnd) {
-	outcome, at := e.Outcome(), place{e.Namespace, e.Resource}
-	series.acquired[outcome].Inc()
-	m.observe(ctx, series.acquireTook, e.Took)
+func (m *Metrics) acquired(series *leaseSeries, outcome string, e lease.TraceEnd) {
+	at := place{e.Namespace, e.Resource}
 	switch outcome {
 	case failUnreachable, failError:
 		series.failing[outcome].failed(at, e.Took)
@@ -95,52 +108,6 @@ func (m *Metrics) acquired(ctx context.Context, series *leaseSeries, e lease.Tra
 		held.Resource = by.Resource // of several
 		m.of(held).failing[failHeld].failed(place{held.Namespace, by.Resource}, e.Took)
 	}
-}
-
-func (m *Metrics) over(ctx context.Context, series *leaseSeries, e lease.TraceEnd) {
-	m.observe(ctx, series.holdTook, e.Took)
-	cause := e.Outcome()
-	switch cause {
-	case "released":
-		series.failing[failLost].succeeded(place{e.Namespace, e.Resource})
-		return
-	case "expired", "unreachable", "lost":
-		series.failing[failLost].failed(place{e.Namespace, e.Resource}, 0)
-	}
-	m.count(ctx, series.lost[cause])
-}
-
-func (m *Metrics) extended(series *leaseSeries, e lease.TraceEnd) {
-	if errors.Is(e.Err, lease.ErrReleased) { // by the holder, while the renewal was under way: nothing was found gone
-		return
-	}
-	result := e.Outcome()
-	series.extended[result].Inc()
-	switch result {
-	case "extended":
-		series.failing[failRenewal].succeeded(place{e.Namespace, e.Resource})
-	case "unreachable", "error":
-		series.failing[failRenewal].failed(place{e.Namespace, e.Resource}, 0)
-	case "lost", "revoked":
-		m.notOwned(series, e)
-	}
-}
-
-func (m *Metrics) released(series *leaseSeries, e lease.TraceEnd) {
-	result := e.Outcome()
-	series.released[result].Inc()
-	switch result {
-	case "released":
-		series.failing[failNotOwned].succeeded(place{e.Namespace, e.Resource})
-	case "expired", "lost", "revoked":
-		series.staleReleases.Inc()
-		m.notOwned(series, e)
-	}
-}
-
-func (m *Metrics) notOwned(series *leaseSeries, e lease.TraceEnd) {
-	series.notOwned(m.namespaces.row(e.Namespace)).Inc()
-	series.failing[failNotOwned].failed(place{e.Namespace, e.Resource}, 0)
 }
 
 // TraceWriteStart implements [fencedb.Tracer].
