@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -194,18 +195,28 @@ func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 		}
 		return enterOne, append(args, patience(ctx)), nil
 	}
-	var (
-		resources = make([]string, len(e.grants))
-		tokens    = make([]int64, len(e.grants))
-		leaseIDs  = make([]string, len(e.grants))
-	)
-	for i, g := range e.grants {
-		resources[i], tokens[i], leaseIDs[i] = g.Resource(), g.Token(), g.LeaseID().String()
+	args = []any{
+		e.array(func(g Grant) any { return g.Resource() }),
+		e.array(func(g Grant) any { return g.Token() }),
+		e.array(func(g Grant) any { return g.LeaseID() }),
+		remaining,
 	}
 	if e.carry {
-		return carryAll, []any{resources, tokens, leaseIDs, remaining}, nil
+		return carryAll, args, nil
 	}
-	return enterAll, []any{resources, tokens, leaseIDs, remaining, patience(ctx)}, nil
+	return enterAll, append(args, patience(ctx)), nil
+}
+
+var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
+// array returns what the grants have as the text of an array of Postgres, because not every driver
+// takes a slice.
+func (e *entry) array(of func(Grant) any) string {
+	quoted := make([]string, len(e.grants))
+	for i, g := range e.grants {
+		quoted[i] = `"` + arrayEscapes.Replace(fmt.Sprint(of(g))) + `"`
+	}
+	return "{" + strings.Join(quoted, ",") + "}"
 }
 
 // patience is how long the server may wait for the fence on behalf of ctx, in whole milliseconds,
@@ -239,14 +250,6 @@ func (e *entry) remaining() (*int64, error) {
 	ms := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
 	e.until = e.asked.Add(time.Duration(ms) * time.Millisecond)
 	return &ms, nil
-}
-
-func (e *entry) resources() []string {
-	names := make([]string, len(e.grants))
-	for i, g := range e.grants {
-		names[i] = g.Resource()
-	}
-	return names
 }
 
 // The server ends a transaction when its time is over and says so. If nothing comes, the connection

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -204,10 +205,8 @@ func (e *rejection) Unwrap() []error { return []error{e.sentinel, e.cause} }
 // SQLSTATEs of the storage contract; see migrations/sql.
 const (
 	codeStale         = "FN001"
-	codeNoToken       = "FN002"
 	codeWrongResource = "FN003"
 	codeLeaseOver     = "FN004"
-	codeKeyReused     = "FN005"
 	codeTooLong       = "FN006"
 	codeTxEnded       = "FN007"
 )
@@ -251,31 +250,26 @@ func Explain(err error) error {
 		}
 		a.values(&d)
 		return &StaleError{Resource: d.Resource, Token: d.Token, Stored: d.Stored, cause: err}
-	case codeNoToken:
-		return &rejection{ErrNoToken, err}
 	case codeWrongResource:
 		wrong := &WrongResourceError{cause: err}
 		a.values(wrong)
 		return wrong
-	case codeLeaseOver:
-		return &rejection{ErrLeaseOver, err}
-	case codeTxEnded:
-		return &rejection{ErrTxEnded, err}
-	case codeKeyReused:
-		return &rejection{ErrKeyReused, err}
-	case codeTooLong, codeIdleInTransaction, codeTransactionTimeout:
-		return &rejection{ErrTooLong, err}
+	}
+	if sentinel, known := withoutValues[a.code]; known {
+		return &rejection{sentinel, err}
 	}
 	return err
 }
 
+// withoutValues are the errors that carry none.
+var withoutValues = map[string]error{
+	"FN002": ErrNoToken, codeLeaseOver: ErrLeaseOver, "FN005": ErrKeyReused, codeTooLong: ErrTooLong, codeTxEnded: ErrTxEnded,
+	codeIdleInTransaction: ErrTooLong, codeTransactionTimeout: ErrTooLong,
+}
+
 func alreadyTyped(err error) bool {
-	for _, sentinel := range []error{ErrTxEnded, ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused} {
-		if errors.Is(err, sentinel) {
-			return true
-		}
-	}
-	return false
+	typed := []error{ErrTxEnded, ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused}
+	return slices.ContainsFunc(typed, func(sentinel error) bool { return errors.Is(err, sentinel) })
 }
 
 // answer is what a client must read of the server's refusals.

@@ -96,7 +96,11 @@ func (e *entry) overtime(code string, lost bool) bool {
 }
 
 func (e *entry) busy(blockers []Blocker, err error) error {
-	return &BusyError{Resources: e.resources(), Waited: time.Since(e.asked), Blockers: blockers, cause: err}
+	resources := make([]string, len(e.grants))
+	for i, g := range e.grants {
+		resources[i] = g.Resource()
+	}
+	return &BusyError{Resources: resources, Waited: time.Since(e.asked), Blockers: blockers, cause: err}
 }
 
 // blockers asks for the sessions in the way. Without an answer there are none.
@@ -107,7 +111,7 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	var list []byte
-	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`, arrayText(e.resources()))
+	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`, e.array(func(g Grant) any { return g.Resource() }))
 	return named(list)
 }
 

@@ -60,17 +60,16 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 	return results, err
 }
 
-// open begins the transaction for the methods whose own message cannot travel behind enter.
-func (tx *fencedTx) open(ctx context.Context) error {
-	if tx.begun() {
-		return tx.stillOpen()
+// open begins the transaction for the methods whose own message cannot travel behind enter. It notes
+// whether that message keeps the transaction open or may not.
+func (tx *fencedTx) open(ctx context.Context, keepsOpen bool) error {
+	if !tx.begun() {
+		if results, err := tx.begin(ctx); err == nil {
+			tx.err = results.Close()
+		}
 	}
-	results, err := tx.begin(ctx)
-	if err != nil {
-		return err
-	}
-	tx.err = results.Close()
-	return tx.err
+	tx.mayHaveEnded = tx.mayHaveEnded || !keepsOpen
+	return tx.stillOpen()
 }
 
 func (tx *fencedTx) begun() bool { return tx.inner != nil || tx.err != nil }
@@ -90,11 +89,14 @@ func (tx *fencedTx) stillOpen() error {
 
 var errGaveUp = fmt.Errorf("fencedb: rolled back: the function did so itself: %w", pgx.ErrTxClosed)
 
-// openFor is open, for statements that keep the transaction open or may not.
-func (tx *fencedTx) openFor(ctx context.Context, keepOpen bool) error {
-	err := tx.open(ctx)
-	tx.mayHaveEnded = tx.mayHaveEnded || !keepOpen
-	return err
+// first sends a statement together with what opens the transaction, and returns its results. There
+// are none if the transaction is open already, or if the statement cannot travel so: then it is open
+// now.
+func (tx *fencedTx) first(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+	if tx.begun() || !canPipeline(sql, args) {
+		return nil, tx.open(ctx, keepsOpen(sql, args))
+	}
+	return tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
 }
 
 // canPipeline reports whether a statement can travel behind enter. Those that pgx sends in other ways
@@ -113,43 +115,35 @@ func canPipeline(sql string, args []any) bool {
 
 func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	ctx = tx.within(ctx)
-	if tx.begun() || !canPipeline(sql, args) {
-		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
-			return pgconn.CommandTag{}, err
-		}
-		if tx.mayHaveEnded && isString(sql, args, pgx.QueryExecModeSimpleProtocol) {
-			return tx.execString(ctx, sql)
-		}
-		return tx.inner.Exec(ctx, sql, args...)
-	}
-	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
-	if err != nil {
+	results, err := tx.first(ctx, sql, args)
+	switch {
+	case err != nil:
 		return pgconn.CommandTag{}, err
+	case results != nil:
+		tag, err := results.Exec()
+		return tag, cmp.Or(err, results.Close()) // it repeats err
+	case tx.mayHaveEnded && isString(sql, args, pgx.QueryExecModeSimpleProtocol):
+		return tx.execString(ctx, sql)
 	}
-	tag, err := results.Exec()
-	return tag, cmp.Or(err, results.Close()) // it repeats err
+	return tx.inner.Exec(ctx, sql, args...)
 }
 
 func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	ctx = tx.within(ctx)
-	if tx.begun() || !canPipeline(sql, args) {
-		if err := tx.openFor(ctx, keepsOpen(sql, args)); err != nil {
-			return noRows(err)
-		}
-		if tx.mayHaveEnded && isString(sql, args, tx.inner.Conn().Config().DefaultQueryExecMode) {
-			sql += "\n;" + tx.entry.stillEntered()
-		}
-		return tx.inner.Query(ctx, sql, args...)
-	}
-	results, err := tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
-	if err != nil {
+	results, err := tx.first(ctx, sql, args)
+	switch {
+	case err != nil:
 		return noRows(err)
+	case results != nil:
+		rows, err := results.Query()
+		if err != nil {
+			return noRows(cmp.Or(err, results.Close()))
+		}
+		return &firstRows{Rows: rows, close: results.Close}, nil
+	case tx.mayHaveEnded && isString(sql, args, tx.inner.Conn().Config().DefaultQueryExecMode):
+		sql += "\n;" + tx.entry.stillEntered()
 	}
-	rows, err := results.Query()
-	if err != nil {
-		return noRows(cmp.Or(err, results.Close()))
-	}
-	return &firstRows{Rows: rows, close: results.Close}, nil
+	return tx.inner.Query(ctx, sql, args...)
 }
 
 func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
@@ -163,7 +157,7 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	}
 	ctx = tx.within(ctx)
 	if tx.begun() || begins(b) {
-		if err := tx.openFor(ctx, allKeepOpen(b.QueuedQueries)); err != nil {
+		if err := tx.open(ctx, allKeepOpen(b.QueuedQueries)); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
 		if !begins(b) { // which pgx refuses
@@ -183,7 +177,7 @@ var errNoSQL = errors.New("fencedb: empty SQL")
 
 func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
 	ctx = tx.within(ctx)
-	if err := tx.open(ctx); err != nil {
+	if err := tx.open(ctx, true); err != nil {
 		return 0, err
 	}
 	return tx.inner.CopyFrom(ctx, table, columns, src)
@@ -191,7 +185,7 @@ func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 
 func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
 	ctx = tx.within(ctx)
-	if err := tx.open(ctx); err != nil {
+	if err := tx.open(ctx, true); err != nil {
 		return nil, err
 	}
 	return tx.inner.Prepare(ctx, name, sql)
@@ -211,7 +205,7 @@ func (tx *fencedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 // LargeObjects opens the transaction first. If that fails, every use of the result answers
 // pgx.ErrTxClosed.
 func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
-	if err := tx.open(tx.ctx); err != nil {
+	if err := tx.open(tx.ctx, true); err != nil {
 		b := &pgx.Batch{}
 		b.BeginTx(pgx.TxOptions{})
 		return pgx.FailedBatchResults(b, err).Tx().LargeObjects()
@@ -222,7 +216,7 @@ func (tx *fencedTx) LargeObjects() pgx.LargeObjects {
 // Conn opens the transaction first, so that what is sent past us is behind the fence too. It is nil
 // if no connection came free.
 func (tx *fencedTx) Conn() *pgx.Conn {
-	_ = tx.openFor(tx.ctx, false) // kept in tx.err; Tx returns it
+	_ = tx.open(tx.ctx, false) // kept in tx.err; Tx returns it
 	if tx.inner == nil {
 		return nil
 	}
@@ -274,7 +268,7 @@ func (s *savepoint) close(ctx context.Context, sql string) error {
 	}
 	s.Tx = &fencedTx{entry: s.of.entry, err: pgx.ErrTxClosed}
 	ctx = s.of.within(ctx)
-	if err := s.of.open(ctx); err != nil {
+	if err := s.of.open(ctx, true); err != nil {
 		return err
 	}
 	_, err := s.of.inner.Exec(ctx, sql+s.name)

@@ -167,7 +167,8 @@ func TestEveryQueryMode(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			pool := w.poolIn(mode)
-			ctx, one, two := t.Context(), grant("table:12", 42), fencedb.All(grant("table:12", 43), grant("table:13", 43))
+			const odd = `"a"\b,{c} d'`
+			ctx, one, two := t.Context(), grant("table:12", 42), fencedb.All(grant("table:12", 43), grant(odd, 43))
 
 			for _, g := range []fencedb.Grant{one, two} {
 				require.NoError(t, fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return book(ctx, tx, 12, "ann") }))
@@ -176,6 +177,7 @@ func TestEveryQueryMode(t *testing.T) {
 			}
 			require.ErrorIs(t, fencedb.Seal(ctx, pool, one), fencedb.ErrStale)
 			require.Equal(t, []string{"ben", "ben"}, w.guests())
+			require.EqualValues(t, 43, w.fence(odd))
 		})
 	}
 }

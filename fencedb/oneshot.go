@@ -104,7 +104,18 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 	var callbackErr error
 	own := &pgx.Batch{}
 	for _, query := range b.QueuedQueries {
-		own.QueuedQueries = append(own.QueuedQueries, apart(query, &callbackErr))
+		apart := &pgx.QueuedQuery{SQL: query.SQL, Arguments: query.Arguments}
+		if query.Fn != nil { // its error is kept apart from those of the server, which decide what was written
+			apart.Fn = func(results pgx.BatchResults) error {
+				if callbackErr == nil {
+					callbackErr = query.Fn(results)
+					return nil
+				}
+				_, err := results.Exec()
+				return err
+			}
+		}
+		own.QueuedQueries = append(own.QueuedQueries, apart)
 	}
 	if err := sendAll(ctx, db, grant, own, opts); err != nil {
 		return err
@@ -153,24 +164,6 @@ func sealError(err error) error {
 		return fmt.Errorf("fencedb: it is unknown whether the token was sealed; nothing else was written: %w", unknown.cause)
 	}
 	return err
-}
-
-// apart returns query with its callback's error kept apart from those of the server, which decide
-// what was written.
-func apart(query *pgx.QueuedQuery, callbackErr *error) *pgx.QueuedQuery {
-	if query.Fn == nil {
-		return query
-	}
-	own := &pgx.QueuedQuery{SQL: query.SQL, Arguments: query.Arguments}
-	own.Fn = func(results pgx.BatchResults) error {
-		if *callbackErr == nil {
-			*callbackErr = query.Fn(results)
-			return nil
-		}
-		_, err := results.Exec()
-		return err
-	}
-	return own
 }
 
 // sent is a transaction on its way in one round trip: BEGIN, enter, queries that keep it open,

@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -212,7 +211,7 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	}
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
-	if err := queryOne(bounded, tx, query, portable(args), &e.xid, &e.epoch); err != nil {
+	if err := queryOne(bounded, tx, query, args, &e.xid, &e.epoch); err != nil {
 		return err
 	}
 	if _, ok := tx.(interface{ Commit() error }); ok {
@@ -247,28 +246,4 @@ func queryOne(ctx context.Context, tx SQLTx, query string, args []any, dest ...a
 		return err
 	}
 	return rows.Close()
-}
-
-// portable writes arrays as text, because not every driver takes a slice.
-func portable(args []any) []any {
-	for i, arg := range args {
-		switch arg := arg.(type) {
-		case []string:
-			args[i] = arrayText(arg)
-		case []int64:
-			args[i] = arrayText(arg)
-		}
-	}
-	return args
-}
-
-var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
-
-// arrayText returns the text form of an array of Postgres.
-func arrayText[T any](elements []T) string {
-	quoted := make([]string, len(elements))
-	for i, element := range elements {
-		quoted[i] = `"` + arrayEscapes.Replace(fmt.Sprint(element)) + `"`
-	}
-	return "{" + strings.Join(quoted, ",") + "}"
 }

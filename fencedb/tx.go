@@ -105,7 +105,7 @@ func (tx *fencedTx) abort(err error) error {
 
 // commit commits, if there is nothing in the way.
 func (tx *fencedTx) commit() error {
-	if err := tx.open(tx.ctx); err != nil {
+	if err := tx.open(tx.ctx, true); err != nil {
 		return tx.abort(err)
 	}
 	if tx.ctx.Err() != nil {

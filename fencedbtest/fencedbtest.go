@@ -80,10 +80,7 @@ func WroteNothing(t testing.TB, db interface {
 	t.Helper()
 	read := func(table string) []string {
 		t.Helper()
-		rows, err := db.Query(t.Context(), `SELECT fencedbtest::text FROM `+table+` AS fencedbtest ORDER BY 1`)
-		if err != nil {
-			t.Fatalf("fencedbtest: %s cannot be read: %v", table, err)
-		}
+		rows, _ := db.Query(t.Context(), `SELECT fencedbtest::text FROM `+table+` AS fencedbtest ORDER BY 1`) // its error is in rows
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatalf("fencedbtest: %s cannot be read: %v", table, err)
