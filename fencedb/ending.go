@@ -34,9 +34,10 @@ func (e *entry) stillEntered() string {
 // the transaction: they cannot commit half of it, as a procedure could, and ask for no transaction
 // block.
 var harmless = map[string]bool{
-	"SELECT": true, "INSERT": true, "UPDATE": true, "DELETE": true, "MERGE": true, "WITH": true, "VALUES": true, "TABLE": true,
-	"COPY": false, "LOCK": false, "SET": false, "SHOW": false, "CALL": false, "DO": false, "SAVEPOINT": false, "RELEASE": false,
-	"TRUNCATE": false, "CREATE": false, "ALTER": false, "DROP": false,
+	"SELECT": true, "INSERT": true, "UPDATE": true, "DELETE": true, "MERGE": true,
+	"WITH": true, "VALUES": true, "TABLE": true,
+	"COPY": false, "LOCK": false, "SET": false, "SHOW": false, "CALL": false, "DO": false,
+	"SAVEPOINT": false, "RELEASE": false, "TRUNCATE": false, "CREATE": false, "ALTER": false, "DROP": false,
 }
 
 // keepsOpen reports whether sql is a single statement that cannot end the transaction, by its first

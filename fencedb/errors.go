@@ -263,12 +263,14 @@ func Explain(err error) error {
 
 // withoutValues are the errors that carry none.
 var withoutValues = map[string]error{
-	"FN002": ErrNoToken, codeLeaseOver: ErrLeaseOver, "FN005": ErrKeyReused, codeTooLong: ErrTooLong, codeTxEnded: ErrTxEnded,
-	codeIdleInTransaction: ErrTooLong, codeTransactionTimeout: ErrTooLong,
+	"FN002": ErrNoToken, codeLeaseOver: ErrLeaseOver, "FN005": ErrKeyReused, codeTxEnded: ErrTxEnded,
+	codeTooLong: ErrTooLong, codeIdleInTransaction: ErrTooLong, codeTransactionTimeout: ErrTooLong,
 }
 
 func alreadyTyped(err error) bool {
-	typed := []error{ErrTxEnded, ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused}
+	typed := []error{
+		ErrTxEnded, ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrUnsealed, ErrBusy, ErrKeyReused,
+	}
 	return slices.ContainsFunc(typed, func(sentinel error) bool { return errors.Is(err, sentinel) })
 }
 

@@ -111,7 +111,8 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	var list []byte
-	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`, e.array(func(g Grant) any { return g.Resource() }))
+	resources := e.array(func(g Grant) any { return g.Resource() })
+	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`, resources)
 	return named(list)
 }
 

@@ -80,7 +80,8 @@ func WroteNothing(t testing.TB, db interface {
 	t.Helper()
 	read := func(table string) []string {
 		t.Helper()
-		rows, _ := db.Query(t.Context(), `SELECT fencedbtest::text FROM `+table+` AS fencedbtest ORDER BY 1`) // its error is in rows
+		// The error of Query is in rows as well.
+		rows, _ := db.Query(t.Context(), `SELECT fencedbtest::text FROM `+table+` AS fencedbtest ORDER BY 1`)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatalf("fencedbtest: %s cannot be read: %v", table, err)

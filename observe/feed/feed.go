@@ -221,7 +221,9 @@ func (f *Feed) send(events []Event) {
 		if err != nil {
 			panic(fmt.Errorf("bug: an event that is not JSON: %w", err))
 		}
-		pipe.XAdd(ctx, &redis.XAddArgs{Stream: f.options.key, MaxLen: kept, Approx: true, Values: []string{field, string(text)}})
+		pipe.XAdd(ctx, &redis.XAddArgs{
+			Stream: f.options.key, MaxLen: kept, Approx: true, Values: []string{field, string(text)},
+		})
 	}
 	commands, err := pipe.Exec(ctx)
 	if err == nil {

@@ -38,8 +38,8 @@ var gone = []string{"expired", "lost", "revoked"}
 
 // TraceLeaseEnd implements [lease.Tracer].
 func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
-	if e.Op == lease.OpExtend && errors.Is(e.Err, lease.ErrReleased) { // by the holder, while the renewal was under way: nothing was found gone
-		return
+	if e.Op == lease.OpExtend && errors.Is(e.Err, lease.ErrReleased) {
+		return // by the holder, while the renewal was under way: nothing was found gone
 	}
 	series, outcome, at := m.of(e.TraceStart), e.Outcome(), place{e.Namespace, e.Resource}
 	if a, ok := ctx.Value(ageKey{m, e.Op}).(*age); ok {
