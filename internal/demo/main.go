@@ -12,14 +12,12 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -47,79 +45,85 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) > 0 {
-		switch args[0] {
-		case "page":
-			return page.Run(ctx, args[1:], os.Stdout)
-		case "sale":
-			return sale.Compare(ctx, args[1:], os.Stdout)
-		case "with":
-			return with(ctx, args[1:])
-		case "missing":
-			for _, err := range testenv.Missing(ctx, slices.Contains(args[1:], "-own")) {
+	command := ""
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		command, args = args[0], args[1:]
+	}
+	flags := flag.NewFlagSet(strings.TrimSpace("demo "+command), flag.ContinueOnError)
+	var do func() error
+	switch command {
+	case "":
+		cfg := config{Out: os.Stdout, Colour: terminal() && os.Getenv("NO_COLOR") == ""} // https://no-color.org
+		flags.BoolVar(&cfg.Unprotected, "unprotected", false, "take the fence away, to see that the demo notices")
+		flags.DurationVar(&cfg.TTL, "ttl", 1500*time.Millisecond, "how long a lease lasts; the stories wait for that")
+		do = func() error {
+			if cfg.TTL < time.Millisecond {
+				return fmt.Errorf("-ttl is %v; it must be at least 1ms, such as 1.5s", cfg.TTL)
+			}
+			return onServers(ctx, func(env *testenv.Env) error { return tellStories(ctx, cfg, env) })
+		}
+	case "page":
+		addr := flags.String("addr", "127.0.0.1:0", "loopback `address` to listen on; port 0 takes a free one")
+		do = func() error { return page.Run(ctx, *addr, os.Stdout) }
+	case "sale":
+		var l sale.Load
+		mode := flags.String("mode", "all", "fenced, lock, forupdate, optimistic or all")
+		flags.IntVar(&l.Buyers, "buyers", 200, "buyers at once, in three processes")
+		flags.IntVar(&l.SKUs, "skus", 20, "different goods")
+		flags.IntVar(&l.Stock, "stock", 20000, "units of each")
+		flags.DurationVar(&l.For, "for", 10*time.Second, "how long each sale lasts")
+		flags.IntVar(&l.Pauses, "pauses", 2, "how often a process is stopped")
+		flags.DurationVar(&l.Pause, "pause", 2400*time.Millisecond, "how long it is stopped")
+		flags.DurationVar(&l.TTL, "ttl", 1200*time.Millisecond, "how long a lease lasts, and a reservation")
+		do = func() error { return sale.Compare(ctx, *mode, l, os.Stdout) }
+	case "missing":
+		own := flags.Bool("own", false, "also what the tests start of their own, whatever the environment names")
+		do = func() error {
+			for _, err := range testenv.Missing(ctx, *own) {
 				fmt.Println(strings.ToLower(err.Server)) // postgres, redis or pgbouncer, which can neither be reached nor started here
 				fmt.Fprintln(os.Stderr, err)             // what was tried
 			}
 			return nil
 		}
-	}
-	return tell(ctx, args)
-}
-
-// tell tells the stories.
-func tell(ctx context.Context, args []string) (err error) {
-	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
-	unprotected := flags.Bool("unprotected", false, "take the fence away, to see that the demo notices")
-	ttl := flags.Duration("ttl", 1500*time.Millisecond, "how long a lease lasts; the stories wait for that")
-	flags.Usage = func() {
-		fmt.Fprint(flags.Output(), "demo: five stories, and how they ended. There are also page, sale and with.\n\n")
-		flags.PrintDefaults()
+	case "with":
+		return with(ctx, args)
+	default:
+		return fmt.Errorf("unknown argument %q; there are page, sale and with, and see -help", command)
 	}
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if flags.NArg() > 0 {
-		return fmt.Errorf("unknown argument %q; there are page, sale and with, and see -help", flags.Arg(0))
+		return fmt.Errorf("unknown argument %q; see -help", flags.Arg(0))
 	}
-	if *ttl < time.Millisecond {
-		return fmt.Errorf("-ttl is %v; it must be at least 1ms, such as 1.5s", *ttl)
-	}
+	return do()
+}
+
+func onServers(ctx context.Context, do func(*testenv.Env) error) (err error) {
 	env, err := testenv.Start(ctx, testenv.Options{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
-	return tellStories(ctx, config{
-		PostgresURL: env.PostgresURL,
-		RedisURL:    env.RedisURL,
-		Namespace:   "demo_" + rand.Text(), // keeps the leases apart on a Redis that others use too
-		TTL:         *ttl,
-		Notes:       env.Notes,
-		Out:         os.Stdout,
-		Colour:      terminal() && os.Getenv("NO_COLOR") == "", // https://no-color.org
-		Unprotected: *unprotected,
-	})
+	return do(env)
 }
 
 // with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the
 // command, and the servers stay until that has ended.
-func with(ctx context.Context, command []string) (err error) {
+func with(ctx context.Context, command []string) error {
 	if len(command) == 0 {
 		return errors.New("with what? Such as: with go run ./examples/jobs")
 	}
-	env, err := testenv.Start(context.WithoutCancel(ctx), testenv.Options{})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, env.Close()) }()
-	for _, note := range env.Notes {
-		fmt.Fprintln(os.Stderr, note)
-	}
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
-	return cmd.Run()
+	return onServers(context.WithoutCancel(ctx), func(env *testenv.Env) error {
+		for _, note := range env.Notes {
+			fmt.Fprintln(os.Stderr, note)
+		}
+		cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+		cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
+		return cmd.Run()
+	})
 }
 
 // terminal reports whether a person looks at the output.

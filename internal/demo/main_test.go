@@ -114,26 +114,24 @@ func TestNoProcessOutlivesAKilledDemo(t *testing.T) {
 
 func TestUsage(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct {
-		args []string
-		says string
-	}{
-		"unknown argument": {args: []string{"sing"}, says: `"sing"`},
-		"unknown flag":     {args: []string{"-sing"}, says: "-sing"},
-		"no duration":      {args: []string{"-ttl", "1500"}, says: "-ttl"},
-		"no time at all":   {args: []string{"-ttl", "0s"}, says: "-ttl"},
-		"no command":       {args: []string{"with"}, says: "with what"},
+	for says, args := range map[string][]string{
+		`unknown argument "sing"`:    {"sing"},
+		`unknown argument "dance"`:   {"page", "dance"},
+		`unknown argument "hum"`:     {"sale", "hum"},
+		"-sing":                      {"-sing"},
+		"-dance":                     {"page", "-dance"},
+		"-hum":                       {"sale", "-hum"},
+		`value "1500" for flag -ttl`: {"-ttl", "1500"}, // no unit
+		"-ttl is 0s":                 {"-ttl", "0s"},
+		`no -mode "sing"`:            {"sale", "-mode", "sing"},
+		"do not fit into 1s":         {"sale", "-for", "1s"},
+		"with what":                  {"with"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			cmd := program(t, tc.args...)
-			said, err := cmd.CombinedOutput()
-			var exit *exec.ExitError
-			require.ErrorAs(t, err, &exit)
-			require.Equal(t, 1, exit.ExitCode())
-			require.Contains(t, string(said), tc.says)
-		})
+		require.ErrorContains(t, run(t.Context(), args), says)
 	}
+	var exit *exec.ExitError
+	require.ErrorAs(t, program(t, "sing").Run(), &exit)
+	require.Equal(t, 1, exit.ExitCode())
 }
 
 func TestACommandGetsServers(t *testing.T) {

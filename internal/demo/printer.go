@@ -14,8 +14,6 @@ type printer struct {
 	colour bool
 }
 
-func newPrinter(out io.Writer, colour bool) *printer { return &printer{out, colour} }
-
 const (
 	width  = 80
 	indent = 9 // of the steps and states of a story, behind the time
@@ -39,9 +37,7 @@ func (p *printer) paint(s style, text string) string {
 	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
 }
 
-func (p *printer) line(parts ...string) {
-	fmt.Fprintln(p.out, strings.TrimRight(strings.Join(parts, ""), " "))
-}
+func (p *printer) line(text string) { fmt.Fprintln(p.out, strings.TrimRight(text, " ")) }
 
 // paragraph wraps text; the first line follows lead, the others are indented as far.
 func (p *printer) paragraph(lead string, s style, text string) {
@@ -50,71 +46,66 @@ func (p *printer) paragraph(lead string, s style, text string) {
 		if i > 0 {
 			lead = strings.Repeat(" ", margin)
 		}
-		p.line(lead, p.paint(s, line))
+		p.line(lead + p.paint(s, line))
 	}
 }
 
-func (p *printer) opening(cfg config, pidA, pidB int) {
+func (p *printer) opening(cfg config, notes []string, pidA, pidB int) {
 	p.line(p.paint(bold, "A booking desk, two workers, one table at a time"))
-	p.line()
-	for _, note := range cfg.Notes {
+	p.line("")
+	for _, note := range append(notes,
+		fmt.Sprintf("Two worker processes: A is pid %d, B is pid %d. A lease lasts %v.", pidA, pidB, cfg.TTL),
+		"Under each step: what both servers hold at that moment. A token is a number that "+
+			"only rises; Redis takes it from its clock, in microseconds.") {
 		p.paragraph("  ", plain, note)
 	}
-	p.paragraph("  ", plain, fmt.Sprintf("Two worker processes: A is pid %d, B is pid %d. A lease lasts %v.", pidA, pidB, cfg.TTL))
-	p.paragraph("  ", plain, "Under each step: what both servers hold at that moment. A token is a number that "+
-		"only rises; Redis takes it from its clock, in microseconds.")
 	if cfg.Unprotected {
 		p.paragraph("  ", red, "The fence has been taken away, as asked: story 4 must end badly.")
 	}
 }
 
 func (p *printer) intro(number int, st story) {
-	p.line()
-	p.line()
-	p.line(p.paint(bold, fmt.Sprintf("%d  %s", number, st.title)))
+	p.line("\n\n" + p.paint(bold, fmt.Sprintf("%d  %s", number, st.title)))
 	p.paragraph("   ", plain, st.intro)
-	p.line()
-	gap := strings.Repeat(" ", indent)
-	p.line(gap, p.paint(dim, fmt.Sprintf("%-*s%s", ownerWidth+ttlWidth+tokenWidth, "Redis", "Postgres")))
+	p.line("")
+	servers := row{"Redis", "", "", "Postgres"}
+	p.state(servers, servers)
 	head := row{"owner", "TTL", "last token", "fence", "booked for"}
 	p.state(head, head)
-	p.line(gap, p.paint(dim, strings.Repeat("-", width-indent)))
+	p.line(strings.Repeat(" ", indent) + p.paint(dim, strings.Repeat("-", width-indent)))
 }
 
-// Widths of the columns of a state, with the space behind them. The last one takes the rest.
-const (
-	ownerWidth = 7
-	ttlWidth   = 8
-	tokenWidth = 19
-	fenceWidth = 19
-)
+// row is a state as it is shown: the owner, its TTL, the last token, the fence, and who has booked.
+type row [5]string
 
-// row is a state as it is shown.
-type row struct {
-	owner, ttl, token, fence, booking string
-}
+// widths of the columns of a state, with the space behind them. The last one takes the rest.
+var widths = [5]int{7, 8, 19, 19}
 
 // step prints an event and the state after it. What the event has changed stands out on a terminal.
 func (p *printer) step(at time.Duration, text string, before, after row) {
 	p.paragraph(fmt.Sprintf("%*s  ", indent-2, seconds(at)), plain, text)
+	before[1] = after[1] // the TTL changes by itself
 	p.state(before, after)
 }
 
 func (p *printer) state(before, after row) {
-	p.line(strings.Repeat(" ", indent),
-		p.cell(ownerWidth, before.owner, after.owner),
-		p.cell(ttlWidth, after.ttl, after.ttl), // changes by itself
-		p.cell(tokenWidth, before.token, after.token),
-		p.cell(fenceWidth, before.fence, after.fence),
-		p.cell(0, before.booking, after.booking))
+	line := strings.Repeat(" ", indent)
+	for i, cell := range after {
+		s := dim
+		if cell != before[i] {
+			s = bold
+		}
+		line += p.paint(s, cell) + strings.Repeat(" ", max(0, widths[i]-len(cell)))
+	}
+	p.line(line)
 }
 
-func (p *printer) cell(width int, before, after string) string {
-	s := dim
-	if before != after {
-		s = bold
+// ending is the word of a verdict.
+func (p *printer) ending(v verdict) string {
+	if v.kept() {
+		return p.paint(green, kept)
 	}
-	return p.paint(s, after) + strings.Repeat(" ", max(0, width-len(after)))
+	return p.paint(red, broken)
 }
 
 // The two words of a verdict.
@@ -124,33 +115,28 @@ const (
 )
 
 func (p *printer) verdict(st story, v verdict) {
-	p.line()
+	p.line("")
 	p.paragraph("   promised  ", plain, st.promise)
 	p.paragraph("   seen      ", plain, v.seen)
-	if v.kept() {
-		p.line("   ", p.paint(green, kept))
-		return
-	}
 	for _, problem := range v.broken {
 		p.paragraph("   but       ", red, problem)
 	}
-	p.line("   ", p.paint(red, broken))
+	p.line("   " + p.ending(v))
 }
 
-func (p *printer) summary(stories []story, verdicts []verdict, took time.Duration) {
-	p.line()
-	p.line()
+// summary prints all verdicts, and whether all are good.
+func (p *printer) summary(verdicts []verdict, took time.Duration) (all bool) {
+	p.line("\n")
 	good := 0
 	for i, v := range verdicts {
-		word := p.paint(red, broken)
+		p.line(fmt.Sprintf("%d  %-42s%s", i+1, stories[i].title, p.ending(v)))
 		if v.kept() {
-			word = p.paint(green, kept)
 			good++
 		}
-		p.line(fmt.Sprintf("%d  %-42s", i+1, stories[i].title), word)
 	}
-	p.line()
+	p.line("")
 	p.line(fmt.Sprintf("%d of %d stories ended as promised, in %s.", good, len(verdicts), seconds(took)))
+	return good == len(verdicts)
 }
 
 // wrap breaks text at spaces into lines of at most so many columns; a longer word gets a line of

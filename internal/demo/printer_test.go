@@ -6,19 +6,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/fencedb/fencedb/lease"
 )
 
 var (
-	before = row{owner: "A", ttl: "1.50s", token: "1795168076399263", fence: "1795168076399263", booking: "-"}
-	after  = row{owner: "-", ttl: "-", token: "1795168076399263", fence: "1795168076399263", booking: "Ann"}
+	before = row{"A", "1.50s", "1795168076399263", "1795168076399263", "-"}
+	after  = row{"-", "-", "1795168076399263", "1795168076399263", "Ann"}
 )
 
 func TestStepAlignsStatesUnderTheirHeads(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	p := newPrinter(&out, false)
+	p := &printer{&out, false}
 
 	p.intro(1, story{title: "Title", intro: "Intro."})
 	p.step(40*time.Millisecond, "A books the table.", before, after)
@@ -39,7 +37,7 @@ func TestStepAlignsStatesUnderTheirHeads(t *testing.T) {
 func TestStepMakesChangesStandOutInColour(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
-	newPrinter(&out, true).step(0, "A books the table.", before, after)
+	(&printer{&out, true}).step(0, "A books the table.", before, after)
 
 	require.Contains(t, out.String(), "\x1b[1mAnn\x1b[0m")
 	require.Contains(t, out.String(), "\x1b[2m1795168076399263\x1b[0m")
@@ -67,7 +65,7 @@ func TestVerdictSaysWhatWasPromisedAndSeen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out strings.Builder
-			newPrinter(&out, false).verdict(st, tc.verdict)
+			(&printer{&out, false}).verdict(st, tc.verdict)
 			require.Equal(t, tc.want, out.String())
 		})
 	}
@@ -91,27 +89,4 @@ func TestWrap(t *testing.T) {
 			require.Equal(t, tc.want, wrap(tc.text, 7))
 		})
 	}
-}
-
-func TestUntouchedMeansThatTheTTLFellWithTheClock(t *testing.T) {
-	t.Parallel()
-	began := time.Now()
-	// Two looks of 10 ms each, 100 ms from the start of one to the start of the other.
-	first := timed{left(time.Second), began, began.Add(10 * time.Millisecond)}
-	for remaining, untouched := range map[time.Duration]bool{
-		1010 * time.Millisecond: false, // renewed
-		950 * time.Millisecond:  false, // renewed in between
-		908 * time.Millisecond:  true,
-		890 * time.Millisecond:  true,
-		850 * time.Millisecond:  false, // cut short
-		0:                       false, // released
-	} {
-		s := &scene{}
-		s.checkUntouched(first, timed{left(remaining), began.Add(100 * time.Millisecond), began.Add(110 * time.Millisecond)})
-		require.Equal(t, untouched, len(s.broken) == 0, remaining)
-	}
-}
-
-func left(ttl time.Duration) state {
-	return state{Inspection: lease.Inspection{ExpiresIn: ttl}}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -23,13 +25,9 @@ import (
 // between them what Redis and Postgres hold. Whether it ended as promised is decided by asking both
 // servers; the workers' own word is only shown.
 type config struct {
-	PostgresURL string // an empty database
-	RedisURL    string
-	Namespace   string // of all leases; its keys are removed at the end
-	TTL         time.Duration
-	Notes       []string // where the servers come from, to be shown
-	Out         io.Writer
-	Colour      bool
+	TTL    time.Duration
+	Out    io.Writer
+	Colour bool
 
 	// Unprotected takes the fence away. The zombie then wins, and tellStories must say so.
 	Unprotected bool
@@ -41,28 +39,38 @@ var errBroken = errors.New("a promise was broken")
 // tellStories tells all stories. It returns nil if each ended as promised, errBroken if one did not, and
 // another error if they could not be told. Cancelling ctx ends it at once. Either way the workers
 // have ended when it returns.
-func tellStories(ctx context.Context, cfg config) error {
+func tellStories(ctx context.Context, cfg config, env *testenv.Env) (err error) {
 	started := time.Now()
-	s, err := setStage(ctx, cfg)
-	if err != nil {
+	// The namespace keeps the leases apart on a Redis that others use too.
+	s := &stage{config: cfg, servers: worker.Servers{
+		PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "demo_" + rand.Text(),
+	}}
+	if s.View, err = s.servers.Connect(ctx, "stories", cfg.TTL); err != nil {
 		return err
 	}
-	defer s.clear()
+	defer s.View.Close()
+	defer s.dismiss()
+	if err := cmp.Or(s.Migrate(ctx, booking.Migrate), s.hire(ctx)); err != nil {
+		return err
+	}
+	if cfg.Unprotected {
+		if err := s.unprotect(ctx); err != nil {
+			return err
+		}
+	}
 
-	s.out.opening(cfg, s.a.PID(), s.b.PID())
+	out := &printer{cfg.Out, cfg.Colour}
+	out.opening(cfg, env.Notes, s.a.PID(), s.b.PID())
 	var verdicts []verdict
 	for i, st := range stories {
-		v, err := s.tell(ctx, i+1, st)
+		v, err := s.tell(ctx, out, i+1, st)
 		if err != nil {
 			return err
 		}
 		verdicts = append(verdicts, v)
 	}
-	s.out.summary(stories, verdicts, time.Since(started))
-	for _, v := range verdicts {
-		if !v.kept() {
-			return errBroken
-		}
+	if !out.summary(verdicts, time.Since(started)) {
+		return errBroken
 	}
 	return nil
 }
@@ -88,71 +96,45 @@ func (v verdict) kept() bool { return len(v.broken) == 0 }
 
 // tell plays one story. A worker that a broken story has left behind in the middle of something is
 // replaced.
-func (s *stage) tell(ctx context.Context, number int, st story) (verdict, error) {
+func (s *stage) tell(ctx context.Context, out *printer, number int, st story) (verdict, error) {
 	const patience = 10 * time.Second // for everything that is not waiting for a TTL
 	playCtx, cancel := context.WithTimeout(ctx, patience+3*s.TTL)
 	defer cancel()
 
-	s.out.intro(number, st)
-	sc := &scene{stage: s, ctx: playCtx, story: st, began: time.Now()}
-	seen := st.play(sc)
+	out.intro(number, st)
+	sc := &scene{stage: s, ctx: playCtx, out: out, story: st, began: time.Now()}
+	sc.play()
 	if ctx.Err() != nil {
 		return verdict{}, context.Cause(ctx)
 	}
-	if sc.err != nil {
-		sc.broken = append(sc.broken, fmt.Sprintf("the story stopped: %v", sc.err))
-	}
-	v := verdict{seen, sc.broken}
-	s.out.verdict(st, v)
-	if v.kept() {
-		return v, nil
+	out.verdict(st, sc.verdict)
+	if sc.kept() {
+		return sc.verdict, nil
 	}
 	s.dismiss()
-	return v, s.hireBoth(ctx)
+	return sc.verdict, s.hire(ctx)
 }
 
 // stage is what all stories play on.
 type stage struct {
 	config
+	servers worker.Servers
 	*worker.View
-	out     *printer
-	a, b    *worker.Worker
-	holders map[uuid.UUID]string // lease id: the name of the worker that was granted it
+	a, b *worker.Worker
 }
 
-func setStage(ctx context.Context, cfg config) (_ *stage, err error) {
-	s := &stage{config: cfg, out: newPrinter(cfg.Out, cfg.Colour), holders: map[uuid.UUID]string{}}
-	defer func() {
-		if err != nil {
-			s.clear()
-		}
-	}()
-	if s.View, err = worker.Open(ctx, s.called("stories")); err != nil {
-		return nil, err
-	}
-	if _, err := s.DB.Exec(ctx, `CREATE TABLE `+plainTable+` (LIKE bookings INCLUDING ALL)`); err != nil {
-		return nil, err
-	}
-	if s.Unprotected {
-		if _, err := s.DB.Exec(ctx, `SELECT fencedb.unprotect('bookings', keep_columns => true)`); err != nil { // look reads them
-			return nil, err
-		}
-	}
-	return s, s.hireBoth(ctx)
+// unprotect keeps the column of the tokens, which is still looked at.
+func (s *stage) unprotect(ctx context.Context) error {
+	_, err := s.DB.Exec(ctx, `SELECT fencedb.unprotect('bookings', keep_columns => true)`)
+	return err
 }
 
-// The table of the control: the same columns, but nothing protects it.
-const plainTable = "unprotected_bookings"
-
-func (s *stage) called(name string) worker.Config {
-	return worker.Config{Name: name, PostgresURL: s.PostgresURL, RedisURL: s.RedisURL, Namespace: s.Namespace}
-}
-
-func (s *stage) hireBoth(ctx context.Context) (err error) {
-	if s.a, err = worker.StartBooking(ctx, s.called("A")); err != nil {
+// hire starts both workers.
+func (s *stage) hire(ctx context.Context) (err error) {
+	if s.a, err = worker.StartBooking(ctx, worker.Config{Servers: s.servers, Name: "A"}); err != nil {
 		return err
 	}
-	s.b, err = worker.StartBooking(ctx, s.called("B"))
+	s.b, err = worker.StartBooking(ctx, worker.Config{Servers: s.servers, Name: "B"})
 	return err
 }
 
@@ -163,163 +145,114 @@ func (s *stage) dismiss() {
 			w.Kill()
 		}
 	}
-	s.a, s.b = nil, nil
 }
 
-// clear leaves nothing behind: no process, and no key on a Redis that is not ours alone. A key that
-// it cannot remove expires.
-func (s *stage) clear() {
-	s.dismiss()
-	if s.View == nil {
-		return
-	}
-	defer s.View.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second) // the other one may have been cancelled
-	defer cancel()
-	for _, st := range stories {
-		for _, field := range []string{"owner", "fence"} {
-			key := lease.Key{Namespace: s.Namespace, Resource: booking.Resource(st.table), Field: field}
-			s.Redis.Unlink(ctx, key.String())
-		}
-	}
-}
-
-// scene is one story being played. After the first error its methods do nothing, so that a story
-// reads as a script; the error is looked at when the story is over.
+// scene is one story being played. The first error ends it, so that a story reads as a script.
 type scene struct {
 	*stage
 	ctx    context.Context
+	out    *printer
 	story  story
-	plain  string // the table that the workers write to without a fence, "" if they use one
+	plain  bool // the workers write without a fence
 	began  time.Time
 	before state // as last shown
-	broken []string
-	err    error
+	verdict
+}
+
+// failure is what must panics with.
+type failure struct{ error }
+
+// must ends the story if there is an error.
+func (s *scene) must(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+// play plays the story to its end, or until it must stop.
+func (s *scene) play() {
+	defer func() {
+		switch f := recover().(type) {
+		case nil:
+		case failure:
+			s.check(false, "the story stopped: %v", f.error)
+		default:
+			panic(f)
+		}
+	}()
+	s.seen = s.story.play(s)
 }
 
 // evening is the slot that everybody wants.
 var evening = time.Date(2030, time.June, 1, 19, 0, 0, 0, time.UTC)
 
-// request is a reservation of the story's table for the whole table.
-func (s *scene) request(guest string) worker.Request {
-	return worker.Request{
+// reserve orders a reservation of the story's table for the whole table, which is held at a point or
+// runs through.
+func (s *scene) reserve(w *worker.Worker, guest string, hold worker.Point, change ...func(*worker.Request)) {
+	r := worker.Request{
 		Booking: booking.Booking{Table: s.story.table, Slot: evening, Guest: guest, Party: 4},
-		TTL:     s.TTL,
-		Plain:   s.plain,
+		TTL:     s.TTL, Plain: s.plain, Hold: hold,
 	}
-}
-
-func (s *scene) do(f func() error) {
-	if s.err == nil {
-		s.err = f()
+	for _, f := range change {
+		f(&r)
 	}
-}
-
-func (s *scene) reserve(w *worker.Worker, r worker.Request) {
-	s.do(func() error { return w.Reserve(r) })
-}
-
-// held is the same request, to wait somewhere on its way.
-func (s *scene) held(guest string, at worker.Point) worker.Request {
-	r := s.request(guest)
-	r.Hold = at
-	return r
-}
-
-func (s *scene) goOn(w *worker.Worker) { s.do(w.Go) }
-
-// progress is how far a request has come: it is held somewhere, or done.
-type progress struct {
-	lease worker.Lease // zero if none was granted since the last time
-	held  worker.Point
-	done  worker.Result
+	s.must(w.Reserve(r))
 }
 
 // settle waits until the request is held or done.
-func (s *scene) settle(w *worker.Worker) progress {
-	var p progress
-	s.do(func() error {
-		for {
-			e, err := w.Next(s.ctx)
-			switch {
-			case err != nil:
-				return err
-			case e.Lease != nil:
-				p.lease = *e.Lease
-				s.holders[p.lease.ID] = w.Name
-			case e.Held:
-				p.held = e.At
-				return nil
-			case e.Done != nil:
-				p.done = *e.Done
-				return nil
-			}
+func (s *scene) settle(w *worker.Worker) worker.Event {
+	for {
+		e, err := w.Next(s.ctx)
+		s.must(err)
+		if e.Held || e.Done != nil {
+			return e
 		}
-	})
-	return p
+	}
 }
 
-// untilHeld waits until the request is held, and returns the lease it has.
-func (s *scene) untilHeld(w *worker.Worker) worker.Lease {
-	p := s.settle(w)
-	s.do(func() error {
-		if p.held == worker.Nowhere {
-			return fmt.Errorf("worker %s was to wait, and is done: %s %s", w.Name, p.done.Outcome, p.done.Error)
-		}
-		return nil
-	})
-	return p.lease
+// untilHeld waits until the request is held.
+func (s *scene) untilHeld(w *worker.Worker) {
+	if e := s.settle(w); !e.Held {
+		s.must(fmt.Errorf("worker %s was to wait, and is done: %s %s", w.Name, e.Done.Outcome, e.Done.Error))
+	}
 }
 
-// untilDone waits until the request has ended.
-func (s *scene) untilDone(w *worker.Worker) (worker.Result, worker.Lease) {
-	p := s.settle(w)
-	s.do(func() error {
-		if p.held != worker.Nowhere {
-			return fmt.Errorf("worker %s was to be done, and waits at its %s", w.Name, p.held)
-		}
-		return nil
-	})
-	return p.done, p.lease
+// untilDone waits until the request has ended, and checks how.
+func (s *scene) untilDone(w *worker.Worker, guest string, as worker.Outcome) worker.Result {
+	e := s.settle(w)
+	if e.Held {
+		s.must(fmt.Errorf("worker %s was to be done, and waits at its %s", w.Name, e.At))
+	}
+	s.check(e.Done.Outcome == as, "%s was to be answered %q, and got %q: %s", guest, as, e.Done.Outcome, e.Done.Error)
+	return *e.Done
+}
+
+// asks has a guest ask and be answered.
+func (s *scene) asks(w *worker.Worker, guest string, as worker.Outcome) worker.Result {
+	s.reserve(w, guest, "")
+	return s.untilDone(w, guest, as)
 }
 
 // untilFree waits until Redis has dropped the owner key.
 func (s *scene) untilFree() {
-	s.do(func() error {
-		poll := time.NewTicker(5 * time.Millisecond)
-		defer poll.Stop()
-		for {
-			found, err := s.Leases.Inspect(s.ctx, booking.Resource(s.story.table))
-			if err != nil || found.Holder == uuid.Nil {
-				return err
-			}
-			select {
-			case <-poll.C:
-			case <-s.ctx.Done():
-				return fmt.Errorf("waiting for the lease to run out: %w", context.Cause(s.ctx))
-			}
-		}
-	})
+	for s.look().held() {
+		s.must(worker.Sleep(s.ctx, 5*time.Millisecond))
+	}
 }
 
 // look asks both servers.
 func (s *scene) look() (st state) {
-	s.do(func() (err error) {
-		resource := booking.Resource(s.story.table)
-		if st.Inspection, err = s.Leases.Inspect(s.ctx, resource); err != nil {
-			return fmt.Errorf("ask Redis: %w", err)
-		}
-		err = s.DB.QueryRow(s.ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, resource).Scan(&st.fence)
-		if err == nil {
-			relation := pgx.Identifier{cmp.Or(s.plain, "bookings")}.Sanitize()
-			rows, _ := s.DB.Query(s.ctx, `SELECT guest, last_fencing_token FROM `+relation+` WHERE table_id = $1 ORDER BY slot`, s.story.table)
-			st.bookings, err = pgx.CollectRows(rows, pgx.RowToStructByPos[written])
-		}
-		if err != nil {
-			return fmt.Errorf("ask Postgres: %w", err)
-		}
-		return nil
-	})
+	resource := booking.Resource(s.story.table)
+	found, err := s.Leases.Inspect(s.ctx, resource)
+	st.Inspection = found
+	s.must(err)
+	owner := lease.Key{Namespace: s.servers.Namespace, Resource: resource, Field: "owner"}
+	st.ends, err = s.Redis.PExpireTime(s.ctx, owner.String()).Result()
+	s.must(err)
+	s.must(s.DB.QueryRow(s.ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, resource).Scan(&st.fence))
+	rows, _ := s.DB.Query(s.ctx, `SELECT guest, last_fencing_token FROM bookings WHERE table_id = $1 ORDER BY slot`, s.story.table)
+	st.bookings, err = pgx.CollectRows(rows, pgx.RowToStructByPos[written])
+	s.must(err)
 	return st
 }
 
@@ -327,16 +260,14 @@ func (s *scene) look() (st state) {
 func (s *scene) say(format string, args ...any) state {
 	at := time.Since(s.began)
 	st := s.look()
-	if s.err == nil {
-		s.out.step(at, fmt.Sprintf(format, args...), s.row(s.before), s.row(st))
-		s.before = st
-	}
+	s.out.step(at, fmt.Sprintf(format, args...), s.row(s.before), s.row(st))
+	s.before = st
 	return st
 }
 
 // check notes what is not as promised.
 func (s *scene) check(ok bool, format string, args ...any) {
-	if s.err == nil && !ok {
+	if !ok {
 		s.broken = append(s.broken, fmt.Sprintf(format, args...))
 	}
 }
@@ -351,16 +282,27 @@ func (s *scene) row(st state) row {
 	}
 	r := row{"-", "-", number(st.LastToken), number(st.fence), cmp.Or(st.guests(), "-")}
 	if st.held() {
-		r.owner, r.ttl = cmp.Or(s.holders[st.Holder], "?"), seconds(st.ExpiresIn) // a holder that never told us is unknown
+		r[0], r[1] = s.owner(st), seconds(st.ExpiresIn)
 	}
 	return r
 }
 
+// owner is the worker that holds the lease, whose label ends in its pid.
+func (s *scene) owner(st state) string {
+	for _, w := range []*worker.Worker{s.a, s.b} {
+		if strings.HasSuffix(st.Label, fmt.Sprintf(":%d", w.PID())) {
+			return w.Name
+		}
+	}
+	return "?"
+}
+
 // state is what both servers hold about one table of the restaurant.
 type state struct {
-	lease.Inspection           // by Redis
-	fence            int64     // in Postgres: the highest token that has entered, 0 if none
-	bookings         []written // in Postgres, of the evening
+	lease.Inspection               // by Redis
+	ends             time.Duration // of the lease by Redis's clock, since 1970
+	fence            int64         // in Postgres: the highest token that has entered, 0 if none
+	bookings         []written     // in Postgres, of the evening
 }
 
 // written is a row of the bookings table.

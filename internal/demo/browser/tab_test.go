@@ -50,7 +50,7 @@ type tab struct {
 func open(t *testing.T, speed string) *tab {
 	t.Helper()
 	w := &tab{T: t}
-	w.start()
+	w.start("127.0.0.1:0")
 	ctx, cancel := chromedp.NewContext(browser, chromedp.WithNewBrowserContext())
 	t.Cleanup(cancel)
 	w.ctx = ctx
@@ -64,13 +64,13 @@ func open(t *testing.T, speed string) *tab {
 }
 
 // start runs the program until the end of the test.
-func (w *tab) start(args ...string) {
+func (w *tab) start(addr string) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	reader, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := page.Run(ctx, args, out)
+		err := page.Run(ctx, addr, out)
 		_ = out.CloseWithError(fmt.Errorf("the program has ended: %w", err))
 		ended <- err
 	}()
@@ -87,7 +87,7 @@ func (w *tab) start(args ...string) {
 func (w *tab) restart() {
 	w.Helper()
 	w.stop()
-	w.start("-addr", strings.TrimPrefix(w.url, "http://"))
+	w.start(strings.TrimPrefix(w.url, "http://"))
 }
 
 var addresses = regexp.MustCompile(`(?s)(http://\S+).*psql '([^']+)'.*redis-cli -u (\S+)`)

@@ -87,15 +87,6 @@ var people = []string{
 	"Ann", "Bob", "Cleo", "Dan", "Ella", "Finn", "Gwen", "Hugo", "Iris", "Jack", "Kim", "Leo", "Mia", "Noah", "Olga", "Paul",
 }
 
-// guest is the next one who comes.
-func (s *Stage) guest() (name string) {
-	s.change(func() {
-		name = people[s.guests%len(people)]
-		s.guests++
-	})
-	return name
-}
-
 // eveningOf is the number of a slot, where $2 is the slot of the first evening.
 const eveningOf = `1 + (extract(epoch FROM slot - $2) / 86400)::int`
 
@@ -111,7 +102,7 @@ func (s *Stage) reserve(ctx context.Context, h *hand) error {
 	if err != nil {
 		return err
 	}
-	return h.reserve(s.guest(), evening)
+	return s.comes(h, evening)()
 }
 
 func (s *Stage) flush(ctx context.Context) error {
@@ -131,7 +122,7 @@ func (s *Stage) restartRedis(ctx context.Context) error {
 		return err
 	}
 	s.journal.Add(Record{Kind: RedisDown})
-	s.rest(s.pace().TTL / 2) // otherwise it is over before it can be seen
+	_ = worker.Sleep(s.life, s.pace().TTL/2) // otherwise it is over before it can be seen
 	if err := s.cfg.StartRedis(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
@@ -140,6 +131,12 @@ func (s *Stage) restartRedis(ctx context.Context) error {
 }
 
 const lockNotAvailable = "55P03" // SQLSTATE
+
+// protect is what the migrations of the booking service have done already.
+const protect = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`
+
+// The column stays, so that the tokens of the rows can still be looked at.
+const unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
 
 // setFence takes the fence away or puts it back. That needs the table for itself for a moment.
 func (s *Stage) setFence(ctx context.Context, on string) error {
@@ -206,7 +203,7 @@ func (s *Stage) two(ctx context.Context) (a, b *hand, evening int, err error) {
 	s.mu.Lock()
 	var idle []*hand
 	for _, h := range s.crew {
-		if h.idle() {
+		if h.shown.Status == Idle {
 			idle = append(idle, h)
 		}
 	}
@@ -220,7 +217,14 @@ func (s *Stage) two(ctx context.Context) (a, b *hand, evening int, err error) {
 
 // comes gives a worker the next guest.
 func (s *Stage) comes(h *hand, evening int, change ...func(*worker.Request)) func() error {
-	return func() error { return h.reserve(s.guest(), evening, change...) }
+	return func() error {
+		var guest string
+		s.change(func() {
+			guest = people[s.guests%len(people)]
+			s.guests++
+		})
+		return h.reserve(guest, evening, change...)
+	}
 }
 
 // held is a request whose write is held.
@@ -253,7 +257,7 @@ func (s *Stage) until(ctx context.Context, condition func() bool) func() error {
 
 // wait takes some time, so that something is seen.
 func (s *Stage) wait(d time.Duration) func() error {
-	return func() error { s.rest(d); return nil }
+	return func() error { return worker.Sleep(s.life, d) }
 }
 
 // race: two guests, one evening, the same moment.
@@ -272,13 +276,4 @@ func (s *Stage) zombie(ctx context.Context, a, b *hand, evening int) []func() er
 func (s *Stage) crash(ctx context.Context, a, b *hand, evening int) []func() error {
 	return []func() error{s.comes(a, evening), s.until(ctx, a.atStep(worker.AtCard)),
 		s.comes(b, evening), s.wait(s.pace().TTL / 2), a.kill, s.until(ctx, b.free)}
-}
-
-// free is asked under stage.mu.
-func (h *hand) free() bool { return h.job == nil }
-
-// atStep is true at the step, and also when the worker has gone past it or is gone; what comes next
-// will notice.
-func (h *hand) atStep(step worker.Point) func() bool {
-	return func() bool { return h.step == step || h.free() }
 }

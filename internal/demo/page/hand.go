@@ -16,112 +16,82 @@ type hand struct {
 	name  string
 
 	// Guarded by stage.mu.
+	shown   Worker
 	process *worker.Worker // nil while nobody is there
-	job     *job
-	step    worker.Point // of job
-	paused  bool
-}
-
-// job is a guest who wants the table for an evening.
-type job struct {
-	guest   string
-	evening int
-	fenced  bool // false for the control of the experiment: the same work, protected by nothing but the lock
+	step    worker.Point   // of the reservation
+	plain   bool           // it is the control of the experiment: the same work, protected by nothing but the lock
 }
 
 // start starts a process and listens to it.
 func (h *hand) start(ctx context.Context) error {
 	s := h.stage
-	p, err := worker.StartBooking(ctx, s.called(h.name))
+	p, err := worker.StartBooking(ctx, worker.Config{Servers: s.cfg.Servers, Name: h.name, Feed: true})
 	if err != nil {
 		return err
 	}
 	s.journal.Add(Record{Kind: Started, Worker: h.name, PID: p.PID()})
-	s.change(func() { h.process, h.job, h.step, h.paused = p, nil, "", false })
+	s.change(func() { h.process, h.shown = p, Worker{Name: h.name, PID: p.PID(), Status: Idle} })
 	s.work.Go(func() { h.listen(p) })
 	return nil
 }
+
+// gone is called under stage.mu.
+func (h *hand) gone() { h.process, h.step, h.shown = nil, "", Worker{Name: h.name, Status: Dead} }
 
 // lag is how long what a worker says on stdout is kept back, so that what it published just before,
 // which goes through Redis, is in the journal first.
 const lag = 60 * time.Millisecond
 
+var reached = map[worker.Point]Kind{worker.AtCard: Card, worker.AtWrite: Writing}
+
 // listen returns when the process has ended, and then sees to it that there is another one.
 func (h *hand) listen(p *worker.Worker) {
+	s := h.stage
 	for e := range p.Events() {
-		h.stage.rest(lag)
+		_ = worker.Sleep(s.life, lag)
 		switch {
 		case e.Done != nil:
-			h.done(*e.Done)
-		case e.At != worker.Nowhere:
-			h.reached(e.At)
+			h.done(e.Done.Outcome)
+		case e.At != "":
+			s.journal.Add(Record{Kind: reached[e.At], Worker: h.name})
+			s.change(func() { h.step = e.At })
 		}
 	}
-	h.stage.change(func() {
+	s.change(func() {
 		if h.process == p {
-			h.process, h.job, h.step, h.paused = nil, nil, "", false
+			h.gone()
 		}
 	})
-	h.stage.rest(h.stage.pace().TTL + time.Second) // a supervisor takes a while too
-	for h.stage.life.Err() == nil && h.start(h.stage.life) != nil {
-		h.stage.rest(time.Second)
+	rest := s.pace().TTL + time.Second // a supervisor takes a while too
+	for worker.Sleep(s.life, rest) == nil && h.start(s.life) != nil {
+		rest = time.Second
 	}
 }
 
-// rest waits, or until the end.
-func (s *Stage) rest(d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-s.life.Done():
-	}
-}
-
-func (h *hand) reached(step worker.Point) {
-	kind := Card
-	if step == worker.AtWrite {
-		kind = Writing
-	}
-	h.stage.journal.Add(Record{Kind: kind, Worker: h.name})
-	h.stage.change(func() { h.step = step })
-}
-
-func (h *hand) done(result worker.Result) {
+func (h *hand) done(outcome worker.Outcome) {
 	j := h.stage.journal
-	h.stage.mu.Lock()
-	job := h.job
-	h.stage.mu.Unlock()
-	if job != nil && !job.fenced { // no tracer hears of these
-		switch result.Outcome {
-		case worker.Booked:
+	h.stage.change(func() {
+		if h.plain && outcome == worker.Booked { // no tracer hears of these
 			j.Add(Record{Kind: Wrote, Worker: h.name})
-		case worker.NoToken:
+		}
+		if h.plain && outcome == worker.NoToken {
 			j.Add(Record{Kind: feed.Failed, Worker: h.name, Cause: "no_token"})
 		}
-	}
-	j.Add(Record{Kind: Told, Worker: h.name, Cause: string(result.Outcome)})
-	h.stage.change(func() { h.job, h.step = nil, "" })
+		j.Add(Record{Kind: Told, Worker: h.name, Cause: string(outcome)})
+		h.step, h.shown.Guest, h.shown.Evening = "", "", 0
+		if h.shown.Status == Busy {
+			h.shown.Status = Idle
+		}
+	})
 }
 
-// idle is asked under stage.mu.
-func (h *hand) idle() bool { return h.process != nil && h.job == nil && !h.paused }
+// free is asked under stage.mu.
+func (h *hand) free() bool { return h.shown.Guest == "" }
 
-// status is asked under stage.mu.
-func (h *hand) status() Worker {
-	w := Worker{Name: h.name, Status: Idle}
-	switch {
-	case h.process == nil:
-		w.Status = Dead
-		return w
-	case h.paused:
-		w.Status = Asleep
-	case h.job != nil:
-		w.Status = Busy
-	}
-	w.PID = h.process.PID()
-	if h.job != nil {
-		w.Guest, w.Evening = h.job.guest, h.job.evening
-	}
-	return w
+// atStep is true at the step, and also when the worker has gone past it or is gone; what comes next
+// will notice.
+func (h *hand) atStep(step worker.Point) func() bool {
+	return func() bool { return h.step == step || h.free() }
 }
 
 // reserve gives an idle worker a guest.
@@ -137,11 +107,9 @@ func (h *hand) reserve(guest string, evening int, change ...func(*worker.Request
 	}
 	var p *worker.Worker
 	s.change(func() {
-		if h.idle() {
-			p, h.job, h.step = h.process, &job{guest, evening, s.fenced}, ""
-			if !s.fenced {
-				r.Plain = "bookings"
-			}
+		if h.shown.Status == Idle {
+			p, h.plain, r.Plain = h.process, !s.fenced, !s.fenced
+			h.shown.Status, h.shown.Guest, h.shown.Evening = Busy, guest, evening
 		}
 	})
 	if p == nil {
@@ -153,47 +121,62 @@ func (h *hand) reserve(guest string, evening int, change ...func(*worker.Request
 
 // pause stops the process with SIGSTOP.
 func (h *hand) pause() error {
-	p, paused := h.running()
+	p, asleep := h.running()
 	switch {
 	case p == nil:
 		return refuse("%s is not there. It is started again in a moment.", h.name)
-	case paused:
+	case asleep:
 		return refuse("%s stands still already. Wake it.", h.name)
 	}
 	if err := p.Stop(); err != nil {
 		return err
 	}
-	h.stage.journal.Add(Record{Kind: Paused, Worker: h.name, PID: p.PID()})
-	h.stage.change(func() { h.paused = true })
+	h.now(p, Paused, func() { h.shown.Status = Asleep })
 	return nil
 }
 
 // wake lets it go on.
 func (h *hand) wake() error {
-	p, paused := h.running()
-	if p == nil || !paused {
+	p, asleep := h.running()
+	if !asleep {
 		return refuse("%s does not stand still. Pause it first.", h.name)
 	}
-	h.stage.journal.Add(Record{Kind: Woken, Worker: h.name, PID: p.PID()})
-	h.stage.change(func() { h.paused = false })
+	h.now(p, Woken, func() {
+		h.shown.Status = Busy
+		if h.free() {
+			h.shown.Status = Idle
+		}
+	})
 	return errors.Join(p.Go(), p.Continue()) // Go is for a write that is held, and is not minded otherwise
 }
 
 // kill ends the process with SIGKILL.
 func (h *hand) kill() error {
 	var p *worker.Worker
-	h.stage.change(func() { p, h.process = h.process, nil })
+	h.stage.change(func() {
+		p = h.process
+		h.gone()
+	})
 	if p == nil {
 		return refuse("%s is not there. It is started again in a moment.", h.name)
 	}
 	h.stage.journal.Add(Record{Kind: Killed, Worker: h.name, PID: p.PID()})
 	p.Kill()
-	h.stage.change(func() { h.job, h.step, h.paused = nil, "", false })
 	return nil
 }
 
-func (h *hand) running() (p *worker.Worker, paused bool) {
+func (h *hand) running() (p *worker.Worker, asleep bool) {
 	h.stage.mu.Lock()
 	defer h.stage.mu.Unlock()
-	return h.process, h.paused
+	return h.process, h.shown.Status == Asleep
+}
+
+// now notes what was done to a process, unless it has gone meanwhile.
+func (h *hand) now(p *worker.Worker, kind Kind, then func()) {
+	h.stage.journal.Add(Record{Kind: kind, Worker: h.name, PID: p.PID()})
+	h.stage.change(func() {
+		if h.process == p {
+			then()
+		}
+	})
 }

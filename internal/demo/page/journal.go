@@ -1,8 +1,8 @@
 package page
 
 import (
+	"cmp"
 	"crypto/rand"
-	"encoding/json"
 	"reflect"
 	"slices"
 	"sync"
@@ -29,20 +29,14 @@ type Journal struct {
 
 // NewJournal returns an empty journal.
 func NewJournal() *Journal {
-	return &Journal{
-		ID:       rand.Text(),
-		changed:  make(chan struct{}),
-		narrator: newNarrator(),
-	}
+	return &Journal{ID: rand.Text(), changed: make(chan struct{}), narrator: newNarrator()}
 }
 
 // Add gives the record its number and its sentence. A time that is not set is now.
 func (j *Journal) Add(r Record) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if r.At.IsZero() {
-		r.At = time.Now()
-	}
+	r.At = cmp.Or(r.At, time.Now().UnixMilli())
 	if missed, ok := j.narrator.missed(r); ok {
 		j.append(missed)
 	}
@@ -55,11 +49,10 @@ func (j *Journal) Add(r Record) {
 func (j *Journal) Gone(token int64, kind Kind, at time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if t := j.narrator.terms[token]; t == nil || t.ended != "" {
-		return
+	if t := j.narrator.terms[token]; t != nil && t.Ended == "" {
+		j.append(Record{Kind: kind, Token: token, At: at.UnixMilli()})
+		j.announce()
 	}
-	j.append(Record{Kind: kind, Token: token, At: at})
-	j.announce()
 }
 
 // append numbers the record. The caller holds mu.
@@ -78,7 +71,7 @@ func (j *Journal) SetState(s State) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if t := j.narrator.terms[s.Redis.Token]; t != nil {
-		s.Redis.Owner = t.worker
+		s.Redis.Owner = t.Worker
 	}
 	for i, w := range s.Workers {
 		s.Workers[i].Believes = j.narrator.believes(w.Name)
@@ -115,13 +108,4 @@ func (j *Journal) After(seq int64) News {
 	first := j.last - int64(len(j.records)) // Seq of the record before the first that is kept
 	from := min(max(seq-first, 0), int64(len(j.records)))
 	return News{slices.Clone(j.records[from:]), j.state, j.version, j.changed}
-}
-
-// MarshalJSON writes the time as a page wants it.
-func (r Record) MarshalJSON() ([]byte, error) {
-	type plain Record
-	return json.Marshal(struct {
-		At int64 `json:"at"`
-		plain
-	}{r.At.UnixMilli(), plain(r)})
 }

@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/fencedb/fencedb/examples/booking/booking"
+	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -22,8 +21,9 @@ const (
 
 // observe looks at both servers again and again.
 func (s *Stage) observe() {
-	for last := (State{}); s.life.Err() == nil; s.rest(lookEvery) {
-		now := s.look(last)
+	last := s.look()
+	for worker.Sleep(s.life, lookEvery) == nil {
+		now := s.look()
 		s.noteGone(last.Redis, now.Redis)
 		s.journal.SetState(now)
 		last = now
@@ -42,72 +42,54 @@ func (s *Stage) noteGone(last, now Redis) {
 		kind, grace = Forgotten, releaseGrace
 	}
 	s.work.Go(func() {
-		s.rest(grace)
+		_ = worker.Sleep(s.life, grace)
 		s.journal.Gone(last.Token, kind, at)
 	})
 }
 
-func (s *Stage) look(last State) State {
+func (s *Stage) look() State {
 	ctx, cancel := context.WithTimeout(s.life, lookTime)
 	defer cancel()
-	now := State{Redis: s.lookAtRedis(ctx, last.Redis), Postgres: s.lookAtPostgres(ctx)}
+	now := State{Redis: s.lookAtRedis(ctx), Postgres: s.lookAtPostgres(ctx)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now.Speed, now.Scene = s.speed, s.scene
 	for _, h := range s.crew {
-		now.Workers = append(now.Workers, h.status())
+		now.Workers = append(now.Workers, h.shown)
 	}
 	return now
 }
 
-func (s *Stage) lookAtRedis(ctx context.Context, last Redis) Redis {
-	if s.Redis.Ping(ctx).Err() != nil { // which does not wait for it to come back, as Inspect does
+func (s *Stage) lookAtRedis(ctx context.Context) Redis {
+	owner := lease.Key{Resource: booking.Resource(table), Field: "owner"}
+	ends, err := s.Redis.PExpireTime(ctx, owner.String()).Result()
+	if err != nil { // at once, while Inspect would wait for Redis to come back
 		return Redis{}
 	}
-	found, err := s.Leases.Inspect(ctx, booking.Resource(table))
+	found, err := s.Leases.Inspect(ctx, owner.Resource)
 	if err != nil {
 		return Redis{}
 	}
 	now := Redis{Up: true, Token: found.Token, Fence: found.LastToken, Waiters: found.Waiters}
 	if found.Token != 0 {
 		now.LeaseID, now.Label, now.TTL = found.Holder.String()[:8], found.Label, s.pace().TTL.Milliseconds()
-		now.Ends = steady(last, found)
+		now.Ends = ends.Milliseconds()
 	}
 	return now
 }
 
-// steady is when the lease ends. It stays what it was unless the lease was renewed: two looks never
-// agree to the millisecond.
-func steady(last Redis, found lease.Inspection) int64 {
-	const noise = 40
-	ends := time.Now().Add(found.ExpiresIn).UnixMilli()
-	if d := ends - last.Ends; last.Token == found.Token && -noise < d && d < noise {
-		return last.Ends
-	}
-	return ends
-}
-
 func (s *Stage) lookAtPostgres(ctx context.Context) Postgres {
-	now := Postgres{Up: true, Bookings: []Booking{}}
-	batch := &pgx.Batch{}
-	batch.Queue(`SELECT exists(SELECT FROM fencedb.protected_tables WHERE table_name = 'bookings'::regclass)`).
-		QueryRow(func(row pgx.Row) error { return row.Scan(&now.Protected) })
-	batch.Queue(`SELECT last_fencing_token, left(lease_id::text, 8) FROM fencedb.fences WHERE resource = $1`, booking.Resource(table)).
-		Query(func(rows pgx.Rows) error {
-			_, err := pgx.ForEachRow(rows, []any{&now.Fence, &now.LeaseID}, func() error { return nil })
-			return err
-		})
-	batch.Queue(`SELECT `+eveningOf+`, guest, last_fencing_token FROM bookings WHERE table_id = $1 ORDER BY slot DESC LIMIT 5`,
-		table, slot(1)).
-		Query(func(rows pgx.Rows) (err error) {
-			var b Booking
-			_, err = pgx.ForEachRow(rows, []any{&b.Evening, &b.Guest, &b.Token}, func() error {
-				now.Bookings = append(now.Bookings, b)
-				return nil
-			})
-			return err
-		})
-	if s.DB.SendBatch(ctx, batch).Close() != nil {
+	now := Postgres{Up: true}
+	err := s.DB.QueryRow(ctx, `
+		SELECT exists(SELECT FROM fencedb.protected_tables WHERE table_name = 'bookings'::regclass),
+		       coalesce(max(last_fencing_token), 0), coalesce(max(left(lease_id::text, 8)), ''),
+		       (SELECT coalesce(jsonb_agg(b), '[]') FROM (
+		           SELECT `+eveningOf+` AS evening, guest, last_fencing_token::text AS token
+		           FROM bookings WHERE table_id = $1 ORDER BY slot DESC LIMIT 5
+		       ) AS b)
+		FROM fencedb.fences WHERE resource = $3`, table, slot(1), booking.Resource(table),
+	).Scan(&now.Protected, &now.Fence, &now.LeaseID, &now.Bookings)
+	if err != nil {
 		return Postgres{Bookings: []Booking{}}
 	}
 	return now

@@ -156,18 +156,11 @@ func TestThePageIsForThisMachineAlone(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // of a page that is served all the same
 	defer cancel()
 	for _, addr := range []string{"0.0.0.0:0", ":0", "nowhere", "127.0.0.1"} {
-		require.Error(t, Run(ctx, []string{"-addr", addr}, io.Discard), addr)
+		require.Error(t, Run(ctx, addr, io.Discard), addr)
 	}
 	listener, err := listen("127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, listener.Close())
-}
-
-func TestBadArgumentsAreRefused(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{{"sing"}, {"-sing"}} {
-		require.Error(t, Run(t.Context(), args, io.Discard), args)
-	}
 }
 
 func TestItEndsWithItsContextBeforeAnythingIsStarted(t *testing.T) {

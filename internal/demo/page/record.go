@@ -1,10 +1,6 @@
 package page
 
-import (
-	"time"
-
-	"github.com/fencedb/fencedb/observe/feed"
-)
+import "github.com/fencedb/fencedb/observe/feed"
 
 // Kind says what happened: what workers publish, and what the stage adds.
 type Kind = feed.Kind
@@ -36,19 +32,19 @@ const (
 // Record is one line of the journal. Fields that do not belong to its Kind are zero. Title and Why
 // mention tokens as {token} and {stored}; the page puts the numbers of those fields there.
 type Record struct {
-	Seq     int64     `json:"seq"` // 1, 2, 3...
-	At      time.Time `json:"-"`   // "at" in JSON, in milliseconds since 1970
-	Kind    Kind      `json:"kind"`
-	Worker  string    `json:"worker,omitempty"`
-	PID     int       `json:"pid,omitempty"`
-	Token   int64     `json:"token,string,omitempty"` // as text: other readers may count in floating point
-	Stored  int64     `json:"stored,string,omitempty"`
-	LeaseID string    `json:"lease_id,omitempty"`
-	TTL     int64     `json:"ttl_ms,omitempty"`
-	Took    int64     `json:"took_ms,omitempty"`
-	Cause   string    `json:"cause,omitempty"`
-	Guest   string    `json:"guest,omitempty"`
-	Evening int       `json:"evening,omitempty"`
+	Seq     int64  `json:"seq"` // 1, 2, 3...
+	At      int64  `json:"at"`  // in milliseconds since 1970
+	Kind    Kind   `json:"kind"`
+	Worker  string `json:"worker,omitempty"`
+	PID     int    `json:"pid,omitempty"`
+	Token   int64  `json:"token,string,omitempty"` // as text: other readers may count in floating point
+	Stored  int64  `json:"stored,string,omitempty"`
+	LeaseID string `json:"lease_id,omitempty"`
+	TTL     int64  `json:"ttl_ms,omitempty"`
+	Took    int64  `json:"took_ms,omitempty"`
+	Cause   string `json:"cause,omitempty"`
+	Guest   string `json:"guest,omitempty"`
+	Evening int    `json:"evening,omitempty"`
 
 	Tone    Tone   `json:"tone,omitempty"`
 	Title   string `json:"title"`
@@ -61,7 +57,7 @@ type Tone string
 
 // The tones.
 const (
-	Plain Tone = ""
+	Plain Tone = "plain"
 	Good  Tone = "good" // a promise at work
 	Stop  Tone = "stop" // somebody was refused, rightly
 	Bad   Tone = "bad"  // harm was done, or Redis or a process is hurt

@@ -3,32 +3,23 @@ package page
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// Run is the whole program. It returns when ctx ends and nothing of it is left. out is told the
-// addresses.
-func Run(ctx context.Context, args []string, out io.Writer) error {
-	redis.SetLogger(worker.Silent{})
-	flags := flag.NewFlagSet("demo page", flag.ContinueOnError)
-	addr := flags.String("addr", "127.0.0.1:0", "loopback `address` to listen on; port 0 takes a free one")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("unknown argument %q; see -help", flags.Arg(0))
-	}
-	listener, err := listen(*addr)
+// Run is the whole program: it serves the page on a loopback address until ctx ends, and returns when
+// nothing of it is left. out is told the addresses.
+func Run(ctx context.Context, addr string, out io.Writer) error {
+	logging.Disable() // the Redis client would write that a Redis is down, which is meant to be
+	listener, err := listen(addr)
 	if err != nil {
 		return err
 	}
@@ -59,12 +50,8 @@ func show(ctx context.Context, listener net.Listener, out io.Writer) (err error)
 	defer func() { err = errors.Join(err, env.Close()) }()
 
 	j := NewJournal()
-	s, err := Open(ctx, Config{
-		PostgresURL: env.PostgresURL,
-		RedisURL:    env.RedisURL,
-		StopRedis:   env.StopRedis,
-		StartRedis:  env.StartRedis,
-	}, j)
+	servers := worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL}
+	s, err := Open(ctx, Config{servers, env.StopRedis, env.StartRedis}, j)
 	if err != nil {
 		return err
 	}
@@ -78,12 +65,9 @@ func show(ctx context.Context, listener net.Listener, out io.Writer) (err error)
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // ends the streams
 		ReadHeaderTimeout: 5 * time.Second,
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
-	select {
-	case err := <-failed:
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
+	if err := server.Serve(listener); ctx.Err() == nil {
 		return err
-	case <-ctx.Done():
-		return server.Close()
 	}
+	return nil
 }

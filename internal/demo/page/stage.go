@@ -5,14 +5,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-// Config is what a stage needs.
+// Config is what a stage needs. The Redis belongs to nobody else: it is flushed and restarted.
 type Config struct {
-	PostgresURL string // an empty database
-	RedisURL    string // of nobody else: it is flushed and restarted
+	worker.Servers
 
 	// StopRedis and StartRedis return when it is gone, and when it answers again.
 	StopRedis  func() error
@@ -56,36 +56,26 @@ var names = []string{"A", "B", "C"}
 // before.
 func Open(ctx context.Context, cfg Config, j *Journal) (_ *Stage, err error) {
 	s := &Stage{cfg: cfg, journal: j, changed: make(chan struct{}), speed: "normal", fenced: true}
-	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
-	defer func() {
-		if err != nil {
-			s.Close()
-		}
-	}()
-	if s.View, err = worker.Open(ctx, s.called("page")); err != nil {
+	if s.View, err = cfg.Connect(ctx, "page", time.Minute); err != nil {
 		return nil, err
 	}
+	s.life, s.end = context.WithCancel(context.WithoutCancel(ctx))
+	err = s.Migrate(ctx, booking.Migrate)
 	for _, name := range names {
-		h := &hand{stage: s, name: name}
-		s.crew = append(s.crew, h)
-		if err := h.start(ctx); err != nil {
-			return nil, err
+		if err == nil {
+			h := &hand{stage: s, name: name}
+			s.crew = append(s.crew, h)
+			err = h.start(ctx)
 		}
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
 	}
 	s.work.Go(s.follow)
 	s.work.Go(s.observe)
 	return s, nil
 }
-
-func (s *Stage) called(name string) worker.Config {
-	return worker.Config{Name: name, PostgresURL: s.cfg.PostgresURL, RedisURL: s.cfg.RedisURL, Feed: true}
-}
-
-// protect is what the migrations of the booking service have done already.
-const protect = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`
-
-// The column stays, so that the tokens of the rows can still be looked at.
-const unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
 
 // Close ends the workers and waits for everything in the background.
 func (s *Stage) Close() {
@@ -94,9 +84,7 @@ func (s *Stage) Close() {
 		_ = h.kill()
 	}
 	s.work.Wait()
-	if s.View != nil {
-		s.View.Close()
-	}
+	s.View.Close()
 }
 
 // change runs f, under which what mu guards may change, and wakes those who await it.
@@ -115,17 +103,13 @@ func (s *Stage) follow() {
 		// It returns only when Redis refuses, or at the end.
 		_ = feed.Follow(s.life, s.Redis, from, func(e feed.Event) error {
 			from = e.ID
-			return s.heard(e)
+			s.journal.Add(Record{
+				At: e.At.UnixMilli(), Kind: e.Kind, Worker: e.Worker,
+				Token: e.Token, Stored: e.Stored, LeaseID: e.LeaseID,
+				TTL: e.TTL.Milliseconds(), Took: e.Took.Milliseconds(), Cause: e.Cause,
+			})
+			return context.Cause(s.life)
 		})
-		s.rest(time.Second)
+		_ = worker.Sleep(s.life, time.Second)
 	}
-}
-
-func (s *Stage) heard(e feed.Event) error {
-	s.journal.Add(Record{
-		At: e.At, Kind: e.Kind, Worker: e.Worker,
-		Token: e.Token, Stored: e.Stored, LeaseID: e.LeaseID,
-		TTL: e.TTL.Milliseconds(), Took: e.Took.Milliseconds(), Cause: e.Cause,
-	})
-	return context.Cause(s.life)
 }

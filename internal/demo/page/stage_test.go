@@ -187,10 +187,9 @@ func onStage(t *testing.T) *playing {
 	t.Helper()
 	url, redis, j := testenv.PostgresURL(t), testenv.OwnRedis(t), NewJournal()
 	s, err := Open(t.Context(), Config{
-		PostgresURL: url,
-		RedisURL:    "redis://" + redis.Addr(),
-		StopRedis:   func() error { redis.Kill(); return nil },
-		StartRedis:  func(context.Context) error { redis.Restart(); return nil },
+		Servers:    worker.Servers{PostgresURL: url, RedisURL: "redis://" + redis.Addr()},
+		StopRedis:  func() error { redis.Kill(); return nil },
+		StartRedis: func(context.Context) error { redis.Restart(); return nil },
 	}, j)
 	require.NoError(t, err)
 	t.Cleanup(s.Close)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/demo/worker"
@@ -21,7 +20,7 @@ import (
 
 // settings are what a worker is told at its start.
 type settings struct {
-	Servers
+	worker.Servers
 	Load
 	Mode   Mode
 	Name   string
@@ -35,65 +34,51 @@ const (
 	orderEnd  = "end"  // let the buyers finish what they are at
 )
 
-// report is what a worker tells, one JSON object a line.
+// report is what a worker tells, one JSON object a line: first that it is ready, then the SKUs that
+// a buyer who is held is about to write to, and at the end what the buyers were told.
 type report struct {
-	Kind  string          // ready, holding, done
-	Tally Tally           // done: what the buyers were told
-	SKUs  []string        `json:",omitempty"` // holding: what the buyer is about to write to
-	Waits []time.Duration `json:",omitempty"` // done: how long each reservation took
-	Error string          `json:",omitempty"` // the first that was not to be expected
+	SKUs  []string `json:",omitempty"`
+	Tally *Tally   `json:",omitempty"`
 }
 
-const (
-	sweepEvery = 100 * time.Millisecond
-	conns      = 20 // to Postgres; everyone else waits for one
-)
+const sweepEvery = 100 * time.Millisecond
 
 // Work is the life of a worker of kind "sale": until it is told to end, or its orders do.
 func Work(ctx context.Context, self *worker.Self) error {
-	c := &crowd{Self: self}
+	const conns = 20 // to Postgres; everyone else waits for one
+	c := &crowd{Self: self, goOn: make(chan struct{}, 1)}
 	if err := self.Config(&c.settings); err != nil {
 		return err
 	}
-	c.hold = breakpoint{
-		reached: func(skus []string) { self.Tell(report{Kind: "holding", SKUs: skus}) },
-		goOn:    make(chan struct{}, 1),
-	}
-	db, client, err := c.settings.connect(ctx, &c.hold)
+	v, err := c.Connect(ctx, c.Name, c.TTL, func(config *pgxpool.Config) {
+		config.MaxConns, config.ConnConfig.Tracer = conns, c
+	})
 	if err != nil {
 		return err
 	}
-	defer db.Close()
-	defer client.Close()
-	if c.shop, err = open(c.Mode, c.Servers, c.Load, db, client); err != nil {
+	defer v.Close()
+	if c.shop, err = open(c.Mode, c.Load, v); err != nil {
 		return err
 	}
 	c.run(ctx)
 	return nil
 }
 
-func (s settings) connect(ctx context.Context, hold *breakpoint) (*pgxpool.Pool, *redis.Client, error) {
-	client, err := worker.Redis(s.RedisURL, s.Name)
-	if err != nil {
-		return nil, nil, err
-	}
-	db, err := worker.Postgres(ctx, s.PostgresURL, s.Name, func(config *pgxpool.Config) {
-		config.MaxConns, config.ConnConfig.Tracer = conns, hold
-	})
-	return db, client, err
-}
-
-// crowd is one process with its share of the buyers.
+// crowd is one process with its share of the buyers. As a tracer it can hold one buyer who has read
+// the stock, has made up its mind, and is about to write: in the driver, when everything that can be
+// checked before has been checked. Then the process can be stopped at the worst point instead of at
+// any.
 type crowd struct {
 	*worker.Self
 	settings
+	faulty.Breakpoint // never armed, for the rest of what pgx asks of a tracer
+
 	shop seller
-	hold breakpoint
+	hold atomic.Bool   // the next one who is about to write
+	goOn chan struct{} // the order to that one
 
 	mu    sync.Mutex
-	tally Tally           // guarded by mu
-	waits []time.Duration // guarded by mu
-	err   string          // guarded by mu
+	tally Tally // guarded by mu
 }
 
 func (c *crowd) run(ctx context.Context) {
@@ -110,17 +95,18 @@ func (c *crowd) run(ctx context.Context) {
 		})
 	}
 	all.Go(func() {
-		for sleep(selling, sweepEvery) == nil {
-			c.note(c.shop.Sweep(ctx))
+		for worker.Sleep(selling, sweepEvery) == nil {
+			err := c.shop.Sweep(ctx)
+			c.count(func(t *Tally) { t.note(err) })
 		}
 	})
-	c.Tell(report{Kind: "ready"})
+	c.Tell(report{})
 	if !c.obey() {
 		abort()
 	}
 	stop()
 	all.Wait()
-	c.Tell(report{Kind: "done", Tally: c.tally, Waits: c.waits, Error: c.err})
+	c.Tell(report{Tally: &c.tally})
 }
 
 // obey returns true when told to end, and false when nobody is left to tell.
@@ -129,25 +115,18 @@ func (c *crowd) obey() bool {
 	for c.Order(&order) == nil {
 		switch order {
 		case orderHold:
-			c.hold.arm()
+			select {
+			case <-c.goOn: // a word to go on that came too late for the last one does not count
+			default:
+			}
+			c.hold.Store(true)
 		case orderGo:
-			c.hold.goOn <- struct{}{}
+			c.goOn <- struct{}{}
 		case orderEnd:
 			return true
 		}
 	}
 	return false
-}
-
-// note keeps the first error that nobody expects.
-func (c *crowd) note(err error) {
-	var o Outcomes
-	if o.count(err); o.Failed == 0 {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.err = cmp.Or(c.err, err.Error())
 }
 
 func (c *crowd) count(f func(t *Tally)) {
@@ -156,15 +135,19 @@ func (c *crowd) count(f func(t *Tally)) {
 	f(&c.tally)
 }
 
+// attempt is one buyer at one cart. What happens under a context that has one can be held.
+type attempt struct{ held bool }
+
+type attemptKey struct{}
+
 const abandon = 0.1 // of the carts are never paid
 
 // buy is one cart of a buyer.
 func (c *crowd) buy(ctx context.Context, name string) {
 	a, began := &attempt{}, time.Now()
 	cart, err := c.shop.Reserve(context.WithValue(ctx, attemptKey{}, a), name, c.wishes())
-	c.note(err)
 	c.count(func(t *Tally) {
-		t.Reserve.count(err)
+		t.Reserve[t.note(err)]++
 		switch {
 		case a.held && err == nil:
 			t.StoppedWrote++
@@ -172,7 +155,7 @@ func (c *crowd) buy(ctx context.Context, name string) {
 			t.StoppedNot++
 		}
 		if err == nil {
-			c.waits = append(c.waits, time.Since(began))
+			t.Waits = append(t.Waits, time.Since(began))
 		}
 	})
 	if err != nil || rand.Float64() < abandon {
@@ -180,9 +163,8 @@ func (c *crowd) buy(ctx context.Context, name string) {
 	}
 	began = time.Now()
 	err = c.shop.Pay(ctx, cart.ID)
-	c.note(err)
 	c.count(func(t *Tally) {
-		t.Pay.count(err)
+		t.Pay[t.note(err)]++
 		if err == nil && time.Since(began) > c.TTL {
 			t.LongPaid++
 		}
@@ -197,48 +179,69 @@ func (c *crowd) wishes() (lines []shop.Line) {
 	return lines
 }
 
-// breakpoint holds one buyer who has read the stock, has made up its mind, and is about to write:
-// in the driver, when everything that can be checked before has been checked. Then the process can
-// be stopped at the worst point instead of at any.
-type breakpoint struct {
-	faulty.Breakpoint // never armed, for the rest of what pgx asks of a tracer
-
-	reached func(skus []string) // that are about to be written
-	goOn    chan struct{}
-	armed   atomic.Bool
-}
-
-// attempt is one buyer at one cart. What happens under a context that has one can be held.
-type attempt struct{ held bool }
-
-type attemptKey struct{}
-
-// arm holds the next one. A word to go on that came too late for the last one does not count.
-func (b *breakpoint) arm() {
-	select {
-	case <-b.goOn:
-	default:
-	}
-	b.armed.Store(true)
-}
-
 // TraceBatchStart implements [pgx.BatchTracer].
-func (b *breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+func (c *crowd) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
 	a, watched := ctx.Value(attemptKey{}).(*attempt)
-	if !watched || !strings.HasPrefix(data.Batch.QueuedQueries[0].SQL, "UPDATE stock") {
+	if !watched || !strings.HasPrefix(data.Batch.QueuedQueries[0].SQL, "UPDATE stock") || !c.hold.CompareAndSwap(true, false) {
 		return ctx
 	}
-	if b.armed.CompareAndSwap(true, false) {
-		a.held = true
-		var skus []string
-		for _, q := range data.Batch.QueuedQueries {
-			skus = append(skus, q.Arguments[0].(string))
-		}
-		b.reached(skus)
-		select {
-		case <-b.goOn:
-		case <-ctx.Done():
-		}
+	a.held = true
+	var skus []string
+	for _, q := range data.Batch.QueuedQueries {
+		skus = append(skus, q.Arguments[0].(string))
+	}
+	c.Tell(report{SKUs: skus})
+	select {
+	case <-c.goOn:
+	case <-ctx.Done():
 	}
 	return ctx
+}
+
+// Outcome is how a request ended.
+type Outcome int
+
+// The outcomes.
+const (
+	Done    Outcome = iota
+	Refused         // by Postgres or in view of its limits: too late, nothing written
+	Late            // noticed by the buyer itself: too late, nothing written
+	Busy            // did not get its turn in time
+	Over            // sold out, or not reserved any more
+	Unknown         // committed or not, nobody knows
+	Failed          // anything else
+)
+
+// Outcomes count how requests ended, each once.
+type Outcomes [Failed + 1]int
+
+// Tally is what buyers were told.
+type Tally struct {
+	Reserve, Pay Outcomes
+	Waits        []time.Duration // how long each reservation took
+	LongPaid     int             // of those paid: how many took longer than a lease lasts
+	StoppedWrote int             // stopped between reading and writing, and reserved afterwards
+	StoppedNot   int             // the same, and did not reserve
+	Error        string          // the first that was not to be expected
+}
+
+// note keeps the first error that nobody expects.
+func (t *Tally) note(err error) Outcome {
+	o := outcomeOf(err)
+	if o == Failed {
+		t.Error = cmp.Or(t.Error, err.Error())
+	}
+	return o
+}
+
+func (t *Tally) add(u Tally) {
+	for o := range t.Reserve {
+		t.Reserve[o] += u.Reserve[o]
+		t.Pay[o] += u.Pay[o]
+	}
+	t.Waits = append(t.Waits, u.Waits...)
+	t.LongPaid += u.LongPaid
+	t.StoppedWrote += u.StoppedWrote
+	t.StoppedNot += u.StoppedNot
+	t.Error = cmp.Or(t.Error, u.Error)
 }

@@ -7,21 +7,15 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/redis/go-redis/v9"
-	"golang.org/x/sync/errgroup"
-
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
 // Result is one sale: what its buyers were told, and what the books say.
 type Result struct {
-	Mode  Mode
-	Load  Load
-	Told  Tally
-	Waits []time.Duration // how long each reservation took
+	Mode Mode
+	Load Load
+	Told Tally
 
 	Closing Books // when the last buyer had gone
 	Emptied Books // after one more buyer has taken all that was left for sale
@@ -34,87 +28,108 @@ const (
 )
 
 // Run plays a sale.
-func Run(ctx context.Context, mode Mode, s Servers, l Load) (r Result, err error) {
+func Run(ctx context.Context, mode Mode, s worker.Servers, l Load) (r Result, err error) {
 	if err := l.Validate(); err != nil {
 		return r, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.For+2*startTime+settleTime)
 	defer cancel()
-	p := &play{Context: ctx, mode: mode, servers: s, load: l}
-	if err := p.connect(); err != nil {
+	p, err := prepare(ctx, mode, s, l)
+	if err != nil {
 		return r, err
 	}
-	defer p.db.Close()
-	defer p.client.Close()
+	defer p.Close()
 	defer func() {
 		for _, w := range p.workers {
 			w.Kill()
 		}
 	}()
-	if err := p.prepare(); err != nil {
-		return r, err
-	}
 	r = Result{Mode: mode, Load: l}
-	if r.Told, r.Waits, err = p.trade(); err != nil {
+	if r.Told, err = p.trade(); err != nil {
 		return r, err
 	}
-	return r, p.count(&r)
+	// The books: as they are, after the shelves were emptied, and when all is settled.
+	if r.Closing, err = audit(p, p.DB); err != nil {
+		return r, err
+	}
+	if err := p.empty(); err != nil {
+		return r, fmt.Errorf("buy what is left: %w", err)
+	}
+	if r.Emptied, err = audit(p, p.DB); err != nil {
+		return r, err
+	}
+	if err := p.settle(); err != nil {
+		return r, fmt.Errorf("settle: %w", err)
+	}
+	r.Settled, err = audit(p, p.DB)
+	return r, err
 }
 
 // play is one run of the sale.
 type play struct {
 	context.Context
+	*worker.View
 	mode    Mode
-	servers Servers
+	servers worker.Servers
 	load    Load
-
-	db      *pgxpool.Pool
-	client  *redis.Client
 	shop    seller
-	workers []*crowdProcess
+	workers []*worker.Process[report]
 }
 
-func (p *play) connect() (err error) {
-	var none breakpoint
-	p.db, p.client, err = settings{Servers: p.servers, Name: "auditor"}.connect(p, &none)
-	return err
-}
-
-func (p *play) prepare() (err error) {
-	plain := stdlib.OpenDBFromPool(p.db)
-	if err := errors.Join(shop.Migrate(p, plain), plain.Close()); err != nil {
-		return err
+func prepare(ctx context.Context, mode Mode, s worker.Servers, l Load) (_ *play, err error) {
+	p := &play{Context: ctx, mode: mode, servers: s, load: l}
+	if p.View, err = s.Connect(ctx, "auditor", l.TTL); err != nil {
+		return nil, err
 	}
-	if p.mode != Fenced {
-		_, err := p.db.Exec(p, `
+	err = p.Migrate(ctx, shop.Migrate)
+	if err == nil && mode != Fenced {
+		_, err = p.DB.Exec(p, `
 			SELECT fencedb.unprotect('stock'), fencedb.unprotect('carts'), fencedb.unprotect('cart_lines'), fencedb.unprotect('payments')`)
-		if err != nil {
-			return err
-		}
 	}
-	if p.shop, err = open(p.mode, p.servers, p.load, p.db, p.client); err != nil {
-		return err
+	if err == nil {
+		p.shop, err = open(mode, l, p.View)
 	}
-	return p.shop.Stock(p, p.load.levels())
+	if err == nil {
+		err = p.shop.Stock(ctx, l.levels())
+	}
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
 }
 
 // trade lets the buyers buy, stops workers meanwhile, and returns when the last buyer has gone.
-func (p *play) trade() (told Tally, waits []time.Duration, err error) {
+func (p *play) trade() (told Tally, err error) {
 	ctx, cancel := context.WithTimeout(p, startTime)
 	defer cancel()
 	for n := range Workers {
 		buyers := (p.load.Buyers + Workers - 1 - n) / Workers
-		w, err := startWorker(ctx, settings{p.servers, p.load, p.mode, fmt.Sprintf("worker-%d", n+1), buyers})
+		w, err := worker.Start[report](ctx, "sale", settings{p.servers, p.load, p.mode, fmt.Sprintf("worker-%d", n+1), buyers})
 		if err != nil {
-			return told, nil, err
+			return told, err
 		}
 		p.workers = append(p.workers, w)
 	}
 	over := time.Now().Add(p.load.For)
-	if err := errors.Join(p.pauses(), sleep(p, time.Until(over))); err != nil {
-		return told, nil, err
+	if err := errors.Join(p.pauses(), worker.Sleep(p, time.Until(over))); err != nil {
+		return told, err
 	}
-	return p.close()
+	ctx, cancel = context.WithTimeout(p, startTime)
+	defer cancel()
+	for _, w := range p.workers { // to all of them, before waiting for the first
+		err = errors.Join(err, w.Order(orderEnd))
+	}
+	for _, w := range p.workers {
+		r, failed := w.Next(ctx)
+		if err = errors.Join(err, failed); r.Tally != nil {
+			told.add(*r.Tally)
+		}
+	}
+	if told.Error != "" {
+		err = errors.Join(err, errors.New(told.Error))
+	}
+	return told, err
 }
 
 // pauses stops one worker after the other, each at a random time within its share of the sale.
@@ -124,31 +139,48 @@ func (p *play) pauses() error {
 		share := p.load.For / time.Duration(p.load.Pauses)
 		spare := share - p.load.Pause
 		at := time.Duration(n)*share + spare/4 + rand.N(spare/2+1)
-		if err := sleep(p, time.Until(began.Add(at))); err != nil {
+		if err := worker.Sleep(p, time.Until(began.Add(at))); err != nil {
 			return err
 		}
-		if err := p.workers[n%Workers].pause(p, p.outlast); err != nil {
-			return err
+		if err := p.pause(p.workers[n%Workers]); err != nil {
+			return fmt.Errorf("stop a worker: %w", err)
 		}
 	}
 	return nil
+}
+
+// pause stops a worker when one of its buyers is about to write, for as long as a stop lasts, and
+// lets both go on.
+func (p *play) pause(w *worker.Process[report]) error {
+	if err := w.Order(orderHold); err != nil {
+		return err
+	}
+	held, err := w.Next(p)
+	if err != nil {
+		return err
+	}
+	if err := w.Stop(); err != nil {
+		return err
+	}
+	err = p.outlast(held.SKUs)
+	return errors.Join(err, w.Order(orderGo), w.Continue())
 }
 
 // outlast waits for as long as a stop lasts, and then until others have bought what the stopped
 // buyer is about to write over, where the mode lets them: so that the result does not depend on
 // luck. If nobody buys it, the verdict says so.
 func (p *play) outlast(skus []string) error {
-	before, err := shop.Levels(p, p.db, skus)
+	before, err := shop.Levels(p, p.DB, skus)
 	if err != nil {
 		return err
 	}
-	if err := sleep(p, p.load.Pause); err != nil || p.mode == ForUpdate {
+	if err := worker.Sleep(p, p.load.Pause); err != nil || p.mode == ForUpdate {
 		return err
 	}
 	patience, cancel := context.WithTimeout(p, p.load.patience())
 	defer cancel()
 	for {
-		now, err := shop.Levels(p, p.db, skus)
+		now, err := shop.Levels(p, p.DB, skus)
 		if err != nil {
 			return err
 		}
@@ -157,57 +189,17 @@ func (p *play) outlast(skus []string) error {
 				return nil
 			}
 		}
-		if sleep(patience, 20*time.Millisecond) != nil {
+		if worker.Sleep(patience, 20*time.Millisecond) != nil {
 			return nil
 		}
 	}
-}
-
-func (p *play) close() (told Tally, waits []time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(p, startTime)
-	defer cancel()
-	reports := make([]report, len(p.workers))
-	var all errgroup.Group
-	for n, w := range p.workers {
-		all.Go(func() (err error) {
-			reports[n], err = w.ask(ctx, orderEnd, "done")
-			return err
-		})
-	}
-	err = all.Wait()
-	for n, r := range reports {
-		told.add(r.Tally)
-		waits = append(waits, r.Waits...)
-		if r.Error != "" {
-			err = errors.Join(err, fmt.Errorf("%s: %s", p.workers[n].name, r.Error))
-		}
-	}
-	return told, waits, err
-}
-
-// count closes the books: as they are, after the shelves were emptied, and when all is settled.
-func (p *play) count(r *Result) (err error) {
-	if r.Closing, err = audit(p, p.db); err != nil {
-		return err
-	}
-	if err := p.empty(); err != nil {
-		return fmt.Errorf("buy what is left: %w", err)
-	}
-	if r.Emptied, err = audit(p, p.db); err != nil {
-		return err
-	}
-	if err := p.settle(); err != nil {
-		return fmt.Errorf("settle: %w", err)
-	}
-	r.Settled, err = audit(p, p.db)
-	return err
 }
 
 // empty reserves all that the shelves say is left, so that what was promised can be compared with
 // what there was.
 func (p *play) empty() error {
 	for {
-		levels, err := shop.AllLevels(p, p.db)
+		levels, err := shop.AllLevels(p, p.DB)
 		if err != nil {
 			return err
 		}
@@ -232,64 +224,12 @@ func (p *play) settle() error {
 		if err := p.shop.Sweep(p); err != nil {
 			return err
 		}
-		n, err := unsettled(p, p.db)
+		n, err := unsettled(p, p.DB)
 		if err != nil || n == 0 {
 			return err
 		}
-		if err := sleep(p, sweepEvery); err != nil {
+		if err := worker.Sleep(p, sweepEvery); err != nil {
 			return fmt.Errorf("%d carts and refunds: %w", n, err)
 		}
-	}
-}
-
-// crowdProcess is a crowd seen from outside.
-type crowdProcess struct {
-	*worker.Process[report]
-	name string
-}
-
-// startWorker starts a worker and waits until it is ready.
-func startWorker(ctx context.Context, s settings) (*crowdProcess, error) {
-	p, err := worker.Start[report](ctx, "sale", s)
-	return &crowdProcess{p, s.Name}, err
-}
-
-// ask gives an order and waits for the answer, of that kind.
-func (p *crowdProcess) ask(ctx context.Context, order, kind string) (report, error) {
-	if err := p.Order(order); err != nil {
-		return report{}, err
-	}
-	r, err := p.Next(ctx)
-	if err == nil && r.Kind != kind {
-		err = fmt.Errorf("it tells %q", r.Kind)
-	}
-	if err != nil {
-		err = fmt.Errorf("%s: %s: %w", p.name, order, err)
-	}
-	return r, err
-}
-
-// pause stops the process when one of its buyers is about to write to some SKUs, until that
-// function returns, and lets both go on.
-func (p *crowdProcess) pause(ctx context.Context, until func(skus []string) error) error {
-	held, err := p.ask(ctx, orderHold, "holding")
-	if err != nil {
-		return err
-	}
-	if err := p.Stop(); err != nil {
-		return err
-	}
-	err = until(held.SKUs)
-	return errors.Join(err, p.Order(orderGo), p.Continue())
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"context"
 	crand "crypto/rand"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -19,12 +18,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
-	"github.com/fencedb/fencedb/lease"
 )
 
 // Mode is what keeps two buyers apart.
@@ -37,6 +34,8 @@ const (
 	ForUpdate  Mode = "forupdate"
 	Optimistic Mode = "optimistic"
 )
+
+var titles = map[Mode]string{Fenced: "fenced", Lock: "lock only", ForUpdate: "for update", Optimistic: "optimistic"}
 
 // Modes are all of them.
 func Modes() []Mode { return []Mode{Fenced, Lock, ForUpdate, Optimistic} }
@@ -74,12 +73,6 @@ func (l Load) Validate() error {
 	return nil
 }
 
-// Servers are where it happens. The database is empty.
-type Servers struct {
-	PostgresURL, RedisURL string
-	Namespace             string // of the leases
-}
-
 // patience is how much longer than a stop requests wait, and a stop waits for others.
 func (l Load) patience() time.Duration { return 5 * l.TTL }
 
@@ -92,25 +85,14 @@ type seller interface {
 }
 
 // open returns the shop, which all processes share.
-func open(mode Mode, s Servers, l Load, db *pgxpool.Pool, client redis.UniversalClient) (seller, error) {
-	leases, err := lease.New(client, lease.Config{TTL: l.TTL, Namespace: s.Namespace})
-	if err != nil {
-		return nil, err
-	}
+func open(mode Mode, l Load, v *worker.View) (seller, error) {
 	c := shop.Config{
-		DB: db, Leases: leases, Bank: shop.NewPretendBank(db, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 2*l.patience(),
+		DB: v.DB, Leases: v.Leases, Bank: shop.NewPretendBank(v.DB, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 2*l.patience(),
 	}
-	switch mode {
-	case Fenced:
+	if mode == Fenced {
 		return shop.New(c)
-	case Lock:
-		return &rival{c, locking{db, leases}, shop.Levels}, nil
-	case ForUpdate:
-		return &rival{c, forUpdate{db}, levelsForUpdate}, nil
-	case Optimistic:
-		return &rival{c, optimistic{db}, shop.Levels}, nil
 	}
-	return nil, fmt.Errorf("there is no mode %q", mode)
+	return &rival{c, mode}, nil
 }
 
 // bankDelay is short as a rule, and once in a hundred longer than a lease and a reservation last.
@@ -131,40 +113,16 @@ func (l Load) levels() (levels []shop.Level) {
 	return levels
 }
 
-func parse(args []string) (modes []Mode, l Load, err error) {
-	flags := flag.NewFlagSet("demo sale", flag.ContinueOnError)
-	mode := flags.String("mode", "all", "fenced, lock, forupdate, optimistic or all")
-	flags.IntVar(&l.Buyers, "buyers", 200, "buyers at once, in three processes")
-	flags.IntVar(&l.SKUs, "skus", 20, "different goods")
-	flags.IntVar(&l.Stock, "stock", 20000, "units of each")
-	flags.DurationVar(&l.For, "for", 10*time.Second, "how long each sale lasts")
-	flags.IntVar(&l.Pauses, "pauses", 2, "how often a process is stopped")
-	flags.DurationVar(&l.Pause, "pause", 2400*time.Millisecond, "how long it is stopped")
-	flags.DurationVar(&l.TTL, "ttl", 1200*time.Millisecond, "how long a lease lasts, and a reservation")
-	flags.Usage = func() {
-		fmt.Fprint(flags.Output(), "demo sale: a flash sale, in four ways, side by side.\n\n")
-		flags.PrintDefaults()
-	}
-	if err := flags.Parse(args); err != nil {
-		return nil, l, err
-	}
-	if flags.NArg() > 0 {
-		return nil, l, fmt.Errorf("unknown argument %q; see -help", flags.Arg(0))
-	}
-	if modes = Modes(); *mode != "all" {
-		if !slices.Contains(modes, Mode(*mode)) {
-			return nil, l, fmt.Errorf("there is no -mode %q; see -help", *mode)
+// Compare plays the sale in one mode, or in "all", and prints a table. It returns an error if any
+// books are wrong, or if those of the control are right.
+func Compare(ctx context.Context, mode string, load Load, out io.Writer) error {
+	modes := Modes()
+	if mode != "all" {
+		if modes = []Mode{Mode(mode)}; !slices.Contains(Modes(), modes[0]) {
+			return fmt.Errorf("there is no -mode %q; see -help", mode)
 		}
-		modes = []Mode{Mode(*mode)}
 	}
-	return modes, l, l.Validate()
-}
-
-// Compare is the whole program: it plays the sale in all ways, or in one, and prints a table. It
-// returns an error if any books are wrong, or if those of the control are right.
-func Compare(ctx context.Context, args []string, out io.Writer) error {
-	modes, load, err := parse(args)
-	if err != nil {
+	if err := load.Validate(); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped "+
@@ -202,9 +160,5 @@ func playOn(ctx context.Context, mode Mode, load Load) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
-	return Run(ctx, mode, Servers{
-		PostgresURL: env.PostgresURL,
-		RedisURL:    env.RedisURL,
-		Namespace:   "sale_" + crand.Text(),
-	}, load)
+	return Run(ctx, mode, worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "sale_" + crand.Text()}, load)
 }

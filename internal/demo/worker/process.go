@@ -13,6 +13,7 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -20,8 +21,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 )
 
 // Process is a worker seen from outside, which tells events of type E.
@@ -52,23 +54,18 @@ func Spawn[E any](ctx context.Context, command *exec.Cmd) (*Process[E], error) {
 		return nil, err
 	}
 	p := &Process[E]{cmd: command, stdin: stdin, orders: json.NewEncoder(stdin), events: make(chan E, 16)}
-	go p.listen(stdout)
+	go func() {
+		defer close(p.events)
+		events := json.NewDecoder(stdout)
+		for e := new(E); events.Decode(e) == nil; e = new(E) {
+			p.events <- *e
+		}
+	}()
 	if _, err := p.Next(ctx); err != nil {
 		p.Kill()
 		return nil, fmt.Errorf("start a worker: %w", err)
 	}
 	return p, nil
-}
-
-func (p *Process[E]) listen(stdout io.Reader) {
-	defer close(p.events)
-	for events := json.NewDecoder(stdout); ; {
-		var e E
-		if events.Decode(&e) != nil {
-			return
-		}
-		p.events <- e
-	}
 }
 
 // PID is the process id.
@@ -107,19 +104,18 @@ func (p *Process[E]) Stop() error {
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	for {
-		var status syscall.WaitStatus
-		_, err := syscall.Wait4(p.PID(), &status, syscall.WUNTRACED, nil)
-		switch {
-		case err == syscall.EINTR:
-			continue
-		case err != nil:
-			return fmt.Errorf("stop worker %d: %w", p.PID(), err)
-		case !status.Stopped():
-			return fmt.Errorf("stop worker %d: it has ended", p.PID())
-		}
-		return nil
+	var status syscall.WaitStatus
+	err := error(syscall.EINTR)
+	for err == syscall.EINTR {
+		_, err = syscall.Wait4(p.PID(), &status, syscall.WUNTRACED, nil)
 	}
+	if err == nil && !status.Stopped() {
+		err = errors.New("it has ended")
+	}
+	if err != nil {
+		err = fmt.Errorf("stop worker %d: %w", p.PID(), err)
+	}
+	return err
 }
 
 // Continue wakes a stopped process.
@@ -129,7 +125,8 @@ func (p *Process[E]) Continue() error { return p.cmd.Process.Signal(syscall.SIGC
 // when that is closed, Kill returns at once.
 func (p *Process[E]) Abort() { _ = p.cmd.Process.Kill() } // fails only if it has ended
 
-// Kill ends the process with SIGKILL, stopped or not, and returns when it is gone. Call it once.
+// Kill ends the process with SIGKILL, stopped or not, and returns when it is gone. Again
+// it does nothing.
 func (p *Process[E]) Kill() {
 	p.Abort()
 	p.EndOrders()
@@ -170,7 +167,7 @@ func Become(kinds map[string]Life) {
 	if !ok {
 		return
 	}
-	redis.SetLogger(Silent{})
+	logging.Disable() // the Redis client would write to the terminal that a Redis is down, where a demo has shut it down
 	err := fmt.Errorf("there is no worker of kind %q", kind)
 	if life := kinds[kind]; life != nil {
 		self := &Self{config: config, orders: json.NewDecoder(os.Stdin), out: json.NewEncoder(os.Stdout)}
@@ -182,13 +179,6 @@ func Become(kinds map[string]Life) {
 	}
 	os.Exit(0)
 }
-
-// Silent keeps the Redis client from writing to the terminal that a Redis is down, where a demo has
-// shut it down.
-type Silent struct{}
-
-// Printf drops the line.
-func (Silent) Printf(context.Context, string, ...any) {}
 
 // Self is a worker seen from inside. It is safe for concurrent use, except Order.
 type Self struct {
@@ -211,4 +201,14 @@ func (s *Self) Tell(event any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = s.out.Encode(event)
+}
+
+// Sleep takes time, or returns why ctx has ended before.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
