@@ -122,7 +122,7 @@ func TestUsage(t *testing.T) {
 		"-dance":                     {"page", "-dance"},
 		"-hum":                       {"sale", "-hum"},
 		`value "1500" for flag -ttl`: {"-ttl", "1500"}, // no unit
-		"-ttl is 0s":                 {"-ttl", "0s"},
+		"must be at least 1ms":       {"-ttl", "0s"},
 		`no -mode "sing"`:            {"sale", "-mode", "sing"},
 		"do not fit into 1s":         {"sale", "-for", "1s"},
 		"with what":                  {"with"},

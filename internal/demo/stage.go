@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
@@ -50,13 +49,14 @@ func tellStories(ctx context.Context, cfg config, env *testenv.Env) (err error) 
 	}
 	defer s.View.Close()
 	defer s.dismiss()
-	if err := cmp.Or(s.Migrate(ctx, booking.Migrate), s.hire(ctx)); err != nil {
-		return err
+	if err = s.Migrate(ctx, booking.Migrate); err == nil && cfg.Unprotected {
+		_, err = s.DB.Exec(ctx, worker.Unprotect)
 	}
-	if cfg.Unprotected {
-		if err := s.unprotect(ctx); err != nil {
-			return err
-		}
+	if err == nil {
+		err = s.hire(ctx)
+	}
+	if err != nil {
+		return err
 	}
 
 	out := &printer{cfg.Out, cfg.Colour}
@@ -121,12 +121,6 @@ type stage struct {
 	servers worker.Servers
 	*worker.View
 	a, b *worker.Worker
-}
-
-// unprotect keeps the column of the tokens, which is still looked at.
-func (s *stage) unprotect(ctx context.Context) error {
-	_, err := s.DB.Exec(ctx, `SELECT fencedb.unprotect('bookings', keep_columns => true)`)
-	return err
 }
 
 // hire starts both workers.
@@ -249,10 +243,9 @@ func (s *scene) look() (st state) {
 	owner := lease.Key{Namespace: s.servers.Namespace, Resource: resource, Field: "owner"}
 	st.ends, err = s.Redis.PExpireTime(s.ctx, owner.String()).Result()
 	s.must(err)
-	s.must(s.DB.QueryRow(s.ctx, `SELECT coalesce(fencedb.last_token($1), 0)`, resource).Scan(&st.fence))
-	rows, _ := s.DB.Query(s.ctx, `SELECT guest, last_fencing_token FROM bookings WHERE table_id = $1 ORDER BY slot`, s.story.table)
-	st.bookings, err = pgx.CollectRows(rows, pgx.RowToStructByPos[written])
-	s.must(err)
+	s.must(s.DB.QueryRow(s.ctx, `
+		SELECT coalesce(fencedb.last_token($1), 0), coalesce(string_agg(guest, ', '), ''), coalesce(max(last_fencing_token), 0)
+		FROM bookings WHERE table_id = $2`, resource, s.story.table).Scan(&st.fence, &st.guests, &st.wrote))
 	return st
 }
 
@@ -280,7 +273,7 @@ func (s *scene) row(st state) row {
 		}
 		return fmt.Sprint(n)
 	}
-	r := row{"-", "-", number(st.LastToken), number(st.fence), cmp.Or(st.guests(), "-")}
+	r := row{"-", "-", number(st.LastToken), number(st.fence), cmp.Or(st.guests, "-")}
 	if st.held() {
 		r[0], r[1] = s.owner(st), seconds(st.ExpiresIn)
 	}
@@ -302,21 +295,8 @@ type state struct {
 	lease.Inspection               // by Redis
 	ends             time.Duration // of the lease by Redis's clock, since 1970
 	fence            int64         // in Postgres: the highest token that has entered, 0 if none
-	bookings         []written     // in Postgres, of the evening
-}
-
-// written is a row of the bookings table.
-type written struct {
-	Guest string
-	Token int64 // with which it was written
+	guests           string        // in Postgres: who has booked the table
+	wrote            int64         // in Postgres: the highest token with which that was written
 }
 
 func (st state) held() bool { return st.Holder != uuid.Nil }
-
-func (st state) guests() string {
-	var names []string
-	for _, w := range st.bookings {
-		names = append(names, w.Guest)
-	}
-	return strings.Join(names, ", ")
-}

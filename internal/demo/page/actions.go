@@ -22,39 +22,36 @@ func (refusal) Unwrap() error   { return ErrRefused }
 
 func refuse(format string, args ...any) error { return refusal{fmt.Sprintf(format, args...)} }
 
-// actions are the buttons. Each gets the name of a worker, or what else the button is for.
-var actions = map[string]func(*Stage, context.Context, string) error{
-	"race":    scene("race", (*Stage).race),
-	"zombie":  scene("zombie", (*Stage).zombie),
-	"crash":   scene("crash", (*Stage).crash),
-	"reserve": withHand((*Stage).reserve),
-	"pause":   withHand(func(_ *Stage, _ context.Context, h *hand) error { return h.pause() }),
-	"wake":    withHand(func(_ *Stage, _ context.Context, h *hand) error { return h.wake() }),
-	"kill":    withHand(func(_ *Stage, _ context.Context, h *hand) error { return h.kill() }),
-	"flush":   func(s *Stage, ctx context.Context, _ string) error { return s.flush(ctx) },
-	"restart": func(s *Stage, ctx context.Context, _ string) error { return s.restartRedis(ctx) },
-	"fence":   (*Stage).setFence,
-	"speed":   (*Stage).setSpeed,
-}
-
-// Do does what a button says. It returns when that is done, or for a scene when it has begun.
+// Do does what a button says, for a worker of that name or with what else the button is for. It returns
+// when that is done, or for a scene when it has begun.
 func (s *Stage) Do(ctx context.Context, action, with string) error {
-	do, ok := actions[action]
-	if !ok {
-		return refuse("There is no action %q.", action)
+	if script, ok := scenes[action]; ok {
+		return s.begin(action, script)
 	}
-	return do(s, ctx, with)
-}
-
-func withHand(do func(*Stage, context.Context, *hand) error) func(*Stage, context.Context, string) error {
-	return func(s *Stage, ctx context.Context, name string) error {
+	if do, ok := ofHands[action]; ok {
 		for _, h := range s.crew {
-			if h.name == name {
-				return do(s, ctx, h)
+			if h.name == with {
+				return do(h)
 			}
 		}
-		return refuse("There is no worker %q; there are %v.", name, names)
+		return refuse("There is no worker %q; there are %v.", with, names)
 	}
+	switch action {
+	case "flush":
+		return s.flush(ctx)
+	case "restart":
+		return s.restartRedis(ctx)
+	case "fence":
+		return s.setFence(ctx, with == "on")
+	case "speed":
+		return s.setSpeed(with)
+	}
+	return refuse("There is no action %q.", action)
+}
+
+// ofHands are the buttons of a worker.
+var ofHands = map[string]func(*hand) error{
+	"reserve": (*hand).serve, "pause": (*hand).pause, "wake": (*hand).wake, "kill": (*hand).kill,
 }
 
 // pace is how long a lease lasts and the steps of a reservation take.
@@ -73,7 +70,7 @@ func (s *Stage) pace() pace {
 	return speeds[s.speed]
 }
 
-func (s *Stage) setSpeed(_ context.Context, speed string) error {
+func (s *Stage) setSpeed(speed string) error {
 	pace, ok := speeds[speed]
 	if !ok {
 		return refuse("There is no speed %q; there are slow, normal and fast.", speed)
@@ -95,14 +92,6 @@ func (s *Stage) nextEvening(ctx context.Context) (next int, err error) {
 	err = s.DB.QueryRow(ctx, `SELECT coalesce(max(`+eveningOf+`), 0) + 1 FROM bookings WHERE table_id = $1`,
 		table, slot(1)).Scan(&next)
 	return next, err
-}
-
-func (s *Stage) reserve(ctx context.Context, h *hand) error {
-	evening, err := s.nextEvening(ctx)
-	if err != nil {
-		return err
-	}
-	return s.comes(h, evening)()
 }
 
 func (s *Stage) flush(ctx context.Context) error {
@@ -132,17 +121,11 @@ func (s *Stage) restartRedis(ctx context.Context) error {
 
 const lockNotAvailable = "55P03" // SQLSTATE
 
-// protect is what the migrations of the booking service have done already.
-const protect = `SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$)`
-
-// The column stays, so that the tokens of the rows can still be looked at.
-const unprotect = `SELECT fencedb.unprotect('bookings', keep_columns => true)`
-
 // setFence takes the fence away or puts it back. That needs the table for itself for a moment.
-func (s *Stage) setFence(ctx context.Context, on string) error {
-	sql, kind := protect, Protected
-	if on != "on" {
-		sql, kind = unprotect, Unprotected
+func (s *Stage) setFence(ctx context.Context, on bool) error {
+	sql, kind := worker.Protect, Protected
+	if !on {
+		sql, kind = worker.Unprotect, Unprotected
 	}
 	_, err := s.DB.Exec(ctx, `SET LOCAL lock_timeout = '2s'; `+sql) // both in one transaction
 	var refused *pgconn.PgError
@@ -152,56 +135,70 @@ func (s *Stage) setFence(ctx context.Context, on string) error {
 	if err != nil {
 		return err
 	}
-	s.change(func() { s.fenced = kind == Protected })
+	s.change(func() { s.fenced = on })
 	s.journal.Add(Record{Kind: kind})
 	return nil
 }
 
-// script is the steps of a scene, for two idle workers and an evening that is free.
-type script func(s *Stage, ctx context.Context, a, b *hand, evening int) []func() error
-
-// scene plays in the background, one at a time.
-func scene(name string, steps script) func(*Stage, context.Context, string) error {
-	return func(s *Stage, _ context.Context, _ string) error {
-		busy := false
-		s.change(func() {
-			if busy = s.scene != ""; !busy {
-				s.scene = name
-			}
-		})
-		if busy {
-			return refuse("One scene at a time: wait until the one that is playing is over.")
-		}
-		s.journal.Add(Record{Kind: Scene, Cause: name})
-		s.work.Go(func() { s.play(steps) })
-		return nil
-	}
+// scene is one that plays: two workers who were idle, and an evening that is free.
+type scene struct {
+	*Stage
+	ctx     context.Context
+	a, b    *hand
+	evening int
 }
 
-// play takes one step after the other, until one fails.
-func (s *Stage) play(steps script) {
+// scenes are steps. Each is taken if the one before went well.
+var scenes = map[string]func(s *scene, ok func(error) bool) bool{
+	// Two guests, one evening, the same moment.
+	"race": func(s *scene, ok func(error) bool) bool {
+		return ok(s.comes(s.a)) && ok(s.comes(s.b)) && ok(s.until(s.a.free)) && ok(s.until(s.b.free))
+	},
+	// The first worker is stopped before its write, for longer than its lease lasts, and another books,
+	// after it was seen to wait.
+	"zombie": func(s *scene, ok func(error) bool) bool {
+		return ok(s.comes(s.a, held)) && ok(s.until(s.a.atStep(worker.AtWrite))) && ok(s.a.pause()) && ok(s.wait(s.pace().TTL/4)) &&
+			ok(s.comes(s.b, quick)) && ok(s.until(s.b.free)) && ok(s.wait(soon)) && ok(s.a.wake()) && ok(s.until(s.a.free))
+	},
+	// The first worker is killed while it holds the lease and another waits.
+	"crash": func(s *scene, ok func(error) bool) bool {
+		return ok(s.comes(s.a)) && ok(s.until(s.a.atStep(worker.AtCard))) && ok(s.comes(s.b)) && ok(s.wait(s.pace().TTL/2)) &&
+			ok(s.a.kill()) && ok(s.until(s.b.free))
+	},
+}
+
+// begin plays a scene in the background, one at a time.
+func (s *Stage) begin(name string, script func(*scene, func(error) bool) bool) error {
+	busy := false
+	s.change(func() {
+		if busy = s.scene != ""; !busy {
+			s.scene = name
+		}
+	})
+	if busy {
+		return refuse("One scene at a time: wait until the one that is playing is over.")
+	}
+	s.journal.Add(Record{Kind: Scene, Cause: name})
+	s.work.Go(func() {
+		if err := s.play(script); err != nil && s.life.Err() == nil {
+			s.journal.Add(Record{Kind: SceneFailed, Cause: err.Error()})
+		}
+		s.change(func() { s.scene = "" })
+	})
+	return nil
+}
+
+func (s *Stage) play(script func(*scene, func(error) bool) bool) error {
 	const patience = 20 * time.Second // for everything that does not wait for a TTL or a bank
 	pace := s.pace()
 	ctx, cancel := context.WithTimeout(s.life, patience+4*(pace.TTL+pace.Card+pace.Write))
 	defer cancel()
-	a, b, evening, err := s.two(ctx)
-	if err == nil {
-		for _, step := range steps(s, ctx, a, b, evening) {
-			if err = step(); err != nil {
-				break
-			}
-		}
+	evening, err := s.nextEvening(ctx)
+	if err != nil {
+		return err
 	}
-	if err != nil && s.life.Err() == nil {
-		s.journal.Add(Record{Kind: SceneFailed, Cause: err.Error()})
-	}
-	s.change(func() { s.scene = "" })
-}
-
-// two are two idle workers, and an evening for both.
-func (s *Stage) two(ctx context.Context) (a, b *hand, evening int, err error) {
-	s.mu.Lock()
 	var idle []*hand
+	s.mu.Lock()
 	for _, h := range s.crew {
 		if h.shown.Status == Idle {
 			idle = append(idle, h)
@@ -209,22 +206,18 @@ func (s *Stage) two(ctx context.Context) (a, b *hand, evening int, err error) {
 	}
 	s.mu.Unlock()
 	if len(idle) < 2 {
-		return nil, nil, 0, refuse("It takes two idle workers. Wait for them, or wake the one that stands still.")
+		return refuse("It takes two idle workers. Wait for them, or wake the one that stands still.")
 	}
-	evening, err = s.nextEvening(ctx)
-	return idle[0], idle[1], evening, err
+	script(&scene{s, ctx, idle[0], idle[1], evening}, func(failed error) bool {
+		err = failed
+		return err == nil
+	})
+	return err
 }
 
 // comes gives a worker the next guest.
-func (s *Stage) comes(h *hand, evening int, change ...func(*worker.Request)) func() error {
-	return func() error {
-		var guest string
-		s.change(func() {
-			guest = people[s.guests%len(people)]
-			s.guests++
-		})
-		return h.reserve(guest, evening, change...)
-	}
+func (s *scene) comes(h *hand, change ...func(*worker.Request)) error {
+	return h.reserve(s.evening, change...)
 }
 
 // held is a request whose write is held.
@@ -237,43 +230,21 @@ const soon = 300 * time.Millisecond
 func quick(r *worker.Request) { r.Card, r.Write = 2*soon, soon }
 
 // until waits for a condition, which is asked under mu.
-func (s *Stage) until(ctx context.Context, condition func() bool) func() error {
-	return func() error {
-		for {
-			s.mu.Lock()
-			met, changed := condition(), s.changed
-			s.mu.Unlock()
-			if met {
-				return nil
-			}
-			select {
-			case <-changed:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+func (s *scene) until(condition func() bool) error {
+	for {
+		s.mu.Lock()
+		met, changed := condition(), s.changed
+		s.mu.Unlock()
+		if met {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-s.ctx.Done():
+			return context.Cause(s.ctx)
 		}
 	}
 }
 
 // wait takes some time, so that something is seen.
-func (s *Stage) wait(d time.Duration) func() error {
-	return func() error { return worker.Sleep(s.life, d) }
-}
-
-// race: two guests, one evening, the same moment.
-func (s *Stage) race(ctx context.Context, a, b *hand, evening int) []func() error {
-	return []func() error{s.comes(a, evening), s.comes(b, evening), s.until(ctx, a.free), s.until(ctx, b.free)}
-}
-
-// zombie: the first worker is stopped before its write, for longer than its lease lasts, and
-// another books, after it was seen to wait.
-func (s *Stage) zombie(ctx context.Context, a, b *hand, evening int) []func() error {
-	return []func() error{s.comes(a, evening, held), s.until(ctx, a.atStep(worker.AtWrite)), a.pause, s.wait(s.pace().TTL / 4),
-		s.comes(b, evening, quick), s.until(ctx, b.free), s.wait(soon), a.wake, s.until(ctx, a.free)}
-}
-
-// crash: the first worker is killed while it holds the lease and another waits.
-func (s *Stage) crash(ctx context.Context, a, b *hand, evening int) []func() error {
-	return []func() error{s.comes(a, evening), s.until(ctx, a.atStep(worker.AtCard)),
-		s.comes(b, evening), s.wait(s.pace().TTL / 2), a.kill, s.until(ctx, b.free)}
-}
+func (s *scene) wait(d time.Duration) error { return worker.Sleep(s.ctx, d) }

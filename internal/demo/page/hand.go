@@ -94,12 +94,21 @@ func (h *hand) atStep(step worker.Point) func() bool {
 	return func() bool { return h.step == step || h.free() }
 }
 
-// reserve gives an idle worker a guest.
-func (h *hand) reserve(guest string, evening int, change ...func(*worker.Request)) error {
+// serve gives an idle worker a guest for the next evening that is free.
+func (h *hand) serve() error {
+	evening, err := h.stage.nextEvening(h.stage.life)
+	if err != nil {
+		return err
+	}
+	return h.reserve(evening)
+}
+
+// reserve gives an idle worker the next guest.
+func (h *hand) reserve(evening int, change ...func(*worker.Request)) error {
 	const patience = 20 // for how many TTLs a guest waits for the lease
 	s, pace := h.stage, h.stage.pace()
 	r := worker.Request{
-		Booking: booking.Booking{Table: table, Slot: slot(evening), Guest: guest, Party: 2},
+		Booking: booking.Booking{Table: table, Slot: slot(evening), Party: 2},
 		TTL:     pace.TTL, Wait: patience * pace.TTL, Card: pace.Card, Write: pace.Write,
 	}
 	for _, f := range change {
@@ -108,14 +117,15 @@ func (h *hand) reserve(guest string, evening int, change ...func(*worker.Request
 	var p *worker.Worker
 	s.change(func() {
 		if h.shown.Status == Idle {
-			p, h.plain, r.Plain = h.process, !s.fenced, !s.fenced
-			h.shown.Status, h.shown.Guest, h.shown.Evening = Busy, guest, evening
+			p, h.plain, r.Plain, r.Guest = h.process, !s.fenced, !s.fenced, people[s.guests%len(people)]
+			h.shown.Status, h.shown.Guest, h.shown.Evening = Busy, r.Guest, evening
+			s.guests++
 		}
 	})
 	if p == nil {
 		return refuse("%s is not idle. Wait for it, or wake it if it stands still.", h.name)
 	}
-	s.journal.Add(Record{Kind: Asked, Worker: h.name, Guest: guest, Evening: evening})
+	s.journal.Add(Record{Kind: Asked, Worker: h.name, Guest: r.Guest, Evening: evening})
 	return p.Reserve(r)
 }
 

@@ -23,9 +23,9 @@ var sentences = template.Must(template.New("").Funcs(template.FuncMap{
 
 // narrator knows what came before, which is what a reason needs.
 type narrator struct {
-	actors map[string]*actor
+	actors map[string]actor
 	terms  map[int64]*term  // by token; a few per visit, so none is ever dropped
-	newest *term            // the last that was granted
+	newest *term            // the last that was granted, or an empty one
 	told   map[int][]string // evening: the guests who were told that it is theirs
 	fence  bool
 }
@@ -35,8 +35,8 @@ type actor struct {
 	guest   string
 	evening int
 	token   int64 // of its lease
-	paused  int64 // when; zero unless it stands still
-	woken   bool  // in this reservation
+	Paused  int64 // when; zero unless it stands still
+	Woken   bool  // in this reservation
 }
 
 // term is one lease.
@@ -44,54 +44,50 @@ type term struct {
 	Worker  string
 	token   int64
 	Ended   Kind // "" while nobody has heard that it ended
-	noticed bool // by its holder
-	renewed int  // times
+	Noticed bool // by its holder
+	Renewed int  // times
 }
+
+// Holds is true as long as nobody has heard that it ended.
+func (t term) Holds() bool { return t.Worker != "" && t.Ended == "" }
 
 // facts are what a sentence may mention besides its record.
 type facts struct {
 	*Record
-	Newest  *term  // the last lease that was granted before
-	Holder  *term  // the same, if nobody has heard of its end
-	Handed  bool   // the holder before gave its lease back to the first who waited
-	Asleep  bool   // the worker that the record is about, or the one that had the newest lease, stands still
-	Woken   bool   // the worker was stopped in this reservation
-	Stood   int64  // for how many milliseconds
-	Noticed bool   // the worker knows that its lease is gone
-	Ended   Kind   // how the lease did
-	Renewed int    // how often the lease was
-	Other   string // a guest who was told that the evening is theirs, and is not this one
-	Fence   bool
+	Actor  actor  // the worker
+	Lease  term   // that the record is about, or that the worker has
+	Before term   // the last lease that was granted before
+	Asleep bool   // its holder stands still
+	Other  string // a guest who was told that the evening is theirs, and is not this one
+	Fence  bool
 }
+
+// Stood is for how many milliseconds the worker has stood still.
+func (f facts) Stood() int64 { return f.At - f.Actor.Paused }
 
 func newNarrator() narrator {
-	return narrator{actors: map[string]*actor{}, terms: map[int64]*term{}, told: map[int][]string{}, fence: true}
-}
-
-func (n *narrator) actor(name string) *actor {
-	a, ok := n.actors[name]
-	if !ok {
-		a = &actor{}
-		n.actors[name] = a
-	}
-	return a
+	return narrator{map[string]actor{}, map[int64]*term{}, &term{}, map[int][]string{}, true}
 }
 
 // missed is the end of the lease before, if r shows that there is a new one and nothing was heard
 // of that end: then it ran out.
 func (n *narrator) missed(r Record) (Record, bool) {
 	fresh := (r.Kind == feed.Granted || r.Kind == feed.Committed) && n.terms[r.Token] == nil
-	if h := n.holder(); fresh && h != nil {
-		return Record{Kind: Expired, Token: h.token, At: r.At}, true
-	}
-	return Record{}, false
+	return Record{Kind: Expired, Token: n.newest.token, At: r.At}, fresh && n.newest.Holds()
 }
 
 // tell fills in what the reader is told, and remembers what later sentences need.
 func (n *narrator) tell(r Record) Record {
 	n.complete(&r)
+	f := facts{
+		Record: &r, Actor: n.actors[r.Worker], Before: *n.newest, Asleep: n.actors[n.newest.Worker].Paused != 0,
+		Other: n.otherTold(r.Evening, r.Guest), Fence: n.fence,
+	}
+	if t := n.terms[cmp.Or(r.Token, f.Actor.token)]; t != nil {
+		f.Lease = *t
+	}
 	var text strings.Builder
-	if err := sentences.ExecuteTemplate(&text, string(r.Kind), n.facts(&r)); err != nil {
+	if err := sentences.ExecuteTemplate(&text, string(r.Kind), f); err != nil {
 		panic("bug: a sentence: " + err.Error())
 	}
 	head, rest, _ := strings.Cut(text.String(), "\n")
@@ -104,7 +100,7 @@ func (n *narrator) tell(r Record) Record {
 
 // complete adds what the record does not say itself.
 func (n *narrator) complete(r *Record) {
-	a, h := n.actor(r.Worker), n.holder()
+	a, h := n.actors[r.Worker], n.newest
 	switch r.Kind {
 	case feed.Committed:
 		if n.terms[r.Token] == nil {
@@ -115,11 +111,11 @@ func (n *narrator) complete(r *Record) {
 			r.Worker = t.Worker
 		}
 	case Killed:
-		if h != nil && h.Worker == r.Worker {
+		if h.Holds() && h.Worker == r.Worker {
 			r.Token = h.token
 		}
 	case Flushed, RedisUp: // nothing is kept on disk
-		if h != nil {
+		if h.Holds() {
 			r.Worker, r.Token = h.Worker, h.token
 		}
 	}
@@ -128,81 +124,45 @@ func (n *narrator) complete(r *Record) {
 	}
 }
 
-func (n *narrator) facts(r *Record) facts {
-	a := n.actor(r.Worker)
-	f := facts{
-		Record: r, Newest: n.newest, Holder: n.holder(), Fence: n.fence,
-		Asleep: a.paused != 0, Woken: a.woken, Stood: r.At - a.paused, Other: n.otherTold(r.Evening, r.Guest),
-	}
-	if n.newest != nil {
-		f.Handed = r.Took > 0 && n.newest.Ended == feed.Released
-		f.Asleep = f.Asleep || r.Kind == feed.Granted && n.actor(n.newest.Worker).paused != 0
-	}
-	if t := n.terms[cmp.Or(r.Token, a.token)]; t != nil {
-		f.Noticed, f.Ended, f.Renewed = t.noticed, t.Ended, t.renewed
-	}
-	return f
-}
-
-// note remembers a record.
+// note remembers a record. Of the end of a lease, what was heard first counts.
 func (n *narrator) note(r Record) {
-	a, t := n.actor(r.Worker), n.terms[r.Token]
+	a, t := n.actors[r.Worker], cmp.Or(n.terms[r.Token], &term{})
 	switch r.Kind {
 	case Started, Killed:
-		*a = actor{}
+		a = actor{}
 	case Asked:
-		*a = actor{guest: r.Guest, evening: r.Evening}
+		a = actor{guest: r.Guest, evening: r.Evening}
 	case Told:
-		*a = actor{paused: a.paused}
+		a = actor{Paused: a.Paused}
 		if r.Cause == "booked" && !slices.Contains(n.told[r.Evening], r.Guest) {
 			n.told[r.Evening] = append(n.told[r.Evening], r.Guest)
 		}
 	case Paused:
-		a.paused = r.At
+		a.Paused = r.At
 	case Woken:
-		a.paused, a.woken = 0, true
+		a.Paused, a.Woken = 0, true
 	case Protected, Unprotected:
 		n.fence = r.Kind == Protected
 	case feed.Granted, feed.Healed:
-		if r.Kind == feed.Granted {
-			a.token = r.Token
-		}
+		a.token = r.Token
 		n.newest = &term{Worker: r.Worker, token: r.Token}
 		n.terms[r.Token] = n.newest
 	case Flushed, RedisUp:
-		if n.newest != nil {
-			n.newest.Ended = Flushed
-		}
-	}
-	if t != nil {
-		t.note(r.Kind)
-	}
-}
-
-// note remembers how a lease ended; what was heard first counts.
-func (t *term) note(kind Kind) {
-	switch kind {
+		n.newest.Ended = Flushed
 	case feed.Extended:
-		t.renewed++
+		t.Renewed++
 	case feed.Released, feed.Lost, Expired, Forgotten:
-		t.Ended = cmp.Or(t.Ended, kind)
-		t.noticed = t.noticed || kind == feed.Lost
+		t.Ended = cmp.Or(t.Ended, r.Kind)
+		t.Noticed = t.Noticed || r.Kind == feed.Lost
 	}
-}
-
-// holder is the last lease that was granted, if nobody has heard of its end.
-func (n *narrator) holder() *term {
-	if n.newest == nil || n.newest.Ended != "" {
-		return nil
-	}
-	return n.newest
+	n.actors[r.Worker] = a
 }
 
 // believes is the token of a worker at work whose lease is gone from Redis and who has not noticed.
 func (n *narrator) believes(worker string) int64 {
-	a := n.actor(worker)
+	a := n.actors[worker]
 	t := n.terms[a.token]
-	if a.guest != "" && t != nil && !t.noticed && slices.Contains([]Kind{Expired, Flushed, Forgotten}, t.Ended) {
+	if a.guest != "" && t != nil && !t.Noticed && slices.Contains([]Kind{Expired, Flushed, Forgotten}, t.Ended) {
 		return t.token
 	}
 	return 0

@@ -72,7 +72,7 @@ func (s *Stage) lookAtRedis(ctx context.Context) Redis {
 	}
 	now := Redis{Up: true, Token: found.Token, Fence: found.LastToken, Waiters: found.Waiters}
 	if found.Token != 0 {
-		now.LeaseID, now.Label, now.TTL = found.Holder.String()[:8], found.Label, s.pace().TTL.Milliseconds()
+		now.Label, now.TTL = found.Label, s.pace().TTL.Milliseconds()
 		now.Ends = ends.Milliseconds()
 	}
 	return now
@@ -82,13 +82,13 @@ func (s *Stage) lookAtPostgres(ctx context.Context) Postgres {
 	now := Postgres{Up: true}
 	err := s.DB.QueryRow(ctx, `
 		SELECT exists(SELECT FROM fencedb.protected_tables WHERE table_name = 'bookings'::regclass),
-		       coalesce(max(last_fencing_token), 0), coalesce(max(left(lease_id::text, 8)), ''),
+		       coalesce(max(last_fencing_token), 0),
 		       (SELECT coalesce(jsonb_agg(b), '[]') FROM (
 		           SELECT `+eveningOf+` AS evening, guest, last_fencing_token::text AS token
 		           FROM bookings WHERE table_id = $1 ORDER BY slot DESC LIMIT 5
 		       ) AS b)
 		FROM fencedb.fences WHERE resource = $3`, table, slot(1), booking.Resource(table),
-	).Scan(&now.Protected, &now.Fence, &now.LeaseID, &now.Bookings)
+	).Scan(&now.Protected, &now.Fence, &now.Bookings)
 	if err != nil {
 		return Postgres{Bookings: []Booking{}}
 	}

@@ -39,7 +39,6 @@ type Record struct {
 	PID     int    `json:"pid,omitempty"`
 	Token   int64  `json:"token,string,omitempty"` // as text: other readers may count in floating point
 	Stored  int64  `json:"stored,string,omitempty"`
-	LeaseID string `json:"lease_id,omitempty"`
 	TTL     int64  `json:"ttl_ms,omitempty"`
 	Took    int64  `json:"took_ms,omitempty"`
 	Cause   string `json:"cause,omitempty"`
@@ -75,9 +74,8 @@ type State struct {
 // Redis is what it holds about the table.
 type Redis struct {
 	Up      bool   `json:"up"`
-	Owner   string `json:"owner,omitempty"`    // the worker, or "" if nobody holds
-	Label   string `json:"label,omitempty"`    // what the lease itself says of its holder: program@host:pid
-	LeaseID string `json:"lease_id,omitempty"` // its first 8 characters
+	Owner   string `json:"owner,omitempty"` // the worker, or "" if nobody holds
+	Label   string `json:"label,omitempty"` // what the lease itself says of its holder: program@host:pid
 	Token   int64  `json:"token,string,omitempty"`
 	Ends    int64  `json:"ends,omitempty"` // without renewal, in milliseconds since 1970
 	TTL     int64  `json:"ttl_ms,omitempty"`
@@ -90,8 +88,7 @@ type Postgres struct {
 	Up        bool      `json:"up"`
 	Protected bool      `json:"protected"`
 	Fence     int64     `json:"fence,string,omitempty"` // of the ledger
-	LeaseID   string    `json:"lease_id,omitempty"`
-	Bookings  []Booking `json:"bookings"` // the last few, newest first
+	Bookings  []Booking `json:"bookings"`               // the last few, newest first
 }
 
 // Booking is a row, and who was told that it is theirs.

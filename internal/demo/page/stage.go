@@ -105,8 +105,7 @@ func (s *Stage) follow() {
 			from = e.ID
 			s.journal.Add(Record{
 				At: e.At.UnixMilli(), Kind: e.Kind, Worker: e.Worker,
-				Token: e.Token, Stored: e.Stored, LeaseID: e.LeaseID,
-				TTL: e.TTL.Milliseconds(), Took: e.Took.Milliseconds(), Cause: e.Cause,
+				Token: e.Token, Stored: e.Stored, TTL: e.TTL.Milliseconds(), Took: e.Took.Milliseconds(), Cause: e.Cause,
 			})
 			return context.Cause(s.life)
 		})

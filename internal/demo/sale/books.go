@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
+	"text/template"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -120,54 +122,41 @@ func (r Result) told(o Outcomes, rows int64) bool {
 	return int64(o[Done]) <= rows && rows <= int64(o[Done]+doubts)
 }
 
+// table has a line for each row of the table: what it is, a bar, and its cell for a Result.
+//
+//go:embed table.txt
+var tableText string
+
+var table = template.Must(template.New("").Option("missingkey=zero").Funcs(template.FuncMap{
+	"title":  func(m Mode) string { return titles[m] },
+	"rate":   func(n int, over time.Duration) int { return int(float64(n) / over.Seconds()) },
+	"within": quantile,
+	"plus":   func(n, m int) int { return n + m },
+	"sum":    sum,
+}).Parse(tableText))
+
 // WriteTable prints sales side by side, one to a column.
 func WriteTable(out io.Writer, results []Result) error {
-	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
-	for _, r := range rows {
-		fmt.Fprintf(t, "%-34s", r.what)
-		for _, result := range results {
-			fmt.Fprint(t, "\t", r.of(result))
+	var rows []string
+	for _, r := range results {
+		var column strings.Builder
+		if err := table.Execute(&column, r); err != nil {
+			return err
 		}
-		fmt.Fprintln(t, "\t")
+		for i, line := range strings.Split(strings.TrimSpace(column.String()), "\n") {
+			what, cell, _ := strings.Cut(line, "|")
+			if i == len(rows) {
+				rows = append(rows, fmt.Sprintf("%-34s", strings.TrimRight(what, " ")))
+			}
+			rows[i] += "\t" + strings.TrimSpace(cell)
+		}
+	}
+	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
+	for _, row := range rows {
+		fmt.Fprintln(t, row+"\t")
 	}
 	return t.Flush()
 }
-
-var rows = []struct {
-	what string
-	of   func(Result) any
-}{
-	{"", func(r Result) any { return titles[r.Mode] }},
-	{"carts reserved, each second", func(r Result) any { return int(float64(r.Told.Reserve[Done]) / r.Load.For.Seconds()) }},
-	{"  half of them within", func(r Result) any { return quantile(r.Told.Waits, 0.5) }},
-	{"  99 of 100 within", func(r Result) any { return quantile(r.Told.Waits, 0.99) }},
-	{"  the slowest within", func(r Result) any { return quantile(r.Told.Waits, 1) }},
-	{"gave up waiting", func(r Result) any { return r.Told.Reserve[Busy] + r.Told.Pay[Busy] }},
-	{"stopped before writing: refused", func(r Result) any { return r.Told.StoppedNot }},
-	{"stopped before writing: wrote", func(r Result) any { return r.Told.StoppedWrote }},
-	{"late reservations refused", func(r Result) any { return r.Told.Reserve[Refused] + r.Told.Reserve[Late] }},
-	{"late payments refused", func(r Result) any { return r.Told.Pay[Refused] + r.Told.Pay[Late] }},
-	{"payments longer than a lease, sold", func(r Result) any { return r.Told.LongPaid }},
-	{"", empty},
-	{"carts reserved", func(r Result) any { return r.Closing.Carts }},
-	{"carts sold", func(r Result) any { return r.Settled.CartsSold }},
-	{"reservations that ran out", func(r Result) any { return r.Closing.CartsExpired }},
-	{"payments begun", func(r Result) any { return r.Settled.Payments }},
-	{"  kept by the bank", func(r Result) any { return r.Settled.Charged }},
-	{"  given back", func(r Result) any { return r.Settled.Refunded }},
-	{"", empty},
-	{"units: start", func(r Result) any { return r.Closing.Start }},
-	{"  sold", func(r Result) any { return r.Closing.Sold }},
-	{"  reserved", func(r Result) any { return r.Closing.Reserved }},
-	{"  left", func(r Result) any { return r.Closing.Remaining }},
-	{"  sum, less start", func(r Result) any { return sum(r.Closing) }},
-	{"units oversold", func(r Result) any { return r.Emptied.Oversold }},
-	{"carts half reserved", func(r Result) any { return r.Closing.Half }},
-	{"charges that fit to no sold cart", func(r Result) any { return r.Settled.Misplaced }},
-}
-
-// empty keeps the columns of the table going, which a line without cells would end.
-func empty(Result) any { return "" }
 
 // sum is 0 if every SKU adds up, and otherwise by how much they do not, in both directions.
 func sum(b Books) string {

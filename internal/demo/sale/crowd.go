@@ -46,7 +46,7 @@ const sweepEvery = 100 * time.Millisecond
 // Work is the life of a worker of kind "sale": until it is told to end, or its orders do.
 func Work(ctx context.Context, self *worker.Self) error {
 	const conns = 20 // to Postgres; everyone else waits for one
-	c := &crowd{Self: self, goOn: make(chan struct{}, 1)}
+	c := &crowd{Self: self, goOn: make(chan struct{}, 1), tally: Tally{Reserve: Outcomes{}, Pay: Outcomes{}}}
 	if err := self.Config(&c.settings); err != nil {
 		return err
 	}
@@ -198,22 +198,22 @@ func (c *crowd) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Trace
 	return ctx
 }
 
-// Outcome is how a request ended.
-type Outcome int
+// Outcome is how a request ended. It is any string to let the table, a template, name it.
+type Outcome = string
 
 // The outcomes.
 const (
-	Done    Outcome = iota
-	Refused         // by Postgres or in view of its limits: too late, nothing written
-	Late            // noticed by the buyer itself: too late, nothing written
-	Busy            // did not get its turn in time
-	Over            // sold out, or not reserved any more
-	Unknown         // committed or not, nobody knows
-	Failed          // anything else
+	Done    Outcome = "done"
+	Refused Outcome = "refused" // by Postgres or in view of its limits: too late, nothing written
+	Late    Outcome = "late"    // noticed by the buyer itself: too late, nothing written
+	Busy    Outcome = "busy"    // did not get its turn in time
+	Over    Outcome = "over"    // sold out, or not reserved any more
+	Unknown Outcome = "unknown" // committed or not, nobody knows
+	Failed  Outcome = "failed"  // anything else
 )
 
 // Outcomes count how requests ended, each once.
-type Outcomes [Failed + 1]int
+type Outcomes map[Outcome]int
 
 // Tally is what buyers were told.
 type Tally struct {
@@ -235,9 +235,11 @@ func (t *Tally) note(err error) Outcome {
 }
 
 func (t *Tally) add(u Tally) {
-	for o := range t.Reserve {
-		t.Reserve[o] += u.Reserve[o]
-		t.Pay[o] += u.Pay[o]
+	for o, n := range u.Reserve {
+		t.Reserve[o] += n
+	}
+	for o, n := range u.Pay {
+		t.Pay[o] += n
 	}
 	t.Waits = append(t.Waits, u.Waits...)
 	t.LongPaid += u.LongPaid

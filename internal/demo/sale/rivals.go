@@ -160,11 +160,8 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 func (s *rival) Sweep(ctx context.Context) error {
 	const sweepBatch, sweepers = 200, 8
 	overdue, err := shop.Overdue(ctx, s.DB, sweepBatch)
-	if err != nil {
-		return err
-	}
-	due, err := shop.RefundsDue(ctx, s.DB, sweepBatch)
-	if err != nil {
+	due, err2 := shop.RefundsDue(ctx, s.DB, sweepBatch)
+	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
 	var all errgroup.Group

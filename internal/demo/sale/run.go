@@ -101,6 +101,7 @@ func prepare(ctx context.Context, mode Mode, s worker.Servers, l Load) (_ *play,
 
 // trade lets the buyers buy, stops workers meanwhile, and returns when the last buyer has gone.
 func (p *play) trade() (told Tally, err error) {
+	told = Tally{Reserve: Outcomes{}, Pay: Outcomes{}}
 	ctx, cancel := context.WithTimeout(p, startTime)
 	defer cancel()
 	for n := range Workers {
@@ -171,28 +172,22 @@ func (p *play) pause(w *worker.Process[report]) error {
 // luck. If nobody buys it, the verdict says so.
 func (p *play) outlast(skus []string) error {
 	before, err := shop.Levels(p, p.DB, skus)
-	if err != nil {
-		return err
-	}
-	if err := worker.Sleep(p, p.load.Pause); err != nil || p.mode == ForUpdate {
-		return err
+	if err == nil {
+		err = worker.Sleep(p, p.load.Pause)
 	}
 	patience, cancel := context.WithTimeout(p, p.load.patience())
 	defer cancel()
-	for {
-		now, err := shop.Levels(p, p.DB, skus)
-		if err != nil {
-			return err
-		}
+	for err == nil && p.mode != ForUpdate && patience.Err() == nil {
+		var now []shop.Level
+		now, err = shop.Levels(p, p.DB, skus)
 		for i := range now {
 			if now[i].Remaining < before[i].Remaining {
 				return nil
 			}
 		}
-		if worker.Sleep(patience, 20*time.Millisecond) != nil {
-			return nil
-		}
+		_ = worker.Sleep(patience, 20*time.Millisecond)
 	}
+	return err
 }
 
 // empty reserves all that the shelves say is left, so that what was promised can be compared with
