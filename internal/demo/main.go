@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string) error {
 	var do func() error
 	switch command {
 	case "":
-		cfg := config{Out: os.Stdout, Colour: terminal() && os.Getenv("NO_COLOR") == ""} // https://no-color.org
+		var cfg config
 		flags.BoolVar(&cfg.Unprotected, "unprotected", false, "take the fence away, to see that the demo notices")
 		flags.DurationVar(&cfg.TTL, "ttl", 1500*time.Millisecond, "how long a lease lasts; the stories wait for that")
 		do = func() error {

@@ -6,7 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -24,9 +24,7 @@ import (
 // between them what Redis and Postgres hold. Whether it ended as promised is decided by asking both
 // servers; the workers' own word is only shown.
 type config struct {
-	TTL    time.Duration
-	Out    io.Writer
-	Colour bool
+	TTL time.Duration
 
 	// Unprotected takes the fence away. The zombie then wins, and tellStories must say so.
 	Unprotected bool
@@ -59,7 +57,7 @@ func tellStories(ctx context.Context, cfg config, env *testenv.Env) (err error) 
 		return err
 	}
 
-	out := &printer{cfg.Out, cfg.Colour}
+	out := &printer{os.Stdout, terminal() && os.Getenv("NO_COLOR") == ""} // https://no-color.org
 	out.opening(cfg, env.Notes, s.a.PID(), s.b.PID())
 	var verdicts []verdict
 	for i, st := range stories {

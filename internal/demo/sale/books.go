@@ -36,6 +36,8 @@ type Books struct {
 	Charged   int64 // charges that the bank has kept
 	Refunded  int64 // charges that the bank has given back, or refused because they had been
 	Misplaced int64 // kept without a cart that is sold for just that amount, or the other way round
+
+	Unsettled int64 // carts and refunds that a sweep has yet to see to
 }
 
 // Balanced is that every unit is accounted for.
@@ -47,13 +49,6 @@ var selectBooks string
 func audit(ctx context.Context, db *pgxpool.Pool) (Books, error) {
 	rows, _ := db.Query(ctx, selectBooks)
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Books])
-}
-
-// unsettled counts what a sweep has yet to do.
-func unsettled(ctx context.Context, db *pgxpool.Pool) (n int, err error) {
-	err = db.QueryRow(ctx, `
-		SELECT (SELECT count(*) FROM carts WHERE state = 'RESERVED') + (SELECT count(*) FROM payments WHERE state = 'REFUND_DUE')`).Scan(&n)
-	return n, err
 }
 
 func outcomeOf(err error) Outcome {

@@ -12,7 +12,7 @@ WITH promised AS (
 	SELECT b.state AS bank, c.state AS cart, b.cents = c.cents AS same
 	FROM bank.charges b FULL JOIN carts c ON c.id = b.key
 )
-SELECT goods.*, kept.*, taken.* FROM (
+SELECT goods.*, kept.*, taken.*, open.* FROM (
 	SELECT sum(start), sum(remaining), sum(reserved), sum(sold),
 	       sum(greatest(0, sold + reserved - start)),
 	       sum(greatest(0, sold + reserved + remaining - start)),
@@ -22,4 +22,6 @@ SELECT goods.*, kept.*, taken.* FROM (
 ) AS kept, (
 	SELECT (SELECT count(*) FROM payments), count(*) FILTER (WHERE bank = 'CHARGED'), count(*) FILTER (WHERE bank IN ('REFUNDED', 'VOID')),
 	       count(*) FILTER (WHERE (bank = 'CHARGED' OR cart = 'SOLD') AND (bank = 'CHARGED' AND cart = 'SOLD' AND same) IS NOT TRUE) FROM money
-) AS taken
+) AS taken, (
+	SELECT (SELECT count(*) FROM carts WHERE state = 'RESERVED') + (SELECT count(*) FROM payments WHERE state = 'REFUND_DUE')
+) AS open

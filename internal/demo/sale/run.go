@@ -58,10 +58,9 @@ func Run(ctx context.Context, mode Mode, s worker.Servers, l Load) (r Result, er
 	if r.Emptied, err = audit(p, p.DB); err != nil {
 		return r, err
 	}
-	if err := p.settle(); err != nil {
-		return r, fmt.Errorf("settle: %w", err)
+	if r.Settled, err = p.settle(); err != nil {
+		err = fmt.Errorf("settle: %w", err)
 	}
-	r.Settled, err = audit(p, p.DB)
 	return r, err
 }
 
@@ -214,17 +213,16 @@ func (p *play) empty() error {
 }
 
 // settle sweeps until nothing is reserved and no refund is due.
-func (p *play) settle() error {
+func (p *play) settle() (b Books, err error) {
 	for {
 		if err := p.shop.Sweep(p); err != nil {
-			return err
+			return b, err
 		}
-		n, err := unsettled(p, p.DB)
-		if err != nil || n == 0 {
-			return err
+		if b, err = audit(p, p.DB); err != nil || b.Unsettled == 0 {
+			return b, err
 		}
 		if err := worker.Sleep(p, sweepEvery); err != nil {
-			return fmt.Errorf("%d carts and refunds: %w", n, err)
+			return b, fmt.Errorf("%d carts and refunds: %w", b.Unsettled, err)
 		}
 	}
 }
