@@ -72,7 +72,7 @@ func TestMoreWaitersDoNotCostMoreCommands(t *testing.T) {
 		r, err := measure(t.Context(), server.Client(), jobOn(server, waiters), time.Second)
 		require.NoError(t, err)
 		require.Greater(t, r.grants, 20)
-		return r.commands()
+		return r.commands
 	}
 	few, many := cost(5), cost(100)
 	require.InEpsilon(t, few, many, 0.1)
@@ -87,7 +87,7 @@ func TestAnOvertakingIsSeen(t *testing.T) {
 		`+1.2 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "3" "b"`,
 		`+1.3 [0 lua] "SET" "lease:v1:{a}:owner" "7:1:c" "PX" "10000"`,
 	} {
-		o.see(parse(line))
+		o.see(line)
 	}
 	require.Equal(t, []string{"b"}, o.queue)
 	require.Equal(t, 1, o.overtaken)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,8 +12,10 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // work is something that several entrants do, each in its own way. The first is the control.
@@ -34,7 +37,6 @@ type entrant struct {
 	atLeast bool
 	once    bool    // one op is long enough for a round
 	bar     float64 // what it may cost, as a multiple; 0 for none
-	fastest bool    // the multiple is of the cheapest peer, not of the first entrant
 	peer    bool    // another library
 }
 
@@ -57,58 +59,48 @@ const patience = 20 * time.Second
 func measureWork(ctx context.Context, w work, rounds int, during time.Duration) ([]cost, error) {
 	costs := make([]cost, len(w.entrants))
 	for n, e := range w.entrants {
-		costs[n] = cost{Work: w.name, Entrant: e.name, Unit: w.unit, Bar: e.bar}
-		if w.unit == "" {
-			costs[n].Unit = "ns"
-		}
-		if err := costs[n].turn(ctx, w, e, during/10); err != nil { // from then on plans, scripts and connections are there
-			return nil, fmt.Errorf("%s: %s: %w", w.name, e.name, err)
-		}
-		costs[n].PerOp, costs[n].Ops = nil, 0
+		costs[n] = cost{Work: w.name, Entrant: e.name, Unit: cmp.Or(w.unit, "ns"), Bar: e.bar}
 	}
-	for range rounds {
+	for round := range rounds + 1 {
 		for n, e := range w.entrants {
-			if err := costs[n].turn(ctx, w, e, during); err != nil {
+			c, length := &costs[n], during
+			if round == 0 { // which makes plans, scripts and connections, and does not count
+				length /= 10
+			}
+			if c.Failed != "" {
+				continue
+			}
+			perOp, ops, err := oneRound(ctx, w, e, length)
+			switch {
+			case e.peer && errors.Is(err, context.DeadlineExceeded):
+				c.Failed = "it got stuck"
+			case err != nil:
 				return nil, fmt.Errorf("%s: %s: %w", w.name, e.name, err)
+			case round > 0:
+				c.PerOp, c.Ops = append(c.PerOp, perOp), c.Ops+ops
 			}
 		}
-		for n, e := range w.entrants {
-			if costs[n].Failed == "" {
-				costs[n].Times = append(costs[n].Times, last(costs[n])/control(w, e, costs))
-			}
+	}
+	for n := range costs {
+		for round, perOp := range costs[n].PerOp {
+			costs[n].Times = append(costs[n].Times, perOp/w.control(n, round, costs))
 		}
 	}
 	return costs, nil
 }
 
-// turn is one round of e, unless it was left out before.
-func (c *cost) turn(ctx context.Context, w work, e entrant, during time.Duration) error {
-	if c.Failed != "" {
-		return nil
-	}
-	perOp, ops, err := oneRound(ctx, w, e, during)
-	if e.peer && errors.Is(err, context.DeadlineExceeded) {
-		c.Failed = "it got stuck"
-		return nil
-	}
-	c.PerOp, c.Ops = append(c.PerOp, perOp), c.Ops+ops
-	return err
-}
-
-func last(c cost) float64 { return c.PerOp[len(c.PerOp)-1] }
-
-// control is what the latest round of e is compared with.
-func control(w work, e entrant, costs []cost) float64 {
-	if !e.fastest {
-		return last(costs[0])
-	}
-	least := 0.0
-	for n, other := range w.entrants {
-		if other.peer && costs[n].Failed == "" && (least == 0 || last(costs[n]) < least) {
-			least = last(costs[n])
+// control is what a round of an entrant is compared with: the same round of the first, and of a lock of ours the cheapest peer.
+func (w work) control(n, round int, costs []cost) float64 {
+	var peers []float64
+	for i, other := range w.entrants {
+		if w.entrants[n].name == ours && other.peer && len(costs[i].PerOp) > round {
+			peers = append(peers, costs[i].PerOp[round])
 		}
 	}
-	return least
+	if len(peers) == 0 {
+		return costs[0].PerOp[round]
+	}
+	return slices.Min(peers)
 }
 
 func oneRound(ctx context.Context, w work, e entrant, during time.Duration) (perOp float64, ops int, err error) {
@@ -117,23 +109,17 @@ func oneRound(ctx context.Context, w work, e entrant, during time.Duration) (per
 			return 0, 0, err
 		}
 	}
-	before, err := e.done(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
+	before, beforeErr := e.done(ctx)
 	meter := w.meter
 	if meter == nil {
 		began := time.Now()
 		meter = func(context.Context) (float64, error) { return float64(time.Since(began)), nil }
 	}
-	from, err := meter(ctx)
-	if err != nil {
-		return 0, 0, err
-	}
+	from, fromErr := meter(ctx)
 	ops, err = repeat(ctx, w.workers, e, during)
-	to, meterErr := meter(ctx)
-	after, doneErr := e.done(ctx)
-	if err := errors.Join(err, meterErr, doneErr); err != nil {
+	to, toErr := meter(ctx)
+	after, afterErr := e.done(ctx)
+	if err := errors.Join(beforeErr, fromErr, err, toErr, afterErr); err != nil {
 		return 0, 0, err
 	}
 	if done := after - before; done < float64(ops) || done > float64(ops) && !e.atLeast {
@@ -147,37 +133,36 @@ func repeat(ctx context.Context, workers int, e entrant, during time.Duration) (
 	end := time.Now().Add(during)
 	ctx, cancel := context.WithDeadline(ctx, end.Add(patience))
 	defer cancel()
-	ops, errs := make([]int, workers), make([]error, workers)
-	var all sync.WaitGroup
+	var ops atomic.Int64
+	var all errgroup.Group
 	for worker := range workers {
-		all.Go(func() {
-			for first := true; errs[worker] == nil && (first || !e.once && time.Now().Before(end)); first = false {
-				errs[worker] = e.op(ctx, worker)
-				ops[worker]++
+		all.Go(func() error {
+			for first := true; first || !e.once && time.Now().Before(end); first = false {
+				if err := e.op(ctx, worker); err != nil {
+					return err
+				}
+				ops.Add(1)
 			}
+			return nil
 		})
 	}
-	all.Wait()
-	total := 0
-	for _, n := range ops {
-		total += n
-	}
-	return total, errors.Join(errs...)
+	err := all.Wait()
+	return int(ops.Load()), err
 }
 
 // costs measures all works and writes the table, and the files that were asked for.
 func (b *bench) costs(ctx context.Context) error {
-	s, err := openStores(ctx, b.client, b.postgres, b.quick)
+	rounds, during, bulk, many := 9, 300*time.Millisecond, 200_000, 1_000_000
+	if b.quick {
+		rounds, during, bulk, many = 5, 60*time.Millisecond, 20_000, 100_000
+	}
+	s, err := openStores(ctx, b.client, b.postgres, bulk, many)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	if err := s.machine(ctx, b.out); err != nil {
 		return err
-	}
-	rounds, during := 9, 300*time.Millisecond
-	if b.quick {
-		rounds, during = 5, 60*time.Millisecond
 	}
 	fmt.Fprintf(b.out, "medians of %d rounds of %v, in which the entrants take turns; times: of the control in the same round\n", rounds, during)
 	fmt.Fprintf(b.out, costRow, "work", "entrant", "cost", "times", "least", "most", "bar", "")
@@ -193,16 +178,21 @@ func (b *bench) costs(ctx context.Context) error {
 		all = append(all, costs...)
 	}
 	fmt.Fprintln(b.out)
-	return errors.Join(writeFile(b.json, func(w io.Writer) error { return json.NewEncoder(w).Encode(all) }),
-		writeFile(b.benchstat, func(w io.Writer) error { return benchstat(w, all) }),
-		writeFile(b.svg, func(w io.Writer) error { return plot(w, all) }))
+	asJSON, err := json.Marshal(all)
+	files := map[string]string{b.json: string(asJSON) + "\n", b.benchstat: benchstat(all), b.svg: plot(all)}
+	for name, text := range files {
+		if name != "" {
+			err = errors.Join(err, os.WriteFile(name, []byte(text), 0o644))
+		}
+	}
+	return err
 }
 
 const costRow = "%-42s %-18s %14s %6s %6s %6s %6s %s\n"
 
 // write writes the row of c as soon as it is known, for whoever watches.
 func (c cost) write(out io.Writer, first bool) {
-	name := ""
+	var name, bar, missed string
 	if first {
 		name = c.Work
 	}
@@ -210,15 +200,15 @@ func (c cost) write(out io.Writer, first bool) {
 		fmt.Fprintf(out, costRow, name, c.Entrant, "", "", "", "", "", "left out: "+c.Failed)
 		return
 	}
-	bar, missed := "", ""
+	times := quantile(c.Times, 0.5)
 	if c.Bar > 0 {
 		bar = multiple(c.Bar)
-		if quantile(c.Times, 0.5) > c.Bar {
-			missed = "missed"
-		}
 	}
-	fmt.Fprintf(out, costRow, name, c.Entrant, c.show(), multiple(quantile(c.Times, 0.5)), multiple(slices.Min(c.Times)), multiple(slices.Max(c.Times)),
-		bar, missed)
+	if c.Bar > 0 && times > c.Bar {
+		missed = "missed"
+	}
+	fmt.Fprintf(out, costRow, name, c.Entrant, c.show(),
+		multiple(times), multiple(slices.Min(c.Times)), multiple(slices.Max(c.Times)), bar, missed)
 }
 
 func multiple(x float64) string { return fmt.Sprintf("%.2f", x) }
@@ -231,29 +221,17 @@ func (c cost) show() string {
 	return time.Duration(perOp).Round(100 * time.Nanosecond).String()
 }
 
-// benchstat writes the lines of go test -bench, one for each round.
-func benchstat(w io.Writer, all []cost) error {
+// benchstat are the lines of go test -bench, one for each round.
+func benchstat(all []cost) string {
+	var s strings.Builder
 	name := strings.NewReplacer(" ", "_", ",", "", "/", "-")
 	for _, c := range all {
 		for _, perOp := range c.PerOp {
-			if _, err := fmt.Fprintf(w, "Benchmark%s/%s %d %.1f %s/op\n", name.Replace(c.Work), name.Replace(c.Entrant), c.Ops/len(c.PerOp), perOp,
-				strings.ReplaceAll(c.Unit, " ", "-")); err != nil {
-				return err
-			}
+			fmt.Fprintf(&s, "Benchmark%s/%s %d %.1f %s/op\n", name.Replace(c.Work), name.Replace(c.Entrant), c.Ops/len(c.PerOp), perOp,
+				strings.ReplaceAll(c.Unit, " ", "-"))
 		}
 	}
-	return nil
-}
-
-func writeFile(name string, write func(io.Writer) error) error {
-	if name == "" {
-		return nil
-	}
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(write(f), f.Close())
+	return s.String()
 }
 
 // machine says on what it was measured.
@@ -266,14 +244,11 @@ func (s *stores) machine(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	model, load := "", ""
-	if cpu, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		_, after, _ := strings.Cut(string(cpu), "model name\t: ")
-		model, _, _ = strings.Cut(after, "\n")
-	}
-	if avg, err := os.ReadFile("/proc/loadavg"); err == nil {
-		load, _, _ = strings.Cut(string(avg), " ")
-	}
+	cpu, _ := os.ReadFile("/proc/cpuinfo") // where there is none, nothing is said about it
+	_, model, _ := strings.Cut(string(cpu), "model name\t: ")
+	model, _, _ = strings.Cut(model, "\n")
+	avg, _ := os.ReadFile("/proc/loadavg")
+	load, _, _ := strings.Cut(string(avg), " ")
 	fmt.Fprintf(out, "%d x %s, load %s before; %s, Postgres %s, Redis %s\n", runtime.NumCPU(), model, load, runtime.Version(), postgres,
 		info["Server"]["redis_version"])
 	if build, ok := debug.ReadBuildInfo(); ok {

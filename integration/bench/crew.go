@@ -80,6 +80,10 @@ func serve(ctx context.Context, self *worker.Self) error {
 	if err := self.Config(&j); err != nil {
 		return err
 	}
+	lock, err := locks[j.Lock](j.Addr)
+	if err != nil {
+		return err
+	}
 	self.Tell(record{}) // ready
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -88,38 +92,25 @@ func serve(ctx context.Context, self *worker.Self) error {
 		_ = self.Order(&none)
 		stop()
 	}()
-	done, err := j.do(ctx)
-	if err != nil {
-		return fmt.Errorf("%s: %w", j.Lock, err)
-	}
-	self.Tell(done)
-	return nil
-}
-
-func (j job) do(ctx context.Context) (all record, err error) {
-	c, err := find(j.Lock)
-	if err != nil {
-		return all, err
-	}
-	lock, err := c.open(j.Addr)
-	if err != nil {
-		return all, err
-	}
+	var done record
 	each := make([][]turn, j.Waiters)
-	waiters, ctx := errgroup.WithContext(ctx)
+	all, ctx := errgroup.WithContext(ctx)
 	for n := range each {
-		waiters.Go(func() (err error) {
+		all.Go(func() (err error) {
 			each[n], err = wait(ctx, lock, j.Resource, j.Work)
 			return err
 		})
 	}
-	waiters.Go(func() (err error) {
-		all.Trips, err = probe(ctx, j.Addr)
+	all.Go(func() (err error) {
+		done.Trips, err = probe(ctx, j.Addr)
 		return err
 	})
-	err = waiters.Wait()
-	all.Turns = slices.Concat(each...)
-	return all, err
+	if err := all.Wait(); err != nil {
+		return fmt.Errorf("%s: %w", j.Lock, err)
+	}
+	done.Turns = slices.Concat(each...)
+	self.Tell(done)
+	return nil
 }
 
 // wait is one waiter.

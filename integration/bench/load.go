@@ -3,8 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +21,6 @@ const warmUp = 500 * time.Millisecond
 
 // result of one load.
 type result struct {
-	during    time.Duration
 	grants    int
 	overlaps  int       // grants before the holder before had begun to give back: two holders at once
 	gaps      durations // from the call of a release to the return of the next acquisition
@@ -27,7 +28,9 @@ type result struct {
 	overtaken int       // the most grants to later callers that one waiter had to see before its own
 	pings     durations // round trips of the waiting processes meanwhile
 	scripts   durations // the same with a script that does nothing
-	used      counters
+
+	perSecond       float64 // grants
+	commands, reads float64 // of Redis, for each grant
 }
 
 // measure runs a load. Only what happens between the warm-up and the end counts; a wait counts from its begin.
@@ -36,35 +39,23 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 	if err != nil {
 		return r, err
 	}
-	defer func() {
-		if err != nil {
-			_, _ = c.dismiss()
-		}
-	}()
-	if !pass(ctx, warmUp) {
-		return r, context.Cause(ctx)
-	}
-	before, err := count(ctx, client)
-	if err != nil {
-		return r, err
-	}
-	from := time.Now()
-	if !pass(ctx, during) {
-		return r, context.Cause(ctx)
-	}
-	to := time.Now()
-	after, err := count(ctx, client)
-	if err != nil {
-		return r, err
-	}
+	from, fromErr := readAfter(ctx, client, warmUp)
+	to, toErr := readAfter(ctx, client, during)
 	all, err := c.dismiss()
-	c = nil
-	r.during = to.Sub(from)
-	r.judge(all.Turns, from.UnixNano(), to.UnixNano())
-	r.compare(all.Trips, from.UnixNano(), to.UnixNano())
-	own := requestsPerTrip*int64(len(r.pings)) + 1 // the first count
-	r.used = counters{after.commands - before.commands - own, after.reads - before.reads - own}
-	return r, err
+	if err := errors.Join(fromErr, toErr, err); err != nil {
+		return r, err
+	}
+	r.judge(all.Turns, from.at.UnixNano(), to.at.UnixNano())
+	for _, t := range all.Trips {
+		if t.At >= from.at.UnixNano() && t.At < to.at.UnixNano() {
+			r.pings, r.scripts = append(r.pings, t.Ping), append(r.scripts, t.Script)
+		}
+	}
+	own := float64(requestsPerTrip*len(r.pings) + requestsPerReading)
+	grants := float64(max(r.grants, 1))
+	r.commands, r.reads = (to.commands-from.commands-own)/grants, (to.reads-from.reads-own)/grants
+	r.perSecond = float64(r.grants) / to.at.Sub(from.at).Seconds()
+	return r, nil
 }
 
 // pass reports whether ctx lets that time pass.
@@ -74,15 +65,6 @@ func pass(ctx context.Context, d time.Duration) bool {
 		return true
 	case <-ctx.Done():
 		return false
-	}
-}
-
-// compare takes the trips in a span of time.
-func (r *result) compare(trips []trip, from, to int64) {
-	for _, t := range trips {
-		if t.At >= from && t.At < to {
-			r.pings, r.scripts = append(r.pings, t.Ping), append(r.scripts, t.Script)
-		}
 	}
 }
 
@@ -128,10 +110,6 @@ func overtaking(earlier []turn, t turn) (n int) {
 	return n
 }
 
-func (r *result) perSecond() float64 { return float64(r.grants) / r.during.Seconds() }
-func (r *result) commands() float64  { return float64(r.used.commands) / float64(max(r.grants, 1)) }
-func (r *result) reads() float64     { return float64(r.used.reads) / float64(max(r.grants, 1)) }
-
 // probeEvery is how often each process makes its round trips: rare enough to be no load.
 const probeEvery = 40 * time.Millisecond
 
@@ -143,8 +121,11 @@ type trip struct {
 	Script time.Duration
 }
 
-// requestsPerTrip is what a trip adds to the counters.
-const requestsPerTrip = 2
+// What a trip, and what a reading, adds to the counters.
+const (
+	requestsPerTrip    = 2
+	requestsPerReading = 2
+)
 
 // nothing is what a script costs before it does anything.
 var nothing = redis.NewScript("return 1")
@@ -164,55 +145,51 @@ func probe(ctx context.Context, addr string) (trips []trip, err error) {
 			return trips, nil
 		case <-again.C:
 		}
-		t, err := makeTrip(ctx, client)
+		start := time.Now()
+		pingErr := client.Ping(ctx).Err()
+		pinged := time.Now()
+		err := errors.Join(pingErr, nothing.EvalSha(ctx, client, nil).Err())
 		switch {
 		case ctx.Err() != nil:
 			return trips, nil
 		case err != nil:
 			return nil, err
 		}
-		trips = append(trips, t)
+		trips = append(trips, trip{At: start.UnixNano(), Ping: pinged.Sub(start), Script: time.Since(pinged)})
 	}
 }
 
-func makeTrip(ctx context.Context, client *redis.Client) (trip, error) {
-	start := time.Now()
-	if err := client.Ping(ctx).Err(); err != nil {
-		return trip{}, err
-	}
-	pinged := time.Now()
-	if err := nothing.EvalSha(ctx, client, nil).Err(); err != nil {
-		return trip{}, err
-	}
-	return trip{At: start.UnixNano(), Ping: pinged.Sub(start), Script: time.Since(pinged)}, nil
+// reading is what Redis has done by some moment.
+type reading struct {
+	at       time.Time
+	commands float64 // executed, those inside scripts included
+	reads    float64 // of a socket: requests, except that a pipeline needs one for many
 }
 
-// counters of a Redis since its start.
-type counters struct {
-	commands int64 // executed, those inside scripts included
-	reads    int64 // of a socket: requests, except that a pipeline needs one for many
+// readAfter lets that time pass before it reads.
+func readAfter(ctx context.Context, client *redis.Client, d time.Duration) (reading, error) {
+	if !pass(ctx, d) {
+		return reading{}, context.Cause(ctx)
+	}
+	commands, commandsErr := info(ctx, client, "commandstats", "cmdstat_*")
+	reads, readsErr := info(ctx, client, "stats", "total_reads_processed")
+	return reading{time.Now(), commands, reads}, errors.Join(commandsErr, readsErr)
 }
 
-func count(ctx context.Context, client *redis.Client) (c counters, err error) {
-	info, err := client.Info(ctx, "stats", "commandstats").Result()
-	if err != nil {
-		return c, err
-	}
-	for line := range strings.Lines(info) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		switch {
-		case name == "total_reads_processed":
-			c.reads, err = strconv.ParseInt(value, 10, 64)
-		case strings.HasPrefix(name, "cmdstat_"):
-			var calls int64
-			_, err = fmt.Sscanf(value, "calls=%d,", &calls)
-			c.commands += calls
-		}
-		if err != nil {
-			return c, fmt.Errorf("INFO says %q: %w", line, err)
+// info adds up the numbers in a section of INFO whose names match a pattern. Of a command it is the number of calls.
+func info(ctx context.Context, client *redis.Client, section, pattern string) (sum float64, err error) {
+	sections, err := client.InfoMap(ctx, section).Result()
+	for _, numbers := range sections {
+		for name, value := range numbers {
+			if fits, _ := path.Match(pattern, name); !fits {
+				continue
+			}
+			value, _, _ := strings.Cut(strings.TrimPrefix(value, "calls="), ",")
+			n, parseErr := strconv.ParseFloat(value, 64)
+			sum, err = sum+n, errors.Join(err, parseErr)
 		}
 	}
-	return c, nil
+	return sum, err
 }
 
 type durations []time.Duration
@@ -220,29 +197,35 @@ type durations []time.Duration
 // at returns the value that a part of all do not exceed: at(0.5) is the median; 0 if there are none.
 func (d durations) at(part float64) time.Duration { return quantile(d, part) }
 
-func quantile[T int64 | float64 | time.Duration](values []T, part float64) T {
-	if len(values) == 0 {
-		var none T
-		return none
+func quantile[T cmp.Ordered](values []T, part float64) (q T) {
+	if len(values) > 0 {
+		q = slices.Sorted(slices.Values(values))[min(int(part*float64(len(values))), len(values)-1)]
 	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[min(int(part*float64(len(sorted))), len(sorted)-1)]
+	return q
 }
 
-// median of what each round says.
-func median[T int64 | float64 | time.Duration](rounds []result, of func(*result) T) T {
+// inTurns lets entrants take turns, so that what the machine does hits all of them, and returns the rounds of each.
+func inTurns[E, R any](rounds int, entrants []E, round func(E) (R, error)) ([][]R, error) {
+	all := make([][]R, len(entrants))
+	for range rounds {
+		for n, e := range entrants {
+			r, err := round(e)
+			if err != nil {
+				return nil, err
+			}
+			all[n] = append(all[n], r)
+		}
+	}
+	return all, nil
+}
+
+// over is the quantile of what each round says.
+func over[R any, T cmp.Ordered](rounds []R, part float64, of func(R) T) T {
 	var values []T
-	for n := range rounds {
-		values = append(values, of(&rounds[n]))
-	}
-	return quantile(values, 0.5)
-}
-
-func longest(rounds []result) (d time.Duration) {
 	for _, r := range rounds {
-		d = max(d, r.waits.at(1))
+		values = append(values, of(r))
 	}
-	return d
+	return quantile(values, part)
 }
 
 // table writes columns of equal width. Each row is a line of words with tabs between.

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"math"
 	"time"
 
@@ -22,43 +22,50 @@ const ttl = 10 * time.Second
 // acquire waits for the lock on resource, for as long as ctx allows, and returns what gives it back.
 type acquire func(ctx context.Context, resource string) (release func() error, err error)
 
-// contender is one library with one setting. A process opens it once, and all its waiters share that.
-type contender struct {
-	name string
-	open func(addr string) (acquire, error)
-	not  string // what it does not do, of what ours does
+// The names of the lock that is measured, and of the control, which does no more than it has to and cannot wait.
+const (
+	ours  = "fencedb/lease"
+	setNX = "SET NX and DEL"
+)
+
+// locks are the libraries, some with several settings. A process opens one once, and all its waiters share that.
+var locks = map[string]func(addr string) (acquire, error){
+	ours:                openLease,
+	setNX:               openSetNX,
+	"rueidislock":       openRueidislock,
+	"redislock":         openRedislock(time.Second),
+	"redislock, 10 ms":  openRedislock(10 * time.Millisecond),
+	"redislock, 100 ms": openRedislock(100 * time.Millisecond),
+	"redsync":           openRedsync,
 }
 
-const ours = "fencedb/lease"
+// contender is a lock that can be waited for, and what it does not do of what ours does.
+type contender struct{ name, not string }
 
 var contenders = []contender{
-	{ours, openLease, ""},
-	{"rueidislock", openRueidislock, "no fencing token, no order: whichever process is faster, and within it whichever goroutine"},
-	{"redislock, 10 ms", openRedislock(10 * time.Millisecond), "no fencing token, no order, no wake-up: it asks every 10 ms"},
-	{"redislock, 100 ms", openRedislock(100 * time.Millisecond), "the same, with the interval of its example"},
-	{"redsync", openRedsync, "no fencing token, no order, no wake-up: it asks every 50 to 250 ms, its default, and deletes after each refusal"},
-}
-
-func find(name string) (contender, error) {
-	for _, c := range contenders {
-		if c.name == name {
-			return c, nil
-		}
-	}
-	return contender{}, fmt.Errorf("no lock is called %q", name)
+	{ours, ""},
+	{"rueidislock", "no fencing token, no order: whichever process is faster, and within it whichever goroutine"},
+	{"redislock, 10 ms", "no fencing token, no order, no wake-up: it asks every 10 ms"},
+	{"redislock, 100 ms", "the same, with the interval of its example"},
+	{"redsync", "no fencing token, no order, no wake-up: it asks every 50 to 250 ms, its default, and deletes after each refusal"},
 }
 
 func openLease(addr string) (acquire, error) {
 	issuer, err := lease.New(redis.NewClient(&redis.Options{Addr: addr}), lease.Config{TTL: ttl})
-	if err != nil {
-		return nil, err
-	}
 	return func(ctx context.Context, resource string) (func() error, error) {
 		l, err := issuer.Acquire(ctx, resource)
-		if err != nil {
-			return nil, err
+		return func() error { return l.Release(context.Background()) }, err
+	}, err
+}
+
+func openSetNX(addr string) (acquire, error) {
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	return func(ctx context.Context, resource string) (func() error, error) {
+		ok, err := client.SetNX(ctx, resource, leaseID.String(), ttl).Result()
+		if err == nil && !ok {
+			err = errors.New("it is taken")
 		}
-		return func() error { return l.Release(context.Background()) }, nil
+		return func() error { return client.Del(context.Background(), resource).Err() }, err
 	}, nil
 }
 
@@ -69,16 +76,10 @@ func openRueidislock(addr string) (acquire, error) {
 		KeyMajority:    1,    // one server; its default of two keys would double the commands
 		NoLoopTracking: true, // which its documentation recommends where Redis can do it
 	})
-	if err != nil {
-		return nil, err
-	}
 	return func(ctx context.Context, resource string) (func() error, error) {
 		_, cancel, err := locker.WithContext(ctx, resource)
-		if err != nil {
-			return nil, err
-		}
-		return func() error { cancel(); return nil }, nil
-	}, nil
+		return func() error { cancel(); return nil }, err
+	}, err
 }
 
 // never is a deadline no run reaches. Without one, redislock gives up after the TTL.
@@ -92,10 +93,7 @@ func openRedislock(every time.Duration) func(addr string) (acquire, error) {
 			ctx, cancel := context.WithTimeout(ctx, never)
 			defer cancel()
 			l, err := client.Obtain(ctx, resource, ttl, retry)
-			if err != nil {
-				return nil, err
-			}
-			return func() error { return l.Release(context.Background()) }, nil
+			return func() error { return l.Release(context.Background()) }, err
 		}, nil
 	}
 }
@@ -104,9 +102,6 @@ func openRedsync(addr string) (acquire, error) {
 	sync := redsync.New(goredis.NewPool(redis.NewClient(&redis.Options{Addr: addr})))
 	return func(ctx context.Context, resource string) (func() error, error) {
 		m := sync.NewMutex(resource, redsync.WithExpiry(ttl), redsync.WithTries(math.MaxInt))
-		if err := m.LockContext(ctx); err != nil {
-			return nil, err
-		}
-		return func() error { _, err := m.Unlock(); return err }, nil
+		return func() error { _, err := m.Unlock(); return err }, m.LockContext(ctx)
 	}, nil
 }

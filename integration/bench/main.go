@@ -31,11 +31,9 @@ import (
 func main() {
 	worker.Become(map[string]worker.Life{kind: serve})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout)
+	err := run(ctx, os.Stdout)
 	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-	case err != nil:
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -51,33 +49,36 @@ type bench struct {
 	// resources to lease once each instead, to see what it leaves in Redis; 0 for the load of waiters
 	resources int
 	quick     bool // costs only, and fewer of them
-	only      string
 	// files to write the costs to, or ""
 	json, benchstat, svg string
 	out                  io.Writer
 }
 
-func run(ctx context.Context, args []string, out io.Writer) (err error) {
+func run(ctx context.Context, out io.Writer) (err error) {
 	b := bench{out: out}
-	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	flags.DurationVar(&b.during, "d", 10*time.Second, "how long one round lasts")
-	flags.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
-	flags.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
-	flags.IntVar(&b.resources, "resources", 0, "instead, lease so many different resources once each, and see what stays in Redis")
-	flags.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
-	flags.StringVar(&b.only, "only", "", "this part alone: costs, service, order, growth or compare")
-	flags.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
-	flags.StringVar(&b.svg, "svg", "", "file for the same, as a picture")
-	flags.StringVar(&b.benchstat, "benchstat", "", "file for the same, in the form that benchstat reads")
-	addr := flags.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
-	if err := flags.Parse(args); err != nil {
-		return err
+	flag.DurationVar(&b.during, "d", 10*time.Second, "how long one round lasts")
+	flag.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
+	flag.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
+	flag.IntVar(&b.resources, "resources", 0, "instead, lease so many different resources once each, and see what stays in Redis")
+	flag.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
+	only := flag.String("only", "", "this part alone: costs, service, order, growth or compare")
+	flag.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
+	flag.StringVar(&b.svg, "svg", "", "file for the same, as a picture")
+	flag.StringVar(&b.benchstat, "benchstat", "", "file for the same, in the form that benchstat reads")
+	addr := flag.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
+	flag.Parse()
+	parts := []part{{"costs", b.costs}, {"service", b.service}, {"order", b.order}, {"growth", b.growth}, {"compare", b.compare}}
+	switch {
+	case b.resources > 0:
+		parts = []part{{"memory", b.memory}}
+	case b.quick:
+		parts = parts[:1]
+	case *only != "":
+		parts = slices.DeleteFunc(parts, func(p part) bool { return p.name != *only })
 	}
-	if b.only != "" && !slices.ContainsFunc(b.parts(), func(p part) bool { return p.name == b.only }) {
-		return fmt.Errorf("-only %s is not a part; see -help", b.only)
-	}
-	if flags.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || b.resources < 0 {
-		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, and nothing else; see -help", processes)
+	if flag.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || b.resources < 0 || len(parts) == 0 {
+		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, for -only a part, and nothing else; "+
+			"see -help", processes)
 	}
 	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: *addr == ""})
 	if err != nil {
@@ -92,20 +93,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	}
 	b.client, b.postgres = redis.NewClient(options), env.PostgresURL
 	defer b.client.Close()
-	return b.all(ctx)
-}
-
-func (b *bench) all(ctx context.Context) error {
-	if b.resources > 0 {
-		return b.memory(ctx)
-	}
-	if b.quick {
-		b.only = "costs"
-	}
-	for _, part := range b.parts() {
-		if b.only != "" && b.only != part.name {
-			continue
-		}
+	for _, part := range parts {
 		if err := part.run(ctx); err != nil {
 			return err
 		}
@@ -117,10 +105,6 @@ func (b *bench) all(ctx context.Context) error {
 type part struct {
 	name string
 	run  func(context.Context) error
-}
-
-func (b *bench) parts() []part {
-	return []part{{"costs", b.costs}, {"service", b.service}, {"order", b.order}, {"growth", b.growth}, {"compare", b.compare}}
 }
 
 // job is the load that all share, on a resource of its own.
@@ -149,19 +133,13 @@ func (b *bench) order(ctx context.Context) error {
 // inOrder runs a load of ours and follows its queue, until before the waiters go home.
 func inOrder(ctx context.Context, client *redis.Client, j job, during time.Duration) (*order, result, error) {
 	o := newOrder(j.Resource)
-	following, enough := context.WithTimeout(ctx, warmUp+during)
-	defer enough()
-	stop, err := o.follow(ctx, j.Addr)
+	heard, err := o.follow(ctx, j.Addr, warmUp+during)
 	if err != nil {
 		return nil, result{}, err
 	}
-	heard := make(chan error)
-	go func() {
-		<-following.Done()
-		heard <- stop()
-	}()
 	r, err := measure(ctx, client, j, during)
-	return o, r, errors.Join(err, <-heard)
+	<-heard
+	return o, r, err
 }
 
 // growth shows what more waiters cost.
@@ -173,7 +151,7 @@ func (b *bench) growth(ctx context.Context) error {
 			return err
 		}
 		gap, ping, script := r.gaps.at(0.5), r.pings.at(0.5), r.scripts.at(0.5)
-		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%s\t%.1f\t%.1f\t%s", waiters, r.perSecond(), r.commands(), r.reads(),
+		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%s\t%.1f\t%.1f\t%s", waiters, r.perSecond, r.commands, r.reads,
 			micro(gap), micro(r.gaps.at(0.99)), micro(ping), micro(script),
 			float64(gap)/float64(ping), float64(gap)/float64(script), milli(r.waits.at(1))))
 	}
@@ -183,43 +161,34 @@ func (b *bench) growth(ctx context.Context) error {
 	return err
 }
 
-// compare runs the libraries in turns, so that what the machine does meanwhile hits all of them.
+// compare runs the libraries beside each other.
 func (b *bench) compare(ctx context.Context) error {
-	results := make([][]result, len(contenders))
-	for range b.rounds {
-		for n, c := range contenders {
-			r, err := measure(ctx, b.client, b.job(c.name, b.waiters), b.during)
-			if err != nil {
-				return err
-			}
-			results[n] = append(results[n], r)
-		}
+	results, err := inTurns(b.rounds, contenders, func(c contender) (result, error) {
+		return measure(ctx, b.client, b.job(c.name, b.waiters), b.during)
+	})
+	if err != nil {
+		return err
 	}
 	rows := []string{"\thand-overs/s\tmedian gap\tp99 gap\tmedian wait\tlongest wait\tmost overtaken\tcommands\treads"}
 	for n, c := range contenders {
-		rows = append(rows, c.name+"\t"+summary(results[n]))
+		rounds := results[n]
+		rows = append(rows, fmt.Sprintf("%s\t%.0f\t%s\t%s\t%s\t%s\t%d\t%.1f\t%.2f", c.name,
+			over(rounds, 0.5, func(r result) float64 { return r.perSecond }),
+			micro(over(rounds, 0.5, func(r result) time.Duration { return r.gaps.at(0.5) })),
+			micro(over(rounds, 0.5, func(r result) time.Duration { return r.gaps.at(0.99) })),
+			milli(over(rounds, 0.5, func(r result) time.Duration { return r.waits.at(0.5) })),
+			milli(over(rounds, 1, func(r result) time.Duration { return r.waits.at(1) })),
+			over(rounds, 0.5, func(r result) int { return r.overtaken }),
+			over(rounds, 0.5, func(r result) float64 { return r.commands }),
+			over(rounds, 0.5, func(r result) float64 { return r.reads })))
 	}
 	fmt.Fprintf(b.out, "%d waiters in %d processes; medians of %d rounds of %v, the longest wait of all rounds\n",
 		b.waiters, processes, b.rounds, b.during)
 	if err := table(b.out, rows...); err != nil {
 		return err
 	}
-	for _, c := range contenders {
-		if c.not != "" {
-			fmt.Fprintf(b.out, "  %s: %s\n", c.name, c.not)
-		}
+	for _, c := range contenders[1:] {
+		fmt.Fprintf(b.out, "  %s: %s\n", c.name, c.not)
 	}
 	return nil
-}
-
-func summary(rounds []result) string {
-	return fmt.Sprintf("%.0f\t%s\t%s\t%s\t%s\t%d\t%.1f\t%.2f",
-		median(rounds, (*result).perSecond),
-		micro(median(rounds, func(r *result) time.Duration { return r.gaps.at(0.5) })),
-		micro(median(rounds, func(r *result) time.Duration { return r.gaps.at(0.99) })),
-		milli(median(rounds, func(r *result) time.Duration { return r.waits.at(0.5) })),
-		milli(longest(rounds)),
-		median(rounds, func(r *result) int64 { return int64(r.overtaken) }),
-		median(rounds, (*result).commands),
-		median(rounds, (*result).reads))
 }

@@ -3,9 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -33,9 +30,9 @@ func (b *bench) memory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(b.out, "Redis's memory: %d bytes for a lease that is held, %d for a resource whose last token is remembered\n", held, remembered)
+	fmt.Fprintf(b.out, "Redis's memory: %.0f bytes for a lease that is held, %.0f for a resource whose last token is remembered\n", held, remembered)
 
-	before, err := used(ctx, b.client)
+	before, err := usedMemory(ctx, b.client)
 	if err != nil {
 		return err
 	}
@@ -48,102 +45,81 @@ func (b *bench) memory(ctx context.Context) error {
 	if err := emptied(ctx, b.client, 2*brief); err != nil {
 		return err
 	}
-	after, err := used(ctx, b.client)
-	fmt.Fprintf(b.out, "%d resources leased once in %v: up to %d keys; when the last token was forgotten, after %v: 0 keys, %+d kB\n",
+	after, err := usedMemory(ctx, b.client)
+	fmt.Fprintf(b.out, "%d resources leased once in %v: up to %d keys; when the last token was forgotten, after %v: 0 keys, %+.0f kB\n",
 		b.resources, took.Round(time.Second), peak, brief, (after-before)/1024)
 	return err
 }
 
 // weigh holds a sample of leases and gives them back. It leaves nothing.
-func weigh(ctx context.Context, client *redis.Client, issuer *lease.Issuer) (held, remembered int64, err error) {
-	if err := emptied(ctx, client, 0); err != nil {
-		return 0, 0, err
-	}
-	var weights [3]int64
-	weights[0], err = used(ctx, client)
+func weigh(ctx context.Context, client *redis.Client, issuer *lease.Issuer) (held, remembered float64, err error) {
 	var all lease.Leases
-	for n := 0; n < sample && err == nil; n += together {
-		var some lease.Leases
-		some, err = issuer.AcquireAll(ctx, names(n, together))
-		all = append(all, some...)
+	var weights []float64
+	for _, step := range []func() error{
+		func() error { return emptied(ctx, client, 0) },
+		func() (err error) { all, err = hold(ctx, issuer, sample); return err },
+		func() error { return all.Release(ctx) },
+	} {
+		if err := step(); err != nil {
+			return 0, 0, err
+		}
+		weight, err := usedMemory(ctx, client)
+		if err != nil {
+			return 0, 0, err
+		}
+		weights = append(weights, weight)
 	}
-	if err == nil {
-		weights[1], err = used(ctx, client)
-	}
-	if err == nil {
-		err = all.Release(ctx)
-	}
-	if err == nil {
-		weights[2], err = used(ctx, client)
-	}
-	if err == nil {
-		err = emptied(ctx, client, 2*brief)
-	}
-	return (weights[1] - weights[0]) / sample, (weights[2] - weights[0]) / sample, err
+	return (weights[1] - weights[0]) / sample, (weights[2] - weights[0]) / sample, emptied(ctx, client, 2*brief)
 }
 
-func names(from, count int) (all []string) {
-	for n := range count {
-		all = append(all, lease.Resource("table", from+n))
+// hold acquires so many leases.
+func hold(ctx context.Context, issuer *lease.Issuer, count int) (all lease.Leases, err error) {
+	for len(all) < count && err == nil {
+		var names []string
+		for n := range min(together, count) {
+			names = append(names, lease.Resource("table", len(all)+n))
+		}
+		var some lease.Leases
+		some, err = issuer.AcquireAll(ctx, names)
+		all = append(all, some...)
 	}
-	return all
+	return all, err
 }
 
 // leaseEachOnce acquires and releases so many resources and returns the most keys that were seen on the way.
 func leaseEachOnce(ctx context.Context, client *redis.Client, issuer *lease.Issuer, resources int) (peak int64, err error) {
-	var next atomic.Int64
 	all, ctx := errgroup.WithContext(ctx)
-	for range leasers {
+	all.SetLimit(leasers)
+	for n := range resources {
 		all.Go(func() error {
-			for n := next.Add(1); n <= int64(resources); n = next.Add(1) {
-				l, err := issuer.TryAcquire(ctx, lease.Resource("order", n))
-				if err != nil {
-					return err
-				}
-				if err := l.Release(ctx); err != nil {
-					return err
-				}
+			l, err := issuer.TryAcquire(ctx, lease.Resource("order", n))
+			if err != nil {
+				return err
 			}
-			return nil
+			return l.Release(ctx)
 		})
-	}
-	done := make(chan error)
-	go func() { done <- all.Wait() }()
-	look := time.NewTicker(10 * time.Millisecond)
-	defer look.Stop()
-	for {
-		select {
-		case err := <-done:
-			return peak, err
-		case <-look.C:
+		if n%100 == 0 {
 			peak = max(peak, client.DBSize(ctx).Val())
 		}
 	}
+	return peak, all.Wait()
 }
 
 // emptied returns when Redis has no key any more.
 func emptied(ctx context.Context, client *redis.Client, within time.Duration) error {
-	over := time.After(within)
-	for {
+	for over := time.Now().Add(within); ; {
 		keys, err := client.DBSize(ctx).Result()
-		if err != nil || keys == 0 {
+		switch {
+		case err != nil || keys == 0:
 			return err
-		}
-		select {
-		case <-over:
+		case !time.Now().Before(over):
 			return fmt.Errorf("redis has %d keys still", keys)
-		case <-time.After(50 * time.Millisecond):
 		}
+		pass(ctx, 50*time.Millisecond)
 	}
 }
 
-// used is how many bytes Redis has taken.
-func used(ctx context.Context, client *redis.Client) (int64, error) {
-	info, err := client.Info(ctx, "memory").Result()
-	if err != nil {
-		return 0, err
-	}
-	_, rest, _ := strings.Cut(info, "used_memory:")
-	number, _, _ := strings.Cut(rest, "\r")
-	return strconv.ParseInt(number, 10, 64)
+// usedMemory is how many bytes Redis has taken.
+func usedMemory(ctx context.Context, client *redis.Client) (float64, error) {
+	return info(ctx, client, "memory", "used_memory")
 }

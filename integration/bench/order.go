@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/fencedb/fencedb/lease"
 )
@@ -30,42 +31,33 @@ func newOrder(resource string) *order {
 	return &order{queueKey: lease.Key{Resource: resource, Field: "queue"}.String(), ownerKey: lease.Key{Resource: resource, Field: "owner"}.String()}
 }
 
-// follow starts to listen; stop ends that and returns once what was heard so far is in the order.
-func (o *order) follow(ctx context.Context, addr string) (stop func() error, err error) {
+// follow listens for that long, or until ctx ends. Then heard is closed.
+func (o *order) follow(ctx context.Context, addr string, during time.Duration) (heard chan struct{}, err error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
 	lines := bufio.NewScanner(conn)
 	if _, err := fmt.Fprint(conn, "MONITOR\r\n"); err != nil || !lines.Scan() || lines.Text() != "+OK" {
-		_ = conn.Close()
-		return nil, fmt.Errorf("MONITOR at %s: %q, %w", addr, lines.Text(), errors.Join(err, lines.Err()))
+		return nil, fmt.Errorf("MONITOR at %s: %q, %w", addr, lines.Text(), errors.Join(err, lines.Err(), conn.Close()))
 	}
-	done := make(chan struct{})
+	ctx, stop := context.WithTimeout(ctx, during)
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	heard = make(chan struct{})
 	go func() {
-		defer close(done)
+		defer stop()
+		defer close(heard)
 		for lines.Scan() {
-			o.see(parse(lines.Text()))
+			o.see(lines.Text())
 		}
 	}()
-	return func() error {
-		err := conn.Close()
-		<-done
-		return err
-	}, nil
+	return heard, nil
 }
 
-// parse returns the words of a command: +1700000000.123456 [0 lua] "SET" "key" "value". Ours have no spaces in them.
-func parse(line string) []string {
+// see takes a line of MONITOR: +1700000000.123456 [0 lua] "SET" "key" "value". Our words have no spaces in them.
+func (o *order) see(line string) {
 	_, command, _ := strings.Cut(line, "] ")
-	words := strings.Fields(command)
-	for n, w := range words {
-		words[n] = strings.Trim(w, `"`)
-	}
-	return words
-}
-
-func (o *order) see(words []string) {
+	words := strings.Fields(strings.ReplaceAll(command, `"`, ""))
 	if len(words) < 3 {
 		return
 	}
@@ -75,9 +67,9 @@ func (o *order) see(words []string) {
 	case command == "SET" && key == o.ownerKey:
 		o.grant(words[2][strings.LastIndex(words[2], ":")+1:]) // "<lease id>:<token>:<call>"
 	case command == "ZREM" && key == o.queueKey:
-		for _, call := range words[2:] {
-			o.drop(call)
-		}
+		before := len(o.queue)
+		o.queue = slices.DeleteFunc(o.queue, func(call string) bool { return slices.Contains(words[2:], call) })
+		o.dropped += before - len(o.queue)
 	}
 }
 
@@ -101,12 +93,5 @@ func (o *order) grant(id string) {
 	if place > 0 {
 		o.overtaken++
 		o.furthest = max(o.furthest, place)
-	}
-}
-
-func (o *order) drop(id string) {
-	if place := slices.Index(o.queue, id); place >= 0 {
-		o.queue = slices.Delete(o.queue, place, place+1)
-		o.dropped++
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"regexp"
 	"strings"
 )
@@ -19,8 +18,8 @@ const (
 // withFencedb are the entrants of ours, by name.
 var withFencedb = regexp.MustCompile(`^(Exec|Tx|observed|one of|of|fencedb)\b`)
 
-// plot draws the median of each entrant as a multiple of the control, as SVG.
-func plot(w io.Writer, all []cost) error {
+// plot is the median of each entrant as a multiple of the control, as SVG.
+func plot(all []cost) string {
 	escape := strings.NewReplacer("&", "&amp;", "<", "&lt;")
 	var s strings.Builder
 	y := plotLine
@@ -45,9 +44,8 @@ func plot(w io.Writer, all []cost) error {
 		}
 		y += plotLine
 	}
-	_, err := fmt.Fprintf(w, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" font-family="sans-serif" font-size="12">
+	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" font-family="sans-serif" font-size="12">
 <rect width="100%%" height="100%%" fill="white"/>
 %s</svg>
 `, plotWidth, y, s.String())
-	return err
 }

@@ -46,12 +46,8 @@ func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
 		issuer, err := lease.New(s.redis, lease.Config{TTL: 5 * every, RenewEvery: every, FenceRetention: 5 * every})
 		require.NoError(t, err)
 		without, began := heap(), time.Now()
-		var all lease.Leases
-		for from := 0; from < n; from += together {
-			some, err := issuer.AcquireAll(t.Context(), names(from, min(together, n)))
-			require.NoError(t, err)
-			all = append(all, some...)
-		}
+		all, err := hold(t.Context(), issuer, n)
+		require.NoError(t, err)
 		took, each := time.Since(began), (heap()-without)/float64(n)
 		own, before := processorTime(), read(t, s.redisCPU)
 		require.True(t, pass(t.Context(), every))
@@ -92,9 +88,9 @@ func read(t *testing.T, meter func(context.Context) (float64, error)) float64 {
 // filled is a Postgres with the tables of all works and so many fences.
 func filled(t *testing.T, url string, fences int) *stores {
 	t.Helper()
-	s := &stores{bulk: 1, many: fences, close: func() {}}
-	t.Cleanup(func() { s.close() })
-	require.NoError(t, s.open(t.Context(), url))
+	s, err := openStores(t.Context(), nil, url, 1, fences)
+	require.NoError(t, err)
+	t.Cleanup(s.close)
 	return s
 }
 
@@ -160,7 +156,8 @@ func TestScaleOfPostgres(t *testing.T) {
 		}
 		spread(t, fmt.Sprint(n, " servers"), n, func(i int) func(context.Context) (float64, error) { return servers[i].postgresCPU },
 			func(ctx context.Context, resource string) error {
-				_, err := fencedb.Exec(ctx, shard(pools, resource), grant(resource), `UPDATE guarded`+update, strings.TrimPrefix(resource, "row:"))
+				_, err := fencedb.Exec(ctx, shard(pools, resource), grant(resource),
+					`UPDATE guarded SET note = note + 1 WHERE id = $1`, strings.TrimPrefix(resource, "row:"))
 				return err
 			})
 	}
@@ -243,10 +240,10 @@ func TestScaleOfTheLog(t *testing.T) {
 	fmt.Printf("\none UPDATE                     bytes of WAL\n")
 	of := sized(20, 2000)
 	for _, e := range []entrant{
-		s.autocommit(), beginFunc("FOR UPDATE", s.pool, s, forUpdate), oneShot("Exec", s.pool, s, "plain", row, 0),
-		oneShot("Exec, protected", s.pool, s, "guarded", row, 0), fencedTx("Tx, protected", s.pool, s, "guarded", 0),
-		oneShot("Exec, row fence", s.pool, s, "rowed", carried, 0), oneShot("Exec, a newer token", s.pool, s, "plain", overtaking, 0),
-		oneShot("Exec, a new fence", s.pool, s, "plain", fresh, 0),
+		s.update("autocommit", "plain", unfenced(s.pool), 0), s.update("FOR UPDATE", "plain", begun(s.pool, forUpdate), 0),
+		s.update("Exec", "plain", fenced(s.pool, row), 0), s.update("Exec, protected", "guarded", fenced(s.pool, row), 0),
+		s.update("Tx, protected", "guarded", fencedTx(s.pool), 0), s.update("Exec, row fence", "rowed", fenced(s.pool, carried), 0),
+		s.update("Exec, a newer token", "plain", fenced(s.pool, overtaking), 0), s.update("Exec, a new fence", "plain", fenced(s.pool, fresh), 0),
 	} {
 		again := func() {
 			for range of {
@@ -268,7 +265,7 @@ func TestScaleOfFences(t *testing.T) {
 	fmt.Printf("\n%d fences take %.1f MB\n", s.many+2*rows, s.ledger(t))
 	w := work{name: "Exec, of many fences", workers: 1}
 	for n := 1000; n <= s.many; n *= 10 {
-		w.entrants = append(w.entrants, oneShot(fmt.Sprint("one of ", n), s.pool, s, "plain", oneOf(n), 0))
+		w.entrants = append(w.entrants, s.ofMany(n, 0))
 	}
 	costs, err := measureWork(t.Context(), w, sized(1, 9), duration()/10)
 	require.NoError(t, err)

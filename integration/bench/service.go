@@ -147,8 +147,9 @@ func underLease(ctx context.Context, issuer *lease.Issuer, article int, do func(
 
 // evening is what came of one round of a way.
 type evening struct {
-	took    []time.Duration // each request
-	rate    float64         // sales for each second
+	took    durations // each request
+	rate    float64   // sales for each second
+	times   float64   // the same as a multiple of the first way's
 	sold    int
 	asked   int // the bank
 	refused int // told to come back later
@@ -166,19 +167,27 @@ func (b *bench) service(ctx context.Context) error {
 	fmt.Fprintf(b.out, "A service sells %d articles to %d customers at once, with %d connections. One request in %d stands still for twice its lease of %v.\n"+
 		"Medians of %d rounds of %v; the wrong of all rounds.\n", articles, customers, conns, s.rarely, s.ttl, b.rounds, during)
 	for _, s.bank = range banks {
-		evenings := make([][]evening, len(ways))
-		for range b.rounds {
-			for n, w := range ways {
-				e, err := s.open(ctx, w, during)
-				if err != nil {
-					return fmt.Errorf("%s: %w", w.name, err)
-				}
-				evenings[n] = append(evenings[n], e)
-			}
+		evenings, err := inTurns(b.rounds, ways, func(w way) (evening, error) { return s.open(ctx, w, during) })
+		if err != nil {
+			return err
 		}
 		rows := []string{fmt.Sprintf("a payment takes %v\tsales/s\ttimes\tmedian\tp99\tpayments for a sale\tcome back later\twrong", s.bank)}
 		for n, w := range ways {
-			rows = append(rows, w.name+"\t"+report(evenings[n], evenings[0]))
+			wrong := 0
+			for round := range evenings[n] {
+				e := &evenings[n][round]
+				e.times = e.rate / evenings[0][round].rate
+				wrong += e.wrong
+			}
+			all := evenings[n]
+			rows = append(rows, fmt.Sprintf("%s\t%.0f\t%.2f\t%s\t%s\t%.2f\t%.1f %%\t%d", w.name,
+				over(all, 0.5, func(e evening) float64 { return e.rate }),
+				over(all, 0.5, func(e evening) float64 { return e.times }),
+				milli(over(all, 0.5, func(e evening) time.Duration { return e.took.at(0.5) })),
+				milli(over(all, 0.5, func(e evening) time.Duration { return e.took.at(0.99) })),
+				over(all, 0.5, func(e evening) float64 { return float64(e.asked) / float64(max(e.sold, 1)) }),
+				over(all, 0.5, func(e evening) float64 { return 100 * float64(e.refused) / float64(max(len(e.took), 1)) }),
+				wrong))
 		}
 		if err := table(b.out, rows...); err != nil {
 			return err
@@ -188,50 +197,27 @@ func (b *bench) service(ctx context.Context) error {
 	return nil
 }
 
-func report(all, control []evening) string {
-	var rates, times, payments, refused []float64
-	var medians, p99s []time.Duration
-	wrong := 0
-	for n, e := range all {
-		rates, times = append(rates, e.rate), append(times, e.rate/control[n].rate)
-		payments = append(payments, float64(e.asked)/float64(max(e.sold, 1)))
-		refused = append(refused, 100*float64(e.refused)/float64(max(len(e.took), 1)))
-		medians, p99s = append(medians, quantile(e.took, 0.5)), append(p99s, quantile(e.took, 0.99))
-		wrong += e.wrong
-	}
-	return fmt.Sprintf("%.0f\t%.2f\t%s\t%s\t%.2f\t%.1f %%\t%d", quantile(rates, 0.5), quantile(times, 0.5), milli(quantile(medians, 0.5)),
-		milli(quantile(p99s, 0.5)), quantile(payments, 0.5), quantile(refused, 0.5), wrong)
-}
-
-func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (*shop, error) {
-	config, err := pgxpool.ParseConfig(b.postgres)
-	if err != nil {
+func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (s *shop, err error) {
+	s = &shop{ttl: ttl, rarely: rarely, bank: banks[0]}
+	if s.pool, err = openPool(ctx, b.postgres, conns); err != nil {
 		return nil, err
 	}
-	config.MaxConns = conns
-	s := &shop{ttl: ttl, rarely: rarely, bank: banks[0]}
-	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+	plain := lease.Config{TTL: ttl, RenewEvery: lease.Never}
+	if s.issuer, err = lease.New(b.client, plain); err != nil {
 		return nil, err
 	}
-	if err := migrate(ctx, b.postgres); err != nil {
+	sealed := plain
+	sealed.Seal = fencedb.Sealer(s.pool)
+	if s.sealed, err = lease.New(b.client, sealed); err != nil {
 		return nil, err
 	}
-	if _, err = s.pool.Exec(ctx, fmt.Sprintf(`
+	_, err = s.pool.Exec(ctx, fmt.Sprintf(`
 		DROP TABLE IF EXISTS stock, fenced;
 		CREATE TABLE stock (article int PRIMARY KEY, pieces bigint NOT NULL) WITH (fillfactor = 50);
 		CREATE TABLE fenced (LIKE stock INCLUDING ALL) WITH (fillfactor = 50);
 		INSERT INTO stock SELECT i, %[1]d FROM generate_series(0, %[2]d) i;
-		INSERT INTO fenced SELECT i, %[1]d FROM generate_series(0, %[2]d) i;
-		SELECT fencedb.protect('fenced', $$ 'article:' || article $$)`, pieces, articles-1)); err != nil {
-		return nil, err
-	}
-	plain := lease.Config{TTL: ttl, RenewEvery: lease.Never}
-	sealed := plain
-	sealed.Seal = fencedb.Sealer(s.pool)
-	if s.issuer, err = lease.New(b.client, plain); err != nil {
-		return nil, err
-	}
-	s.sealed, err = lease.New(b.client, sealed)
+		INSERT INTO fenced TABLE stock;
+		SELECT fencedb.protect('fenced', $$ 'article:' || article $$)`, pieces, articles-1))
 	return s, err
 }
 
@@ -242,7 +228,7 @@ func (s *shop) open(ctx context.Context, w way, during time.Duration) (evening, 
 		return evening{}, err
 	}
 	var (
-		all    = evening{}
+		all    evening
 		mu     sync.Mutex
 		inside sync.WaitGroup
 		began  = time.Now()
@@ -250,9 +236,12 @@ func (s *shop) open(ctx context.Context, w way, during time.Duration) (evening, 
 	for range customers {
 		inside.Go(func() {
 			for time.Since(began) < during {
-				asked, took, err := s.serve(ctx, w)
+				came := time.Now()
+				patient, leave := context.WithTimeout(ctx, willing)
+				asked, err := w.sell(patient, s, rand.IntN(articles))
+				leave()
 				mu.Lock()
-				all.took, all.asked = append(all.took, took), all.asked+asked
+				all.took, all.asked = append(all.took, time.Since(came)), all.asked+asked
 				switch {
 				case err != nil:
 					all.refused++
@@ -270,14 +259,6 @@ func (s *shop) open(ctx context.Context, w way, during time.Duration) (evening, 
 	after, err := s.left(ctx, w)
 	all.wrong = all.sold - int(before-after)
 	return all, errors.Join(err, ctx.Err())
-}
-
-func (s *shop) serve(ctx context.Context, w way) (asked int, took time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, willing)
-	defer cancel()
-	began := time.Now()
-	asked, err = w.sell(ctx, s, rand.IntN(articles))
-	return asked, time.Since(began), err
 }
 
 func (s *shop) left(ctx context.Context, w way) (n int64, err error) {

@@ -2,12 +2,11 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -17,11 +16,10 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	_ "github.com/jackc/pgx/v5/stdlib" // driver pgx, for the migrations
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/migrations"
 )
 
@@ -31,7 +29,6 @@ type stores struct {
 	redis      *redis.Client
 	bulk       int // rows of the large tables
 	many       int // fences beside those of the rows
-	close      func()
 }
 
 const (
@@ -45,88 +42,81 @@ func grant(resource string) fencedb.Grant {
 	return fencedb.NewGrant(resource, 41, leaseID, time.Now().Add(limit))
 }
 
-func openStores(ctx context.Context, client *redis.Client, postgres string, quick bool) (*stores, error) {
-	s := &stores{redis: client, bulk: 200_000, many: 1_000_000, close: func() {}}
-	if quick {
-		s.bulk, s.many = 20_000, 100_000
-	}
-	if err := s.open(ctx, postgres); err != nil {
-		s.close()
-		return nil, err
-	}
-	return s, nil
-}
-
-func (s *stores) open(ctx context.Context, url string) error {
-	if err := migrate(ctx, url); err != nil {
-		return err
-	}
+// openPool returns connections to a database that it brings up.
+func openPool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	config.MaxConns = 64
-	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
-		return err
-	}
-	s.close = closing(s.close, s.pool.Close)
-	dir, err := os.MkdirTemp("", "bench-")
+	config.MaxConns = conns
+	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.close = closing(s.close, func() { _ = os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "postgres")
-	network, err := faulty.NewNetwork(socket)
+	db := stdlib.OpenDBFromPool(pool)
+	if err := errors.Join(migrations.Up(ctx, db), db.Close()); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return pool, nil
+}
+
+func openStores(ctx context.Context, client *redis.Client, url string, bulk, many int) (*stores, error) {
+	pool, err := openPool(ctx, url, 64)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.close = closing(s.close, func() { _ = network.Close() })
-	network.Set(faulty.Weather{Delay: time.Millisecond}) // in each direction
-	late := config.Copy()
-	late.ConnConfig.DialFunc = faulty.Through(socket)
-	if s.slow, err = pgxpool.NewWithConfig(ctx, late); err != nil {
-		return err
+	late := pool.Config()
+	late.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return slowConn{conn}, err
 	}
-	s.close = closing(s.close, s.slow.Close)
+	slow, err := pgxpool.NewWithConfig(ctx, late)
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	s := &stores{pool, slow, client, bulk, many}
 	_, err = s.pool.Exec(ctx, fmt.Sprintf(`
 		CREATE TABLE plain (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
-		CREATE TABLE guarded (LIKE plain INCLUDING ALL);
-		CREATE TABLE idle (LIKE plain INCLUDING ALL);
-		CREATE TABLE observed (LIKE plain INCLUDING ALL);
-		CREATE TABLE rowed (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0);
 		INSERT INTO plain SELECT i FROM generate_series(1, %[1]d) i;
-		INSERT INTO guarded SELECT i FROM generate_series(1, %[1]d) i;
-		INSERT INTO idle SELECT i FROM generate_series(1, %[1]d) i;
-		INSERT INTO observed SELECT i FROM generate_series(1, %[1]d) i;
-		INSERT INTO rowed SELECT i FROM generate_series(1, %[1]d) i;
+		CREATE TABLE guarded (LIKE plain INCLUDING ALL); INSERT INTO guarded TABLE plain;
+		CREATE TABLE idle (LIKE plain INCLUDING ALL); INSERT INTO idle TABLE plain;
+		CREATE TABLE observed (LIKE plain INCLUDING ALL); INSERT INTO observed TABLE plain;
+		CREATE TABLE rowed (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0); INSERT INTO rowed SELECT id FROM plain;
 		CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
 		CREATE TRIGGER a BEFORE UPDATE ON idle FOR EACH STATEMENT EXECUTE FUNCTION nothing();
 		CREATE TRIGGER b BEFORE UPDATE ON idle FOR EACH ROW EXECUTE FUNCTION nothing();
 		CREATE TABLE large (id int PRIMARY KEY, room int NOT NULL DEFAULT 1, note bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0)
 			WITH (autovacuum_enabled = off);
-		CREATE TABLE large_guarded (LIKE large INCLUDING ALL) WITH (autovacuum_enabled = off);
-		CREATE TABLE rooms (LIKE large INCLUDING ALL);
 		INSERT INTO large SELECT i FROM generate_series(1, %[2]d) i;
-		INSERT INTO large_guarded SELECT i FROM generate_series(1, %[2]d) i;
+		CREATE TABLE large_guarded (LIKE large INCLUDING ALL) WITH (autovacuum_enabled = off);
+		INSERT INTO large_guarded TABLE large;
+		CREATE TABLE rooms (LIKE large INCLUDING ALL);
 		SELECT fencedb.protect('observed', $$ 'row:' || id $$, mode => 'observe');
 		SELECT fencedb.protect('guarded', $$ 'row:' || id $$), fencedb.protect('large_guarded', $$ 'room:' || room $$),
 		       fencedb.protect('rooms', $$ 'room:' || room $$), fencedb.protect_row('rowed', $$ 'row:' || id $$);
-		SELECT count(fencedb.enter('row:' || i, 41, '%[3]s')) FROM generate_series(1, %[1]d) i;
-		SELECT count(fencedb.enter('room:' || i, 41, '%[3]s')) FROM generate_series(1, %[1]d) i;
-		INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) SELECT 'many:' || i, 41, '%[3]s' FROM generate_series(1, %[4]d) i;
-		CREATE EXTENSION IF NOT EXISTS plpgsql`, rows, s.bulk, leaseID, s.many))
-	return err
-}
-
-func migrate(ctx context.Context, url string) error {
-	db, err := sql.Open("pgx", url)
+		SELECT count(fencedb.enter(kind || i, 41, '%[3]s')) FROM generate_series(1, %[1]d) i, unnest('{row:,room:}'::text[]) kind;
+		INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) SELECT 'many:' || i, 41, '%[3]s' FROM generate_series(1, %[4]d) i`,
+		rows, bulk, leaseID, many))
 	if err != nil {
-		return err
+		s.close()
 	}
-	return errors.Join(migrations.Up(ctx, db), db.Close())
+	return s, err
 }
 
-func closing(first, second func()) func() { return func() { second(); first() } }
+// slowConn is a connection through a network in which a round trip takes 2 ms more.
+type slowConn struct{ net.Conn }
+
+func (c slowConn) Write(request []byte) (int, error) {
+	time.Sleep(2 * time.Millisecond)
+	return c.Conn.Write(request)
+}
+
+func (s *stores) close() {
+	s.slow.Close()
+	s.pool.Close()
+}
 
 // sum says how often rows of a table were updated.
 func (s *stores) sum(table string) func(ctx context.Context) (float64, error) {
@@ -136,177 +126,191 @@ func (s *stores) sum(table string) func(ctx context.Context) (float64, error) {
 	}
 }
 
-const update = ` SET note = note + 1 WHERE id = $1`
-
 // id is the row of a worker: none shares one.
 func id(worker int) int { return worker + 1 }
 
-func row(worker int) fencedb.Grant { return grant("row:" + strconv.Itoa(id(worker))) }
+// A holder is whose grant a worker writes with.
+type holder func(worker int) fencedb.Grant
 
-func (s *stores) autocommit() entrant { return s.unfenced("autocommit", "plain", 0) }
+func row(worker int) fencedb.Grant     { return grant("row:" + strconv.Itoa(id(worker))) }
+func carried(worker int) fencedb.Grant { return fencedb.Carry(row(worker)) }
+func room(int) fencedb.Grant           { return grant("room:1") }
 
-// unfenced is one statement without a token.
-func (s *stores) unfenced(name, table string, bar float64) entrant {
-	return entrant{name: name, bar: bar, done: s.sum(table), op: func(ctx context.Context, worker int) error {
-		_, err := s.pool.Exec(ctx, `UPDATE `+table+update, id(worker))
+// oneOf is any of n fences.
+func oneOf(n int) holder {
+	return func(int) fencedb.Grant { return grant("many:" + strconv.Itoa(rand.IntN(n)+1)) }
+}
+
+// write sends a statement for a worker, in one of several ways.
+type write func(ctx context.Context, worker int, sql string, args ...any) error
+
+// unfenced is a statement alone.
+func unfenced(pool *pgxpool.Pool) write {
+	return func(ctx context.Context, _ int, sql string, args ...any) error {
+		_, err := pool.Exec(ctx, sql, args...)
 		return err
-	}}
+	}
 }
 
-// unfencedAll is a statement without a token on a table without a guard, with triggers that do nothing, and with a guard that
-// observes.
-func (s *stores) unfencedAll() []entrant {
-	return []entrant{s.autocommit(), s.unfenced("idle triggers", "idle", 0), s.unfenced("observed", "observed", 1.1)}
-}
-
-// beginFunc is BEGIN, what comes first, UPDATE and COMMIT.
-func beginFunc(name string, pool *pgxpool.Pool, s *stores, first string) entrant {
-	return entrant{name: name, done: s.sum("plain"), op: func(ctx context.Context, worker int) error {
+// begun is BEGIN, what comes first, the statement and COMMIT.
+func begun(pool *pgxpool.Pool, first string) write {
+	return func(ctx context.Context, worker int, sql string, args ...any) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if first != "" {
 				if _, err := tx.Exec(ctx, first, id(worker)); err != nil {
 					return err
 				}
 			}
-			_, err := tx.Exec(ctx, `UPDATE plain`+update, id(worker))
+			_, err := tx.Exec(ctx, sql, args...)
 			return err
 		})
-	}}
+	}
 }
 
-func oneShot(name string, pool *pgxpool.Pool, s *stores, table string, of func(int) fencedb.Grant, bar float64) entrant {
-	return entrant{name: name, bar: bar, done: s.sum(table), op: func(ctx context.Context, worker int) error {
-		_, err := fencedb.Exec(ctx, pool, of(worker), `UPDATE `+table+update, id(worker))
+// fenced is a statement behind a fence, and fencedTx a transaction.
+func fenced(pool *pgxpool.Pool, of holder) write {
+	return func(ctx context.Context, worker int, sql string, args ...any) error {
+		_, err := fencedb.Exec(ctx, pool, of(worker), sql, args...)
 		return err
-	}}
+	}
 }
 
-func fencedTx(name string, pool *pgxpool.Pool, s *stores, table string, bar float64) entrant {
-	return entrant{name: name, bar: bar, done: s.sum(table), op: func(ctx context.Context, worker int) error {
+func fencedTx(pool *pgxpool.Pool) write {
+	return func(ctx context.Context, worker int, sql string, args ...any) error {
 		return fencedb.Tx(ctx, pool, row(worker), func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `UPDATE `+table+update, id(worker))
+			_, err := tx.Exec(ctx, sql, args...)
 			return err
 		})
-	}}
+	}
 }
-
-// oneOf is any of n fences.
-func oneOf(n int) func(int) fencedb.Grant {
-	return func(int) fencedb.Grant { return grant("many:" + strconv.Itoa(rand.IntN(n)+1)) }
-}
-
-func carried(worker int) fencedb.Grant { return fencedb.Carry(row(worker)) }
 
 const (
 	forUpdate = `SELECT FROM plain WHERE id = $1 FOR UPDATE`
 	advisory  = `SELECT pg_advisory_xact_lock($1)`
 )
 
-func (s *stores) works() []work {
-	shared := func(int) fencedb.Grant { return grant("row:1") }
-	all := []work{
-		{name: "one statement", workers: 1, entrants: []entrant{s.autocommit(), beginFunc("BeginFunc", s.pool, s, ""),
-			oneShot("Exec", s.pool, s, "plain", row, 1.2), oneShot("Exec, protected", s.pool, s, "guarded", row, 1.35),
-			oneShot("Exec, row fence", s.pool, s, "rowed", carried, 1.25)}},
-		{name: "one statement without a token", workers: 1, entrants: s.unfencedAll()},
-		{name: "one statement, 8 goroutines", workers: 8, entrants: []entrant{s.autocommit(), beginFunc("BeginFunc", s.pool, s, ""),
-			oneShot("Exec", s.pool, s, "plain", row, 1.5), oneShot("Exec, protected", s.pool, s, "guarded", row, 1.8),
-			oneShot("Exec, row fence", s.pool, s, "rowed", carried, 1.6)}},
-		{name: "one statement, 16 writers under one lease", workers: 16, entrants: []entrant{s.autocommit(),
-			oneShot("Exec", s.pool, s, "plain", shared, 1.5)}},
-		{name: "transaction", workers: 1, entrants: []entrant{beginFunc("BeginFunc", s.pool, s, ""),
-			beginFunc("FOR UPDATE", s.pool, s, forUpdate), beginFunc("advisory lock", s.pool, s, advisory),
-			fencedTx("Tx", s.pool, s, "plain", 1), fencedTx("Tx, protected", s.pool, s, "guarded", 1.15)}},
-		{name: "transaction, 8 goroutines", workers: 8, entrants: []entrant{beginFunc("BeginFunc", s.pool, s, ""),
-			beginFunc("FOR UPDATE", s.pool, s, forUpdate), beginFunc("advisory lock", s.pool, s, advisory),
-			fencedTx("Tx", s.pool, s, "plain", 1.2), fencedTx("Tx, protected", s.pool, s, "guarded", 1.5)}},
-		{name: "transaction, network of 2 ms", workers: 1, entrants: []entrant{beginFunc("BeginFunc", s.slow, s, ""),
-			beginFunc("FOR UPDATE", s.slow, s, forUpdate), fencedTx("Tx", s.slow, s, "plain", 0.7),
-			oneShot("Exec", s.slow, s, "plain", row, 0.38)}},
-		{name: "one statement, of many fences", workers: 1, entrants: []entrant{oneShot("one of 1000", s.pool, s, "plain", oneOf(rows), 0),
-			oneShot(fmt.Sprint("one of ", s.many), s.pool, s, "plain", oneOf(s.many), 1.2)}},
-		s.updateMany(), s.copyMany(), s.manyResources(),
-	}
-	for _, workers := range []int{1, 8, 64} {
-		all = append(all, work{name: fmt.Sprintf("acquire and release, %d goroutines", workers), workers: workers, entrants: s.locks(true)})
-	}
-	if _, err := s.postgresCPU(context.Background()); err == nil { // its processes can be seen
-		all = append(all, work{name: "CPU of Postgres, without a token", workers: 1, unit: "us", meter: s.postgresCPU, entrants: s.unfencedAll()})
-	}
-	return append(all,
-		work{name: "CPU of Redis, acquire and release", workers: 1, unit: "us", meter: s.redisCPU, entrants: s.locks(false)},
-		work{name: "allocations, acquire and release", workers: 1, unit: "allocs", meter: allocations, entrants: s.locks(false)},
-		work{name: "allocations, one statement", workers: 1, unit: "allocs", meter: allocations, entrants: []entrant{
-			beginFunc("BeginFunc", s.pool, s, ""), oneShot("Exec", s.pool, s, "plain", row, 0), fencedTx("Tx", s.pool, s, "plain", 0)}})
-}
-
-func (s *stores) updateMany() work {
-	const all = ` SET note = note + 1`
-	vacuum := func(ctx context.Context) error {
-		_, err := s.pool.Exec(ctx, `VACUUM large, large_guarded`)
-		return err
-	}
-	ops := func(table string) func(ctx context.Context) (float64, error) {
-		return func(ctx context.Context) (float64, error) {
-			n, err := s.sum(table)(ctx)
-			return n / float64(s.bulk), err
-		}
-	}
-	return work{name: fmt.Sprintf("UPDATE of %d rows", s.bulk), workers: 1, rest: vacuum, entrants: []entrant{
-		{name: "autocommit", once: true, done: ops("large"), op: func(ctx context.Context, _ int) error {
-			_, err := s.pool.Exec(ctx, `UPDATE large`+all)
-			return err
-		}},
-		{name: "Exec, protected", once: true, bar: 1.8, done: ops("large_guarded"), op: func(ctx context.Context, _ int) error {
-			_, err := fencedb.Exec(ctx, s.pool, grant("room:1"), `UPDATE large_guarded`+all)
-			return err
-		}},
+// update is an entrant that updates the row of a worker.
+func (s *stores) update(name, table string, send write, bar float64) entrant {
+	return entrant{name: name, bar: bar, done: s.sum(table), op: func(ctx context.Context, worker int) error {
+		return send(ctx, worker, `UPDATE `+table+` SET note = note + 1 WHERE id = $1`, id(worker))
 	}}
 }
 
-// errUndo rolls back what was written, so that every round begins with the same tables. The rows were counted before.
-var errUndo = errors.New("undo")
-
-// undone counts what was written and rolled back.
-type undone struct{ ops float64 }
-
-func (u *undone) done(context.Context) (float64, error) { return u.ops, nil }
-
-func (u *undone) undo(n int64, want int, err error) error {
-	if err == nil && n == int64(want) {
-		u.ops++
-		err = errUndo
+func (s *stores) works() []work {
+	autocommit := s.update("autocommit", "plain", unfenced(s.pool), 0)
+	inTx := func(pool *pgxpool.Pool) []entrant {
+		return []entrant{
+			s.update("BeginFunc", "plain", begun(pool, ""), 0), s.update("FOR UPDATE", "plain", begun(pool, forUpdate), 0),
+		}
 	}
-	return err
+	begin := inTx(s.pool)[0]
+	exec := func(bar float64, of holder) entrant { return s.update("Exec", "plain", fenced(s.pool, of), bar) }
+	statement := func(name string, workers int, bar, protected, rowed float64) work {
+		return work{name: name, workers: workers, entrants: []entrant{autocommit, begin, exec(bar, row),
+			s.update("Exec, protected", "guarded", fenced(s.pool, row), protected),
+			s.update("Exec, row fence", "rowed", fenced(s.pool, carried), rowed)}}
+	}
+	transaction := func(name string, workers int, bar, protected float64) work {
+		return work{name: name, workers: workers, entrants: append(inTx(s.pool),
+			s.update("advisory lock", "plain", begun(s.pool, advisory), 0),
+			s.update("Tx", "plain", fencedTx(s.pool), bar), s.update("Tx, protected", "guarded", fencedTx(s.pool), protected))}
+	}
+	// On a table without a guard, with triggers that do nothing, and with a guard that observes.
+	withoutToken := []entrant{autocommit,
+		s.update("idle triggers", "idle", unfenced(s.pool), 0), s.update("observed", "observed", unfenced(s.pool), 1.1)}
+	all := []work{
+		statement("one statement", 1, 1.2, 1.35, 1.25),
+		{name: "one statement without a token", workers: 1, entrants: withoutToken},
+		statement("one statement, 8 goroutines", 8, 1.5, 1.8, 1.6),
+		{name: "one statement, 16 writers under one lease", workers: 16, entrants: []entrant{autocommit,
+			exec(1.5, func(int) fencedb.Grant { return row(0) })}},
+		transaction("transaction", 1, 1, 1.15),
+		transaction("transaction, 8 goroutines", 8, 1.2, 1.5),
+		{name: "transaction, network of 2 ms", workers: 1, entrants: append(inTx(s.slow),
+			s.update("Tx", "plain", fencedTx(s.slow), 0.7), s.update("Exec", "plain", fenced(s.slow, row), 0.38))},
+		{name: "one statement, of many fences", workers: 1, entrants: []entrant{s.ofMany(rows, 0), s.ofMany(s.many, 1.2)}},
+		s.updateMany(), s.copyMany(), s.manyResources(),
+	}
+	for _, workers := range []int{1, 8, 64} {
+		all = append(all, work{name: fmt.Sprintf("acquire and release, %d goroutines", workers), workers: workers,
+			entrants: s.locks(1, setNX, "redislock", "redsync", "rueidislock", ours)})
+	}
+	if _, err := s.postgresCPU(context.Background()); err == nil { // its processes can be seen
+		all = append(all, work{name: "CPU of Postgres, without a token", workers: 1, unit: "us", meter: s.postgresCPU,
+			entrants: withoutToken})
+	}
+	return append(all,
+		work{name: "CPU of Redis, acquire and release", workers: 1, unit: "us", meter: s.redisCPU,
+			entrants: s.locks(0, "redislock", ours)},
+		work{name: "allocations, acquire and release", workers: 1, unit: "allocs", meter: allocations,
+			entrants: s.locks(0, "redislock", ours)},
+		work{name: "allocations, one statement", workers: 1, unit: "allocs", meter: allocations, entrants: []entrant{
+			begin, exec(0, row), s.update("Tx", "plain", fencedTx(s.pool), 0)}})
 }
 
-func ignoreUndo(err error) error {
-	if errors.Is(err, errUndo) {
-		return nil
+func (s *stores) ofMany(n int, bar float64) entrant {
+	return s.update(fmt.Sprint("one of ", n), "plain", fenced(s.pool, oneOf(n)), bar)
+}
+
+func (s *stores) updateMany() work {
+	update := func(name, table string, send write, bar float64) entrant {
+		return entrant{name: name, once: true, bar: bar,
+			done: func(ctx context.Context) (float64, error) {
+				n, err := s.sum(table)(ctx)
+				return n / float64(s.bulk), err
+			},
+			op: func(ctx context.Context, worker int) error {
+				return send(ctx, worker, `UPDATE `+table+` SET note = note + 1`)
+			}}
 	}
-	return err
+	return work{name: fmt.Sprintf("UPDATE of %d rows", s.bulk), workers: 1,
+		rest: func(ctx context.Context) error { return unfenced(s.pool)(ctx, 0, `VACUUM large, large_guarded`) },
+		entrants: []entrant{
+			update("autocommit", "large", unfenced(s.pool), 0),
+			update("Exec, protected", "large_guarded", fenced(s.pool, room), 1.8),
+		}}
+}
+
+// undone is an entrant that writes so many rows in a transaction, behind a fence if there is a grant,
+// and rolls that back: every round begins with the same tables.
+func (s *stores) undone(
+	name string, bar float64, grant fencedb.Grant, want int, fn func(context.Context, pgx.Tx) (int64, error),
+) entrant {
+	undo, ops := errors.New("undo"), 0.0
+	return entrant{name: name, once: true, bar: bar,
+		done: func(context.Context) (float64, error) { return ops, nil },
+		op: func(ctx context.Context, _ int) error {
+			counted := func(tx pgx.Tx) error {
+				n, err := fn(ctx, tx)
+				if err == nil && n == int64(want) {
+					ops++
+					err = undo
+				}
+				return err
+			}
+			var err error
+			if grant == nil {
+				err = pgx.BeginFunc(ctx, s.pool, counted)
+			} else {
+				err = fencedb.Tx(ctx, s.pool, grant, counted)
+			}
+			if errors.Is(err, undo) {
+				return nil
+			}
+			return err
+		}}
 }
 
 func (s *stores) copyMany() work {
 	n := s.bulk / 2
-	into := func(u *undone, table string) func(ctx context.Context, tx pgx.Tx) error {
-		return func(ctx context.Context, tx pgx.Tx) error {
-			copied, err := tx.CopyFrom(ctx, pgx.Identifier{table}, []string{"id", "room"}, pgx.CopyFromSlice(n, func(i int) ([]any, error) {
-				return []any{s.bulk + i + 1, 1}, nil
-			}))
-			return u.undo(copied, n, err)
-		}
+	into := func(name, table string, bar float64, grant fencedb.Grant) entrant {
+		return s.undone(name, bar, grant, n, func(ctx context.Context, tx pgx.Tx) (int64, error) {
+			lines := pgx.CopyFromSlice(n, func(i int) ([]any, error) { return []any{s.bulk + i + 1, 1}, nil })
+			return tx.CopyFrom(ctx, pgx.Identifier{table}, []string{"id", "room"}, lines)
+		})
 	}
-	var bare, fenced undone
-	copyBare, copyFenced := into(&bare, "large"), into(&fenced, "large_guarded")
 	return work{name: fmt.Sprintf("COPY of %d rows", n), workers: 1, entrants: []entrant{
-		{name: "BeginFunc", once: true, done: bare.done, op: func(ctx context.Context, _ int) error {
-			return ignoreUndo(pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return copyBare(ctx, tx) }))
-		}},
-		{name: "Tx, protected", once: true, bar: 3.5, done: fenced.done, op: func(ctx context.Context, _ int) error {
-			return ignoreUndo(fencedb.Tx(ctx, s.pool, grant("room:1"), func(tx pgx.Tx) error { return copyFenced(ctx, tx) }))
-		}},
-	}}
+		into("BeginFunc", "large", 0, nil), into("Tx, protected", "large_guarded", 3.5, room(0))}}
 }
 
 func (s *stores) manyResources() work {
@@ -316,80 +320,46 @@ func (s *stores) manyResources() work {
 		for i := range resources {
 			grants = append(grants, grant("room:"+strconv.Itoa(i+1)))
 		}
-		var u undone
-		return entrant{name: name, once: true, bar: bar, done: u.done, op: func(ctx context.Context, _ int) error {
-			return ignoreUndo(fencedb.Tx(ctx, s.pool, fencedb.All(grants...), func(tx pgx.Tx) error {
-				tag, err := tx.Exec(ctx, `INSERT INTO rooms SELECT i, i % $2::int + 1 FROM generate_series(1, $1::int) i`, n, resources)
-				return u.undo(tag.RowsAffected(), n, err)
-			}))
-		}}
+		return s.undone(name, bar, fencedb.All(grants...), n, func(ctx context.Context, tx pgx.Tx) (int64, error) {
+			tag, err := tx.Exec(ctx, `INSERT INTO rooms SELECT i, i % $2::int + 1 FROM generate_series(1, $1::int) i`, n, resources)
+			return tag.RowsAffected(), err
+		})
 	}
 	return work{name: "2000 rows in one transaction", workers: 1, entrants: []entrant{
 		insert("of one resource", 1, 0), insert("of 1000 resources", rows, 5)}}
 }
 
-// locks are acquire and release of a lock that is free. Each worker has its own.
-func (s *stores) locks(everyone bool) []entrant {
-	setNX := func(string) (acquire, error) {
-		return func(ctx context.Context, resource string) (func() error, error) {
-			ok, err := s.redis.SetNX(ctx, resource, leaseID.String(), ttl).Result()
-			if err == nil && !ok {
-				err = errors.New("it is taken")
+// locks acquire and release a lock that is free. Each worker has its own. The bar is that of ours.
+func (s *stores) locks(bar float64, names ...string) (entrants []entrant) {
+	for n, name := range names {
+		lock := sync.OnceValues(func() (acquire, error) { return locks[name](s.redis.Options().Addr) })
+		space := "bench:" + strconv.FormatUint(rand.Uint64(), 36)
+		e := entrant{name: name, peer: n > 0 && name != ours, atLeast: true}
+		if name == ours {
+			e.bar = bar
+		}
+		// How many locks Redis has set: each acquisition sets one at least.
+		e.done = func(ctx context.Context) (float64, error) { return info(ctx, s.redis, "commandstats", "cmdstat_set") }
+		e.op = func(ctx context.Context, worker int) error {
+			acquire, err := lock()
+			if err != nil {
+				return err
 			}
-			return func() error { return s.redis.Del(ctx, resource).Err() }, err
-		}, nil
-	}
-	entrants := []entrant{
-		s.lock("redislock", openRedislock(time.Second)),
-		s.lock(ours, openLease),
-	}
-	if everyone {
-		control := s.lock("SET NX and DEL", setNX)
-		control.peer = false
-		entrants = []entrant{control, s.lock("redislock", openRedislock(time.Second)), s.lock("redsync", openRedsync),
-			s.lock("rueidislock", openRueidislock), s.lock(ours, openLease)}
-		entrants[len(entrants)-1].bar, entrants[len(entrants)-1].fastest = 1, true
+			release, err := acquire(ctx, space+strconv.Itoa(worker))
+			if err != nil {
+				return err
+			}
+			return release()
+		}
+		entrants = append(entrants, e)
 	}
 	return entrants
 }
 
-func (s *stores) lock(name string, open func(addr string) (acquire, error)) entrant {
-	lock := sync.OnceValues(func() (acquire, error) { return open(s.redis.Options().Addr) })
-	space := strconv.FormatUint(rand.Uint64(), 36)
-	return entrant{name: name, peer: name != ours, atLeast: true, done: s.writes, op: func(ctx context.Context, worker int) error {
-		acquire, err := lock()
-		if err != nil {
-			return err
-		}
-		release, err := acquire(ctx, "bench:"+space+strconv.Itoa(worker))
-		if err != nil {
-			return err
-		}
-		return release()
-	}}
-}
-
-// writes is how many locks Redis has set: each acquisition sets one at least.
-func (s *stores) writes(ctx context.Context) (float64, error) {
-	info, err := s.redis.InfoMap(ctx, "commandstats").Result()
-	if err != nil {
-		return 0, err
-	}
-	var calls float64
-	if set := info["Commandstats"]["cmdstat_set"]; set != "" {
-		_, err = fmt.Sscanf(set, "calls=%g,", &calls)
-	}
-	return calls, err
-}
-
 // redisCPU is what the thread of Redis that runs commands has used, in microseconds.
-func (s *stores) redisCPU(ctx context.Context) (used float64, err error) {
-	info, err := s.redis.InfoMap(ctx, "cpu").Result()
-	for _, name := range []string{"used_cpu_sys_main_thread", "used_cpu_user_main_thread"} {
-		seconds, parseErr := strconv.ParseFloat(info["CPU"][name], 64)
-		used, err = used+seconds*1e6, errors.Join(err, parseErr)
-	}
-	return used, err
+func (s *stores) redisCPU(ctx context.Context) (float64, error) {
+	seconds, err := info(ctx, s.redis, "cpu", "used_cpu_*_main_thread")
+	return seconds * 1e6, err
 }
 
 // postgresCPU is what the sessions of Postgres have used, in microseconds, where it runs beside this program on Linux.
