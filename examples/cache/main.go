@@ -63,31 +63,20 @@ const (
 	buildTime = 300 * time.Millisecond
 )
 
-type menu struct {
-	Dishes []string `json:"dishes"`
-}
-
 // stampede lets everybody read the same key, and returns how often it was built and how long it took
 // until the slowest reader had it.
 func stampede(
 	ctx context.Context, options *redis.Options, ttl time.Duration, namespace string,
 ) (builds int64, slowest time.Duration, err error) {
 	var built atomic.Int64
-	build := func(ctx context.Context, _ string) (menu, error) {
+	build := func(ctx context.Context, _ string) (dishes []string, err error) {
 		built.Add(1)
 		select {
 		case <-time.After(buildTime): // a slow query
-			return menu{[]string{"soup", "fish"}}, nil
+			return []string{"soup", "fish"}, nil
 		case <-ctx.Done():
-			return menu{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
-	}
-	read := func(cache *Cache[menu]) error {
-		got, err := cache.Get(ctx, "menu:today")
-		if err == nil && len(got.Dishes) != 2 {
-			err = fmt.Errorf("read %v", got)
-		}
-		return err
 	}
 	var all errgroup.Group
 	start := time.Now()
@@ -100,7 +89,13 @@ func stampede(
 			return 0, 0, err
 		}
 		for range readers {
-			all.Go(func() error { return read(cache) })
+			all.Go(func() error {
+				dishes, err := cache.Get(ctx, "menu:today")
+				if err == nil && len(dishes) != 2 {
+					err = fmt.Errorf("read %v", dishes)
+				}
+				return err
+			})
 		}
 	}
 	err = all.Wait()

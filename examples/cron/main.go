@@ -34,31 +34,24 @@ func main() {
 	err := run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "cron:", err)
-		os.Exit(1)
+		log.Fatal(err)
 	}
 }
 
 func run(ctx context.Context, args []string) error {
-	var errs []error
 	db, err := pgxpool.New(ctx, os.Getenv("FENCEDB_POSTGRES_URL"))
 	if err != nil || os.Getenv("FENCEDB_POSTGRES_URL") == "" {
-		errs = append(errs, errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as "+
-			"postgres://user:password@host:5432/database"))
+		return errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as postgres://user:password@host:5432/database")
 	}
+	defer db.Close()
 	options, err := redis.ParseURL(os.Getenv("FENCEDB_REDIS_URL"))
 	if err != nil {
-		errs = append(errs, errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as "+
-			"redis://user:password@host:6379/0"))
+		return errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
 	ttl, err := time.ParseDuration(cmp.Or(os.Getenv("CRON_TTL"), "10s"))
 	if err != nil {
-		errs = append(errs, fmt.Errorf("CRON_TTL: %w", err))
+		return fmt.Errorf("CRON_TTL: %w", err)
 	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	defer db.Close()
 	client := redis.NewClient(options)
 	defer client.Close()
 	leases, err := lease.New(client, lease.Config{TTL: ttl, MaxHold: lease.Unlimited, Namespace: "cron"})

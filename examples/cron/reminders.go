@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,20 +49,17 @@ func (s *scheduler) Run(ctx context.Context, opts ...lease.LeadOption) error {
 }
 
 func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) error {
-	for found := true; found; {
-		var err error
-		found, err = s.sendNext(ctx, l)
+	for {
+		found, err := s.sendNext(ctx, l)
 		var stale *fencedb.StaleError
 		if errors.As(err, &stale) { // if Redis has gone backwards, the next term's token must be higher
-			if _, raiseErr := s.Leases.Raise(ctx, role, stale.Stored); raiseErr != nil {
-				err = fmt.Errorf("%w; and then %w", err, raiseErr)
-			}
+			_, raiseErr := s.Leases.Raise(ctx, role, stale.Stored)
+			err = errors.Join(err, raiseErr)
 		}
-		if err != nil {
-			return fmt.Errorf("reminders: %w", err)
+		if err != nil || !found {
+			return err
 		}
 	}
-	return nil
 }
 
 // sendNext is one transition, in a transaction of its own: a crash loses no more than one, and that

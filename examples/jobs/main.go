@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/lease"
@@ -27,42 +26,34 @@ func main() {
 	err := run(ctx, os.Args[1:])
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "jobs:", err)
-		os.Exit(1)
+		log.Fatal(err)
 	}
 }
 
 func run(ctx context.Context, args []string) error {
-	var errs []error
 	db, err := pgxpool.New(ctx, os.Getenv("FENCEDB_POSTGRES_URL"))
 	if err != nil || os.Getenv("FENCEDB_POSTGRES_URL") == "" {
-		errs = append(errs, errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as "+
-			"postgres://user:password@host:5432/database"))
+		return errors.New("FENCEDB_POSTGRES_URL must be the URL of a database, such as postgres://user:password@host:5432/database")
 	}
+	defer db.Close()
 	options, err := redis.ParseURL(os.Getenv("FENCEDB_REDIS_URL"))
 	if err != nil {
-		errs = append(errs, errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as "+
-			"redis://user:password@host:6379/0"))
+		return errors.New("FENCEDB_REDIS_URL must be the URL of a Redis, such as redis://user:password@host:6379/0")
 	}
 	ttl, err := time.ParseDuration(cmp.Or(os.Getenv("JOBS_TTL"), "10s"))
 	if err != nil {
-		errs = append(errs, fmt.Errorf("JOBS_TTL: %w", err))
+		return fmt.Errorf("JOBS_TTL: %w", err)
 	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	defer db.Close()
 	client := redis.NewClient(options)
 	defer client.Close()
 	leases, err := lease.New(client, lease.Config{TTL: ttl, Namespace: "jobs"})
 	if err != nil {
 		return err
 	}
-	plain := stdlib.OpenDBFromPool(db)
-	if err := errors.Join(Migrate(ctx, plain), plain.Close()); err != nil {
+	queue, err := OpenQueue(ctx, db, leases)
+	if err != nil {
 		return err
 	}
-	queue := NewQueue(db, leases)
 	if len(args) > 0 && args[0] == "add" {
 		for _, report := range args[1:] {
 			if _, err := queue.Enqueue(ctx, report); err != nil {
@@ -75,17 +66,14 @@ func run(ctx context.Context, args []string) error {
 	if len(args) > 0 {
 		name = args[0]
 	}
-	err = work(ctx, queue, name)
-	// So that the next worker need not wait for a lease to expire.
-	return errors.Join(err, leases.Close(context.WithoutCancel(ctx)))
+	work(ctx, queue, name)
+	return leases.Close(context.WithoutCancel(ctx)) // so that the next worker need not wait for a lease to expire
 }
 
 // work runs one job after the other, and looks again every second when there is none. On an error
 // the job is free for the next worker.
-func work(ctx context.Context, queue *Queue, name string) error {
-	again := time.NewTicker(time.Second)
-	defer again.Stop()
-	for ctx.Err() == nil {
+func work(ctx context.Context, queue *Queue, name string) {
+	for again := time.NewTicker(time.Second); ctx.Err() == nil; {
 		ran, err := queue.RunOne(ctx, func(ctx context.Context, run *Run) (string, error) {
 			return render(ctx, run, name)
 		})
@@ -100,7 +88,6 @@ func work(ctx context.Context, queue *Queue, name string) error {
 		case <-ctx.Done():
 		}
 	}
-	return nil
 }
 
 // render stands for work that takes half a minute.

@@ -57,7 +57,7 @@ func ownOneJob(ctx context.Context, self *worker.Self) error {
 	var e event
 	again := time.NewTicker(50 * time.Millisecond)
 	for ran := false; !ran && err == nil; <-again.C {
-		ran, err = NewQueue(db, leases).RunOne(ctx, func(_ context.Context, run *Run) (string, error) {
+		ran, err = (&Queue{db, leases}).RunOne(ctx, func(_ context.Context, run *Run) (string, error) {
 			e = event{Attempt: run.Attempt, Token: run.Token}
 			self.Tell(e)
 			var goOn string

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"embed"
 	"errors"
 	"fmt"
@@ -11,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -19,12 +19,6 @@ import (
 
 //go:embed *.sql
 var files embed.FS
-
-// Migrate brings the database up: the fences first, then the jobs. It does nothing where nothing is
-// missing.
-func Migrate(ctx context.Context, db *sql.DB) error {
-	return migrations.Apply(ctx, db, files, "jobs_migrations")
-}
 
 // Queue is one worker's view of long-running jobs in Postgres, each owned by the holder of the lease
 // on it. It is safe for concurrent use.
@@ -41,9 +35,12 @@ type Queue struct {
 	leases *lease.Issuer
 }
 
-// NewQueue returns a queue. The database must have been brought up with [Migrate]; both stay the
-// caller's.
-func NewQueue(db *pgxpool.Pool, leases *lease.Issuer) *Queue { return &Queue{db, leases} }
+// OpenQueue brings the database up, the fences first, then the jobs, where something is missing. Both
+// stay the caller's.
+func OpenQueue(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer) (*Queue, error) {
+	plain := stdlib.OpenDBFromPool(db)
+	return &Queue{db, leases}, errors.Join(migrations.Apply(ctx, plain, files, "jobs_migrations"), plain.Close())
+}
 
 func resource(id uuid.UUID) string { return "job:" + id.String() }
 
@@ -81,7 +78,9 @@ type Work func(ctx context.Context, run *Run) (result string, err error)
 // [fencedb.ErrCommitUnknown] leaves open whether the job is done; the next call that looks for a
 // job finds out. If work fails, the job is free for the next one at once.
 func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
-	open, err := q.open(ctx)
+	// Whether anybody works on what is not done, only its lease knows.
+	rows, _ := q.db.Query(ctx, `SELECT id FROM report_jobs WHERE state <> 'DONE' ORDER BY created_at LIMIT 100`)
+	open, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return false, err
 	}
@@ -101,12 +100,6 @@ func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	return false, nil
 }
 
-// open lists what is not done. Whether anybody works on it only its lease knows.
-func (q *Queue) open(ctx context.Context) ([]uuid.UUID, error) {
-	rows, _ := q.db.Query(ctx, `SELECT id FROM report_jobs WHERE state <> 'DONE' ORDER BY created_at LIMIT 100`)
-	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-}
-
 func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work) (ran bool, err error) {
 	// An owner that was replaced has no lease to release. The row has decided whether its work
 	// counts.
@@ -118,7 +111,9 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 	if err != nil {
 		return false, err
 	}
-	result, err := run.under(ctx, l, work)
+	bound, unbind := l.Bind(ctx)
+	defer unbind()
+	result, err := work(bound, run)
 	if err != nil {
 		return true, fmt.Errorf("job %s: %w", id, err)
 	}
@@ -138,13 +133,6 @@ func (q *Queue) begin(ctx context.Context, l *lease.Lease, id uuid.UUID) (*Run, 
 			RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt)
 	})
 	return run, err
-}
-
-// under lets work know when it is of no use any more.
-func (r *Run) under(ctx context.Context, l *lease.Lease, work Work) (string, error) {
-	ctx, unbind := l.Bind(ctx)
-	defer unbind()
-	return work(ctx, r)
 }
 
 // Progress tells everybody how far the job is, in percent, and the owner whether it still is the

@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -26,19 +25,16 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{t, testenv.Postgres(t), testenv.Namespace(t)}
-	db := stdlib.OpenDBFromPool(w.db)
-	require.NoError(t, Migrate(t.Context(), db))
-	require.NoError(t, Migrate(t.Context(), db), "again")
-	require.NoError(t, db.Close())
-	return w
+	return &world{t, testenv.Postgres(t), testenv.Namespace(t)}
 }
 
 func (w *world) queue(ttl time.Duration) *Queue {
 	w.Helper()
 	leases, err := lease.New(testenv.Redis(w), lease.Config{TTL: ttl, MaxHold: ttl, Namespace: w.namespace})
 	require.NoError(w, err)
-	return NewQueue(w.db, leases)
+	q, err := OpenQueue(w.Context(), w.db, leases)
+	require.NoError(w, err)
+	return q
 }
 
 // row is what is stored of the only job.
