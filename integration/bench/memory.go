@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -58,7 +59,7 @@ func weigh(ctx context.Context, client *redis.Client, issuer *lease.Issuer) (hel
 	for _, step := range []func() error{
 		func() error { return emptied(ctx, client, 0) },
 		func() (err error) { all, err = hold(ctx, issuer, sample); return err },
-		func() error { return all.Release(ctx) },
+		func() error { return release(ctx, all) },
 	} {
 		if err := step(); err != nil {
 			return 0, 0, err
@@ -84,6 +85,16 @@ func hold(ctx context.Context, issuer *lease.Issuer, count int) (all lease.Lease
 		all = append(all, some...)
 	}
 	return all, err
+}
+
+// release gives them back, not all at once: each release has some seconds to end.
+func release(ctx context.Context, all lease.Leases) error {
+	for some := range slices.Chunk(all, together) {
+		if err := some.Release(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // leaseEachOnce acquires and releases so many resources and returns the most keys that were seen on the way.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -57,9 +56,7 @@ func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
 			require.NoError(t, l.Err())
 		}
 		fmt.Printf("%7d %13v %12v %19s %13s %30.0f B\n", n, every, took.Round(time.Millisecond), cores(client), cores(server), each)
-		for some := range slices.Chunk(all, together) {
-			require.NoError(t, some.Release(t.Context()))
-		}
+		require.NoError(t, release(t.Context(), all))
 	}
 }
 
