@@ -12,6 +12,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,23 +43,32 @@ func newAPI(s *shop.Shop, ready, metrics http.Handler, log *slog.Logger) http.Ha
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /stock", a.answer(a.stock))
 	mux.HandleFunc("POST /carts", a.answer(a.reserve))
-	mux.HandleFunc("GET /carts/{id}", a.answer(a.cart))
-	mux.HandleFunc("POST /carts/{id}/pay", a.answer(a.pay))
+	mux.HandleFunc("GET /carts/{id}", a.answer(a.cart(func(context.Context, uuid.UUID) error { return nil })))
+	mux.HandleFunc("POST /carts/{id}/pay", a.answer(a.cart(s.Pay)))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.Handle("GET /readyz", ready)
 	mux.Handle("GET /metrics", metrics)
 	return mux
 }
 
+// route returns a body for JSON.
+type route func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)
+
 // answer writes what a route returns, as JSON or as a problem.
-func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)) http.HandlerFunc {
+func (a *api) answer(by route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-		status, body, err := route(w, r)
+		status, body, err := by(w, r)
 		kind := "application/json"
 		if err != nil {
-			p := a.problem(w, r, err)
+			p := problemOf(err)
 			status, body, kind = p.Status, p, "application/problem+json"
+			if p.retryAfter > 0 {
+				w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(p.retryAfter.Seconds()))))
+			}
+		}
+		if status >= http.StatusInternalServerError { // what is not the client's business is in the log
+			a.log.ErrorContext(r.Context(), "request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 		}
 		w.Header().Set("Content-Type", kind)
 		w.WriteHeader(status)
@@ -74,16 +84,14 @@ func (a *api) stock(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 // errMalformed: the request is not what the route takes.
 var errMalformed = errors.New("malformed request")
 
-type wish struct {
-	Buyer string `json:"buyer"`
-	Lines []struct {
-		SKU   string `json:"sku"`
-		Units int    `json:"units"`
-	} `json:"lines"`
-}
-
 func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) {
-	var want wish
+	var want struct {
+		Buyer string `json:"buyer"`
+		Lines []struct {
+			SKU   string `json:"sku"`
+			Units int    `json:"units"`
+		} `json:"lines"`
+	}
 	body := json.NewDecoder(r.Body)
 	body.DisallowUnknownFields()
 	if err := body.Decode(&want); err != nil {
@@ -100,90 +108,59 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 	return http.StatusCreated, c, err
 }
 
-func (a *api) cart(_ http.ResponseWriter, r *http.Request) (int, any, error) {
-	id, err := cartID(r)
-	if err != nil {
-		return 0, nil, err
+// cart does something to a cart, and shows it. What is no id is that of no cart.
+func (a *api) cart(do func(context.Context, uuid.UUID) error) route {
+	return func(_ http.ResponseWriter, r *http.Request) (int, any, error) {
+		id, err := uuid.Parse(r.PathValue("id"))
+		if err != nil {
+			return 0, nil, shop.ErrNoCart
+		}
+		if err := do(r.Context(), id); err != nil {
+			return 0, nil, err
+		}
+		c, err := a.shop.Cart(r.Context(), id)
+		return http.StatusOK, c, err
 	}
-	c, err := a.shop.Cart(r.Context(), id)
-	return http.StatusOK, c, err
 }
 
-func (a *api) pay(w http.ResponseWriter, r *http.Request) (int, any, error) {
-	id, err := cartID(r)
-	if err != nil {
-		return 0, nil, err
-	}
-	if err := a.shop.Pay(r.Context(), id); err != nil {
-		return 0, nil, err
-	}
-	return a.cart(w, r)
-}
-
-// cartID takes what is no id for that of no cart.
-func cartID(r *http.Request) (uuid.UUID, error) {
-	id, err := uuid.Parse(r.PathValue("id"))
-	if err != nil {
-		return id, shop.ErrNoCart
-	}
-	return id, nil
-}
-
-// problem is an error as RFC 9457 writes it.
+// problem is an error as RFC 9457 writes it: it says what is true of the data.
 type problem struct {
 	Title  string `json:"title"`
 	Status int    `json:"status"`
 	Detail string `json:"detail,omitempty"`
-}
 
-// problem says what is true of the data. What is not the client's business goes to the log instead.
-func (a *api) problem(w http.ResponseWriter, r *http.Request, err error) problem {
-	p := problemOf(err)
-	if p.Status >= http.StatusInternalServerError {
-		a.log.ErrorContext(r.Context(), "request failed", "method", r.Method, "path", r.URL.Path, "error", err)
-	}
-	if after, worthwhile := retryAfter(err, p.Status); worthwhile {
-		w.Header().Set("Retry-After", strconv.Itoa(after))
-	}
-	return p
-}
-
-func problemOf(err error) problem {
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.Is(err, fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
-		return problem{"Not known whether it was done", http.StatusServiceUnavailable,
-			"A payment can be sent again. A reservation that was made all the same runs out by itself."}
-	case errors.As(err, &tooLarge):
-		return problem{"The request is too large", http.StatusRequestEntityTooLarge, ""}
-	case errors.Is(err, errMalformed):
-		return problem{"The request cannot be read", http.StatusBadRequest, err.Error()}
-	case errors.Is(err, shop.ErrInvalid):
-		return problem{"The request makes no sense", http.StatusUnprocessableEntity, err.Error()}
-	case errors.Is(err, shop.ErrNoCart):
-		return problem{"There is no such cart", http.StatusNotFound, ""}
-	case errors.Is(err, shop.ErrSoldOut):
-		return problem{"Sold out", http.StatusConflict, err.Error() + ". Nothing was reserved."}
-	case errors.Is(err, shop.ErrExpired):
-		return problem{"The reservation is over", http.StatusGone, "What was paid is given back."}
-	case lease.IsLost(err): // held by another, or taken over meanwhile
-		return problem{"Busy", http.StatusConflict, "Somebody else works on it, or may by now. Look at the cart, and try again."}
-	case errors.Is(err, lease.ErrUnreachable):
-		return problem{"Not available right now", http.StatusServiceUnavailable, "Nothing was changed. Try again."}
-	}
-	return problem{"Something went wrong", http.StatusInternalServerError, "Look at the cart before trying again."}
-}
-
-// retryAfter is in seconds.
-func retryAfter(err error, status int) (seconds int, worthwhile bool) {
-	var held *lease.HeldError
-	switch {
-	case errors.As(err, &held):
-		return int(max(1, math.Ceil(held.RetryAfter.Seconds()))), true
-	case status == http.StatusServiceUnavailable, lease.IsLost(err):
-		return int(unavailable.Seconds()), true
-	}
-	return 0, false
+	retryAfter time.Duration // 0: not worthwhile
 }
 
 const unavailable = 2 * time.Second
+
+func problemOf(err error) problem {
+	var tooLarge *http.MaxBytesError
+	var held *lease.HeldError
+	switch {
+	case errors.Is(err, fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
+		return problem{"Not known whether it was done", http.StatusServiceUnavailable,
+			"A payment can be sent again. A reservation that was made all the same runs out by itself.", unavailable}
+	case errors.As(err, &tooLarge):
+		return problem{"The request is too large", http.StatusRequestEntityTooLarge, "", 0}
+	case errors.Is(err, errMalformed):
+		return problem{"The request cannot be read", http.StatusBadRequest, err.Error(), 0}
+	case errors.Is(err, shop.ErrInvalid):
+		return problem{"The request makes no sense", http.StatusUnprocessableEntity, err.Error(), 0}
+	case errors.Is(err, shop.ErrNoCart):
+		return problem{"There is no such cart", http.StatusNotFound, "", 0}
+	case errors.Is(err, shop.ErrSoldOut):
+		return problem{"Sold out", http.StatusConflict, err.Error() + ". Nothing was reserved.", 0}
+	case errors.Is(err, shop.ErrExpired):
+		return problem{"The reservation is over", http.StatusGone, "What was paid is given back.", 0}
+	case lease.IsLost(err): // held by another, or taken over meanwhile
+		after := unavailable
+		if errors.As(err, &held) {
+			after = max(held.RetryAfter, time.Second)
+		}
+		return problem{"Busy", http.StatusConflict, "Somebody else works on it, or may by now. Look at the cart, and try again.", after}
+	case errors.Is(err, lease.ErrUnreachable):
+		return problem{"Not available right now", http.StatusServiceUnavailable, "Nothing was changed. Try again.", unavailable}
+	}
+	return problem{"Something went wrong", http.StatusInternalServerError, "Look at the cart before trying again.", 0}
+}

@@ -114,9 +114,14 @@ func TestEachErrorHasAStatus(t *testing.T) {
 	unknown := problemOf(errors.Join(lease.ErrUnreachable, fencedb.ErrCommitUnknown))
 	require.Equal(t, http.StatusServiceUnavailable, unknown.Status)
 	require.Contains(t, unknown.Title, "Not known")
-	seconds, worthwhile := retryAfter(&lease.HeldError{RetryAfter: 1200 * time.Millisecond}, http.StatusConflict)
-	require.True(t, worthwhile)
-	require.Equal(t, 2, seconds)
+	for left, seconds := range map[time.Duration]string{0: "1", 1200 * time.Millisecond: "2"} {
+		w := httptest.NewRecorder()
+		held := func(http.ResponseWriter, *http.Request) (int, any, error) {
+			return 0, nil, &lease.HeldError{RetryAfter: left}
+		}
+		(&api{}).answer(held)(w, httptest.NewRequest(http.MethodGet, "/", nil))
+		require.Equal(t, seconds, w.Header().Get("Retry-After"))
+	}
 }
 
 // world is the API of a shop with three of a.

@@ -61,35 +61,21 @@ const (
 
 // serve sells until ctx is done, and lets requests under way finish.
 func serve(ctx context.Context, log *slog.Logger) error {
-	var errs []error
-	duration := func(name, otherwise string) time.Duration {
-		d, err := time.ParseDuration(cmp.Or(os.Getenv(name), otherwise))
-		if err != nil || d < time.Millisecond {
-			errs = append(errs, fmt.Errorf("%s is %q; it must be a duration of at least 1ms, such as %s",
-				name, os.Getenv(name), otherwise))
-		}
-		return d
-	}
-	ttl, keep := duration(ttlVar, "5s"), duration(keepVar, "2m")
-	// A wrong URL is not repeated in the error: it may hold a password.
-	config, err := pgxpool.ParseConfig(os.Getenv(postgresVar))
-	if err != nil || os.Getenv(postgresVar) == "" {
-		errs = append(errs, fmt.Errorf("%s must be the URL of a database, such as "+
-			"postgres://user:password@host:5432/database", postgresVar))
-	}
-	options, err := redis.ParseURL(os.Getenv(redisVar))
-	if err != nil {
-		errs = append(errs, fmt.Errorf("%s must be the URL of a Redis, such as "+
-			"redis://user:password@host:6379/0", redisVar))
-	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
-	}
-	db, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
+	ttl, ttlErr := duration(ttlVar, "5s")
+	keep, keepErr := duration(keepVar, "2m")
+	if err := errors.Join(ttlErr, keepErr); err != nil {
 		return err
 	}
+	// A wrong URL is not repeated in the error: it may hold a password.
+	db, err := pgxpool.New(ctx, os.Getenv(postgresVar))
+	if err != nil || os.Getenv(postgresVar) == "" {
+		return fmt.Errorf("%s must be the URL of a database, such as postgres://user:password@host:5432/database", postgresVar)
+	}
 	defer db.Close()
+	options, err := redis.ParseURL(os.Getenv(redisVar))
+	if err != nil {
+		return fmt.Errorf("%s must be the URL of a Redis, such as redis://user:password@host:6379/0", redisVar)
+	}
 	options.ClientName = lease.ClientName("inventory")
 	// An extension of some hosted Redis. Others refuse it, and the client logs that.
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
@@ -123,6 +109,14 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
 	defer cancel()
 	return errors.Join(sold, leases.Close(ending)) // so that the next who starts need not wait for leases to expire
+}
+
+func duration(name, otherwise string) (time.Duration, error) {
+	d, err := time.ParseDuration(cmp.Or(os.Getenv(name), otherwise))
+	if err != nil || d < time.Millisecond {
+		return 0, fmt.Errorf("%s is %q; it must be a duration of at least 1ms, such as %s", name, os.Getenv(name), otherwise)
+	}
+	return d, nil
 }
 
 // openShop opens the shop, with something to sell.

@@ -98,29 +98,18 @@ func (s *Shop) Sweep(ctx context.Context) error {
 	}
 	defer func() { _ = l.Release(ctx) }() // two sweepers at once cost time, nothing else
 
-	overdue, err := Overdue(ctx, s.DB, sweepBatch)
-	if err != nil {
-		return err
-	}
-	expireErr := each(ctx, overdue, s.expire)
-	due, err := RefundsDue(ctx, s.DB, sweepBatch)
-	if err != nil {
-		return errors.Join(expireErr, err)
-	}
-	return errors.Join(expireErr, each(ctx, due, s.refund))
+	return errors.Join(s.each(ctx, Overdue, s.expire), s.each(ctx, RefundsDue, s.refund))
 }
 
 // SweepEvery sweeps until ctx is done.
 func (s *Shop) SweepEvery(ctx context.Context, every time.Duration, failed func(error)) {
-	for again := time.NewTicker(every); ; {
+	for again := time.NewTicker(every); ctx.Err() == nil; {
 		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			again.Stop()
-			return
 		}
 	}
 }
@@ -174,8 +163,15 @@ func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
 	})
 }
 
-// each does one thing for all carts, some at a time. A cart that is busy is left for the next time.
-func each(ctx context.Context, ids []uuid.UUID, do func(context.Context, uuid.UUID) error) error {
+// each does one thing for all carts that are found, some at a time. A cart that is busy is left for
+// the next time.
+func (s *Shop) each(
+	ctx context.Context, find func(context.Context, Reader, int) ([]uuid.UUID, error), do func(context.Context, uuid.UUID) error,
+) error {
+	ids, err := find(ctx, s.DB, sweepBatch)
+	if err != nil {
+		return err
+	}
 	var all errgroup.Group
 	all.SetLimit(sweepers)
 	for _, id := range ids {
