@@ -63,7 +63,7 @@ func (a *api) handler() http.Handler {
 		w.Header().Set("Content-Type", "application/yaml")
 		_, _ = w.Write(openAPI) // the client may have gone
 	})
-	return a.identified(a.logged(a.recovered(a.bounded(a.routed(mux)))))
+	return a.served(mux)
 }
 
 // answer writes what a route returns, as JSON or as a problem. A nil body is no body.
@@ -88,8 +88,16 @@ func live(http.ResponseWriter, *http.Request) (int, any, error) {
 }
 
 func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) {
-	key, b, err := decodeReservation(w, r)
+	table, err := decodeTable(r)
 	if err != nil {
+		return 0, nil, err
+	}
+	key := r.Header.Get("Idempotency-Key")
+	if len(key) > maxKey || strings.ContainsFunc(key, notVisible) {
+		return 0, nil, &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
+	}
+	b := booking.Booking{Table: table}
+	if err := decodeBody(w, r, map[string]any{"slot": &b.Slot, "guest": &b.Guest, "party": &b.Party}); err != nil {
 		return 0, nil, err
 	}
 	answer, err := a.Desk.Reserve(r.Context(), key, b)
@@ -107,9 +115,15 @@ type page struct {
 }
 
 func (a *api) list(_ http.ResponseWriter, r *http.Request) (int, any, error) {
-	table, from, err := decodeList(r)
+	table, err := decodeTable(r)
 	if err != nil {
 		return 0, nil, err
+	}
+	var from time.Time
+	if text := r.URL.Query().Get("from"); text != "" {
+		if from, err = time.Parse(time.RFC3339, text); err != nil {
+			return 0, nil, &booking.InvalidError{Field: "from", Problem: "must be " + typeName(&from)}
+		}
 	}
 	bookings, next, err := a.Desk.List(r.Context(), table, from)
 	return http.StatusOK, page{bookings, next}, err
@@ -151,40 +165,21 @@ var (
 	errMalformed = errors.New("api: not one JSON object")
 )
 
-func decodeReservation(w http.ResponseWriter, r *http.Request) (key string, b booking.Booking, err error) {
-	if b.Table, err = decodeTable(r); err != nil {
-		return "", b, err
-	}
-	if key, err = decodeKey(r); err != nil {
-		return "", b, err
-	}
-	fields, err := decodeObject(w, r)
-	if err != nil {
-		return "", b, err
-	}
-	return key, b, assign(fields, map[string]any{"slot": &b.Slot, "guest": &b.Guest, "party": &b.Party})
-}
-
-// decodeObject reads the body, which must be one JSON object and no more.
-func decodeObject(w http.ResponseWriter, r *http.Request) (map[string]json.RawMessage, error) {
+// decodeBody reads the body, which must be one JSON object with these fields and no more. Its errors
+// are for the sender: a field that is unknown or of another type is named.
+func decodeBody(w http.ResponseWriter, r *http.Request, known map[string]any) error {
 	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || mediaType != "application/json" {
-		return nil, errMediaType
+		return errMediaType
 	}
 	var fields map[string]json.RawMessage
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	if err := body.Decode(&fields); err != nil {
-		return nil, fmt.Errorf("%w: %w", errMalformed, err)
+		return fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	if _, err := body.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.Join(errMalformed, err)
+		return errors.Join(errMalformed, err)
 	}
-	return fields, nil
-}
-
-// assign is json.Unmarshal, except that its errors are for the field's sender: a field that is
-// unknown or of another type is named.
-func assign(fields map[string]json.RawMessage, known map[string]any) error {
 	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		target, ok := known[name]
 		if !ok {
@@ -216,24 +211,4 @@ func decodeTable(r *http.Request) (int, error) {
 	return table, nil
 }
 
-func decodeKey(r *http.Request) (string, error) {
-	key := r.Header.Get("Idempotency-Key")
-	if len(key) > maxKey || strings.ContainsFunc(key, notVisible) {
-		return "", &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
-	}
-	return key, nil
-}
-
 func notVisible(r rune) bool { return r <= ' ' || r > '~' }
-
-func decodeList(r *http.Request) (table int, from time.Time, err error) {
-	if table, err = decodeTable(r); err != nil {
-		return 0, from, err
-	}
-	if text := r.URL.Query().Get("from"); text != "" {
-		if from, err = time.Parse(time.RFC3339, text); err != nil {
-			err = &booking.InvalidError{Field: "from", Problem: "must be " + typeName(&from)}
-		}
-	}
-	return table, from, err
-}

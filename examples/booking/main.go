@@ -129,8 +129,7 @@ func migrate(ctx context.Context, s settings) error {
 type config struct {
 	settings
 	CheckCard booking.CardCheck
-	Log       *slog.Logger   // of requests, leases and writes; what belongs to a request carries its ID
-	Listening func(net.Addr) // called when requests are taken; defaults to nothing
+	Log       *slog.Logger // of requests, leases and writes; what belongs to a request carries its ID
 }
 
 // undoTime bounds what requests that were cancelled still do: roll back, and release.
@@ -185,9 +184,6 @@ func serve(ctx context.Context, cfg config) error {
 	}
 	cfg.Log.Info("listening", "url", "http://"+listener.Addr().String())
 	defer context.AfterFunc(ctx, func() { cfg.Log.Info("stopping", "within", cfg.Shutdown) })()
-	if cfg.Listening != nil {
-		cfg.Listening(listener.Addr())
-	}
 	served := serveUntil(ctx, server, listener, cfg.Shutdown)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
 	defer cancel()

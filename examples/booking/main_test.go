@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -38,7 +37,7 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 func TestTheREADMEWorksAsPrinted(t *testing.T) {
 	t.Parallel()
 	lines := commandsAfter(t, "In another terminal:\n\n")
-	url := serving(t, servers(t)).url
+	url := serving(t, servers(t))
 
 	script := exec.CommandContext(t.Context(), "sh", "-eu", "-c", strings.ReplaceAll(lines, "localhost:8080", url))
 	said, err := script.Output()
@@ -109,13 +108,8 @@ func servers(t *testing.T) []string {
 	return env
 }
 
-// served is the service as a process.
-type served struct {
-	cmd *exec.Cmd
-	url string
-}
-
-func serving(t *testing.T, env []string) served {
+// serving starts the service as a process, and returns its URL.
+func serving(t *testing.T, env []string) string {
 	t.Helper()
 	cmd := program(t)
 	cmd.Env = append(cmd.Env, env...)
@@ -130,6 +124,5 @@ func serving(t *testing.T, env []string) served {
 			t.Log(log)
 		}
 	})
-	require.Eventually(t, func() bool { return len(matches(log.String(), `listening url=(\S+)`)) > 0 }, time.Minute, 10*time.Millisecond)
-	return served{cmd, matches(log.String(), `url=(\S+)`)[0]}
+	return log.url(t)
 }

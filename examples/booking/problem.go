@@ -117,55 +117,44 @@ func writeJSON(w http.ResponseWriter, status int, contentType string, body any) 
 	_ = json.NewEncoder(w).Encode(body) // the client may have gone
 }
 
-// logged writes a line for each request.
-func (a *api) logged(next http.Handler) http.Handler {
+// served gives each request so much time, and the ID in its header, or a new one if that is missing or
+// not fit for a log. It answers with a problem where mux would answer with a line of text, and where a
+// handler panics, and writes a line.
+func (a *api) served(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get(requestIDHeader)
+		if id == "" || len(id) > maxRequestID || strings.ContainsFunc(id, notVisible) {
+			id = uuid.NewString()
+		}
+		// When the time is over its transaction is rolled back, and its lease released.
+		ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), requestIDKey{}, id), a.Timeout)
+		defer cancel()
+		r = r.WithContext(ctx)
+		w.Header().Set(requestIDHeader, id)
+		w.Header().Set("Cache-Control", "no-store")
 		began, seen := time.Now(), &observed{ResponseWriter: w, status: http.StatusOK}
-		next.ServeHTTP(seen, r)
-		a.Log.InfoContext(r.Context(), "request", "method", r.Method, "path", r.URL.Path,
+		a.route(mux, seen, r)
+		a.Log.InfoContext(ctx, "request", "method", r.Method, "path", r.URL.Path,
 			"status", seen.status, "took", time.Since(began).Round(time.Microsecond))
 	})
 }
 
-// recovered answers when a handler panics, which without it would close the connection.
-func (a *api) recovered(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() {
-			switch cause := recover(); cause {
-			case nil:
-			case http.ErrAbortHandler:
-				panic(cause)
-			default:
-				a.refuse(w, r, fmt.Errorf("panic: %v", cause))
-			}
-		}()
-		next.ServeHTTP(w, r)
-	})
-}
-
-// bounded ends the context of a request that takes too long. Its transaction is rolled back, and
-// its lease released.
-func (a *api) bounded(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), a.Timeout)
-		defer cancel()
-		w.Header().Set("Cache-Control", "no-store")
-		next.ServeHTTP(w, r.WithContext(ctx))
-	})
-}
-
-// routed answers with a problem where mux would answer with a line of text.
-func (a *api) routed(mux *http.ServeMux) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h, pattern := mux.Handler(r)
-		if pattern != "" {
-			mux.ServeHTTP(w, r)
-			return
+func (a *api) route(mux *http.ServeMux, w http.ResponseWriter, r *http.Request) {
+	defer func() { // or a panic would close the connection
+		if cause := recover(); cause == http.ErrAbortHandler {
+			panic(cause)
+		} else if cause != nil {
+			a.refuse(w, r, fmt.Errorf("panic: %v", cause))
 		}
-		answer := &statusOnly{header: w.Header()} // with Allow, if it is the method
-		h.ServeHTTP(answer, r)
-		problem{Type: "no-route", Title: http.StatusText(answer.status), Status: answer.status}.write(w, r)
-	})
+	}()
+	h, pattern := mux.Handler(r)
+	if pattern != "" {
+		mux.ServeHTTP(w, r)
+		return
+	}
+	answer := &statusOnly{header: w.Header()} // with Allow, if it is the method
+	h.ServeHTTP(answer, r)
+	problem{Type: "no-route", Title: http.StatusText(answer.status), Status: answer.status}.write(w, r)
 }
 
 // observed remembers the status of an answer.
@@ -203,19 +192,6 @@ type requestIDKey struct{}
 func requestID(ctx context.Context) string {
 	id, _ := ctx.Value(requestIDKey{}).(string)
 	return id
-}
-
-// identified gives each request the ID in its header, or a new one if that is missing or not fit
-// for a log.
-func (a *api) identified(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		id := r.Header.Get(requestIDHeader)
-		if id == "" || len(id) > maxRequestID || strings.ContainsFunc(id, notVisible) {
-			id = uuid.NewString()
-		}
-		w.Header().Set(requestIDHeader, id)
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), requestIDKey{}, id)))
-	})
 }
 
 // withRequestID makes every line that is logged with a request's context carry the request's ID.

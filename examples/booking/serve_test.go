@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -344,14 +345,10 @@ func (w *world) start(card booking.CardCheck) *service {
 	w.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	s := &service{w.T, "", &logged{}, stop, make(chan error, 1)}
-	listening := make(chan net.Addr, 1)
 	settings := w.settings
 	settings.Postgres = settings.Postgres.Copy()
 	go func() {
-		s.ended <- serve(ctx, config{
-			settings: settings, CheckCard: card, Log: slog.New(slog.NewTextHandler(s.log, nil)),
-			Listening: func(addr net.Addr) { listening <- addr },
-		})
+		s.ended <- serve(ctx, config{settings: settings, CheckCard: card, Log: slog.New(slog.NewTextHandler(s.log, nil))})
 		close(s.ended)
 	}()
 	w.Cleanup(func() {
@@ -362,12 +359,7 @@ func (w *world) start(card booking.CardCheck) *service {
 			w.Log(s.log)
 		}
 	})
-	select {
-	case addr := <-listening:
-		s.url = "http://" + addr.String()
-	case err := <-s.ended:
-		require.NoError(w, err)
-	}
+	s.url = s.log.url(w.T)
 	return s
 }
 
@@ -387,6 +379,14 @@ func (l *logged) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.String()
+}
+
+// url is where the service listens, as it says.
+func (l *logged) url(t *testing.T) string {
+	t.Helper()
+	said := regexp.MustCompile(`listening url=(\S+)`)
+	require.Eventually(t, func() bool { return said.MatchString(l.String()) }, time.Minute, 10*time.Millisecond, l)
+	return said.FindStringSubmatch(l.String())[1]
 }
 
 // answer is what came back.

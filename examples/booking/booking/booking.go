@@ -201,7 +201,9 @@ func (s *Service) Reserve(ctx context.Context, key string, b Booking) (answer An
 	case found && there.Guest != b.Guest:
 		return Answer{}, ErrTaken
 	}
-	if err := s.checkCardUnder(ctx, l, b.Guest); err != nil {
+	bound, unbind := l.Bind(ctx) // once the lease has ended, the bank's answer would be of no use
+	defer unbind()
+	if err := s.CheckCard(bound, b.Guest); err != nil {
 		return Answer{}, err
 	}
 	// Under ctx, not under the lease's context: the grant bounds the transaction by the lease's
@@ -264,20 +266,12 @@ func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) 
 	}
 	l, err := s.leases.Acquire(ctx, Resource(table), wait)
 	var stale *fencedb.StaleError
-	if !errors.As(err, &stale) {
-		return l, err
+	if errors.As(err, &stale) {
+		if _, err = s.leases.Raise(ctx, stale.Resource, stale.Stored); err == nil {
+			l, err = s.leases.Acquire(ctx, Resource(table), wait)
+		}
 	}
-	if _, err := s.leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
-		return nil, err
-	}
-	return s.leases.Acquire(ctx, Resource(table), wait)
-}
-
-// checkCardUnder stops waiting for the bank when the lease ends: the answer would be of no use.
-func (s *Service) checkCardUnder(ctx context.Context, l *lease.Lease, guest string) error {
-	ctx, unbind := l.Bind(ctx)
-	defer unbind()
-	return s.CheckCard(ctx, guest)
+	return l, err
 }
 
 // giveBack releases the lease. Its loss is reported only if nothing was written; a committed write
