@@ -59,7 +59,7 @@ func TestGrantsFollowTheOrderOfArrival(t *testing.T) {
 			require.NoError(t, err)
 			require.Greater(t, o.waited, 20, "or the order was hardly tried")
 			require.GreaterOrEqual(t, o.longest, processes-1, "all processes but the holder's stand in the queue")
-			require.Zero(t, o.overtaken, "grants past a waiter that stood before, by up to %d places", o.furthest)
+			require.Zero(t, o.overtaken, "grants past a waiter that stood before")
 			require.Zero(t, r.overlaps, "two holders at once")
 		})
 	}
@@ -91,7 +91,6 @@ func TestAnOvertakingIsSeen(t *testing.T) {
 	}
 	require.Equal(t, []string{"b"}, o.queue)
 	require.Equal(t, 1, o.overtaken)
-	require.Equal(t, 1, o.furthest)
 }
 
 func TestTwoHoldersAtOnceAreSeen(t *testing.T) {

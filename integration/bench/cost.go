@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -91,16 +92,16 @@ func measureWork(ctx context.Context, w work, rounds int, during time.Duration) 
 
 // control is what a round of an entrant is compared with: the same round of the first, and of a lock of ours the cheapest peer.
 func (w work) control(n, round int, costs []cost) float64 {
-	var peers []float64
+	var others []float64
 	for i, other := range w.entrants {
 		if w.entrants[n].name == ours && other.peer && len(costs[i].PerOp) > round {
-			peers = append(peers, costs[i].PerOp[round])
+			others = append(others, costs[i].PerOp[round])
 		}
 	}
-	if len(peers) == 0 {
+	if len(others) == 0 {
 		return costs[0].PerOp[round]
 	}
-	return slices.Min(peers)
+	return slices.Min(others)
 }
 
 func oneRound(ctx context.Context, w work, e entrant, during time.Duration) (perOp float64, ops int, err error) {
@@ -234,6 +235,9 @@ func benchstat(all []cost) string {
 	return s.String()
 }
 
+// peers are the modules whose versions matter, by the end of their path.
+var peers = regexp.MustCompile(`(pgx/v5|redislock|redsync/v4|redis/rueidis|go-redis/v9)$`)
+
 // machine says on what it was measured.
 func (s *stores) machine(ctx context.Context, out io.Writer) error {
 	var postgres string
@@ -249,19 +253,16 @@ func (s *stores) machine(ctx context.Context, out io.Writer) error {
 	model, _, _ = strings.Cut(model, "\n")
 	avg, _ := os.ReadFile("/proc/loadavg")
 	load, _, _ := strings.Cut(string(avg), " ")
-	fmt.Fprintf(out, "%d x %s, load %s before; %s, Postgres %s, Redis %s\n", runtime.NumCPU(), model, load, runtime.Version(), postgres,
-		info["Server"]["redis_version"])
+	fmt.Fprintf(out, "%d x %s, load %s before; %s, Postgres %s, Redis %s\n",
+		runtime.NumCPU(), model, load, runtime.Version(), postgres, info["Server"]["redis_version"])
+	var versions []string
 	if build, ok := debug.ReadBuildInfo(); ok {
-		var peers []string
 		for _, m := range build.Deps {
-			for _, peer := range []string{"pgx/v5", "redislock", "redsync/v4", "redis/rueidis", "go-redis/v9"} {
-				if strings.HasSuffix(m.Path, peer) {
-					peers = append(peers, peer+" "+m.Version)
-				}
+			if peer := peers.FindString(m.Path); peer != "" {
+				versions = append(versions, peer+" "+m.Version)
 			}
 		}
-		fmt.Fprintln(out, strings.Join(peers, ", "))
 	}
-	fmt.Fprintln(out)
-	return nil
+	_, err = fmt.Fprintf(out, "%s\n\n", strings.Join(versions, ", "))
+	return err
 }

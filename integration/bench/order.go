@@ -22,7 +22,6 @@ type order struct {
 	grants    int
 	waited    int // grants to somebody who stood in the queue
 	overtaken int // grants to somebody who was not the first
-	furthest  int // how many stood before the grantee at worst
 	dropped   int // left the queue without a grant
 	longest   int // the longest queue seen
 }
@@ -92,6 +91,5 @@ func (o *order) grant(id string) {
 	}
 	if place > 0 {
 		o.overtaken++
-		o.furthest = max(o.furthest, place)
 	}
 }

@@ -60,11 +60,10 @@ var ways = []way{
 	}},
 	{"lease and fence", "fenced", func(ctx context.Context, s *shop, article int) (int, error) {
 		return 1, underLease(ctx, s.sealed, article, func(l *lease.Lease) error {
-			left, err := look(ctx, s.pool, "fenced", article, "")
+			left, err := s.ask(ctx, s.pool, "fenced", article, "")
 			if err != nil {
 				return err
 			}
-			s.pay()
 			_, err = fencedb.Exec(ctx, s.pool, l, `UPDATE fenced SET pieces = $2 WHERE article = $1`, article, left-1)
 			return err
 		})
@@ -77,27 +76,25 @@ type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-func look(ctx context.Context, db querier, table string, article int, lock string) (left int64, err error) {
-	err = db.QueryRow(ctx, `SELECT pieces FROM `+table+` WHERE article = $1`+lock, article).Scan(&left)
-	return left, err
-}
-
-func (s *shop) trade(ctx context.Context, db querier, article int, lock string) error {
-	left, err := look(ctx, db, "stock", article, lock)
-	if err != nil {
-		return err
+// ask looks at the stock, and asks the bank. A process that stands still does not see that a context has ended.
+func (s *shop) ask(ctx context.Context, db querier, table string, article int, lock string) (left int64, err error) {
+	if err := db.QueryRow(ctx, `SELECT pieces FROM `+table+` WHERE article = $1`+lock, article).Scan(&left); err != nil {
+		return 0, err
 	}
-	s.pay()
-	_, err = db.Exec(ctx, `UPDATE stock SET pieces = $2 WHERE article = $1`, article, left-1)
-	return err
-}
-
-// pay asks the bank. A process that stands still does not see that a context has ended.
-func (s *shop) pay() {
 	time.Sleep(s.bank)
 	if rand.IntN(s.rarely) == 0 {
 		time.Sleep(2 * s.ttl)
 	}
+	return left, nil
+}
+
+func (s *shop) trade(ctx context.Context, db querier, article int, lock string) error {
+	left, err := s.ask(ctx, db, "stock", article, lock)
+	if err != nil {
+		return err
+	}
+	_, err = db.Exec(ctx, `UPDATE stock SET pieces = $2 WHERE article = $1`, article, left-1)
+	return err
 }
 
 // inTransaction holds a transaction open while the bank is asked, and begins anew where Postgres asks for it.
@@ -123,11 +120,10 @@ func inTransaction(options pgx.TxOptions, first, lock string) func(context.Conte
 // checked writes if nobody has written since it looked, and else asks the bank again.
 func checked(ctx context.Context, s *shop, article int) (asked int, err error) {
 	for {
-		left, err := look(ctx, s.pool, "stock", article, "")
+		left, err := s.ask(ctx, s.pool, "stock", article, "")
 		if err != nil {
 			return asked, err
 		}
-		s.pay()
 		asked++
 		tag, err := s.pool.Exec(ctx, `UPDATE stock SET pieces = $2 WHERE article = $1 AND pieces = $3`, article, left-1, left)
 		if err != nil || tag.RowsAffected() == 1 {

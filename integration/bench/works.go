@@ -239,11 +239,10 @@ func (s *stores) works() []work {
 		all = append(all, work{name: "CPU of Postgres, without a token", workers: 1, unit: "us", meter: s.postgresCPU,
 			entrants: withoutToken})
 	}
+	two := s.locks(0, "redislock", ours)
 	return append(all,
-		work{name: "CPU of Redis, acquire and release", workers: 1, unit: "us", meter: s.redisCPU,
-			entrants: s.locks(0, "redislock", ours)},
-		work{name: "allocations, acquire and release", workers: 1, unit: "allocs", meter: allocations,
-			entrants: s.locks(0, "redislock", ours)},
+		work{name: "CPU of Redis, acquire and release", workers: 1, unit: "us", meter: s.redisCPU, entrants: two},
+		work{name: "allocations, acquire and release", workers: 1, unit: "allocs", meter: allocations, entrants: two},
 		work{name: "allocations, one statement", workers: 1, unit: "allocs", meter: allocations, entrants: []entrant{
 			begin, exec(0, row), s.update("Tx", "plain", fencedTx(s.pool), 0)}})
 }
