@@ -16,7 +16,7 @@ import (
 
 // Every way to do every piece of work, once: each is checked to have done it.
 func TestEveryEntrantDoesItsWork(t *testing.T) {
-	s, err := openStores(t.Context(), testenv.OwnRedis(t).Client(), testenv.PostgresURL(t), 20_000, 100_000)
+	s, err := openStores(t.Context(), testenv.OwnRedis(t).Client(), testenv.PostgresURL(t), 2000, 10_000)
 	require.NoError(t, err)
 	defer s.close()
 	for _, w := range s.works() {

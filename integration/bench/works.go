@@ -96,8 +96,9 @@ func openStores(ctx context.Context, client *redis.Client, url string, bulk, man
 		SELECT fencedb.protect('observed', $$ 'row:' || id $$, mode => 'observe');
 		SELECT fencedb.protect('guarded', $$ 'row:' || id $$), fencedb.protect('large_guarded', $$ 'room:' || room $$),
 		       fencedb.protect('rooms', $$ 'room:' || room $$), fencedb.protect_row('rowed', $$ 'row:' || id $$);
-		SELECT count(fencedb.enter(kind || i, 41, '%[3]s')) FROM generate_series(1, %[1]d) i, unnest('{row:,room:}'::text[]) kind;
-		INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) SELECT 'many:' || i, 41, '%[3]s' FROM generate_series(1, %[4]d) i`,
+		INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
+			SELECT kind || i, 41, '%[3]s'::uuid FROM generate_series(1, %[1]d) i, unnest('{row:,room:}'::text[]) kind
+			UNION ALL SELECT 'many:' || i, 41, '%[3]s'::uuid FROM generate_series(1, %[4]d) i`,
 		rows, bulk, leaseID, many))
 	if err != nil {
 		s.close()
