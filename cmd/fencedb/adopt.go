@@ -27,7 +27,12 @@ are still open. When nothing would have been refused for longer than the
 rarest job takes to come round, call fencedb.enforce for the table.
 
    fencedb adopt bookings`,
-		Action: a.showAdoption,
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			return a.read(ctx, onPostgres, func(ctx context.Context, s *servers) (report, error) {
+				found, err := readAdoption(ctx, s.pool, cmd.Args().First())
+				return found, explained(err)
+			})
+		},
 	}
 }
 
@@ -51,16 +56,6 @@ type writer struct {
 	LastAt      time.Time `json:"last_at"`
 	Times       int64     `json:"times"`
 	Resource    *string   `json:"resource"` // of one row; nil: none was written
-}
-
-func (a *app) showAdoption(ctx context.Context, cmd *cli.Command) error {
-	return onPostgres(ctx, cmd, func(ctx context.Context, pool *pgxpool.Pool) error {
-		found, err := readAdoption(ctx, pool, cmd.Args().First())
-		if err != nil {
-			return explained(err)
-		}
-		return a.show(cmd, found)
-	})
 }
 
 var errNotProtected = errors.New("it does not exist or is not protected; its owner can observe it with SELECT fencedb.protect(..., mode => 'observe')")

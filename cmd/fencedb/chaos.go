@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"reflect"
 	"strings"
 	"syscall"
 	"time"
@@ -22,24 +21,14 @@ import (
 // become makes this process a worker of chaos, if it was started as one.
 func become() { worker.Become(map[string]worker.Life{chaos.Kind: chaos.Worker(newRedis)}) }
 
-const (
-	flagFor     = "for"
-	flagSeed    = "seed"
-	flagTTL     = "ttl"
-	flagWorkers = "workers"
-	flagClients = "clients"
-	flagWidth   = "width"
-	flagOnly    = "only"
-	flagControl = "control"
-	flagHTML    = "html"
-)
-
 var errViolated = errors.New("promises were broken")
 
 // ofUnix are the commands that need signals and groups of processes.
 func (a *app) ofUnix() []*cli.Command { return []*cli.Command{a.with(), a.drill(), a.chaos()} }
 
 func (a *app) chaos() *cli.Command {
+	var c chaos.Config
+	var html string
 	return &cli.Command{
 		Name:  "chaos",
 		Usage: "try leases and fences on your servers, under faults",
@@ -62,28 +51,44 @@ Wrong ways to write: ` + strings.Replace(words(chaos.Controls()), ", safe", ",\n
 
 The exit code is 1 if a promise was broken.`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: flagFor, Usage: "`TIME` for faults", Value: time.Minute},
-			&cli.Uint64Flag{Name: flagSeed, Usage: "repeat a run by its `NUMBER`", DefaultText: "new"},
-			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: time.Second},
-			&cli.IntFlag{Name: flagWorkers, Usage: "`NUMBER` of processes", Value: 4},
-			&cli.IntFlag{Name: flagClients, Usage: "`NUMBER` in each process", Value: 3},
-			&cli.IntFlag{Name: flagWidth, Usage: "`NUMBER` of each object", Value: 1},
-			&cli.StringSliceFlag{Name: flagOnly, Usage: "`FAULT`; all if not given"},
-			&cli.StringFlag{Name: flagControl, Usage: "write in a wrong `WAY`, see above"},
-			&cli.StringFlag{Name: flagHTML, Usage: "write the verdict to a `FILE` too"},
+			&cli.DurationFlag{Name: "for", Destination: &c.For, Usage: "`TIME` for faults", Value: time.Minute, Validator: atLeast(time.Millisecond)},
+			&cli.Uint64Flag{Name: "seed", Destination: &c.Seed, Usage: "repeat a run by its `NUMBER`", DefaultText: "new"},
+			&cli.DurationFlag{Name: "ttl", Destination: &c.TTL, Usage: "`TIME` that a lease lasts", Value: time.Second, Validator: atLeast(time.Millisecond)},
+			&cli.IntFlag{Name: "workers", Destination: &c.Workers, Usage: "`NUMBER` of processes", Value: 4, Validator: atLeast(1)},
+			&cli.IntFlag{Name: "clients", Destination: &c.Clients, Usage: "`NUMBER` in each process", Value: 3, Validator: atLeast(1)},
+			&cli.IntFlag{Name: "width", Destination: &c.Width, Usage: "`NUMBER` of each object", Value: 1, Validator: atLeast(1)},
+			&cli.StringSliceFlag{Name: "only", Destination: &c.Only, Usage: "`FAULT`; all if not given"},
+			&cli.StringFlag{Name: "control", Destination: (*string)(&c.Control), Usage: "write in a wrong `WAY`, see above"},
+			&cli.StringFlag{Name: "html", Destination: &html, Usage: "write the verdict to a `FILE` too"},
 		},
-		Action: outlived(a.runChaos),
+		Action: a.outlived(&c, func(ctx context.Context) error { return a.runChaos(ctx, c, html) }),
 	}
 }
 
-// outlived keeps a broken pipe from ending the program: then a run could not take away what it has made. It
-// ends in good order when nobody reads what it says.
-func outlived(run cli.ActionFunc) cli.ActionFunc {
-	return func(ctx context.Context, cmd *cli.Command) error {
+// outlived checks the settings and both servers before a run, and keeps a broken pipe from ending the program: then a
+// run could not take away what it has made. It ends in good order when nobody reads what it says.
+func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.ActionFunc {
+	return func(ctx context.Context, _ *cli.Command) error {
+		c.PostgresURL, c.RedisURL, c.Open, c.Log = a.postgresURL, a.redisURL, newRedis, a.out
+		if a.json {
+			c.Log = a.errOut
+		}
+		if err := c.Check(); err != nil {
+			return usage("%w", err)
+		}
+		err := a.on(ctx, onBoth, func(_ context.Context, s *servers) (report, error) {
+			if s.replica {
+				return nil, errReplica
+			}
+			return nil, nil
+		})
+		if err != nil {
+			return err
+		}
 		nobody := make(chan os.Signal, 1)
 		signal.Notify(nobody, syscall.SIGPIPE)
 		defer signal.Stop(nobody)
-		return run(ctx, cmd)
+		return run(ctx)
 	}
 }
 
@@ -92,15 +97,12 @@ type trial struct{ *chaos.Verdict }
 
 func (t trial) print(p page) { _ = t.Text(p.out) }
 
-func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
-	c, err := a.chaosConfig(ctx, cmd)
-	if err != nil {
-		return err
-	}
+func (a *app) runChaos(ctx context.Context, c chaos.Config, html string) error {
 	var file *os.File
-	if path := cmd.String(flagHTML); path != "" { // before the run, which may take an hour
-		if file, err = os.Create(path); err != nil {
-			return usage("--%s: %w", flagHTML, err)
+	if html != "" { // before the run, which may take an hour
+		var err error
+		if file, err = os.Create(html); err != nil {
+			return usage("--html: %w", err)
 		}
 		defer file.Close()
 	}
@@ -108,7 +110,7 @@ func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := a.show(cmd, trial{v}); err != nil {
+	if err := a.show(trial{v}); err != nil {
 		return err
 	}
 	if file != nil {
@@ -122,34 +124,8 @@ func (a *app) runChaos(ctx context.Context, cmd *cli.Command) error {
 	return nil
 }
 
-// chaosConfig is for chaos and for drill, where the flags that it does not have are zero.
-func (a *app) chaosConfig(ctx context.Context, cmd *cli.Command) (chaos.Config, error) {
-	c := chaos.Config{
-		PostgresURL: cmd.String(flagPostgres), RedisURL: cmd.String(flagRedis), Open: newRedis,
-		Seed: cmd.Uint64(flagSeed), For: cmd.Duration(flagFor), TTL: cmd.Duration(flagTTL), Workers: cmd.Int(flagWorkers),
-		Clients: cmd.Int(flagClients), Width: cmd.Int(flagWidth),
-		Only: cmd.StringSlice(flagOnly), Control: chaos.Control(cmd.String(flagControl)), Log: a.out,
-	}
-	if cmd.Bool(flagJSON) {
-		c.Log = a.errOut
-	}
-	for _, name := range []string{flagFor, flagTTL, flagWorkers, flagClients, flagWidth} {
-		if cmd.IsSet(name) && reflect.ValueOf(cmd.Value(name)).IsZero() { // which stands for the default in chaos.Config
-			return c, usage("--%s must be positive", name)
-		}
-	}
-	if err := c.Check(); err != nil {
-		return c, usage("%w", err)
-	}
-	return c, a.onServers(ctx, cmd, func(s *servers) error {
-		if s.replica {
-			return errReplica
-		}
-		return nil
-	})
-}
-
 func (a *app) drill() *cli.Command {
+	var c chaos.Config
 	return &cli.Command{
 		Name:  "drill",
 		Usage: "stage expiry, a late write and a late release on your servers",
@@ -164,9 +140,9 @@ It works in a namespace in Redis and a schema in Postgres of its own, which
 it removes, and needs what fencedb chaos needs. The exit code is 1 if a step
 did not go as it must.`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second},
+			&cli.DurationFlag{Name: "ttl", Destination: &c.TTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second, Validator: atLeast(time.Millisecond)},
 		},
-		Action: outlived(a.runDrill),
+		Action: a.outlived(&c, func(ctx context.Context) error { return a.runDrill(ctx, c) }),
 	}
 }
 
@@ -182,16 +158,12 @@ func (s scene) print(p page) {
 	}
 }
 
-func (a *app) runDrill(ctx context.Context, cmd *cli.Command) error {
-	c, err := a.chaosConfig(ctx, cmd)
-	if err != nil {
-		return err
-	}
+func (a *app) runDrill(ctx context.Context, c chaos.Config) error {
 	d, err := chaos.Drill(ctx, c)
 	if err != nil {
 		return err
 	}
-	if err := a.show(cmd, scene{d}); err != nil {
+	if err := a.show(scene{d}); err != nil {
 		return err
 	}
 	if !d.Passed() {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,9 +19,8 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-const flagLong = "long"
-
 func (a *app) doctor() *cli.Command {
+	var long time.Duration
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "check both servers for what makes leases or fences unsafe",
@@ -30,8 +30,8 @@ otherwise 1. If one server does not answer, that is a finding, and the other
 is examined.
 
    fencedb doctor || page somebody`,
-		Flags:  []cli.Flag{&cli.DurationFlag{Name: flagLong, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},
-		Action: a.examine,
+		Flags:  []cli.Flag{&cli.DurationFlag{Name: "long", Destination: &long, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},
+		Action: func(ctx context.Context, _ *cli.Command) error { return a.examine(ctx, long) },
 	}
 }
 
@@ -92,20 +92,20 @@ func (d *diagnosis) print(p page) {
 
 var errFindings = errors.New("errors were found")
 
-func (a *app) examine(ctx context.Context, cmd *cli.Command) error {
-	ctx, cancel := bounded(ctx, cmd)
+func (a *app) examine(ctx context.Context, long time.Duration) error {
+	ctx, cancel := a.bounded(ctx)
 	defer cancel()
-	s, err := open(ctx, cmd) // to connect is a part of the examination
+	s, err := a.open(ctx, onBoth) // to connect is a part of the examination
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	e := &examination{servers: s, diagnosis: diagnosis{Findings: []finding{}}, long: cmd.Duration(flagLong)}
+	e := &examination{servers: s, diagnosis: diagnosis{Findings: []finding{}}, long: long}
 	if err := e.run(ctx); err != nil {
 		return err
 	}
 	failures := e.sort()
-	if err := a.show(cmd, &e.diagnosis); err != nil {
+	if err := a.show(&e.diagnosis); err != nil {
 		return err
 	}
 	if failures > 0 {
@@ -158,17 +158,8 @@ var (
 	oldPostgres = finding{failure, "postgres_version", "Postgres is version %s",
 		fmt.Sprintf("fencedb needs %d or newer, and is tested from there on", leastPostgres), "upgrade Postgres"}
 
-	replicaPostgres = finding{failure, "postgres_replica", "this Postgres is a standby",
-		"it shows what the primary has sent so far, and nothing can be revoked or written here", "name the primary in --postgres"}
-
-	readOnlyPostgres = finding{failure, "postgres_read_only", "Postgres takes no writes (default_transaction_read_only is on)",
-		"no fenced write can commit, and nothing can be revoked", "find out who set it for the server, the database or the role, and take it back"}
-
 	pendingSchema = finding{failure, "schema_pending", "the database lacks %s, and perhaps later migrations",
 		"what programs and this command call may not be there", "run fencedb migrate up"}
-
-	hiddenSessions = finding{warning, "sessions_hidden", "role %s does not see what other sessions do",
-		"transactions that are open for long were not looked for, and inspect does not say how long they are", "GRANT pg_read_all_stats to the role"}
 )
 
 var errNoMore = errors.New("what was found lets nothing more be examined")
@@ -179,7 +170,7 @@ func (e *examination) examinePostgres(ctx context.Context) error {
 		e.add(postgresAway.about(err))
 		return nil
 	}
-	for _, ask := range []func(context.Context) error{e.askVersion, e.askSchema, e.askWritable, e.askClock, e.askTables, e.askSessions, e.askCounters} {
+	for _, ask := range []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters} {
 		if err := ask(ctx); err != nil {
 			return err
 		}
@@ -204,18 +195,6 @@ func (e *examination) askVersion(ctx context.Context) error {
 	return err
 }
 
-func (e *examination) askWritable(ctx context.Context) error {
-	var standby, readOnly bool
-	err := e.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::bool`).Scan(&standby, &readOnly)
-	switch {
-	case standby:
-		e.add(replicaPostgres)
-	case readOnly:
-		e.add(readOnlyPostgres)
-	}
-	return err
-}
-
 func (e *examination) askSchema(ctx context.Context) error {
 	db := stdlib.OpenDBFromPool(e.pool)
 	defer db.Close()
@@ -235,25 +214,31 @@ type question struct {
 	sql string
 }
 
-func (e *examination) ask(ctx context.Context, q question, args ...any) error {
-	rows, _ := e.pool.Query(ctx, q.sql, args...)
-	subjects, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	for _, subject := range subjects {
-		e.add(q.about(visible(subject)))
-	}
-	return err
-}
-
-func (e *examination) askTables(ctx context.Context) error {
-	for _, q := range aboutTables {
-		if err := e.ask(ctx, q); err != nil {
+func (e *examination) askQuestions(ctx context.Context) error {
+	for _, q := range questions {
+		rows, _ := e.pool.Query(ctx, q.sql, pgx.NamedArgs{"long": e.long.Seconds()})
+		subjects, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
 			return err
+		}
+		for _, subject := range subjects {
+			f := q.finding
+			f.What = strings.Replace(f.What, "%s", visible(subject), 1)
+			e.add(f)
 		}
 	}
 	return nil
 }
 
-var aboutTables = []question{
+var questions = []question{
+	{finding{failure, "postgres_replica", "this Postgres is a standby",
+		"it shows what the primary has sent so far, and nothing can be revoked or written here", "name the primary in --postgres"},
+		`SELECT '' WHERE pg_is_in_recovery()`},
+
+	{finding{failure, "postgres_read_only", "Postgres takes no writes (default_transaction_read_only is on)",
+		"no fenced write can commit, and nothing can be revoked", "find out who set it for the server, the database or the role, and take it back"},
+		`SELECT '' WHERE NOT pg_is_in_recovery() AND current_setting('transaction_read_only')::bool`},
+
 	{finding{failure, "trigger_disabled", "a guard of protected table %s is switched off, or left to replication",
 		"clients can write to it, or truncate it, without a token", "call fencedb.protect (or protect_row) for it once more, which switches its guards on; fencedb.audit may say who it was"},
 		`SELECT DISTINCT p.table_name::text FROM fencedb.protected_tables p, fencedb.members(p.table_name) m, pg_trigger t
@@ -317,38 +302,24 @@ var aboutTables = []question{
 		WHERE r.rolsuper AND s.datname = current_database() AND s.application_name IS DISTINCT FROM current_setting('application_name')
 		  AND (s.backend_type = 'client backend' OR s.backend_type IS NULL)
 		  AND EXISTS (SELECT FROM fencedb.protected_tables) ORDER BY 1`},
-}
 
-// longTransaction takes the limit in seconds.
-var longTransaction = question{finding{warning, "long_transaction", "a fenced transaction has been open for long: %s",
-	"whoever takes over waits for it", "look at what its client does; SELECT pg_terminate_backend(pid) ends it, and it has written nothing then"},
-	`SELECT DISTINCT format('pid %s (%s, %s)', s.pid, s.application_name, s.state) FROM pg_locks l JOIN pg_stat_activity s ON s.pid = l.pid
-	WHERE l.relation = 'fencedb.fences'::regclass AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND l.granted
-	  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-	  AND s.xact_start < clock_timestamp() - make_interval(secs => $1) ORDER BY 1`}
+	{finding{warning, "sessions_hidden", "role %s does not see what other sessions do",
+		"transactions that are open for long were not looked for, and inspect does not say how long they are", "GRANT pg_read_all_stats to the role"},
+		`SELECT current_user::text WHERE NOT pg_has_role('pg_read_all_stats', 'USAGE')`},
 
-// preparedTransaction takes the limit in seconds.
-var preparedTransaction = question{finding{warning, "prepared_transaction", "a prepared transaction holds fences: %s",
-	"no time limit ends it, and whoever takes over waits for it", "let its owner call COMMIT PREPARED or ROLLBACK PREPARED; if the program that prepared it is gone, nobody else will"},
-	`SELECT format('%s of %s', p.gid, p.owner) FROM pg_prepared_xacts p JOIN fencedb.prepared_writers() w ON w.xid = p.transaction
-	WHERE p.prepared < clock_timestamp() - make_interval(secs => $1) ORDER BY 1`}
+	{finding{warning, "long_transaction", "a fenced transaction has been open for long: %s",
+		"whoever takes over waits for it", "look at what its client does; SELECT pg_terminate_backend(pid) ends it, and it has written nothing then"},
+		`SELECT DISTINCT format('pid %s (%s, %s)', s.pid, s.application_name, s.state) FROM pg_locks l JOIN pg_stat_activity s ON s.pid = l.pid
+		WHERE l.relation = 'fencedb.fences'::regclass AND l.mode IN ('RowShareLock', 'RowExclusiveLock') AND l.granted
+		  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		  AND s.xact_start < clock_timestamp() - make_interval(secs => @long) ORDER BY 1`},
 
-var fenceTooHigh = question{finding{failure, "fence_too_high", "the fence of %s is at the highest token that there is, or above",
-	"no lease gets past it, so nobody can write to its rows", "stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, call fencedb.declare_foreign"},
-	`SELECT f.resource FROM fencedb.fences f WHERE ` + tooHigh + ` ORDER BY 1 LIMIT 100`}
+	{finding{warning, "prepared_transaction", "a prepared transaction holds fences: %s",
+		"no time limit ends it, and whoever takes over waits for it", "let its owner call COMMIT PREPARED or ROLLBACK PREPARED; if the program that prepared it is gone, nobody else will"},
+		`SELECT format('%s of %s', p.gid, p.owner) FROM pg_prepared_xacts p JOIN fencedb.prepared_writers() w ON w.xid = p.transaction
+		WHERE p.prepared < clock_timestamp() - make_interval(secs => @long) ORDER BY 1`},
 
-func (e *examination) askSessions(ctx context.Context) error {
-	var role string
-	var sees bool
-	err := e.pool.QueryRow(ctx, `SELECT current_user::text, pg_has_role('pg_read_all_stats', 'USAGE')`).Scan(&role, &sees)
-	if err != nil {
-		return err
-	}
-	if !sees {
-		e.add(hiddenSessions.about(role))
-	}
-	if err := e.ask(ctx, longTransaction, e.long.Seconds()); err != nil {
-		return err
-	}
-	return e.ask(ctx, preparedTransaction, e.long.Seconds())
+	{finding{failure, "fence_too_high", "the fence of %s is at the highest token that there is, or above",
+		"no lease gets past it, so nobody can write to its rows", "stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, call fencedb.declare_foreign"},
+		`SELECT f.resource FROM fencedb.fences f WHERE ` + tooHigh + ` ORDER BY 1 LIMIT 100`},
 }

@@ -179,8 +179,8 @@ var redisBehind = finding{failure, "redis_behind", "the ledger has token %d for 
 // askCounters looks for fences that new tokens cannot pass: those ahead of the clock of Redis,
 // which is the floor of new tokens, and of the last token in Redis.
 func (e *examination) askCounters(ctx context.Context) error {
-	if err := e.ask(ctx, fenceTooHigh); err != nil || len(e.redis) == 0 {
-		return err
+	if len(e.redis) == 0 {
+		return nil
 	}
 	const most = 100 // that are named; one is enough to act
 	rows, _ := e.pool.Query(ctx, `SELECT f.resource, f.last_fencing_token FROM fencedb.fences f

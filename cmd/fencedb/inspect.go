@@ -62,34 +62,18 @@ type holder struct {
 }
 
 func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
-	return a.onResource(ctx, cmd, func(o *operation) error {
-		ctx, cancel := bounded(ctx, cmd)
-		defer cancel()
-		found, err := o.look(ctx)
-		if err != nil {
-			return err
+	return a.read(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
+		found, err := s.look(ctx, cmd.Args().First())
+		if err == nil {
+			err = s.lookAround(ctx, found)
 		}
-		if err := o.lookAround(ctx, found); err != nil {
-			return err
-		}
-		return a.show(cmd, found)
+		return found, err
 	})
 }
 
-// operation is the work on one resource in both servers.
-type operation struct {
-	resource string
-	*servers
-}
-
-// onResource connects both servers for a command that takes one resource.
-func (a *app) onResource(ctx context.Context, cmd *cli.Command, fn func(*operation) error) error {
-	return a.onServers(ctx, cmd, func(s *servers) error { return fn(&operation{cmd.Args().First(), s}) })
-}
-
 // look reads Redis first, so that the fence is never older than the lease it is compared with.
-func (o *operation) look(ctx context.Context) (*inspection, error) {
-	known, err := o.issuer.Inspect(ctx, o.resource)
+func (s *servers) look(ctx context.Context, resource string) (*inspection, error) {
+	known, err := s.issuer.Inspect(ctx, resource)
 	if errors.Is(err, lease.ErrInvalid) {
 		return nil, usage("%w", err)
 	}
@@ -97,10 +81,10 @@ func (o *operation) look(ctx context.Context) (*inspection, error) {
 		return nil, err
 	}
 	found := newInspection(known)
-	if found.Fence, err = readFence(ctx, o.pool, o.resource); err != nil {
+	if found.Fence, err = readFence(ctx, s.pool, resource); err != nil {
 		return nil, err
 	}
-	if found.Transactions, err = readTransactions(ctx, o.pool, o.resource); err != nil {
+	if found.Transactions, err = readTransactions(ctx, s.pool, resource); err != nil {
 		return nil, err
 	}
 	found.Notes = found.conclude()
@@ -108,21 +92,26 @@ func (o *operation) look(ctx context.Context) (*inspection, error) {
 }
 
 func newInspection(known lease.Inspection) *inspection {
-	found := &inspection{Resource: known.Resource, Waiters: known.Waiters}
+	remembered := known.RememberedFor.Milliseconds()
+	found := &inspection{
+		Resource: known.Resource, Waiters: known.Waiters,
+		LastToken:       optional(known.LastToken, known.LastToken > 0),
+		RememberedForMS: optional(remembered, remembered >= 0),
+		Revoked:         optional(known.Revoked, known.Revoked != uuid.Nil),
+		revokedTo:       known.RevokedTo,
+	}
 	if known.Token > 0 {
 		found.Holder = &holder{known.Holder, known.Token, issuedAt(known.Token), known.ExpiresIn.Milliseconds(), known.Label}
 	}
-	if known.LastToken > 0 {
-		found.LastToken = &known.LastToken
-	}
-	if ms := known.RememberedFor.Milliseconds(); ms >= 0 {
-		found.RememberedForMS = &ms
-	}
-	if known.Revoked != uuid.Nil {
-		found.Revoked = &known.Revoked
-	}
-	found.revokedTo = known.RevokedTo
 	return found
+}
+
+// optional is nil unless there is a value.
+func optional[T any](value T, there bool) *T {
+	if !there {
+		return nil
+	}
+	return &value
 }
 
 func (r *inspection) print(p page) {
@@ -305,38 +294,35 @@ type recorded struct {
 }
 
 // lookAround adds what does not matter for who can write: refusals, permits and results.
-func (o *operation) lookAround(ctx context.Context, found *inspection) (err error) {
-	if found.Refusals, err = o.readRefusals(ctx); err != nil {
+func (s *servers) lookAround(ctx context.Context, found *inspection) (err error) {
+	if found.Refusals, err = s.readRefusals(ctx, found.Resource); err != nil {
 		return fmt.Errorf("redis: the feed: %w", err)
 	}
-	if found.Semaphore, err = o.readPlaces(ctx); err != nil {
+	if found.Semaphore, err = s.readPlaces(ctx, found.Resource); err != nil {
 		return err
 	}
-	found.Once, err = o.readResult(ctx)
+	found.Once, err = s.readResult(ctx, found.Resource)
 	return err
 }
 
 // limitOfNobody is a limit that no program uses.
 const limitOfNobody = lease.MaxLimit
 
-func newSemaphore(s *servers) (*lease.Semaphore, error) {
-	return lease.NewSemaphore(s.client, lease.SemaphoreConfig{Limit: limitOfNobody,
-		Lease: lease.Config{TTL: time.Minute, Namespace: s.names.namespace, HashResources: s.names.hashed}})
+func newSemaphore(client redis.UniversalClient, n names) (*lease.Semaphore, error) {
+	return lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: limitOfNobody,
+		Lease: lease.Config{TTL: time.Minute, Namespace: n.namespace, HashResources: n.hashed}})
 }
 
-func (o *operation) readPlaces(ctx context.Context) (*places, error) {
-	s, err := newSemaphore(o.servers)
+func (s *servers) readPlaces(ctx context.Context, resource string) (*places, error) {
+	semaphore, err := newSemaphore(s.client, s.names)
 	if err != nil {
 		return nil, err
 	}
-	known, err := s.Inspect(ctx, o.resource)
+	known, err := semaphore.Inspect(ctx, resource)
 	if err != nil || len(known.Permits)+known.Waiters == 0 {
 		return nil, err
 	}
-	found := &places{Waiters: known.Waiters, Holders: []holder{}}
-	if known.Limit != limitOfNobody {
-		found.Limit = &known.Limit
-	}
+	found := &places{optional(known.Limit, known.Limit != limitOfNobody), known.Waiters, []holder{}}
 	for _, h := range known.Permits {
 		found.Holders = append(found.Holders, placeOf(h))
 	}
@@ -350,12 +336,12 @@ func placeOf(h lease.Permit) holder {
 // onceResources are those of package once.
 const onceResources = "once:"
 
-func (o *operation) readResult(ctx context.Context) (*recorded, error) {
-	key, ok := strings.CutPrefix(o.resource, onceResources)
+func (s *servers) readResult(ctx context.Context, resource string) (*recorded, error) {
+	key, ok := strings.CutPrefix(resource, onceResources)
 	if !ok || key == "" {
 		return nil, nil
 	}
-	keys, err := once.New(o.client, once.Config{Namespace: o.names.namespace, HashKeys: o.names.hashed})
+	keys, err := once.New(s.client, once.Config{Namespace: s.names.namespace, HashKeys: s.names.hashed})
 	if err != nil {
 		return nil, err
 	}
@@ -363,11 +349,8 @@ func (o *operation) readResult(ctx context.Context) (*recorded, error) {
 	if err != nil || state.Phase != once.Done {
 		return nil, err
 	}
-	r := &recorded{Bytes: len(state.Result)}
-	if ms := state.ExpiresIn.Milliseconds(); ms >= 0 {
-		r.RememberedForMS = &ms
-	}
-	return r, nil
+	ms := state.ExpiresIn.Milliseconds()
+	return &recorded{len(state.Result), optional(ms, ms >= 0)}, nil
 }
 
 func (s *places) String() string {
@@ -398,19 +381,19 @@ const mostRefusals = 5
 
 // readRefusals reads the feed. It returns nil if no program publishes, or if permission to read was
 // denied.
-func (o *operation) readRefusals(ctx context.Context) ([]refused, error) {
+func (s *servers) readRefusals(ctx context.Context, resource string) ([]refused, error) {
 	var found []refused
-	name, digits := o.resource, feed.Hashed(o.resource)
-	err := feed.Replay(ctx, o.client, "0", func(e feed.Event) error {
+	digits := feed.Hashed(resource)
+	err := feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
 		if found == nil {
 			found = []refused{}
 		}
-		if e.Kind == feed.Refused && (e.Resource == name || e.Resource == digits) {
+		if e.Kind == feed.Refused && (e.Resource == resource || e.Resource == digits) {
 			found = append(found, refused{e.At.UTC(), e.Worker, e.Token, e.Stored})
 			found = found[max(0, len(found)-mostRefusals):]
 		}
 		return nil
-	}, feed.Namespace(o.names.namespace))
+	}, feed.Namespace(s.names.namespace))
 	if redis.IsPermissionError(err) {
 		return nil, nil
 	}

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -84,24 +86,19 @@ func usage(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
 }
 
-// app is the command with its input and output.
+// app is the command with its input and output, and the flags that every command has.
 type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	screen      screen
 	patience    time.Duration // before watch reports that nobody publishes
 	checked     bool          // the call is no usage error of the parser
-}
 
-// Names of the flags that every command has.
-const (
-	flagPostgres  = "postgres"
-	flagRedis     = "redis"
-	flagNamespace = "namespace"
-	flagHashed    = "hash-resources"
-	flagJSON      = "json"
-	flagTimeout   = "timeout"
-)
+	postgresURL, redisURL string
+	names                 names
+	json, yes             bool
+	timeout               time.Duration
+}
 
 const description = `Leases live in Redis, fences in Postgres. The two addresses come from
 flags or from the environment:
@@ -145,7 +142,7 @@ func (a *app) root() *cli.Command {
 		Name:                            "fencedb",
 		Usage:                           "operate leases and fences",
 		Description:                     description,
-		Flags:                           globalFlags(),
+		Flags:                           a.globalFlags(),
 		Commands:                        a.commands(),
 		EnableShellCompletion:           true,
 		Version:                         version(),
@@ -183,19 +180,29 @@ func (a *app) commands() []*cli.Command {
 	return all
 }
 
-func globalFlags() []cli.Flag {
+func (a *app) globalFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: flagPostgres, Usage: "`URL` of the database with the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
-		&cli.StringFlag{Name: flagRedis, Usage: "`URL` of the Redis with the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
-		&cli.StringFlag{Name: flagNamespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
-		&cli.BoolFlag{Name: flagHashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
-		&cli.BoolFlag{Name: flagJSON, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
-		&cli.DurationFlag{Name: flagTimeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
+		&cli.StringFlag{Name: "postgres", Destination: &a.postgresURL, Usage: "`URL` of the database with the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
+		&cli.StringFlag{Name: "redis", Destination: &a.redisURL, Usage: "`URL` of the Redis with the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
+		&cli.StringFlag{Name: "namespace", Destination: &a.names.namespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
+		&cli.BoolFlag{Name: "hash-resources", Destination: &a.names.hashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
+		&cli.BoolFlag{Name: "json", Destination: &a.json, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
+		&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Validator: atLeast(time.Millisecond), Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
+	}
+}
+
+// atLeast is the condition of a flag.
+func atLeast[T cmp.Ordered](least T) func(T) error {
+	return func(given T) error {
+		if given < least {
+			return fmt.Errorf("must be at least %v", least)
+		}
+		return nil
 	}
 }
 
 func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
-	return usage("%w; see %s --help", err, cmd.FullName())
+	return usage("%s; see %s --help", strings.Replace(err.Error(), "for flag -", "for flag --", 1), cmd.FullName())
 }
 
 // unknownCommand is the action of a command with subcommands, called without one.
@@ -221,9 +228,6 @@ var arguments = map[string]struct {
 // checkCall checks what commands have in common, before any of them begins.
 func (a *app) checkCall(_ context.Context, cmd *cli.Command) error {
 	a.checked = true
-	if limit := cmd.Duration(flagTimeout); limit <= 0 {
-		return usage("--%s must be positive, got %v", flagTimeout, limit)
-	}
 	takes, known := arguments[cmd.ArgsUsage] // not those of with
 	if n := cmd.Args().Len(); known && (n < takes.least || n > takes.most || takes.least > 0 && cmd.Args().First() == "") {
 		return usage("%s takes %s, got %q", cmd.FullName(), takes.text, cmd.Args().Slice())
@@ -233,8 +237,8 @@ func (a *app) checkCall(_ context.Context, cmd *cli.Command) error {
 
 // bounded limits one exchange with the servers by --timeout. The time that a person takes to answer
 // does not count.
-func bounded(ctx context.Context, cmd *cli.Command) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, cmd.Duration(flagTimeout))
+func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, a.timeout)
 }
 
 // withoutBashCompletion replaces the one function that the script for bash needs from the package

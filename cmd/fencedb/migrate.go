@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/urfave/cli/v3"
 
@@ -20,7 +19,7 @@ func (a *app) migrate() *cli.Command {
 		Usage: "install, show or remove the schema fencedb",
 		Commands: []*cli.Command{
 			{Name: "up", Usage: "apply missing migrations; safe to repeat and in parallel", Action: a.onSchema(migrations.Up)},
-			{Name: "down", Usage: "remove the schema with all fences; asks first", Flags: []cli.Flag{yesFlag()}, Action: a.migrateDown},
+			{Name: "down", Usage: "remove the schema with all fences; asks first", Flags: []cli.Flag{a.yesFlag()}, Action: a.migrateDown},
 			{Name: "status", Usage: "list the migrations and whether they are applied", Action: a.onSchema(func(context.Context, *sql.DB) error { return nil })},
 			{Name: "print", Usage: "print the SQL of all migrations, without a server", Action: a.migratePrint},
 		},
@@ -55,8 +54,8 @@ func (r schemaReport) print(p page) {
 }
 
 func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
-	if cmd.String(flagPostgres) != "" { // otherwise the missing URL is the error to report
-		err := a.confirm(ctx, cmd, "This forgets every fence and the audit: stale holders can write again. Remove the schema fencedb?")
+	if a.postgresURL != "" { // otherwise the missing URL is the error to report
+		err := a.confirm(ctx, "This forgets every fence and the audit: stale holders can write again. Remove the schema fencedb?")
 		if err != nil {
 			return err
 		}
@@ -66,21 +65,18 @@ func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
 
 // onSchema changes the schema and shows what came of it.
 func (a *app) onSchema(change func(context.Context, *sql.DB) error) cli.ActionFunc {
-	return func(ctx context.Context, cmd *cli.Command) error {
-		return onPostgres(ctx, cmd, func(ctx context.Context, pool *pgxpool.Pool) error {
-			db := stdlib.OpenDBFromPool(pool)
+	return func(ctx context.Context, _ *cli.Command) error {
+		return a.read(ctx, onPostgres, func(ctx context.Context, s *servers) (report, error) {
+			db := stdlib.OpenDBFromPool(s.pool)
 			defer db.Close()
 			before, err := migrations.Status(ctx, db)
 			if err == nil {
 				err = change(ctx, db)
 			}
 			if err != nil {
-				return err
+				return nil, err
 			}
 			after, err := migrations.Status(ctx, db)
-			if err != nil {
-				return err
-			}
 			r := schemaReport{Migrations: []migration{}, Changed: []string{}}
 			for i, m := range after {
 				r.Migrations = append(r.Migrations, migration(m))
@@ -88,7 +84,7 @@ func (a *app) onSchema(change func(context.Context, *sql.DB) error) cli.ActionFu
 					r.Changed, r.removed = append(r.Changed, m.Name), !m.Applied
 				}
 			}
-			return a.show(cmd, r)
+			return r, err
 		})
 	}
 }

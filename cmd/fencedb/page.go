@@ -23,8 +23,8 @@ type report interface {
 	print(p page)
 }
 
-func (a *app) show(cmd *cli.Command, r report) error {
-	if !cmd.Bool(flagJSON) {
+func (a *app) show(r report) error {
+	if !a.json {
 		out := bufio.NewWriter(a.out) // keeps the first error
 		r.print(page{out, a.screen})
 		return out.Flush()
@@ -36,8 +36,8 @@ func (a *app) show(cmd *cli.Command, r report) error {
 
 // confirm shows what the question is about and asks, on stderr so that --json stays clean. It
 // returns errDeclined unless the answer is yes. Ctrl-C is an answer too; what is read later is dropped.
-func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string, about ...report) error {
-	if cmd.Bool(flagYes) {
+func (a *app) confirm(ctx context.Context, question string, about ...report) error {
+	if a.yes {
 		return nil
 	}
 	for _, r := range about {
@@ -71,10 +71,8 @@ func (a *app) confirm(ctx context.Context, cmd *cli.Command, question string, ab
 	return errDeclined
 }
 
-const flagYes = "yes"
-
-func yesFlag() cli.Flag {
-	return &cli.BoolFlag{Name: flagYes, Aliases: []string{"y"}, Usage: "do not ask"}
+func (a *app) yesFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "yes", Aliases: []string{"y"}, Destination: &a.yes, Usage: "do not ask"}
 }
 
 // span formats a duration with at most two units.
@@ -138,7 +136,7 @@ func table[T any](p page, header []string, all []T, row func(T) []string) {
 	p.fit(widths)
 	style := bold
 	for _, row := range rows {
-		p.line(row, widths, style)
+		fmt.Fprintln(p.out, p.styled(strings.TrimRight(columns(row, widths), " "), style))
 		style = ""
 	}
 }
@@ -170,16 +168,12 @@ func (p page) fit(widths []int) {
 	}
 }
 
-func (p page) line(cells []string, widths []int, style string) {
-	var b strings.Builder
+// columns puts cells side by side.
+func columns(cells []string, widths []int) (line string) {
 	for i, cell := range cells {
-		cell = shorten(cell, widths[i])
-		b.WriteString(cell)
-		if i < len(cells)-1 {
-			b.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)) + gap)
-		}
+		line += fmt.Sprintf("%-*s", widths[i], shorten(cell, widths[i])) + gap
 	}
-	fmt.Fprintln(p.out, p.styled(strings.TrimRight(b.String(), " "), style))
+	return line
 }
 
 func (p page) styled(text, style string) string {
@@ -193,12 +187,11 @@ func (p page) styled(text, style string) string {
 func (p page) facts(pairs ...[2]string) {
 	widest := 0
 	for _, pair := range pairs {
-		widest = max(widest, utf8.RuneCountInString(pair[0]))
+		widest = max(widest, len(pair[0]))
 	}
 	for _, pair := range pairs {
-		pad := strings.Repeat(" ", widest-utf8.RuneCountInString(pair[0]))
-		value := strings.ReplaceAll(pair[1], "\n", "\n"+strings.Repeat(" ", widest)+gap)
-		fmt.Fprintln(p.out, p.styled(pair[0], bold)+pad+gap+value)
+		name, indent := fmt.Sprintf("%-*s", widest, pair[0]), strings.Repeat(" ", widest)+gap
+		fmt.Fprintln(p.out, p.styled(name, bold)+gap+strings.ReplaceAll(pair[1], "\n", "\n"+indent))
 	}
 }
 
@@ -209,22 +202,17 @@ func (p page) point(format string, args ...any) { p.paragraph("* ", fmt.Sprintf(
 // paragraph prints text, broken at spaces to the width of the screen or to a readable width. The
 // first line follows mark, the others are indented as far.
 func (p page) paragraph(mark, text string) {
-	room, indent := readable, strings.Repeat(" ", len(mark))
+	room := readable
 	if p.width > 0 {
 		room = min(room, p.width)
 	}
-	line, fresh := mark, true
+	line, space := mark, ""
 	for word := range strings.FieldsSeq(text) {
-		switch {
-		case fresh:
-			line += word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= room:
-			line += " " + word
-		default:
+		if space != "" && utf8.RuneCountInString(line+space+word) > room {
 			fmt.Fprintln(p.out, line)
-			line = indent + word
+			line, space = strings.Repeat(" ", len(mark)), ""
 		}
-		fresh = false
+		line, space = line+space+word, " "
 	}
 	fmt.Fprintln(p.out, line)
 }

@@ -10,12 +10,6 @@ import (
 )
 
 const (
-	flagOlderThan = "older-than"
-	flagMaxHold   = "max-hold"
-	flagRetention = "retention"
-	flagAuditAge  = "audit-older-than"
-	flagApply     = "apply"
-
 	day       = 24 * time.Hour
 	leastAge  = day // the least that fencedb.forget_fences accepts
 	batchSize = 1000
@@ -25,6 +19,7 @@ const (
 )
 
 func (a *app) prune() *cli.Command {
+	p := pruner{event: event{kind: "prune"}}
 	return &cli.Command{
 		Name:  "prune",
 		Usage: "remove old fences and records; only counts without --apply",
@@ -42,14 +37,22 @@ it is protected.
    fencedb prune                               count
    fencedb prune --apply --reason 'monthly'    ask, remove, record
    fencedb prune --apply --reason 'monthly' --audit-older-than 9000h`,
-		Flags: append(auditFlags(), yesFlag(),
-			&cli.DurationFlag{Name: flagOlderThan, Usage: "`TIME` since the last token", Value: 30 * day},
-			&cli.DurationFlag{Name: flagMaxHold, Usage: "largest `TIME` in MaxHold", Value: time.Hour},
-			&cli.DurationFlag{Name: flagRetention, Usage: "largest `TIME` in FenceRetention", Value: day},
-			&cli.DurationFlag{Name: flagAuditAge, Usage: "remove records this `TIME` old too"},
-			&cli.BoolFlag{Name: flagApply, Usage: "remove them, after asking"},
+		Flags: p.flags(a.yesFlag(),
+			&cli.DurationFlag{Name: "older-than", Destination: &p.older, Usage: "`TIME` since the last token", Value: 30 * day},
+			&cli.DurationFlag{Name: "max-hold", Destination: &p.hold, Usage: "largest `TIME` in MaxHold", Value: time.Hour, Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "retention", Destination: &p.retention, Usage: "largest `TIME` in FenceRetention", Value: day, Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "audit-older-than", Destination: &p.auditOlder, Usage: "remove records this `TIME` old too", Validator: atLeast(leastAuditAge)},
+			&cli.BoolFlag{Name: "apply", Destination: &p.apply, Usage: "remove them, after asking"},
 		),
-		Action: a.pruneFences,
+		Action: func(ctx context.Context, _ *cli.Command) error {
+			if err := p.check(); err != nil {
+				return err
+			}
+			return a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
+				p.servers = s
+				return p.run(ctx)
+			})
+		},
 	}
 }
 
@@ -69,126 +72,98 @@ type auditPruning struct {
 	Forgotten   int64 `json:"forgotten"`
 }
 
-func (r *auditPruning) age() time.Duration { return time.Duration(r.OlderThanMS) * time.Millisecond }
-
 func (r *pruning) print(p page) {
 	older, audit := millis(r.OlderThanMS), r.Audit
 	if r.Applied {
 		p.say("Forgot %d fences older than %s, kept %d that are held.", r.Forgotten, older, r.Held)
 	} else {
-		p.say("%d fences are older than %s and may go, %d more are held. Nothing was changed; see --%s.", r.Found, older, r.Held, flagApply)
+		p.say("%d fences are older than %s and may go, %d more are held. Nothing was changed; see --apply.", r.Found, older, r.Held)
 	}
 	switch {
 	case audit == nil:
 	case r.Applied:
-		p.say("Forgot %d records older than %s.", audit.Forgotten, span(audit.age()))
+		p.say("Forgot %d records older than %s.", audit.Forgotten, millis(audit.OlderThanMS))
 	default:
-		p.say("%d records are older than %s and may go.", audit.Found, span(audit.age()))
+		p.say("%d records are older than %s and may go.", audit.Found, millis(audit.OlderThanMS))
 	}
 }
 
-// sweeper reads the ledger in the order of resources.
-type sweeper struct {
+// pruner holds the arguments of prune.
+type pruner struct {
+	event
+	older, hold, retention time.Duration
+	auditOlder             time.Duration // 0: records are kept
+	apply                  bool
 	*servers
-	older time.Duration
-	limit func() (context.Context, context.CancelFunc) // for one batch
 }
 
-func (a *app) pruneFences(ctx context.Context, cmd *cli.Command) error {
-	older, err := pruneAge(cmd)
-	if err != nil {
-		return err
-	}
-	var e event
-	if cmd.Bool(flagApply) {
-		if e, err = newEvent("prune", nil, cmd); err != nil {
-			return err
-		}
-	}
-	return a.onServers(ctx, cmd, func(both *servers) error {
-		if both.replica && cmd.Bool(flagApply) {
-			return errReplica
-		}
-		s := &sweeper{both, older, func() (context.Context, context.CancelFunc) { return bounded(ctx, cmd) }}
-		r := &pruning{OlderThanMS: older.Milliseconds(), Applied: cmd.Bool(flagApply)}
-		err := s.sweep(func(_ context.Context, free []string, held int) error {
-			r.Found += int64(len(free))
-			r.Held += int64(held)
-			return nil
-		})
-		if age := cmd.Duration(flagAuditAge); err == nil && age > 0 {
-			r.Audit = &auditPruning{OlderThanMS: age.Milliseconds()}
-			err = s.countRecords(r.Audit)
-		}
-		if err == nil && r.Applied && (r.Found > 0 || r.Audit != nil && r.Audit.Found > 0) {
-			err = a.applyPruning(ctx, cmd, s, e, r)
-		}
-		if err != nil {
-			return err
-		}
-		return a.show(cmd, r)
-	})
-}
-
-func (a *app) applyPruning(ctx context.Context, cmd *cli.Command, s *sweeper, e event, r *pruning) error {
-	question := fmt.Sprintf("Forget %d fences older than %s? Any token will be accepted for them again.", r.Found, span(s.older))
-	if r.Audit != nil {
-		question = fmt.Sprintf("Forget %d records, and %d fences older than %s? Any token will be accepted for them again.", r.Audit.Found, r.Found, span(s.older))
-	}
-	if err := a.confirm(ctx, cmd, question); err != nil {
-		return err
-	}
-	err := s.sweep(func(ctx context.Context, free []string, _ int) error {
-		forgotten, err := s.forget(ctx, e, free)
-		r.Forgotten += forgotten
-		return err
-	})
-	for more := r.Audit != nil; more && err == nil; {
-		more, err = s.forgetRecords(e, r.Audit)
-	}
-	return err
-}
-
-func pruneAge(cmd *cli.Command) (time.Duration, error) {
-	older, hold, retention := cmd.Duration(flagOlderThan), cmd.Duration(flagMaxHold), cmd.Duration(flagRetention)
-	switch {
-	case hold <= 0 || retention <= 0:
-		return 0, usage("--%s and --%s must be positive, got %v and %v", flagMaxHold, flagRetention, hold, retention)
-	case older < hold+retention:
-		return 0, usage("--%s (%v) must be at least --%s + --%s (%v): younger fences may still be needed", flagOlderThan, older, flagMaxHold, flagRetention, hold+retention)
-	case older < leastAge:
-		return 0, usage("--%s must be at least %v, got %v", flagOlderThan, leastAge, older)
-	case cmd.IsSet(flagAuditAge) && cmd.Duration(flagAuditAge) < leastAuditAge:
-		return 0, usage("--%s must be at least %v, got %v: what was recorded stays that long", flagAuditAge, leastAuditAge, cmd.Duration(flagAuditAge))
-	}
-	return older, nil
-}
-
-// sweep calls batch with the old resources that are free and the number of those that are held.
-func (s *sweeper) sweep(batch func(ctx context.Context, free []string, held int) error) error {
-	for after, more := "", true; more; {
-		ctx, cancel := s.limit()
-		var err error
-		after, more, err = s.next(ctx, after, batch)
-		cancel()
-		if err != nil {
-			return err
-		}
+func (p *pruner) check() error {
+	switch least := p.hold + p.retention; {
+	case p.older < least:
+		return usage("--older-than (%v) must be at least --max-hold + --retention (%v): younger fences may still be needed", p.older, least)
+	case p.older < leastAge:
+		return usage("--older-than must be at least %v, got %v", leastAge, p.older)
+	case p.apply:
+		return p.complete()
 	}
 	return nil
 }
 
-func (s *sweeper) next(ctx context.Context, after string, batch func(context.Context, []string, int) error) (last string, more bool, err error) {
-	rows, _ := s.pool.Query(ctx, `SELECT resource FROM fencedb.fences
+func (p *pruner) run(ctx context.Context) (*pruning, error) {
+	if p.replica && p.apply {
+		return nil, errReplica
+	}
+	r := &pruning{OlderThanMS: p.older.Milliseconds(), Applied: p.apply}
+	err := p.sweep(ctx, func(_ context.Context, free []string, held int) error {
+		r.Found += int64(len(free))
+		r.Held += int64(held)
+		return nil
+	})
+	question := fmt.Sprintf("%d fences", r.Found)
+	if err == nil && p.auditOlder > 0 {
+		r.Audit = &auditPruning{OlderThanMS: p.auditOlder.Milliseconds()}
+		err = p.countRecords(ctx, r.Audit)
+		question = fmt.Sprintf("%d records, and %s", r.Audit.Found, question)
+	}
+	if err != nil || !p.apply || r.Found == 0 && (r.Audit == nil || r.Audit.Found == 0) {
+		return r, err
+	}
+	if err := p.confirm(ctx, fmt.Sprintf("Forget %s older than %s? Any token will be accepted for them again.", question, span(p.older))); err != nil {
+		return nil, err
+	}
+	err = p.sweep(ctx, func(ctx context.Context, free []string, _ int) error {
+		forgotten, err := p.forget(ctx, free)
+		r.Forgotten += forgotten
+		return err
+	})
+	for more := r.Audit != nil; more && err == nil; {
+		more, err = p.forgetRecords(ctx, r.Audit)
+	}
+	return r, err
+}
+
+// sweep reads the ledger in the order of resources. It calls batch with the old ones that are free and the
+// number of those that are held.
+func (p *pruner) sweep(ctx context.Context, batch func(ctx context.Context, free []string, held int) error) (err error) {
+	for after, more := "", true; more && err == nil; {
+		after, more, err = p.next(ctx, after, batch)
+	}
+	return err
+}
+
+func (p *pruner) next(ctx context.Context, after string, batch func(context.Context, []string, int) error) (last string, more bool, err error) {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	rows, _ := p.pool.Query(ctx, `SELECT resource FROM fencedb.fences
 		WHERE resource > $1 AND advanced_at < clock_timestamp() - make_interval(secs => $2) ORDER BY resource LIMIT $3`,
-		after, s.older.Seconds(), batchSize)
+		after, p.older.Seconds(), batchSize)
 	old, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(old) == 0 {
 		return "", false, explained(err)
 	}
-	free := make([]string, 0, len(old))
+	var free []string
 	for _, resource := range old {
-		known, err := s.issuer.Inspect(ctx, resource)
+		known, err := p.issuer.Inspect(ctx, resource)
 		if err != nil {
 			return "", false, err
 		}
@@ -201,31 +176,31 @@ func (s *sweeper) next(ctx context.Context, after string, batch func(context.Con
 
 // forget keeps fences that have advanced since they were found. A holder that acquired meanwhile
 // has a newer token, and has entered already or will be the first to enter again.
-func (s *sweeper) forget(ctx context.Context, e event, free []string) (forgotten int64, err error) {
-	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, s.older.Seconds()).Scan(&forgotten)
+func (p *pruner) forget(ctx context.Context, free []string) (forgotten int64, err error) {
+	err = pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, p.older.Seconds()).Scan(&forgotten)
 		if err != nil || forgotten == 0 {
 			return err
 		}
-		_, err = e.record(ctx, tx, map[string]any{"fences": forgotten, "older_than": s.older.String()})
+		_, err = p.record(ctx, tx, map[string]any{"fences": forgotten, "older_than": p.older.String()})
 		return err
 	})
 	return forgotten, explained(err)
 }
 
-func (s *sweeper) countRecords(r *auditPruning) error {
-	ctx, cancel := s.limit()
+func (p *pruner) countRecords(ctx context.Context, r *auditPruning) error {
+	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	return explained(s.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`, r.age().Seconds()).Scan(&r.Found))
+	return explained(p.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`, p.auditOlder.Seconds()).Scan(&r.Found))
 }
 
 // forgetRecords forgets one batch and reports whether there may be more.
-func (s *sweeper) forgetRecords(e event, r *auditPruning) (more bool, err error) {
-	ctx, cancel := s.limit()
+func (p *pruner) forgetRecords(ctx context.Context, r *auditPruning) (more bool, err error) {
+	ctx, cancel := p.bounded(ctx)
 	defer cancel()
 	var forgotten int64
-	err = s.pool.QueryRow(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,
-		r.age().Seconds(), e.operator, e.reason, auditBatchSize).Scan(&forgotten)
+	err = p.pool.QueryRow(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,
+		p.auditOlder.Seconds(), p.operator, p.reason, auditBatchSize).Scan(&forgotten)
 	r.Forgotten += forgotten
 	return forgotten == auditBatchSize, explained(err)
 }

@@ -13,17 +13,11 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-const (
-	flagTo       = "to"
-	flagForce    = "force"
-	flagRowToken = "row-token"
-	flagRowLease = "row-lease"
-
-	// maxToken is the highest token that package lease issues. No lease can pass a fence with it.
-	maxToken = 1<<53 - 1
-)
+// maxToken is the highest token that package lease issues. No lease can pass a fence with it.
+const maxToken = 1<<53 - 1
 
 func (a *app) reset() *cli.Command {
+	asked := resetting{event: event{kind: "reset"}}
 	return &cli.Command{
 		Name:      "reset",
 		Usage:     "set back a fence that is too high for any lease",
@@ -49,13 +43,27 @@ last_fencing_token and last_lease_id.
    fencedb reset table:12 --to 1795178573132056 --reason 'ticket 4713'
    fencedb reset job:7 --to 1795178573132056 --row-token 9007199254740991 \
       --row-lease 43a7e30e-... --reason 'ticket 4713'`,
-		Flags: append(auditFlags(), yesFlag(),
-			&cli.Int64Flag{Name: flagTo, Usage: "the new `TOKEN` of the fence; required"},
-			&cli.BoolFlag{Name: flagForce, Usage: "reset even while the resource is held"},
-			&cli.Int64Flag{Name: flagRowToken, Usage: "the `TOKEN` in a row that refuses others"},
-			&cli.StringFlag{Name: flagRowLease, Usage: "the lease `ID` in that row"},
+		Flags: asked.flags(a.yesFlag(),
+			&cli.Int64Flag{Name: "to", Destination: &asked.to, Usage: "the new `TOKEN` of the fence; required"},
+			&cli.BoolFlag{Name: "force", Destination: &asked.force, Usage: "reset even while the resource is held"},
+			&cli.Int64Flag{Name: "row-token", Destination: &asked.rowToken, Usage: "the `TOKEN` in a row that refuses others"},
+			&cli.StringFlag{Name: "row-lease", Usage: "the lease `ID` in that row"},
 		),
-		Action: a.resetResource,
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := asked.complete(cmd); err != nil {
+				return err
+			}
+			return a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
+				found, err := s.prepareReset(ctx, asked)
+				if err != nil {
+					return nil, err
+				}
+				if err := a.confirm(ctx, asked.question(found), found); err != nil {
+					return nil, err
+				}
+				return s.resetFence(ctx, asked, found)
+			})
+		},
 	}
 }
 
@@ -85,110 +93,77 @@ func (r *setBack) print(p page) {
 // resetting holds the arguments of reset.
 type resetting struct {
 	event
-	to       int64
-	force    bool
-	rowToken *int64
-	rowLease *uuid.UUID
+	to, rowToken int64 // rowToken 0: no row
+	force        bool
+	rowLease     *uuid.UUID
 }
 
-func newResetting(cmd *cli.Command) (resetting, error) {
-	resource := cmd.Args().First()
-	e, err := newEvent("reset", &resource, cmd)
-	r := resetting{event: e, to: cmd.Int64(flagTo), force: cmd.Bool(flagForce)}
-	if token := cmd.Int64(flagRowToken); cmd.IsSet(flagRowToken) {
-		r.rowToken = &token
-	}
+func (r *resetting) complete(cmd *cli.Command) error {
+	id, err := uuid.Parse(cmd.String("row-lease"))
+	r.rowLease = optional(id, cmd.IsSet("row-lease"))
 	switch {
-	case err != nil:
-		return r, err
-	case !cmd.IsSet(flagTo):
-		return r, usage("--%s is required: say which token the fence is set back to; see %s --help", flagTo, cmd.FullName())
+	case !cmd.IsSet("to"):
+		return usage("--to is required: say which token the fence is set back to; see %s --help", cmd.FullName())
 	case r.to < 0 || r.to > maxToken:
-		return r, usage("--%s must be 0 to %d (2^53 - 1), got %d", flagTo, int64(maxToken), r.to)
-	case r.rowToken != nil && *r.rowToken <= r.to:
-		return r, usage("--%s (%d) must be above --%s (%d), or it refuses nothing", flagRowToken, *r.rowToken, flagTo, r.to)
-	case cmd.IsSet(flagRowLease) && r.rowToken == nil:
-		return r, usage("--%s needs --%s", flagRowLease, flagRowToken)
-	case cmd.IsSet(flagRowLease):
-		id, err := uuid.Parse(cmd.String(flagRowLease))
-		if err != nil {
-			return r, usage("--%s: %w", flagRowLease, err)
-		}
-		r.rowLease = &id
+		return usage("--to must be 0 to %d (2^53 - 1), got %d", int64(maxToken), r.to)
+	case cmd.IsSet("row-token") && r.rowToken <= r.to:
+		return usage("--row-token (%d) must be above --to (%d), or it refuses nothing", r.rowToken, r.to)
+	case r.rowLease != nil && r.rowToken == 0:
+		return usage("--row-lease needs --row-token")
+	case r.rowLease != nil && err != nil:
+		return usage("--row-lease: %w", err)
 	}
-	return r, nil
-}
-
-func (a *app) resetResource(ctx context.Context, cmd *cli.Command) error {
-	asked, err := newResetting(cmd)
-	if err != nil {
-		return err
-	}
-	return a.onResource(ctx, cmd, func(o *operation) error {
-		found, err := o.prepareReset(ctx, cmd, asked)
-		if err != nil {
-			return err
-		}
-		if err := a.confirm(ctx, cmd, asked.question(found), found); err != nil {
-			return err
-		}
-		done, err := o.reset(ctx, cmd, asked, found)
-		if err != nil {
-			return err
-		}
-		return a.show(cmd, done)
-	})
+	return r.of(cmd.Args().First())
 }
 
 var errUnchanged = errors.New("nothing was changed")
 
 // prepareReset makes all checks and changes nothing.
-func (o *operation) prepareReset(ctx context.Context, cmd *cli.Command, asked resetting) (*inspection, error) {
-	ctx, cancel := bounded(ctx, cmd)
+func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspection, error) {
+	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	if o.replica {
+	if s.replica {
 		return nil, errReplica
 	}
-	if err := mayCall(ctx, o.pool, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)"); err != nil {
+	if err := mayCall(ctx, s.pool, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)"); err != nil {
 		return nil, err
 	}
-	found, err := o.look(ctx)
+	found, err := s.look(ctx, *asked.resource)
 	if err == nil && found.LastToken == nil && !asked.force {
-		err = o.notElsewhere(ctx)
+		err = s.notElsewhere(ctx, found.Resource)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
+	}
+	name := visible(found.Resource)
+	switch {
 	case found.Holder != nil && !asked.force:
-		return nil, fmt.Errorf("%w: %s is held under token %d; wait for its end or revoke it, or reset with --%s", errUnchanged, visible(o.resource), found.Holder.Token, flagForce)
-	case asked.rowToken != nil:
+		return nil, fmt.Errorf("%w: %s is held under token %d; wait for its end or revoke it, or reset with --force", errUnchanged, name, found.Holder.Token)
+	case asked.rowToken != 0:
 		return found, nil
 	case found.Fence == nil:
-		return nil, fmt.Errorf("%w: %s has no fence; if a row of it refuses tokens, name its stamp with --%s", errUnchanged, visible(o.resource), flagRowToken)
+		return nil, fmt.Errorf("%w: %s has no fence; if a row of it refuses tokens, name its stamp with --row-token", errUnchanged, name)
 	case found.Fence.Token <= asked.to:
-		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which is not above --%s", errUnchanged, visible(o.resource), found.Fence.Token, flagTo)
+		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which is not above --to", errUnchanged, name, found.Fence.Token)
 	}
 	return found, nil
 }
 
-const resetSQL = `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6, $7)`
-
 func (r resetting) question(found *inspection) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "Set its fence back to token %d? Every holder with a higher one can write again", r.to)
+	issued := ""
 	if found.LastToken != nil && *found.LastToken > r.to {
-		fmt.Fprintf(&b, "; Redis has issued tokens up to %d", *found.LastToken)
+		issued = fmt.Sprintf("; Redis has issued tokens up to %d", *found.LastToken)
 	}
-	return b.String() + "."
+	return fmt.Sprintf("Set its fence back to token %d? Every holder with a higher one can write again%s.", r.to, issued)
 }
 
-// reset raises the last token in Redis first, because one that is too high does no harm.
-func (o *operation) reset(ctx context.Context, cmd *cli.Command, asked resetting, found *inspection) (*setBack, error) {
-	ctx, cancel := bounded(ctx, cmd)
+// resetFence raises the last token in Redis first, because one that is too high does no harm.
+func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspection) (*setBack, error) {
+	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	done := &setBack{Resource: o.resource, Token: asked.to, LastToken: found.LastToken}
+	done := &setBack{Resource: found.Resource, Token: asked.to, LastToken: found.LastToken}
 	if asked.to > 0 && (found.LastToken == nil || *found.LastToken < asked.to) {
-		last, err := o.issuer.Raise(ctx, o.resource, asked.to)
+		last, err := s.issuer.Raise(ctx, found.Resource, asked.to)
 		if err != nil {
 			return nil, err
 		}
@@ -200,7 +175,8 @@ func (o *operation) reset(ctx context.Context, cmd *cli.Command, asked resetting
 	wait := time.Until(deadline) * (reserve - 1) / reserve
 	var token *int64
 	var lease *uuid.UUID
-	err := o.pool.QueryRow(ctx, resetSQL, o.resource, asked.to, asked.operator, asked.reason, asked.rowToken, asked.rowLease, wait.Milliseconds()).
+	err := s.pool.QueryRow(ctx, `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6, $7)`,
+		asked.resource, asked.to, asked.operator, asked.reason, optional(asked.rowToken, asked.rowToken != 0), asked.rowLease, wait.Milliseconds()).
 		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
 	if token != nil && lease != nil {
 		done.Former = &former{LeaseID: *lease, Token: *token}

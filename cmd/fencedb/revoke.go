@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -23,6 +24,7 @@ import (
 )
 
 func (a *app) revoke() *cli.Command {
+	e := event{kind: "revoke"}
 	return &cli.Command{
 		Name:      "revoke",
 		Usage:     "end the lease on a resource and shut former holders out",
@@ -38,8 +40,13 @@ the open transaction can still commit.
 
    fencedb revoke table:12 --reason 'worker 7 hangs'
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
-		Flags:  append(auditFlags(), yesFlag()),
-		Action: a.revokeResource,
+		Flags: e.flags(a.yesFlag()),
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := e.of(cmd.Args().First()); err != nil {
+				return err
+			}
+			return a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) { return s.confirmAndRevoke(ctx, e) })
+		},
 	}
 }
 
@@ -84,29 +91,22 @@ func (f *former) of() string {
 	return " of " + visible(f.Label)
 }
 
-func (a *app) revokeResource(ctx context.Context, cmd *cli.Command) error {
-	resource := cmd.Args().First()
-	e, err := newEvent("revoke", &resource, cmd)
+func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error) {
+	found, err := s.prepare(ctx, *e.resource)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return a.onResource(ctx, cmd, func(o *operation) error {
-		found, err := o.prepare(ctx, cmd)
-		if err != nil {
-			return err
-		}
-		if found.shutOut() {
-			return a.show(cmd, &revocation{Resource: o.resource, Token: found.revokedTo, LeaseID: found.Fence.LeaseID})
-		}
-		if err := a.confirm(ctx, cmd, found.question(), found); err != nil {
-			return err
-		}
-		done, err := o.revoke(ctx, cmd, e, found)
-		if err != nil {
-			return err
-		}
-		return a.show(cmd, done)
-	})
+	if found.shutOut() {
+		return &revocation{Resource: found.Resource, Token: found.revokedTo, LeaseID: found.Fence.LeaseID}, nil
+	}
+	question := "Nobody holds it. Shut former holders out?"
+	if found.Holder != nil {
+		question = fmt.Sprintf("Revoke it from the holder with token %d?", found.Holder.Token)
+	}
+	if err := s.confirm(ctx, question, found); err != nil {
+		return nil, err
+	}
+	return s.revokeLease(ctx, e, found)
 }
 
 // shutOut reports whether the last holder was revoked and sealed a moment ago and the resource was
@@ -116,29 +116,22 @@ func (r *inspection) shutOut() bool {
 		r.Fence != nil && r.Fence.Token >= r.revokedTo
 }
 
-func (r *inspection) question() string {
-	if r.Holder == nil {
-		return "Nobody holds it. Shut former holders out?"
-	}
-	return fmt.Sprintf("Revoke it from the holder with token %d?", r.Holder.Token)
-}
-
 // prepare makes all checks and changes nothing.
-func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection, error) {
-	ctx, cancel := bounded(ctx, cmd)
+func (s *servers) prepare(ctx context.Context, resource string) (*inspection, error) {
+	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	err := mayCall(ctx, o.pool, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint)")
+	err := mayCall(ctx, s.pool, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint)")
 	if err != nil {
 		return nil, err
 	}
-	found, err := o.look(ctx)
+	found, err := s.look(ctx, resource)
 	switch {
 	case err != nil:
 		return nil, err
 	case found.Fence != nil && found.Fence.tooHigh:
-		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first", errUnchanged, visible(o.resource), found.Fence.Token)
+		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first", errUnchanged, visible(resource), found.Fence.Token)
 	case found.Holder == nil && found.LastToken == nil && found.Revoked == nil:
-		return found, o.notElsewhere(ctx)
+		return found, s.notElsewhere(ctx, resource)
 	}
 	return found, nil
 }
@@ -146,16 +139,16 @@ func (o *operation) prepare(ctx context.Context, cmd *cli.Command) (*inspection,
 // notElsewhere refuses a resource that Redis knows only as a semaphore, with the other --hash-resources or, if
 // no namespace was given, in one: who forgot it would be told that nobody holds the resource, and would shut
 // out whoever does.
-func (o *operation) notElsewhere(ctx context.Context) error {
-	keys, err := scanKeys(ctx, o.client, lease.Key{Field: "fence"})
+func (s *servers) notElsewhere(ctx context.Context, resource string) error {
+	keys, err := scanKeys(ctx, s.client, lease.Key{Field: "fence"})
 	if err != nil {
 		return err
 	}
-	digest := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(o.resource)))
+	digest := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(resource)))
 	var there []string
 	for _, k := range keys {
-		if (k.Resource == o.resource || k.Resource == digest) && (o.names.namespace == "" || k.Namespace == o.names.namespace) {
-			there = append(there, fmt.Sprintf("as a %s in namespace %q, with --%s=%v", k.Kind, k.Namespace, flagHashed, k.Resource == digest))
+		if (k.Resource == resource || k.Resource == digest) && (s.names.namespace == "" || k.Namespace == s.names.namespace) {
+			there = append(there, fmt.Sprintf("as a %s in namespace %q, with --hash-resources=%v", k.Kind, k.Namespace, k.Resource == digest))
 		}
 	}
 	if there == nil {
@@ -163,38 +156,38 @@ func (o *operation) notElsewhere(ctx context.Context) error {
 	}
 	slices.Sort(there)
 	return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease",
-		errUnchanged, visible(o.resource), strings.Join(there, ", and "))
+		errUnchanged, visible(resource), strings.Join(there, ", and "))
 }
 
-func (o *operation) revoke(ctx context.Context, cmd *cli.Command, e event, found *inspection) (*revocation, error) {
-	ctx, cancel := bounded(ctx, cmd)
+func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (*revocation, error) {
+	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	announced, err := o.announce(ctx, e.operator)
+	announced, err := s.announce(ctx, e.operator)
 	if err != nil {
 		return nil, err
 	}
 	defer announced()
-	ended, err := o.endLease(ctx, found)
+	ended, err := s.endLease(ctx, found)
 	if errors.Is(err, lease.ErrStale) {
 		return nil, fmt.Errorf("the holder has changed since it was shown, nobody was revoked; look again: %w", err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	done := &revocation{Resource: o.resource, Token: ended.Token(), LeaseID: ended.LeaseID()}
+	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID()}
 	if id, token, held := ended.Holder(); held {
 		done.Former = &former{LeaseID: id, Token: token}
 		if found.Holder != nil && found.Holder.LeaseID == id {
 			done.Former.Label = found.Holder.Label
 		}
 	}
-	return done, o.seal(ctx, e, done)
+	return done, s.seal(ctx, e, done)
 }
 
 // endLease ends the lease of the holder that was found and of no other. It takes over from the
 // highest token of both servers, because a Redis that has lost tokens would issue one that the
 // ledger refuses.
-func (o *operation) endLease(ctx context.Context, found *inspection) (*lease.Revocation, error) {
+func (s *servers) endLease(ctx context.Context, found *inspection) (*lease.Revocation, error) {
 	var last int64
 	if found.LastToken != nil {
 		last = *found.LastToken
@@ -206,18 +199,18 @@ func (o *operation) endLease(ctx context.Context, found *inspection) (*lease.Rev
 		last = max(last, found.Fence.Token)
 	}
 	if last == 0 {
-		return o.issuer.Revoke(ctx, o.resource)
+		return s.issuer.Revoke(ctx, found.Resource)
 	}
-	return o.issuer.TakeOver(ctx, o.resource, last)
+	return s.issuer.TakeOver(ctx, found.Resource, last)
 }
 
 // seal enters the fence and records the event in one transaction.
-func (o *operation) seal(ctx context.Context, e event, done *revocation) error {
+func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 	deadline, _ := ctx.Deadline()
 	const reserve = 10 // a tenth of the time is for recording a failure
 	until := deadline.Add(-time.Until(deadline) / reserve)
 	grant := fencedb.NewGrant(done.Resource, done.Token, done.LeaseID, until)
-	err := fencedb.Tx(ctx, o.pool, grant, func(tx pgx.Tx) (err error) {
+	err := fencedb.Tx(ctx, s.pool, grant, func(tx pgx.Tx) (err error) {
 		done.AuditID, err = e.record(ctx, tx, done.details(true))
 		return err
 	})
@@ -226,12 +219,12 @@ func (o *operation) seal(ctx context.Context, e event, done *revocation) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &newer): // the next holder has entered, which shuts the former one out as well
-		done.AuditID, err = e.record(ctx, o.pool, done.details(true))
+		done.AuditID, err = e.record(ctx, s.pool, done.details(true))
 		return err
 	}
 	recording, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline) // also after Ctrl-C
 	defer cancel()
-	_, unrecorded := e.record(recording, o.pool, done.details(false))
+	_, unrecorded := e.record(recording, s.pool, done.details(false))
 	return errors.Join(fmt.Errorf("%w: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and revoke again: %w",
 		errHalf, done.Token, err), unrecorded)
 }
@@ -259,31 +252,19 @@ func published(ctx context.Context, client redis.UniversalClient, stream feed.Op
 
 // announce publishes what the operator does, if programs publish already. done waits until it is
 // published.
-func (o *operation) announce(ctx context.Context, operator string) (done func(), err error) {
-	stream := feed.Namespace(o.names.namespace)
-	if some, err := published(ctx, o.client, stream); err != nil || !some {
+func (s *servers) announce(ctx context.Context, operator string) (done func(), err error) {
+	stream := feed.Namespace(s.names.namespace)
+	if some, err := published(ctx, s.client, stream); err != nil || !some {
 		return func() {}, nil // the command works without it
 	}
 	options := []feed.Option{stream, feed.Worker(operator)}
-	if o.names.hashed {
+	if s.names.hashed {
 		options = append(options, feed.HashResources())
 	}
-	events := feed.New(o.client, options...)
+	events := feed.New(s.client, options...)
 	done = func() { _ = events.Close(ctx) }
-	o.issuer, err = issuer(o.client, o.names, lease.Tracer(events))
+	s.issuer, err = issuer(s.client, s.names, lease.Tracer(events))
 	return done, err
-}
-
-const (
-	flagReason   = "reason"
-	flagOperator = "operator"
-)
-
-func auditFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: flagReason, Usage: "`WHY`, for the audit; required"},
-		&cli.StringFlag{Name: flagOperator, Usage: "`WHO`; default: your user name", Sources: cli.EnvVars("FENCEDB_OPERATOR")},
-	}
 }
 
 // event is a new row of fencedb.audit.
@@ -294,26 +275,36 @@ type event struct {
 	reason   string
 }
 
-func newEvent(kind string, resource *string, cmd *cli.Command) (event, error) {
-	e := event{kind, resource, cmd.String(flagOperator), cmd.String(flagReason)}
+func (e *event) flags(more ...cli.Flag) []cli.Flag {
+	return append([]cli.Flag{
+		&cli.StringFlag{Name: "reason", Destination: &e.reason, Usage: "`WHY`, for the audit; required"},
+		&cli.StringFlag{Name: "operator", Destination: &e.operator, Usage: "`WHO`; default: your user name", Sources: cli.EnvVars("FENCEDB_OPERATOR")},
+	}, more...)
+}
+
+// of completes an event that is about one resource.
+func (e *event) of(resource string) error {
+	e.resource = &resource
+	return e.complete()
+}
+
+func (e *event) complete() error {
 	if e.reason == "" {
-		return event{}, usage("--%s is required: it is written to the audit", flagReason)
+		return usage("--reason is required: it is written to the audit")
 	}
 	if e.operator == "" {
 		e.operator = whoami()
 	}
-	return e, nil
+	return nil
 }
 
 func whoami() string {
-	name, host := "unknown", "unknown"
-	if u, err := user.Current(); err == nil && u.Username != "" {
+	var name string
+	if u, err := user.Current(); err == nil {
 		name = u.Username
 	}
-	if h, err := os.Hostname(); err == nil && h != "" {
-		host = h
-	}
-	return name + "@" + host
+	host, _ := os.Hostname()
+	return cmp.Or(name, "unknown") + "@" + cmp.Or(host, "unknown")
 }
 
 type querier interface {
@@ -338,7 +329,7 @@ func mayCall(ctx context.Context, pool *pgxpool.Pool, functions ...string) error
 	case err != nil:
 		return explained(err)
 	case standby:
-		return fmt.Errorf("%w: this Postgres is a standby; name the primary with --%s", errUnchanged, flagPostgres)
+		return fmt.Errorf("%w: this Postgres is a standby; name the primary with --postgres", errUnchanged)
 	case readOnly:
 		return fmt.Errorf("%w: this Postgres takes no writes (default_transaction_read_only is on); end that first", errUnchanged)
 	case !may:

@@ -171,17 +171,22 @@ func TestRevokeEndsAHolderWhoseCounterRedisHasLost(t *testing.T) {
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale)
 }
 
+// servers are those of a call of the command.
+func (w *world) servers() *servers {
+	return &servers{app: &app{names: names{namespace: w.namespace}}, client: w.redis, issuer: w.issuer, pool: w.pool}
+}
+
 func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	shown := w.acquire("seat:1")
-	o := &operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool, false}}
-	found, err := o.look(t.Context())
+	s := w.servers()
+	found, err := s.look(t.Context(), "seat:1")
 	require.NoError(t, err)
 	require.NoError(t, shown.Release(t.Context()))
 	next := w.acquire("seat:1")
 
-	_, err = o.endLease(t.Context(), found)
+	_, err = s.endLease(t.Context(), found)
 
 	require.ErrorIs(t, err, lease.ErrStale)
 	require.NoError(t, next.Extend(t.Context()))
@@ -217,7 +222,7 @@ func TestANextHolderThatIsFasterSealsForTheRevocation(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 
-	err := (&operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool, false}}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
+	err := w.servers().seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
 
 	require.NoError(t, err)
 	require.Positive(t, done.AuditID)
@@ -231,7 +236,7 @@ func TestARevocationThatIsInterruptedIsRecorded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	cancel()
 
-	err := (&operation{"seat:1", &servers{w.redis, names{namespace: w.namespace}, w.issuer, w.pool, false}}).seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
+	err := w.servers().seal(ctx, event{"revoke", &done.Resource, "ann@host", "it hangs"}, done)
 
 	require.Equal(t, exitHalf, exitCode(err))
 	require.Equal(t, "false", w.one(`SELECT details ->> 'sealed' FROM fencedb.audit WHERE event = 'revoke'`))

@@ -15,55 +15,28 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
-	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
 )
 
-// servers are the connections to both servers.
+// servers are the connections of one call of the command.
 type servers struct {
+	*app
 	client redis.UniversalClient
-	names  names
 	issuer *lease.Issuer
 	pool   *pgxpool.Pool
 
 	replica bool // Redis is one, and who holds what may be old
 }
 
-// open does not connect yet.
-func open(ctx context.Context, cmd *cli.Command) (s *servers, err error) {
-	s = &servers{names: namesOf(cmd)}
-	if s.client, err = openRedis(cmd); err != nil {
-		return nil, err
-	}
-	if s.pool, err = openPostgres(ctx, cmd); err != nil {
-		_ = s.client.Close()
-		return nil, err
-	}
-	if s.issuer, err = issuer(s.client, s.names); err != nil {
-		s.close()
-		return nil, usage("%w", err)
-	}
-	return s, nil
-}
+// needs are the servers that a command asks.
+type needs int
 
-func (s *servers) close() {
-	closePool(s.pool)
-	_ = s.client.Close()
-}
-
-// closePool waits a moment only: a Postgres that hangs keeps connections for longer than --timeout.
-func closePool(pool *pgxpool.Pool) {
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		pool.Close()
-	}()
-	select {
-	case <-closed:
-	case <-time.After(time.Second):
-	}
-}
+const (
+	onRedis needs = 1 << iota
+	onPostgres
+	onBoth = onRedis | onPostgres
+)
 
 // names say how the programs name keys in Redis.
 type names struct {
@@ -71,83 +44,104 @@ type names struct {
 	hashed    bool
 }
 
-func namesOf(cmd *cli.Command) names {
-	return names{cmd.String(flagNamespace), cmd.Bool(flagHashed)}
+// open does not connect yet.
+func (a *app) open(ctx context.Context, where needs) (*servers, error) {
+	s := &servers{app: a}
+	var err error
+	if where&onRedis != 0 {
+		err = s.openRedis()
+	}
+	if err == nil && where&onPostgres != 0 {
+		err = s.openPostgres(ctx)
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
 }
 
-// onServers connects both servers before fn begins, so that one that is away is reported before
-// anything is changed. So do onRedis and onPostgres, which bound fn too.
-func (a *app) onServers(ctx context.Context, cmd *cli.Command, fn func(*servers) error) error {
-	s, err := open(ctx, cmd)
+// close waits a moment only: a Postgres that hangs keeps connections for longer than --timeout.
+func (s *servers) close() {
+	if s.client != nil {
+		_ = s.client.Close()
+	}
+	if s.pool == nil {
+		return
+	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		s.pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
+}
+
+// on connects before fn begins, so that a server that is away is reported before anything is changed. It
+// shows what fn returns.
+func (a *app) on(ctx context.Context, where needs, fn func(context.Context, *servers) (report, error)) error {
+	s, err := a.open(ctx, where)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	connecting, cancel := bounded(ctx, cmd)
-	defer cancel()
-	if s.replica, err = a.pingRedis(connecting, s.client); err != nil {
+	if err := s.connect(ctx); err != nil {
 		return err
 	}
-	if err := pingPostgres(connecting, s.pool); err != nil {
+	r, err := fn(ctx, s)
+	if err != nil || r == nil {
 		return err
 	}
-	return fn(s)
+	return a.show(r)
 }
 
-func (a *app) onRedis(ctx context.Context, cmd *cli.Command,
-	fn func(context.Context, redis.UniversalClient) error) error {
-	client, err := openRedis(cmd)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	ctx, cancel := bounded(ctx, cmd)
-	defer cancel()
-	if _, err := a.pingRedis(ctx, client); err != nil {
-		return err
-	}
-	return fn(ctx, client)
+// read is on for a command that asks nobody, so that --timeout is for all of it.
+func (a *app) read(ctx context.Context, where needs, fn func(context.Context, *servers) (report, error)) error {
+	return a.on(ctx, where, func(ctx context.Context, s *servers) (report, error) {
+		ctx, cancel := a.bounded(ctx)
+		defer cancel()
+		return fn(ctx, s)
+	})
 }
 
-func onPostgres(ctx context.Context, cmd *cli.Command, fn func(context.Context, *pgxpool.Pool) error) error {
-	ctx, cancel := bounded(ctx, cmd)
+// connect also warns of a replica.
+func (s *servers) connect(ctx context.Context) error {
+	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	pool, err := openPostgres(ctx, cmd)
-	if err != nil {
-		return err
+	if s.client != nil {
+		if err := s.client.Ping(ctx).Err(); err != nil {
+			return fmt.Errorf("redis: %w", err)
+		}
 	}
-	defer closePool(pool)
-	if err := pingPostgres(ctx, pool); err != nil {
-		return err
+	if one, is := s.client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
+		if s.replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); s.replica {
+			fmt.Fprintf(s.errOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. Give the address of the primary.\n", one.Options().Addr)
+		}
 	}
-	return fn(ctx, pool)
+	if s.pool != nil {
+		if err := s.pool.Ping(ctx); err != nil {
+			return fmt.Errorf("postgres: %w", err)
+		}
+	}
+	return nil
 }
 
-// openPostgres does not connect yet.
-func openPostgres(ctx context.Context, cmd *cli.Command) (*pgxpool.Pool, error) {
-	address := cmd.String(flagPostgres)
-	if address == "" {
-		return nil, usage("no Postgres: set --%s or FENCEDB_POSTGRES_URL", flagPostgres)
+func (s *servers) openPostgres(ctx context.Context) error {
+	if s.postgresURL == "" {
+		return usage("no Postgres: set --postgres or FENCEDB_POSTGRES_URL")
 	}
-	config, err := pgxpool.ParseConfig(address)
+	config, err := pgxpool.ParseConfig(s.postgresURL)
 	if err != nil {
-		return nil, usage("--%s: %w", flagPostgres, err) // pgx blanks the password
+		return usage("--postgres: %w", err) // pgx blanks the password
 	}
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "fencedb"
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("postgres: %w", err)
-	}
-	return pool, nil
-}
-
-func pingPostgres(ctx context.Context, pool *pgxpool.Pool) error {
-	if err := pool.Ping(ctx); err != nil {
-		return fmt.Errorf("postgres: %w", err)
-	}
-	return nil
+	s.pool, err = pgxpool.NewWithConfig(ctx, config)
+	return err
 }
 
 // SQLSTATEs of an incomplete set-up.
@@ -168,23 +162,17 @@ func explained(err error) error {
 	return err
 }
 
-// openRedis does not connect yet.
-func openRedis(cmd *cli.Command) (redis.UniversalClient, error) {
-	address := cmd.String(flagRedis)
-	if address == "" {
-		return nil, usage("no Redis: set --%s or FENCEDB_REDIS_URL", flagRedis)
+func (s *servers) openRedis() (err error) {
+	if s.redisURL == "" {
+		return usage("no Redis: set --redis or FENCEDB_REDIS_URL")
 	}
-	client, err := newRedis(address, nil)
-	if err != nil {
-		return nil, usage("--%s: %w; it takes\n%s", flagRedis, withoutPassword(address, err), redisForms)
+	if s.client, err = newRedis(s.redisURL, nil); err != nil {
+		return usage("--redis: %w; it takes\n%s", withoutPassword(s.redisURL, err), redisForms)
 	}
-	switch c := client.(type) { // or a Redis that hangs would outlast --timeout
-	case *redis.Client:
-		c.Options().ContextTimeoutEnabled = true
-	case *redis.ClusterClient:
-		c.Options().ContextTimeoutEnabled = true
+	if s.issuer, err = issuer(s.client, s.names); err != nil {
+		return usage("%w", err)
 	}
-	return client, nil
+	return nil
 }
 
 // withoutPassword is what is wrong with an address, by the part behind the password: errors quote what
@@ -204,19 +192,6 @@ func withoutPassword(address string, err error) error {
 	}
 	_ = client.Close()
 	return errors.New("user and password cannot be read; in them, / is written as %2F, ? as %3F, # as %23 and % as %25")
-}
-
-// pingRedis also warns of a replica.
-func (a *app) pingRedis(ctx context.Context, client redis.UniversalClient) (replica bool, err error) {
-	if err := client.Ping(ctx).Err(); err != nil {
-		return false, fmt.Errorf("redis: %w", err)
-	}
-	if one, is := client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
-		if replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); replica {
-			fmt.Fprintf(a.errOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. Give the address of the primary.\n", one.Options().Addr)
-		}
-	}
-	return replica, nil
 }
 
 var errReplica = fmt.Errorf("%w: this Redis is a replica, which may not know who holds what", errUnchanged)
@@ -248,10 +223,7 @@ func issuer(client redis.UniversalClient, n names, tracers ...lease.Tracer) (*le
 // follows a higher token.
 func issuedAt(token int64) *time.Time {
 	at := time.UnixMicro(token).UTC()
-	if at.Year() < 2020 || at.After(time.Now().Add(time.Hour)) {
-		return nil // it follows a token that was no time
-	}
-	return &at
+	return optional(at, at.Year() >= 2020 && at.Before(time.Now().Add(time.Hour))) // or it follows a token that was no time
 }
 
 // redisForms describes the URLs that newRedis accepts.
@@ -269,7 +241,8 @@ const redisForms = `   redis://user:password@host:6379/0
 // dialer makes a connection; nil stands for the usual way.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// newRedis accepts the parameters of go-redis, such as ?dial_timeout=2s, in all forms.
+// newRedis accepts the parameters of go-redis, such as ?dial_timeout=2s, in all forms. Its clients heed the
+// deadlines of contexts, or a Redis that hangs would outlast --timeout.
 func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	plain, topology, _ := strings.Cut(scheme, "-")
@@ -284,10 +257,17 @@ func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	if err != nil {
 		return nil, err
 	}
+	options.ContextTimeoutEnabled = true
 	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
 		return nil, err
 	}
 	return redis.NewClient(options), nil
+}
+
+// take returns a parameter and removes it.
+func take(query url.Values, name string) string {
+	defer query.Del(name)
+	return query.Get(name)
 }
 
 // certificates are files for TLS, in the parameters that a URL of Postgres has for them: go-redis
@@ -301,10 +281,7 @@ func takeCertificates(rest string) (string, certificates) {
 	if !found || err != nil {
 		return rest, certificates{} // go-redis says what is wrong
 	}
-	files := certificates{query.Get("sslrootcert"), query.Get("sslcert"), query.Get("sslkey")}
-	for _, name := range []string{"sslrootcert", "sslcert", "sslkey"} {
-		query.Del(name)
-	}
+	files := certificates{take(query, "sslrootcert"), take(query, "sslcert"), take(query, "sslkey")}
 	return before + "?" + query.Encode(), files
 }
 
@@ -367,6 +344,7 @@ func newCluster(scheme, rest string, files certificates, dial dialer) (redis.Uni
 	if err != nil {
 		return nil, err
 	}
+	options.ContextTimeoutEnabled = true
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = "" // each node's own, not the first one's
 	}
@@ -376,6 +354,8 @@ func newCluster(scheme, rest string, files certificates, dial dialer) (redis.Uni
 	return redis.NewClusterClient(options), nil
 }
 
+// newSentinel puts user and password of the primary where go-redis expects them, which takes those of the URL
+// for the Sentinels'.
 func newSentinel(scheme, rest string, files certificates, dial dialer) (redis.UniversalClient, error) {
 	u, err := splitHosts(scheme, rest, "26379")
 	if err != nil {
@@ -383,23 +363,20 @@ func newSentinel(scheme, rest string, files certificates, dial dialer) (redis.Un
 	}
 	name, db, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	if name == "" {
-		return nil, fmt.Errorf("no name of a primary after the hosts")
+		return nil, errors.New("no name of a primary after the hosts")
 	}
-	user, query := u.User, u.Query()
-	take := func(key string) string {
-		defer query.Del(key)
-		return query.Get(key)
-	}
-	sentinelUser, sentinelPassword := take("sentinel_username"), take("sentinel_password")
+	query := u.Query()
+	password, _ := u.User.Password()
 	query.Set("master_name", name)
-	u.User, u.Path, u.RawQuery = nil, "/"+db, query.Encode()
+	query.Set("username", u.User.Username())
+	query.Set("password", password)
+	u.User = url.UserPassword(take(query, "sentinel_username"), take(query, "sentinel_password"))
+	u.Path, u.RawQuery = "/"+db, query.Encode()
 	options, err := redis.ParseFailoverURL(u.String())
 	if err != nil {
 		return nil, err
 	}
-	options.Username = user.Username()
-	options.Password, _ = user.Password()
-	options.SentinelUsername, options.SentinelPassword = sentinelUser, sentinelPassword
+	options.ContextTimeoutEnabled = true
 	if options.TLSConfig != nil {
 		options.TLSConfig.ServerName = ""
 	}

@@ -74,7 +74,7 @@ func TestAConnectionThatHangsDoesNotKeepTheCommand(t *testing.T) {
 	defer conn.Release()
 	closed := make(chan struct{})
 
-	go func() { closePool(pool); close(closed) }()
+	go func() { (&servers{pool: pool}).close(); close(closed) }()
 
 	select {
 	case <-closed:

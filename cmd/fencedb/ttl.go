@@ -14,20 +14,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-const (
-	flagPause      = "pause"
-	flagNetwork    = "network"
-	flagPrometheus = "prometheus"
-	flagOver       = "over"
-)
-
 func (a *app) ttl() *cli.Command {
+	var m measurement
 	return &cli.Command{
 		Name:      "ttl",
 		Usage:     "advise a TTL for a type of resources",
@@ -45,22 +38,38 @@ observe/prom in a Prometheus.
    fencedb ttl table --pause 5s        the holder may be paused for so long
    fencedb ttl table --prometheus http://prom:9090`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: flagPause, Usage: "a holder may be paused for this `TIME`", Value: time.Second},
-			&cli.DurationFlag{Name: flagNetwork, Usage: "an answer of Redis may take this `TIME`", Value: 200 * time.Millisecond},
-			&cli.StringFlag{Name: flagPrometheus, Usage: "ask the Prometheus at `URL`", Sources: cli.EnvVars("FENCEDB_PROMETHEUS_URL")},
-			&cli.DurationFlag{Name: flagOver, Usage: "with --" + flagPrometheus + ": use the last `TIME`", Value: 7 * day},
+			&cli.DurationFlag{Name: "pause", Destination: &m.pause, Usage: "a holder may be paused for this `TIME`", Value: time.Second, Validator: atLeast(time.Duration(0))},
+			&cli.DurationFlag{Name: "network", Destination: &m.network, Usage: "an answer of Redis may take this `TIME`", Value: 200 * time.Millisecond, Validator: atLeast(time.Duration(0))},
+			&cli.StringFlag{Name: "prometheus", Destination: &m.prometheus, Usage: "ask the Prometheus at `URL`", Sources: cli.EnvVars("FENCEDB_PROMETHEUS_URL")},
+			&cli.DurationFlag{Name: "over", Destination: &m.over, Usage: "with --prometheus: use the last `TIME`", Value: 7 * day, Validator: atLeast(time.Minute)},
 		},
-		Action: a.adviseTTL,
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if m.kind = cmd.Args().First(); strings.Contains(m.kind, ":") {
+				return usage("%s takes %s, got %q", cmd.FullName(), arguments[cmd.ArgsUsage].text, m.kind)
+			}
+			if m.prometheus == "" {
+				return a.read(ctx, onRedis, func(ctx context.Context, s *servers) (report, error) { return m.byFeed(ctx, s) })
+			}
+			ctx, cancel := a.bounded(ctx)
+			defer cancel()
+			r, err := m.byPrometheus(ctx)
+			if err != nil {
+				return err
+			}
+			return a.show(r)
+		},
 	}
 }
 
-// holdTimes are the times that leases were held.
-type holdTimes struct {
-	source string
-	count  int64
-	lost   int64 // how many of them were lost, and would have been held for longer
-	at     func(quantile float64) time.Duration
+// measurement holds the arguments of ttl.
+type measurement struct {
+	kind                 string
+	pause, network, over time.Duration
+	prometheus           string
 }
+
+// bucket counts the leases that were held for at most upTo seconds.
+type bucket struct{ upTo, count float64 }
 
 // advice is the result of ttl.
 type advice struct {
@@ -83,40 +92,33 @@ const leastSamples = 1000
 
 var errTooFew = errors.New("too few hold times")
 
-func (a *app) adviseTTL(ctx context.Context, cmd *cli.Command) error {
-	kind := cmd.Args().First()
-	pause, network := cmd.Duration(flagPause), cmd.Duration(flagNetwork)
-	switch {
-	case strings.Contains(kind, ":"):
-		return usage("%s takes %s, got %q", cmd.FullName(), arguments[cmd.ArgsUsage].text, kind)
-	case pause < 0 || network < 0 || cmd.Duration(flagOver) < time.Minute:
-		return usage("--%s and --%s must not be negative, nor --%s below 1m", flagPause, flagNetwork, flagOver)
+// advise takes the buckets in order. Of a quantile it takes the upper bound of the bucket: a TTL may be too long
+// but not too short. Leases that were lost would have been held for longer.
+func (m measurement) advise(source string, buckets []bucket, lost int64) (*advice, error) {
+	var count float64
+	if len(buckets) > 0 {
+		count = buckets[len(buckets)-1].count
 	}
-	measure := a.heldByFeed
-	if cmd.String(flagPrometheus) != "" {
-		measure = heldByPrometheus
+	if count < leastSamples {
+		return nil, fmt.Errorf("%w: %d of %s: in the %s, and p99.9 takes %d; switch observe/feed on in more of the programs or let them run on "+
+			"(Redis keeps about the last 10000 events of all kinds), or have observe/prom count and name its Prometheus with --prometheus",
+			errTooFew, int64(count), m.kind, source, leastSamples)
 	}
-	held, err := measure(ctx, cmd, kind)
-	if err != nil {
-		return err
+	quantile := func(q float64) float64 {
+		return buckets[slices.IndexFunc(buckets, func(b bucket) bool { return b.count >= q*count })].upTo
 	}
-	if held.count < leastSamples {
-		return fmt.Errorf("%w: %d of %s: in the %s, and p99.9 takes %d; switch observe/feed on in more of the programs or let them run on "+
-			"(Redis keeps about the last 10000 events of all kinds), or have observe/prom count and name its Prometheus with --%s",
-			errTooFew, held.count, kind, held.source, leastSamples, flagPrometheus)
+	if math.IsInf(quantile(0.999), 1) {
+		return nil, fmt.Errorf("prometheus: p99.9 is longer than the histogram's largest bucket, %vs; give observe/prom larger ones", buckets[max(0, len(buckets)-2)].upTo)
 	}
-	return a.show(cmd, advise(kind, held, pause, network))
-}
-
-func advise(kind string, held holdTimes, pause, network time.Duration) *advice {
-	p999 := held.at(0.999)
-	ttl := roundUp(max(p999+pause+network, 6*time.Millisecond))
+	held := func(q float64) time.Duration { return time.Duration(quantile(q) * float64(time.Second)) }
+	p999 := held(0.999)
+	ttl := roundUp(max(p999+m.pause+m.network, 6*time.Millisecond))
 	return &advice{
-		ResourceType: kind, Source: held.source, Samples: held.count, Lost: held.lost,
-		P50MS: ceilMS(held.at(0.5)), P99MS: ceilMS(held.at(0.99)), P999MS: ceilMS(p999),
-		PauseMS: pause.Milliseconds(), NetworkMS: network.Milliseconds(),
+		ResourceType: m.kind, Source: source, Samples: int64(count), Lost: lost,
+		P50MS: ceilMS(held(0.5)), P99MS: ceilMS(held(0.99)), P999MS: ceilMS(p999),
+		PauseMS: m.pause.Milliseconds(), NetworkMS: m.network.Milliseconds(),
 		TTLMS: ttl.Milliseconds(), RenewEveryMS: (ttl / 3).Milliseconds(), WarnBeforeMS: (ttl / 6).Milliseconds(),
-	}
+	}, nil
 }
 
 func ceilMS(d time.Duration) int64 { return (d + time.Millisecond - 1).Milliseconds() }
@@ -151,79 +153,51 @@ func goDuration(ms int64) string {
 	return fmt.Sprintf("%d * time.Millisecond", ms)
 }
 
-// heldByFeed reads the events that Redis has kept.
-func (a *app) heldByFeed(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
-	held := holdTimes{source: "feed"}
-	var all []time.Duration
-	note := func(e feed.Event) error {
-		if e.Kind != feed.Released && e.Kind != feed.Lost || !strings.HasPrefix(e.Resource, kind+":") {
+// byFeed reads the events that Redis has kept. Each lease is a bucket.
+func (m measurement) byFeed(ctx context.Context, s *servers) (*advice, error) {
+	var lost int64
+	var all []bucket
+	err := feed.Replay(ctx, s.client, "0", func(e feed.Event) error {
+		if e.Kind != feed.Released && e.Kind != feed.Lost || !strings.HasPrefix(e.Resource, m.kind+":") {
 			return nil
 		}
 		if e.Kind == feed.Lost {
-			held.lost++
+			lost++
 		}
-		all = append(all, e.Took)
+		all = append(all, bucket{upTo: e.Took.Seconds()})
 		return nil
-	}
-	err := a.onRedis(ctx, cmd, func(ctx context.Context, client redis.UniversalClient) error {
-		if err := feed.Replay(ctx, client, "0", note, feed.Namespace(cmd.String(flagNamespace))); err != nil {
-			return fmt.Errorf("redis: the feed: %w", err)
-		}
-		return nil
-	})
+	}, feed.Namespace(s.names.namespace))
 	if err != nil {
-		return holdTimes{}, err
+		return nil, fmt.Errorf("redis: the feed: %w", err)
 	}
-	slices.Sort(all)
-	held.count = int64(len(all))
-	held.at = func(q float64) time.Duration { return all[int(math.Ceil(q*float64(len(all))))-1] }
-	return held, nil
+	slices.SortFunc(all, func(a, b bucket) int { return cmp.Compare(a.upTo, b.upTo) })
+	for i := range all {
+		all[i].count = float64(i + 1)
+	}
+	return m.advise("feed", all, lost)
 }
 
-// holdHistogram is the metric of observe/prom for hold times.
-const holdHistogram = "redis_lease_hold_duration_seconds_bucket"
+// number is one of Prometheus, which has them in quotes or as they are.
+type number float64
 
-// bucket counts the leases that were held for at most upTo seconds.
-type bucket struct{ upTo, count float64 }
-
-// heldByPrometheus returns the upper bound of the bucket of a quantile: a TTL may be too long but
-// not too short.
-func heldByPrometheus(ctx context.Context, cmd *cli.Command, kind string) (holdTimes, error) {
-	query := fmt.Sprintf("sum by (le) (increase(%s{resource_type=%q}[%ds]))", holdHistogram, kind, int(cmd.Duration(flagOver).Seconds()))
-	ctx, cancel := bounded(ctx, cmd)
-	defer cancel()
-	buckets, err := askPrometheus(ctx, cmd.String(flagPrometheus), query)
-	if err != nil {
-		return holdTimes{}, err
-	}
-	held := holdTimes{source: "Prometheus"}
-	if len(buckets) == 0 {
-		return held, nil
-	}
-	total := buckets[len(buckets)-1].count
-	held.count = int64(total)
-	quantile := func(q float64) float64 {
-		i := slices.IndexFunc(buckets, func(b bucket) bool { return b.count >= q*total })
-		return buckets[i].upTo
-	}
-	if total > 0 && math.IsInf(quantile(0.999), 1) {
-		return holdTimes{}, fmt.Errorf("prometheus: p99.9 is longer than the histogram's largest bucket, %vs; give observe/prom larger ones", buckets[max(0, len(buckets)-2)].upTo)
-	}
-	held.at = func(q float64) time.Duration { return time.Duration(quantile(q) * float64(time.Second)) }
-	return held, nil
+func (n *number) UnmarshalJSON(text []byte) error {
+	f, err := strconv.ParseFloat(strings.Trim(string(text), `"`), 64)
+	*n = number(f)
+	return err
 }
 
-// askPrometheus returns the buckets of a histogram, the smallest first.
-func askPrometheus(ctx context.Context, address, query string) ([]bucket, error) {
-	u, err := url.Parse(address)
+// byPrometheus asks for the histogram of observe/prom.
+func (m measurement) byPrometheus(ctx context.Context) (*advice, error) {
+	u, err := url.Parse(m.prometheus)
 	if err != nil || u.Host == "" {
-		return nil, usage("--%s is not a URL such as http://prom:9090", flagPrometheus)
+		return nil, usage("--prometheus is not a URL such as http://prom:9090")
 	}
 	u = u.JoinPath("api/v1/query")
-	u.RawQuery = url.Values{"query": {query}}.Encode()
+	u.RawQuery = url.Values{"query": {fmt.Sprintf("sum by (le) (increase(redis_lease_hold_duration_seconds_bucket{resource_type=%q}[%ds]))",
+		m.kind, int(m.over.Seconds()))}}.Encode()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
-		return nil, usage("--%s: %w", flagPrometheus, err)
+		return nil, usage("--prometheus: %w", err)
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
@@ -232,7 +206,12 @@ func askPrometheus(ctx context.Context, address, query string) ([]bucket, error)
 	defer response.Body.Close()
 	var answer struct {
 		Status, Error string
-		Data          struct{ Result []sample }
+		Data          struct {
+			Result []struct {
+				Metric struct{ LE number }
+				Value  [2]number // the time and the count
+			}
+		}
 	}
 	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil {
 		return nil, fmt.Errorf("prometheus: %s, and the answer is not from a Prometheus: %w", response.Status, err)
@@ -240,25 +219,10 @@ func askPrometheus(ctx context.Context, address, query string) ([]bucket, error)
 	if answer.Status != "success" {
 		return nil, fmt.Errorf("prometheus: %s: %s", response.Status, answer.Error)
 	}
-	return sorted(answer.Data.Result)
-}
-
-// sample is one value of the answer: a time and a number in quotes.
-type sample struct {
-	Metric struct{ LE string }
-	Value  [2]any
-}
-
-func sorted(samples []sample) (buckets []bucket, err error) {
-	for _, s := range samples {
-		text, _ := s.Value[1].(string)
-		upTo, err1 := strconv.ParseFloat(s.Metric.LE, 64)
-		count, err2 := strconv.ParseFloat(text, 64)
-		if err := errors.Join(err1, err2); err != nil {
-			return nil, fmt.Errorf("prometheus: invalid bucket: %w", err)
-		}
-		buckets = append(buckets, bucket{upTo, count})
+	var buckets []bucket
+	for _, r := range answer.Data.Result {
+		buckets = append(buckets, bucket{float64(r.Metric.LE), float64(r.Value[1])})
 	}
 	slices.SortFunc(buckets, func(a, b bucket) int { return cmp.Compare(a.upTo, b.upTo) })
-	return buckets, nil
+	return m.advise("Prometheus", buckets, 0)
 }

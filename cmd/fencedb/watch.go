@@ -5,28 +5,22 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/observe/feed"
-)
-
-const (
-	flagKind  = "kind"
-	flagSince = "since"
 )
 
 var kinds = []feed.Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked, feed.Healed,
 	feed.Committed, feed.Refused, feed.Failed}
 
 func (a *app) watch() *cli.Command {
+	var wanted filter
 	return &cli.Command{
 		Name:      "watch",
 		Usage:     "show events of leases and writes as they happen",
@@ -41,10 +35,17 @@ when Redis was away and comes back. With --json each line is one event.
 
 Kinds: ` + strings.Replace(words(kinds), ", healed", ",\nhealed", 1) + `.`,
 		Flags: []cli.Flag{
-			&cli.StringSliceFlag{Name: flagKind, Usage: "show only this `KIND`, or several with commas"},
-			&cli.DurationFlag{Name: flagSince, Usage: "begin this `TIME` ago"},
+			&cli.StringSliceFlag{Name: "kind", Destination: &wanted.kinds, Usage: "show only this `KIND`, or several with commas", Validator: knownKinds},
+			&cli.DurationFlag{Name: "since", Destination: &wanted.since, Usage: "begin this `TIME` ago", Validator: atLeast(time.Duration(0))},
 		},
-		Action: a.follow,
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			wanted.prefix = cmd.Args().First()
+			err := a.on(ctx, onRedis, func(ctx context.Context, s *servers) (report, error) { return nil, s.follow(ctx, wanted) })
+			if ctx.Err() != nil {
+				return nil // Ctrl-C ends watch
+			}
+			return err
+		},
 	}
 }
 
@@ -52,56 +53,45 @@ Kinds: ` + strings.Replace(words(kinds), ", healed", ",\nhealed", 1) + `.`,
 type filter struct {
 	prefix string
 	kinds  []string // none: all
+	since  time.Duration
 }
 
-func newFilter(cmd *cli.Command) (filter, error) {
-	f := filter{cmd.Args().First(), cmd.StringSlice(flagKind)}
-	for _, k := range f.kinds {
+func knownKinds(names []string) error {
+	for _, k := range names {
 		if !slices.Contains(kinds, feed.Kind(k)) {
-			return f, usage("--%s: there is no %q; there are %s", flagKind, k, words(kinds))
+			return fmt.Errorf("there is no %q; there are %s", k, words(kinds))
 		}
 	}
-	if cmd.Duration(flagSince) < 0 {
-		return f, usage("--%s must not be negative, got %v", flagSince, cmd.Duration(flagSince))
-	}
-	return f, nil
+	return nil
 }
 
-func (a *app) follow(ctx context.Context, cmd *cli.Command) error {
-	wanted, err := newFilter(cmd)
+func (s *servers) follow(ctx context.Context, wanted filter) error {
+	from, err := s.startOf(ctx, wanted.since)
 	if err != nil {
 		return err
 	}
-	err = a.onRedis(ctx, cmd, func(connecting context.Context, client redis.UniversalClient) error {
-		from, err := startOf(connecting, client, cmd.Duration(flagSince))
-		if err != nil {
-			return err
+	stream := feed.Namespace(s.names.namespace)
+	hint := time.AfterFunc(s.patience, func() { s.hintAtFeed(ctx, stream) })
+	defer hint.Stop()
+	write := s.eventWriter()
+	return feed.Follow(ctx, s.client, from, func(e feed.Event) error {
+		hint.Stop()
+		ofKind := len(wanted.kinds) == 0 || slices.Contains(wanted.kinds, string(e.Kind))
+		if !ofKind || !strings.HasPrefix(e.Resource, wanted.prefix) {
+			return nil
 		}
-		stream := feed.Namespace(cmd.String(flagNamespace))
-		hint := time.AfterFunc(a.patience, func() { a.hintAtFeed(ctx, client, stream) })
-		defer hint.Stop()
-		write := a.eventWriter(cmd)
-		return feed.Follow(ctx, client, from, func(e feed.Event) error {
-			hint.Stop()
-			ofKind := len(wanted.kinds) == 0 || slices.Contains(wanted.kinds, string(e.Kind))
-			if !ofKind || !strings.HasPrefix(e.Resource, wanted.prefix) {
-				return nil
-			}
-			return write(e)
-		}, stream)
-	})
-	if ctx.Err() != nil {
-		return nil // Ctrl-C ends watch
-	}
-	return err
+		return write(e)
+	}, stream)
 }
 
 // startOf returns a place in the stream, by the clock of Redis.
-func startOf(ctx context.Context, client redis.UniversalClient, since time.Duration) (string, error) {
+func (s *servers) startOf(ctx context.Context, since time.Duration) (string, error) {
 	if since == 0 {
 		return "$", nil
 	}
-	now, err := client.Time(ctx).Result()
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
+	now, err := s.client.Time(ctx).Result()
 	if err != nil {
 		return "", fmt.Errorf("redis: time: %w", err)
 	}
@@ -111,18 +101,18 @@ func startOf(ctx context.Context, client redis.UniversalClient, since time.Durat
 // patience is how long watch waits for an event before it checks whether any program publishes.
 const patience = 5 * time.Second
 
-func (a *app) hintAtFeed(ctx context.Context, client redis.UniversalClient, stream feed.Option) {
-	if some, err := published(ctx, client, stream); err != nil || some {
+func (s *servers) hintAtFeed(ctx context.Context, stream feed.Option) {
+	if some, err := published(ctx, s.client, stream); err != nil || some {
 		return
 	}
-	page{a.errOut, a.screen}.say("%s", "No events yet, and no program has published any before. To publish, a program passes "+
+	page{s.errOut, s.screen}.say("%s", "No events yet, and no program has published any before. To publish, a program passes "+
 		"events := feed.New(client), of observe/feed, to lease.Config.Tracers and to fencedb.With(pool, fencedb.Trace(events)). "+
-		"If they set a Namespace, give it as --"+flagNamespace+".")
+		"If they set a Namespace, give it as --namespace.")
 }
 
 // eventWriter returns what writes events as they come.
-func (a *app) eventWriter(cmd *cli.Command) func(feed.Event) error {
-	if cmd.Bool(flagJSON) {
+func (a *app) eventWriter() func(feed.Event) error {
+	if a.json {
 		lines := json.NewEncoder(a.out)
 		return func(e feed.Event) error { return lines.Encode(e) }
 	}
@@ -142,16 +132,15 @@ type textLines struct {
 const clock = "15:04:05.000"
 
 func (l *textLines) write(e feed.Event) error {
-	var b strings.Builder
-	for i, cell := range []string{e.At.Local().Format(clock), l.name(e.Worker), string(e.Kind), l.name(e.Resource), tokenText(e.Token)} {
+	cells := []string{e.At.Local().Format(clock), l.name(e.Worker), string(e.Kind), l.name(e.Resource), tokenText(e.Token)}
+	for i, cell := range cells {
 		l.widths[i] = max(l.widths[i], utf8.RuneCountInString(cell))
-		b.WriteString(cell + strings.Repeat(" ", l.widths[i]-utf8.RuneCountInString(cell)) + gap)
 	}
-	line, more := b.String(), happened(e)
+	line, more := columns(cells, l.widths), happened(e)
 	if l.width > 0 && utf8.RuneCountInString(line+more) > l.width {
 		line = strings.TrimRight(line, " ") + "\n" + strings.Repeat(" ", len(clock)) + gap
 	}
-	_, err := io.WriteString(l.out, l.styled(strings.TrimRight(line+more, " "), colors[e.Kind])+"\n")
+	_, err := fmt.Fprintln(l.out, l.styled(strings.TrimRight(line+more, " "), colors[e.Kind]))
 	return err
 }
 

@@ -193,10 +193,11 @@ func TestWatchSaysHowToSwitchTheFeedOn(t *testing.T) {
 
 	w.refusedOnce()
 	var said bytes.Buffer
-	a := &app{errOut: &said}
-	a.hintAtFeed(t.Context(), w.redis, feed.Namespace(w.namespace))
+	s := w.servers()
+	s.errOut = &said
+	s.hintAtFeed(t.Context(), feed.Namespace(w.namespace))
 	require.Empty(t, said.String(), "somebody does publish")
-	a.hintAtFeed(t.Context(), w.redis, feed.Namespace(w.namespace+"/other"))
+	s.hintAtFeed(t.Context(), feed.Namespace(w.namespace+"/other"))
 	require.NotEmpty(t, said.String())
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,13 +25,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-const (
-	flagWait  = "wait"
-	flagHold  = "hold"
-	flagGrace = "grace"
-)
-
 func (a *app) with() *cli.Command {
+	var w wrapping
 	return &cli.Command{
 		Name:      "with",
 		Usage:     "run a command while it holds resources",
@@ -68,13 +64,22 @@ command, 128 + N if signal N ended it, or
    126   the command cannot be run
    127   there is no such command`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: flagWait, Usage: "wait this `TIME` for what is held by others"},
-			&cli.DurationFlag{Name: flagTTL, Usage: "`TIME` that a lease lasts without renewal", Value: time.Minute},
-			&cli.DurationFlag{Name: flagMaxHold, Usage: "renew for this `TIME` at most, or for --ttl", Value: time.Hour},
-			&cli.DurationFlag{Name: flagHold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl"},
-			&cli.DurationFlag{Name: flagGrace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss", Value: 10 * time.Second},
+			&cli.DurationFlag{Name: "wait", Destination: &w.wait, Usage: "wait this `TIME` for what is held by others", Validator: atLeast(time.Duration(0))},
+			&cli.DurationFlag{Name: "ttl", Destination: &w.cfg.TTL, Usage: "`TIME` that a lease lasts without renewal", Value: time.Minute, Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "max-hold", Destination: &w.cfg.MaxHold, Usage: "renew for this `TIME` at most, or for --ttl", Value: time.Hour},
+			&cli.DurationFlag{Name: "hold", Destination: &w.hold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl", Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss", Value: 10 * time.Second, Validator: atLeast(time.Duration(0))},
 		},
-		Action: a.runWith,
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			if err := w.complete(cmd, a.names); err != nil {
+				return err
+			}
+			err := a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) { return nil, s.runWith(ctx, &w) })
+			if err == nil || errors.As(err, new(withCode)) {
+				return err
+			}
+			return withCode{exitNotRun, err}
+		},
 	}
 }
 
@@ -100,76 +105,58 @@ type wrapping struct {
 	cfg       lease.Config
 }
 
-func newWrapping(cmd *cli.Command) (*wrapping, error) {
-	w := &wrapping{wait: cmd.Duration(flagWait), hold: cmd.Duration(flagHold), grace: cmd.Duration(flagGrace)}
+func (w *wrapping) complete(cmd *cli.Command, n names) error {
 	// The parser drops the first "--", but not from what the root was given.
 	typed := cmd.Root().Args().Slice()
 	if i := slices.Index(typed, "--"); i >= 0 {
 		w.command = typed[i+1:]
 	}
 	w.resources = cmd.Args().Slice()[:cmd.Args().Len()-len(w.command)]
-	n := namesOf(cmd)
-	w.cfg = lease.Config{TTL: cmd.Duration(flagTTL), Namespace: n.namespace, HashResources: n.hashed, FenceRetention: fenceRetention}
-	w.cfg.MaxHold = max(cmd.Duration(flagMaxHold), w.cfg.TTL)
-	if !cmd.IsSet(flagHold) {
-		w.hold = w.cfg.TTL
-	}
+	w.cfg.Namespace, w.cfg.HashResources, w.cfg.FenceRetention = n.namespace, n.hashed, fenceRetention
+	w.cfg.MaxHold = max(w.cfg.MaxHold, w.cfg.TTL)
+	w.hold = cmp.Or(w.hold, w.cfg.TTL)
 	switch {
 	case len(w.command) == 0:
-		return nil, usage("no command; put it behind --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
+		return usage("no command; put it behind --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
 	case len(w.resources) == 0 || slices.Contains(w.resources, ""):
-		return nil, usage("no resource; put it before --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
-	case w.wait < 0 || w.grace < 0:
-		return nil, usage("--%s and --%s must not be negative, got %v and %v", flagWait, flagGrace, w.wait, w.grace)
-	case w.cfg.TTL < time.Millisecond || w.hold < time.Millisecond:
-		return nil, usage("--%s and --%s must be at least 1ms, got %v and %v", flagTTL, flagHold, w.cfg.TTL, w.hold)
+		return usage("no resource; put it before --, as in %s order:7 -- psql -f fix.sql", cmd.FullName())
 	}
 	var err error
 	switch w.path, err = exec.LookPath(w.command[0]); {
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		return nil, withCode{exitNotFound, fmt.Errorf("%w; nothing was acquired", err)}
+		return withCode{exitNotFound, fmt.Errorf("%w; nothing was acquired", err)}
 	case err != nil:
-		return nil, withCode{exitNotExecutable, fmt.Errorf("%w; nothing was acquired", err)}
+		return withCode{exitNotExecutable, fmt.Errorf("%w; nothing was acquired", err)}
 	}
-	return w, nil
+	return nil
 }
 
-func (a *app) runWith(ctx context.Context, cmd *cli.Command) error {
-	w, err := newWrapping(cmd)
+func (s *servers) runWith(ctx context.Context, w *wrapping) error {
+	leases, err := w.acquire(ctx, s)
+	switch {
+	case errors.Is(err, lease.ErrInvalid):
+		return usage("%w", err)
+	case errors.Is(err, lease.ErrHeld), errors.Is(err, fencedb.ErrBusy):
+		return withCode{exitHeld, fmt.Errorf("%w; the command was not run", err)}
+	case err != nil:
+		return fmt.Errorf("%w; the command was not run", explained(err))
+	}
+	done := &wrapped{leases: leases, began: time.Now()}
+	err = s.runUnder(ctx, w, done)
+	done.took = time.Since(done.began)
+	ending, cancel := s.bounded(context.WithoutCancel(ctx))
+	defer cancel()
+	if done.released = leases.Release(ending); done.lost == nil && lease.IsLost(done.released) {
+		done.lost = done.released
+	}
 	if err != nil {
 		return err
 	}
-	err = a.onServers(ctx, cmd, func(s *servers) error {
-		leases, err := w.acquire(ctx, cmd, s)
-		switch {
-		case errors.Is(err, lease.ErrInvalid):
-			return usage("%w", err)
-		case errors.Is(err, lease.ErrHeld), errors.Is(err, fencedb.ErrBusy):
-			return withCode{exitHeld, fmt.Errorf("%w; the command was not run", err)}
-		case err != nil:
-			return fmt.Errorf("%w; the command was not run", explained(err))
-		}
-		done := &wrapped{leases: leases, began: time.Now()}
-		err = a.runUnder(ctx, w, done)
-		done.took = time.Since(done.began)
-		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmd.Duration(flagTimeout))
-		defer cancel()
-		if done.released = leases.Release(ending); done.lost == nil && lease.IsLost(done.released) {
-			done.lost = done.released
-		}
-		if err != nil {
-			return err
-		}
-		return a.conclude(done)
-	})
-	if coded := (withCode{}); err == nil || errors.As(err, &coded) {
-		return err
-	}
-	return withCode{exitNotRun, err}
+	return s.conclude(done)
 }
 
 // acquire acquires and seals all resources, or none.
-func (w *wrapping) acquire(ctx context.Context, cmd *cli.Command, s *servers) (lease.Leases, error) {
+func (w *wrapping) acquire(ctx context.Context, s *servers) (lease.Leases, error) {
 	w.cfg.Seal = fencedb.Sealer(s.pool)
 	i, err := lease.New(s.client, w.cfg)
 	if err != nil {
@@ -179,12 +166,12 @@ func (w *wrapping) acquire(ctx context.Context, cmd *cli.Command, s *servers) (l
 	if w.wait > 0 {
 		opt = lease.WaitAtMost(w.wait)
 	}
-	ctx, cancel := context.WithTimeout(ctx, w.wait+cmd.Duration(flagTimeout))
+	ctx, cancel := context.WithTimeout(ctx, w.wait+s.timeout)
 	defer cancel()
 	for _, resource := range w.resources {
 		known, err := i.Inspect(ctx, resource)
 		if err == nil && known.LastToken == 0 {
-			err = (&operation{resource, s}).notElsewhere(ctx)
+			err = s.notElsewhere(ctx, resource)
 		}
 		if err != nil {
 			return nil, err
