@@ -51,9 +51,9 @@ Wrong ways to write: ` + strings.Replace(words(chaos.Controls()), ", safe", ",\n
 
 The exit code is 1 if a promise was broken.`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "for", Destination: &c.For, Usage: "`TIME` for faults", Value: time.Minute, Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "for", Destination: &c.For, Usage: "`TIME` for faults", Value: time.Minute, Validator: positive},
 			&cli.Uint64Flag{Name: "seed", Destination: &c.Seed, Usage: "repeat a run by its `NUMBER`", DefaultText: "new"},
-			&cli.DurationFlag{Name: "ttl", Destination: &c.TTL, Usage: "`TIME` that a lease lasts", Value: time.Second, Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "ttl", Destination: &c.TTL, Usage: "`TIME` that a lease lasts", Value: time.Second, Validator: positive},
 			&cli.IntFlag{Name: "workers", Destination: &c.Workers, Usage: "`NUMBER` of processes", Value: 4, Validator: atLeast(1)},
 			&cli.IntFlag{Name: "clients", Destination: &c.Clients, Usage: "`NUMBER` in each process", Value: 3, Validator: atLeast(1)},
 			&cli.IntFlag{Name: "width", Destination: &c.Width, Usage: "`NUMBER` of each object", Value: 1, Validator: atLeast(1)},
@@ -140,7 +140,7 @@ It works in a namespace in Redis and a schema in Postgres of its own, which
 it removes, and needs what fencedb chaos needs. The exit code is 1 if a step
 did not go as it must.`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "ttl", Destination: &c.TTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second, Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "ttl", Destination: &c.TTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second, Validator: positive},
 		},
 		Action: a.outlived(&c, func(ctx context.Context) error { return a.runDrill(ctx, c) }),
 	}

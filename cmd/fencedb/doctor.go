@@ -52,26 +52,8 @@ type finding struct {
 	Do       string   `json:"do"`
 }
 
-// about fills in the format What.
-func (f finding) about(args ...any) finding {
-	f.What = fmt.Sprintf(f.What, args...)
-	return f
-}
-
 type diagnosis struct {
 	Findings []finding `json:"findings"`
-}
-
-func (d *diagnosis) add(findings ...finding) { d.Findings = append(d.Findings, findings...) }
-
-// sort puts errors first, otherwise in the order of the examination. It returns the number of
-// errors.
-func (d *diagnosis) sort() (errors int) {
-	slices.SortStableFunc(d.Findings, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
-	for errors < len(d.Findings) && d.Findings[errors].Severity == failure {
-		errors++
-	}
-	return errors
 }
 
 func (d *diagnosis) print(p page) {
@@ -100,16 +82,17 @@ func (a *app) examine(ctx context.Context, long time.Duration) error {
 		return err
 	}
 	defer s.close()
-	e := &examination{servers: s, diagnosis: diagnosis{Findings: []finding{}}, long: long}
+	e := &examination{servers: s, findings: []finding{}, long: long}
 	if err := e.run(ctx); err != nil {
 		return err
 	}
-	failures := e.sort()
-	if err := a.show(&e.diagnosis); err != nil {
+	// Errors first, otherwise in the order of the examination.
+	slices.SortStableFunc(e.findings, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
+	if err := a.show(&diagnosis{e.findings}); err != nil {
 		return err
 	}
-	if failures > 0 {
-		return fmt.Errorf("%w: %d", errFindings, failures)
+	if len(e.findings) > 0 && e.findings[0].Severity == failure {
+		return errFindings
 	}
 	return nil
 }
@@ -117,11 +100,15 @@ func (a *app) examine(ctx context.Context, long time.Duration) error {
 // examination is a run of doctor.
 type examination struct {
 	*servers
-	diagnosis
-	long time.Duration
+	findings []finding
+	long     time.Duration
 
 	redis    []lease.ServerHealth // that answered with their clock
 	postgres time.Duration        // how far its clock is ahead of the clock of this process
+}
+
+func (e *examination) add(severity severity, code, what, why, do string) {
+	e.findings = append(e.findings, finding{severity, code, what, why, do})
 }
 
 // run returns an error if there is no diagnosis. Redis has half of the time, so that one that hangs leaves
@@ -131,45 +118,35 @@ func (e *examination) run(ctx context.Context) error {
 	half, cancel := context.WithTimeout(ctx, time.Until(deadline)/2)
 	defer cancel()
 	e.examineRedis(half)
-	err := e.examinePostgres(ctx)
+	err := e.pool.Ping(ctx)
+	away := err != nil
+	if err == nil {
+		err = e.examinePostgres(ctx)
+	}
 	refused := new(pgconn.PgError)
 	switch {
 	case err == nil || err == errNoMore:
 		return nil
 	case errors.Is(ctx.Err(), context.Canceled):
 		return err
-	case ctx.Err() != nil:
-		e.add(postgresAway.about(err))
+	case away || ctx.Err() != nil:
+		e.add(failure, "postgres_unreachable", fmt.Sprintf("Postgres cannot be reached: %v", err),
+			"nothing fenced can be written, and the ledger and the tables were not examined",
+			"see that it runs and that the URL is right, and run doctor again")
 		return nil
 	case errors.As(err, &refused) && refused.Code == insufficientPrivilege:
-		e.add(missingRights.about(e.pool.Config().ConnConfig.User, refused.Message))
+		e.add(failure, "missing_rights", fmt.Sprintf("permission denied for role %s: %s", e.pool.Config().ConnConfig.User, refused.Message),
+			"the ledger and the tables were not examined, or not all",
+			"let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")
 		return nil
 	}
 	return explained(err)
 }
 
-var (
-	postgresAway = finding{failure, "postgres_unreachable", "Postgres cannot be reached: %v",
-		"nothing fenced can be written, and the ledger and the tables were not examined", "see that it runs and that the URL is right, and run doctor again"}
-
-	missingRights = finding{failure, "missing_rights", "permission denied for role %s: %s",
-		"the ledger and the tables were not examined, or not all", "let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')"}
-
-	oldPostgres = finding{failure, "postgres_version", "Postgres is version %s",
-		fmt.Sprintf("fencedb needs %d or newer, and is tested from there on", leastPostgres), "upgrade Postgres"}
-
-	pendingSchema = finding{failure, "schema_pending", "the database lacks %s, and perhaps later migrations",
-		"what programs and this command call may not be there", "run fencedb migrate up"}
-)
-
 var errNoMore = errors.New("what was found lets nothing more be examined")
 
 // examinePostgres stops when nothing more can be examined.
 func (e *examination) examinePostgres(ctx context.Context) error {
-	if err := e.pool.Ping(ctx); err != nil && ctx.Err() == nil {
-		e.add(postgresAway.about(err))
-		return nil
-	}
 	for _, ask := range []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters} {
 		if err := ask(ctx); err != nil {
 			return err
@@ -189,7 +166,8 @@ func (e *examination) askVersion(ctx context.Context) error {
 	})
 	var major int
 	if _, noNumber := fmt.Sscanf(version, "%d", &major); err == nil && noNumber == nil && major < leastPostgres {
-		e.add(oldPostgres.about(version))
+		e.add(failure, "postgres_version", "Postgres is version "+version,
+			fmt.Sprintf("fencedb needs %d or newer, and is tested from there on", leastPostgres), "upgrade Postgres")
 		return errNoMore
 	}
 	return err
@@ -201,7 +179,8 @@ func (e *examination) askSchema(ctx context.Context) error {
 	steps, err := migrations.Status(ctx, db)
 	for _, m := range steps {
 		if !m.Applied {
-			e.add(pendingSchema.about(m.Name))
+			e.add(failure, "schema_pending", fmt.Sprintf("the database lacks %s, and perhaps later migrations", m.Name),
+				"what programs and this command call may not be there", "run fencedb migrate up")
 			return errNoMore
 		}
 	}
@@ -222,9 +201,7 @@ func (e *examination) askQuestions(ctx context.Context) error {
 			return err
 		}
 		for _, subject := range subjects {
-			f := q.finding
-			f.What = strings.Replace(f.What, "%s", visible(subject), 1)
-			e.add(f)
+			e.add(q.Severity, q.Code, strings.Replace(q.What, "%s", visible(subject), 1), q.Why, q.Do)
 		}
 	}
 	return nil

@@ -34,7 +34,7 @@ nobody. A resource that is acquired or released meanwhile may be missing.
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "limit", Destination: &wanted.limit, Usage: "list at most `N` resources", Value: 1000, Validator: atLeast(1)},
 			&cli.BoolFlag{Name: "oldest", Destination: &wanted.oldest, Usage: "sort by how long they are held, longest first"},
-			&cli.DurationFlag{Name: "older-than", Destination: &wanted.olderThan, Usage: "only those held for longer than this `TIME`", Validator: atLeast(time.Duration(0))},
+			&cli.DurationFlag{Name: "older-than", Destination: &wanted.olderThan, Usage: "only those held for longer than this `TIME`", Validator: notNegative},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted.namespace, wanted.prefix = a.names.namespace, cmd.Args().First()

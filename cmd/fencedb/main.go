@@ -187,7 +187,7 @@ func (a *app) globalFlags() []cli.Flag {
 		&cli.StringFlag{Name: "namespace", Destination: &a.names.namespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
 		&cli.BoolFlag{Name: "hash-resources", Destination: &a.names.hashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
 		&cli.BoolFlag{Name: "json", Destination: &a.json, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
-		&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Validator: atLeast(time.Millisecond), Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
+		&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Validator: positive, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
 	}
 }
 
@@ -200,6 +200,8 @@ func atLeast[T cmp.Ordered](least T) func(T) error {
 		return nil
 	}
 }
+
+var notNegative, positive = atLeast(time.Duration(0)), atLeast(time.Millisecond)
 
 func wrongFlag(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 	return usage("%s; see %s --help", strings.Replace(err.Error(), "for flag -", "for flag --", 1), cmd.FullName())

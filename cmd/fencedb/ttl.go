@@ -38,8 +38,8 @@ observe/prom in a Prometheus.
    fencedb ttl table --pause 5s        the holder may be paused for so long
    fencedb ttl table --prometheus http://prom:9090`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "pause", Destination: &m.pause, Usage: "a holder may be paused for this `TIME`", Value: time.Second, Validator: atLeast(time.Duration(0))},
-			&cli.DurationFlag{Name: "network", Destination: &m.network, Usage: "an answer of Redis may take this `TIME`", Value: 200 * time.Millisecond, Validator: atLeast(time.Duration(0))},
+			&cli.DurationFlag{Name: "pause", Destination: &m.pause, Usage: "a holder may be paused for this `TIME`", Value: time.Second, Validator: notNegative},
+			&cli.DurationFlag{Name: "network", Destination: &m.network, Usage: "an answer of Redis may take this `TIME`", Value: 200 * time.Millisecond, Validator: notNegative},
 			&cli.StringFlag{Name: "prometheus", Destination: &m.prometheus, Usage: "ask the Prometheus at `URL`", Sources: cli.EnvVars("FENCEDB_PROMETHEUS_URL")},
 			&cli.DurationFlag{Name: "over", Destination: &m.over, Usage: "with --prometheus: use the last `TIME`", Value: 7 * day, Validator: atLeast(time.Minute)},
 		},

@@ -36,7 +36,7 @@ when Redis was away and comes back. With --json each line is one event.
 Kinds: ` + strings.Replace(words(kinds), ", healed", ",\nhealed", 1) + `.`,
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "kind", Destination: &wanted.kinds, Usage: "show only this `KIND`, or several with commas", Validator: knownKinds},
-			&cli.DurationFlag{Name: "since", Destination: &wanted.since, Usage: "begin this `TIME` ago", Validator: atLeast(time.Duration(0))},
+			&cli.DurationFlag{Name: "since", Destination: &wanted.since, Usage: "begin this `TIME` ago", Validator: notNegative},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted.prefix = cmd.Args().First()

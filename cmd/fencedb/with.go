@@ -64,17 +64,20 @@ command, 128 + N if signal N ended it, or
    126   the command cannot be run
    127   there is no such command`,
 		Flags: []cli.Flag{
-			&cli.DurationFlag{Name: "wait", Destination: &w.wait, Usage: "wait this `TIME` for what is held by others", Validator: atLeast(time.Duration(0))},
-			&cli.DurationFlag{Name: "ttl", Destination: &w.cfg.TTL, Usage: "`TIME` that a lease lasts without renewal", Value: time.Minute, Validator: atLeast(time.Millisecond)},
+			&cli.DurationFlag{Name: "wait", Destination: &w.wait, Usage: "wait this `TIME` for what is held by others", Validator: notNegative},
+			&cli.DurationFlag{Name: "ttl", Destination: &w.cfg.TTL, Usage: "`TIME` that a lease lasts without renewal", Value: time.Minute, Validator: positive},
 			&cli.DurationFlag{Name: "max-hold", Destination: &w.cfg.MaxHold, Usage: "renew for this `TIME` at most, or for --ttl", Value: time.Hour},
-			&cli.DurationFlag{Name: "hold", Destination: &w.hold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl", Validator: atLeast(time.Millisecond)},
-			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss", Value: 10 * time.Second, Validator: atLeast(time.Duration(0))},
+			&cli.DurationFlag{Name: "hold", Destination: &w.hold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl", Validator: positive},
+			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss", Value: 10 * time.Second, Validator: notNegative},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if err := w.complete(cmd, a.names); err != nil {
 				return err
 			}
-			err := a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) { return nil, s.runWith(ctx, &w) })
+			err := a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
+				w.servers = s
+				return nil, w.run(ctx)
+			})
 			if err == nil || errors.As(err, new(withCode)) {
 				return err
 			}
@@ -94,15 +97,19 @@ const (
 	exitSignaled      = 128 // and the number of the signal
 )
 
-// wrapping holds the arguments of with.
+// wrapping holds the arguments of with, and what became of the command and of its leases.
 type wrapping struct {
-	resources []string
-	command   []string
-	path      string // of the command
-	wait      time.Duration
-	hold      time.Duration
-	grace     time.Duration
-	cfg       lease.Config
+	*servers
+	resources         []string
+	command           []string
+	path              string // of the command
+	wait, hold, grace time.Duration
+	cfg               lease.Config
+
+	leases         lease.Leases
+	began          time.Time
+	code           int
+	lost, released error // nil: held to the end, released
 }
 
 func (w *wrapping) complete(cmd *cli.Command, n names) error {
@@ -131,8 +138,8 @@ func (w *wrapping) complete(cmd *cli.Command, n names) error {
 	return nil
 }
 
-func (s *servers) runWith(ctx context.Context, w *wrapping) error {
-	leases, err := w.acquire(ctx, s)
+func (w *wrapping) run(ctx context.Context) error {
+	err := w.acquire(ctx)
 	switch {
 	case errors.Is(err, lease.ErrInvalid):
 		return usage("%w", err)
@@ -141,82 +148,67 @@ func (s *servers) runWith(ctx context.Context, w *wrapping) error {
 	case err != nil:
 		return fmt.Errorf("%w; the command was not run", explained(err))
 	}
-	done := &wrapped{leases: leases, began: time.Now()}
-	err = s.runUnder(ctx, w, done)
-	done.took = time.Since(done.began)
-	ending, cancel := s.bounded(context.WithoutCancel(ctx))
+	w.began = time.Now()
+	err = w.runCommand(ctx)
+	took := span(time.Since(w.began))
+	ending, cancel := w.bounded(context.WithoutCancel(ctx))
 	defer cancel()
-	if done.released = leases.Release(ending); done.lost == nil && lease.IsLost(done.released) {
-		done.lost = done.released
+	if w.released = w.leases.Release(ending); w.lost == nil && lease.IsLost(w.released) {
+		w.lost = w.released
 	}
 	if err != nil {
 		return err
 	}
-	return s.conclude(done)
+	return w.conclude(took)
 }
 
 // acquire acquires and seals all resources, or none.
-func (w *wrapping) acquire(ctx context.Context, s *servers) (lease.Leases, error) {
-	w.cfg.Seal = fencedb.Sealer(s.pool)
-	i, err := lease.New(s.client, w.cfg)
+func (w *wrapping) acquire(ctx context.Context) error {
+	w.cfg.Seal = fencedb.Sealer(w.pool)
+	i, err := lease.New(w.client, w.cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	opt := lease.NoWait()
 	if w.wait > 0 {
 		opt = lease.WaitAtMost(w.wait)
 	}
-	ctx, cancel := context.WithTimeout(ctx, w.wait+s.timeout)
+	ctx, cancel := context.WithTimeout(ctx, w.wait+w.timeout)
 	defer cancel()
 	for _, resource := range w.resources {
 		known, err := i.Inspect(ctx, resource)
 		if err == nil && known.LastToken == 0 {
-			err = s.notElsewhere(ctx, resource)
+			err = w.notElsewhere(ctx, resource)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for tries := 0; ; tries++ {
-		leases, err := i.AcquireAll(ctx, w.resources, opt)
+		w.leases, err = i.AcquireAll(ctx, w.resources, opt)
 		stale := new(fencedb.StaleError)
 		if tries == len(w.resources) || !errors.As(err, &stale) {
-			return leases, err
+			return err
 		}
 		if _, err := i.Raise(ctx, stale.Resource, stale.Stored); err != nil { // Redis is behind the ledger
-			return nil, err
+			return err
 		}
 	}
 }
 
-// wrapped is a command that has ended, and what became of its leases.
-type wrapped struct {
-	leases   lease.Leases
-	began    time.Time
-	took     time.Duration
-	code     int
-	lost     error // nil: held to the end
-	released error
-}
-
-// passedOn are the signals that the command gets too, beside SIGTERM.
-var passedOn = []os.Signal{syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2}
-
-// runUnder runs the command until it ends. It ends the command if a lease is lost.
-func (a *app) runUnder(ctx context.Context, w *wrapping, done *wrapped) error {
+// runCommand runs the command until it ends, and passes signals on, SIGTERM too. It ends the command if a lease is
+// lost.
+func (w *wrapping) runCommand(ctx context.Context) error {
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, heeded(passedOn...)...)
+	signal.Notify(signals, heeded(syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)...)
 	defer signal.Stop(signals)
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w; the command was not run", context.Cause(ctx))
 	}
-	command := exec.Command(w.path, w.command[1:]...)
-	command.Args[0] = w.command[0]
-	command.Env = append(os.Environ(), w.environment(done.leases)...)
-	command.Stdin, command.Stdout, command.Stderr = a.in, a.out, a.errOut
+	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...), Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
 	// A group of its own lets signals reach what the command has started. In a terminal it would be a
 	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
-	alone := !a.atTerminal()
+	alone := !w.atTerminal()
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: alone}
 	if err := command.Start(); err != nil {
 		return withCode{exitNotExecutable, err}
@@ -233,7 +225,7 @@ func (a *app) runUnder(ctx context.Context, w *wrapping, done *wrapped) error {
 		defer close(ended)
 		_ = command.Wait() // its state says how it ended
 	}()
-	work, stop := done.leases.Bind(context.WithoutCancel(ctx))
+	work, stop := w.leases.Bind(context.WithoutCancel(ctx))
 	defer stop()
 	lost, kill := work.Done(), (<-chan time.Time)(nil)
 	for {
@@ -244,17 +236,17 @@ func (a *app) runUnder(ctx context.Context, w *wrapping, done *wrapped) error {
 			}
 		case <-lost:
 			lost, kill = nil, time.After(w.grace)
-			done.lost = lossOf(done.leases)
-			fmt.Fprintf(a.errOut, "fencedb: the lease is lost after %s: %v; %s gets SIGTERM\n", span(time.Since(done.began)), done.lost, visible(w.command[0]))
+			w.lost = w.loss()
+			fmt.Fprintf(w.errOut, "fencedb: the lease is lost after %s: %v; %s gets SIGTERM\n", span(time.Since(w.began)), w.lost, visible(w.command[0]))
 			tell(syscall.SIGTERM)
 		case <-kill:
-			fmt.Fprintf(a.errOut, "fencedb: %s has not ended for %s; it gets SIGKILL\n", visible(w.command[0]), span(w.grace))
+			fmt.Fprintf(w.errOut, "fencedb: %s has not ended for %s; it gets SIGKILL\n", visible(w.command[0]), span(w.grace))
 			tell(syscall.SIGKILL)
 		case <-ended:
-			if done.lost == nil {
-				done.lost = lossOf(done.leases)
+			if w.lost == nil {
+				w.lost = w.loss()
 			}
-			done.code = codeOf(command.ProcessState)
+			w.code = codeOf(command.ProcessState)
 			return nil
 		}
 	}
@@ -272,9 +264,9 @@ func codeOf(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// lossOf is which lease is over, and why; nil if none is.
-func lossOf(leases lease.Leases) error {
-	for _, l := range leases {
+// loss is which lease is over, and why; nil if none is.
+func (w *wrapping) loss() error {
+	for _, l := range w.leases {
 		if err := l.Err(); err != nil {
 			return fmt.Errorf("%s: %w", visible(l.Resource()), err)
 		}
@@ -283,7 +275,7 @@ func lossOf(leases lease.Leases) error {
 }
 
 // environment is what the command needs to enter.
-func (w *wrapping) environment(leases lease.Leases) []string {
+func (w *wrapping) environment() []string {
 	type grant struct {
 		Resource string    `json:"resource"`
 		Token    int64     `json:"token"`
@@ -291,7 +283,7 @@ func (w *wrapping) environment(leases lease.Leases) []string {
 	}
 	var grants []grant
 	var resources, tokens, ids []string
-	for _, l := range leases {
+	for _, l := range w.leases {
 		grants = append(grants, grant{l.Resource(), l.Token(), l.LeaseID()})
 		resources = append(resources, literal(l.Resource()))
 		tokens = append(tokens, fmt.Sprint(l.Token()))
@@ -318,25 +310,23 @@ func literal(text string) string {
 }
 
 // conclude says what became of the leases.
-func (a *app) conclude(done *wrapped) error {
-	what := visible(done.leases[0].Resource()) + " was"
-	if n := len(done.leases); n > 1 {
+func (w *wrapping) conclude(took string) error {
+	what := visible(w.leases[0].Resource()) + " was"
+	if n := len(w.leases); n > 1 {
 		what = fmt.Sprintf("%d resources were", n)
 	}
-	text := fmt.Sprintf("%s held to the end, for %s", what, span(done.took))
+	text := fmt.Sprintf("%s held to the end, for %s", what, took)
 	switch {
-	case done.lost != nil:
+	case w.lost != nil:
 		text = fmt.Sprintf("the lease was lost before the command ended, which took %s: %v. What it has committed in protected tables stands; "+
-			"what it did elsewhere may conflict with the work of another holder", span(done.took), done.lost)
-		if done.code == exitDone {
-			done.code = exitLost
-		}
-	case done.released != nil:
-		text += fmt.Sprintf(". It could not be released, so it stays blocked for its TTL at most: %v", done.released)
+			"what it did elsewhere may conflict with the work of another holder", took, w.lost)
+		w.code = cmp.Or(w.code, exitLost)
+	case w.released != nil:
+		text += fmt.Sprintf(". It could not be released, so it stays blocked for its TTL at most: %v", w.released)
 	}
-	if done.code == exitDone {
-		fmt.Fprintln(a.errOut, "fencedb:", text)
+	if w.code == exitDone {
+		fmt.Fprintln(w.errOut, "fencedb:", text)
 		return nil
 	}
-	return withCode{done.code, errors.New(text)}
+	return withCode{w.code, errors.New(text)}
 }
