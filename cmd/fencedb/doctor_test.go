@@ -69,6 +69,15 @@ func TestDoctorIsSilentOnASoundSetUp(t *testing.T) {
 	require.Empty(t, w.ok("doctor"))
 }
 
+// A question whose comment is not as expected would not be asked.
+func TestDoctorAsksEveryQuestionInItsFile(t *testing.T) {
+	t.Parallel()
+	require.Len(t, questions, strings.Count(doctorSQL, "\nSELECT "))
+	for _, q := range questions {
+		require.Equal(t, 1, strings.Count(q[6], ";"), q[2])
+	}
+}
+
 // as puts a flag that is given later before the one there is.
 func (w *world) as(flag, value string) *world {
 	w.flags = append(w.flags, flag, value)
