@@ -110,12 +110,8 @@ func (r *adoption) print(p page) {
 	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(r.Resource)}, [2]string{"GUARD", state})
 	header := []string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}
 	list(p, header, r.Writers, func(w writer) []string {
-		resource := ""
-		if w.Resource != nil {
-			resource = visible(*w.Resource)
-		}
 		return []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
-			elapsed(w.FirstAt) + " ago", elapsed(w.LastAt) + " ago", fmt.Sprint(w.Times), resource}
+			elapsed(w.FirstAt) + " ago", elapsed(w.LastAt) + " ago", fmt.Sprint(w.Times), visible(value(w.Resource))}
 	})
 	fmt.Fprintln(p.out)
 	switch {

@@ -114,6 +114,14 @@ func optional[T any](value T, there bool) *T {
 	return &value
 }
 
+// value is what is there, or zero.
+func value[T any](there *T) (v T) {
+	if there != nil {
+		v = *there
+	}
+	return v
+}
+
 func (r *inspection) print(p page) {
 	facts := [][2]string{
 		{"RESOURCE", visible(r.Resource)},
@@ -196,12 +204,12 @@ func (r *inspection) conclude() []note {
 	case r.Holder == nil && r.Fence == nil && r.LastToken == nil:
 	case r.Holder == nil && r.Fence == nil:
 		add("old_holder_may_write", "Nobody holds it, and no token has entered. A former holder could still write to protected tables; fencedb revoke rules that out.")
-	case r.Fence != nil && r.Fence.tooHigh:
+	case value(r.Fence).tooHigh:
 		add("fence_too_high", "Nobody can write to protected tables: the fence is at the highest token that there is, or above, so no lease gets past it. fencedb reset sets it back.")
 		return notes
 	case r.Holder == nil && r.Fence.reset:
 		add("fence_reset", "Nobody holds it, and its fence was set back: any former holder with a token above %d could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
-	case r.Holder == nil && r.Fence.revoked && (r.LastToken == nil || *r.LastToken <= r.Fence.Token):
+	case r.Holder == nil && r.Fence.revoked && value(r.LastToken) <= r.Fence.Token:
 		add("revoked_and_sealed", "Nobody holds it, and the last one was revoked: no former holder can write to protected tables.")
 	case r.Holder == nil:
 		add("old_holder_may_write", "Nobody holds it. A former holder with token %d or a higher one could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
@@ -216,13 +224,13 @@ func (r *inspection) conclude() []note {
 	default:
 		add("current", "The holder is current: nobody else can write to protected tables.")
 	}
-	if r.LastToken != nil && r.Fence != nil && *r.LastToken < r.Fence.Token {
+	if r.LastToken != nil && *r.LastToken < value(r.Fence).Token {
 		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens may be refused until its counter is above %d; package guard raises it by itself, and so does fencedb revoke.", r.Fence.Token)
 	}
 	if r.Fence == nil && len(r.Transactions) > 0 {
 		add("transactions_uncertain", "There is no fence to look at, so the transactions are all that are changing the ledger, for this resource or another.")
 	}
-	if r.Revoked != nil && (r.Holder == nil || r.Holder.LeaseID != *r.Revoked) {
+	if r.Revoked != nil && value(r.Holder).LeaseID != *r.Revoked {
 		add("revoked", "An earlier lease, %s, was revoked in the last minute or so.", *r.Revoked)
 	}
 	return notes

@@ -72,14 +72,12 @@ var (
 )
 
 func exitCode(err error) int {
-	own := withCode{}
-	switch {
-	case err == nil:
+	if err == nil {
 		return exitDone
-	case errors.As(err, &own):
-		return own.code
 	}
-	return exitFailed
+	own := withCode{code: exitFailed}
+	errors.As(err, &own)
+	return own.code
 }
 
 func usage(format string, args ...any) error {
@@ -138,7 +136,7 @@ Exit codes:
 fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
-	return &cli.Command{
+	root := &cli.Command{
 		Name:                            "fencedb",
 		Usage:                           "operate leases and fences",
 		Description:                     description,
@@ -152,9 +150,16 @@ func (a *app) root() *cli.Command {
 		Writer:                          a.out,
 		ErrWriter:                       a.errOut,
 		ExitErrHandler:                  func(context.Context, *cli.Command, error) {}, // only run exits
-		OnUsageError:                    wrongFlag,
 		Action:                          unknownCommand,
 	}
+	_ = root.Walk(func(c *cli.Command) error {
+		c.OnUsageError = wrongFlag
+		if c.Commands == nil {
+			c.ArgValidator = a.checkCall
+		}
+		return nil
+	})
+	return root
 }
 
 // version returns the release or the commit that was built.
@@ -167,17 +172,7 @@ func version() string {
 
 func (a *app) commands() []*cli.Command {
 	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.adopt(), a.prune(), a.doctor()}
-	all = append(all, a.ofUnix()...)
-	for _, c := range all {
-		c.OnUsageError = wrongFlag
-		if c.Commands == nil {
-			c.ArgValidator = a.checkCall
-		}
-		for _, sub := range c.Commands {
-			sub.OnUsageError, sub.ArgValidator = wrongFlag, a.checkCall
-		}
-	}
-	return all
+	return append(all, a.ofUnix()...)
 }
 
 func (a *app) globalFlags() []cli.Flag {

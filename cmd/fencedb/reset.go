@@ -151,7 +151,7 @@ func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspectio
 
 func (r resetting) question(found *inspection) string {
 	issued := ""
-	if found.LastToken != nil && *found.LastToken > r.to {
+	if value(found.LastToken) > r.to {
 		issued = fmt.Sprintf("; Redis has issued tokens up to %d", *found.LastToken)
 	}
 	return fmt.Sprintf("Set its fence back to token %d? Every holder with a higher one can write again%s.", r.to, issued)
@@ -162,7 +162,7 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	done := &setBack{Resource: found.Resource, Token: asked.to, LastToken: found.LastToken}
-	if asked.to > 0 && (found.LastToken == nil || *found.LastToken < asked.to) {
+	if value(found.LastToken) < asked.to {
 		last, err := s.issuer.Raise(ctx, found.Resource, asked.to)
 		if err != nil {
 			return nil, err

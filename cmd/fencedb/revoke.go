@@ -112,8 +112,7 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error)
 // shutOut reports whether the last holder was revoked and sealed a moment ago and the resource was
 // free since. Then nothing is left to revoke or to record.
 func (r *inspection) shutOut() bool {
-	return r.Holder == nil && r.revokedTo > 0 && r.LastToken != nil && *r.LastToken == r.revokedTo &&
-		r.Fence != nil && r.Fence.Token >= r.revokedTo
+	return r.Holder == nil && r.revokedTo > 0 && value(r.LastToken) == r.revokedTo && value(r.Fence).Token >= r.revokedTo
 }
 
 // prepare makes all checks and changes nothing.
@@ -128,7 +127,7 @@ func (s *servers) prepare(ctx context.Context, resource string) (*inspection, er
 	switch {
 	case err != nil:
 		return nil, err
-	case found.Fence != nil && found.Fence.tooHigh:
+	case value(found.Fence).tooHigh:
 		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first", errUnchanged, visible(resource), found.Fence.Token)
 	case found.Holder == nil && found.LastToken == nil && found.Revoked == nil:
 		return found, s.notElsewhere(ctx, resource)
@@ -177,8 +176,8 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID()}
 	if id, token, held := ended.Holder(); held {
 		done.Former = &former{LeaseID: id, Token: token}
-		if found.Holder != nil && found.Holder.LeaseID == id {
-			done.Former.Label = found.Holder.Label
+		if shown := value(found.Holder); shown.LeaseID == id {
+			done.Former.Label = shown.Label
 		}
 	}
 	return done, s.seal(ctx, e, done)
@@ -188,16 +187,7 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 // highest token of both servers, because a Redis that has lost tokens would issue one that the
 // ledger refuses.
 func (s *servers) endLease(ctx context.Context, found *inspection) (*lease.Revocation, error) {
-	var last int64
-	if found.LastToken != nil {
-		last = *found.LastToken
-	}
-	if found.Holder != nil {
-		last = max(last, found.Holder.Token)
-	}
-	if found.Fence != nil {
-		last = max(last, found.Fence.Token)
-	}
+	last := max(value(found.LastToken), value(found.Holder).Token, value(found.Fence).Token)
 	if last == 0 {
 		return s.issuer.Revoke(ctx, found.Resource)
 	}
