@@ -110,18 +110,14 @@ func (a *app) runChaos(ctx context.Context, c chaos.Config, html string) error {
 	if err != nil {
 		return err
 	}
-	if err := a.show(trial{v}); err != nil {
-		return err
-	}
+	err = a.show(trial{v})
 	if file != nil {
-		if err := errors.Join(v.HTML(file), file.Close()); err != nil {
-			return err
-		}
+		err = errors.Join(err, v.HTML(file), file.Close())
 	}
-	if !v.Passed() {
-		return fmt.Errorf("%w: %d violations", errViolated, len(v.Violations))
+	if err == nil && !v.Passed() {
+		err = fmt.Errorf("%w: %d violations", errViolated, len(v.Violations))
 	}
-	return nil
+	return err
 }
 
 func (a *app) drill() *cli.Command {
@@ -163,11 +159,9 @@ func (a *app) runDrill(ctx context.Context, c chaos.Config) error {
 	if err != nil {
 		return err
 	}
-	if err := a.show(scene{d}); err != nil {
-		return err
+	err = a.show(scene{d})
+	if err == nil && !d.Passed() {
+		err = fmt.Errorf("%w: step %d", errViolated, len(d.Steps))
 	}
-	if !d.Passed() {
-		return fmt.Errorf("%w: step %d", errViolated, len(d.Steps))
-	}
-	return nil
+	return err
 }

@@ -45,6 +45,8 @@ const (
 	warning severity = "warning" // something to look at
 )
 
+var styles = map[severity]string{failure: red, warning: yellow}
+
 // finding is one fault of the set-up. Its code is for programs and does not change.
 type finding struct {
 	Severity severity `json:"severity"`
@@ -63,11 +65,7 @@ func (d *diagnosis) print(p page) {
 		if i > 0 {
 			fmt.Fprintln(p.out)
 		}
-		style := yellow
-		if f.Severity == failure {
-			style = red
-		}
-		fmt.Fprintln(p.out, p.styled(string(f.Severity), style)+" "+f.Code)
+		fmt.Fprintln(p.out, p.styled(string(f.Severity), styles[f.Severity])+" "+f.Code)
 		for _, text := range []string{f.What, "Why: " + f.Why, "Do: " + f.Do} {
 			p.paragraph("  ", text)
 		}
@@ -105,8 +103,7 @@ type examination struct {
 	findings []finding
 	long     time.Duration
 
-	redis    []lease.ServerHealth // that answered with their clock
-	postgres time.Duration        // how far its clock is ahead of the clock of this process
+	redis []lease.ServerHealth // that answered with their clock
 }
 
 func (e *examination) add(severity severity, code, what, why, do string) {

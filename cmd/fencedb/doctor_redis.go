@@ -137,9 +137,9 @@ func (e *examination) askClock(ctx context.Context) error {
 		return err
 	}
 	took := time.Since(sent)
-	e.postgres = now.Sub(sent.Add(took / 2))
+	ours := now.Sub(sent.Add(took / 2)) // how far Postgres's clock is ahead of this process's
 	for _, s := range e.redis {
-		ahead := s.Clock - e.postgres
+		ahead := s.Clock - ours
 		if ahead.Abs() <= maxClockDifference+s.RoundTrip+took {
 			continue
 		}

@@ -317,8 +317,7 @@ func (s *servers) lookAround(ctx context.Context, found *inspection) (err error)
 const limitOfNobody = lease.MaxLimit
 
 func newSemaphore(client redis.UniversalClient, n names) (*lease.Semaphore, error) {
-	return lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: limitOfNobody,
-		Lease: lease.Config{TTL: time.Minute, Namespace: n.namespace, HashResources: n.hashed}})
+	return lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: limitOfNobody, Lease: n.config()})
 }
 
 func (s *servers) readPlaces(ctx context.Context, resource string) (*places, error) {

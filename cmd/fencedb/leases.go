@@ -111,7 +111,7 @@ func findLeases(ctx context.Context, client redis.UniversalClient, wanted select
 	}
 	// Never hashed: SCAN has found the names that Redis has.
 	n := names{namespace: wanted.namespace}
-	i, err1 := issuer(client, n)
+	i, err1 := lease.New(client, n.config())
 	places, err2 := newSemaphore(client, n)
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, usage("%w", err)
@@ -168,11 +168,10 @@ func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.
 	if err != nil || known.Token == 0 {
 		return nil, err
 	}
-	kind := key.Kind
 	if strings.HasPrefix(key.Resource, onceResources) {
-		kind = onceKind
+		key.Kind = onceKind
 	}
-	return []held{{key.Resource, kind, *newInspection(known).Holder, known.Waiters}}, nil
+	return []held{{key.Resource, key.Kind, *newInspection(known).Holder, known.Waiters}}, nil
 }
 
 // Kinds of leases. The first two begin the names of keys; a claim of package once is a lease.

@@ -253,7 +253,9 @@ func (s *servers) announce(ctx context.Context, operator string) (done func(), e
 	}
 	events := feed.New(s.client, options...)
 	done = func() { _ = events.Close(ctx) }
-	s.issuer, err = issuer(s.client, s.names, lease.Tracer(events))
+	cfg := s.names.config()
+	cfg.Tracers = []lease.Tracer{events}
+	s.issuer, err = lease.New(s.client, cfg)
 	return done, err
 }
 

@@ -98,7 +98,7 @@ func (a *app) on(ctx context.Context, where needs, fn func(context.Context, *ser
 	return a.show(r)
 }
 
-// read is on for a command that asks nobody, so that --timeout is for all of it.
+// read is on for a command that asks no person, so that --timeout limits all that it asks the servers.
 func (a *app) read(ctx context.Context, where needs, fn func(context.Context, *servers) (report, error)) error {
 	return a.on(ctx, where, func(ctx context.Context, s *servers) (report, error) {
 		ctx, cancel := a.bounded(ctx)
@@ -169,7 +169,7 @@ func (s *servers) openRedis() (err error) {
 	if s.client, err = newRedis(s.redisURL, nil); err != nil {
 		return usage("--redis: %w; it takes\n%s", withoutPassword(s.redisURL, err), redisForms)
 	}
-	if s.issuer, err = issuer(s.client, s.names); err != nil {
+	if s.issuer, err = lease.New(s.client, s.names.config()); err != nil {
 		return usage("%w", err)
 	}
 	return nil
@@ -208,15 +208,9 @@ func withoutURL(err error) error {
 // the programs' own setting would shorten theirs; a longer one does no harm.
 const fenceRetention = 30 * 24 * time.Hour
 
-// issuer returns an issuer that never acquires. Its TTL is not used.
-func issuer(client redis.UniversalClient, n names, tracers ...lease.Tracer) (*lease.Issuer, error) {
-	return lease.New(client, lease.Config{
-		TTL:            time.Minute,
-		Namespace:      n.namespace,
-		HashResources:  n.hashed,
-		FenceRetention: fenceRetention,
-		Tracers:        tracers,
-	})
+// config is for looking on: its TTL is not used.
+func (n names) config() lease.Config {
+	return lease.Config{TTL: time.Minute, Namespace: n.namespace, HashResources: n.hashed, FenceRetention: fenceRetention}
 }
 
 // issuedAt returns the time in a token, or nil. A token is the clock of Redis in microseconds, or
