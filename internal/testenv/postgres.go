@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -37,6 +38,7 @@ var fastSettings = []string{
 	"max_wal_size=128MB",  // the data directory may be in memory
 	"max_connections=300", // parallel tests, each with a pool
 	"max_prepared_transactions=10",
+	"shared_preload_libraries=plpgsql", // or each new connection links it anew
 }
 
 // loopbackOnly keeps others out, and the server to its own directory.
@@ -52,6 +54,10 @@ type postgresServer struct {
 	source   string // for Notes
 	private  bool   // ends with this program
 	stop     func() error
+
+	// One connection for all tests, because to start a backend costs as much as to copy a database.
+	mu   sync.Mutex
+	conn *pgx.Conn // nil before its first use; it ends with the server or with this program
 }
 
 // obtainPostgres returns the first Postgres that can be had, in the order of the package
@@ -323,6 +329,7 @@ func (s *postgresServer) createDatabase(ctx context.Context, name, template stri
 	if template != "" {
 		sql += " TEMPLATE " + quote(template)
 	}
+	sql += " STRATEGY file_copy" // the other one writes every page to the log as well
 	if err := s.admin(ctx, sql); err != nil {
 		return "", fmt.Errorf("create a database for the test, at %s: %w", s.source, err)
 	}
@@ -380,14 +387,17 @@ func migrate(ctx context.Context, url string) error {
 	return errors.Join(migrations.Up(ctx, db), db.Close())
 }
 
-// admin runs one statement as the administrator, on a connection of its own.
-func (s *postgresServer) admin(ctx context.Context, sql string) error {
-	conn, err := pgx.Connect(ctx, s.adminURL)
-	if err != nil {
-		return err
+// admin runs one statement as the administrator.
+func (s *postgresServer) admin(ctx context.Context, sql string) (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil || s.conn.IsClosed() {
+		if s.conn, err = pgx.Connect(ctx, s.adminURL); err != nil {
+			return err
+		}
 	}
-	_, err = conn.Exec(ctx, sql)
-	return errors.Join(err, conn.Close(ctx))
+	_, err = s.conn.Exec(ctx, sql)
+	return err
 }
 
 func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
