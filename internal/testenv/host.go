@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 )
 
 // Environment variables. Users set them, so each is named only here.
@@ -201,6 +202,14 @@ func (s service) locate(ctx context.Context, h host, own bool) (origin, error) {
 		return origin{program: program}, nil
 	}
 	return origin{}, &UnavailableError{Server: s.name, Tried: append(tried, err.Error()), Remedy: s.remedy(h, remedy)}
+}
+
+// own returns the program for a server of a test's own.
+func (s service) own(t testing.TB) string {
+	t.Helper()
+	from, err := s.locate(t.Context(), thisHost(), true)
+	check(t, err)
+	return from.program
 }
 
 // remedy returns the command that installs the server, or otherwise where we do not know it.

@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -17,7 +16,10 @@ import (
 
 // PgBouncerServer is a PgBouncer of one test's own, in front of one database.
 type PgBouncerServer struct {
-	url     string
+	node
+	bin     string
+	backend *pgconn.Config
+	port    int
 	version string
 }
 
@@ -27,64 +29,37 @@ type PgBouncerServer struct {
 // It ends with the test.
 func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgBouncerServer {
 	t.Helper()
-	from, err := pgbouncerService.locate(t.Context(), thisHost(), true)
-	check(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	node, err := newBouncerNode(ctx, from.program, database, append([]string{"pool_mode=" + poolMode}, settings...))
+	bin := pgbouncerService.own(t)
+	backend, err := pgconn.ParseConfig(database)
 	check(t, err)
+	account, err := postgresAccount() // PgBouncer refuses to run as root too
+	check(t, err)
+	base, err := newNode(account)
+	check(t, err)
+	n := &PgBouncerServer{node: base, bin: bin, backend: backend}
 	t.Cleanup(func() {
-		if err := node.stop(); err != nil {
-			t.Errorf("testenv: stop PgBouncer on port %d: %v", node.port, err)
+		if err := n.stop(); err != nil {
+			t.Errorf("testenv: stop PgBouncer on port %d: %v", n.port, err)
 		}
 	})
-	return &PgBouncerServer{url: node.url(), version: node.version}
+	settings = append([]string{"pool_mode=" + poolMode}, settings...)
+	check(t, onFreePort(ctx, func(port int) error { return n.start(ctx, port, settings) }))
+	return n
 }
 
-// URL returns the URL of the database behind the PgBouncer.
-func (b *PgBouncerServer) URL() string { return b.url }
-
 // AtLeast reports whether the PgBouncer has a version, such as 1, 21, or a newer one.
-func (b *PgBouncerServer) AtLeast(major, minor int) bool {
+func (n *PgBouncerServer) AtLeast(major, minor int) bool {
 	var has [2]int
-	_, err := fmt.Sscanf(b.version, "PgBouncer %d.%d", &has[0], &has[1])
+	_, err := fmt.Sscanf(n.version, "PgBouncer %d.%d", &has[0], &has[1])
 	return err == nil && (has[0] > major || has[0] == major && has[1] >= minor)
 }
 
-// bouncerNode is one PgBouncer of ours.
-type bouncerNode struct {
-	node
-	bin     string
-	backend *pgconn.Config
-	port    int
-	version string
-}
-
-// newBouncerNode starts PgBouncer. On error nothing is left behind.
-func newBouncerNode(ctx context.Context, bin, database string, settings []string) (*bouncerNode, error) {
-	backend, err := pgconn.ParseConfig(database)
-	if err != nil {
-		return nil, err
-	}
-	account, err := postgresAccount() // PgBouncer refuses to run as root too
-	if err != nil {
-		return nil, err
-	}
-	base, err := newNode(account)
-	if err != nil {
-		return nil, err
-	}
-	n := &bouncerNode{node: base, bin: bin, backend: backend}
-	if err := onFreePort(ctx, func(port int) error { return n.start(ctx, port, settings) }); err != nil {
-		return nil, errors.Join(err, n.stop())
-	}
-	return n, nil
-}
-
-func (n *bouncerNode) configFile() string { return filepath.Join(n.dir, "pgbouncer.ini") }
+func (n *PgBouncerServer) configFile() string { return filepath.Join(n.dir, "pgbouncer.ini") }
 
 // config accepts every client, as the user in the URL of the database.
-func (n *bouncerNode) config(settings []string) string {
+func (n *PgBouncerServer) config(settings []string) string {
 	backend := fmt.Sprintf("%s = host=%s port=%d user=%s", n.backend.Database, n.backend.Host, n.backend.Port, inQuotes(n.backend.User))
 	if n.backend.Password != "" { // empty quotes are a syntax error there
 		backend += " password=" + inQuotes(n.backend.Password)
@@ -107,12 +82,12 @@ func (n *bouncerNode) config(settings []string) string {
 func inQuotes(value string) string { return "'" + strings.ReplaceAll(value, "'", "''") + "'" }
 
 // start starts the process and returns once it answers.
-func (n *bouncerNode) start(ctx context.Context, port int, settings []string) error {
+func (n *PgBouncerServer) start(ctx context.Context, port int, settings []string) error {
 	n.port = port
 	if err := os.WriteFile(n.configFile(), []byte(n.config(settings)), 0o644); err != nil {
 		return err
 	}
-	if err := n.run(ctx, n.command(stopPgBouncer, n.bin, n.configFile()), n.ready); err != nil {
+	if err := n.run(ctx, n.command(stopByKill, n.bin, n.configFile()), n.ready); err != nil {
 		return fmt.Errorf("PgBouncer from %s on port %d: %w", n.bin, port, err)
 	}
 	return nil
@@ -120,8 +95,8 @@ func (n *bouncerNode) start(ctx context.Context, port int, settings []string) er
 
 // ready asks the console, which speaks the simple protocol only, and which tells our process from
 // another that was quicker to bind the port.
-func (n *bouncerNode) ready(ctx context.Context) bool {
-	conn, err := pgx.Connect(ctx, inDatabase(n.url(), "pgbouncer")+"&default_query_exec_mode=simple_protocol")
+func (n *PgBouncerServer) ready(ctx context.Context) bool {
+	conn, err := pgx.Connect(ctx, inDatabase(n.URL(), "pgbouncer")+"&default_query_exec_mode=simple_protocol")
 	if err != nil {
 		return false
 	}
@@ -153,7 +128,8 @@ func holds(results []*pgconn.Result, text string) bool {
 	return false
 }
 
-func (n *bouncerNode) url() string {
+// URL returns the URL of the database behind the PgBouncer.
+func (n *PgBouncerServer) URL() string {
 	return (&url.URL{
 		Scheme:   "postgres",
 		User:     url.User(n.backend.User),

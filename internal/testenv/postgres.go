@@ -247,9 +247,7 @@ func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	from, err := postgresService.locate(ctx, thisHost(), true)
-	check(t, err)
-	cluster, err := newPostgresCluster(ctx, from.program, settings...)
+	cluster, err := newPostgresCluster(ctx, postgresService.own(t), settings...)
 	check(t, err)
 	s := &PostgresServer{own{t: t, server: cluster}, cluster}
 	t.Cleanup(s.Stop)
@@ -275,9 +273,7 @@ func Psql(t testing.TB) string {
 	if path, err := exec.LookPath("psql"); err == nil {
 		return path
 	}
-	from, err := postgresService.locate(t.Context(), thisHost(), true)
-	check(t, err)
-	return filepath.Join(filepath.Dir(from.program), "psql")
+	return filepath.Join(filepath.Dir(postgresService.own(t)), "psql")
 }
 
 // Pool migrates the database if need be and returns a new pool on it, closed at the end of the

@@ -1,56 +1,42 @@
 package testenv
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
-	"os/exec"
+	"os"
 	"regexp"
-	"strings"
 	"testing"
 )
 
 // PrometheusServer is a Prometheus with a configuration file of the test's own.
 type PrometheusServer struct{ url string }
 
-// runPrometheus ends it when its own input ends, which happens also when the test is killed; and
-// ends when Prometheus does.
-const runPrometheus = `exec 3<&0; prometheus "$@" 3<&- & server=$!; { read -r _ <&3; kill -KILL $server; } & wait $server; kill $!`
+var listeningOn = regexp.MustCompile(`msg="Listening on".* address=(\S+)`)
 
 // Prometheus starts one that ends with the test.
 func Prometheus(t testing.TB, config string) *PrometheusServer {
 	t.Helper()
-	shell := exec.Command("/bin/sh", "-c", runPrometheus, "sh",
-		"--config.file="+config, "--storage.tsdb.path="+t.TempDir(), "--web.listen-address=127.0.0.1:0")
-	hold, err := shell.StdinPipe()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	node, err := newNode(nil)
+	check(t, err)
+	t.Cleanup(func() { check(t, node.stop()) })
+	var found [][]byte
+	err = node.run(ctx, node.command(stopByKill, "prometheus",
+		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0"),
+		func(context.Context) bool {
+			log, err := os.ReadFile(node.process.logFile())
+			found = listeningOn.FindSubmatch(log)
+			return err == nil && found != nil
+		})
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)
 	}
-	log, err := shell.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := shell.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = hold.Close()
-		_ = shell.Wait()
-	})
-	var said []string
-	for lines := bufio.NewScanner(log); lines.Scan(); said = append(said, lines.Text()) {
-		if found := regexp.MustCompile(`msg="Listening on".* address=(\S+)`).FindStringSubmatch(lines.Text()); found != nil {
-			go func() { _, _ = io.Copy(io.Discard, log) }()
-			return &PrometheusServer{"http://" + found[1]}
-		}
-	}
-	t.Fatalf("Prometheus does not start; make alerts installs it\n%s", strings.Join(said, "\n"))
-	return nil
+	return &PrometheusServer{"http://" + string(found[1])}
 }
 
 // Sample is a series in an answer, with its value as Prometheus writes it.

@@ -127,7 +127,7 @@ func (n *redisNode) start(ctx context.Context) error {
 		// The usual port of the bus, 10000 above, can lie among those of outgoing connections.
 		place = append(place, "--cluster-port", strconv.Itoa(n.port+1))
 	}
-	server := n.command(stopRedis, slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)...)
+	server := n.command(stopByKill, slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)...)
 	client := newRedisClient(&redis.Options{Addr: n.addr(), TLSConfig: n.tls, MaxRetries: -1})
 	defer client.Close()
 	err := n.run(ctx, server, func(ctx context.Context) bool { return n.answers(ctx, client) })
@@ -183,14 +183,7 @@ type RedisServer struct {
 //	OwnRedis(t, "--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru")
 func OwnRedis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
-	return ownRedis(t, redisProgram(t), "", args...)
-}
-
-func redisProgram(t testing.TB) string {
-	t.Helper()
-	from, err := redisService.locate(t.Context(), thisHost(), true)
-	check(t, err)
-	return from.program
+	return ownRedis(t, redisService.own(t), "", args...)
 }
 
 func ownRedis(t testing.TB, bin, config string, args ...string) *RedisServer {
@@ -248,7 +241,7 @@ func RedisWithClock(t testing.TB) (server *RedisServer, setBack func(time.Durati
 	_, err := output(t.Context(), "cc", "-shared", "-fPIC", "-o", library, file("clock.c", clockCode))
 	check(t, err)
 	// exec, so that the process is the server itself.
-	program := file("redis-server", fmt.Appendf(nil, "#!/bin/sh\nCLOCK_BEHIND='%s' LD_PRELOAD='%s' exec '%s' \"$@\"\n", clock, library, redisProgram(t)))
+	program := file("redis-server", fmt.Appendf(nil, "#!/bin/sh\nCLOCK_BEHIND='%s' LD_PRELOAD='%s' exec '%s' \"$@\"\n", clock, library, redisService.own(t)))
 
 	return ownRedis(t, program, ""), func(by time.Duration) {
 		t.Helper()

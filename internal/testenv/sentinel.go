@@ -61,7 +61,7 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 // startSentinel starts one over a configuration file of its own, in which it keeps its state.
 func startSentinel(t testing.TB, config string, c *Certificates) *RedisServer {
 	t.Helper()
-	s := ownRedis(t, redisProgram(t), config, append(c.Redis(), "--sentinel")...)
+	s := ownRedis(t, redisService.own(t), config, append(c.Redis(), "--sentinel")...)
 	check(t, s.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
 	return s
 }

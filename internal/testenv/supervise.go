@@ -42,10 +42,8 @@ const (
 
 // STOP for supervise.sh. A paused process sees its signals only once it is continued, except KILL.
 const (
-	stopRedis    = `kill -s KILL "$server"`
+	stopByKill   = `kill -s KILL "$server"`
 	stopPostgres = `kill -s QUIT "$server"; kill -s CONT "$server"` // children stop with the parent
-
-	stopPgBouncer = `kill -s KILL "$server"`
 )
 
 // command is what a supervisor is to run.
@@ -155,10 +153,12 @@ func (p *process) finish(ctx context.Context) error {
 	return nil
 }
 
+func (p *process) logFile() string { return filepath.Join(p.dir, "server.log") }
+
 // log returns the end of what the server wrote.
 func (p *process) log() string {
 	const most = 4 << 10
-	text, err := os.ReadFile(filepath.Join(p.dir, "server.log"))
+	text, err := os.ReadFile(p.logFile())
 	if err != nil {
 		return fmt.Sprintf("its log cannot be read: %v", err)
 	}

@@ -76,10 +76,10 @@ func TestNothingIsLeftWhenTheProgramIsKilledWhileItStarts(t *testing.T) {
 func TestNothingIsLeftWhenAServerDoesNotStart(t *testing.T) {
 	temp := sharedTempDir(t)
 	t.Setenv("TMPDIR", temp)
-	_, err := newRedisNode(t.Context(), redisBin(t), "", "--no-such-option", "1")
+	_, err := newRedisNode(t.Context(), redisService.own(t), "", "--no-such-option", "1")
 	require.ErrorIs(t, err, errExited)
 	require.ErrorContains(t, err, "no-such-option", "the error shows the server's log")
-	_, err = newPostgresCluster(t.Context(), postgresBin(t), "no_such_setting=1")
+	_, err = newPostgresCluster(t.Context(), postgresService.own(t), "no_such_setting=1")
 	require.ErrorIs(t, err, errExited)
 	require.ErrorContains(t, err, "no_such_setting", "the error shows the server's log")
 	require.Empty(t, entries(t, temp))
@@ -90,9 +90,9 @@ func TestNothingIsLeftWhenTheStartIsCancelled(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := newPostgresCluster(ctx, postgresBin(t))
+	_, err := newPostgresCluster(ctx, postgresService.own(t))
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = newRedisNode(ctx, redisBin(t), "")
+	_, err = newRedisNode(ctx, redisService.own(t), "")
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, entries(t, temp))
 }
@@ -102,7 +102,7 @@ func TestACommandThatIsNotDoneInTimeIsStopped(t *testing.T) {
 	dir := sharedTempDir(t)
 	inner := filepath.Join(dir, "data")
 	require.NoError(t, os.Mkdir(inner, 0o700))
-	slow, err := supervise(command{dir: inner, stop: stopRedis, env: serverEnv(), argv: []string{"sleep", "1000"}})
+	slow, err := supervise(command{dir: inner, stop: stopByKill, env: serverEnv(), argv: []string{"sleep", "1000"}})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -114,7 +114,7 @@ func TestACommandThatIsNotDoneInTimeIsStopped(t *testing.T) {
 // Somebody may kill the supervisor. The server is then as good as gone, and must not be waited for.
 func TestAKilledSupervisorIsNoticed(t *testing.T) {
 	t.Parallel()
-	node, err := newRedisNode(t.Context(), redisBin(t), "")
+	node, err := newRedisNode(t.Context(), redisService.own(t), "")
 	require.NoError(t, err)
 	defer os.RemoveAll(node.dir)
 	require.NoError(t, node.process.shell.Process.Kill())
@@ -126,10 +126,10 @@ func TestAKilledSupervisorIsNoticed(t *testing.T) {
 // So that a package's tests may look for leaked goroutines while servers run.
 func TestServersRunWithoutGoroutines(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	cluster, err := newPostgresCluster(t.Context(), postgresBin(t))
+	cluster, err := newPostgresCluster(t.Context(), postgresService.own(t))
 	require.NoError(t, err)
 	defer cluster.stop()
-	node, err := newRedisNode(t.Context(), redisBin(t), "")
+	node, err := newRedisNode(t.Context(), redisService.own(t), "")
 	require.NoError(t, err)
 	defer node.stop()
 	goleak.VerifyNone(t, before)
@@ -205,20 +205,6 @@ func processesNaming(t *testing.T, text string) []string {
 		}
 	}
 	return found
-}
-
-func postgresBin(t *testing.T) string {
-	t.Helper()
-	from, err := postgresService.locate(t.Context(), thisHost(), true)
-	require.NoError(t, err)
-	return from.program
-}
-
-func redisBin(t *testing.T) string {
-	t.Helper()
-	from, err := redisService.locate(t.Context(), thisHost(), true)
-	require.NoError(t, err)
-	return from.program
 }
 
 func TestATakenPortIsTriedAgainWithAnother(t *testing.T) {
