@@ -179,6 +179,13 @@ func TestExternalPostgres(t *testing.T) {
 		require.Equal(t, 1, count(t, newPool(t, own.URL()), "generate_series(1, 1)"))
 	})
 
+	t.Run("is connected to again after it has ended the connection", func(t *testing.T) {
+		server, err := obtainPostgres(t.Context(), here)
+		require.NoError(t, err)
+		require.Error(t, server.admin(t.Context(), "SELECT pg_terminate_backend(pg_backend_pid())"))
+		require.NoError(t, server.admin(t.Context(), "SELECT 1"))
+	})
+
 	t.Run("gets one template from binaries that start together", func(t *testing.T) {
 		var together sync.WaitGroup
 		names := make([]string, 4)
