@@ -395,7 +395,6 @@ func TestUnknownScriptsAreSentAgain(t *testing.T) {
 func TestAReplyLostOnTheWire(t *testing.T) {
 	t.Parallel()
 	wire := new(faulty.RedisProxy)
-	t.Cleanup(wire.Close)
 	options := *testenv.Redis(t).Options()
 	options.Dialer = wire.Dial
 	client := redis.NewClient(&options)

@@ -198,7 +198,6 @@ func TestReadingEndsWithItsContextWhileRedisHangs(t *testing.T) {
 			s := newStream(t)
 			s.add("*", "a")
 			wire := new(faulty.RedisProxy)
-			defer wire.Close()
 			options := *s.client.Options()
 			options.Dialer = wire.Dial
 			client := redis.NewClient(&options)

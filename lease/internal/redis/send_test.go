@@ -37,7 +37,6 @@ func TestAScriptWhoseReplyIsLostIsNotSentAgain(t *testing.T) {
 	t.Parallel()
 	key := testenv.Namespace(t)
 	wire := new(faulty.RedisProxy)
-	t.Cleanup(wire.Close)
 	options := *testenv.Redis(t).Options()
 	options.Dialer = wire.Dial
 	options.MaxRetries = 3
