@@ -159,7 +159,7 @@ func (s *listeners) stop() {
 type listener struct {
 	connect func() connection
 	wake    chan struct{} // holds one token when subscriptions has changed
-	heard   atomic.Bool   // anything since the last pulse
+	silence atomic.Int32  // how many pulses have come since something was heard
 
 	mu            sync.Mutex
 	subscriptions map[string]*subscription // by channel; guarded by mu
@@ -216,6 +216,8 @@ func (l *listener) ended() bool {
 
 func (l *listener) run() {
 	for l.serve() {
+		l.each((*subscription).wakeToAsk) // they ask again, and look where their channel is served by now
+		protocol.Sleep(context.Background(), retry)
 	}
 }
 
@@ -228,13 +230,11 @@ func (l *listener) serve() (again bool) {
 	idle, check := time.NewTimer(linger), time.NewTicker(pulse)
 	defer idle.Stop()
 	defer check.Stop()
+	l.silence.Store(0)
 	var broken chan struct{}
-	asked := false // for a sign of life
 	for {
 		add, remove := l.difference(subscribed)
 		if broken == nil && len(add) > 0 && !l.probe(s, add[0]) {
-			l.each((*subscription).wakeToAsk)
-			protocol.Sleep(context.Background(), retry)
 			return true
 		}
 		s.change(add, remove)
@@ -250,16 +250,13 @@ func (l *listener) serve() (again bool) {
 		select {
 		case <-l.wake:
 		case <-broken:
-			l.each((*subscription).wakeToAsk) // they ask again, and look where their channel is served by now
-			protocol.Sleep(context.Background(), retry)
 			return true
 		case <-check.C:
-			silent := !l.heard.Swap(false)
-			if silent && asked {
+			switch l.silence.Add(1) {
+			case 2:
+				s.ask() // for a sign of life
+			case 3:
 				return true
-			}
-			if asked = silent; silent {
-				s.ask()
 			}
 		case <-idle.C:
 			if l.stop(true) {
@@ -282,7 +279,7 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 			l.refused(err)
 			return
 		}
-		l.heard.Store(true)
+		l.silence.Store(0)
 		switch m := m.(type) {
 		case *redis.Message:
 			if e := l.subscription(m.Channel); e != nil {
