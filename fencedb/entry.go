@@ -135,7 +135,7 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery, implicit bo
 	for tries := 1; ; tries++ {
 		b, err := e.batch(ctx, behind, implicit)
 		if err != nil { // if the seal took what was left of the lease, it says why
-			return nil, cmp.Or(sealErr, err)
+			return results, cmp.Or(sealErr, err)
 		}
 		e.watch()
 		results = e.conn.SendBatch(ctx, b)

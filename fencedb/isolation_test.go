@@ -175,6 +175,31 @@ func TestANewcomerSeesWhatTheHolderBeforeHasWritten(t *testing.T) {
 	}
 }
 
+// S7. The seal in front waits for the fence until the lease ends. Then it is the fence that was busy, not
+// the lease that was short.
+func TestANewcomerThatCannotSealLearnsWhoHasTheFence(t *testing.T) {
+	t.Parallel()
+	for level := range levels {
+		for name, attempt := range attempts {
+			t.Run(level+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				conn := w.connAt(level)
+				blocker := w.holder(grant("table:12", 41)).enter()
+
+				err := attempt(t.Context(), conn, grantFor("table:12", 42, time.Second))
+
+				var busy *fencedb.BusyError
+				require.ErrorAs(t, err, &busy)
+				require.Len(t, busy.Blockers, 1)
+				require.EqualValues(t, blocker.conn.PgConn().PID(), busy.Blockers[0].PID)
+				blocker.commit()
+				require.Empty(t, w.guests())
+			})
+		}
+	}
+}
+
 // A holder that has entered before meets a newcomer: its snapshot may show its own token, but the
 // fence does not any more.
 func TestAHolderThatIsOvertakenWhileItBeginsIsStale(t *testing.T) {
