@@ -38,7 +38,7 @@ $breaks" ;;
 	esac
 fi
 
-.ci/run || fail ".ci/run has failed; nothing was released"
+.ci/run all || fail ".ci/run has failed; nothing was released"
 [ -z "$(git status --porcelain)" ] || fail ".ci/run has changed files; commit what it made"
 
 dated="## [$version] - $(date -u +%Y-%m-%d)"
