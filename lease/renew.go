@@ -31,14 +31,16 @@ type watchdog struct {
 
 // batch are leases that one request renews.
 type batch struct {
-	at     time.Time
-	timer  *time.Timer // renews them at that time
-	leases []*Lease    // guarded by the watchdog's mu
+	at, last time.Time   // when the first and the last of them are due; guarded by the watchdog's mu
+	timer    *time.Timer // renews them when the first is due
+	leases   []*Lease    // guarded by the watchdog's mu; none once the renewal has begun
 }
 
 const (
 	batchLimit = 256 // renewals in one request
-	// A batch is gathered from what is due within this part of the interval.
+	// A batch is gathered from what is due within this part of the interval, whatever comes first. If
+	// only those joined that are due later, each that is due earlier would begin a batch of its own, and
+	// there would be two or three times as many requests.
 	batchWindow = 16
 )
 
@@ -54,24 +56,30 @@ func (w *watchdog) retry(l *Lease) {
 	w.schedule(l, time.Now().Add(protocol.Jitter(w.cfg.RenewEvery/4)))
 }
 
-// schedule puts the lease into a batch that comes a little earlier, or into a new one.
+// schedule puts the lease into a batch that is due at about that time, or into a new one. None is
+// renewed later than it is due.
 func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if l.due != nil || w.cfg.RenewEvery == Never {
 		return
 	}
-	fits := func(b *batch) bool {
-		early := at.Sub(b.at)
-		return 0 <= early && early <= w.cfg.RenewEvery/batchWindow
-	}
+	window := w.cfg.RenewEvery / batchWindow
+	fits := func(b *batch) bool { return at.Sub(b.at) <= window && b.last.Sub(at) <= window }
 	var b *batch
 	if n := slices.IndexFunc(w.batches, fits); n >= 0 {
 		b = w.batches[n]
 	} else {
-		b = &batch{at: at}
+		b = &batch{at: at, last: at}
 		b.timer = time.AfterFunc(time.Until(at), func() { w.renew(b) })
 		w.batches = append(w.batches, b)
+	}
+	if at.Before(b.at) {
+		b.at = at
+		b.timer.Reset(time.Until(at)) // if it has fired already, it fires once more, for nothing
+	}
+	if at.After(b.last) {
+		b.last = at
 	}
 	b.leases, l.due = append(b.leases, l), b
 	if len(b.leases) == batchLimit {
@@ -105,6 +113,7 @@ func (w *watchdog) remove(b *batch) {
 func (w *watchdog) renew(b *batch) {
 	w.mu.Lock()
 	leases := b.leases
+	b.leases = nil
 	for _, l := range leases {
 		l.due = nil
 	}

@@ -32,6 +32,20 @@ func TestRenewalsAreSentTogether(t *testing.T) {
 	require.NoError(t, ls.Release(t.Context()))
 }
 
+// One request covers what is due within a sixteenth of the interval, in whatever order it came.
+func TestRenewalsStayTogether(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second}) // renewed every 3 s
+		ls, err := i.AcquireAll(t.Context(), many(300))
+		require.NoError(t, err)
+		time.Sleep(9 * time.Second)
+		n := w.requests()
+		time.Sleep(30 * time.Second)
+		require.LessOrEqual(t, n.Load(), int64(10*25), "of about sixteen for an interval, ten times")
+		require.NoError(t, ls.Release(t.Context()))
+	})
+}
+
 func TestABatchHasManyOutcomes(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
