@@ -168,7 +168,7 @@ func (r *registry) giveBack(ctx context.Context, d *debt, ttl time.Duration, att
 	go func() {
 		err := protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
 			err := attempt(ctx)
-			if err != nil {
+			if err != nil || d.last != nil { // which nobody else writes
 				d.note(err)
 			}
 			return err

@@ -176,6 +176,33 @@ func TestALeaseThatIsHealedKeepsTheLockAroundIt(t *testing.T) {
 	})
 }
 
+// A refusal that is over is not why the resource is still blocked.
+func TestWhileTheLockAroundIsReleasedNoRefusalIsReported(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		slow := func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+			return lease.OuterLock{Renew: func(context.Context) error { return nil }, Release: func(context.Context) error {
+				time.Sleep(2 * time.Second)
+				return nil
+			}}, nil
+		}
+		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: slow})
+		l := try(t, i, "a")
+		w.memory.SetError("READONLY You can't write against a read only replica.")
+		time.AfterFunc(200*ms, func() { w.memory.SetError("") })
+		ctx, cancel := context.WithTimeout(t.Context(), 1500*ms)
+		defer cancel()
+		var left *lease.NotGivenBackError
+		closed := make(chan error, 1)
+		go func() { closed <- i.Close(ctx) }()
+		err := l.Release(ctx)
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.NotErrorIs(t, err, lease.ErrReadOnly)
+		require.ErrorAs(t, <-closed, &left)
+		require.NoError(t, left.Blocked[0].Err, "it is under way")
+		require.NoError(t, l.Release(t.Context()))
+	})
+}
+
 func TestAnAcquisitionThatFailsGivesTheLockAroundBack(t *testing.T) {
 	for name, c := range map[string]struct {
 		cfg  lease.Config
