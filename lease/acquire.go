@@ -273,7 +273,7 @@ func (a *acquisition) rename() {
 // takeBack withdraws what that call of this acquisition was granted.
 func (a *acquisition) takeBack(c *call) *debt {
 	left := a.keys
-	return a.core.registry.giveBack(a.caller, new(debt), a.core.cfg.TTL, func(ctx context.Context) error {
+	return a.core.registry.giveBack(a.caller, a.core.cfg.TTL, func(ctx context.Context) error {
 		for ; len(left) > 0; left = left[1:] {
 			t := term{keys: left[0], id: a.id, text: a.text, call: c.id, unsure: c.unsure.Load()}
 			if err := a.core.store.withdraw(ctx, t); err != nil {
@@ -281,7 +281,7 @@ func (a *acquisition) takeBack(c *call) *debt {
 			}
 		}
 		return nil
-	}, nil, a.resources...)
+	}, a.resources...)
 }
 
 // abandoned is called when a request was cut short. When the request has ended after all, its

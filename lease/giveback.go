@@ -159,12 +159,18 @@ func (d *debt) settle(err error) {
 	close(d.paid)
 }
 
-// giveBack makes attempts until one has an answer that counts or the bound is over. The end of ctx
-// does not stop it: a caller that was cancelled has to give back too. of is the release that this
-// is, nil if it is none; it ends before the debt is settled.
-func (r *registry) giveBack(ctx context.Context, d *debt, ttl time.Duration, attempt func(context.Context) error, of *release, resources ...string) *debt {
+// giveBack registers a debt and pays it.
+func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func(context.Context) error, resources ...string) *debt {
 	bound := max(ttl, minGiveBack)
-	r.owe(d, bound, resources...)
+	d := r.owe(new(debt), bound, resources...)
+	d.pay(ctx, bound, attempt, nil)
+	return d
+}
+
+// pay makes attempts until one has an answer that counts or the bound is over. The end of ctx does
+// not stop it: a caller that was cancelled has to give back too. of is the release that this is, nil
+// if it is none; it ends before the debt is settled.
+func (d *debt) pay(ctx context.Context, bound time.Duration, attempt func(context.Context) error, of *release) {
 	go func() {
 		err := protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
 			err := attempt(ctx)
@@ -178,7 +184,6 @@ func (r *registry) giveBack(ctx context.Context, d *debt, ttl time.Duration, att
 		}
 		d.settle(err)
 	}()
-	return d
 }
 
 func (d *debt) note(err error) {

@@ -252,6 +252,33 @@ func TestCloseDuringASeal(t *testing.T) {
 	})
 }
 
+// slowRelease is a tracer that takes its time when a release begins.
+type slowRelease struct{}
+
+func (slowRelease) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
+	if s.Op == lease.OpRelease {
+		time.Sleep(time.Second)
+	}
+	return ctx
+}
+
+func (slowRelease) TraceLeaseEnd(context.Context, lease.TraceEnd) {}
+
+func TestCloseWaitsForAReleaseThatIsAboutToBeSent(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{slowRelease{}}})
+		l := try(t, i, "a")
+		released := make(chan error, 1)
+		go func() { released <- l.Release(t.Context()) }()
+		time.Sleep(100 * ms)
+		err := i.Close(t.Context())
+		left := w.client.Get(t.Context(), w.key("a", "owner")).Val()
+		require.NoError(t, <-released)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	})
+}
+
 func TestCloseSaysWhatStaysBlocked(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: lease.Never})

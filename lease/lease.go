@@ -376,14 +376,17 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.check(time.Now())
-	if over == nil {
-		l.end(why)
-	}
 	if l.back != nil && !l.back.unanswered() {
 		return l.back
 	}
-	r := &release{lease: l, over: over, trace: l.trace(ctx, OpRelease), around: l.outer}
-	l.core.registry.giveBack(r.trace.ctx, &r.debt, l.core.cfg.TTL, r.attempt, r, l.resource)
+	r := &release{lease: l, over: over, around: l.outer}
+	bound := max(l.core.cfg.TTL, minGiveBack)
+	l.core.registry.owe(&r.debt, bound, l.resource) // before the lease ends, or Close would see neither
+	if over == nil {
+		l.end(why)
+	}
+	r.trace = l.trace(ctx, OpRelease)
+	r.pay(r.trace.ctx, bound, r.attempt, r)
 	l.back = r
 	return r
 }

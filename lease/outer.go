@@ -212,7 +212,7 @@ func (a *acquisition) giveBackOuter(all []*outer) {
 	for n, o := range all {
 		o.stop()
 		release := func(context.Context) error { o.release(); return nil }
-		a.behind.debts = append(a.behind.debts, a.core.registry.giveBack(a.caller, new(debt), a.core.cfg.TTL, release, nil, a.resources[n]))
+		a.behind.debts = append(a.behind.debts, a.core.registry.giveBack(a.caller, a.core.cfg.TTL, release, a.resources[n]))
 	}
 }
 
