@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -230,7 +231,7 @@ func (l *listener) serve() (again bool) {
 	idle, check := time.NewTimer(linger), time.NewTicker(pulse)
 	defer idle.Stop()
 	defer check.Stop()
-	l.silence.Store(0)
+	l.silence.Store(1) // a new connection has said nothing yet
 	var broken chan struct{}
 	for {
 		add, remove := l.difference(subscribed)
@@ -366,15 +367,16 @@ type connection struct {
 	*redis.PubSub
 	subscribe, unsubscribe func(ctx context.Context, channels ...string) error
 	publish                func(ctx context.Context, channel string, message any) *redis.IntCmd
+	together               int // channels in one request; on a Cluster one, for a request is about one slot
 }
 
 func connect(client redis.UniversalClient, master *redis.Client) connection {
 	if master == nil {
 		p := client.Subscribe(context.Background())
-		return connection{p, p.Subscribe, p.Unsubscribe, client.Publish}
+		return connection{p, p.Subscribe, p.Unsubscribe, client.Publish, 1000}
 	}
 	p := master.SSubscribe(context.Background())
-	return connection{p, p.SSubscribe, p.SUnsubscribe, master.SPublish}
+	return connection{p, p.SSubscribe, p.SUnsubscribe, master.SPublish, 1}
 }
 
 // ask requests a sign of life. Errors are left to the connection.
@@ -385,14 +387,14 @@ func (s connection) ask() {
 }
 
 // change subscribes and unsubscribes. Errors are left to the connection; until there is a better
-// one, waiters ask on their own. On a Cluster one request is about one slot.
+// one, waiters ask on their own.
 func (s connection) change(add, remove []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()
-	for _, channel := range add {
-		_ = s.subscribe(ctx, channel)
+	for channels := range slices.Chunk(add, s.together) {
+		_ = s.subscribe(ctx, channels...)
 	}
-	for _, channel := range remove {
-		_ = s.unsubscribe(ctx, channel)
+	for channels := range slices.Chunk(remove, s.together) {
+		_ = s.unsubscribe(ctx, channels...)
 	}
 }
