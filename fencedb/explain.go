@@ -154,6 +154,11 @@ func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...
 	if err := check(flatten(grant)); err != nil {
 		return err
 	}
+	conn, release, err := acquire(ctx, db)
+	if err != nil {
+		return err
+	}
+	defer release() // also when pgx panics over sql or an argument
 	var token int64
 	var leaseID *uuid.UUID // nil: not selected, or not known
 	b := &pgx.Batch{}
@@ -166,7 +171,7 @@ func ExplainNoRows(ctx context.Context, db DB, grant Grant, sql string, args ...
 		})
 		return err
 	})
-	switch err := db.SendBatch(ctx, b).Close(); {
+	switch err := conn.SendBatch(ctx, b).Close(); {
 	case err != nil:
 		return err
 	case token > grant.Token(), token == grant.Token() && leaseID != nil && *leaseID != grant.LeaseID():

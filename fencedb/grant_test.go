@@ -293,6 +293,8 @@ func TestAConditionalUpdateThatMatchesNothingIsExplained(t *testing.T) {
 	require.ErrorIs(t, finish(2, grant("job:2", 43)), pgx.ErrNoRows)
 	require.NoError(t, finish(1, grant("job:1", 43)), "the token is good: it is the state that does not match")
 	require.ErrorIs(t, fencedb.ExplainNoRows(ctx, w.pool, nil, `SELECT 1`), fencedb.ErrInvalidGrant)
+	require.Panics(t, func() { _ = fencedb.ExplainNoRows(ctx, w.pool, grant("job:1", 43), ``) }, "as pgx does")
+	w.awaitIdle(w.pool)
 }
 
 // RUNNING and then DONE, by hand: what each form of the condition does, and what is said of it.
