@@ -61,7 +61,6 @@ func TestRowFencedWritesNeedAGrantForTheirRow(t *testing.T) {
 	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 3`))
 }
 
-// Where the write comes from another table's trigger, the guard of statements does not look.
 // What is carried leaves a note, but for the guard of statements: it names no resource, not even the empty one.
 func TestWhatIsCarriedAdmitsNoRowOfTheLedger(t *testing.T) {
 	t.Parallel()
@@ -73,6 +72,16 @@ func TestWhatIsCarriedAdmitsNoRowOfTheLedger(t *testing.T) {
 	}
 }
 
+func TestATransactionThatOnlyReadsCanCarry(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'RUNNING' WHERE id = 1`)) // the epoch of the server is drawn
+
+	s.exec("BEGIN READ ONLY; " + carry(42, "job:1") + "; TABLE jobs; COMMIT")
+	s.refused("25006", "BEGIN READ ONLY; "+carry(42, "job:1")+"; UPDATE jobs SET state = 'DONE' WHERE id = 1")
+}
+
+// Where the write comes from another table's trigger, the guard of statements does not look.
 func TestARowFencedWriteOfATriggerNeedsAGrant(t *testing.T) {
 	t.Parallel()
 	s := newJobs(t)

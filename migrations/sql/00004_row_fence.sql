@@ -31,8 +31,10 @@ DECLARE
     body     text;
 BEGIN
     -- The common case, without calls, as in enter: nothing has been entered or carried. admit does the rest, and refuses.
+    -- It leaves no note either, which a transaction that only reads could not write.
     IF coalesce(current_setting('fencedb.granted', true), '') = '' AND octet_length(resource) BETWEEN 1 AND 512
-       AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true) THEN
+       AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true)
+       AND current_setting('transaction_read_only') = 'off' THEN
         key := (SELECT k.key FROM fencedb.signing_key k);
         epoch := pg_sequence_last_value('fencedb.server_epoch');
         IF key IS NOT NULL AND epoch IS NOT NULL THEN
