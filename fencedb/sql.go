@@ -229,6 +229,9 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 
 // explainSQL takes an error that no server sent for a lost connection: database/sql does not tell.
 func (e *entry) explainSQL(ctx context.Context, server asker, err error) error {
+	if errors.Is(err, ErrLeaseOver) { // as before anything was sent: it would be said twice
+		return err
+	}
 	return e.explain(ctx, server, true, err)
 }
 

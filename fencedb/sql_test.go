@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,7 +62,9 @@ func TestEnterSQLReturnsTheErrorsOfEnter(t *testing.T) {
 	require.EqualValues(t, 41, stale.Token)
 	require.EqualValues(t, 42, stale.Stored)
 
-	require.ErrorIs(t, enterSQL(t.Context(), w.begin(db), grantFor("table:12", 43, -time.Second)), fencedb.ErrLeaseOver)
+	over := enterSQL(t.Context(), w.begin(db), grantFor("table:12", 43, -time.Second))
+	require.ErrorIs(t, over, fencedb.ErrLeaseOver)
+	require.Equal(t, 1, strings.Count(over.Error(), "the lease is over"), "%v", over)
 	require.ErrorIs(t, enterSQL(t.Context(), nil, grant("", 43)), fencedb.ErrInvalidGrant)
 	require.ErrorContains(t, enterSQL(t.Context(), nil, grant("table:12", 43)), "the transaction is nil")
 	require.ErrorContains(t, enterSQL(t.Context(), (*sql.Tx)(nil), grant("table:12", 43)), "the transaction is nil")
