@@ -179,9 +179,9 @@ func TestANoteOfTheGuardForgedByHandOpensNothing(t *testing.T) {
 	judged := "BEGIN; " + enter(41, "room:red") + "; UPDATE seats SET guest = 'ann' WHERE id = 1; "
 	s.exec(judged)
 	note := s.one(`current_setting('fencedb.judged')`)
-	require.Regexp(t, `^9999999999\.0000{17}41room:red$`, note)
+	require.Regexp(t, `^9999999999\.0000{17}41[0-9a-f-]{36}room:red$`, note)
 	s.exec("COMMIT")
-	forged := note[:33] + "room:blue"
+	forged := note[:69] + "room:blue"
 
 	// In the transaction whose guard has noted something, before it has, in another one, and by a function within the write.
 	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)

@@ -49,7 +49,7 @@ BEGIN
             END IF;
             body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": false}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
             body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true);
-            until := fencedb.set_note(until, '', ~txid_current());
+            until := fencedb.set_note(until, gen_random_uuid()::text, ~txid_current());
             RETURN;
         END IF;
     END IF;
