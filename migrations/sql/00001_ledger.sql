@@ -129,10 +129,16 @@ $$;
 
 COMMENT ON FUNCTION fencedb.granted() IS 'Inner function. The grants of this transaction: {"grants": {resource: {"token": ..., "lease": ..., "entered": boolean}}, "until": milliseconds since 1970 or null}. NULL when it has none, or when somebody else wrote the setting.';
 
+CREATE FUNCTION fencedb.sum_of(note text, salt bigint) RETURNS bigint
+    LANGUAGE sql STABLE
+    RETURN hashtextextended(encode(sha256(convert_to(note, 'UTF8')), 'hex'), salt);
+
+COMMENT ON FUNCTION fencedb.sum_of(text, bigint) IS 'The checksum of fencedb.judged, for fencedb.judgement.';
+
 -- Fixed places, so that a guard reads them fast. Without a limit the note holds until 2286.
 CREATE FUNCTION fencedb.set_note(until numeric, judged text, salt bigint) RETURNS bigint
     LANGUAGE sql
-    RETURN setval('fencedb.judgement', hashtextextended(encode(sha256(convert_to(set_config('fencedb.judged', to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000') || judged, true), 'UTF8')), 'hex'), salt));
+    RETURN setval('fencedb.judgement', fencedb.sum_of(set_config('fencedb.judged', to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000') || judged, true), salt));
 
 CREATE FUNCTION fencedb.note(resource text, token bigint, until numeric) RETURNS bigint
     LANGUAGE sql
@@ -663,6 +669,7 @@ COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transac
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow), not public.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
+GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint) TO PUBLIC; -- by the guards
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
@@ -706,6 +713,7 @@ DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
 DROP FUNCTION fencedb.note(text, bigint, numeric);
 DROP FUNCTION fencedb.set_note(numeric, text, bigint);
+DROP FUNCTION fencedb.sum_of(text, bigint);
 DROP FUNCTION fencedb.granted();
 DROP FUNCTION fencedb.sign(text);
 DROP FUNCTION fencedb.signature(bytea, text);

@@ -90,7 +90,7 @@ BEGIN
     -- The grants are long where the transaction has entered many fences. A note says that it has entered, and until
     -- when. Then its lock on a fence says which: only enter locks one for as long as that. An xmin may be of four
     -- billion transactions ago, and an xmax may be the number of a multixact, unless none has come as far as ours.
-    IF note <> '' AND wanted[1] = ALL (wanted) AND hashtextextended(encode(sha256(convert_to(note, 'UTF8')), 'hex'), txid_current()) = currval('fencedb.judgement') THEN
+    IF note <> '' AND wanted[1] = ALL (wanted) AND fencedb.sum_of(note, txid_current()) = currval('fencedb.judgement') THEN
         me := pg_current_xact_id()::xid;
         SELECT f.last_fencing_token INTO token
         FROM fencedb.fences f
@@ -179,7 +179,7 @@ BEGIN
         END IF;
     END IF;
     IF coalesce(current_setting('fencedb.granted', true), '') <> '' THEN
-        IF (CASE WHEN note <> '' THEN hashtextextended(encode(sha256(convert_to(note, 'UTF8')), 'hex'), txid_current()) = currval('fencedb.judgement') END) THEN
+        IF (CASE WHEN note <> '' THEN fencedb.sum_of(note, txid_current()) = currval('fencedb.judgement') END) THEN
             until := left(note, 14)::numeric * 1000; -- it has entered
         ELSE
             granted := fencedb.granted();
@@ -223,8 +223,8 @@ BEGIN
         WHEN pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1 THEN true
         WHEN noted OPERATOR(pg_catalog.=) '' THEN false
         WHEN granted THEN
-            (pg_catalog.hashtextextended(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(noted, 'UTF8')), 'hex'), pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
-             OR pg_catalog.hashtextextended(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(noted, 'UTF8')), 'hex'), OPERATOR(pg_catalog.~) pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement'))
+            (fencedb.sum_of(noted, pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
+             OR fencedb.sum_of(noted, OPERATOR(pg_catalog.~) pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement'))
             AND pg_catalog.ceil((pg_catalog."left"(noted, 14)::pg_catalog.float8 OPERATOR(pg_catalog.-) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())) OPERATOR(pg_catalog.*) 1000)
                 OPERATOR(pg_catalog.>=) pg_catalog.concat('0', pg_catalog.current_setting('fencedb.limit', true))::pg_catalog.float8
         WHEN pg_catalog.substr(noted, 36) OPERATOR(pg_catalog.=) pg_catalog.concat('FN002 ', pg_catalog.current_setting('role'), ' ', session_user, ' ', pg_catalog.current_setting('application_name'))
@@ -606,7 +606,7 @@ BEGIN
                END),
         fencedb.stamped((facts ->> 'stamp')::boolean, format(body, format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
             CASE WHEN compiled.several THEN 'false' ELSE $fast$"~note" OPERATOR(pg_catalog.<>) ''
-       AND pg_catalog.hashtextextended(pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to("~note", 'UTF8')), 'hex'), pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
+       AND fencedb.sum_of("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
        AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog."left"("~note", 14)::pg_catalog.float8
        AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~new")
        AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~old"
