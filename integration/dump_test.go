@@ -158,7 +158,7 @@ func TestADumpedDatabaseComesBackProtected(t *testing.T) {
 				`SELECT json_agg(p ORDER BY p.table_name::text) FROM fencedb.protected_tables p`,
 				`SELECT json_agg(f ORDER BY f.resource) FROM fencedb.fences f`,
 				`SELECT json_agg(u ORDER BY u.statement) FROM fencedb.unfenced_writes u`,
-				`SELECT json_agg(p.oid::regprocedure || coalesce(p.proacl::text, '') ORDER BY p.oid::regprocedure::text) FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace`,
+				`SELECT json_agg(p.oid::regprocedure || (SELECT array_agg(a ORDER BY a::text) FROM unnest(coalesce(p.proacl, acldefault('f', p.proowner))) a)::text ORDER BY p.oid::regprocedure::text) FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace`,
 			} {
 				require.Equal(t, w.one(w.origin, catalog), w.one(restored, catalog))
 			}

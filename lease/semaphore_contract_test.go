@@ -189,6 +189,7 @@ func waitingIsBoundedByContext(t *testing.T, make newSemaphore) {
 	_, err := s.Acquire(ctx, "a")
 	require.ErrorIs(t, err, lease.ErrHeld)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+	awaitWaiters(t, s, "a", 0) // it is withdrawn behind the caller's back
 	require.NoError(t, l.Release(t.Context()))
 	tryPermit(t, s, "a") // nobody has right of way
 }
