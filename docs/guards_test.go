@@ -115,7 +115,6 @@ var guards = []struct {
 		{"S2", "a resource is one row", "    IF several OR NOT EXISTS (", "    IF several AND NOT EXISTS (", "migrations.TestProtectRowRefusesResourcesOfSeveralRows"},
 		{"S2", "to carry checks what to enter checks", "AND token BETWEEN 1 AND 9007199254740991 AND", "AND", "migrations.TestCarryChecksWhatEnterChecks"},
 		{"S4", "a row that another table's trigger writes needs a grant", "    IF granted IS NULL AND NOT overtakes THEN", "    IF false THEN", "migrations.TestARowFencedWriteOfATriggerNeedsAGrant"},
-		{"S4", "what is carried admits no row of the ledger", "fencedb.set_note(until, gen_random_uuid()::text, ~txid_current())", "fencedb.set_note(until, '', txid_current())", "migrations.TestWhatIsCarriedAdmitsNoRowOfTheLedger"},
 		{"S7", "its lease has to be valid, whoever writes it", "IF (granted ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN", "IF false THEN", "migrations.TestARowFencedWriteOfATriggerNeedsAGrant"},
 		{"S1", "to carry needs a lease id in the common case too", " AND lease_id IS NOT NULL AND coalesce(remaining_ms", " AND coalesce(remaining_ms", "migrations.TestCarryChecksWhatEnterChecks"},
 		{"S7", "a tighter limit stays where a grant is carried", "IF current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0' AND remaining_ms IS NOT NULL", "IF remaining_ms IS NOT NULL", "migrations.TestEnterBoundsTheTransactionAndNothingElse"},

@@ -51,7 +51,7 @@ func TestWhatACarriedWriteCosts(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, strings.Join(plan, "\n"), "WAL", "it writes nothing and locks nothing")
 	s.exec(`UPDATE jobs SET state = 'DONE' WHERE id = 1`)
-	require.Equal(t, "carry 1, fencedb_guard_jobs 1, granted 1, guard_statement 1, require_row 1",
+	require.Equal(t, "carry 1, fencedb_guard_jobs 1, granted 2, guard_statement 1, judge_statement 1, require_row 1",
 		s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) FROM pg_stat_xact_user_functions`))
 	s.exec(`COMMIT`)
 }

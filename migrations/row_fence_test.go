@@ -61,7 +61,6 @@ func TestRowFencedWritesNeedAGrantForTheirRow(t *testing.T) {
 	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 3`))
 }
 
-// What is carried leaves a note, but for the guard of statements: it names no resource, not even the empty one.
 func TestWhatIsCarriedAdmitsNoRowOfTheLedger(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

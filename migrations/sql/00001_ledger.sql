@@ -64,8 +64,6 @@ COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after e
 -- Anybody can set that. So its checksum, which contains the transaction id, is the session's own value of this sequence,
 -- which nobody else knows, and which only who may change the sequence can set. Whoever has entered one resource knows a
 -- sum, and could make another text that has it, or a resource whose sum a forged text has: hence sha256, and the nonce.
--- What is carried judges no row, so its note is of the time and a nonce alone, with the complement of the transaction id:
--- it is for the guard of statements.
 CREATE UNLOGGED SEQUENCE fencedb.judgement MINVALUE -9223372036854775808;
 
 COMMENT ON SEQUENCE fencedb.judgement IS 'Its currval is the checksum of the setting fencedb.judged.';
@@ -136,15 +134,11 @@ CREATE FUNCTION fencedb.sum_of(note text, salt bigint) RETURNS bigint
 COMMENT ON FUNCTION fencedb.sum_of(text, bigint) IS 'The checksum of fencedb.judged, for fencedb.judgement.';
 
 -- Fixed places, so that a guard reads them fast. Without a limit the note holds until 2286.
-CREATE FUNCTION fencedb.set_note(until numeric, judged text, salt bigint) RETURNS bigint
-    LANGUAGE sql
-    RETURN setval('fencedb.judgement', fencedb.sum_of(set_config('fencedb.judged', to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000') || judged, true), salt));
-
 CREATE FUNCTION fencedb.note(resource text, token bigint, until numeric) RETURNS bigint
     LANGUAGE sql
-    RETURN fencedb.set_note(until, to_char(token, 'FM0000000000000000000') || gen_random_uuid()::text || resource, txid_current());
+    RETURN setval('fencedb.judgement', fencedb.sum_of(set_config('fencedb.judged', to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000')
+        || to_char(token, 'FM0000000000000000000') || gen_random_uuid()::text || resource, true), txid_current()));
 
-COMMENT ON FUNCTION fencedb.set_note(numeric, text, bigint) IS 'Inner function. Sets fencedb.judged, and with it fencedb.judgement.';
 COMMENT ON FUNCTION fencedb.note(text, bigint, numeric) IS 'Inner function. Notes for the guards that rows of resource may be written, until when (milliseconds since 1970, NULL for no limit), and the token to stamp on them.';
 
 -- +goose StatementBegin
@@ -712,7 +706,6 @@ DROP FUNCTION fencedb.epoch();
 DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
 DROP FUNCTION fencedb.note(text, bigint, numeric);
-DROP FUNCTION fencedb.set_note(numeric, text, bigint);
 DROP FUNCTION fencedb.sum_of(text, bigint);
 DROP FUNCTION fencedb.granted();
 DROP FUNCTION fencedb.sign(text);

@@ -223,8 +223,7 @@ BEGIN
         WHEN pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1 THEN true
         WHEN noted OPERATOR(pg_catalog.=) '' THEN false
         WHEN granted THEN
-            (fencedb.sum_of(noted, pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
-             OR fencedb.sum_of(noted, OPERATOR(pg_catalog.~) pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement'))
+            fencedb.sum_of(noted, pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
             AND pg_catalog.ceil((pg_catalog."left"(noted, 14)::pg_catalog.float8 OPERATOR(pg_catalog.-) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())) OPERATOR(pg_catalog.*) 1000)
                 OPERATOR(pg_catalog.>=) pg_catalog.concat('0', pg_catalog.current_setting('fencedb.limit', true))::pg_catalog.float8
         WHEN pg_catalog.substr(noted, 36) OPERATOR(pg_catalog.=) pg_catalog.concat('FN002 ', pg_catalog.current_setting('role'), ' ', session_user, ' ', pg_catalog.current_setting('application_name'))
