@@ -80,11 +80,14 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		giveBackSQL(conn)
 		return e.explainSQL(ctx, askSQL(db), err)
 	}
-	if err := fn(tx); err != nil {
-		return e.rolledBackSQL(ctx, db, conn, tx, err)
+	err = fn(tx)
+	if err == nil {
+		_, err = tx.ExecContext(bounded, e.stillEntered())
 	}
-	if _, err := tx.ExecContext(bounded, e.stillEntered()); err != nil {
-		return e.rolledBackSQL(ctx, db, conn, tx, err)
+	if err != nil {
+		rollbackErr := tx.Rollback()
+		alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && bounded.Err() == nil // fn has ended it
+		return e.rolledBackSQL(ctx, db, conn, alive, err)
 	}
 	if err := tx.Commit(); err != nil && refused(err) {
 		return e.explainSQL(ctx, nil, err)
@@ -95,12 +98,10 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	return nil
 }
 
-// rolledBackSQL rolls back because of err. database/sql does not show what fn has sent, so the server
-// is asked whether one of its statements had ended the transaction: what that one has committed, no
-// rollback undoes.
-func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sql.Conn, tx *sql.Tx, err error) error {
-	rollbackErr := tx.Rollback()
-	alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && ctx.Err() == nil
+// rolledBackSQL tells why the transaction was rolled back, over a connection that may be alive. database/sql
+// does not show what fn has sent, so the server is asked whether one of its statements had ended the
+// transaction: what that one has committed, no rollback undoes.
+func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sql.Conn, alive bool, err error) error {
 	server := askSQL(conn) // another connection may not be free
 	if !alive {
 		giveBackSQL(conn)
@@ -121,13 +122,16 @@ func askSQL(db SQLTx) asker {
 
 // giveBackSQL gives a connection back, and one of pgx that is lost up. The second time it does nothing.
 func giveBackSQL(conn *sql.Conn) {
+	// When the context of a transaction ends, database/sql closes its connection in a goroutine of its
+	// own, and Raw, should it look in that very moment, follows a nil pointer.
+	defer func() { _ = recover() }()
+	defer conn.Close() //nolint:errcheck // closed by database/sql is as good
 	_ = conn.Raw(func(driverConn any) error {
 		if c, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
 			abandon(c.Conn())
 		}
 		return nil
 	})
-	_ = conn.Close()
 }
 
 // sqlOptions are those that database/sql knows.
