@@ -10,74 +10,109 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hashtextextended is a hash for tables: a resource can be made whose note has any sum that one likes. To enter that
-// must not admit a note of another resource, made by hand.
+// hashtextextended is a hash for tables, and a session may read the sum of its own note: a text for another
+// resource that has the same sum can be computed in a second. It must not pass for a note.
 func TestANoteWithAForgedSumOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL); SELECT fencedb.protect('seats', 'room')`)
 	s.exec(s.fenced(100, "red", `INSERT INTO seats VALUES (1, 'red')`))
+	number := func(sql string) uint64 {
+		n, err := strconv.ParseInt(s.one(sql), 10, 64)
+		require.NoError(t, err)
+		return uint64(n)
+	}
 
-	s.exec(`BEGIN`)
-	txid, err := strconv.ParseUint(s.one(`SELECT txid_current()`), 10, 64)
-	require.NoError(t, err)
-	forged := "9999999999.000" + fmt.Sprintf("%019d", 1000) + "red"
-	sum, err := strconv.ParseInt(s.one(`SELECT hashtextextended($1::text, $2::bigint)`, forged, int64(txid)), 10, 64)
-	require.NoError(t, err)
-	own := resourceWithSum("9999999999.000"+fmt.Sprintf("%019d", 1), txid, uint64(sum))
-	_, err = s.conn.Exec(t.Context(), `SELECT fencedb.enter($1, 1, gen_random_uuid())`, own)
-	require.NoError(t, err)
-	_, err = s.conn.Exec(t.Context(), `SELECT set_config('fencedb.judged', $1, true)`, forged)
-	require.NoError(t, err)
-
+	s.exec(`BEGIN; ` + enter(1, "blue"))
+	own := s.one(`SELECT current_setting('fencedb.judged')`)
+	require.Len(t, own, 69+len("blue"), "or what is forged has another form")
+	forged := own[:14] + fmt.Sprintf("%019d", 1000) + forge(own[:14]+fmt.Sprintf("%019d", 1000), "red",
+		number(`SELECT txid_current()`), number(`SELECT currval('fencedb.judgement')`)) + "red"
+	require.Equal(t, s.one(`SELECT currval('fencedb.judgement')`), s.one(`SELECT fencedb.sum_of($$`+own+`$$, txid_current())`))
+	require.Equal(t, s.one(`SELECT currval('fencedb.judgement')`), s.one(`SELECT hashtextextended($$`+forged+`$$, txid_current())`), "it is aimed well")
+	s.exec(`SELECT set_config('fencedb.judged', $$` + forged + `$$, true)`)
 	s.refused("FN003", `UPDATE seats SET id = 2; DELETE FROM seats; INSERT INTO seats VALUES (3, 'red'); COMMIT`)
 }
 
-// resourceWithSum inverts the last step of lookup3, as in common/hashfn.c of Postgres.
-func resourceWithSum(head string, seed, sum uint64) string {
-	head += "e:x" // 36 bytes: three blocks, before eleven bytes of our choice
-	a := uint32(0x9e3779b9 + 47 + 3923095)
-	b, c := a, a
-	mix := func() {
+// A sum of 64 bits is soon met by one of many pairs of texts. So no text may be known before it is a note.
+func TestANoteCannotBeKnownBeforeItIsWritten(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	note := func() string {
+		s.exec(`BEGIN; ` + enter(1, "blue"))
+		defer s.exec(`ROLLBACK`)
+		return s.one(`SELECT current_setting('fencedb.judged')`)
+	}
+	require.NotEqual(t, note(), note(), "of the same grant, without a limit")
+}
+
+// forge returns 36 characters between head, of 33 bytes, and tail, of 3, with which hashtextextended gives sum: the
+// inverse of lookup3, of which common/hashfn.c of Postgres has the other direction.
+func forge(head, tail string, seed, sum uint64) string {
+	type state struct{ a, b, c uint32 }
+	add := func(s state, block string) state {
+		word := func(at int) uint32 { return binary.LittleEndian.Uint32([]byte(block[at:])) }
+		return state{s.a + word(0), s.b + word(4), s.c + word(8)}
+	}
+	mix := func(s state) state {
+		a, b, c := s.a, s.b, s.c
 		a, c = (a-c)^bits.RotateLeft32(c, 4), c+b
 		b, a = (b-a)^bits.RotateLeft32(a, 6), a+c
 		c, b = (c-b)^bits.RotateLeft32(b, 8), b+a
 		a, c = (a-c)^bits.RotateLeft32(c, 16), c+b
 		b, a = (b-a)^bits.RotateLeft32(a, 19), a+c
 		c, b = (c-b)^bits.RotateLeft32(b, 4), b+a
+		return state{a, b, c}
 	}
-	a, b = a+uint32(seed>>32), b+uint32(seed)
-	mix()
-	for at := 0; at < 36; at += 12 {
-		a += binary.LittleEndian.Uint32([]byte(head[at:]))
-		b += binary.LittleEndian.Uint32([]byte(head[at+4:]))
-		c += binary.LittleEndian.Uint32([]byte(head[at+8:]))
-		mix()
+	unmix := func(s state) state {
+		a, b, c := s.a, s.b, s.c
+		b -= a
+		c = (c ^ bits.RotateLeft32(b, 4)) + b
+		a -= c
+		b = (b ^ bits.RotateLeft32(a, 19)) + a
+		c -= b
+		a = (a ^ bits.RotateLeft32(c, 16)) + c
+		b -= a
+		c = (c ^ bits.RotateLeft32(b, 8)) + b
+		a -= c
+		b = (b ^ bits.RotateLeft32(a, 6)) + a
+		c -= b
+		a = (a ^ bits.RotateLeft32(c, 4)) + c
+		return state{a, b, c}
 	}
+	unfinal := func(a uint32, sum uint64) state {
+		b, c := uint32(sum>>32), uint32(sum)
+		c = (c + bits.RotateLeft32(b, 24)) ^ b
+		b = (b + bits.RotateLeft32(a, 14)) ^ a
+		a = (a + bits.RotateLeft32(c, 4)) ^ c
+		c = (c + bits.RotateLeft32(b, 16)) ^ b
+		b = (b + bits.RotateLeft32(a, 25)) ^ a
+		a = (a + bits.RotateLeft32(c, 11)) ^ c
+		c = (c + bits.RotateLeft32(b, 14)) ^ b
+		return state{a, b, c}
+	}
+
+	// Six blocks of twelve bytes. The fifth is what takes the state behind the fourth to that before the sixth.
+	const before, after = "eee0123456789ab", "fffffffff"
+	start := uint32(0x9e3779b9 + 72 + 3923095)
+	s := mix(state{start + uint32(seed>>32), start + uint32(seed), start})
+	for text := head + before; text != ""; text = text[12:] {
+		s = mix(add(s, text[:12]))
+	}
+	last := add(state{}, after+tail)
 	for free := uint32(0); ; free++ {
-		x, y, z := free, uint32(sum>>32), uint32(sum)
-		z = (z + bits.RotateLeft32(y, 24)) ^ y
-		y = (y + bits.RotateLeft32(x, 14)) ^ x
-		x = (x + bits.RotateLeft32(z, 4)) ^ z
-		z = (z + bits.RotateLeft32(y, 16)) ^ y
-		y = (y + bits.RotateLeft32(x, 25)) ^ x
-		x = (x + bits.RotateLeft32(z, 11)) ^ z
-		z = (z + bits.RotateLeft32(y, 14)) ^ y
-		x, y, z = x-a, y-b, z-c
-		if z&0xff != 0 {
-			continue
+		end := unmix(unfinal(free, sum))
+		end = unmix(state{end.a - last.a, end.b - last.b, end.c - last.c})
+		var block [12]byte
+		binary.LittleEndian.PutUint32(block[0:], end.a-s.a)
+		binary.LittleEndian.PutUint32(block[4:], end.b-s.b)
+		binary.LittleEndian.PutUint32(block[8:], end.c-s.c)
+		printable := true
+		for _, char := range block {
+			printable = printable && char > 0x20 && char < 0x7f && char != '$'
 		}
-		tail := make([]byte, 12)
-		binary.LittleEndian.PutUint32(tail, x)
-		binary.LittleEndian.PutUint32(tail[4:], y)
-		binary.LittleEndian.PutUint32(tail[8:], z)
-		tail = append(tail[:8], tail[9:]...)
-		ok := true
-		for _, one := range tail {
-			ok = ok && one > 0x20 && one < 0x7f
-		}
-		if ok {
-			return "e:x" + string(tail)
+		if printable {
+			return before + string(block[:]) + after
 		}
 	}
 }
