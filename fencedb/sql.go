@@ -65,11 +65,11 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	}
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
-	conn, err := db.Conn(bounded)
+	conn, err := connSQL(bounded, db)
 	if err != nil {
 		return e.explainSQL(ctx, nil, err)
 	}
-	defer giveBackSQL(conn)
+	defer conn.giveBack()
 	tx, err := conn.BeginTx(bounded, options)
 	if err != nil {
 		return e.explainSQL(ctx, nil, err)
@@ -77,7 +77,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
 	if err := e.enterSQL(ctx, tx); err != nil {
 		_ = tx.Rollback()
-		giveBackSQL(conn)
+		conn.giveBack()
 		return e.explainSQL(ctx, askSQL(db), err)
 	}
 	err = fn(tx)
@@ -92,7 +92,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	if err := tx.Commit(); err != nil && refused(err) {
 		return e.explainSQL(ctx, nil, err)
 	} else if err != nil {
-		giveBackSQL(conn) // first, or asking on another connection could wait for this one
+		conn.giveBack() // first, or asking on another connection could wait for this one
 		return e.settle(ctx, askSQL(db), err, true, true)
 	}
 	return nil
@@ -101,10 +101,10 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 // rolledBackSQL tells why the transaction was rolled back, over a connection that may be alive. database/sql
 // does not show what fn has sent, so the server is asked whether one of its statements had ended the
 // transaction: what that one has committed, no rollback undoes.
-func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sql.Conn, alive bool, err error) error {
+func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive bool, err error) error {
 	server := askSQL(conn) // another connection may not be free
 	if !alive {
-		giveBackSQL(conn)
+		conn.giveBack()
 		server = askSQL(db)
 	}
 	if ended := e.ended(ctx, server, alive, err); ended != nil {
@@ -120,18 +120,46 @@ func askSQL(db SQLTx) asker {
 	}
 }
 
-// giveBackSQL gives a connection back, and one of pgx that is lost up. The second time it does nothing.
-func giveBackSQL(conn *sql.Conn) {
-	// When the context of a transaction ends, database/sql closes its connection in a goroutine of its
-	// own, and Raw, should it look in that very moment, follows a nil pointer.
-	defer func() { _ = recover() }()
-	defer conn.Close() //nolint:errcheck // closed by database/sql is as good
-	_ = conn.Raw(func(driverConn any) error {
-		if c, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
-			abandon(c.Conn())
+// sqlConn is a connection of database/sql.
+type sqlConn struct {
+	*sql.Conn
+	pgx   *pgx.Conn // under it; nil with another driver
+	given bool      // back; then somebody else may have the other
+}
+
+func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c := &sqlConn{Conn: conn}
+	return c, conn.Raw(func(driverConn any) error {
+		if d, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
+			c.pgx = d.Conn()
 		}
 		return nil
 	})
+}
+
+// giveBack gives the connection back, and one of pgx that is lost up. The second time it does nothing.
+//
+// When the context of a transaction ends, database/sql rolls back and closes the connection in a
+// goroutine of its own. Then nobody else will get it, and whoever looks in that very moment follows a
+// nil pointer.
+func (c *sqlConn) giveBack() {
+	if c.given {
+		return
+	}
+	c.given = true
+	closed := true
+	func() {
+		defer func() { _ = recover() }()
+		_ = c.Raw(func(any) error { closed = false; abandon(c.pgx); return nil })
+	}()
+	if closed && c.pgx != nil {
+		_ = c.pgx.PgConn().Conn().Close()
+	}
+	_ = c.Close()
 }
 
 // sqlOptions are those that database/sql knows.

@@ -29,7 +29,7 @@ func TestAConnectionIsGivenBackWhileDatabaseSQLClosesIt(t *testing.T) {
 	defer db.Close()
 	for range 60_000 { // the race detector comes to that moment once in ten thousand
 		ctx, cancel := context.WithCancel(t.Context())
-		conn, err := db.Conn(ctx)
+		conn, err := connSQL(ctx, db)
 		require.NoError(t, err)
 		tx, err := conn.BeginTx(ctx, nil)
 		require.NoError(t, err)
@@ -38,6 +38,6 @@ func TestAConnectionIsGivenBackWhileDatabaseSQLClosesIt(t *testing.T) {
 		for range rand.IntN(10) {
 			runtime.Gosched()
 		}
-		giveBackSQL(conn)
+		conn.giveBack()
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 func (w *world) sqlDB() *sql.DB {
@@ -366,6 +367,31 @@ func TestTxSQLTellsWhatAStatementHasCommitted(t *testing.T) {
 		require.Equal(t, "committed", ended.Outcome, name)
 		require.Equal(t, []string{"ann"}, w.guests(), name)
 	}
+}
+
+// pgx reads from a lost connection for 15 seconds more, which keeps its place in the pool. That
+// database/sql has closed it already, because the context has ended, must not make a difference.
+func TestALostConnectionThatDatabaseSQLHasClosedIsGivenUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy() // one connection
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	err := fencedb.TxSQL(ctx, db, grant("table:12", 41), func(tx *sql.Tx) error {
+		proxy.AfterBytes(0, faulty.Silence)
+		late, cancelLate := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancelLate()
+		_, err := tx.ExecContext(late, bookAnn)
+		require.Error(t, err)
+		cancel()
+		require.Eventually(t, func() bool { return db.Stats().OpenConnections == 0 }, 10*time.Second, time.Millisecond)
+		return err
+	})
+
+	require.ErrorContains(t, err, `got "in progress"`, "the server was asked, and knows of no end of the connection yet")
 }
 
 func TestTxSQLSealsAboveReadCommitted(t *testing.T) {
