@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -53,7 +54,7 @@ type held struct {
 }
 
 // OnScript sets the function that decides the verdict on every call of a script. The name of a
-// script is in the first line of its source. Nil passes all calls.
+// script is in a line of its source. Nil passes all calls.
 func (p *RedisProxy) OnScript(judge func(script string) Verdict) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -280,8 +281,11 @@ var sources sync.Map
 
 var header = regexp.MustCompile(`(?m)^-- (\w+)\.lua:`)
 
+// helpers are files that other scripts have in them, in front of their own text or behind its beginning.
+var helpers = []string{"common", "holder", "holders"}
+
 // script returns the verb of a request with arguments, and the name of the script that it calls, which is in the last
-// header. The call is made one with the source, so that a verdict is never spent on a NOSCRIPT error. For
+// header that is not of a helper. The call is made one with the source, so that a verdict is never spent on a NOSCRIPT error. For
 // a digest that no proxy has seen in full, the request is nil.
 func script(request []byte) (verb, name string, withSource []byte) {
 	words := strings.SplitN(string(request), "\r\n", 6) // *5 $7 EVALSHA $40 digest, and the rest
@@ -304,8 +308,10 @@ func script(request []byte) (verb, name string, withSource []byte) {
 		body = source.(string)
 		request = fmt.Appendf(nil, "%s\r\n$4\r\nEVAL\r\n$%d\r\n%s\r\n%s", words[0], len(body), body, words[5])
 	}
-	if headers := header.FindAllStringSubmatch(body, -1); len(headers) > 0 {
-		name = headers[len(headers)-1][1]
+	for _, h := range header.FindAllStringSubmatch(body, -1) {
+		if !slices.Contains(helpers, h[1]) {
+			name = h[1]
+		}
 	}
 	return verb, name, request
 }

@@ -48,7 +48,7 @@ const (
 var leaseCalls = []leaseCall{
 	{name: "TryAcquire free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquire},
 	{name: "TryAcquire held", scripts: []string{"acquire"}, ttls: 1, base: lease.ErrHeld, prepare: rivalHolds, run: tryAcquire},
-	{name: "TryAcquire again", scripts: []string{"acquire", "withdraw"}, ttls: 1, prepare: unprepared, run: tryAcquireAgain},
+	{name: "TryAcquire again", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: tryAcquireAgain},
 	{name: "Acquire free", scripts: []string{"acquire"}, ttls: 1, prepare: unprepared, run: acquire},
 	{name: "Acquire held", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true, impatient: true, base: lease.ErrHeld,
 		prepare: rivalHolds, run: waitInVain},
@@ -71,7 +71,7 @@ var leaseCalls = []leaseCall{
 	{name: "Revoke", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: revoke},
 	{name: "TakeOver", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: takeOver},
 	{name: "Raise", scripts: []string{"raise"}, more: ask, prepare: unprepared, run: raise},
-	{name: "Heal", scripts: []string{"regrant", "withdraw"}, ttls: 1, more: ask, prepare: holdsStale, run: heal},
+	{name: "Heal", scripts: []string{"regrant"}, ttls: 1, more: ask, prepare: holdsStale, run: heal},
 	{name: "semaphore TryAcquire", alone: true, scripts: []string{"acquire"}, ttls: 1,
 		prepare: places(unprepared), run: tryPlace},
 	{name: "semaphore Acquire handed over", alone: true, scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,

@@ -157,6 +157,8 @@ type leaseWorld struct {
 	count     atomic.Int64
 
 	reapers sync.WaitGroup
+
+	unstruck sync.Map // whether a call has not yet sent a script that faults are for
 }
 
 func newLeaseWorld(t *testing.T, d deployment, lag func() time.Duration) *leaseWorld {
@@ -187,6 +189,9 @@ func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
 						continue
 					}
 					name := strings.Join([]string{call.name, script, fault.name, end.name}, "/")
+					if script != anyScript && script != "withdraw" { // which may be sent after all was judged
+						w.unstruck.LoadOrStore(call.name+"/"+script, true)
+					}
 					turns <- struct{}{}
 					cells.Go(func() {
 						defer func() { <-turns }()
@@ -198,6 +203,12 @@ func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
 	}
 	cells.Wait()
 	w.reapers.Wait()
+	w.unstruck.Range(func(cell, unstruck any) bool {
+		if unstruck == true {
+			t.Errorf("no fault of %v has struck anything", cell)
+		}
+		return true
+	})
 }
 
 // teach lets the proxies see each script once, whatever cells are to run.
@@ -403,6 +414,7 @@ func (c *leaseCell) strike(script string) faulty.Verdict {
 		return faulty.Verdict{}
 	}
 	c.seen++
+	c.unstruck.Store(c.call.name+"/"+c.script, false)
 	first := c.seen == 1
 	if first && c.arrived != nil {
 		c.arrived()
