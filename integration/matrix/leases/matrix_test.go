@@ -189,13 +189,15 @@ func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
 						continue
 					}
 					name := strings.Join([]string{call.name, script, fault.name, end.name}, "/")
-					if script != anyScript && script != "withdraw" { // which may be sent after all was judged
-						w.unstruck.LoadOrStore(call.name+"/"+script, true)
-					}
 					turns <- struct{}{}
 					cells.Go(func() {
 						defer func() { <-turns }()
-						t.Run(name, func(t *testing.T) { w.try(t, call, script, fault, end) })
+						t.Run(name, func(t *testing.T) {
+							if script != anyScript && script != "withdraw" { // which may be sent after all was judged
+								w.unstruck.LoadOrStore(call.name+"/"+script, true)
+							}
+							w.try(t, call, script, fault, end)
+						})
 					})
 				}
 			}
