@@ -236,7 +236,7 @@ func benchstat(all []cost) string {
 }
 
 // peers are the modules whose versions matter, by the end of their path.
-var peers = regexp.MustCompile(`(pgx/v5|redislock|redsync/v4|redis/rueidis|go-redis/v9)$`)
+var peers = regexp.MustCompile(`(pgx/v5|gorm|optimisticlock|redislock|redsync/v4|redis/rueidis|go-redis/v9)$`)
 
 // machine says on what it was measured.
 func (s *stores) machine(ctx context.Context, out io.Writer) error {

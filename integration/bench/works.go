@@ -18,6 +18,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
+	"gorm.io/driver/postgres"
+	"gorm.io/gorm"
+	"gorm.io/plugin/optimisticlock"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/migrations"
@@ -81,6 +84,7 @@ func openStores(ctx context.Context, client *redis.Client, url string, bulk, man
 		CREATE TABLE plain (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
 		INSERT INTO plain SELECT i FROM generate_series(1, %[1]d) i;
 		CREATE TABLE guarded (LIKE plain INCLUDING ALL); INSERT INTO guarded TABLE plain;
+		CREATE TABLE versioned (LIKE plain INCLUDING ALL, version bigint NOT NULL DEFAULT 1); INSERT INTO versioned TABLE plain;
 		CREATE TABLE idle (LIKE plain INCLUDING ALL); INSERT INTO idle TABLE plain;
 		CREATE TABLE observed (LIKE plain INCLUDING ALL); INSERT INTO observed TABLE plain;
 		CREATE TABLE rowed (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0); INSERT INTO rowed SELECT id FROM plain;
@@ -208,6 +212,32 @@ func (s *stores) update(name, table string, send write, bar float64) entrant {
 	}}
 }
 
+// versioned is a row with a version, by which gorm notices that somebody else has written since it read.
+type versioned struct {
+	ID      int
+	Note    int64
+	Version optimisticlock.Version
+}
+
+func (versioned) TableName() string { return "versioned" }
+
+func (s *stores) versionCheck() entrant {
+	open := sync.OnceValues(func() (*gorm.DB, error) {
+		return gorm.Open(postgres.New(postgres.Config{Conn: stdlib.OpenDBFromPool(s.pool)}))
+	})
+	return entrant{name: "gorm optimisticlock", peer: true, done: s.sum("versioned"), op: func(ctx context.Context, worker int) error {
+		db, err := open()
+		if err != nil {
+			return err
+		}
+		row := versioned{ID: id(worker)}
+		if err := db.WithContext(ctx).First(&row).Error; err != nil {
+			return err
+		}
+		return db.WithContext(ctx).Model(&row).Update("note", row.Note+1).Error
+	}}
+}
+
 func (s *stores) works() []work {
 	autocommit := s.update("autocommit", "plain", unfenced(s.pool), 0)
 	inTx := func(pool *pgxpool.Pool) []entrant {
@@ -225,7 +255,7 @@ func (s *stores) works() []work {
 	}
 	transaction := func(name string, workers int, bar, protected float64) work {
 		return work{name: name, workers: workers, entrants: append(inTx(s.pool),
-			s.update("advisory lock", "plain", begun(s.pool, advisory), 0),
+			s.update("advisory lock", "plain", begun(s.pool, advisory), 0), s.versionCheck(),
 			s.update("Tx", "plain", fencedTx(s.pool), bar), s.update("Tx, protected", "guarded", fencedTx(s.pool), protected))}
 	}
 	// On a table without a guard, with triggers that do nothing, and with a guard that observes.
