@@ -50,9 +50,9 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 	return asking, func() { stop(); cancel() }
 }
 
-// ask finds out what became of the transaction: "committed" or "aborted". A transaction still in progress, because the
-// server has not noticed that its client is gone, is waited for: until bounds it. Each try is
-// bounded as well: of the connections in a pool some may be as lost as ours.
+// ask finds out what became of the transaction: "committed" or "aborted". A transaction still in
+// progress, because the server has not noticed that its client is gone, is waited for: until bounds
+// it. Each try is bounded as well: of the connections in a pool some may be as lost as ours.
 //
 // A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one
 // that is in recovery fails to answer, and is asked again.
