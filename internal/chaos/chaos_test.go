@@ -100,9 +100,14 @@ func nothingIsLeft(t *testing.T, postgres string, client *redis.Client, run stri
 		SELECT coalesce(array_agg(what), '{}') FROM (
 			SELECT nspname::text AS what FROM pg_namespace WHERE nspname <> 'public' AND nspname !~ '^(pg_|information_schema)'
 			UNION ALL SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace
-			UNION ALL SELECT application_name FROM pg_stat_activity WHERE application_name = $1
-		) AS found`, run).Scan(&left))
+		) AS found`).Scan(&left))
 	require.Empty(t, left)
+	require.Eventually(t, func() bool { // a server ends a session a moment after its client has left
+		err := conn.QueryRow(t.Context(), `
+			SELECT coalesce(array_agg(application_name), '{}') FROM pg_stat_activity
+			WHERE strpos(application_name, $1) > 0 AND datname = current_database()`, run).Scan(&left)
+		return err == nil && len(left) == 0
+	}, 10*time.Second, 10*time.Millisecond, "sessions")
 	keys, err := client.Keys(t.Context(), "*"+run+"*").Result()
 	require.NoError(t, err)
 	require.Empty(t, keys)
