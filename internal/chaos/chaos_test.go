@@ -336,7 +336,7 @@ func TestDrill(t *testing.T) {
 
 func TestADrillThatIsInterruptedSaysSoAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	client, postgres := testenv.Redis(t), ordinaryRole(t)
+	client, postgres := testenv.OwnRedis(t).Client(), ordinaryRole(t)
 	ctx, cancel := context.WithCancel(t.Context())
 
 	_, err := Drill(ctx, Config{PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: ttl, Log: interrupt{"1. A", cancel}})
