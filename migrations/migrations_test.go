@@ -130,7 +130,7 @@ func TestBadCallsAreRefused(t *testing.T) {
 	}
 }
 
-func TestEveryTableColumnFunctionAndViewIsExplained(t *testing.T) {
+func TestEveryTableFunctionAndViewIsExplained(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 
