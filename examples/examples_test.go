@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -208,12 +209,13 @@ func serving(t *testing.T, program string, env []string) string {
 type interrupting struct {
 	cmd  *exec.Cmd
 	text bytes.Buffer
+	once sync.Once // a second interrupt, at the end, would kill it
 }
 
 func (i *interrupting) Write(p []byte) (int, error) {
 	n, err := i.text.Write(p)
 	if bytes.Contains(i.text.Bytes(), []byte("msg=selling")) {
-		_ = i.cmd.Process.Signal(os.Interrupt)
+		i.once.Do(func() { _ = i.cmd.Process.Signal(os.Interrupt) })
 	}
 	return n, err
 }
