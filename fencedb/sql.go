@@ -98,9 +98,9 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	return nil
 }
 
-// rolledBackSQL tells why the transaction was rolled back, over a connection that may be alive. database/sql
-// does not show what fn has sent, so the server is asked whether one of its statements had ended the
-// transaction: what that one has committed, no rollback undoes.
+// rolledBackSQL explains err, because of which the transaction was rolled back. database/sql does not
+// show what fn has sent, so the server is asked whether one of its statements had ended the
+// transaction: what that one has committed, no rollback undoes. It is asked on conn if that is alive.
 func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive bool, err error) error {
 	server := askSQL(conn) // another connection may not be free
 	if !alive {
@@ -124,7 +124,7 @@ func askSQL(db SQLTx) asker {
 type sqlConn struct {
 	*sql.Conn
 	pgx   *pgx.Conn // under it; nil with another driver
-	given bool      // back; then somebody else may have the other
+	given bool      // back: from then on pgx may be somebody else's
 }
 
 func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
@@ -141,11 +141,12 @@ func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
 	})
 }
 
-// giveBack gives the connection back, and one of pgx that is lost up. The second time it does nothing.
+// giveBack gives the connection back, and closes one of pgx that is lost (see abandon). The second time
+// it does nothing.
 //
 // When the context of a transaction ends, database/sql rolls back and closes the connection in a
-// goroutine of its own. Then nobody else will get it, and whoever looks in that very moment follows a
-// nil pointer.
+// goroutine of its own. Then nobody else will get it, so it is ours to close; and Raw, if it looks in
+// that very moment, follows a nil pointer.
 func (c *sqlConn) giveBack() {
 	if c.given {
 		return

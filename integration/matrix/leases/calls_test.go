@@ -39,6 +39,11 @@ type leaseCall struct {
 	check   func(*leaseCell)       // what else is true afterwards; may be nil
 }
 
+// behind: an acquisition sends the script only to give something back, which goes on behind the call.
+func (c leaseCall) behind(script string) bool {
+	return script == "withdraw" || script == "release" && c.waits
+}
+
 const (
 	wait      = 250 * time.Millisecond // how long a waiter waits that waits in vain
 	ask       = 5 * time.Second        // how long a request is sent again that grants nothing

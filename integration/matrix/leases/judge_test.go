@@ -165,7 +165,7 @@ func (c *leaseCell) wanted() error {
 func (c *leaseCell) judgeError() {
 	sent, seen := c.requests()
 	want := c.call.base
-	if (seen > 0 || c.fault.stops) && !c.behind() {
+	if (seen > 0 || c.fault.stops) && !c.call.behind(c.script) {
 		if want = c.wanted(); c.call.want != nil {
 			want = c.call.want(c)
 		}
@@ -186,11 +186,6 @@ func (c *leaseCell) judgeError() {
 	default:
 		c.Errorf("want %v, got %v, after %v", want, c.err, c.took)
 	}
-}
-
-// behind: the fault strikes only what an acquisition gives back, which goes on behind the call.
-func (c *leaseCell) behind() bool {
-	return c.script == "withdraw" || c.script == "release" && c.call.waits
 }
 
 func is(err, want error) bool {

@@ -123,7 +123,7 @@ func (d deployment) has(call leaseCall, script string, f leaseFault, end ending)
 		return false
 	case f.stops && script != anyScript, f.times > 0 && script == anyScript, f.verdict.Fate == faulty.Pass && script != anyScript:
 		return false
-	case (script == "withdraw" || script == "release" && call.waits) && end.name != "queued" && end.name != "deadline":
+	case call.behind(script) && end.name != "queued" && end.name != "deadline":
 		return false // is not sent otherwise
 	case end.name == "queued" && !call.waits, f.stops && (end.name == "in flight" || end.name == "backing off"):
 		return false
@@ -193,7 +193,7 @@ func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
 					cells.Go(func() {
 						defer func() { <-turns }()
 						t.Run(name, func(t *testing.T) {
-							if script != anyScript && script != "withdraw" { // which may be sent after all was judged
+							if script != anyScript && !call.behind(script) && end.name != "before" { // or it need not be sent
 								w.unstruck.LoadOrStore(call.name+"/"+script, true)
 							}
 							w.try(t, call, script, fault, end)
