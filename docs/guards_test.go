@@ -305,7 +305,8 @@ var guards = []struct {
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},
 		{"L4", "a release that was carried out unheard is no loss", "case unsure && (result == gone || result == taken):", "case false:", "lease.TestLostReplies"},
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
-		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled:", "false:", "lease.TestACallerThatCancelsIsNotSilence"},
+		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled, ", "", "lease.TestACallerThatCancelsIsNotSilence"},
+		{"L8", "a caller whose time is over is no silence of Redis", ", errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
 	}},
 	{"lease/issuer.go", []guard{
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},

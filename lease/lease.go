@@ -310,7 +310,7 @@ func (r *renewal) end(answer protocol.Answer[outcome]) error {
 	switch {
 	case err != nil:
 		err = protocol.Latest(answer.Err, err)
-	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled: // by the caller, which says nothing about Redis
+	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled, errors.Is(answer.Err, protocol.ErrUnasked): // by the caller, which says nothing about Redis
 		err = byCaller(r.trace.ctx, answer.Err)
 	case answer.Err != nil:
 		err, l.lastFail = answer.Err, answer.Err

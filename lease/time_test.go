@@ -242,6 +242,18 @@ func TestACallerThatCancelsIsNotSilence(t *testing.T) {
 	})
 }
 
+func TestACallerWhoseTimeIsOverIsNotSilence(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")
+		time.Sleep(time.Second)
+		ctx, cancel := context.WithDeadline(t.Context(), time.Now())
+		defer cancel()
+		require.ErrorIs(t, l.Extend(ctx), context.DeadlineExceeded)
+		requireEnd(t, l, l.ValidUntil(), lease.ErrExpired)
+		require.NotErrorIs(t, context.Cause(l.Context()), context.DeadlineExceeded)
+	})
+}
+
 func TestReleaseEndsAnExtendThatHangs(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		l := try(t, w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never}), "a")

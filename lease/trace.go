@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one
@@ -82,7 +84,8 @@ type TraceEnd struct {
 
 // Outcome is the word for Err in metrics, logs and events: one of [Op.Outcomes], whatever the error
 // is. For OpHold it is "released" if the holder gave the lease back, otherwise the cause of the
-// loss. It is "cancelled" if the caller has cancelled before a working Redis had to answer.
+// loss. It is "cancelled" if the caller has cancelled before a working Redis had to answer,
+// or its context was over before Redis was asked.
 func (e TraceEnd) Outcome() string {
 	all := e.Op.outcomes()
 	if e.Err == nil {
@@ -139,6 +142,7 @@ var (
 		{ErrHeld, "held"},
 		{context.Canceled, "cancelled"},
 		{ErrUnreachable, "unreachable"},
+		{protocol.ErrUnasked, "cancelled"},
 	}}
 	otherOutcomes = outcomes{success: "done", failure: "failed"}
 
@@ -159,6 +163,7 @@ var (
 			{ErrReleased, "lost"},
 			{context.Canceled, "cancelled"},
 			{ErrUnreachable, "unreachable"},
+			{protocol.ErrUnasked, "cancelled"},
 		}},
 		OpRelease: {"released", "error", []errorWord{
 			{ErrRevoked, "revoked"},

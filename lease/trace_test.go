@@ -229,6 +229,29 @@ func TestTracersAreToldWhoHasCancelled(t *testing.T) {
 	}
 }
 
+// A request's time that was used up before the call says nothing about Redis either.
+func TestTracersAreToldThatRedisWasNotAsked(t *testing.T) {
+	t.Parallel()
+	j := newJournal()
+	i := newWorld(t).issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Tracers: []lease.Tracer{j}})
+	l := try(t, i, "b")
+	ctx, cancel := context.WithDeadlineCause(t.Context(), time.Now(), errWork)
+	defer cancel()
+	for name, call := range map[string]func() error{
+		"TryAcquire":    func() error { _, err := i.TryAcquire(ctx, "a"); return err },
+		"Acquire":       func() error { _, err := i.Acquire(ctx, "a"); return err },
+		"TryAcquireAll": func() error { _, err := i.TryAcquireAll(ctx, []string{"a", "c"}); return err },
+		"AcquireAll":    func() error { _, err := i.AcquireAll(ctx, []string{"a", "c"}); return err },
+	} {
+		err := call()
+		require.ErrorIs(t, err, errWork, name)
+		acquired := j.of(lease.OpAcquire)
+		require.Equal(t, "cancelled", acquired[len(acquired)-1].Outcome(), "%s: %v", name, err)
+	}
+	require.ErrorIs(t, l.Extend(ctx), errWork)
+	require.Equal(t, "cancelled", j.only(t, lease.OpExtend).Outcome())
+}
+
 func TestSeveralResourcesAreOneAcquisitionAndManyLives(t *testing.T) {
 	t.Parallel()
 	w, j, second := newWorld(t), newJournal(), newJournal()

@@ -25,6 +25,12 @@ var (
 	ErrUnreachable    = errors.New("lease: redis unreachable")
 )
 
+// ErrUnasked is with the cause of a context that was over before anything was sent. It says nothing
+// about Redis.
+var ErrUnasked = errors.New("redis was not asked")
+
+func unasked(ctx context.Context) error { return fmt.Errorf("%w: %w", ErrUnasked, context.Cause(ctx)) }
+
 // Invalid is an [ErrInvalid].
 func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)

@@ -94,11 +94,12 @@ type Answer[T any] struct {
 // Run sends the call once. It returns when the answer is there or ctx ends, whichever is first; in
 // the second case the server may still act.
 //
-// The error is the cause of ctx if that was over before; [ErrUnreachable] if it is unknown whether
-// the script ran; otherwise what [Failed] makes of Redis's answer, [ErrCorrupt] or [ErrProtocol].
+// The error is [ErrUnasked], with the cause of ctx, if that was over before; [ErrUnreachable] if it
+// is unknown whether the script ran; otherwise what [Failed] makes of Redis's answer, [ErrCorrupt]
+// or [ErrProtocol].
 func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	if ctx.Err() != nil {
-		return Reply{}, context.Cause(ctx)
+		return Reply{}, unasked(ctx)
 	}
 	r := &request{ctx: ctx, call: c, answered: make(chan struct{})}
 	s.enqueue(r)
@@ -109,7 +110,7 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 // answer of its own, in order.
 func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(Reply) (T, error)) []Answer[T] {
 	if ctx.Err() != nil {
-		return slices.Repeat([]Answer[T]{{Err: context.Cause(ctx)}}, len(calls))
+		return slices.Repeat([]Answer[T]{{Err: unasked(ctx)}}, len(calls))
 	}
 	requests := make([]*request, len(calls))
 	for i, c := range calls {
