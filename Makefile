@@ -45,7 +45,7 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 
 # The race detector watches what runs in the programs of users. The rest, which is mostly about servers and processes of
 # its own, runs without: under it a search in one goroutine takes six times as long.
-UNRACED = ./integration/matrix ./internal/chaos ./cmd/... ./docs/... ./examples ./internal/demo/... ./internal/testenv ./migrations
+UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/... ./docs/... ./examples ./internal/demo/... ./internal/testenv ./migrations
 
 # Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
 # come first, so that none of them runs alone at the end. make lint runs go vet.
@@ -54,7 +54,7 @@ TEST = go test -vet=off -count=1 -p 3 -coverpkg=./lease,./fencedb
 .PHONY: test
 test: ## Run every test on real servers, mostly with the race detector, and check coverage
 	@internal/tools/ensure.sh go compiler programs prometheus
-	CGO_ENABLED=1 $(TEST) -race -coverprofile=coverage.out ./fencedb ./lease ./integration/soak $$(go list ./... | grep -vxF "$$(go list $(UNRACED))")
+	CGO_ENABLED=1 $(TEST) -race -coverprofile=coverage.out ./fencedb ./lease $$(go list ./... | grep -vxF "$$(go list $(UNRACED))")
 	$(TEST) -coverprofile=unraced.out $(UNRACED)
 	@sed 1d unraced.out >>coverage.out
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
