@@ -164,7 +164,7 @@ func TestAStoppedHolderBehindPgBouncerIsEndedToo(t *testing.T) {
 	w := newBouncerWorld(t)
 	bouncer := testenv.PgBouncer(t, w.pool.Config().ConnString(), "transaction", "default_pool_size=2")
 	pool := w.behind(bouncer, pgx.QueryExecModeExec)
-	const validity = time.Second
+	const validity = 3 * time.Second
 	began := time.Now()
 
 	err := fencedb.Tx(t.Context(), pool, grantFor("table:12", 41, validity), func(tx pgx.Tx) error {

@@ -237,14 +237,21 @@ func (a *attempt) Errorf(format string, args ...any) {
 
 func (a *attempt) FailNow() { runtime.Goexit() }
 
+// others are the cells under way, of all deployments: each reads, and a cell that is played again writes, so as to be alone.
+var others sync.RWMutex
+
 // try plays a cell. What it finds does not count while the machine holds the servers up, since nearly all is about what
 // comes in time; then the cell is played again.
 func (w *leaseWorld) try(t *testing.T, call leaseCall, script string, fault leaseFault, end ending) {
+	turn := others.RLocker()
 	for tries := 1; ; tries++ {
+		turn.Lock()
 		begin, a := time.Now(), &attempt{T: t}
 		var played sync.WaitGroup
 		played.Go(func() { w.cell(a, call, script, fault, end).play() })
 		played.Wait()
+		turn.Unlock()
+		turn = &others
 		if len(a.found) == 0 {
 			return
 		}
@@ -382,7 +389,7 @@ func (w *leaseWorld) cell(a *attempt, call leaseCall, script string, fault lease
 	}
 	c.own = w.issuer(a, c.clients, cfg)
 	for _, client := range c.clients { // connects, which is not what is judged
-		require.NoError(a, client.Exists(a.Context(), c.key(c.resources[0])+"owner").Err())
+		require.Eventually(a, func() bool { return client.Exists(a.Context(), c.key(c.resources[0])+"owner").Err() == nil }, 20*readTimeout, time.Millisecond)
 	}
 	return c
 }
