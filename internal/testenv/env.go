@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
-	"strconv"
 	"syscall"
 )
 
@@ -58,20 +56,12 @@ func (e *Env) startPostgres(ctx context.Context, h host) error {
 	if err != nil {
 		return err
 	}
-	e.ends = append(e.ends, server.stop)
-	name := "fencedb_demo_" + strconv.FormatUint(rand.Uint64()>>16, 36)
+	name := "fencedb_demo_" + random()
+	e.ends = append(e.ends, func() error { return server.dropDatabase(name) }, server.stop)
 	if e.PostgresURL, err = server.createDatabase(ctx, name, ""); err != nil {
 		return err
 	}
 	e.Notes = append(e.Notes, server.source)
-	if !server.private {
-		drop := func() error {
-			ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
-			defer cancel()
-			return server.dropDatabase(ctx, name)
-		}
-		e.ends = append([]func() error{drop}, e.ends...)
-	}
 	return nil
 }
 

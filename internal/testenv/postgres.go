@@ -3,12 +3,9 @@ package testenv
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"database/sql"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
 	"os"
 	"os/exec"
@@ -332,47 +329,29 @@ func (s *postgresServer) createDatabase(ctx context.Context, name, template stri
 	return inDatabase(s.adminURL, name), nil
 }
 
-// dropDatabase ends whatever is still connected to the database and removes it.
-func (s *postgresServer) dropDatabase(ctx context.Context, name string) error {
-	return s.admin(ctx, "DROP DATABASE IF EXISTS "+quote(name)+" WITH (FORCE)")
+// dropDatabase ends whatever is still connected to the database and removes it, if it is there. A
+// private server goes with all its databases, so there it need not succeed.
+func (s *postgresServer) dropDatabase(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	err := s.admin(ctx, "DROP DATABASE IF EXISTS "+quote(name)+" WITH (FORCE)")
+	if s.private {
+		return nil
+	}
+	return err
 }
 
-// template returns the name of a database that holds the migrated schema and nothing else, and
-// makes it if the server has none. Test binaries that share an external server share it; its name
-// tells the migrations it was made from, so two versions of them never meet.
-func (s *postgresServer) template(ctx context.Context) (string, error) {
-	name := "fencedb_template_" + migrationsHash()
-	conn, err := pgx.Connect(ctx, s.adminURL)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close(context.WithoutCancel(ctx)) // and with it the advisory lock
-	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock(hashtext($1))", name); err != nil {
-		return "", err
-	}
-	var complete bool
-	err = conn.QueryRow(ctx, "SELECT datistemplate FROM pg_database WHERE datname = $1", name).Scan(&complete)
-	if complete || err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return name, err
-	}
-	return name, s.buildTemplate(ctx, name)
-}
-
-// buildTemplate makes the template anew. The mark IS_TEMPLATE comes last: a database of that name
-// without it was left half-built by a program that died. The caller holds the advisory lock.
-func (s *postgresServer) buildTemplate(ctx context.Context, name string) error {
-	if err := s.dropDatabase(ctx, name); err != nil {
-		return err
-	}
+// createTemplate makes a database that holds the migrated schema and nothing else, to be copied.
+func (s *postgresServer) createTemplate(ctx context.Context, name string) error {
 	url, err := s.createDatabase(ctx, name, "")
 	if err != nil {
 		return err
 	}
 	if err := migrate(ctx, url); err != nil {
-		return errors.Join(err, s.dropDatabase(context.WithoutCancel(ctx), name))
+		return err
 	}
 	// Without connections, since a template cannot be copied while anybody is connected to it.
-	return s.admin(ctx, "ALTER DATABASE "+quote(name)+" WITH IS_TEMPLATE true ALLOW_CONNECTIONS false")
+	return s.admin(ctx, "ALTER DATABASE "+quote(name)+" WITH ALLOW_CONNECTIONS false")
 }
 
 func migrate(ctx context.Context, url string) error {
@@ -405,22 +384,4 @@ func inDatabase(conn, database string) string {
 		return u.String()
 	}
 	return conn + " dbname=" + database // the later of two settings counts
-}
-
-// migrationsHash is short for the whole text of the migrations.
-func migrationsHash() string {
-	hash := sha256.New()
-	files := migrations.Files()
-	err := fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
-		}
-		text, err := fs.ReadFile(files, path)
-		fmt.Fprintf(hash, "%s %d\n%s", path, len(text), text)
-		return err
-	})
-	if err != nil {
-		panic("bug: embedded files cannot be read: " + err.Error())
-	}
-	return hex.EncodeToString(hash.Sum(nil)[:8])
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"regexp"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
@@ -186,32 +185,19 @@ func TestExternalPostgres(t *testing.T) {
 		require.NoError(t, server.admin(t.Context(), "SELECT 1"))
 	})
 
-	t.Run("gets one template from binaries that start together", func(t *testing.T) {
-		var together sync.WaitGroup
-		names := make([]string, 4)
-		for i := range names {
-			together.Go(func() { names[i] = templateOf(t, here) })
-		}
-		together.Wait()
-		for _, name := range names {
-			require.Equal(t, names[0], name)
-		}
-		requireMigratedCopies(t, here, names[0])
-	})
-
-	t.Run("has a half-built template rebuilt", func(t *testing.T) {
-		pool := newPool(t, own.URL())
-		name := templateOf(t, here)
-		for _, sql := range []string{
-			"ALTER DATABASE " + quote(name) + " IS_TEMPLATE false",
-			"DROP DATABASE " + quote(name),
-			"CREATE DATABASE " + quote(name), // as a binary that was killed before it migrated leaves it
-		} {
-			_, err := pool.Exec(t.Context(), sql)
-			require.NoError(t, err)
-		}
-		require.Equal(t, name, templateOf(t, here))
-		requireMigratedCopies(t, here, name)
+	t.Run("gets a template that is copied and dropped", func(t *testing.T) {
+		server, err := obtainPostgres(t.Context(), here)
+		require.NoError(t, err)
+		name := "template_" + random()
+		require.NoError(t, server.createTemplate(t.Context(), name))
+		url, err := server.createDatabase(t.Context(), "copy_"+random(), name)
+		require.NoError(t, err)
+		require.Equal(t, 0, count(t, newPool(t, url), "fencedb.fences"))
+		_, err = pgx.Connect(t.Context(), inDatabase(server.adminURL, name))
+		require.Error(t, err, "a visitor would keep the template from being copied")
+		require.NoError(t, server.dropDatabase(name))
+		require.NoError(t, server.dropDatabase(name), "again")
+		require.Equal(t, 0, count(t, newPool(t, own.URL()), "pg_database WHERE datname LIKE 'template%' AND NOT datistemplate"))
 	})
 
 	t.Run("that does not answer is not replaced", func(t *testing.T) {
@@ -234,30 +220,6 @@ func TestInDatabaseUnderstandsBothForms(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "other", config.Database)
 	}
-}
-
-func templateOf(t *testing.T, h host) string {
-	server, err := obtainPostgres(t.Context(), h)
-	if err != nil {
-		t.Error(err) // not require: this runs in goroutines
-		return ""
-	}
-	name, err := server.template(t.Context())
-	if err != nil {
-		t.Error(err)
-	}
-	return name
-}
-
-func requireMigratedCopies(t *testing.T, h host, template string) {
-	t.Helper()
-	server, err := obtainPostgres(t.Context(), h)
-	require.NoError(t, err)
-	url, err := server.createDatabase(t.Context(), "copy_"+unique(t), template)
-	require.NoError(t, err)
-	require.Equal(t, 0, count(t, newPool(t, url), "fencedb.fences"))
-	_, err = pgx.Connect(t.Context(), inDatabase(server.adminURL, template))
-	require.Error(t, err, "a visitor would keep the template from being copied")
 }
 
 func count(t *testing.T, pool *pgxpool.Pool, relation string) int {

@@ -91,9 +91,7 @@ func newDatabase(t testing.TB, template string) string {
 			t.Logf("testenv: database kept: %s%s", url, keptUntil(server.private, postgresURLVar))
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
-		defer cancel()
-		if err := server.dropDatabase(ctx, name); err != nil && !server.private { // a private server goes with all its databases
+		if err := server.dropDatabase(name); err != nil {
 			t.Errorf("testenv: %v", err)
 		}
 	})
@@ -205,8 +203,11 @@ func unique(t testing.TB) string {
 		}
 		return '_'
 	}, t.Name())
-	return name[:min(most, len(name))] + "_" + strconv.FormatUint(rand.Uint64()>>16, 36)
+	return name[:min(most, len(name))] + "_" + random()
 }
+
+// random returns some lower-case letters and digits that nobody else has.
+func random() string { return strconv.FormatUint(rand.Uint64()>>16, 36) }
 
 // The servers of this test binary.
 var (
@@ -223,7 +224,11 @@ var (
 		if err != nil {
 			return "", err
 		}
-		return server.template(ctx)
+		name := "fencedb_template_" + random()
+		if !server.private {
+			atEnd(func() error { return server.dropDatabase(name) })
+		}
+		return name, server.createTemplate(ctx, name)
 	})
 
 	sharedRedis = once(func(ctx context.Context) (*redisServer, error) {
