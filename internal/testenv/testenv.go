@@ -49,6 +49,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -173,12 +174,11 @@ func Namespace(t testing.TB) string {
 // keysOf returns all keys that contain the namespace, which holds no character special to MATCH.
 func keysOf(ctx context.Context, client *redis.Client, namespace string) ([]string, error) {
 	var keys []string
-	for scan := client.Scan(ctx, 0, "*"+namespace+"*", 1000).Iterator(); ; {
-		if !scan.Next(ctx) {
-			return keys, scan.Err()
-		}
+	scan := client.Scan(ctx, 0, "*"+namespace+"*", 1000).Iterator()
+	for scan.Next(ctx) {
 		keys = append(keys, scan.Val())
 	}
+	return keys, scan.Err()
 }
 
 // keptUntil is the end of the message about what a failed test leaves.
@@ -190,19 +190,13 @@ func keptUntil(private bool, variable string) string {
 		" set to a server that stays, such as the one of docker-compose.yml)"
 }
 
+var notInNames = regexp.MustCompile(`[^a-z0-9]`)
+
 // unique returns a name that tells which test it belongs to and that no other run has: lower-case
 // letters, digits and underscores, short enough for a Postgres identifier.
 func unique(t testing.TB) string {
 	const most = 36
-	name := strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
-			return r
-		case r >= 'A' && r <= 'Z':
-			return r + 'a' - 'A'
-		}
-		return '_'
-	}, t.Name())
+	name := notInNames.ReplaceAllString(strings.ToLower(t.Name()), "_")
 	return name[:min(most, len(name))] + "_" + random()
 }
 
