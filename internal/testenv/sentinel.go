@@ -100,19 +100,6 @@ func (s *SentinelServers) Replicas() []*RedisServer {
 	return slices.DeleteFunc(slices.Clone(s.data), func(r *RedisServer) bool { return r == primary })
 }
 
-// Failover makes a replica the primary, in good order, and returns the new one once the sentinels
-// agree on it and the others follow it. What the old primary had not replicated yet is lost.
-func (s *SentinelServers) Failover() *RedisServer {
-	s.t.Helper()
-	old := s.Primary()
-	await(s.t, "a sentinel to begin a failover", func(ctx context.Context) bool {
-		return s.sentinels[0].Client().Do(ctx, "SENTINEL", "FAILOVER", primaryName).Err() == nil
-	})
-	promoted := s.AwaitPromotion(old)
-	await(s.t, "the others to follow the new primary", s.complete)
-	return promoted
-}
-
 // AwaitPromotion returns the new primary once the sentinels have agreed on one that is not old and
 // it takes writes. For a test that has killed, paused or cut off the old one.
 func (s *SentinelServers) AwaitPromotion(old *RedisServer) *RedisServer {
