@@ -39,38 +39,22 @@ func Prometheus(t testing.TB, config string) *PrometheusServer {
 	return &PrometheusServer{"http://" + string(found[1])}
 }
 
-// Sample is a series in an answer, with its value as Prometheus writes it.
-type Sample struct {
-	Metric map[string]string
-	Value  string
-}
-
-// Ask returns what query has now.
-func (p *PrometheusServer) Ask(query string) ([]Sample, error) {
-	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, p.url+"/api/v1/query?query="+url.QueryEscape(query), nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(request)
+// Ask returns what query has now: the value of each series, as Prometheus writes it.
+func (p *PrometheusServer) Ask(query string) (values []string, err error) {
+	response, err := http.Get(p.url + "/api/v1/query?query=" + url.QueryEscape(query))
 	if err != nil {
 		return nil, err
 	}
 	defer response.Body.Close()
 	var answer struct {
 		Error string
-		Data  struct {
-			Result []struct {
-				Metric map[string]string
-				Value  [2]any
-			}
-		}
+		Data  struct{ Result []struct{ Value [2]any } }
 	}
 	if err := json.NewDecoder(response.Body).Decode(&answer); err != nil || answer.Error != "" {
 		return nil, errors.Join(fmt.Errorf("%s: %s", query, answer.Error), err)
 	}
-	var samples []Sample
-	for _, r := range answer.Data.Result {
-		samples = append(samples, Sample{r.Metric, fmt.Sprint(r.Value[1])})
+	for _, series := range answer.Data.Result {
+		values = append(values, fmt.Sprint(series.Value[1]))
 	}
-	return samples, nil
+	return values, nil
 }

@@ -150,11 +150,11 @@ func TestEveryPanelHasSomethingToShow(t *testing.T) {
 	anything := strings.NewReplacer("$__rate_interval", "1m", "$job", ".*", "$resource_type", ".*", "$namespace", ".*")
 	for panel, queries := range panelQueries(t) {
 		for _, query := range queries {
-			samples, err := server.Ask(anything.Replace(query))
+			values, err := server.Ask(anything.Replace(query))
 			require.NoError(t, err)
-			require.NotEmpty(t, samples, "%s: %s", panel, query)
-			for _, s := range samples {
-				require.Regexp(t, `^[0-9.e+-]+$`, s.Value, "%s: %s", panel, query)
+			require.NotEmpty(t, values, "%s: %s", panel, query)
+			for _, value := range values {
+				require.Regexp(t, `^[0-9.e+-]+$`, value, "%s: %s", panel, query)
 			}
 		}
 	}
