@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -101,31 +102,10 @@ func (n *PgBouncerServer) ready(ctx context.Context) bool {
 		return false
 	}
 	defer conn.Close(ctx)
-	console := conn.PgConn()
-	config, err := console.Exec(ctx, "SHOW CONFIG").ReadAll()
-	if err != nil || !holds(config, n.configFile()) {
-		return false
-	}
-	version, err := console.Exec(ctx, "SHOW VERSION").ReadAll()
-	if err != nil || len(version) != 1 || len(version[0].Rows) != 1 {
-		return false
-	}
-	n.version = string(version[0].Rows[0][0])
-	return true
-}
-
-// holds reports whether any field of the results is the text.
-func holds(results []*pgconn.Result, text string) bool {
-	for _, result := range results {
-		for _, row := range result.Rows {
-			for _, field := range row {
-				if string(field) == text {
-					return true
-				}
-			}
-		}
-	}
-	return false
+	rows, _ := conn.Query(ctx, "SHOW CONFIG") // its error is in rows as well
+	settings, err := pgx.CollectRows(rows, pgx.RowToMap)
+	ours := slices.ContainsFunc(settings, func(setting map[string]any) bool { return setting["value"] == n.configFile() })
+	return err == nil && ours && conn.QueryRow(ctx, "SHOW VERSION").Scan(&n.version) == nil
 }
 
 // URL returns the URL of the database behind the PgBouncer.

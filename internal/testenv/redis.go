@@ -12,7 +12,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -143,8 +142,7 @@ func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
 	if !listening(n.addr()) {
 		return false // the client would try again, and log, where we ask again anyway
 	}
-	info, err := client.Info(ctx, "server").Result()
-	return err == nil && parseInfo(info)["process_id"] == strconv.Itoa(n.process.pid)
+	return client.InfoMap(ctx, "server").Item("Server", "process_id") == strconv.Itoa(n.process.pid)
 }
 
 func (n *redisNode) addr() string { return address(n.port) }
@@ -156,17 +154,6 @@ func (n *redisNode) String() string { return "Redis on " + n.addr() }
 func newRedisClient(options *redis.Options) *redis.Client {
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return redis.NewClient(options)
-}
-
-// parseInfo takes the fields out of the text that INFO and CLUSTER INFO answer.
-func parseInfo(text string) map[string]string {
-	fields := map[string]string{}
-	for line := range strings.SplitSeq(text, "\r\n") {
-		if name, value, ok := strings.Cut(line, ":"); ok {
-			fields[name] = value
-		}
-	}
-	return fields
 }
 
 // RedisServer is a Redis of one test's own, to kill, pause, restart, flush and reconfigure. Its

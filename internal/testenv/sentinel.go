@@ -107,7 +107,7 @@ func (s *SentinelServers) AwaitPromotion(old *RedisServer) *RedisServer {
 	var promoted *RedisServer
 	await(s.t, "a replica to be promoted", func(ctx context.Context) bool {
 		promoted = s.agreed(ctx)
-		return promoted != nil && promoted != old && replication(ctx, promoted)["role"] == "master"
+		return promoted != nil && promoted != old && replication(ctx, promoted, "role") == "master"
 	})
 	return promoted
 }
@@ -154,7 +154,7 @@ func (s *SentinelServers) complete(ctx context.Context) bool {
 	for _, replica := range []string{"slave0", "slave1"} {
 		// Up to a second after the link is up, a replica is not sent anything until it has
 		// confirmed the snapshot it began with; its offset is 0 until then.
-		state := replication(ctx, primary)[replica]
+		state := replication(ctx, primary, replica)
 		if !strings.Contains(state, "state=online") || strings.Contains(state, "offset=0,") {
 			return false
 		}
@@ -165,7 +165,7 @@ func (s *SentinelServers) complete(ctx context.Context) bool {
 		}
 	}
 	for _, replica := range s.data {
-		if replica != primary && replication(ctx, replica)["master_link_status"] != "up" {
+		if replica != primary && replication(ctx, replica, "master_link_status") != "up" {
 			return false
 		}
 	}
@@ -177,6 +177,6 @@ func sees(ctx context.Context, sentinel *RedisServer, what, number string) bool 
 	return sentinel.Client().Process(ctx, primary) == nil && primary.Val()[what] == number
 }
 
-func replication(ctx context.Context, server *RedisServer) map[string]string {
-	return parseInfo(server.Client().Info(ctx, "replication").Val())
+func replication(ctx context.Context, server *RedisServer, field string) string {
+	return server.Client().InfoMap(ctx, "replication").Item("Replication", field)
 }
