@@ -3,7 +3,6 @@ package testenv
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -27,6 +26,7 @@ const (
 
 	clusterMasters = 3
 	clusterSlots   = 16384
+	clusterBus     = 1 // above the port of a node: that of its bus
 )
 
 // Cluster starts three processes, shares the slots out evenly and returns once all three serve. The
@@ -34,49 +34,28 @@ const (
 func Cluster(t testing.TB, args ...string) *ClusterServers {
 	t.Helper()
 	c := &ClusterServers{t: t, owner: make([]int, clusterSlots)}
-	for range clusterMasters {
-		c.addNode(args)
-	}
-	for i := range c.nodes {
-		c.giveSlots(i, i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters)
-	}
-	for _, node := range c.nodes[1:] {
-		c.meet(c.nodes[0], node)
+	for i := range clusterMasters {
+		node := OwnRedis(t, append([]string{
+			clusterEnabled, "yes",
+			"--cluster-config-file", "nodes.conf",
+			"--cluster-node-timeout", "2000", // ms
+		}, args...)...)
+		id, err := node.Client().ClusterMyID(t.Context()).Result()
+		check(t, err)
+		c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
+		// It says in advance whose claim counts, which the nodes would have to agree on otherwise.
+		c.do(node, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
+		first, end := i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters
+		check(t, node.Client().ClusterAddSlotsRange(t.Context(), first, end-1).Err())
+		for slot := first; slot < end; slot++ {
+			c.owner[slot] = i
+		}
+		if i > 0 {
+			c.do(c.nodes[0], "CLUSTER", "MEET", loopback, node.node.port, node.node.port+clusterBus)
+		}
 	}
 	await(t, "the cluster to form", c.formed)
 	return c
-}
-
-func (c *ClusterServers) addNode(args []string) {
-	c.t.Helper()
-	node := OwnRedis(c.t, append([]string{
-		clusterEnabled, "yes",
-		"--cluster-config-file", "nodes.conf",
-		"--cluster-node-timeout", "2000", // ms
-	}, args...)...)
-	id, err := node.Client().Do(c.t.Context(), "CLUSTER", "MYID").Text()
-	check(c.t, err)
-	c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
-}
-
-// giveSlots assigns the slots from first to before end. The epochs say in advance whose
-// claim counts, which the nodes would have to agree on otherwise.
-func (c *ClusterServers) giveSlots(node, first, end int) {
-	c.t.Helper()
-	c.do(c.nodes[node], "CLUSTER", "SET-CONFIG-EPOCH", node+1)
-	c.do(c.nodes[node], "CLUSTER", "ADDSLOTSRANGE", first, end-1)
-	for slot := first; slot < end; slot++ {
-		c.owner[slot] = node
-	}
-}
-
-func (c *ClusterServers) meet(one, other *RedisServer) {
-	c.t.Helper()
-	host, port, err := net.SplitHostPort(other.Addr())
-	check(c.t, err)
-	bus, err := other.Client().ConfigGet(c.t.Context(), "cluster-port").Result()
-	check(c.t, err)
-	c.do(one, "CLUSTER", "MEET", host, port, bus["cluster-port"])
 }
 
 // formed reports whether every node knows all others, sees every slot served and serves.
@@ -189,8 +168,6 @@ func (c *ClusterServers) agreed(ctx context.Context) bool {
 
 func (c *ClusterServers) moveKeys(slot int, from, to *RedisServer) {
 	c.t.Helper()
-	host, port, err := net.SplitHostPort(to.Addr())
-	check(c.t, err)
 	const atOnce, timeout = 100, 5000 // keys, milliseconds
 	for {
 		keys, err := from.Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result()
@@ -198,7 +175,7 @@ func (c *ClusterServers) moveKeys(slot int, from, to *RedisServer) {
 		if len(keys) == 0 {
 			return
 		}
-		migrate := []any{"MIGRATE", host, port, "", 0, timeout, "KEYS"}
+		migrate := []any{"MIGRATE", loopback, to.node.port, "", 0, timeout, "KEYS"}
 		for _, key := range keys {
 			migrate = append(migrate, key)
 		}

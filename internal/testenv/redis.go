@@ -124,7 +124,7 @@ func (n *redisNode) start(ctx context.Context) error {
 	}
 	if slices.Contains(n.args, clusterEnabled) {
 		// The usual port of the bus, 10000 above, can lie among those of outgoing connections.
-		place = append(place, "--cluster-port", strconv.Itoa(n.port+1))
+		place = append(place, "--cluster-port", strconv.Itoa(n.port+clusterBus))
 	}
 	server := n.command(stopByKill, slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)...)
 	client := newRedisClient(&redis.Options{Addr: n.addr(), TLSConfig: n.tls, MaxRetries: -1})
