@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -94,7 +95,11 @@ func newRedisNode(ctx context.Context, bin, config string, args ...string) (*red
 	}
 	n := &redisNode{node: base, bin: bin, args: args}
 	n.tls, err = certificatesAmong(args).config()
-	if err := errors.Join(err, n.configure(config)); err != nil {
+	if err == nil && config != "" {
+		n.config = []string{filepath.Join(n.dir, "redis.conf")}
+		err = os.WriteFile(n.config[0], []byte(config), 0o600)
+	}
+	if err != nil {
 		return nil, errors.Join(err, n.stop())
 	}
 	err = onFreePort(ctx, func(port int) error {
@@ -105,15 +110,6 @@ func newRedisNode(ctx context.Context, bin, config string, args ...string) (*red
 		return nil, errors.Join(err, n.stop())
 	}
 	return n, nil
-}
-
-func (n *redisNode) configure(text string) error {
-	if text == "" {
-		return nil
-	}
-	file := filepath.Join(n.dir, "redis.conf")
-	n.config = []string{file}
-	return os.WriteFile(file, []byte(text), 0o600)
 }
 
 // start starts the server on its port and returns once it has loaded its data and answers.
@@ -139,9 +135,11 @@ func (n *redisNode) start(ctx context.Context) error {
 // answers reports whether it is our process that answers on the port, and not another server that
 // was quicker to bind it.
 func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
-	if !listening(n.addr()) {
+	conn, err := net.Dial("tcp", n.addr())
+	if err != nil {
 		return false // the client would try again, and log, where we ask again anyway
 	}
+	_ = conn.Close()
 	return client.InfoMap(ctx, "server").Item("Server", "process_id") == strconv.Itoa(n.process.pid)
 }
 

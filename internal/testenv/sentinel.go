@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,7 +24,7 @@ type SentinelServers struct {
 const primaryName = "fencedb"
 
 // sentinelConfig waits for half a second where a production set-up waits for half a minute.
-const sentinelConfig = `sentinel monitor ` + primaryName + ` %s %s 2
+const sentinelConfig = `sentinel monitor ` + primaryName + ` ` + loopback + ` %d 2
 sentinel down-after-milliseconds ` + primaryName + ` 500
 sentinel failover-timeout ` + primaryName + ` 2000
 `
@@ -45,24 +46,18 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 	t.Helper()
 	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
 	primary := OwnRedis(t, args...)
-	host, port, err := net.SplitHostPort(primary.Addr())
-	check(t, err)
 	s := &SentinelServers{t: t, data: []*RedisServer{primary}}
 	for range 2 {
-		s.data = append(s.data, OwnRedis(t, slices.Concat(args, []string{"--replicaof", host, port})...))
+		s.data = append(s.data, OwnRedis(t, slices.Concat(args, []string{"--replicaof", loopback, strconv.Itoa(primary.node.port)})...))
 	}
+	// Each over a configuration file of its own, in which it keeps its state.
+	config, sentinelArgs := fmt.Sprintf(sentinelConfig, primary.node.port), append(certificatesAmong(args).Redis(), "--sentinel")
 	for range 3 {
-		s.sentinels = append(s.sentinels, startSentinel(t, fmt.Sprintf(sentinelConfig, host, port), certificatesAmong(args)))
+		sentinel := ownRedis(t, redisService.own(t), config, sentinelArgs...)
+		check(t, sentinel.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
+		s.sentinels = append(s.sentinels, sentinel)
 	}
 	await(t, "the sentinels to know each other and both replicas", s.complete)
-	return s
-}
-
-// startSentinel starts one over a configuration file of its own, in which it keeps its state.
-func startSentinel(t testing.TB, config string, c *Certificates) *RedisServer {
-	t.Helper()
-	s := ownRedis(t, redisService.own(t), config, append(c.Redis(), "--sentinel")...)
-	check(t, s.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
 	return s
 }
 
@@ -126,23 +121,21 @@ func (s *SentinelServers) CutOff() {
 
 // agreed returns the primary that all sentinels name, or nil if they differ.
 func (s *SentinelServers) agreed(ctx context.Context) *RedisServer {
-	var named string
+	var named []string
 	for _, sentinel := range s.sentinels {
 		addr, err := sentinel.Client().Do(ctx, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", primaryName).StringSlice()
 		if err != nil || len(addr) != 2 {
 			return nil
 		}
-		if at := net.JoinHostPort(addr[0], addr[1]); named == "" || named == at {
-			named = at
-			continue
+		named = append(named, net.JoinHostPort(addr[0], addr[1]))
+	}
+	named = slices.Compact(named)
+	for _, server := range s.data {
+		if len(named) == 1 && server.Addr() == named[0] {
+			return server
 		}
-		return nil
 	}
-	at := slices.IndexFunc(s.data, func(r *RedisServer) bool { return r.Addr() == named })
-	if at < 0 {
-		return nil
-	}
-	return s.data[at]
+	return nil
 }
 
 // complete reports whether every sentinel sees the other two, and two replicas that follow.

@@ -51,7 +51,6 @@ type command struct {
 	dir     string   // data and log; the supervisor removes it at the end
 	account *account // nil: our own
 	stop    string   // STOP for supervise.sh
-	env     []string
 	argv    []string
 }
 
@@ -72,7 +71,7 @@ type process struct {
 func supervise(c command) (*process, error) {
 	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", c.dir, c.stop}, c.argv...)...)
 	shell.Dir = c.dir
-	shell.Env = c.env
+	shell.Env = serverEnv()
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.account.credential()}
 	hold, err := shell.StdinPipe()
 	if err != nil {
@@ -230,7 +229,7 @@ func newNode(a *account) (node, error) {
 }
 
 func (n *node) command(stop string, argv ...string) command {
-	return command{n.dir, n.account, stop, serverEnv(), argv}
+	return command{n.dir, n.account, stop, argv}
 }
 
 // run starts a command and returns once it is ready. The one before has ended.
@@ -356,15 +355,6 @@ const loopback = "127.0.0.1"
 
 func address(port int) string {
 	return net.JoinHostPort(loopback, strconv.Itoa(port))
-}
-
-// listening reports whether somebody takes connections at the address.
-func listening(addr string) bool {
-	conn, err := net.Dial("tcp", addr)
-	if err != nil {
-		return false
-	}
-	return conn.Close() == nil
 }
 
 // account is a user other than ourselves for a server to run as; nil means ourselves.
