@@ -72,11 +72,8 @@ func (d Deployment) as(t *testing.T, user string, rights []string) redis.Univers
 // SetUser makes a user of a server, with the password "password" and these rights only.
 func SetUser(t *testing.T, server *redis.Client, user string, rights []string) {
 	t.Helper()
-	command := []any{"ACL", "SETUSER", user, "reset", "on", ">password", "resetkeys", "resetchannels", "-@all"}
-	for _, right := range rights {
-		command = append(command, right)
-	}
-	require.NoError(t, server.Do(t.Context(), command...).Err())
+	rules := append([]string{"reset", "on", ">password", "resetkeys", "resetchannels", "-@all"}, rights...)
+	require.NoError(t, server.ACLSetUser(t.Context(), user, rules...).Err())
 }
 
 // RunRights runs everything that a package offers with exactly the documented rights, and again
