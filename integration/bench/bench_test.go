@@ -99,7 +99,7 @@ func TestTwoHoldersAtOnceAreSeen(t *testing.T) {
 	require.Equal(t, 2, r.grants)
 	require.Equal(t, 1, r.overlaps)
 	require.Equal(t, 1, r.overtaken, "who called at 0 was served after who called at 1")
-	require.Equal(t, durations{7, 1, 4}, r.waits, "the one that still waits counts")
+	require.Equal(t, []time.Duration{7, 1, 4}, r.waits, "the one that still waits counts")
 }
 
 // A small part of what make bench-memory shows.

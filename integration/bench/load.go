@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
 // warmUp is what processes get to start and connect before anything counts.
@@ -22,12 +24,12 @@ const warmUp = 500 * time.Millisecond
 // result of one load.
 type result struct {
 	grants    int
-	overlaps  int       // grants before the holder before had begun to give back: two holders at once
-	gaps      durations // from the call of a release to the return of the next acquisition
-	waits     durations // of all that ended, and of those still going on at the end
-	overtaken int       // the most grants to later callers that one waiter had to see before its own
-	pings     durations // round trips of the waiting processes meanwhile
-	scripts   durations // the same with a script that does nothing
+	overlaps  int             // grants before the holder before had begun to give back: two holders at once
+	gaps      []time.Duration // from the call of a release to the return of the next acquisition
+	waits     []time.Duration // of all that ended, and of those still going on at the end
+	overtaken int             // the most grants to later callers that one waiter had to see before its own
+	pings     []time.Duration // round trips of the waiting processes meanwhile
+	scripts   []time.Duration // the same with a script that does nothing
 
 	perSecond       float64 // grants
 	commands, reads float64 // of Redis, for each grant
@@ -56,16 +58,6 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 	r.commands, r.reads = (to.commands-from.commands-own)/grants, (to.reads-from.reads-own)/grants
 	r.perSecond = float64(r.grants) / to.at.Sub(from.at).Seconds()
 	return r, nil
-}
-
-// pass reports whether ctx lets that time pass.
-func pass(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // judge looks at the turns that were granted, or waited for, in a span of time.
@@ -168,8 +160,8 @@ type reading struct {
 
 // readAfter lets that time pass before it reads.
 func readAfter(ctx context.Context, client *redis.Client, d time.Duration) (reading, error) {
-	if !pass(ctx, d) {
-		return reading{}, context.Cause(ctx)
+	if err := worker.Sleep(ctx, d); err != nil {
+		return reading{}, err
 	}
 	commands, commandsErr := info(ctx, client, "commandstats", "cmdstat_*")
 	reads, readsErr := info(ctx, client, "stats", "total_reads_processed")
@@ -192,11 +184,7 @@ func info(ctx context.Context, client *redis.Client, section, pattern string) (s
 	return sum, err
 }
 
-type durations []time.Duration
-
-// at returns the value that a part of all do not exceed: at(0.5) is the median; 0 if there are none.
-func (d durations) at(part float64) time.Duration { return quantile(d, part) }
-
+// quantile returns the value that a part of all do not exceed: of 0.5 the median; 0 if there are none.
 func quantile[T cmp.Ordered](values []T, part float64) (q T) {
 	if len(values) > 0 {
 		q = slices.Sorted(slices.Values(values))[min(int(part*float64(len(values))), len(values)-1)]

@@ -150,10 +150,10 @@ func (b *bench) growth(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		gap, ping, script := r.gaps.at(0.5), r.pings.at(0.5), r.scripts.at(0.5)
+		gap, ping, script := quantile(r.gaps, 0.5), quantile(r.pings, 0.5), quantile(r.scripts, 0.5)
 		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%s\t%.1f\t%.1f\t%s", waiters, r.perSecond, r.commands, r.reads,
-			micro(gap), micro(r.gaps.at(0.99)), micro(ping), micro(script),
-			float64(gap)/float64(ping), float64(gap)/float64(script), milli(r.waits.at(1))))
+			micro(gap), micro(quantile(r.gaps, 0.99)), micro(ping), micro(script),
+			float64(gap)/float64(ping), float64(gap)/float64(script), milli(quantile(r.waits, 1))))
 	}
 	fmt.Fprintf(b.out, "%s as waiters grow; commands and reads for each hand-over\n", ours)
 	err := table(b.out, rows...)
@@ -174,10 +174,10 @@ func (b *bench) compare(ctx context.Context) error {
 		rounds := results[n]
 		rows = append(rows, fmt.Sprintf("%s\t%.0f\t%s\t%s\t%s\t%s\t%d\t%.1f\t%.2f", c.name,
 			over(rounds, 0.5, func(r result) float64 { return r.perSecond }),
-			micro(over(rounds, 0.5, func(r result) time.Duration { return r.gaps.at(0.5) })),
-			micro(over(rounds, 0.5, func(r result) time.Duration { return r.gaps.at(0.99) })),
-			milli(over(rounds, 0.5, func(r result) time.Duration { return r.waits.at(0.5) })),
-			milli(over(rounds, 1, func(r result) time.Duration { return r.waits.at(1) })),
+			micro(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.gaps, 0.5) })),
+			micro(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.gaps, 0.99) })),
+			milli(over(rounds, 0.5, func(r result) time.Duration { return quantile(r.waits, 0.5) })),
+			milli(over(rounds, 1, func(r result) time.Duration { return quantile(r.waits, 1) })),
 			over(rounds, 0.5, func(r result) int { return r.overtaken }),
 			over(rounds, 0.5, func(r result) float64 { return r.commands }),
 			over(rounds, 0.5, func(r result) float64 { return r.reads })))

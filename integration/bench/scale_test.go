@@ -49,7 +49,7 @@ func TestScaleOfLeasesThatAreRenewed(t *testing.T) {
 		require.NoError(t, err)
 		took, each := time.Since(began), (heap()-without)/float64(n)
 		own, before := processorTime(), read(t, s.redisCPU)
-		require.True(t, pass(t.Context(), every))
+		require.NoError(t, worker.Sleep(t.Context(), every))
 		cores := func(used time.Duration) string { return fmt.Sprintf("%.2f %%", 100*used.Seconds()/every.Seconds()) }
 		client, server := processorTime()-own, time.Duration((read(t, s.redisCPU)-before)*1000)
 		for _, l := range all {
@@ -102,9 +102,9 @@ func TestScaleOfProcesses(t *testing.T) {
 			require.NoError(t, err)
 			all = append(all, p)
 		}
-		require.True(t, pass(t.Context(), duration()/2))
+		require.NoError(t, worker.Sleep(t.Context(), duration()/2))
 		before, from := read(t, s.redisCPU), time.Now()
-		require.True(t, pass(t.Context(), duration()))
+		require.NoError(t, worker.Sleep(t.Context(), duration()))
 		after, to := read(t, s.redisCPU), time.Now()
 		done, err := all.dismiss()
 		require.NoError(t, err)

@@ -143,9 +143,9 @@ func underLease(ctx context.Context, issuer *lease.Issuer, article int, do func(
 
 // evening is what came of one round of a way.
 type evening struct {
-	took    durations // each request
-	rate    float64   // sales for each second
-	times   float64   // the same as a multiple of the first way's
+	took    []time.Duration // each request
+	rate    float64         // sales for each second
+	times   float64         // the same as a multiple of the first way's
 	sold    int
 	asked   int // the bank
 	refused int // told to come back later
@@ -179,8 +179,8 @@ func (b *bench) service(ctx context.Context) error {
 			rows = append(rows, fmt.Sprintf("%s\t%.0f\t%.2f\t%s\t%s\t%.2f\t%.1f %%\t%d", w.name,
 				over(all, 0.5, func(e evening) float64 { return e.rate }),
 				over(all, 0.5, func(e evening) float64 { return e.times }),
-				milli(over(all, 0.5, func(e evening) time.Duration { return e.took.at(0.5) })),
-				milli(over(all, 0.5, func(e evening) time.Duration { return e.took.at(0.99) })),
+				milli(over(all, 0.5, func(e evening) time.Duration { return quantile(e.took, 0.5) })),
+				milli(over(all, 0.5, func(e evening) time.Duration { return quantile(e.took, 0.99) })),
 				over(all, 0.5, func(e evening) float64 { return float64(e.asked) / float64(max(e.sold, 1)) }),
 				over(all, 0.5, func(e evening) float64 { return 100 * float64(e.refused) / float64(max(len(e.took), 1)) }),
 				wrong))
