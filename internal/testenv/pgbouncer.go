@@ -88,7 +88,7 @@ func (n *PgBouncerServer) start(ctx context.Context, port int, settings []string
 	if err := os.WriteFile(n.configFile(), []byte(n.config(settings)), 0o644); err != nil {
 		return err
 	}
-	if err := n.run(ctx, n.command(stopByKill, n.bin, n.configFile()), n.ready); err != nil {
+	if err := n.run(ctx, n.ready, stopByKill, n.bin, n.configFile()); err != nil {
 		return fmt.Errorf("PgBouncer from %s on port %d: %w", n.bin, port, err)
 	}
 	return nil

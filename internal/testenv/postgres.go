@@ -136,8 +136,8 @@ func (c *postgresCluster) put(name string, text []byte) error {
 
 // initdb runs under a supervisor as the server does, so that it leaves nothing when we are killed.
 func (c *postgresCluster) initdb(ctx context.Context) error {
-	initdb, err := supervise(c.command(stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(), "--username=postgres", "--auth=trust",
-		"--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"))
+	initdb, err := supervise(c.dir, c.account, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
+		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
 	if err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 		argv = append(argv, "-c", setting)
 	}
 	c.port = port
-	if err := c.run(ctx, c.command(stopPostgres, argv...), c.ready); err != nil {
+	if err := c.run(ctx, c.ready, stopPostgres, argv...); err != nil {
 		return fmt.Errorf("Postgres from %s on port %d: %w", c.bin, port, err)
 	}
 	return nil

@@ -26,13 +26,13 @@ func Prometheus(t testing.TB, config string) *PrometheusServer {
 	check(t, err)
 	t.Cleanup(func() { check(t, node.stop()) })
 	var found [][]byte
-	err = node.run(ctx, node.command(stopByKill, "prometheus",
-		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0"),
-		func(context.Context) bool {
-			log, err := os.ReadFile(node.process.logFile())
-			found = listeningOn.FindSubmatch(log)
-			return err == nil && found != nil
-		})
+	listens := func(context.Context) bool {
+		log, err := os.ReadFile(node.process.logFile())
+		found = listeningOn.FindSubmatch(log)
+		return err == nil && found != nil
+	}
+	err = node.run(ctx, listens, stopByKill, "prometheus",
+		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0")
 	if err != nil {
 		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)
 	}

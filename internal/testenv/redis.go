@@ -122,10 +122,10 @@ func (n *redisNode) start(ctx context.Context) error {
 		// The usual port of the bus, 10000 above, can lie among those of outgoing connections.
 		place = append(place, "--cluster-port", strconv.Itoa(n.port+clusterBus))
 	}
-	server := n.command(stopByKill, slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)...)
+	argv := slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)
 	client := newRedisClient(&redis.Options{Addr: n.addr(), TLSConfig: n.tls, MaxRetries: -1})
 	defer client.Close()
-	err := n.run(ctx, server, func(ctx context.Context) bool { return n.answers(ctx, client) })
+	err := n.run(ctx, func(ctx context.Context) bool { return n.answers(ctx, client) }, stopByKill, argv...)
 	if err != nil {
 		return fmt.Errorf("Redis from %s on port %d: %w", n.bin, n.port, err)
 	}

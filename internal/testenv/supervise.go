@@ -46,14 +46,6 @@ const (
 	stopPostgres = `kill -s QUIT "$server"; kill -s CONT "$server"` // children stop with the parent
 )
 
-// command is what a supervisor is to run.
-type command struct {
-	dir     string   // data and log; the supervisor removes it at the end
-	account *account // nil: our own
-	stop    string   // STOP for supervise.sh
-	argv    []string
-}
-
 // process is a server under its supervisor. It keeps no goroutine, so that a test may look for
 // leaked ones while servers are running. Not safe for concurrent use.
 type process struct {
@@ -66,13 +58,13 @@ type process struct {
 	status *int           // how the server ended; nil while that is not known
 }
 
-// supervise starts a command under a supervisor. On error nothing runs; the directory may be there
-// still.
-func supervise(c command) (*process, error) {
-	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", c.dir, c.stop}, c.argv...)...)
-	shell.Dir = c.dir
+// supervise starts a command under a supervisor, which writes its log to dir and removes dir at the
+// end. stop is STOP for supervise.sh. On error nothing runs; the directory may be there still.
+func supervise(dir string, a *account, stop string, argv ...string) (*process, error) {
+	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", dir, stop}, argv...)...)
+	shell.Dir = dir
 	shell.Env = serverEnv()
-	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.account.credential()}
+	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: a.credential()}
 	hold, err := shell.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -86,11 +78,11 @@ func supervise(c command) (*process, error) {
 	defer theirs.Close()
 	shell.Stdout = theirs
 	if err := shell.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start a supervisor for %s: %w", c.argv[0], err), report.Close())
+		return nil, errors.Join(fmt.Errorf("start a supervisor for %s: %w", argv[0], err), report.Close())
 	}
-	p := &process{dir: c.dir, shell: shell, hold: hold, report: report, lines: bufio.NewReader(report)}
+	p := &process{dir: dir, shell: shell, hold: hold, report: report, lines: bufio.NewReader(report)}
 	if err := p.readReport(time.Now().Add(startTimeout), "started %d", &p.pid); err != nil {
-		return nil, errors.Join(fmt.Errorf("start %s: %w", c.argv[0], err), p.stop())
+		return nil, errors.Join(fmt.Errorf("start %s: %w", argv[0], err), p.stop())
 	}
 	return p, nil
 }
@@ -188,25 +180,6 @@ func (p *process) end(sig syscall.Signal) error {
 	return nil
 }
 
-// succeed starts another command over the directory of one that has ended, if there was one. Should
-// we die between its two steps, both supervisors remove the directory, which is as good as one.
-func (p *process) succeed(c command) (*process, error) {
-	if p == nil {
-		return supervise(c)
-	}
-	if !p.exited(time.Now().Add(pollEvery)) {
-		return nil, fmt.Errorf("process %d is still running in %s", p.pid, p.dir)
-	}
-	next, err := supervise(c)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := fmt.Fprintln(p.hold, "keep"); err != nil {
-		return nil, errors.Join(err, next.stop())
-	}
-	return next, p.stop()
-}
-
 // stop ends the server and removes its directory.
 func (p *process) stop() error {
 	closed := p.hold.Close()
@@ -228,18 +201,26 @@ func newNode(a *account) (node, error) {
 	return node{dir: dir, account: a}, err
 }
 
-func (n *node) command(stop string, argv ...string) command {
-	return command{n.dir, n.account, stop, argv}
-}
-
-// run starts a command and returns once it is ready. The one before has ended.
-func (n *node) run(ctx context.Context, c command, ready func(context.Context) bool) error {
-	process, err := n.process.succeed(c)
+// run starts a command and returns once it is ready. stop is STOP for supervise.sh. If there was a
+// command before, it has ended, and leaves its directory to the next. Should we die between these
+// two steps, both supervisors remove the directory, which is as good as one.
+func (n *node) run(ctx context.Context, ready func(context.Context) bool, stop string, argv ...string) error {
+	before := n.process
+	if before != nil && !before.exited(time.Now().Add(pollEvery)) {
+		return fmt.Errorf("process %d is still running in %s", before.pid, n.dir)
+	}
+	next, err := supervise(n.dir, n.account, stop, argv...)
 	if err != nil {
 		return err
 	}
-	n.process = process
-	return process.await(ctx, ready)
+	n.process = next
+	if before != nil {
+		_, err := fmt.Fprintln(before.hold, "keep")
+		if err := errors.Join(err, before.stop()); err != nil {
+			return err
+		}
+	}
+	return next.await(ctx, ready)
 }
 
 func (n *node) signal(sig syscall.Signal) error { return n.process.signal(sig) }

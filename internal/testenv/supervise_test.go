@@ -102,7 +102,7 @@ func TestACommandThatIsNotDoneInTimeIsStopped(t *testing.T) {
 	dir := sharedTempDir(t)
 	inner := filepath.Join(dir, "data")
 	require.NoError(t, os.Mkdir(inner, 0o700))
-	slow, err := supervise(command{dir: inner, stop: stopByKill, argv: []string{"sleep", "1000"}})
+	slow, err := supervise(inner, nil, stopByKill, "sleep", "1000")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
