@@ -187,7 +187,7 @@ func flicker(ctx context.Context, p *play, f Fault) error {
 func commitRepliesLost(ctx context.Context, p *play, f Fault) (err error) {
 	for _, losing := range []bool{true, false} {
 		for _, m := range p.stricken(f) {
-			err = errors.Join(err, m.worker.Order(order{losing}))
+			err = errors.Join(err, m.worker.Order(losing))
 		}
 		if losing && err == nil {
 			wait(ctx, f.Lasts)

@@ -40,9 +40,6 @@ type task struct {
 	ToRedis    string
 }
 
-// order is what a worker is told, until its orders end.
-type order struct{ LoseCommits bool }
-
 // Kind is the name of the workers for [worker.Become].
 const Kind = "chaos"
 
@@ -77,8 +74,8 @@ func Worker(open OpenRedis) worker.Life {
 			random := rand.New(rand.NewPCG(d.Seed, uint64(d.Process)<<16|uint64(n)))
 			clients.Go(func() { d.serve(working, random) })
 		}
-		for o := (order{}); self.Order(&o) == nil; {
-			losing.Store(o.LoseCommits)
+		for lose := false; self.Order(&lose) == nil; { // its only order: to lose the replies to COMMIT or not
+			losing.Store(lose)
 		}
 		cancel()
 		clients.Wait()
@@ -435,12 +432,7 @@ func note(b *pgx.Batch, table string, e Effect) {
 }
 
 // wait takes time, unless ctx ends first.
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
+func wait(ctx context.Context, d time.Duration) { _ = worker.Sleep(ctx, d) }
 
 // upTo is a random time below d.
 func upTo(random *rand.Rand, d time.Duration) time.Duration {
