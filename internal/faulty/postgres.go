@@ -56,7 +56,10 @@ func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
 	p.upstream.Store(&server)
 	u.Host = listener.Addr().String()
 	p.url = u.String()
-	t.Cleanup(p.close)
+	t.Cleanup(func() {
+		_ = listener.Close()
+		p.Sever()
+	})
 	go p.serve()
 	return p
 }
@@ -139,11 +142,6 @@ func (p *PostgresProxy) Sever() {
 		_ = conn.Close()
 	}
 	p.orphans = nil
-}
-
-func (p *PostgresProxy) close() {
-	_ = p.listener.Close()
-	p.Sever()
 }
 
 func (p *PostgresProxy) serve() {
