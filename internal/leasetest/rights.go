@@ -21,52 +21,50 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Deployment is a Redis with its own users.
-type Deployment struct {
-	Name   string
-	Client func(user, password string) redis.UniversalClient
-	nodes  []*testenv.RedisServer
+// deployment is a Redis with its own users.
+type deployment struct {
+	name    string
+	options redis.UniversalOptions
+	nodes   []*testenv.RedisServer
 }
 
-// Deployments starts one Redis, Sentinel and Cluster, each with a user for every set of rights. All
+// deployments starts one Redis, Sentinel and Cluster, each with a user for every set of rights. All
 // speak TLS only, and ask clients for a certificate.
-func Deployments(t *testing.T) []Deployment {
+func deployments(t *testing.T) []deployment {
 	certificates := testenv.NewCertificates(t)
 	secure, args := certificates.Config(t), certificates.Redis()
 	single, sentinel, cluster := testenv.OwnRedis(t, args...), testenv.Sentinel(t, args...), testenv.Cluster(t, args...)
-	for _, addr := range sentinel.Options().SentinelAddrs {
+	watched := sentinel.Options()
+	for _, addr := range watched.SentinelAddrs {
 		admin := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: secure})
 		SetUser(t, admin, "follower", sentinelRights(t))
 		require.NoError(t, admin.Close())
 	}
-	closing := func(client redis.UniversalClient) redis.UniversalClient {
-		t.Cleanup(func() { _ = client.Close() })
-		return client
-	}
-	return []Deployment{
-		{Name: "one Redis", nodes: []*testenv.RedisServer{single}, Client: func(user, password string) redis.UniversalClient {
-			return closing(redis.NewClient(&redis.Options{Addr: single.Addr(), TLSConfig: secure, Username: user, Password: password}))
-		}},
-		{Name: "Sentinel", nodes: append(sentinel.Replicas(), sentinel.Primary()), Client: func(user, password string) redis.UniversalClient {
-			options := sentinel.Options()
-			options.Username, options.Password = user, password
-			options.SentinelUsername, options.SentinelPassword = "follower", "password"
-			return closing(redis.NewFailoverClient(options))
-		}},
-		{Name: "Cluster", nodes: cluster.Nodes(), Client: func(user, password string) redis.UniversalClient {
-			options := cluster.Options()
-			options.Username, options.Password = user, password
-			return closing(redis.NewClusterClient(options))
-		}},
+	return []deployment{
+		{"one Redis", redis.UniversalOptions{Addrs: []string{single.Addr()}, TLSConfig: secure}, []*testenv.RedisServer{single}},
+		{"Sentinel", redis.UniversalOptions{
+			MasterName: watched.MasterName, Addrs: watched.SentinelAddrs, TLSConfig: secure,
+			SentinelUsername: "follower", SentinelPassword: "password",
+		}, append(sentinel.Replicas(), sentinel.Primary())},
+		{"Cluster", redis.UniversalOptions{Addrs: cluster.Options().Addrs, TLSConfig: secure}, cluster.Nodes()},
 	}
 }
 
-func (d Deployment) as(t *testing.T, user string, rights []string) redis.UniversalClient {
+// client returns a client as a user, or with all rights if there is no name.
+func (d deployment) client(t *testing.T, user, password string) redis.UniversalClient {
+	t.Helper()
+	d.options.Username, d.options.Password = user, password
+	client := redis.NewUniversalClient(&d.options)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func (d deployment) as(t *testing.T, user string, rights []string) redis.UniversalClient {
 	t.Helper()
 	for _, node := range d.nodes {
 		SetUser(t, node.Client(), user, rights)
 	}
-	return d.Client(user, "password")
+	return d.client(t, user, "password")
 }
 
 // SetUser makes a user of a server, with the password "password" and these rights only.
@@ -80,10 +78,10 @@ func SetUser(t *testing.T, server *redis.Client, user string, rights []string) {
 // without each of them, when something must be denied. everything returns the error of each call;
 // admin has all rights.
 func RunRights(t *testing.T, name string, everything func(t *testing.T, client, admin redis.UniversalClient, namespace string) []error) {
-	for _, d := range Deployments(t) {
-		rights := Documented(t, name, d.Name)
-		admin := d.Client("", "")
-		t.Run(d.Name, func(t *testing.T) {
+	for _, d := range deployments(t) {
+		rights := Documented(t, name, d.name)
+		admin := d.client(t, "", "")
+		t.Run(d.name, func(t *testing.T) {
 			t.Run("all", func(t *testing.T) {
 				t.Parallel()
 				require.NoError(t, errors.Join(everything(t, d.as(t, "all", rights), admin, "all")...), "%v", rights)
