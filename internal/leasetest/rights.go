@@ -41,7 +41,9 @@ func deployments(t *testing.T) []deployment {
 		require.NoError(t, admin.Close())
 	}
 	return []deployment{
-		{"one Redis", redis.UniversalOptions{Addrs: []string{single.Addr()}, TLSConfig: secure}, []*testenv.RedisServer{single}},
+		{"one Redis", redis.UniversalOptions{
+			Addrs: []string{single.Addr()}, TLSConfig: secure,
+		}, []*testenv.RedisServer{single}},
 		{"Sentinel", redis.UniversalOptions{
 			MasterName: watched.MasterName, Addrs: watched.SentinelAddrs, TLSConfig: secure,
 			SentinelUsername: "follower", SentinelPassword: "password",

@@ -104,8 +104,8 @@ func (n *PgBouncerServer) ready(ctx context.Context) bool {
 	defer conn.Close(ctx)
 	rows, _ := conn.Query(ctx, "SHOW CONFIG") // its error is in rows as well
 	settings, err := pgx.CollectRows(rows, pgx.RowToMap)
-	ours := slices.ContainsFunc(settings, func(setting map[string]any) bool { return setting["value"] == n.configFile() })
-	return err == nil && ours && conn.QueryRow(ctx, "SHOW VERSION").Scan(&n.version) == nil
+	ours := func(setting map[string]any) bool { return setting["value"] == n.configFile() }
+	return err == nil && slices.ContainsFunc(settings, ours) && conn.QueryRow(ctx, "SHOW VERSION").Scan(&n.version) == nil
 }
 
 // URL returns the URL of the database behind the PgBouncer.

@@ -133,7 +133,9 @@ func TestSentinelPromotesAReplicaThatLags(t *testing.T) {
 	require.Equal(t, promoted, s.Primary())
 	require.Zero(t, promoted.Client().Exists(t.Context(), "k").Val())
 	require.Equal(t, "before", promoted.Client().Get(t.Context(), "replicated").Val())
-	require.Eventually(t, func() bool { return client.Set(t.Context(), "k", "after", 0).Err() == nil }, patience, pollEvery, "the client follows")
+	require.Eventually(t, func() bool {
+		return client.Set(t.Context(), "k", "after", 0).Err() == nil
+	}, patience, pollEvery, "the client follows")
 	require.Equal(t, "after", promoted.Client().Get(t.Context(), "k").Val())
 	require.Equal(t, "67108864", promoted.Client().ConfigGet(t.Context(), "maxmemory").Val()["maxmemory"])
 }

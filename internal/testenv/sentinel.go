@@ -47,11 +47,13 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 	args = append([]string{"--repl-diskless-sync-delay", "0"}, args...)
 	primary := OwnRedis(t, args...)
 	s := &SentinelServers{t: t, data: []*RedisServer{primary}}
+	replicaArgs := append(slices.Clone(args), "--replicaof", loopback, strconv.Itoa(primary.node.port))
 	for range 2 {
-		s.data = append(s.data, OwnRedis(t, slices.Concat(args, []string{"--replicaof", loopback, strconv.Itoa(primary.node.port)})...))
+		s.data = append(s.data, OwnRedis(t, replicaArgs...))
 	}
 	// Each over a configuration file of its own, in which it keeps its state.
-	config, sentinelArgs := fmt.Sprintf(sentinelConfig, primary.node.port), append(certificatesAmong(args).Redis(), "--sentinel")
+	config := fmt.Sprintf(sentinelConfig, primary.node.port)
+	sentinelArgs := append(certificatesAmong(args).Redis(), "--sentinel")
 	for range 3 {
 		sentinel := ownRedis(t, redisService.own(t), config, sentinelArgs...)
 		check(t, sentinel.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
