@@ -1,7 +1,6 @@
 package testenv
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"syscall"
@@ -33,7 +32,7 @@ func Start(ctx context.Context, opts Options) (*Env, error) {
 	return start(ctx, thisHost(), opts)
 }
 
-func start(ctx context.Context, h host, opts Options) (*Env, error) {
+func start(ctx context.Context, h host, opts Options) (_ *Env, err error) {
 	// Before anything is started, so that the error names both servers when both are missing.
 	_, noPostgres := postgresService.locate(ctx, h, false)
 	_, noRedis := redisService.locate(ctx, h, opts.PrivateRedis)
@@ -41,42 +40,34 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 		return nil, err
 	}
 	env := &Env{}
-	if err := cmp.Or(env.startPostgres(ctx, h), env.startRedis(ctx, h, opts.PrivateRedis)); err != nil {
-		return nil, errors.Join(err, env.Close())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, env.Close())
+		}
+	}()
+	postgres, err := obtainPostgres(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	database := "fencedb_demo_" + random()
+	env.ends = append(env.ends, func() error { return postgres.dropDatabase(database) }, postgres.stop)
+	if env.PostgresURL, err = postgres.createDatabase(ctx, database, ""); err != nil {
+		return nil, err
+	}
+	redis, err := obtainRedis(ctx, h, opts.PrivateRedis)
+	if err != nil {
+		return nil, err
+	}
+	env.ends = append(env.ends, redis.stop)
+	env.RedisURL, env.Notes = redis.url, []string{postgres.source, redis.source}
+	if opts.PrivateRedis {
+		env.private = redis.node
 	}
 	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the
 	// supervisors from being garbage collected, which would end the servers of a program that only
 	// remembered their addresses.
 	atEnd(env.Close)
 	return env, nil
-}
-
-func (e *Env) startPostgres(ctx context.Context, h host) error {
-	server, err := obtainPostgres(ctx, h)
-	if err != nil {
-		return err
-	}
-	name := "fencedb_demo_" + random()
-	e.ends = append(e.ends, func() error { return server.dropDatabase(name) }, server.stop)
-	if e.PostgresURL, err = server.createDatabase(ctx, name, ""); err != nil {
-		return err
-	}
-	e.Notes = append(e.Notes, server.source)
-	return nil
-}
-
-func (e *Env) startRedis(ctx context.Context, h host, own bool) error {
-	server, err := obtainRedis(ctx, h, own)
-	if err != nil {
-		return err
-	}
-	if own {
-		e.private = server.node
-	}
-	e.ends = append(e.ends, server.stop)
-	e.RedisURL = server.url
-	e.Notes = append(e.Notes, server.source)
-	return nil
 }
 
 // StopRedis ends the Redis of [Options].PrivateRedis, which keeps nothing on disk. One call of this
