@@ -118,7 +118,7 @@ func (a *acquisition) part(n int) *acquisition {
 // run is the whole acquisition: what is granted is sealed before the holder learns that it holds.
 func (a *acquisition) run(ctx context.Context) (Leases, error) {
 	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id, Lead: a.lead})
-	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) {
+	return a.begun(&t, func(ctx context.Context) (Leases, error) {
 		locks, err := a.takeOuter(ctx)
 		if err != nil {
 			return nil, a.failed(err)
@@ -129,20 +129,21 @@ func (a *acquisition) run(ctx context.Context) (Leases, error) {
 		}
 		return a.seal(ctx, leases)
 	})
-	leases.endTracing(&t, err)
-	return leases, err
 }
 
-// begun wraps everything that may be granted something: Close ends it, and takes its leases back.
-func (a *acquisition) begun(ctx context.Context, ask func(context.Context) (Leases, error)) (Leases, error) {
+// begun wraps everything that may be granted something: Close ends it, and takes its leases back. It
+// ends the tracing, after a panic too.
+func (a *acquisition) begun(t *tracing, ask func(context.Context) (Leases, error)) (leases Leases, err error) {
+	err = errPanicked
+	defer func() { leases.endTracing(t, err) }()
 	registry := a.core.registry
-	ctx, err := registry.begin(ctx, &a.open)
-	if err != nil {
-		return nil, a.failed(err)
+	ctx, closed := registry.begin(t.ctx, &a.open)
+	if closed != nil {
+		return nil, a.failed(closed)
 	}
 	defer a.open.settle(nil)
 	defer a.open.cancel(nil)
-	leases, err := ask(ctx)
+	leases, err = ask(ctx)
 	if registry.closing() {
 		a.behind.giveBack(ctx, leases...)
 		leases, err = nil, a.failed(ErrClosed)

@@ -86,8 +86,7 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 	t := old.trace(ctx, OpHeal)
 	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []*protocol.Keys{old.term.keys},
 		id: uuid.New(), call: newCall(i.label), behind: new(behind), asked: true}
-	leases, err := a.begun(t.ctx, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
-	leases.endTracing(&t, err)
+	leases, err := a.begun(&t, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
 	return leases.first(), err
 }
 

@@ -205,9 +205,25 @@ func TestSeal(t *testing.T) {
 
 func TestASealThatPanicsGivesTheLeaseBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(context.Context, lease.Grant) error { panic("on purpose") }})
+		told := newJournal()
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: func(context.Context, lease.Grant) error { panic("on purpose") }})
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.AcquireAll(t.Context(), []string{"a", "b"}) })
 		require.NoError(t, i.Close(t.Context()))
+		told.closed(t)
+		require.Equal(t, "error", told.only(t, lease.OpAcquire).Outcome())
+		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
+
+		i = w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: func(_ context.Context, g lease.Grant) error {
+			if g.Token() > 1<<52 {
+				panic("on purpose")
+			}
+			return nil
+		}})
+		l := try(t, i, "a")
+		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.Heal(t.Context(), l, 1<<52) })
+		require.NoError(t, i.Close(t.Context()))
+		told.closed(t)
+		require.Equal(t, "failed", told.only(t, lease.OpHeal).Outcome())
 		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
 	})
 }

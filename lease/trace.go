@@ -182,6 +182,9 @@ func (op Op) outcomes() outcomes {
 	return otherOutcomes
 }
 
+// errPanicked is told when nothing else is known: a panic came in between.
+var errPanicked = errors.New("lease: a panic came before the outcome was known; nothing is held")
+
 // tracing is one pair of calls that has begun, or none if nobody traces.
 type tracing struct {
 	tracers []Tracer
