@@ -104,10 +104,22 @@ func (c *campaign) run(ctx context.Context) error {
 			return err
 		}
 		c.ended(err)
-		if !protocol.Sleep(ctx, protocol.Jitter(pause)) {
+		if c.rest(ctx, pause); ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// rest returns early when ctx ends or Close begins.
+func (c *campaign) rest(ctx context.Context, pause time.Duration) {
+	call := new(debt)
+	ctx, err := c.registry.begin(ctx, call)
+	if err != nil {
+		return
+	}
+	defer call.settle(nil)
+	defer call.cancel(nil)
+	protocol.Sleep(ctx, protocol.Jitter(pause))
 }
 
 // win waits until this process leads. It asks anew after one TTL, to learn who leads now.

@@ -285,6 +285,13 @@ func TestTheEndOfLeading(t *testing.T) {
 		require.ErrorIs(t, <-leader.over, lease.ErrClosed)
 		require.ErrorIs(t, <-leader.ended, lease.ErrReleased)
 
+		resting := campaign(t, w, leading, func(context.Context, *lease.Lease) error { return errWork }, lease.LeadPause(time.Hour, time.Hour))
+		require.ErrorIs(t, <-resting.ended, errWork)
+		began := time.Now()
+		require.NoError(t, resting.issuer.Close(t.Context()))
+		require.ErrorIs(t, <-resting.over, lease.ErrClosed)
+		require.Less(t, time.Since(began), time.Second, "a pause ends with the issuer")
+
 		i := w.issuer(t, leading)
 		require.PanicsWithValue(t, "soup", func() {
 			_ = i.Lead(t.Context(), role, func(context.Context, *lease.Lease) error { panic("soup") })
