@@ -172,7 +172,9 @@ func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func
 // if it is none; it ends before the debt is settled.
 func (d *debt) pay(ctx context.Context, bound time.Duration, attempt func(context.Context) error, of *release) {
 	go func() {
-		err := protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
+		var err error
+		defer func() { d.settle(err) }() // also if the caller's code ends the goroutine
+		err = protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
 			err := attempt(ctx)
 			if err != nil || d.last != nil { // which nobody else writes
 				d.note(err)
@@ -182,7 +184,6 @@ func (d *debt) pay(ctx context.Context, bound time.Duration, attempt func(contex
 		if of != nil {
 			of.ended()
 		}
-		d.settle(err)
 	}()
 }
 

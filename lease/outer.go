@@ -98,7 +98,7 @@ func (a *acquisition) askOuter(ctx context.Context, resource string) (*outer, er
 	}, func() func() {
 		d := a.core.registry.owe(new(debt), a.core.cfg.TTL, resource)
 		return func() {
-			if late.err == nil {
+			if late.err == nil && late.lock.Release != nil {
 				a.core.releaseOuter(late.lock)
 			}
 			d.settle(nil)

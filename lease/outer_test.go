@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 
@@ -256,6 +257,40 @@ func TestALockThatIsTakenTooLateIsGivenBack(t *testing.T) {
 		close(goOn)
 		require.NoError(t, i.Close(t.Context()))
 		require.True(t, released)
+	})
+}
+
+// As a test does that fails in one of them.
+func TestAFunctionOfOuterThatEndsItsGoroutine(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		goOn := make(chan struct{})
+		close(goOn)
+		end := func() { <-goOn; runtime.Goexit() }
+		taking := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+			end()
+			return lease.OuterLock{}, nil
+		}})
+		_, err := taking.Acquire(t.Context(), "a")
+		require.ErrorContains(t, err, "the function has ended its goroutine")
+		goOn = make(chan struct{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = taking.Acquire(ctx, "a")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		close(goOn)
+		require.NoError(t, taking.Close(t.Context()))
+
+		giving := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+			return lease.OuterLock{Renew: func(context.Context) error { end(); return nil }, Release: func(context.Context) error { end(); return nil }}, nil
+		}})
+		l, err := giving.Acquire(t.Context(), "a")
+		require.NoError(t, err)
+		time.Sleep(15 * time.Second)
+		require.ErrorIs(t, l.Err(), lease.ErrExpired)
+		l, err = giving.Acquire(t.Context(), "a")
+		require.NoError(t, err)
+		require.NoError(t, l.Release(t.Context()))
+		require.NoError(t, giving.Close(t.Context()))
 	})
 }
 

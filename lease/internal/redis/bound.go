@@ -2,6 +2,7 @@ package protocol
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -152,7 +153,7 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 // [ErrUnreachable], and the server may still act on what f has sent: abandoned is called before the
 // return, if there is one, and the function that it returns when f has returned too. If ctx was
 // over before, nothing is called, and the error is [ErrUnasked], with its cause. (The client library
-// observes contexts only if its owner has configured that.)
+// observes contexts only if its owner has configured that.) An f that ends its goroutine has failed.
 func Bounded[T any](ctx context.Context, f func() (T, error), abandoned ...func() (ended func())) (answer T, err error) {
 	if ctx.Err() != nil {
 		return answer, unasked(ctx)
@@ -162,15 +163,18 @@ func Bounded[T any](ctx context.Context, f func() (T, error), abandoned ...func(
 		answer T
 		err    error
 	})
+	result.err = errGoexit
 	go func() {
+		defer close(answered)
 		result.answer, result.err = f()
-		close(answered)
 	}()
 	if err := await(ctx, answered, abandoned...); err != nil {
 		return answer, err
 	}
 	return result.answer, result.err
 }
+
+var errGoexit = errors.New("the function has ended its goroutine")
 
 // await is the waiting of Bounded.
 func await(ctx context.Context, answered <-chan struct{}, abandoned ...func() (ended func())) error {
