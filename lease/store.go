@@ -91,13 +91,10 @@ type single struct {
 }
 
 func checkClient(client redis.UniversalClient) error {
-	switch client.(type) {
-	case nil:
-		return protocol.Invalid("client is nil")
-	case *redis.Ring:
+	if _, ring := client.(*redis.Ring); ring {
 		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Cluster, or NewQuorum")
 	}
-	return nil
+	return protocol.CheckClient(client)
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {

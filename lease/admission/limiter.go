@@ -156,8 +156,6 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 		most = MaxSlidingLimit
 	}
 	switch {
-	case client == nil:
-		return nil, protocol.Invalid("client is nil")
 	case cfg.Limit < 1 || cfg.Limit > most:
 		return nil, protocol.Invalid("Limit must be from 1 to %d; it is %d", most, cfg.Limit)
 	case cfg.Window < time.Millisecond || cfg.Window > MaxWindow:
@@ -166,6 +164,9 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 		return nil, protocol.Invalid("OnError must be FailOpen or FailClosed: say whether requests are admitted while Redis does not decide")
 	case cfg.Timeout < 0:
 		return nil, protocol.Invalid("Timeout (%v) must be positive", cfg.Timeout)
+	}
+	if err := protocol.CheckClient(client); err != nil {
+		return nil, err
 	}
 	if err := protocol.CheckName("namespace", cfg.Namespace, protocol.MaxNamespace); err != nil {
 		return nil, err

@@ -293,7 +293,9 @@ func TestBadInput(t *testing.T) {
 		_, err := admission.New(w.client, cfg)
 		require.ErrorIs(t, err, lease.ErrInvalid, name)
 	}
-	_, err := admission.New(nil, good)
+	_, err := admission.New((*redis.Client)(nil), good)
+	require.ErrorIs(t, err, lease.ErrInvalid)
+	_, err = admission.New(nil, good)
 	require.ErrorIs(t, err, lease.ErrInvalid)
 	for name, key := range map[string]string{
 		"empty": "", "too long": strings.Repeat("x", admission.MaxKey+1), "no text": "\xff", "NUL": "a\x00b",

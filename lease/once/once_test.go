@@ -62,8 +62,10 @@ func TestBadInput(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrInvalid)
 		require.ErrorContains(t, err, "invalid: "+test.names)
 	}
-	_, err := once.New(nil, once.Config{})
-	require.ErrorIs(t, err, lease.ErrInvalid)
+	for _, none := range []redis.UniversalClient{nil, (*redis.Client)(nil)} {
+		_, err := once.New(none, once.Config{})
+		require.ErrorIs(t, err, lease.ErrInvalid)
+	}
 	for _, made := range []*once.Once{nil, new(once.Once)} {
 		require.ErrorIs(t, made.Forget(t.Context(), "order:7"), lease.ErrInvalid)
 		require.ErrorIs(t, made.Close(t.Context()), lease.ErrInvalid)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"reflect"
 	"runtime"
 	"slices"
 	"sync"
@@ -77,6 +78,15 @@ type Sender struct {
 	mu       sync.Mutex
 	waiting  []*request // to be sent; guarded by mu
 	underWay int        // requests without an answer; guarded by mu
+}
+
+// CheckClient refuses none, also a pointer to none: with that the first request would panic, in a
+// goroutine where nobody can recover it.
+func CheckClient(client redis.UniversalClient) error {
+	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return Invalid("client is nil")
+	}
+	return nil
 }
 
 // Over makes a Sender of a client, which stays its owner's.
