@@ -293,13 +293,15 @@ func DoJSON[T any](ctx context.Context, o *Once, key string, request any, fn fun
 // Close ends the work in good order, for a program that shuts down. It waits for the results that
 // are being recorded, and then closes the claims as [lease.Issuer.Close] does: the context of every
 // run ends, its claim is released, and calls that would run anything fail with [lease.ErrClosed].
-// Results are replayed as before.
+// Results are replayed as before. If ctx ends first, the claims are closed at once, and a result that
+// has not been recorded by then may be refused, with [ErrNotRecorded].
 func (o *Once) Close(ctx context.Context) error {
 	if o == nil {
 		return o.check("-")
 	}
-	if err := o.recordings.wait(ctx); err != nil {
-		return fmt.Errorf("once: close: results are still being recorded: %w", err)
+	err := o.recordings.wait(ctx)
+	if err != nil {
+		err = fmt.Errorf("once: close: results are still being recorded: %w", err)
 	}
-	return o.claims.Close(ctx)
+	return protocol.Join(err, o.claims.Close(ctx))
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -277,6 +278,35 @@ func TestWhenRedisGoesAwayBeforeTheResultIsRecorded(t *testing.T) {
 		require.LessOrEqual(t, time.Since(start), 10*time.Second, "bounded: to record, and to release")
 		w.faults.Always(faulty.None)
 		require.Equal(t, outcome{"again", false, nil}, do(t.Context(), o, "a", answers("again")))
+	})
+}
+
+func TestCloseEndsEveryRunAlsoWhileAResultCannotBeRecorded(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		o := w.once(t, once.Config{})
+		running := make(chan *lease.Lease, 1)
+		b := begin(t.Context(), o, "b", func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+			running <- claim
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		})
+		claim := <-running
+		a := begin(t.Context(), o, "a", func(context.Context, *lease.Lease) ([]byte, error) {
+			w.faults.Always(faulty.Hang)
+			return []byte("paid"), nil
+		})
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+
+		require.ErrorIs(t, o.Close(ctx), context.DeadlineExceeded)
+
+		require.ErrorIs(t, claim.Err(), lease.ErrClosed)
+		require.ErrorIs(t, (<-b).err, lease.ErrClosed)
+		require.ErrorIs(t, (<-a).err, once.ErrNotRecorded)
+		w.faults.Always(faulty.None)
+		require.ErrorIs(t, do(t.Context(), o, "c", forbidden(t)).err, lease.ErrClosed)
+		require.NoError(t, o.Close(t.Context()))
 	})
 }
 
