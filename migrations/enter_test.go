@@ -266,6 +266,33 @@ func TestFunctionsOfTheContractHaveOneFormEach(t *testing.T) {
 	s.exec(`PREPARE several AS SELECT fencedb.enter_all($1, $2, $3); EXECUTE several('{a}', '{1}', '{6ba7b810-9dad-11d1-80b4-00c04fd430c8}')`)
 }
 
+// A column of the caller's may have a collation of its own, and one by which two names are the same.
+func TestTheCollationOfANameDoesNotMatter(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE COLLATION like_any_case (provider = icu, deterministic = false, locale = 'und-u-ks-level2');
+		CREATE TABLE names (name text COLLATE like_any_case, exact text COLLATE "POSIX");
+		INSERT INTO names VALUES ('a', 'x:a'), ('A', 'x:A')`)
+	const lease = `'6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid`
+
+	for _, column := range []string{"name", "exact"} {
+		s.exec(`BEGIN; SELECT fencedb.enter(` + column + `, 1, ` + lease + `) FROM names; COMMIT`)
+		s.exec(`BEGIN; SELECT fencedb.enter(` + column + `, 2, ` + lease + `, wait_ms => 0) FROM names; COMMIT`)
+		s.exec(`SELECT fencedb.enter_all(array_agg(` + column + `), '{3,3}', ARRAY[` + lease + `, ` + lease + `]) FROM names`)
+		s.refused("FN001", `SELECT fencedb.enter(`+column+`, 2, `+lease+`) FROM names WHERE name COLLATE "C" = 'A'`)
+		require.Equal(t, "{3,3}", s.one(`SELECT array_agg(fencedb.last_token(`+column+`)) FROM names`))
+		require.Equal(t, "0", s.one(`SELECT count(*) FROM names, fencedb.blockers(ARRAY[`+column+`])`))
+		require.Equal(t, "0", s.one(`SELECT fencedb.forget_fences(array_agg(`+column+`), '1 day') FROM names`))
+		s.exec(`SELECT fencedb.reset_fence(` + column + `, 1, 'ann', 'test', 9) FROM names`)
+		require.Equal(t, "{1,1}", s.one(`SELECT array_agg(fencedb.last_token(`+column+`)) FROM names`))
+		s.refused("22023", `SELECT fencedb.enter(`+column+`, 9007199254740992, `+lease+`) FROM names`)
+
+		require.Equal(t, "{t,t}", s.one(`SELECT array_agg((fencedb.once_begin(`+column+`, NULL)).first) FROM names`))
+		s.exec(`SELECT fencedb.once_begin(` + column + `, NULL), fencedb.once_end(` + column + `, convert_to(` + column + `, 'UTF8')) FROM names`)
+		require.Equal(t, "{f,f}", s.one(`SELECT array_agg((fencedb.once_begin(`+column+`, NULL)).first) FROM names`))
+	}
+}
+
 func TestOneTransactionEntersAResourceUnderOneGrant(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

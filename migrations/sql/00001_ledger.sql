@@ -259,9 +259,9 @@ BEGIN
                 PERFORM set_config('lock_timeout', ceil(least(2147483647, left_ms, greatest(20, left_ms / 8)))::text, true);
             END IF;
             IF shared THEN
-                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource FOR SHARE;
+                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource COLLATE "C" FOR SHARE;
             ELSE
-                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource FOR NO KEY UPDATE;
+                PERFORM FROM fencedb.fences f WHERE f.resource = await.resource COLLATE "C" FOR NO KEY UPDATE;
             END IF;
             RAISE EXCEPTION USING ERRCODE = 'FN000';
         EXCEPTION
@@ -304,15 +304,15 @@ DECLARE
 BEGIN
     LOOP
         PERFORM FROM fencedb.fences f
-        WHERE f.resource = take.resource AND f.last_fencing_token = token AND f.lease_id = take.lease_id
+        WHERE f.resource = take.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = take.lease_id
         FOR SHARE SKIP LOCKED;
         IF FOUND THEN
-            SELECT f.xmax INTO locker FROM fencedb.fences f WHERE f.resource = take.resource;
+            SELECT f.xmax INTO locker FROM fencedb.fences f WHERE f.resource = take.resource COLLATE "C";
             EXIT;
         END IF;
 
         SELECT f.last_fencing_token AS token, f.lease_id INTO stored
-        FROM fencedb.fences f WHERE f.resource = take.resource;
+        FROM fencedb.fences f WHERE f.resource = take.resource COLLATE "C";
         IF stored.token > token OR stored.token = token AND stored.lease_id <> take.lease_id THEN
             PERFORM fencedb.raise_stale(take.resource, token, stored.token);
         ELSIF level IN ('repeatable read', 'serializable') AND stored.token IS DISTINCT FROM token THEN
@@ -331,11 +331,11 @@ BEGIN
             EXIT WHEN locker IS NOT NULL;
             CONTINUE;
         ELSIF stored.token < token THEN
-            PERFORM FROM fencedb.fences f WHERE f.resource = take.resource FOR NO KEY UPDATE SKIP LOCKED;
+            PERFORM FROM fencedb.fences f WHERE f.resource = take.resource COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
             IF FOUND THEN
                 UPDATE fencedb.fences f
                 SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = clock_timestamp()
-                WHERE f.resource = take.resource AND token > f.last_fencing_token
+                WHERE f.resource = take.resource COLLATE "C" AND token > f.last_fencing_token
                 RETURNING f.xmin INTO locker;
                 EXIT WHEN FOUND;
                 CONTINUE; -- a newer token came in between
@@ -395,7 +395,7 @@ BEGIN
     ELSIF token IS NULL OR token <= 0 THEN
         RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be positive, got %', resource, coalesce(token::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
-    ELSIF token > 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource, ':', 1)) THEN
+    ELSIF token > 9007199254740991 AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(resource COLLATE "C", ':', 1)) THEN
         RAISE EXCEPTION 'fencedb.enter: the token for resource "%" must be at most 2^53 - 1 (9007199254740991), got %', resource, token
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Package lease cannot issue a greater token. If another issuer makes the tokens of such resources, call fencedb.declare_foreign.';
     ELSIF lease_id IS NULL THEN
@@ -451,7 +451,7 @@ BEGIN
         places := ARRAY(SELECT p FROM generate_series(1, n) p ORDER BY resources[p] COLLATE "C");
     END IF;
     FOREACH i IN ARRAY places LOOP
-        present := CASE WHEN resources[i] = last THEN added[cardinality(added)]::jsonb ELSE grants -> resources[i] END;
+        present := CASE WHEN resources[i] COLLATE "C" = last THEN added[cardinality(added)]::jsonb ELSE grants -> resources[i] END;
         last := resources[i];
         IF (present ->> 'token')::bigint <> tokens[i] OR (present ->> 'lease')::uuid <> lease_ids[i] THEN
             RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', resources[i], present ->> 'token'
@@ -519,17 +519,17 @@ BEGIN
     IF coalesce(current_setting('fencedb.granted', true), '') = '' AND coalesce(remaining_ms > 0, true) THEN
         until := extract(epoch FROM clock_timestamp()) * 1000 + CASE WHEN remaining_ms > 2147483647 THEN 2147483647 ELSE remaining_ms END;
         PERFORM FROM fencedb.fences f
-        WHERE f.resource = enter.resource AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
+        WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
         FOR SHARE SKIP LOCKED;
         IF FOUND THEN
-            SELECT f.xmax, k.key INTO locker, key FROM fencedb.fences f, fencedb.signing_key k WHERE f.resource = enter.resource;
+            SELECT f.xmax, k.key INTO locker, key FROM fencedb.fences f, fencedb.signing_key k WHERE f.resource = enter.resource COLLATE "C";
         ELSIF token <= 9007199254740991 AND lease_id IS NOT NULL AND current_setting('transaction_isolation') LIKE 'read %' THEN
             PERFORM FROM fencedb.fences f
-            WHERE f.resource = enter.resource AND f.last_fencing_token < token
+            WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token < token
             FOR NO KEY UPDATE SKIP LOCKED;
             IF FOUND THEN
                 UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = clock_timestamp()
-                FROM fencedb.signing_key k WHERE f.resource = enter.resource
+                FROM fencedb.signing_key k WHERE f.resource = enter.resource COLLATE "C"
                 RETURNING f.xmin, k.key INTO locker, key;
             END IF;
         END IF;
@@ -603,7 +603,7 @@ CREATE FUNCTION fencedb.last_token(resource text) RETURNS bigint
     LANGUAGE sql STABLE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT f.last_fencing_token FROM fencedb.fences f WHERE f.resource = last_token.resource
+    SELECT f.last_fencing_token FROM fencedb.fences f WHERE f.resource = last_token.resource COLLATE "C"
 $$;
 -- +goose StatementEnd
 
@@ -632,7 +632,7 @@ CREATE FUNCTION fencedb.blockers(resources text[]) RETURNS TABLE (pid int, appli
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    lockers xid[] := ARRAY(SELECT f.xmax FROM fencedb.fences f WHERE f.resource = ANY (resources));
+    lockers xid[] := ARRAY(SELECT f.xmax FROM fencedb.fences f WHERE f.resource = ANY (resources COLLATE "C"));
     locker  xid;
 BEGIN
     FOREACH locker IN ARRAY lockers LOOP

@@ -48,16 +48,16 @@ BEGIN
         INSERT INTO fencedb.once (key, fingerprint, role) VALUES (once_begin.key, once_begin.fingerprint, caller) ON CONFLICT DO NOTHING;
         first := FOUND;
         EXIT WHEN first;
-        SELECT * INTO claim FROM fencedb.once o WHERE o.key = once_begin.key FOR UPDATE;
+        SELECT * INTO claim FROM fencedb.once o WHERE o.key = once_begin.key COLLATE "C" FOR UPDATE;
         EXIT WHEN FOUND; -- otherwise it was forgotten between the two statements
     END LOOP;
-    IF claim.done AND (claim.fingerprint IS DISTINCT FROM once_begin.fingerprint OR claim.fingerprint IS NULL AND claim.role <> caller) THEN
+    IF claim.done AND (claim.fingerprint IS DISTINCT FROM once_begin.fingerprint OR claim.fingerprint IS NULL AND claim.role <> caller COLLATE "C") THEN
         RAISE EXCEPTION 'the idempotency key "%" was used before, for another request, or by another role and without a request', once_begin.key
             USING ERRCODE = 'FN005', HINT = 'Nothing was written. A new request needs a new key; a request sent again needs the same fingerprint.';
     END IF;
     IF NOT claim.done THEN
         first := true;
-        UPDATE fencedb.once o SET fingerprint = once_begin.fingerprint, role = caller, claimed_at = clock_timestamp() WHERE o.key = once_begin.key;
+        UPDATE fencedb.once o SET fingerprint = once_begin.fingerprint, role = caller, claimed_at = clock_timestamp() WHERE o.key = once_begin.key COLLATE "C";
     END IF;
     result := claim.result;
 END
@@ -75,8 +75,8 @@ AS $$
 DECLARE
     claimant name;
 BEGIN
-    UPDATE fencedb.once o SET result = once_end.result, done = true WHERE o.key = once_end.key AND NOT o.done RETURNING o.role INTO claimant;
-    IF claimant <> coalesce(nullif(current_setting('role'), 'none'), session_user) THEN
+    UPDATE fencedb.once o SET result = once_end.result, done = true WHERE o.key = once_end.key COLLATE "C" AND NOT o.done RETURNING o.role INTO claimant;
+    IF claimant <> coalesce(nullif(current_setting('role'), 'none'), session_user) COLLATE "C" THEN
         RAISE EXCEPTION 'fencedb.once_end: the idempotency key "%" was claimed by role %', once_end.key, claimant
             USING ERRCODE = 'insufficient_privilege', HINT = 'Nothing was written. Call fencedb.once_begin first, under the same role.';
     END IF;

@@ -22,7 +22,7 @@ BEGIN
     END IF;
     WITH old AS (
         SELECT f.resource FROM fencedb.fences f
-        WHERE f.resource = ANY (resources) AND f.advanced_at < clock_timestamp() - older_than AND f.annulled IS NULL
+        WHERE f.resource = ANY (resources COLLATE "C") AND f.advanced_at < clock_timestamp() - older_than AND f.annulled IS NULL
         FOR UPDATE SKIP LOCKED
     )
     DELETE FROM fencedb.fences f USING old WHERE f.resource = old.resource;
@@ -80,8 +80,8 @@ BEGIN
     END IF;
     LOOP
         SELECT f.last_fencing_token, f.lease_id INTO former_token, former_lease_id
-        FROM fencedb.fences f WHERE f.resource = reset_fence.resource FOR NO KEY UPDATE SKIP LOCKED;
-        EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = reset_fence.resource);
+        FROM fencedb.fences f WHERE f.resource = reset_fence.resource COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
+        EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = reset_fence.resource COLLATE "C");
         PERFORM fencedb.await(reset_fence.resource, false, deadline);
     END LOOP;
 
@@ -99,7 +99,7 @@ BEGIN
         advanced_at = clock_timestamp(),
         annulled = ARRAY(SELECT a FROM unnest(f.annulled) a UNION SELECT concat_ws(' ', former_token, former_lease_id) WHERE former_token > reset_fence.token
                          UNION SELECT concat_ws(' ', row_token, row_lease_id) WHERE row_token IS NOT NULL)
-    WHERE f.resource = reset_fence.resource
+    WHERE f.resource = reset_fence.resource COLLATE "C"
     RETURNING f.lease_id INTO lease_id;
     IF created THEN
         former_token := NULL;
