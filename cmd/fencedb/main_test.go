@@ -121,6 +121,7 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"prune too soon":  {[]string{"prune", "--older-than", "24h"}, "--max-hold"},
 		"prune a day":     {[]string{"prune", "--older-than", "23h", "--retention", "1h"}, "24h"},
 		"prune hold":      {[]string{"prune", "--max-hold", "-1h"}, "--max-hold"},
+		"prune for ever":  {[]string{"prune", "--max-hold", "2562047h"}, "--max-hold"},
 		"prune silently":  {[]string{"prune", "--apply"}, "--reason"},
 		"prune one":       {[]string{"prune", "table:12"}, "table:12"},
 		"shell":           {[]string{"completion", "tcsh"}, `"tcsh"`},

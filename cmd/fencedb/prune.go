@@ -98,11 +98,11 @@ type pruner struct {
 }
 
 func (p *pruner) check() error {
-	switch least := p.hold + p.retention; {
-	case p.older < least:
-		return usage("--older-than (%v) must be at least --max-hold + --retention (%v): younger fences may still be needed", p.older, least)
+	switch {
 	case p.older < leastAge:
 		return usage("--older-than must be at least %v, got %v", leastAge, p.older)
+	case p.older-p.hold < p.retention: // their sum may be more than a duration can be
+		return usage("--older-than (%v) must be at least --max-hold (%v) + --retention (%v): younger fences may still be needed", p.older, p.hold, p.retention)
 	case p.apply:
 		return p.complete()
 	}
