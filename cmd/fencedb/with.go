@@ -205,7 +205,7 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w; the command was not run", context.Cause(ctx))
 	}
-	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...), Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
+	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(withoutGrant(os.Environ()), w.environment()...), Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
 	// A group of its own lets signals reach what the command has started. In a terminal it would be a
 	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
 	alone := !w.atTerminal()
@@ -274,6 +274,16 @@ func (w *wrapping) loss() error {
 	return nil
 }
 
+// ofOne are variables for a single resource.
+var ofOne = []string{"FENCEDB_RESOURCE=", "FENCEDB_TOKEN=", "FENCEDB_LEASE_ID="}
+
+// withoutGrant leaves out what is of the grant of another such command, under which this one runs.
+func withoutGrant(env []string) []string {
+	return slices.DeleteFunc(env, func(v string) bool {
+		return slices.ContainsFunc(ofOne, func(name string) bool { return strings.HasPrefix(v, name) })
+	})
+}
+
 // environment is what the command needs to enter.
 func (w *wrapping) environment() []string {
 	type grant struct {
@@ -295,7 +305,7 @@ func (w *wrapping) environment() []string {
 	env := []string{"FENCEDB_GRANTS=" + string(text)}
 	if len(grants) == 1 {
 		enter = fmt.Sprintf("SELECT * FROM fencedb.enter(%s, %s, %s, %d)", resources[0], tokens[0], ids[0], w.hold.Milliseconds())
-		env = append(env, "FENCEDB_RESOURCE="+grants[0].Resource, "FENCEDB_TOKEN="+tokens[0], "FENCEDB_LEASE_ID="+grants[0].LeaseID.String())
+		env = append(env, ofOne[0]+grants[0].Resource, ofOne[1]+tokens[0], ofOne[2]+grants[0].LeaseID.String())
 	}
 	return append(env, "FENCEDB_ENTER="+enter)
 }

@@ -132,6 +132,20 @@ func TestTheCommandFindsItsGrant(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("SELECT * FROM fencedb.enter('seat:1', %s, '%s', 300000)", env["FENCEDB_TOKEN"], env["FENCEDB_LEASE_ID"]), env["FENCEDB_ENTER"])
 }
 
+// One that holds several finds nothing of a single one that it runs under.
+func TestTheCommandDoesNotFindTheGrantOfAnother(t *testing.T) {
+	w := newWorld(t)
+	t.Setenv("FENCEDB_RESOURCE", "seat:9")
+	t.Setenv("FENCEDB_TOKEN", "9")
+	t.Setenv("FENCEDB_LEASE_ID", "6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+	got := w.run(under([]string{"seat:1", "seat:2"}, "env")...)
+
+	require.Zero(t, got.code, got.errOut)
+	require.Contains(t, got.out, "FENCEDB_GRANTS=")
+	require.NotRegexp(t, "FENCEDB_(RESOURCE|TOKEN|LEASE_ID)=", got.out)
+}
+
 // The transaction is open when the lease is revoked: the command is ended, and what it had not
 // committed is not written.
 func TestALeaseThatIsLostEndsTheCommand(t *testing.T) {
