@@ -23,6 +23,13 @@ WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('
 SELECT m.member::text FROM fencedb.protected_tables p, fencedb.members(p.table_name) m
 WHERE p.mode IS NOT NULL AND NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') ORDER BY 1;
 
+-- error late_trigger: trigger %s fires after the guard of a protected table
+-- Why: it can change a row that was judged already, so that a row of another resource is written
+-- Do: ALTER TRIGGER ... RENAME TO a name that begins with an ASCII letter: triggers fire in the byte order of their names
+SELECT DISTINCT format('%I on %s', t.tgname, m.member) FROM fencedb.protected_tables p, fencedb.members(p.table_name) m, pg_trigger t
+WHERE p.mode IS NOT NULL AND t.tgrelid = m.member AND t.tgparentid = 0 AND t.tgenabled <> 'D'
+  AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3 ORDER BY 1;
+
 -- error guard_lost: table %s has guards of statements but none of rows, which DETACH PARTITION takes away
 -- Why: a detached partition refuses every write; any other table accepts the token of any resource
 -- Do: call fencedb.protect for it to guard it again, or fencedb.unprotect to let any client write to it

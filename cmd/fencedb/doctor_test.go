@@ -156,8 +156,10 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		code int
 		want string
 	}{
-		"trigger disabled":        {`ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`, exitFailed, "error trigger_disabled"},
-		"statement trigger":       {`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_truncate"`, exitFailed, "error trigger_disabled"},
+		"trigger disabled":  {`ALTER TABLE seats DISABLE TRIGGER "~fencedb_row"`, exitFailed, "error trigger_disabled"},
+		"statement trigger": {`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_truncate"`, exitFailed, "error trigger_disabled"},
+		"later trigger": {`CREATE FUNCTION moved() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.id := 2; RETURN NEW; END';
+			CREATE TRIGGER "über" BEFORE UPDATE ON seats FOR EACH ROW EXECUTE FUNCTION moved()`, exitFailed, "error late_trigger"},
 		"not protected":           {`CREATE TABLE rooms (last_fencing_token bigint)`, exitDone, "warning unprotected_table"},
 		"inheritance child":       {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
 		"later partition":         {latePartition, exitDone, "warning unguarded_partition"},
