@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -185,6 +187,35 @@ func TestAContextCancelledBeforeCommitRollsBackAndSaysWhy(t *testing.T) {
 	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown, "COMMIT was not sent")
 	require.Empty(t, w.guests())
 	require.NoError(t, conn.Ping(t.Context()), "the connection is as good as before")
+}
+
+// Whichever way it would have been written, before there is a connection.
+func TestAContextThatIsOverBeforeItBeganSaysWhy(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := stdlib.OpenDBFromPool(w.pool)
+	defer db.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	shutdown := errors.New("shutdown")
+	cancel(shutdown)
+	g := grant("table:12", 41)
+	one := &pgx.Batch{}
+	one.Queue(`SELECT 1`)
+
+	_, exec := fencedb.Exec(ctx, w.pool, g, `SELECT 1`)
+	_, query := fencedb.Query(ctx, w.pool, g, `SELECT 1`)
+	for name, err := range map[string]error{
+		"Exec": exec, "Query": query,
+		"QueryRow":  fencedb.QueryRow(ctx, w.pool, g, `SELECT 1`).Scan(new(int)),
+		"SendBatch": fencedb.SendBatch(ctx, w.pool, g, one),
+		"Seal":      fencedb.Seal(ctx, w.pool, g),
+		"Tx":        fencedb.Tx(ctx, w.pool, g, func(pgx.Tx) error { return nil }),
+		"TxSQL":     fencedb.TxSQL(ctx, db, g, func(*sql.Tx) error { return nil }),
+	} {
+		require.ErrorIs(t, err, shutdown, name)
+		require.ErrorIs(t, err, context.Canceled, name)
+	}
+	require.Zero(t, w.fence("table:12"))
 }
 
 func newJobs(t *testing.T) *world {

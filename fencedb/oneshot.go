@@ -217,6 +217,9 @@ func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option, 
 	if s.err = e.acquire(s.ctx); s.err == nil {
 		s.results, s.err = e.open(s.ctx, behind, s.implicit)
 	}
+	if s.results == nil {
+		s.err = e.explain(s.ctx, nil, false, s.err)
+	}
 	_ = s.trace.is(s.err)
 	return s
 }
