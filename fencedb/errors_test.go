@@ -1,6 +1,7 @@
 package fencedb_test
 
 import (
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -78,6 +80,37 @@ func TestARoleThatMayNotEnterSaysSo(t *testing.T) {
 	require.NoError(t, err)
 
 	require.ErrorContains(t, fencedb.Seal(t.Context(), conn, grant("table:12", 41)), "fencedb.allow('role')")
+}
+
+// What the server says of a connection is no answer to enter either.
+func TestAConnectionThatIsRefusedIsNotTakenForTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	role := "app_" + collect[string](w, `SELECT current_database()::text`)[0]
+	w.exec(`CREATE ROLE "` + role + `" LOGIN`)
+	defer w.exec(`DROP ROLE "` + role + `"`)
+	w.exec(`DO $$ BEGIN EXECUTE format('REVOKE CONNECT ON DATABASE %I FROM PUBLIC', current_database()); END $$`)
+	for code, change := range map[string]func(*pgx.ConnConfig){
+		"42501": func(c *pgx.ConnConfig) { c.User = role },
+		"22023": func(c *pgx.ConnConfig) { c.RuntimeParams["statement_timeout"] = "soon" },
+	} {
+		config := w.pool.Config()
+		change(config.ConnConfig)
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		db := stdlib.OpenDBFromPool(pool)
+		t.Cleanup(func() { _ = db.Close() })
+		for way, err := range map[string]error{
+			"Seal":  fencedb.Seal(t.Context(), pool, grant("table:12", 41)),
+			"Tx":    fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(pgx.Tx) error { return nil }),
+			"TxSQL": fencedb.TxSQL(t.Context(), db, grant("table:12", 41), func(*sql.Tx) error { return nil }),
+		} {
+			require.ErrorContains(t, err, code, way)
+			require.NotErrorIs(t, err, fencedb.ErrInvalidGrant, way)
+			require.NotContains(t, err.Error(), "fencedb.allow", way)
+		}
+	}
 }
 
 // pgx prepares the statements of a batch before it sends BEGIN and enter: what the server says of the

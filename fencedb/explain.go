@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // explain returns what err means for a transaction that has been rolled back. server, unless it is
@@ -32,7 +33,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	switch {
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
-	case e.xid != 0, e.notPrepared(err):
+	case e.xid != 0, e.notPrepared(err), errors.As(err, new(*pgconn.ConnectError)):
 		return err
 	case lost && undecided(ctx, err):
 		// The server was to give up first, and to name what blocks; it was too late with that, or
