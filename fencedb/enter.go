@@ -43,10 +43,15 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry,
 	if err != nil {
 		return nil, err
 	}
+	if isNil(tx) {
+		return nil, errNoTx
+	}
 	t := e.trace(ctx, OpEnter)
 	defer t.end()
 	return e.handedOut(t.is(e.enter(t.ctx, tx)))
 }
+
+var errNoTx = errors.New("fencedb: the transaction is nil; did it begin?")
 
 func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	sql, args, err := e.query(ctx)

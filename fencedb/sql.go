@@ -222,7 +222,7 @@ func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entr
 		return nil, err
 	}
 	if isNil(tx) {
-		return nil, errors.New("fencedb: the transaction is nil; did it begin?")
+		return nil, errNoTx
 	}
 	t := e.trace(ctx, OpEnter)
 	defer t.end()

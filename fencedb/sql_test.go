@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
@@ -69,6 +70,10 @@ func TestEnterSQLReturnsTheErrorsOfEnter(t *testing.T) {
 	require.ErrorIs(t, enterSQL(t.Context(), nil, grant("", 43)), fencedb.ErrInvalidGrant)
 	require.ErrorContains(t, enterSQL(t.Context(), nil, grant("table:12", 43)), "the transaction is nil")
 	require.ErrorContains(t, enterSQL(t.Context(), (*sql.Tx)(nil), grant("table:12", 43)), "the transaction is nil")
+	for _, none := range []pgx.Tx{nil, (*pgxpool.Tx)(nil)} {
+		_, err := fencedb.Enter(t.Context(), none, grant("table:12", 43))
+		require.ErrorContains(t, err, "the transaction is nil")
+	}
 
 	tx := w.begin(db)
 	require.NoError(t, tx.Rollback())
