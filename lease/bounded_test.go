@@ -290,6 +290,19 @@ func TestAnOutageTakesNoLongerThanOneTTL(t *testing.T) {
 }
 
 // It begins with the first request that is not answered, also when the one before was long ago.
+// It does not come back.
+func TestNobodyWaitsForAClientThatWasClosed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		require.NoError(t, w.client.Close())
+		began := time.Now()
+		_, err := i.Acquire(t.Context(), "a")
+		require.ErrorIs(t, err, redis.ErrClosed)
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.Less(t, time.Since(began), time.Second)
+	})
+}
+
 func TestAnOutageIsSatOutFromItsBeginning(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: time.Second})

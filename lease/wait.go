@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
@@ -120,7 +122,7 @@ func (a *acquisition) queue(ctx context.Context, l *line, came time.Time) (Lease
 			if err = l.subscription.told().refused; err != nil {
 				return nil, err
 			}
-		case protocol.Transient(err):
+		case protocol.Transient(err) && !errors.Is(err, redis.ErrClosed): // which no waiting ends
 			left = l.silence.left(came, a.core.cfg.TTL)
 			if protocol.Sleep(ctx, min(protocol.Jitter(backoff), max(left/2, pollFirst))) && left > 0 {
 				continue
