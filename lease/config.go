@@ -90,7 +90,7 @@ type Config struct {
 	// fencedb.Sealer(pool) seals in Postgres: then no earlier holder can write once the new one
 	// knows that it holds, and what a holder reads outside of its transactions stays as it was until
 	// it writes. Without it that begins with the holder's first fenced transaction. It costs a round
-	// trip to Postgres for each acquisition of a resource. Defaults to none.
+	// trip to Postgres for each acquisition of a resource. Not for a [Semaphore]. Defaults to none.
 	Seal func(context.Context, Grant) error
 
 	// Outer takes a lock of another kind around each lease, for as long as old instances of a program
@@ -145,6 +145,8 @@ func (c Config) check() error {
 		return protocol.Invalid("RenewEvery is Never, so nothing would renew the lock of Outer")
 	case c.Outer != nil && c.permits > 0:
 		return protocol.Invalid("Outer is for leases; a semaphore has several holders")
+	case c.Seal != nil && c.permits > 0:
+		return protocol.Invalid("Seal is for leases; a semaphore has several holders, and to seal the permit of one refuses those before it")
 	case c.RenewTimeout <= 0:
 		return protocol.Invalid("RenewTimeout (%v) must be positive", c.RenewTimeout)
 	case c.RenewEvery <= 0 && c.RenewEvery != Never:
