@@ -345,7 +345,7 @@ const onceResources = "once:"
 
 func (s *servers) readResult(ctx context.Context, resource string) (*recorded, error) {
 	key, ok := strings.CutPrefix(resource, onceResources)
-	if !ok || key == "" {
+	if !ok || key == "" || len(key) > once.MaxKey { // a lease of that name has no result
 		return nil, nil
 	}
 	keys, err := once.New(s.client, once.Config{Namespace: s.names.namespace, HashKeys: s.names.hashed})

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -179,5 +180,6 @@ func TestInspectKnowsResultsOfOnce(t *testing.T) {
 	require.Equal(t, 6, found.Once.Bytes)
 	require.Positive(t, *found.Once.RememberedForMS)
 	require.Contains(t, w.ok("inspect", "once:order-7"), "done, with a result of 6 bytes, remembered for")
+	require.Nil(t, w.inspected("once:"+strings.Repeat("x", 501)).Once, "longer than its keys are")
 	require.Nil(t, w.inspected("order-7").Once)
 }
