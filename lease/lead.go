@@ -3,6 +3,7 @@ package lease
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
@@ -60,7 +61,7 @@ func (i *Issuer) Lead(ctx context.Context, role string, fn func(ctx context.Cont
 		return err
 	}
 	ttl := i.cfg.TTL
-	c := &campaign{Issuer: &Issuer{core: i.core}, role: role, fn: fn, least: max(ttl/10, time.Millisecond), most: 3 * ttl,
+	c := &campaign{Issuer: &Issuer{core: i.core}, role: role, fn: fn, least: max(ttl/10, time.Millisecond), most: 3 * min(ttl, math.MaxInt64/3),
 		follows: func(string) {}, ended: func(error) {}}
 	for _, opt := range opts {
 		opt(c)

@@ -302,6 +302,7 @@ func TestTheEndOfLeading(t *testing.T) {
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, i.Lead(over, role, nothing), context.Canceled)
+		require.ErrorIs(t, w.issuer(t, lease.Config{TTL: 100 * 365 * 24 * time.Hour}).Lead(over, role, nothing), context.Canceled)
 		for name, err := range map[string]error{
 			"no role":       i.Lead(t.Context(), "", nothing),
 			"no function":   i.Lead(t.Context(), role, nil),
