@@ -44,7 +44,8 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 	go run ./internal/demo sale
 
 # The race detector watches what runs in the programs of users. The rest, which is mostly about servers and processes of
-# its own, runs without: under it a search in one goroutine takes six times as long.
+# its own, and the modules with libraries of others run without: under it a search in one goroutine takes six times as
+# long, and all they depend on is compiled once more.
 UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/... ./docs/... ./examples ./internal/demo/... ./internal/testenv ./migrations
 
 # Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
@@ -58,8 +59,8 @@ test: ## Run every test on real servers, mostly with the race detector, and chec
 	$(TEST) -coverprofile=unraced.out $(UNRACED)
 	@sed 1d unraced.out >>coverage.out
 	@internal/tools/coverage.sh coverage.out $(COVERAGE_BAR) lease fencedb
-	CGO_ENABLED=1 go -C integration/compat test -race -vet=off -count=1 ./...
-	CGO_ENABLED=1 go -C integration/bench test -race -vet=off -count=1 ./...
+	go -C integration/compat test -vet=off -count=1 ./...
+	go -C integration/bench test -vet=off -count=1 ./...
 
 .PHONY: simulate
 simulate: ## Run 5000 seeds of the leases in virtual time, with faults, and find mutants of them (two minutes)
