@@ -42,6 +42,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -112,12 +113,11 @@ const (
 type Feed struct {
 	client  redis.UniversalClient
 	options options
-	wake    chan struct{} // has a value if there may be events to publish
 	done    chan struct{} // closed when the publisher has ended
+	dropped atomic.Int64
 
 	mu           sync.Mutex
-	waiting      []Event                    // guarded by mu; at most room
-	dropped      int64                      // guarded by mu
+	waiting      chan *Event                // sent to and closed under mu
 	closed       bool                       // guarded by mu
 	acquisitions map[uuid.UUID]*acquisition // in progress, by lease id; guarded by mu with their fields
 }
@@ -132,8 +132,8 @@ func New(client redis.UniversalClient, opts ...Option) *Feed {
 	f := &Feed{
 		client:  client,
 		options: newOptions(opts),
-		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
+		waiting: make(chan *Event, room),
 
 		acquisitions: make(map[uuid.UUID]*acquisition),
 	}
@@ -145,9 +145,11 @@ func New(client redis.UniversalClient, opts ...Option) *Feed {
 // ctx ends first, Close returns its cause while publishing continues. A second call waits again.
 func (f *Feed) Close(ctx context.Context) error {
 	f.mu.Lock()
-	f.closed = true
+	if !f.closed {
+		f.closed = true
+		close(f.waiting)
+	}
 	f.mu.Unlock()
-	f.knock()
 	select {
 	case <-f.done:
 		return nil
@@ -158,11 +160,7 @@ func (f *Feed) Close(ctx context.Context) error {
 
 // Dropped returns the number of events that were not published, because the buffer was full, Redis
 // refused them, or the feed was closed.
-func (f *Feed) Dropped() int64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.dropped
-}
+func (f *Feed) Dropped() int64 { return f.dropped.Load() }
 
 // publish never blocks.
 func (f *Feed) publish(e Event) {
@@ -172,47 +170,29 @@ func (f *Feed) publish(e Event) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed || len(f.waiting) == room {
-		f.dropped++
-		return
+	if !f.closed {
+		select {
+		case f.waiting <- &e:
+			return
+		default:
+		}
 	}
-	f.waiting = append(f.waiting, e)
-	f.knock()
-}
-
-func (f *Feed) knock() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
+	f.dropped.Add(1)
 }
 
 func (f *Feed) run() {
 	defer close(f.done)
-	for {
-		switch events, last := f.take(); {
-		case last:
-			return
-		case len(events) == 0:
-			<-f.wake
-		default:
-			f.send(events)
+	for first := range f.waiting {
+		events := []*Event{first}
+		for len(events) < atOnce && len(f.waiting) > 0 { // nobody else receives
+			events = append(events, <-f.waiting)
 		}
+		f.send(events)
 	}
 }
 
-// take returns the events to publish next. last reports that no more can follow.
-func (f *Feed) take() (events []Event, last bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := min(len(f.waiting), atOnce)
-	events = append(events, f.waiting[:n]...)
-	f.waiting = append(f.waiting[:0], f.waiting[n:]...)
-	return events, f.closed && len(events) == 0
-}
-
 // send makes one attempt only, because the next events are waiting.
-func (f *Feed) send(events []Event) {
+func (f *Feed) send(events []*Event) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	pipe := f.client.Pipeline()
@@ -229,13 +209,10 @@ func (f *Feed) send(events []Event) {
 	if err == nil {
 		return
 	}
-	failed := int64(len(events) - len(commands))
+	f.dropped.Add(int64(len(events) - len(commands)))
 	for _, c := range commands {
 		if c.(*redis.StringCmd).Val() == "" { // refused, or kept back by a hook of the client
-			failed++
+			f.dropped.Add(1)
 		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.dropped += failed
 }
