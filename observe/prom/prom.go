@@ -43,6 +43,7 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
@@ -97,7 +98,7 @@ type Metrics struct {
 	leases     *table[*leaseSeries] // by resource_type
 	writes     *table[*writeSeries] // by resource_type
 	namespaces *table[string]
-	all        []prometheus.Collector
+	all        *prometheus.Registry
 }
 
 var (
@@ -115,7 +116,7 @@ var (
 
 // New returns metrics for a registry, for issuers and for pools.
 func New(cfg Config) *Metrics {
-	m := &Metrics{cfg: cfg.withDefaults()}
+	m := &Metrics{cfg: cfg.withDefaults(), all: prometheus.NewRegistry()}
 	limit := m.cfg.MaxTypes
 	if len(cfg.Types) > 0 {
 		limit = math.MaxInt // the list is the limit
@@ -127,37 +128,25 @@ func New(cfg Config) *Metrics {
 }
 
 // Describe implements [prometheus.Collector].
-func (m *Metrics) Describe(descs chan<- *prometheus.Desc) {
-	for _, c := range m.all {
-		c.Describe(descs)
-	}
-}
+func (m *Metrics) Describe(descs chan<- *prometheus.Desc) { m.all.Describe(descs) }
 
 // Collect implements [prometheus.Collector].
-func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
-	for _, c := range m.all {
-		c.Collect(metrics)
-	}
-}
+func (m *Metrics) Collect(metrics chan<- prometheus.Metric) { m.all.Collect(metrics) }
 
 const resourceType = "resource_type"
 
 func (m *Metrics) counter(name, help string, labels ...string) *prometheus.CounterVec {
-	v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	m.all = append(m.all, v)
-	return v
+	return promauto.With(m.all).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
 func (m *Metrics) computed(name, help string, labels ...string) *computed {
 	c := &computed{desc: prometheus.NewDesc(name, help, labels, nil)}
-	m.all = append(m.all, c)
+	m.all.MustRegister(c)
 	return c
 }
 
 func (m *Metrics) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-	v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-	m.all = append(m.all, v)
-	return v
+	return promauto.With(m.all).NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 }
 
 // losses are the causes of redis_lease_lost_total: a release is no loss.
