@@ -117,7 +117,7 @@ func (r *adoption) print(p page) {
 	switch {
 	case r.ObservedSince == nil:
 		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")
-	case r.QuietSince.After(*r.ObservedSince):
+	case len(r.Writers) > 0:
 		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", elapsed(*r.QuietSince))
 	default:
 		p.point("The list is empty: nothing would have been refused since observing began, or since fencedb.forget_observations emptied it.")

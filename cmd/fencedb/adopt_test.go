@@ -39,6 +39,11 @@ func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 	require.Equal(t, "enforce", enforced.Mode)
 	require.Nil(t, enforced.QuietSince)
 	require.Contains(t, w.ok("adopt", "seats"), "It refuses such writes now.")
+
+	w.exec(`SELECT fencedb.observe('seats')`)
+	again := w.adopted("seats")
+	require.Equal(t, again.ObservedSince, again.QuietSince)
+	require.Contains(t, w.ok("adopt", "seats"), "Before that, the writes above would have been.", "the list is not empty")
 }
 
 // For whoever may not see it, the list of writers is empty: nobody may take that for the end of the adoption.
