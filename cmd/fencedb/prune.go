@@ -119,16 +119,16 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 		r.Held += int64(held)
 		return nil
 	})
-	question := fmt.Sprintf("%d fences", r.Found)
+	question := fmt.Sprintf("%d fences older than %s", r.Found, span(p.older))
 	if err == nil && p.auditOlder > 0 {
 		r.Audit = &auditPruning{OlderThanMS: p.auditOlder.Milliseconds()}
 		err = p.countRecords(ctx, r.Audit)
-		question = fmt.Sprintf("%d records, and %s", r.Audit.Found, question)
+		question = fmt.Sprintf("%d records older than %s, and %s", r.Audit.Found, span(p.auditOlder), question)
 	}
 	if err != nil || !p.apply || r.Found == 0 && (r.Audit == nil || r.Audit.Found == 0) {
 		return r, err
 	}
-	if err := p.confirm(ctx, fmt.Sprintf("Forget %s older than %s? Any token will be accepted for them again.", question, span(p.older))); err != nil {
+	if err := p.confirm(ctx, "Forget "+question+"? A resource without its fence accepts any token again."); err != nil {
 		return nil, err
 	}
 	err = p.sweep(ctx, func(ctx context.Context, free []string, _ int) error {

@@ -82,7 +82,9 @@ func TestPruneForgetsOldRecordsIfToldHowOld(t *testing.T) {
 	require.Equal(t, exitUsage, w.run("prune", "--audit-older-than", "2159h").code)
 	require.Equal(t, exitUsage, w.run("prune", "--audit-older-than", "0").code)
 	w.answer = "no\n"
-	require.Equal(t, exitDeclined, w.run("prune", "--apply", "--reason", "yearly", "--audit-older-than", "2400h").code)
+	asked := w.run("prune", "--apply", "--reason", "yearly", "--audit-older-than", "2400h")
+	require.Equal(t, exitDeclined, asked.code)
+	require.Contains(t, asked.errOut, "Forget 101 records older than 100d, and 0 fences older than 30d?")
 	require.Equal(t, "200", records())
 
 	w.json("prune", &r, "prune", "--apply", "--reason", "yearly", "--yes")
