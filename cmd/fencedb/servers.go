@@ -308,8 +308,12 @@ func (c certificates) into(config *tls.Config) error {
 
 // around puts them into config. It adds TLS to dial, because go-redis leaves TLS to a dialer that it is given.
 func (c certificates) around(dial dialer, config *tls.Config) (dialer, error) {
-	if err := c.into(config); err != nil || dial == nil || config == nil {
+	if err := c.into(config); err != nil || config == nil {
 		return dial, err
+	}
+	config.ServerName = "" // that of each server, not of the first one
+	if dial == nil {
+		return nil, nil
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
@@ -317,9 +321,7 @@ func (c certificates) around(dial dialer, config *tls.Config) (dialer, error) {
 			return nil, err
 		}
 		config := config.Clone()
-		if config.ServerName == "" {
-			config.ServerName, _, _ = net.SplitHostPort(addr)
-		}
+		config.ServerName, _, _ = net.SplitHostPort(addr)
 		secret := tls.Client(conn, config)
 		if err := secret.HandshakeContext(ctx); err != nil {
 			_ = conn.Close()
@@ -339,9 +341,6 @@ func newCluster(scheme, rest string, files certificates, dial dialer) (redis.Uni
 		return nil, err
 	}
 	options.ContextTimeoutEnabled = true
-	if options.TLSConfig != nil {
-		options.TLSConfig.ServerName = "" // each node's own, not the first one's
-	}
 	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
 		return nil, err
 	}
@@ -371,9 +370,6 @@ func newSentinel(scheme, rest string, files certificates, dial dialer) (redis.Un
 		return nil, err
 	}
 	options.ContextTimeoutEnabled = true
-	if options.TLSConfig != nil {
-		options.TLSConfig.ServerName = ""
-	}
 	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
 		return nil, err
 	}
