@@ -44,9 +44,11 @@ const lag = 60 * time.Millisecond
 
 var reached = map[worker.Point]Kind{worker.AtCard: Card, worker.AtWrite: Writing}
 
-// listen returns when the process has ended, and then sees to it that there is another one.
+// listen hears a process to its end, and then sees to it that there is another one. At the end of the stage it ends
+// the process, also one that was being started when that came.
 func (h *hand) listen(p *worker.Worker) {
 	s := h.stage
+	defer context.AfterFunc(s.life, p.Abort)()
 	for e := range p.Events() {
 		_ = worker.Sleep(s.life, lag)
 		switch {
@@ -57,6 +59,7 @@ func (h *hand) listen(p *worker.Worker) {
 			s.change(func() { h.step = e.At })
 		}
 	}
+	p.Kill() // it has ended, however that came; this leaves nothing of it
 	s.change(func() {
 		if h.process == p {
 			h.gone()
@@ -171,7 +174,7 @@ func (h *hand) kill() error {
 		return refuse("%s is not there. It is started again in a moment.", h.name)
 	}
 	h.stage.journal.Add(Record{Kind: Killed, Worker: h.name, PID: p.PID()})
-	p.Kill()
+	p.Abort()
 	return nil
 }
 

@@ -80,9 +80,6 @@ func Open(ctx context.Context, cfg Config, j *Journal) (_ *Stage, err error) {
 // Close ends the workers and waits for everything in the background.
 func (s *Stage) Close() {
 	s.end()
-	for _, h := range s.crew {
-		_ = h.kill()
-	}
 	s.work.Wait()
 	s.View.Close()
 }

@@ -3,6 +3,7 @@ package page
 import (
 	"context"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
@@ -105,6 +106,20 @@ func TestTheNextGetsTheLeaseOfOneThatWasKilled(t *testing.T) {
 	again := s.all(Started)[3]
 	require.Equal(t, killed.Worker, again.Worker)
 	require.NotEqual(t, killed.PID, again.PID)
+}
+
+// It was killed in a terminal, or has crashed.
+func TestNothingIsLeftOfAWorkerThatEndsByItself(t *testing.T) {
+	t.Parallel()
+	s := onStage(t)
+	s.await(func() bool { return len(s.all(Started)) == 3 })
+	ended := s.all(Started)[0]
+
+	require.NoError(t, syscall.Kill(ended.PID, syscall.SIGKILL))
+
+	s.await(func() bool { return len(s.all(Started)) == 4 })
+	require.Equal(t, ended.Worker, s.all(Started)[3].Worker)
+	require.ErrorIs(t, syscall.Kill(ended.PID, 0), syscall.ESRCH)
 }
 
 func TestALeaseRunsOutAlsoWhereNobodyWaits(t *testing.T) {
