@@ -39,13 +39,15 @@ func heeded(signals ...os.Signal) []os.Signal {
 // run carries one command out and returns the exit code.
 func (a *app) run(ctx context.Context, args []string) int {
 	err := a.root().Run(ctx, args)
-	if !a.checked && err != nil && !errors.As(err, new(withCode)) {
-		err = usage("%w", err) // of the parser
+	if err == nil {
+		return exitDone
 	}
-	if err != nil {
-		fmt.Fprintln(a.errOut, "fencedb:", err)
+	own := withCode{code: exitFailed}
+	if !errors.As(err, &own) && !a.checked {
+		err, own.code = usage("%w", err), exitUsage // of the parser
 	}
-	return exitCode(err)
+	fmt.Fprintln(a.errOut, "fencedb:", err)
+	return own.code
 }
 
 // Exit codes. They are documented in the README and do not change.
@@ -70,15 +72,6 @@ var (
 	errDeclined = withCode{exitDeclined, errors.New("not confirmed, nothing was changed")}
 	errHalf     = withCode{exitHalf, errors.New("revoked in Redis, but not sealed in Postgres")}
 )
-
-func exitCode(err error) int {
-	if err == nil {
-		return exitDone
-	}
-	own := withCode{code: exitFailed}
-	errors.As(err, &own)
-	return own.code
-}
 
 func usage(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{errUsage}, args...)...)
