@@ -122,9 +122,3 @@ func with(ctx context.Context, command []string) error {
 		return cmd.Run()
 	})
 }
-
-// terminal reports whether a person looks at the output.
-func terminal() bool {
-	info, err := os.Stdout.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb"
-}

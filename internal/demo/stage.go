@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"golang.org/x/term"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
@@ -57,7 +58,8 @@ func tellStories(ctx context.Context, cfg config, env *testenv.Env) (err error) 
 		return err
 	}
 
-	out := &printer{os.Stdout, terminal() && os.Getenv("NO_COLOR") == ""} // https://no-color.org
+	colour := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("TERM") != "dumb" && os.Getenv("NO_COLOR") == "" // https://no-color.org
+	out := &printer{os.Stdout, colour}
 	out.opening(cfg, env.Notes, s.a.PID(), s.b.PID())
 	var verdicts []verdict
 	for i, st := range stories {
