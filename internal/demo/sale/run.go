@@ -29,9 +29,6 @@ const (
 
 // Run plays a sale.
 func Run(ctx context.Context, mode Mode, s worker.Servers, l Load) (r Result, err error) {
-	if err := l.Validate(); err != nil {
-		return r, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, l.For+2*startTime+settleTime)
 	defer cancel()
 	p, err := prepare(ctx, mode, s, l)

@@ -156,8 +156,7 @@ func TestLoadsThatShowNothingAreRefused(t *testing.T) {
 		load := light
 		change(&load)
 		require.ErrorContains(t, load.Validate(), says)
-		_, err := Run(t.Context(), Fenced, worker.Servers{}, load)
-		require.ErrorContains(t, err, says)
+		require.ErrorContains(t, Compare(t.Context(), "all", load, io.Discard), says)
 	}
 }
 
