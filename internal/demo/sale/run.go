@@ -203,7 +203,7 @@ func (p *play) empty() error {
 		if len(lines) == 0 {
 			return nil
 		}
-		if _, err := p.shop.Reserve(p, "the last buyer", lines); err != nil {
+		if _, err := p.shop.Reserve(p, "the last buyer", lines); err != nil && !tooLate(err) {
 			return err
 		}
 	}
@@ -212,7 +212,7 @@ func (p *play) empty() error {
 // settle sweeps until nothing is reserved and no refund is due.
 func (p *play) settle() (b Books, err error) {
 	for {
-		if err := p.shop.Sweep(p); err != nil {
+		if err := p.shop.Sweep(p); err != nil && !tooLate(err) {
 			return b, err
 		}
 		if b, err = audit(p, p.DB); err != nil || b.Unsettled == 0 {
@@ -222,4 +222,11 @@ func (p *play) settle() (b Books, err error) {
 			return b, fmt.Errorf("%d carts and refunds: %w", b.Unsettled, err)
 		}
 	}
+}
+
+// tooLate: the lease was over before anything was written, as it may be on a busy machine. What was to be done can be
+// done again.
+func tooLate(err error) bool {
+	o := outcomeOf(err)
+	return o == Refused || o == Late
 }

@@ -3,6 +3,7 @@ package sale
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
@@ -113,6 +115,46 @@ func TestASaleThatIsInterruptedLeavesNoProcess(t *testing.T) {
 	}, time.Minute, 20*time.Millisecond)
 	interrupt()
 	require.ErrorIs(t, <-ended, context.Canceled) // Run has waited for its workers by then
+}
+
+// late comes too late once, as on a busy machine.
+type late struct {
+	seller
+	came bool
+}
+
+func (s *late) first() error {
+	if s.came {
+		return nil
+	}
+	s.came = true
+	return fmt.Errorf("cart 7: %w", fencedb.ErrLeaseOver)
+}
+
+func (s *late) Reserve(ctx context.Context, buyer string, lines []shop.Line) (shop.Cart, error) {
+	if err := s.first(); err != nil {
+		return shop.Cart{}, err
+	}
+	return s.seller.Reserve(ctx, buyer, lines)
+}
+
+func (s *late) Sweep(ctx context.Context) error {
+	if err := s.first(); err != nil {
+		return err
+	}
+	return s.seller.Sweep(ctx)
+}
+
+func TestTheEndOfASaleIsTriedAgainWhenItComesTooLate(t *testing.T) {
+	t.Parallel()
+	p := prepared(t, Fenced, Load{SKUs: 2, Stock: 10, TTL: time.Second})
+	own := p.shop
+	p.shop = &late{seller: own}
+	require.NoError(t, p.empty())
+	p.shop = &late{seller: own}
+	b, err := p.settle()
+	require.NoError(t, err)
+	require.Zero(t, b.Unsettled)
 }
 
 // The process that starts workers can be killed, and cannot tell them then.
