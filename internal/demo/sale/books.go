@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"text/template"
 	"time"
@@ -117,7 +116,7 @@ func (r Result) told(o Outcomes, rows int64) bool {
 	return int64(o[Done]) <= rows && rows <= int64(o[Done]+doubts)
 }
 
-// table has a line for each row of the table: what it is, a bar, and its cell for a Result.
+// table has a line for each row of the table: what it is, and its cell for each Result, with tabs between.
 //
 //go:embed table.txt
 var tableText string
@@ -132,25 +131,8 @@ var table = template.Must(template.New("").Option("missingkey=zero").Funcs(templ
 
 // WriteTable prints sales side by side, one to a column.
 func WriteTable(out io.Writer, results []Result) error {
-	var rows []string
-	for _, r := range results {
-		var column strings.Builder
-		if err := table.Execute(&column, r); err != nil {
-			return err
-		}
-		for i, line := range strings.Split(strings.TrimSpace(column.String()), "\n") {
-			what, cell, _ := strings.Cut(line, "|")
-			if i == len(rows) {
-				rows = append(rows, fmt.Sprintf("%-34s", strings.TrimRight(what, " ")))
-			}
-			rows[i] += "\t" + strings.TrimSpace(cell)
-		}
-	}
 	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
-	for _, row := range rows {
-		fmt.Fprintln(t, row+"\t")
-	}
-	return t.Flush()
+	return errors.Join(table.Execute(t, results), t.Flush())
 }
 
 // sum is 0 if every SKU adds up, and otherwise by how much they do not, in both directions.
