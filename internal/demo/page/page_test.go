@@ -27,6 +27,8 @@ func TestOnlyThePageItselfPressesButtons(t *testing.T) {
 		"the page":            {http.MethodPost, "127.0.0.1:80", map[string]string{"Origin": "http://127.0.0.1:80", "Sec-Fetch-Site": "same-origin"}, http.StatusNoContent},
 		"by its name":         {http.MethodPost, "localhost:80", nil, http.StatusNoContent},
 		"IPv6":                {http.MethodPost, "[::1]:80", nil, http.StatusNoContent},
+		"without a port":      {http.MethodPost, "[::1]", nil, http.StatusNoContent},
+		"no name":             {http.MethodPost, "", nil, http.StatusMisdirectedRequest},
 		"another site":        {http.MethodPost, "127.0.0.1:80", map[string]string{"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}, http.StatusForbidden},
 		"another port":        {http.MethodPost, "127.0.0.1:80", map[string]string{"Origin": "http://127.0.0.1:81"}, http.StatusForbidden},
 		"a name that rebinds": {http.MethodPost, "evil.example:80", map[string]string{"Origin": "http://evil.example:80", "Sec-Fetch-Site": "same-origin"}, http.StatusMisdirectedRequest},
