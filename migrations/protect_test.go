@@ -369,6 +369,17 @@ func TestNamesThatNeedQuoting(t *testing.T) {
 	s.exec(`INSERT INTO ` + table + ` VALUES (2)`)
 }
 
+// What the guard says of its stamp is taken out of its own text, not out of the expression.
+func TestWithoutAStampAnExpressionMayReadLikeOne(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE alike (last_fencing_token_of text NOT NULL, id int)`)
+	s.exec(`SELECT fencedb.protect('alike', $$ 'OLD.last_fencing_token:' || last_fencing_token_of $$, stamp => false)`)
+
+	s.exec(s.fenced(41, "OLD.last_fencing_token:a", `INSERT INTO alike VALUES ('a', 1); UPDATE alike SET id = 2; DELETE FROM alike`))
+	s.refused("FN003", s.fenced(42, "OLD.last_fencing_token:a", `INSERT INTO alike VALUES ('b', 1)`))
+}
+
 func TestPartitionedTables(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

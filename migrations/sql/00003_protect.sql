@@ -565,12 +565,13 @@ $$;
 
 COMMENT ON FUNCTION fencedb.plain_text(regclass, text, text) IS 'Inner function. A resource expression in a form that no setting changes, NULL if it has none.';
 
--- Without a column for it, every stamp is as old as can be, and none is written.
+-- Without a column for it, every stamp is as old as can be, and none is written. body is a template of ours: the
+-- expression of the table comes into it later, since a column or a constant in that may read the same.
 CREATE FUNCTION fencedb.stamped(stamp boolean, body text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN stamp THEN body ELSE replace(replace(body, 'NEW.last_fencing_token := "~token";', ''), 'OLD.last_fencing_token', '0::pg_catalog.int8') END;
 
-COMMENT ON FUNCTION fencedb.stamped(boolean, text) IS 'Inner function. The body of a guard, with or without a stamp on each row.';
+COMMENT ON FUNCTION fencedb.stamped(boolean, text) IS 'Inner function. The template of a guard, with or without a stamp on each row.';
 
 -- The guard of one table is a trigger function in the schema of that table. It declares no types, so that renaming the
 -- table or changing a column's type does not break it. Settings cost time in every row. So it has none where the
@@ -583,6 +584,7 @@ CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, co
 AS $$
 DECLARE
     guard text;
+    stamp boolean := facts ->> 'stamp';
     read  text := coalesce(compiled.plain, format('(SELECT (%s)%s FROM (SELECT %%s.*) AS %s)', replace(compiled.expression, '%', '%%'),
         CASE WHEN NOT compiled.several THEN '[1]' END, (SELECT replace(quote_ident(c.relname), '%', '%%') FROM pg_class c WHERE c.oid = target)));
 BEGIN
@@ -603,14 +605,14 @@ BEGIN
                    WHEN 'array_nulls' THEN compiled.expression ~* 'null'
                    ELSE true
                END),
-        fencedb.stamped((facts ->> 'stamp')::boolean, format(body, format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
-            CASE WHEN compiled.several THEN 'false' ELSE $fast$"~note" OPERATOR(pg_catalog.<>) ''
+        format(fencedb.stamped(stamp, body), format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
+            CASE WHEN compiled.several THEN 'false' ELSE fencedb.stamped(stamp, $fast$"~note" OPERATOR(pg_catalog.<>) ''
        AND fencedb.sum_of("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
        AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog."left"("~note", 14)::pg_catalog.float8
        AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~new")
        AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~old"
-            AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$ END,
-            CASE WHEN compiled.several THEN '"~old"' ELSE 'ARRAY["~old"]' END, CASE WHEN compiled.several THEN '"~new"' ELSE 'ARRAY["~new"]' END)));
+            AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$) END,
+            CASE WHEN compiled.several THEN '"~old"' ELSE 'ARRAY["~old"]' END, CASE WHEN compiled.several THEN '"~new"' ELSE 'ARRAY["~new"]' END));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
