@@ -132,7 +132,7 @@ type textLines struct {
 const clock = "15:04:05.000"
 
 func (l *textLines) write(e feed.Event) error {
-	cells := []string{e.At.Local().Format(clock), l.name(e.Worker), string(e.Kind), l.name(e.Resource), tokenText(e.Token)}
+	cells := []string{e.At.Local().Format(clock), l.name(e.Worker), l.name(string(e.Kind)), l.name(e.Resource), tokenText(e.Token)}
 	for i, cell := range cells {
 		l.widths[i] = max(l.widths[i], utf8.RuneCountInString(cell))
 	}
@@ -177,7 +177,7 @@ func happened(e feed.Event) string {
 	case feed.Released:
 		return "held for " + span(e.Took)
 	case feed.Lost:
-		return strings.TrimSpace(e.Cause + unlessZero(" after ", e.Took))
+		return strings.TrimSpace(visible(e.Cause) + unlessZero(" after ", e.Took))
 	case feed.Revoked:
 		return "older leases have ended; their writes are refused once this token has entered"
 	case feed.Healed:
@@ -190,7 +190,7 @@ func happened(e feed.Event) string {
 		}
 		return fmt.Sprintf("stale, %d is stored", e.Stored)
 	}
-	return e.Cause
+	return visible(e.Cause)
 }
 
 func unlessZero(before string, d time.Duration) string {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -227,6 +228,20 @@ func TestWatchWritesWhatFitsOnOneLineAndTheRestOnAnother(t *testing.T) {
 	}
 	e.Worker = "a\x1b[2J"
 	require.NotContains(t, shown(200), "\x1b[2J")
+}
+
+// Whoever may write to the stream chooses all of an event.
+func TestNoWordOfAnEventControlsTheTerminal(t *testing.T) {
+	t.Parallel()
+	const odd = "a\x1b[2J\nb"
+	for _, kind := range append(slices.Clone(kinds), odd) {
+		shown := onScreen(screen{}, func(p page) {
+			a := &app{out: p.out}
+			require.NoError(t, a.newTextLines().write(feed.Event{Kind: kind, Worker: odd, Resource: odd, LeaseID: odd, Holder: odd, Cause: odd}))
+		})
+		require.NotContains(t, shown, "\x1b", kind)
+		require.Equal(t, 1, strings.Count(shown, "\n"), kind)
+	}
 }
 
 // Each kind has words of its own, and its JSON fits the schema.
