@@ -26,7 +26,7 @@ func (e *entry) stillEntered() string {
 	if e.xid == 0 { // not known yet: it travels with enter
 		return `SELECT fencedb.require_entered()`
 	}
-	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::xid8)`, e.xid)
+	return fmt.Sprintf(`SELECT fencedb.require_entered('%d'::pg_catalog.xid8)`, e.xid)
 }
 
 // harmless are the first words of statements that cannot end the transaction. A procedure cannot

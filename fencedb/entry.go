@@ -93,10 +93,10 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 }
 
 const (
-	enterOne = `SELECT xid::text::bigint, epoch FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint, $5::bigint)`
-	enterAll = `SELECT xid::text::bigint, epoch FROM fencedb.enter_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint, $5::bigint)`
-	carryOne = `SELECT xid::text::bigint, epoch FROM fencedb.carry($1::text, $2::bigint, $3::uuid, $4::bigint)`
-	carryAll = `SELECT xid::text::bigint, epoch FROM fencedb.carry_all($1::text[], $2::bigint[], $3::uuid[], $4::bigint)`
+	enterOne = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)`
+	enterAll = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)`
+	carryOne = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.carry($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint)`
+	carryAll = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.carry_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint)`
 )
 
 // batch is what begins the transaction: BEGIN unless the batch is to be the transaction, enter, and

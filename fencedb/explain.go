@@ -113,7 +113,7 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 	defer cancel()
 	var list []byte
 	resources := e.array(func(g Grant) any { return g.Resource() })
-	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::text FROM fencedb.blockers($1::text[]) b`, resources)
+	_ = server(ctx, &list, `SELECT coalesce(jsonb_agg(b), '[]')::pg_catalog.text FROM fencedb.blockers($1::pg_catalog.text[]) b`, resources)
 	return named(list)
 }
 

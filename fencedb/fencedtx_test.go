@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -180,6 +181,41 @@ func TestEveryQueryMode(t *testing.T) {
 			require.EqualValues(t, 43, w.fence(odd))
 		})
 	}
+}
+
+// A table is a type as well, and a search_path may name pg_catalog behind it.
+func TestTypesOfTheApplicationAreNotTakenForOurs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE SCHEMA app; CREATE TABLE app.text (body int); CREATE DOMAIN app.uuid AS int; CREATE DOMAIN app.xid8 AS int; CREATE DOMAIN app.bytea AS int`)
+	config := w.pool.Config()
+	config.ConnConfig.RuntimeParams["search_path"] = "app, public, pg_catalog"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	ctx, one, two := t.Context(), grant("table:12", 42), grant("table:13", 42)
+
+	require.NoError(t, fencedb.Tx(ctx, pool, one, func(tx pgx.Tx) error {
+		_ = tx.Conn() // then Tx asks before COMMIT
+		return book(ctx, tx, 12, "ann")
+	}))
+	for _, g := range []fencedb.Grant{one, fencedb.All(one, two), fencedb.Carry(one), fencedb.All(fencedb.Carry(one), fencedb.Carry(two))} {
+		require.NoError(t, fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error {
+			_, _, err := fencedb.Once(ctx, tx, "once:1", []byte("request"), func() ([]byte, error) { return []byte("result"), nil })
+			return err
+		}))
+	}
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	entry, err := fencedb.Enter(ctx, tx, two)
+	require.NoError(t, err)
+	var busy *fencedb.BusyError
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	require.ErrorAs(t, fencedb.Seal(short, pool, grant("table:13", 43)), &busy)
+	require.Len(t, busy.Blockers, 1)
+	require.NoError(t, tx.Commit(ctx))
+	require.NoError(t, entry.Outcome(ctx, pool, nil))
 }
 
 func TestAFunctionThatSendsNothingChecksTheFence(t *testing.T) {

@@ -36,7 +36,7 @@ func Once(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() 
 		fingerprint = sum[:]
 	}
 	var first bool
-	row := tx.QueryRow(ctx, `SELECT first, result FROM fencedb.once_begin($1::text, $2::bytea)`, key, fingerprint)
+	row := tx.QueryRow(ctx, `SELECT first, result FROM fencedb.once_begin($1::pg_catalog.text, $2::pg_catalog.bytea)`, key, fingerprint)
 	if err := row.Scan(&first, &result); err != nil {
 		return nil, false, Explain(err)
 	}
@@ -46,7 +46,7 @@ func Once(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() 
 	if result, err = fn(); err != nil {
 		return nil, false, err
 	}
-	if _, err := tx.Exec(ctx, `SELECT fencedb.once_end($1::text, $2::bytea)`, key, result); err != nil {
+	if _, err := tx.Exec(ctx, `SELECT fencedb.once_end($1::pg_catalog.text, $2::pg_catalog.bytea)`, key, result); err != nil {
 		return nil, false, Explain(err)
 	}
 	return result, false, nil

@@ -78,7 +78,7 @@ func (e *entry) ask(ctx context.Context, server asker) (outcome string, err erro
 	}
 }
 
-const outcomeQuery = `SELECT coalesce(fencedb.outcome($1::text::xid8, $2::bigint), '')`
+const outcomeQuery = `SELECT coalesce(fencedb.outcome($1::pg_catalog.text::pg_catalog.xid8, $2::bigint), '')`
 
 var errForgotten = errors.New("the server has crashed or failed over since, or has forgotten so old a transaction")
 

@@ -251,7 +251,7 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 		return nil
 	}
 	var current sql.Null[uint64]
-	if err := queryOne(bounded, tx, `SELECT pg_current_xact_id_if_assigned()::text::bigint`, nil, &current); err != nil {
+	if err := queryOne(bounded, tx, `SELECT pg_current_xact_id_if_assigned()::pg_catalog.text::bigint`, nil, &current); err != nil {
 		return err
 	}
 	if current.V != e.xid { // the transaction was over as soon as it had entered

@@ -42,7 +42,7 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	const enter = `SELECT xid::text::bigint, epoch FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint, $5::bigint)`
+	const enter = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)`
 
 	require.NoError(t, fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), insertAnn, 1); err != nil {
