@@ -300,7 +300,7 @@ func (w *wrapping) environment() []string {
 		ids = append(ids, literal(l.LeaseID().String()))
 	}
 	text, _ := json.Marshal(grants) // strings and numbers
-	enter := fmt.Sprintf("SELECT * FROM fencedb.enter_all(ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::uuid[], %d)",
+	enter := fmt.Sprintf("SELECT * FROM fencedb.enter_all(ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::pg_catalog.uuid[], %d)",
 		strings.Join(resources, ", "), strings.Join(tokens, ", "), strings.Join(ids, ", "), w.hold.Milliseconds())
 	env := []string{"FENCEDB_GRANTS=" + string(text)}
 	if len(grants) == 1 {

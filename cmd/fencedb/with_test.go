@@ -99,7 +99,9 @@ func TestWithSeveralResourcesEntersAllOfThem(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	names := []string{"seat:1", `seat:O'Neil\ö`, "seat:2"}
-	script := w.script(`\getenv grants FENCEDB_GRANTS`, `BEGIN;`, `:enter;`, `INSERT INTO seats VALUES (1), (2);`,
+	script := w.script(`\getenv grants FENCEDB_GRANTS`,
+		`CREATE SCHEMA app; CREATE TABLE app.uuid (of int); SET search_path = public, app, pg_catalog;`, // a table is a type as well
+		`BEGIN;`, `:enter;`, `INSERT INTO seats VALUES (1), (2);`,
 		`CREATE TABLE grants AS SELECT g ->> 'resource' AS resource, (g ->> 'token')::bigint AS token FROM json_array_elements(:'grants') g;`, `COMMIT;`)
 
 	got := w.run(under(names, script...)...)
