@@ -262,6 +262,9 @@ func (s *savepoint) Rollback(ctx context.Context) error {
 	return s.close(ctx, "rollback to savepoint ")
 }
 
+// close also closes when ctx is over and nothing was sent for it. pgx.BeginFunc ignores that error, and
+// what was to be undone would be committed.
+
 func (s *savepoint) close(ctx context.Context, sql string) error {
 	if s.Tx != pgx.Tx(s.of) {
 		return pgx.ErrTxClosed
@@ -272,6 +275,9 @@ func (s *savepoint) close(ctx context.Context, sql string) error {
 		return err
 	}
 	_, err := s.of.inner.Exec(ctx, sql+s.name)
+	if pgconn.SafeToRetry(err) {
+		_, err = s.of.inner.Exec(s.of.ctx, sql+s.name)
+	}
 	return err
 }
 

@@ -428,6 +428,29 @@ func TestASavepointAsTheFirstUse(t *testing.T) {
 	require.Equal(t, []string{"ben", "cleo", "dan"}, w.guests())
 }
 
+// Otherwise what was to be undone would be committed, as would be what a caller was told has failed.
+func TestASavepointIsClosedAlsoWhenTheContextIsOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		ctx, cancel := context.WithCancel(t.Context())
+		undone := errors.New("undone")
+		err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error {
+			require.NoError(t, book(ctx, sp, 12, "ann"))
+			cancel()
+			return undone
+		})
+		require.ErrorIs(t, err, undone)
+		ctx, cancel = context.WithCancel(t.Context())
+		require.NoError(t, pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error {
+			defer cancel()
+			return book(ctx, sp, 12, "ben")
+		}))
+		return nil
+	}))
+	require.Equal(t, []string{"ben"}, w.guests())
+}
+
 func TestASavepointThatIsOverAnswersSo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
