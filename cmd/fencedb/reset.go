@@ -200,5 +200,5 @@ func busy(err error) error {
 	for _, t := range detail.Blockers {
 		names = append(names, fmt.Sprintf("pid %d (%s, %s, open for %s)", t.PID, visible(t.Application), t.State, millis(t.OpenMS)))
 	}
-	return fmt.Errorf("%w: open transactions are in the way: %s: %w", errUnchanged, strings.Join(names, ", "), err)
+	return fmt.Errorf("the fence was not changed: open transactions are in the way: %s: %w", strings.Join(names, ", "), err)
 }

@@ -138,7 +138,7 @@ func TestAResetNamesTheTransactionInTheWay(t *testing.T) {
 	got := w.run("--timeout", "10s", "reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
 
 	require.Equal(t, exitFailed, got.code)
-	require.Contains(t, got.errOut, "nothing was changed: open transactions are in the way: pid ")
+	require.Contains(t, got.errOut, "the fence was not changed: open transactions are in the way: pid ")
 	require.Contains(t, got.errOut, "idle in transaction")
 	require.NoError(t, tx.Rollback(t.Context()))
 	w.ok("reset", "seat:1", "--to", "41", "--reason", "ticket 4713", "--yes")
