@@ -180,6 +180,7 @@ var guards = []struct {
 	{"fencedb/fencedtx.go", []guard{
 		{"S2", "a refusal of the fence cannot be swallowed", "\tdefer func() { tx.err = err }()\n", "", "fencedb.TestARefusalCannotBeSwallowed"},
 		{"S6", "a savepoint is undone also when its context is over", "if pgconn.SafeToRetry(err) {", "if false {", "fencedb.TestASavepointIsClosedAlsoWhenTheContextIsOver"},
+		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.err == nil && ", "\tif false && ", "fencedb.TestASavepointThatCannotBeRolledBackIsNotCommitted"},
 	}},
 	{"fencedb/tx.go", []guard{
 		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, askOn(tx.entry.db), err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},

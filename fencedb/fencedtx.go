@@ -257,13 +257,17 @@ type savepoint struct {
 // Commit keeps what was done since the savepoint, for the transaction around it to commit.
 func (s *savepoint) Commit(ctx context.Context) error { return s.close(ctx, "release savepoint ") }
 
-// Rollback undoes what was done since the savepoint.
+// Rollback undoes what was done since the savepoint. If that fails, the whole transaction does:
+// pgx.BeginFunc ignores the error, and what was to be undone would be committed.
 func (s *savepoint) Rollback(ctx context.Context) error {
-	return s.close(ctx, "rollback to savepoint ")
+	err := s.close(ctx, "rollback to savepoint ")
+	if err != nil && s.of.err == nil && !errors.Is(err, pgx.ErrTxClosed) {
+		s.of.err = fmt.Errorf("fencedb: a savepoint could not be rolled back: %w", err)
+	}
+	return err
 }
 
-// close also closes when ctx is over and nothing was sent for it. pgx.BeginFunc ignores that error, and
-// what was to be undone would be committed.
+// close also closes when ctx is over and nothing was sent for it.
 
 func (s *savepoint) close(ctx context.Context, sql string) error {
 	if s.Tx != pgx.Tx(s.of) {

@@ -451,6 +451,25 @@ func TestASavepointIsClosedAlsoWhenTheContextIsOver(t *testing.T) {
 	require.Equal(t, []string{"ben"}, w.guests())
 }
 
+func TestASavepointThatCannotBeRolledBackIsNotCommitted(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		var unread pgx.Rows
+		undone := errors.New("undone")
+		require.ErrorIs(t, pgx.BeginFunc(t.Context(), tx, func(sp pgx.Tx) (err error) {
+			require.NoError(t, book(t.Context(), sp, 12, "ann"))
+			unread, err = sp.Query(t.Context(), `SELECT 1`)
+			require.NoError(t, err)
+			return undone
+		}), undone)
+		unread.Close()
+		return nil
+	})
+	require.ErrorContains(t, err, "conn busy")
+	require.Empty(t, w.guests())
+}
+
 func TestASavepointThatIsOverAnswersSo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
