@@ -28,7 +28,7 @@ WHERE p.mode IS NOT NULL AND NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_t
 -- Do: ALTER TRIGGER ... RENAME TO a name that begins with an ASCII letter: triggers fire in the byte order of their names
 SELECT DISTINCT format('%I on %s', t.tgname, m.member) FROM fencedb.protected_tables p, fencedb.members(p.table_name) m, pg_trigger t
 WHERE p.mode IS NOT NULL AND t.tgrelid = m.member AND t.tgparentid = 0 AND t.tgenabled <> 'D'
-  AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3 ORDER BY 1;
+  AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3 AND t.tgtype & 20 > 0 ORDER BY 1;
 
 -- error guard_lost: table %s has guards of statements but none of rows, which DETACH PARTITION takes away
 -- Why: a detached partition refuses every write; any other table accepts the token of any resource

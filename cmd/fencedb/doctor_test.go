@@ -160,7 +160,9 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"statement trigger": {`ALTER TABLE seats ENABLE REPLICA TRIGGER "~fencedb_truncate"`, exitFailed, "error trigger_disabled"},
 		"later trigger": {`CREATE FUNCTION moved() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.id := 2; RETURN NEW; END';
 			CREATE TRIGGER "über" BEFORE UPDATE ON seats FOR EACH ROW EXECUTE FUNCTION moved()`, exitFailed, "error late_trigger"},
-		"not protected":           {`CREATE TABLE rooms (last_fencing_token bigint)`, exitDone, "warning unprotected_table"},
+		"not protected, beside a later trigger that changes nothing": {`CREATE TABLE rooms (last_fencing_token bigint);
+			CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER "über" BEFORE DELETE ON seats FOR EACH ROW EXECUTE FUNCTION kept()`, exitDone, "warning unprotected_table"},
 		"inheritance child":       {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
 		"later partition":         {latePartition, exitDone, "warning unguarded_partition"},
 		"detached late partition": {lateAndDetached, exitDone, "warning unprotected_table"},
