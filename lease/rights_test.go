@@ -18,18 +18,12 @@ import (
 
 func TestRights(t *testing.T) {
 	t.Parallel()
-	leasetest.RunRights(t, "lease", func(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		try := func(err error) error {
-			errs = append(errs, err)
-			return err
-		}
+	leasetest.RunRights(t, "lease", func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string, try func(error) error) {
 		cfg := lease.Config{TTL: 10 * time.Second, Namespace: namespace}
 		i, err := lease.New(client, cfg)
 		others, err2 := lease.New(admin, cfg)
 		if try(err) != nil || try(err2) != nil {
-			return errs
+			return
 		}
 		defer func() { try(i.Close(ctx)); try(others.Close(ctx)) }()
 
@@ -60,7 +54,7 @@ func TestRights(t *testing.T) {
 		// One that waits, gets the lease from another, and hands it on to one that waits.
 		held, err := others.Acquire(ctx, "d")
 		if try(err) != nil {
-			return errs
+			return
 		}
 		passOn := func(i *lease.Issuer, holder *lease.Lease) *lease.Lease {
 			got := make(chan *lease.Lease, 1)
@@ -78,7 +72,7 @@ func TestRights(t *testing.T) {
 		}
 		mine := passOn(i, held)
 		if mine == nil {
-			return errs
+			return
 		}
 		theirs := passOn(others, mine)
 		_, err = i.TryAcquire(ctx, "d", lease.Barge())
@@ -99,7 +93,6 @@ func TestRights(t *testing.T) {
 			}
 		}
 		faults.Always(faulty.None)
-		return errs
 	})
 }
 
@@ -219,18 +212,12 @@ func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
 
 func TestSemaphoreRights(t *testing.T) {
 	t.Parallel()
-	leasetest.RunRights(t, "lease.Semaphore", func(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		try := func(err error) error {
-			errs = append(errs, err)
-			return err
-		}
+	leasetest.RunRights(t, "lease.Semaphore", func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string, try func(error) error) {
 		cfg := lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: 10 * time.Second, Namespace: namespace}}
 		s, err := lease.NewSemaphore(client, cfg)
 		others, err2 := lease.NewSemaphore(admin, cfg)
 		if try(err) != nil || try(err2) != nil {
-			return errs
+			return
 		}
 		defer func() { try(s.Close(ctx)); try(others.Close(ctx)) }()
 
@@ -253,7 +240,7 @@ func TestSemaphoreRights(t *testing.T) {
 		// A place that its holder has left behind.
 		brief, err := lease.NewSemaphore(admin, lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: time.Millisecond, Namespace: namespace, RenewEvery: lease.Never}})
 		if try(err) != nil {
-			return errs
+			return
 		}
 		_, _ = brief.TryAcquire(ctx, "b")
 		if l, err := s.Acquire(ctx, "b"); try(err) == nil {
@@ -276,11 +263,11 @@ func TestSemaphoreRights(t *testing.T) {
 		}
 		held, err := others.Acquire(ctx, "d")
 		if try(err) != nil {
-			return errs
+			return
 		}
 		mine := passOn(s, held)
 		if mine == nil {
-			return errs
+			return
 		}
 		if theirs := passOn(others, mine); theirs != nil {
 			try(theirs.Release(ctx))
@@ -296,7 +283,6 @@ func TestSemaphoreRights(t *testing.T) {
 			}
 		}
 		faults.Always(faulty.None)
-		return errs
 	})
 }
 

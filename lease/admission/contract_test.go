@@ -1,6 +1,8 @@
 package admission_test
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -201,33 +203,30 @@ func TestLostRepliesAndRequests(t *testing.T) {
 
 func TestRights(t *testing.T) {
 	t.Parallel()
-	leasetest.RunRights(t, "lease/admission", func(t *testing.T, client, _ redis.UniversalClient, namespace string) (errs []error) {
-		for _, sliding := range []bool{false, true} {
-			l, err := admission.New(client, admission.Config{Limit: 50, Window: 50 * time.Millisecond, Sliding: sliding, Namespace: namespace,
+	leasetest.RunRights(t, "lease/admission", func(ctx context.Context, t *testing.T, client, _ redis.UniversalClient, namespace string, try func(error) error) {
+		limiter := func(limit int, window time.Duration, sliding bool) *admission.Limiter {
+			l, err := admission.New(client, admission.Config{Limit: limit, Window: window, Sliding: sliding, Namespace: namespace,
 				OnError: admission.FailClosed, Timeout: 10 * time.Second})
-			errs = append(errs, err)
-			if err != nil {
-				return errs
-			}
+			require.NoError(t, err)
+			return l
+		}
+		for _, sliding := range []bool{false, true} {
+			l := limiter(50, 50*time.Millisecond, sliding)
 			for admitted := 0; admitted < 120; { // also those of the next windows
-				d, err := l.Allow(t.Context(), "a")
-				errs = append(errs, err, d.Err)
-				if err != nil || d.Err != nil {
+				d, err := l.Allow(ctx, "a")
+				if try(errors.Join(err, d.Err)) != nil {
 					break
 				}
 				if d.Allowed {
 					admitted++
 				}
 			}
-			l, err = admission.New(client, admission.Config{Limit: 1, Window: time.Hour, Sliding: sliding, Namespace: namespace,
-				OnError: admission.FailClosed, Timeout: 10 * time.Second})
-			errs = append(errs, err)
+			l = limiter(1, time.Hour, sliding)
 			for range 2 {
-				d, err := l.Allow(t.Context(), "b") // the second is refused, however slow the machine is
-				errs = append(errs, err, d.Err)
+				d, err := l.Allow(ctx, "b") // the second is refused, however slow the machine is
+				try(errors.Join(err, d.Err))
 			}
 		}
-		return errs
 	})
 }
 

@@ -339,19 +339,13 @@ func theRunnerMayOutliveItsCaller(t *testing.T, make newOnce) {
 
 func TestRights(t *testing.T) {
 	t.Parallel()
-	leasetest.RunRights(t, "lease/once", func(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
+	leasetest.RunRights(t, "lease/once", func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string, try func(error) error) {
 		bounded := ctx
-		try := func(err error) error {
-			errs = append(errs, err)
-			return err
-		}
 		cfg := once.Config{Namespace: namespace}
 		o, err := once.New(client, cfg)
 		others, err2 := once.New(admin, cfg)
 		if try(err) != nil || try(err2) != nil {
-			return errs
+			return
 		}
 		defer func() { try(o.Close(ctx)); try(others.Close(ctx)) }()
 		paid := func(context.Context, *lease.Lease) ([]byte, error) { return []byte("paid"), nil }
@@ -398,7 +392,6 @@ func TestRights(t *testing.T) {
 			try(o.Forget(ctx, "d"))
 		}
 		faults.Always(faulty.None)
-		return errs
 	})
 }
 
