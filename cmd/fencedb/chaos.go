@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -98,21 +99,21 @@ type trial struct{ *chaos.Verdict }
 func (t trial) print(p page) { _ = t.Text(p.out) }
 
 func (a *app) runChaos(ctx context.Context, c chaos.Config, html string) error {
-	var file *os.File
-	if html != "" { // before the run, which may take an hour
-		var err error
-		if file, err = os.Create(html); err != nil {
+	if html != "" { // before the run, which may take an hour, and without emptying an earlier verdict
+		file, err := os.OpenFile(html, os.O_WRONLY|os.O_CREATE, 0o666)
+		if err != nil {
 			return usage("--html: %w", err)
 		}
-		defer file.Close()
+		_ = file.Close()
 	}
 	v, err := chaos.Run(ctx, c)
 	if err != nil {
 		return err
 	}
 	err = a.show(trial{v})
-	if file != nil {
-		err = errors.Join(err, v.HTML(file), file.Close())
+	if html != "" {
+		var page bytes.Buffer
+		err = errors.Join(err, v.HTML(&page), os.WriteFile(html, page.Bytes(), 0o666))
 	}
 	if err == nil && !v.Passed() {
 		err = fmt.Errorf("%w: %d violations", errViolated, len(v.Violations))

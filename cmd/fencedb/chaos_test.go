@@ -162,3 +162,20 @@ func TestChaosRefusesWhatItCannotDo(t *testing.T) {
 		require.Equal(t, exitUsage, w.run(args...).code, args)
 	}
 }
+
+func TestChaosThatCannotBeginKeepsAnEarlierVerdict(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	page := filepath.Join(t.TempDir(), "verdict.html")
+	require.NoError(t, os.WriteFile(page, []byte("of an earlier run"), 0o600))
+
+	w.flags = []string{"--redis", redisURL(w.redis), "--postgres", w.login("may_create_nothing", "")}
+
+	got := w.run("chaos", "--html", page)
+
+	require.Equal(t, exitFailed, got.code, got.errOut)
+	require.Contains(t, got.errOut, "may not enter fences")
+	kept, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Equal(t, "of an earlier run", string(kept))
+}

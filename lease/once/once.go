@@ -267,11 +267,12 @@ func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts
 // DoJSON is [Once.Do] for a request and a result that encoding/json can write and read. A nil
 // request compares with everything.
 func DoJSON[T any](ctx context.Context, o *Once, key string, request any, fn func(ctx context.Context, claim *lease.Lease) (T, error), opts ...Option) (result T, replayed bool, err error) {
-	var asked []byte
-	if request != nil {
-		if asked, err = json.Marshal(request); err != nil {
-			return result, false, fmt.Errorf("once: the request of %q: %w", key, err)
-		}
+	asked, err := json.Marshal(request)
+	if err != nil {
+		return result, false, fmt.Errorf("once: the request of %q: %w", key, err)
+	}
+	if string(asked) == "null" { // a nil pointer is no request either
+		asked = nil
 	}
 	var own T
 	answer, replayed, err := o.Do(ctx, key, asked, func(ctx context.Context, claim *lease.Lease) ([]byte, error) {

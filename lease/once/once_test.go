@@ -382,9 +382,11 @@ func TestDoJSON(t *testing.T) {
 	}
 	_, _, err := once.DoJSON(t.Context(), o, "order:7", receipt{2}, issue)
 	require.ErrorIs(t, err, once.ErrKeyReused)
-	_, replayed, err := once.DoJSON(t.Context(), o, "order:7", nil, issue)
-	require.NoError(t, err)
-	require.True(t, replayed)
+	for _, none := range []any{nil, (*receipt)(nil)} {
+		_, replayed, err := once.DoJSON(t.Context(), o, "order:7", none, issue)
+		require.NoError(t, err)
+		require.True(t, replayed)
+	}
 
 	_, _, err = once.DoJSON(t.Context(), o, "order:7", nil, func(context.Context, *lease.Lease) (string, error) { return "", nil })
 	require.ErrorContains(t, err, "is not a string")
