@@ -82,6 +82,26 @@ func TestARoleThatMayNotEnterSaysSo(t *testing.T) {
 	require.ErrorContains(t, fencedb.Seal(t.Context(), conn, grant("table:12", 41)), "fencedb.allow('role')")
 }
 
+// As row security for tenants often has it.
+func TestARoleThatIsSetBehindTheFenceNeedsNoRightsOfOurs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	role := "tenant_" + collect[string](w, `SELECT current_database()::text`)[0]
+	w.exec(`CREATE ROLE "` + role + `"; GRANT INSERT ON bookings TO "` + role + `"`)
+	defer w.exec(`DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `"`)
+	ctx, statements := t.Context(), `SET LOCAL ROLE "`+role+`"; INSERT INTO bookings (id, table_id, guest) VALUES (%d, 12, 'ann')`
+
+	require.NoError(t, fencedb.Tx(ctx, w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, fmt.Sprintf(statements, 1)) // then Tx asks before COMMIT, as that role
+		return err
+	}))
+	require.NoError(t, fencedb.TxSQL(ctx, w.sqlDB(), grant("table:12", 42), func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, fmt.Sprintf(statements, 2))
+		return err
+	}))
+	require.Equal(t, []string{"ann", "ann"}, w.guests())
+}
+
 // What the server says of a connection is no answer to enter either.
 func TestAConnectionThatIsRefusedIsNotTakenForTheFence(t *testing.T) {
 	t.Parallel()

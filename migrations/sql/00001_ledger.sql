@@ -664,6 +664,7 @@ COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transac
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
 GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint) TO PUBLIC; -- by the guards
+GRANT EXECUTE ON FUNCTION fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.allow(writer regrole) RETURNS void
@@ -674,7 +675,7 @@ DECLARE
     door regprocedure;
 BEGIN
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'require_entered', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
     EXECUTE format('GRANT SELECT ON fencedb.goose_db_version TO %s', writer); -- so that a service can ask whether it is migrated
