@@ -376,16 +376,25 @@ func TestTighterLimitsBoundTheWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.holder(grant("table:12", 41)).enter()
-	for _, limit := range []string{"lock_timeout", "statement_timeout"} {
-		conn := w.conn()
-		_, err := conn.Exec(t.Context(), `SET `+limit+` = '500ms'`) // which bounds the question for the blockers too
+	limits := collect[string](w, `SELECT name FROM pg_settings WHERE name IN ('lock_timeout', 'statement_timeout', 'transaction_timeout')`)
+	for _, limit := range limits { // the last from Postgres 17 on
+		config := w.pool.Config()
+		config.ConnConfig.RuntimeParams[limit] = "500ms" // which bounds the question for the blockers too
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
 		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		db := stdlib.OpenDBFromPool(pool)
+		t.Cleanup(func() { _ = db.Close() })
 
-		err = fencedb.Seal(t.Context(), conn, grantFor("table:12", 42, time.Hour))
-
-		var busy *fencedb.BusyError
-		require.ErrorAs(t, err, &busy, limit)
-		require.Len(t, busy.Blockers, 1, limit)
+		for way, err := range map[string]error{
+			"Seal":  fencedb.Seal(t.Context(), pool, grantFor("table:12", 42, time.Hour)),
+			"Tx":    fencedb.Tx(t.Context(), pool, grantFor("table:12", 42, time.Hour), func(pgx.Tx) error { return nil }),
+			"TxSQL": fencedb.TxSQL(t.Context(), db, grantFor("table:12", 42, time.Hour), func(*sql.Tx) error { return nil }),
+		} {
+			var busy *fencedb.BusyError
+			require.ErrorAs(t, err, &busy, "%s, %s", limit, way)
+			require.Len(t, busy.Blockers, 1, "%s, %s", limit, way)
+		}
 	}
 }
 

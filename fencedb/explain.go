@@ -18,6 +18,9 @@ import (
 // the rollback.
 func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error {
 	code := answered(err).code
+	if code == codeTransactionTimeout && e.xid == 0 && server != nil { // of the role, and nothing came before the wait for the fence
+		return e.busy(e.blockers(ctx, server), err)
+	}
 	if e.overtime(code, lost) {
 		if until := validUntil(e.grants); !until.IsZero() && time.Now().Before(until) { // renewed since it entered
 			return &rejection{ErrTooLong, err}
