@@ -223,6 +223,7 @@ const (
 	codeInvalidSchema         = "3F000"
 	codeUndefinedFunction     = "42883"
 	codeInsufficientPrivilege = "42501"
+	codeReadOnly              = "25006"
 
 	codePreparedTwice = "42P05"
 	codeNotPrepared   = "26000"

@@ -82,6 +82,22 @@ func TestARoleThatMayNotEnterSaysSo(t *testing.T) {
 	require.ErrorContains(t, fencedb.Seal(t.Context(), conn, grant("table:12", 41)), "fencedb.allow('role')")
 }
 
+func TestASessionThatOnlyReadsSaysSo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	only := fencedb.TxOptions(pgx.TxOptions{AccessMode: pgx.ReadOnly})
+	one, two := grant("table:12", 41), fencedb.All(grant("table:13", 41), grant("table:14", 41))
+	for _, g := range []fencedb.Grant{one, two} {
+		for way, err := range map[string]error{
+			"Seal":  fencedb.Seal(t.Context(), fencedb.With(w.pool, only), g),
+			"Tx":    fencedb.Tx(t.Context(), w.pool, g, func(pgx.Tx) error { return nil }, only),
+			"TxSQL": fencedb.TxSQL(t.Context(), w.sqlDB(), g, func(*sql.Tx) error { return nil }, only),
+		} {
+			require.ErrorContains(t, err, "to enter a fence is to write", way)
+		}
+	}
+}
+
 // As row security for tenants often has it.
 func TestARoleThatIsSetBehindTheFenceNeedsNoRightsOfOurs(t *testing.T) {
 	t.Parallel()
