@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 
@@ -24,7 +25,7 @@ import (
 // is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
 // isolation level and the access mode.
 //
-// fn must not call Commit or Rollback. Its errors are explained, as by Explain. Cancelling ctx
+// fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain. Cancelling ctx
 // before COMMIT rolls back; after that TxSQL still finds out, for five seconds at the most, whether
 // it took effect.
 //
@@ -83,6 +84,9 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	err = fn(tx)
 	if err == nil {
 		_, err = tx.ExecContext(bounded, e.stillEntered())
+	}
+	if errors.Is(err, driver.ErrBadConn) { // which is all that a driver says of a connection that is busy
+		err = fmt.Errorf("fencedb: the connection is lost, or the function left rows open; close them before the next statement and before it returns: %w", err)
 	}
 	if err != nil {
 		rollbackErr := tx.Rollback()

@@ -350,6 +350,23 @@ func TestACommitThatIsRefusedIsNoLostConnection(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
+// Commit of database/sql closes them. The question before it finds the connection busy.
+func TestTxSQLNamesRowsThatWereLeftOpen(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	err := fencedb.TxSQL(t.Context(), w.sqlDB(), grant("table:12", 41), func(tx *sql.Tx) error {
+		if _, err := tx.Exec(bookAnn); err != nil {
+			return err
+		}
+		_, err := tx.Query(`SELECT guest FROM bookings`)
+		return err
+	})
+
+	require.ErrorContains(t, err, "left rows open")
+	require.Empty(t, w.guests())
+}
+
 func TestTxSQLTellsWhatAStatementHasCommitted(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*sql.Tx) error{
