@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
@@ -71,6 +72,23 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	s.refused("FN001", enter(40, "seat:1"))
 	s.exec(`SELECT fencedb.unprotect('shop.seats')`)
 	require.NoError(t, migrations.Down(t.Context(), db))
+}
+
+// Postgres only warns of a GRANT that does nothing, and then nobody but the migrator could enter.
+func TestASchemaOfAnotherOwnerIsRefusedUnlessEverybodyMayUseIt(t *testing.T) {
+	t.Parallel()
+	url := testenv.PostgresURL(t)
+	admin := connect(t, url)
+	role := "migrator_" + admin.one(`current_database()`)
+	admin.exec(`CREATE ROLE "` + role + `"; CREATE SCHEMA fencedb; GRANT ALL ON SCHEMA fencedb TO "` + role + `"`)
+	defer admin.exec(`DROP OWNED BY "` + role + `"; DROP ROLE "` + role + `"`)
+	db := open(t, url+"&role="+role)
+
+	refused := new(pgconn.PgError)
+	require.ErrorAs(t, migrations.Up(t.Context(), db), &refused)
+	require.Contains(t, refused.Hint, "GRANT USAGE ON SCHEMA fencedb TO PUBLIC")
+	admin.exec(`GRANT USAGE ON SCHEMA fencedb TO PUBLIC`)
+	require.NoError(t, migrations.Up(t.Context(), db))
 }
 
 // Neither those that they take away from everybody, nor those that they give to somebody.

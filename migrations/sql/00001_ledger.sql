@@ -663,6 +663,16 @@ COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transac
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow), not public.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
+-- +goose StatementBegin
+DO $$
+BEGIN
+    IF NOT has_schema_privilege('public', 'fencedb', 'USAGE') THEN -- the GRANT of a stranger to the schema is only a warning
+        RAISE EXCEPTION 'the schema fencedb belongs to another role, so % cannot let others use it', current_user
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Let its owner run GRANT USAGE ON SCHEMA fencedb TO PUBLIC, or ALTER SCHEMA fencedb OWNER TO the role that migrates; then migrate again.';
+    END IF;
+END
+$$;
+-- +goose StatementEnd
 GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint) TO PUBLIC; -- by the guards
 GRANT EXECUTE ON FUNCTION fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
 
