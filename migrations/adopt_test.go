@@ -74,6 +74,27 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	require.NoError(t, migrations.Down(t.Context(), db))
 }
 
+// As services do that protect their tables when they start.
+func TestSessionsMayProtectATableAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL)`)
+	const protect = `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`
+	other := s.beside()
+
+	s.exec(`BEGIN; ` + protect)
+	result := make(chan error, 1)
+	go func() {
+		_, err := other.conn.PgConn().Exec(t.Context(), protect).ReadAll()
+		result <- err
+	}()
+	s.beside().awaitBlocked(other.conn.PgConn().PID())
+	s.exec(`COMMIT`)
+
+	require.NoError(t, <-result)
+	require.Equal(t, "1", s.one(`SELECT count(*) FROM pg_proc WHERE proname ~ '^fencedb_guard_'`))
+}
+
 // Postgres only warns of a GRANT that does nothing, and then nobody but the migrator could enter.
 func TestASchemaOfAnotherOwnerIsRefusedUnlessEverybodyMayUseIt(t *testing.T) {
 	t.Parallel()

@@ -758,6 +758,10 @@ DECLARE
     added    text[];
     col      text;
 BEGIN
+    IF guard IS NULL AND (SELECT c.relkind IN ('r', 'p') FROM pg_class c WHERE c.oid = target) THEN -- another session may be at it
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE UPDATE EXCLUSIVE MODE', target);
+        guard := (SELECT p.guard::oid::regproc FROM fencedb.protected_tables p WHERE p.table_name = target);
+    END IF;
     PERFORM fencedb.check_target(target, resource, mode, starts, stamp);
     PERFORM fencedb.record_protection(target); -- if somebody has taken the guard away by hand
     IF guard IS NULL THEN
