@@ -62,10 +62,13 @@ var errNotProtected = errors.New("it does not exist or is not protected; its own
 
 func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adoption, error) {
 	found := &adoption{Mode: "enforce"}
+	var oid uint32
 	var sees bool // otherwise the list of writers is empty
-	err := pool.QueryRow(ctx, `SELECT p.table_name::text, p.resource, p.observed_since, pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
-		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
-		WHERE p.table_name = to_regclass($1) AND p.mode IS NOT NULL`, table).Scan(&found.Table, &found.Resource, &found.ObservedSince, &sees)
+	// A cast to regclass would ask for rights to the schema of the table, which operators need not have.
+	err := pool.QueryRow(ctx, `SELECT c.oid, p.table_name::text, p.resource, p.observed_since, pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
+		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
+		WHERE (parts = ARRAY[n.nspname, c.relname]::text[] OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.mode IS NOT NULL`,
+		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
 	}
@@ -76,7 +79,7 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 		return nil, errMayNot
 	}
 	rows, _ := pool.Query(ctx, `SELECT role::text, application, statement, reason, first_at, last_at, times, resource FROM fencedb.unfenced_writes
-		WHERE table_name = $1::text::regclass ORDER BY last_at DESC, role, application, statement, reason`, table)
+		WHERE table_name = $1::oid ORDER BY last_at DESC, role, application, statement, reason`, oid)
 	found.Writers, err = pgx.AppendRows([]writer{}, rows, pgx.RowToStructByPos[writer])
 	for i := range found.Writers {
 		found.Writers[i].FirstAt, found.Writers[i].LastAt = found.Writers[i].FirstAt.UTC(), found.Writers[i].LastAt.UTC()

@@ -60,6 +60,16 @@ func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {
 	require.Contains(t, w.ok("--postgres", w.login("owner", `ALTER TABLE seats OWNER TO %[2]s`), "adopt", "seats"), "INSERT")
 }
 
+func TestAdoptNeedsNoRightsToTheSchemaOfTheTable(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE SCHEMA "Shop"; ALTER TABLE seats SET SCHEMA "Shop"; SELECT fencedb.observe('"Shop".seats'); INSERT INTO "Shop".seats VALUES (2, 'Bob')`)
+
+	oncall := w.login("oncall", `SELECT fencedb.allow_operator(%[1]s)`)
+
+	require.Contains(t, w.ok("--postgres", oncall, "adopt", `"Shop".SEATS`), "INSERT")
+}
+
 func TestAdoptRefusesWhatIsNotProtected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
