@@ -74,24 +74,24 @@ func TestAnOrdinaryRoleMigratesAndOwnsTheLedger(t *testing.T) {
 	require.NoError(t, migrations.Down(t.Context(), db))
 }
 
-// As services do that protect their tables when they start.
-func TestSessionsMayProtectATableAtOnce(t *testing.T) {
+// As services do that set up their database when they start.
+func TestSessionsMayProtectAndAllowAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
+	other, role := s.beside(), s.withRole("allow")
 	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL)`)
-	const protect = `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`
-	other := s.beside()
+	for _, call := range []string{`protect('seats', $$ 'room:' || room $$)`, `allow('` + role + `')`, `allow_operator('` + role + `')`} {
+		s.exec(`BEGIN; SELECT fencedb.` + call)
+		result := make(chan error, 1)
+		go func() {
+			_, err := other.conn.PgConn().Exec(t.Context(), `SELECT fencedb.`+call).ReadAll()
+			result <- err
+		}()
+		s.beside().awaitBlocked(other.conn.PgConn().PID())
+		s.exec(`COMMIT`)
 
-	s.exec(`BEGIN; ` + protect)
-	result := make(chan error, 1)
-	go func() {
-		_, err := other.conn.PgConn().Exec(t.Context(), protect).ReadAll()
-		result <- err
-	}()
-	s.beside().awaitBlocked(other.conn.PgConn().PID())
-	s.exec(`COMMIT`)
-
-	require.NoError(t, <-result)
+		require.NoError(t, <-result, call)
+	}
 	require.Equal(t, "1", s.one(`SELECT count(*) FROM pg_proc WHERE proname ~ '^fencedb_guard_'`))
 }
 

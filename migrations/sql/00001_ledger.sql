@@ -684,6 +684,7 @@ AS $$
 DECLARE
     door regprocedure;
 BEGIN
+    LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);

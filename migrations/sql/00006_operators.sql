@@ -194,6 +194,7 @@ AS $$
 DECLARE
     door regprocedure;
 BEGIN
+    LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'outcome', 'last_token', 'blockers', 'prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, operator);
