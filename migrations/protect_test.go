@@ -536,6 +536,18 @@ func TestProtectingTwiceChangesNothing(t *testing.T) {
 	require.Contains(t, err.Hint, "unprotect")
 }
 
+func TestUnprotectSaysWhatHoldsItsColumn(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE VIEW everything AS SELECT * FROM seats`)
+
+	refused := s.refused("2BP01", `SELECT fencedb.unprotect('seats')`)
+
+	require.Contains(t, refused.Hint, "keep_columns", "not DROP ... CASCADE, which nobody has called")
+	require.Contains(t, refused.Detail, "everything")
+	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true)`)
+}
+
 func TestUnprotectUndoesProtect(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -829,6 +829,7 @@ DECLARE
     protection fencedb.protected_tables;
     own        record;
     col        text;
+    detail     text;
 BEGIN
     PERFORM fencedb.check_no_member(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target;
@@ -847,7 +848,13 @@ BEGIN
     END IF;
     IF NOT keep_columns THEN
         FOR col IN SELECT unnest(protection.columns_added) INTERSECT VALUES ('last_fencing_token'), ('last_lease_id') LOOP
-            EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS %I', target, col);
+            BEGIN
+                EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS %I', target, col);
+            EXCEPTION WHEN dependent_objects_still_exist THEN
+                GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
+                RAISE EXCEPTION 'fencedb.unprotect: %', SQLERRM
+                    USING ERRCODE = 'dependent_objects_still_exist', DETAIL = detail, HINT = 'Drop these first, or keep the column, with keep_columns => true.';
+            END;
         END LOOP;
     END IF;
     PERFORM fencedb.record_protection(target);
