@@ -106,7 +106,8 @@ func TestEnterRefusesAfterASavepoint(t *testing.T) {
 	s := newSession(t)
 	const activeTransaction = "25001"
 
-	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
+	refused := s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
+	require.Contains(t, refused.Hint, "ON_ERROR_ROLLBACK", "whose user has set no savepoint")
 	s.exec(enter(41, "table:12"))
 	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(42, "table:12"))
 	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))

@@ -186,7 +186,7 @@ BEGIN
             ERRCODE = 'active_sql_transaction',
             MESSAGE = 'fencedb.enter must come before any savepoint',
             DETAIL  = 'ROLLBACK TO SAVEPOINT would give the fence back and leave the transaction open.',
-            HINT    = 'Enter first in the outermost transaction (in PL/pgSQL: outside any block with EXCEPTION), then open savepoints.';
+            HINT    = 'Enter first in the outermost transaction (in PL/pgSQL: outside any block with EXCEPTION), then open savepoints. Some clients set one before each statement: psql under ON_ERROR_ROLLBACK, JDBC under autosave.';
     END IF;
 END
 $$;
