@@ -436,6 +436,21 @@ func TestARowOfSeveralResources(t *testing.T) {
 	s.refused("22004", s.fenced(41, "account:7", `INSERT INTO transfers VALUES (1, 7, NULL)`))
 }
 
+// Arrays of Postgres have any number of dimensions, and begin at any index.
+func TestAListOfResourcesMayHaveAnyShape(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(`CREATE TABLE lists (rooms text[]); INSERT INTO lists VALUES ('{{red,red}}')`)
+	s.exec(`SELECT fencedb.protect('lists', 'rooms')`)
+
+	for _, rooms := range []string{"{{red,blue},{blue,red}}", "[5:6]={red,blue}", "{red}"} {
+		s.refused("FN003", s.fenced(42, "blue", `INSERT INTO lists VALUES ('`+rooms+`')`))
+		s.exec("BEGIN; " + enter(41, "red") + "; " + enter(42, "blue") + `; INSERT INTO lists VALUES ('` + rooms + `'); UPDATE lists SET rooms = '` + rooms + `'; COMMIT`)
+		require.Equal(t, "41", s.one(`SELECT DISTINCT last_fencing_token FROM lists`), rooms)
+	}
+	s.exec("BEGIN; " + enter(41, "red") + `; DELETE FROM lists; COMMIT`)
+}
+
 func TestARowWithoutAResourceIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

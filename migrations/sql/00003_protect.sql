@@ -13,10 +13,10 @@ CREATE FUNCTION fencedb.resources_of(resource text) RETURNS text[]
 
 CREATE FUNCTION fencedb.resources_of(resources text[]) RETURNS text[]
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN CASE WHEN cardinality(resources) > 0 THEN resources ELSE ARRAY[NULL]::text[] END;
+    RETURN CASE WHEN cardinality(resources) > 0 THEN ARRAY(SELECT unnest(resources)) ELSE ARRAY[NULL]::text[] END;
 
 COMMENT ON FUNCTION fencedb.resources_of(text)   IS 'Gives resource expressions of either type one type.';
-COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions of either type one type.';
+COMMENT ON FUNCTION fencedb.resources_of(text[]) IS 'Gives resource expressions of either type one type, and lists one shape: a single dimension that begins at 1.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.text_of(value anyelement) RETURNS text
