@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -147,16 +148,28 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 		refused.unsure = !q.undone(ctx, a) || refused.unsure
 		return refused, failure(q, votes)
 	}
-	for n, k := range a.keys {
-		result, err := q.confirm(ctx, term{keys: k, text: a.id, token: tokens[n], call: a.call})
-		if err != nil {
-			return acquired{}, err
+	for n, confirmed := range together(a.keys, func(n int, k *protocol.Keys) (outcome, error) {
+		return q.confirm(ctx, term{keys: k, text: a.id, token: tokens[n], call: a.call})
+	}) {
+		if confirmed.Err != nil {
+			return acquired{}, confirmed.Err
 		}
-		if result != done { // lost again before it was won
+		if confirmed.Value != done { // lost again before it was won
 			return acquired{wait: time.Millisecond, index: n, unsure: !q.undone(ctx, a) || refused.unsure}, nil
 		}
 	}
 	return acquired{tokens: tokens, unsure: refused.unsure}, nil
+}
+
+// together asks about all resources at once: a member that hangs is waited for with each question.
+func together[T any](keys []*protocol.Keys, ask func(n int, k *protocol.Keys) (T, error)) []protocol.Answer[T] {
+	answers := make([]protocol.Answer[T], len(keys))
+	var all sync.WaitGroup
+	for n, k := range keys {
+		all.Go(func() { answers[n].Value, answers[n].Err = ask(n, k) })
+	}
+	all.Wait()
+	return answers
 }
 
 func (q *quorum) confirm(ctx context.Context, t term) (outcome, error) {
@@ -169,10 +182,10 @@ func (q *quorum) undone(ctx context.Context, a ask) bool {
 	ctx, cancel := protocol.Detached(ctx, q.patience)
 	defer cancel()
 	all := true
-	for _, k := range a.keys {
-		for _, v := range q.withdrawals(ctx, term{keys: k, text: a.id, call: a.call}) {
-			all = all && v.Err == nil
-		}
+	for _, votes := range together(a.keys, func(_ int, k *protocol.Keys) ([]vote[struct{}], error) {
+		return q.withdrawals(ctx, term{keys: k, text: a.id, call: a.call}), nil
+	}) {
+		all = all && heard(votes.Value) == len(q.members)
 	}
 	return all
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
@@ -239,4 +241,36 @@ func TestALateWithdrawalOfALostVoteSparesTheNext(t *testing.T) {
 	for n, client := range q.clients {
 		require.Contains(t, client.Get(t.Context(), "lease:v1:{q/a}:owner").Val(), a.l.LeaseID().String(), "member %d", n)
 	}
+}
+
+// A member that hangs is waited for a moment with each question, so there is one for all resources.
+func TestAMemberThatHangsDelaysManyResourcesNoMoreThanOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		worlds := []*world{inMemory(t), inMemory(t), inMemory(t)}
+		var clients []redis.UniversalClient
+		for _, w := range worlds {
+			clients = append(clients, w.client)
+		}
+		i, err := lease.NewQuorum(clients, lease.Config{TTL: 10 * time.Second})
+		require.NoError(t, err)
+		worlds[2].faults.Always(faulty.Hang)
+
+		took := func(n int) time.Duration {
+			began := time.Now()
+			ls, err := i.TryAcquireAll(t.Context(), many(n))
+			require.NoError(t, err)
+			took := time.Since(began)
+			require.NoError(t, ls.Release(t.Context()))
+			return took
+		}
+		require.Equal(t, took(1), took(300))
+
+		rival, err := lease.New(worlds[1].client, lease.Config{TTL: time.Minute})
+		require.NoError(t, err)
+		_ = try(t, rival, "r299")
+		began := time.Now()
+		_, err = i.TryAcquireAll(t.Context(), many(300))
+		require.ErrorIs(t, err, lease.ErrHeld)
+		require.Less(t, time.Since(began), time.Second, "what a minority granted is given back at once")
+	})
 }
