@@ -105,8 +105,8 @@ var (
 	ErrKeyReused = errors.New("once: key was used for another request")
 
 	// ErrNotRecorded: fn has run and returned a result that was not recorded, or may not have been:
-	// the claim was over by then, the result was too large, or Redis did not answer. What fn did
-	// stays done. Another caller may run it, or has run it.
+	// the claim was over by then, the result was too large or, for [DoJSON], no JSON, or Redis did
+	// not answer. What fn did stays done. Another caller may run it, or has run it.
 	ErrNotRecorded = protocol.Settled("once: result not recorded")
 )
 
@@ -280,7 +280,11 @@ func DoJSON[T any](ctx context.Context, o *Once, key string, request any, fn fun
 		if own, err = fn(ctx, claim); err != nil {
 			return nil, err
 		}
-		return json.Marshal(own)
+		answer, err := json.Marshal(own)
+		if err != nil {
+			return nil, fmt.Errorf("%w: the result of %q: %w", ErrNotRecorded, key, err)
+		}
+		return answer, nil
 	}, opts...)
 	if err != nil || !replayed {
 		return own, false, err

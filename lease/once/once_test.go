@@ -2,6 +2,7 @@ package once_test
 
 import (
 	"context"
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -394,8 +395,10 @@ func TestDoJSON(t *testing.T) {
 	require.ErrorContains(t, err, "the request of")
 	_, _, err = once.DoJSON(t.Context(), o, "other", nil, func(context.Context, *lease.Lease) (receipt, error) { return receipt{}, errDeclined })
 	require.ErrorIs(t, err, errDeclined)
-	_, _, err = once.DoJSON(t.Context(), o, "other", nil, func(context.Context, *lease.Lease) (func(), error) { return nil, nil })
-	require.Error(t, err, "a function is no JSON")
+	rate, replayed, err := once.DoJSON(t.Context(), o, "other", nil, func(context.Context, *lease.Lease) (float64, error) { return math.Inf(1), nil })
+	require.ErrorIs(t, err, once.ErrNotRecorded, "the work is done, and its result is no JSON")
+	require.False(t, replayed)
+	require.Equal(t, math.Inf(1), rate)
 }
 
 type claims struct {
