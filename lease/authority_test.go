@@ -333,6 +333,11 @@ func TestAuthorityAndCorruptKeys(t *testing.T) {
 		}
 		require.Equal(t, before, w.dump(t, name), name)
 	}
+	for _, value := range []string{"x", "x:1:" + uuid.NewString() + ":2:1", uuid.NewString() + ":1:" + uuid.NewString() + ":0:1"} {
+		require.NoError(t, w.client.Set(t.Context(), w.key("revoked", "ended"), value, 0).Err())
+		_, err := i.Inspect(t.Context(), "revoked")
+		require.ErrorIs(t, err, lease.ErrCorrupt, value)
+	}
 	for _, name := range []string{"owner", "fence"} {
 		l := try(t, i, "heal-"+name)
 		require.NoError(t, w.client.Del(t.Context(), w.key(l.Resource(), name)).Err())

@@ -99,6 +99,15 @@ func TestSemaphoreForeignValuesAreRefused(t *testing.T) {
 		require.NoError(t, w.client.Set(t.Context(), w.permitKey("a", "limit"), limit, 0).Err())
 		_, err := s.TryAcquire(t.Context(), "a")
 		require.ErrorIs(t, err, lease.ErrCorrupt, limit)
+		_, err = s.Inspect(t.Context(), "a")
+		require.ErrorIs(t, err, lease.ErrCorrupt, limit)
+	}
+	for _, holder := range []string{"x", "x:1:ca11", uuid.NewString() + ":0:ca11", uuid.NewString() + ":12345678901234567:ca11", uuid.NewString() + ":1"} {
+		tomorrow := time.Now().Add(24 * time.Hour).UnixMicro()
+		require.NoError(t, w.client.Del(t.Context(), w.permitKey("b", "owner")).Err())
+		require.NoError(t, w.client.ZAdd(t.Context(), w.permitKey("b", "owner"), redis.Z{Score: float64(tomorrow), Member: holder}).Err())
+		_, err := s.Inspect(t.Context(), "b")
+		require.ErrorIs(t, err, lease.ErrCorrupt, holder)
 	}
 }
 

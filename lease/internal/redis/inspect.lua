@@ -19,7 +19,9 @@ last, wrong = read_fence(fence)
 wrong = wrong or queue_fault(q) or mistyped(ended, 'string')
 if wrong then return wrong end
 
+local revoked = redis.call('GET', ended) or ''
+if revoked ~= '' and not string.find(revoked, '^[%x%-]+:%d+:[%x%-]+:[1-9]%d*:%d$') then return corrupt(ended, 'does not hold a revocation') end
 held = held or {id = '', token = '0', left = 0, calls = ''}
 q.now = clock()
 return {'inspected', held.id, held.token, digits(held.left), digits(last), digits(redis.call('PTTL', fence)), digits(waiters(q)),
-  redis.call('GET', ended) or '', held.calls}
+  revoked, held.calls}

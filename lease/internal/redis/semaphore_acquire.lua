@@ -44,12 +44,9 @@ if head then
   wrong = mistyped(q.alive, 'hash')
   if wrong then return wrong end
 end
-changed, wrong = read(KEYS[5])
+changed, wrong = read_limit(KEYS[5])
 if wrong then return wrong end
-if changed then
-  if not string.match(changed, '^[1-9]%d*$') then return corrupt(KEYS[5], 'does not hold a limit') end
-  limit = tonumber(changed)
-end
+limit = changed or limit
 
 drop_dead(owner, now)
 local holder, token, calls = find(owner, id .. ':', '-inf')

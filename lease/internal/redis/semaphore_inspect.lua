@@ -8,13 +8,20 @@
 --         {'corrupt', key, problem}
 
 expect(3, 1)
-local owner, changed = KEYS[1], KEYS[3]
+local owner = KEYS[1]
 local q = {alive = KEYS[2], now = clock()}
-local limit = digits(whole(ARGV[1], 1, 'limit'))
-local wrong = mistyped(owner, 'zset') or mistyped(q.alive, 'hash') or mistyped(changed, 'string')
+local limit = whole(ARGV[1], 1, 'limit')
+local wrong = mistyped(owner, 'zset') or mistyped(q.alive, 'hash')
 if wrong then return wrong end
-local reply = {'inspected', redis.call('GET', changed) or limit, digits(waiters(q))}
+local changed
+changed, wrong = read_limit(KEYS[3])
+if wrong then return wrong end
+local reply = {'inspected', digits(changed or limit), digits(waiters(q))}
 for n, word in ipairs(redis.call('ZRANGEBYSCORE', owner, '(' .. digits(q.now), '+inf', 'WITHSCORES')) do
+  if n % 2 == 1 then
+    local id, token = string.match(word, '^([%x%-]+):([1-9]%d*):[%w%-,]+$')
+    if not id or #id ~= 36 or #token > 16 then return corrupt(owner, 'does not hold a lease id, a token and a call') end
+  end
   reply[n + 3] = n % 2 == 1 and word or digits(math.ceil((tonumber(word) - q.now) / 1000))
 end
 return reply
