@@ -135,7 +135,18 @@ func (a *acquisition) run(ctx context.Context) (Leases, error) {
 // ends the tracing, after a panic too.
 func (a *acquisition) begun(t *tracing, ask func(context.Context) (Leases, error)) (leases Leases, err error) {
 	err = errPanicked
-	defer func() { leases.endTracing(t, err) }()
+	returned := false
+	defer func() {
+		if !returned { // but panicked: nobody gets what was granted
+			a.behind.giveBack(a.caller, leases...)
+			a.asked = true // by a step, perhaps
+			a.withdraw()
+		}
+	}()
+	defer func() {
+		leases.endTracing(t, err)
+		returned = err != errPanicked
+	}()
 	registry := a.core.registry
 	ctx, closed := registry.begin(t.ctx, &a.open)
 	if closed != nil {

@@ -282,30 +282,43 @@ func (l *Lease) Extend(ctx context.Context) error {
 // beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
 // was begun must be ended.
 func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
-	l.mu.Lock()
-	if err := l.check(now); err != nil {
-		l.mu.Unlock()
+	ttl, err := l.gain(now)
+	if err != nil || ttl == 0 {
 		return nil, err
 	}
-	cfg := l.core.cfg
-	ttl := cfg.TTL
+	return &renewal{l, extension{l.term, ttl}, now, l.trace(ctx, OpExtend)}, nil
+}
+
+// gain is the ttl that a renewal now asks for; 0 if MaxHold leaves nothing to gain.
+func (l *Lease) gain(now time.Time) (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.check(now); err != nil {
+		return 0, err
+	}
+	ttl := l.core.cfg.TTL
 	if !l.holdEnd.IsZero() {
 		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
 	}
-	gains := l.core.trustedUntil(now, ttl).After(l.validUntil)
-	l.mu.Unlock()
-	if !gains {
-		return nil, nil
+	if !l.core.trustedUntil(now, ttl).After(l.validUntil) {
+		return 0, nil
 	}
-	return &renewal{l, extension{l.term, ttl}, now, l.trace(ctx, OpExtend)}, nil
+	return ttl, nil
 }
 
 // end takes the answer in. Trust counts from when the request was sent: a slow answer must
 // not stretch the lease. Once the lease is over, the answer changes nothing. So nobody waits for a
 // renewal that is under way; in Redis it names its lease and creates nothing.
 func (r *renewal) end(answer protocol.Answer[outcome]) error {
+	err := r.take(answer)
+	r.trace.end(r.lease.validFor(), err)
+	return err
+}
+
+func (r *renewal) take(answer protocol.Answer[outcome]) error {
 	l := r.lease
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	err := l.check(time.Now())
 	switch {
 	case err != nil:
@@ -327,8 +340,6 @@ func (r *renewal) end(answer protocol.Answer[outcome]) error {
 			l.expiry.Reset(time.Until(l.warnAt()))
 		}
 	}
-	l.mu.Unlock()
-	r.trace.end(l.validFor(), err)
 	return err
 }
 
@@ -379,15 +390,17 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 	if l.back != nil && !l.back.unanswered() {
 		return l.back
 	}
-	r := &release{lease: l, over: over, around: l.outer}
+	r := &release{lease: l, over: over, around: l.outer, trace: tracing{ctx: ctx}}
 	bound := max(l.core.cfg.TTL, minGiveBack)
 	l.core.registry.owe(&r.debt, bound, l.resource) // before the lease ends, or Close would see neither
+	defer func() {                                  // also if a tracer panics
+		r.pay(r.trace.ctx, bound, r.attempt, r)
+		l.back = r
+	}()
 	if over == nil {
 		l.end(why)
 	}
 	r.trace = l.trace(ctx, OpRelease)
-	r.pay(r.trace.ctx, bound, r.attempt, r)
-	l.back = r
 	return r
 }
 

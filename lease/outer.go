@@ -227,11 +227,17 @@ func (a *acquisition) under(ctx context.Context, all []*outer) (Leases, error) {
 	for _, o := range all {
 		defer context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })()
 	}
+	obtained := false
+	defer func() {
+		if !obtained { // also if a tracer panics
+			a.giveBackOuter(all)
+		}
+	}()
 	leases, err := a.obtain(asking)
 	if err != nil {
-		a.giveBackOuter(all)
 		return nil, err
 	}
+	obtained = true
 	for n, l := range leases {
 		l.under(all[n])
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -312,4 +313,58 @@ func TestOutcomes(t *testing.T) {
 	require.Equal(t, "lost", outcome(lease.OpExtend, lease.ErrExpired))
 	require.Equal(t, "done", outcome(lease.OpRevoke, nil))
 	require.Equal(t, []string{"extended", "revoked", "lost", "cancelled", "unreachable", "error"}, lease.OpExtend.Outcomes())
+}
+
+// rude is a tracer that panics once, at that call.
+type rude struct{ at string }
+
+func (r *rude) panics(call string, op lease.Op) {
+	if r.at == call+" "+string(op) {
+		r.at = ""
+		panic("on purpose")
+	}
+}
+
+func (r *rude) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
+	r.panics("start", s.Op)
+	return ctx
+}
+
+func (r *rude) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) { r.panics("end", e.Op) }
+
+// Whoever recovers from the panic, as net/http does, has no lease that could be released.
+func TestATracerThatPanicsLeavesNothingBehind(t *testing.T) {
+	for _, at := range []string{"start acquire", "start hold", "end acquire", "start extend", "end extend", "end hold", "start release",
+		"start wait", "end wait", "start heal", "end heal"} {
+		t.Run(at, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				var locks atomic.Int32
+				i := w.issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{&rude{at}},
+					Outer: func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+						locks.Add(1)
+						done := func(context.Context) error { locks.Add(-1); return nil }
+						return lease.OuterLock{Renew: func(context.Context) error { return nil }, Release: done}, nil
+					}})
+				began := time.Now()
+				require.PanicsWithValue(t, "on purpose", func() {
+					ls, err := i.AcquireAll(t.Context(), []string{"a", "b"})
+					require.NoError(t, err)
+					defer func() { _ = ls.Release(t.Context()) }()
+					_, err = i.Acquire(t.Context(), "a", lease.WaitAtMost(time.Second))
+					require.ErrorIs(t, err, lease.ErrHeld)
+					_, err = i.Revoke(t.Context(), "b")
+					require.NoError(t, err)
+					require.ErrorIs(t, ls[1].Extend(t.Context()), lease.ErrRevoked)
+					healed, err := i.Heal(t.Context(), ls[0], ls[0].Token())
+					require.NoError(t, err)
+					require.NoError(t, healed.Release(t.Context()))
+				})
+				time.Sleep(time.Second)
+				require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
+				require.Zero(t, locks.Load(), "that are held around")
+				require.NoError(t, i.Close(t.Context()))
+				require.Less(t, time.Since(began), 10*time.Second)
+			})
+		})
+	}
 }
