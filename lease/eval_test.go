@@ -118,7 +118,27 @@ func TestWhatAScriptAnswersComesBack(t *testing.T) {
 		require.Error(t, err, script)
 		require.False(t, lease.IsLost(err), script)
 	}
+	for _, script := range []string{`redis.call('XGROUP', 'CREATE', KEYS[1], 'g', '$', 'MKSTREAM')`, `return redis.pcall('XGROUP', 'CREATE', KEYS[1], 'g', '$')`} {
+		_, err := l.Eval(t.Context(), "redis.call('INCR', KEYS[2])\nredis.call('XGROUP', 'CREATE', KEYS[1], 'g', '$', 'MKSTREAM')\n"+script, []string{w.dataKey("page") + ":stream", w.dataKey("page") + ":n"})
+		require.True(t, redis.HasErrorPrefix(err, "BUSYGROUP"), "%v", err)
+		require.NotErrorIs(t, err, lease.ErrBusy, "it has written")
+		require.NoError(t, w.client.Del(t.Context(), w.dataKey("page")+":stream").Err())
+	}
 	require.NoError(t, l.Err(), "a script that fails is no reason to end the lease")
+}
+
+// Redis looks at each command of a script when it comes to it.
+func TestAScriptIsDeniedAtTheCommandThatIsNotAllowed(t *testing.T) {
+	t.Parallel()
+	server := testenv.OwnRedis(t)
+	require.NoError(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "writer", "on", ">secret", "~*", "&*", "+@all", "-incr").Err())
+	w := as(t, server, "writer", "secret")
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "page")
+	key := w.dataKey("page")
+
+	_, err := l.Eval(t.Context(), `redis.call('SET', KEYS[1], 'first') return redis.call('INCR', KEYS[2])`, []string{key, key + ":n"})
+	require.ErrorIs(t, err, lease.ErrDenied)
+	require.Equal(t, "first", w.stored(t, key))
 }
 
 // The data may still be there when the lease and its last token are not.

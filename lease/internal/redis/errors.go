@@ -102,7 +102,7 @@ var refusals = []struct {
 	{redis.IsTryAgainError, ErrClusterDown, true},
 	{Moved, ErrClusterDown, true},
 	{CannotSave, ErrCannotSave, false},
-	{coded("BUSY"), ErrBusy, true},
+	{coded("BUSY "), ErrBusy, true}, // not BUSYGROUP, of a script of the caller
 	{redis.IsMaxClientsError, ErrBusy, true},
 	{redis.IsAuthError, ErrDenied, false},
 	{redis.IsPermissionError, ErrDenied, false},
