@@ -254,6 +254,30 @@ func TestAValueThatCannotBeMarshalledHarmsNobody(t *testing.T) {
 	}
 }
 
+// A call that is over leaves its request behind, and its values are the caller's again.
+func TestAWriteThatIsUnderWayHasTheValuesOfItsCall(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hook := new(deaf)
+	w.client.AddHook(hook)
+	t.Cleanup(hook.end)
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never}), "page")
+
+	text, address, bytes := "x", net.IP("x"), []byte("x")
+	hook.hang()
+	for name, value := range map[string]any{"text": &text, "address": address, "bytes": bytes} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
+		require.ErrorIs(t, l.Set(ctx, w.dataKey("page")+name, value, 0), lease.ErrUnreachable)
+		cancel()
+	}
+	text, address[0], bytes[0] = "y", 'y', 'y'
+	hook.end()
+	for _, name := range []string{"text", "address", "bytes"} {
+		require.Eventually(t, func() bool { return w.client.Exists(t.Context(), w.dataKey("page")+name).Val() == 1 }, 10*time.Second, ms)
+		require.Equal(t, "x", w.stored(t, w.dataKey("page")+name), name)
+	}
+}
+
 func TestOnAClusterTheDataAreInTheSlotOfTheLease(t *testing.T) {
 	t.Parallel()
 	w := &world{client: testenv.Cluster(t).Client(), namespace: "slot"}

@@ -36,16 +36,22 @@ func (s Script) Call(keys int, words ...any) Call {
 
 // Values are values of the caller as requests take them: the client library writes each without an
 // error and without code of the caller's. A request that fails while it is written takes those with
-// it that travel together with it.
+// it that travel together with it. The caller may change what it has while the request is under way.
 func Values(all []any) ([]any, error) {
 	values := slices.Clone(all)
 	for n, value := range all {
 		switch v := value.(type) {
 		case nil, string, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, uintptr, float32, float64, bool,
-			*string, *int, *int8, *int16, *int32, *int64, *uint, *uint8, *uint16, *uint32, *uint64, *uintptr, *float32, *float64, *bool,
-			time.Time, *time.Time, time.Duration, *time.Duration, net.IP:
+			time.Time, time.Duration:
+		case *string, *int, *int8, *int16, *int32, *int64, *uint, *uint8, *uint16, *uint32, *uint64, *uintptr, *float32, *float64, *bool,
+			*time.Time, *time.Duration:
+			if p := reflect.ValueOf(v); !p.IsNil() {
+				values[n] = p.Elem().Interface()
+			}
+		case net.IP:
+			values[n] = slices.Clone(v)
 		case []byte:
-			values[n] = string(v) // the caller may use it again while the request is under way
+			values[n] = string(v)
 		case encoding.BinaryMarshaler:
 			bytes, err := v.MarshalBinary()
 			if err != nil {
