@@ -331,7 +331,9 @@ func (q *quorum) servers(ctx context.Context) (all []*redis.Client, spare int, e
 	return all, len(q.members) - q.need, err
 }
 
-func (q *quorum) spans([]*protocol.Keys) bool { return true }
+func (q *quorum) spans(k []*protocol.Keys) bool {
+	return !slices.ContainsFunc(q.members, func(m *single) bool { return !m.spans(k) })
+}
 
 func (q *quorum) subscribe(string, string) *subscription { return nil }
 

@@ -170,6 +170,16 @@ func TestAMemberThatForgetsIsOutvoted(t *testing.T) {
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
 }
 
+func TestAClusterAsAMemberOfAQuorumGrantsSeveralResources(t *testing.T) {
+	t.Parallel()
+	q := newQuorum(t)
+	q.clients[0] = testenv.Cluster(t).Client()
+	q.servers[1].Kill()
+	ls, err := q.issuer(t, lease.Config{TTL: time.Minute, Namespace: "q"}).AcquireAll(t.Context(), []string{"a", "b", "c"})
+	require.NoError(t, err)
+	require.NoError(t, ls.Release(t.Context()))
+}
+
 // lateMember is a member that hears of withdrawals only when deliver is called, long after they were
 // given up.
 type lateMember struct {
