@@ -22,6 +22,8 @@ import (
 	"github.com/fencedb/fencedb/guard"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
+	"github.com/fencedb/fencedb/lease/admission"
+	"github.com/fencedb/fencedb/lease/once"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -251,8 +253,25 @@ func TestExpireAndFlush(t *testing.T) {
 			require.Greater(t, next.Token(), believes.Token())
 			require.ErrorIs(t, believes.Extend(t.Context()), lease.ErrLost)
 
+			keys, err := once.New(i.Client, once.Config{Namespace: i.Config.Namespace})
+			require.NoError(t, err)
+			_, _, err = keys.Do(t.Context(), "order:7", nil, func(context.Context, *lease.Lease) ([]byte, error) { return nil, nil })
+			require.NoError(t, err)
+			limiter, err := admission.New(i.Client, admission.Config{Limit: 1, Window: time.Hour, OnError: admission.FailClosed, Namespace: i.Config.Namespace})
+			require.NoError(t, err)
+			allow := func() bool {
+				decision, err := limiter.Allow(t.Context(), "tenant:7")
+				require.NoError(t, err)
+				return decision.Allowed
+			}
+			require.True(t, allow())
+
 			fencedbtest.Flush(t, i)
 
+			state, err := keys.State(t.Context(), "order:7")
+			require.NoError(t, err)
+			require.Equal(t, once.Absent, state.Phase)
+			require.True(t, allow())
 			found, err := i.Inspect(t.Context(), "table:12")
 			require.NoError(t, err)
 			require.Zero(t, found.Token)

@@ -79,7 +79,8 @@ func Expire(t testing.TB, i *Issuer, resource string) {
 }
 
 // Flush makes Redis forget everything in the issuer's namespace, as after FLUSHALL or a restart
-// without persistence: who holds what, who waits, and the last tokens.
+// without persistence: who holds what, who waits, the last tokens, what package once has recorded and
+// package admission has counted.
 func Flush(t testing.TB, i *Issuer) {
 	t.Helper()
 	i.deleteAll(t)
@@ -89,7 +90,7 @@ func (i *Issuer) deleteAll(t testing.TB) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // also at the end of the test
 	err := error(nil)
-	for _, kind := range []string{"lease", "semaphore"} {
+	for _, kind := range []string{"lease", "semaphore", "once", "admission"} {
 		pattern := lease.Key{Kind: kind, Namespace: i.Config.Namespace, Field: "*"}.Pattern()
 		if cluster, ok := i.Client.(*redis.ClusterClient); ok {
 			err = errors.Join(err, cluster.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error {
