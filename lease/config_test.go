@@ -38,6 +38,12 @@ func TestNewRefuses(t *testing.T) {
 	_, err = lease.NewQuorum([]redis.UniversalClient{client, client, ring}, lease.Config{TTL: time.Second})
 	require.ErrorIs(t, err, lease.ErrInvalid)
 
+	pipeliner, err := client.AutoPipeline()
+	require.NoError(t, err)
+	defer pipeliner.Close()
+	_, err = lease.New(pipeliner, lease.Config{TTL: time.Second})
+	require.ErrorIs(t, err, lease.ErrInvalid, "it may be that of a Cluster, which cannot be seen")
+
 	_, err = lease.New(client, lease.Config{TTL: 10})
 	require.ErrorContains(t, err, "10ns", "what was given, so that a missing unit shows")
 

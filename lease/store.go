@@ -91,7 +91,10 @@ type single struct {
 }
 
 func checkClient(client redis.UniversalClient) error {
-	if _, ring := client.(*redis.Ring); ring {
+	switch client.(type) {
+	case *redis.AutoPipeliner: // on a Cluster a waiter would listen to one node, and several resources be asked for in one script
+		return protocol.Invalid("a redis.AutoPipeliner does not tell what is behind it; take its client, which sends together what is asked at the same time anyway")
+	case *redis.Ring:
 		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Cluster, or NewQuorum")
 	}
 	return protocol.CheckClient(client)
