@@ -76,7 +76,8 @@ type Config struct {
 	//	}
 	//
 	// Names and values together may have 128 characters. One that has more, or a name or value that
-	// Prometheus does not take, such as bytes that are not UTF-8, is not attached. Defaults to none.
+	// Prometheus does not take, such as bytes that are not UTF-8, is not attached. Like a tracer it
+	// must not call a lease, which may be locked. Defaults to none.
 	Exemplar func(ctx context.Context) prometheus.Labels
 }
 

@@ -47,7 +47,7 @@ type Config struct {
 	Plain bool
 
 	// Attrs returns attributes for each line, such as a correlation id, from the context of the
-	// operation. Defaults to none.
+	// operation. Like a tracer it must not call a lease, which may be locked. Defaults to none.
 	Attrs func(ctx context.Context) []slog.Attr
 }
 
