@@ -90,7 +90,7 @@ var attempts = map[string]attempt{
 	},
 	"QueryRow": func(ctx context.Context, conn *pgx.Conn, g fencedb.Grant) error {
 		err := fencedb.QueryRow(ctx, conn, g, bookIfFree+" RETURNING id", ids.Add(1), "ben").Scan(new(int))
-		if errors.Is(err, pgx.ErrNoRows) { // with ErrCommitted: there was no row
+		if errors.Is(err, pgx.ErrNoRows) { // it was booked
 			return nil
 		}
 		return err

@@ -36,14 +36,21 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgc
 }
 
 // QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
-// when the row is scanned, and Scan returns the errors of Tx, or pgx.ErrNoRows. If the statement
-// has committed but its row was missing or could not be scanned, ErrCommitted is in the error as
-// well. Options come with db: see With.
+// when the row is scanned, and Scan returns the errors of Tx, or pgx.ErrNoRows if the statement
+// found nothing to write. If it has committed something but its row was missing or could not be
+// scanned, ErrCommitted is in the error. Options come with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	return oneRow(func(dest ...any) error {
+		var nothing error
 		b := &pgx.Batch{}
-		b.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
-		return SendBatch(ctx, db, grant, b)
+		b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+			err := onlyRow{rows}.Scan(dest...)
+			if err == pgx.ErrNoRows && rows.CommandTag().RowsAffected() == 0 {
+				nothing, err = err, nil
+			}
+			return err
+		})
+		return cmp.Or(SendBatch(ctx, db, grant, b), nothing)
 	})
 }
 

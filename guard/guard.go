@@ -69,8 +69,8 @@ func Exec(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sq
 
 // QueryRow is Exec for a statement that returns one row, such as UPDATE ... RETURNING. All of it
 // happens when the row is scanned, the acquisition too, and the lease has been given back when Scan
-// returns. If the statement has committed but its row was missing or could not be scanned, the error
-// is fencedb.ErrCommitted, with pgx.ErrNoRows for a missing one.
+// returns. If the statement found nothing to write, the error is pgx.ErrNoRows; if it has committed
+// something but its row was missing or could not be scanned, fencedb.ErrCommitted is in it.
 func QueryRow(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sql string, args ...any) pgx.Row {
 	return oneRow(func(dest ...any) error {
 		return hold(ctx, issuer, []string{resource}, nil, func(ctx context.Context, ls lease.Leases) error {
