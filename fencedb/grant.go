@@ -156,6 +156,8 @@ func check(grants []Grant) error {
 			return invalid("the resource must be 1 to 512 bytes, it has %d", len(resource))
 		case !utf8.ValidString(resource) || strings.ContainsRune(resource, 0):
 			return invalid("the resource %q must be valid UTF-8 without NUL", resource)
+		case isPermit(g):
+			return invalid("the grant for %q is a permit of a semaphore, whose holders do not exclude each other; take a lease on what is written", resource)
 		case g.Token() <= 0:
 			return invalid("the fencing token for %q must be positive, it is %d", resource, g.Token())
 		case g.LeaseID() == uuid.Nil:
@@ -166,6 +168,12 @@ func check(grants []Grant) error {
 		seen[resource] = g
 	}
 	return nil
+}
+
+// isPermit asks a lease of package lease, in which a permit has the same type.
+func isPermit(g Grant) bool {
+	l, ok := g.(interface{ IsPermit() bool })
+	return ok && l.IsPermit()
 }
 
 // isNil also finds a nil pointer in the interface, as a lease that was never acquired.

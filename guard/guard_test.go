@@ -341,7 +341,32 @@ func TestOneShotsThatCannotReadTheirResult(t *testing.T) {
 	require.Equal(t, 2, w.bookings())
 	err = guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", `UPDATE bookings SET guest = 'eve' WHERE false RETURNING guest`).Scan(new(string))
 	require.ErrorIs(t, err, pgx.ErrNoRows)
+	require.NotErrorIs(t, err, fencedb.ErrCommitted, "it has written nothing")
 	w.free("table:12")
+}
+
+// A permit has the type of a lease, and other holders beside it.
+func TestAPermitIsNoGrant(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	permits, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: 2, Lease: lease.Config{TTL: 10 * time.Second, Namespace: w.namespace}})
+	require.NoError(t, err)
+	permit, err := permits.Acquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.True(t, permit.IsPermit())
+	for _, grant := range []fencedb.Grant{permit, fencedb.All(permit), fencedb.Carry(permit)} {
+		_, err = fencedb.Exec(t.Context(), w.pool, grant, insertAnn)
+		require.ErrorIs(t, err, fencedb.ErrInvalidGrant)
+		require.ErrorContains(t, err, "permit of a semaphore")
+	}
+	require.Zero(t, w.bookings())
+	require.NoError(t, permit.Release(t.Context()))
+	require.NoError(t, permits.Close(t.Context()))
+	l, err := w.issuer.Acquire(t.Context(), "table:12")
+	require.NoError(t, err)
+	require.False(t, l.IsPermit())
+	require.False(t, (*lease.Lease)(nil).IsPermit())
+	require.NoError(t, l.Release(t.Context()))
 }
 
 func TestOneShotBatches(t *testing.T) {

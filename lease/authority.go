@@ -83,7 +83,7 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 	if floor < 1 || floor >= maxToken {
 		return nil, protocol.Invalid("invalid floor %d: no token can follow it", floor)
 	}
-	if old.core.cfg.permits > 0 {
+	if old.IsPermit() {
 		return nil, protocol.Invalid("this is a permit of a semaphore, which is no grant: the data store refuses the earlier of two rightful holders")
 	}
 	t := old.trace(ctx, OpHeal)

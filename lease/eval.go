@@ -43,7 +43,7 @@ func (l *Lease) Eval(ctx context.Context, script string, keys []string, args ...
 	if err := l.granted(); err != nil {
 		return nil, err
 	}
-	if l.core.cfg.permits > 0 {
+	if l.IsPermit() {
 		return nil, protocol.Invalid("this is a permit of a semaphore, whose holders do not exclude each other; take a lease on what is written")
 	}
 	args, err := protocol.Values(args)

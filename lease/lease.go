@@ -82,6 +82,10 @@ func (l *Lease) Token() int64 { return l.some().term.token }
 // LeaseID is unique to this acquisition.
 func (l *Lease) LeaseID() uuid.UUID { return l.some().term.id }
 
+// IsPermit reports whether the lease is a permit of a [Semaphore], whose holders do not exclude each
+// other. Package fencedb refuses it as a grant.
+func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permits > 0 }
+
 // ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
 // move it on. Once the lease is over, it is the time when that became known, so that package
 // fencedb begins nothing under it.

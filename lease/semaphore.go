@@ -45,8 +45,8 @@ type SemaphoreConfig struct {
 // one line there, so one process takes several free permits one after the other.
 //
 // A permit does not fence. Tokens rise, but an older one is not stale, because several are current
-// at once. So a permit is no grant for data that all holders write to: fencedb would refuse the
-// earlier of two rightful holders. Where what each holder writes is its own, take a lease on that
+// at once. So a permit is no grant, and fencedb refuses it: otherwise the earlier of two rightful
+// holders would be stale. Where what each holder writes is its own, take a lease on that
 // under the permit. A holder that is stopped for longer than its TTL works beside up to N others
 // when it resumes, until it looks at its context; and when Redis loses its data, it has forgotten
 // the holders. So a semaphore bounds load; it does not protect data.
