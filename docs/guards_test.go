@@ -59,6 +59,7 @@ var guards = []struct {
 		{"S2", "a holder that was overtaken does not advance the fence in the common case", "WHERE f.resource = enter.resource COLLATE \"C\" AND f.last_fencing_token < token\n", "WHERE f.resource = enter.resource COLLATE \"C\"\n", "migrations.TestAHolderThatIsOvertakenBetweenTwoStatementsOfEnterIsStale"},
 		{"S3", "above READ COMMITTED no fence advances in the common case", " AND current_setting('transaction_isolation') LIKE 'read %' THEN", " THEN", "fencedb.TestEnterSQLAsksForASealAboveReadCommitted"},
 		{"S1", "a token that no lease can follow does not enter in the common case", "ELSIF token <= 9007199254740991 AND lease_id IS NOT NULL", "ELSIF lease_id IS NOT NULL", "migrations.TestEnterRefusesTokensThatNoLeaseCanFollow"},
+		{"S7", "a wait for a lock on the ledger counts in the common case", " AND (until IS NULL OR until > extract(epoch FROM clock_timestamp()) * 1000) THEN", " THEN", "fencedb.TestALockOnTheLedgerDoesNotStretchTheLease"},
 		{"S7", "nobody waits without a bound for a fence in the common case", "AND f.last_fencing_token < token\n            FOR NO KEY UPDATE SKIP LOCKED;", "AND f.last_fencing_token < token\n            FOR NO KEY UPDATE;", "fencedb.TestANewcomerThatCannotGetTheFenceLearnsWhoHasIt"},
 	}},
 	{"migrations/sql/00002_audit.sql", []guard{
@@ -169,6 +170,7 @@ var guards = []struct {
 		{"S7", "nothing begins under a lease that is over", "e.until.Sub(e.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
 	}},
 	{"fencedb/grant.go", []guard{
+		{"S1", "a permit of a semaphore is no grant", "case isPermit(g):", "case false:", "guard.TestAPermitIsNoGrant"},
 		{"S7", "the grant that ends first bounds all", "until.Before(earliest) {", "until.After(earliest) {", "fencedb.TestTheEarliestEndOfSeveralGrantsBoundsTheTransaction"},
 		{"S1", "two grants for one resource are refused", "case twice && (before.Token()", "case twice && false && (before.Token()", "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},
 		{"S3", "a carried grant among entered ones is entered", "			plain = append(plain, g)\n			allCarried = false", "			plain = append(plain, g)", "fencedb.TestACarriedGrantAmongEnteredOnesIsEntered"},
@@ -337,7 +339,7 @@ var guards = []struct {
 	{"lease/eval.go", []guard{
 		{"L5", "nothing is written to Redis under a lease that is over", "	if err == nil {\n		err = l.Err()\n", "	if err == nil {\n", "lease.TestOnlyTheHolderWritesToRedis"},
 		{"L8", "a value that cannot be marshalled does not travel with the requests of others", "	args, err := protocol.Values(args)\n", "	var err error\n", "lease.TestAValueThatCannotBeMarshalledHarmsNobody"},
-		{"L1", "a permit of a semaphore writes nothing to Redis", "	if l.core.cfg.permits > 0 {\n", "	if false {\n", "lease.TestWritesToRedisThatCannotBeFenced"},
+		{"L1", "a permit of a semaphore writes nothing to Redis", "	if l.IsPermit() {\n", "	if false {\n", "lease.TestWritesToRedisThatCannotBeFenced"},
 	}},
 	{"lease/quorum.go", []guard{
 		{"L2", "the greatest token of a majority counts", "tokens[n] = max(tokens[n], token)", "tokens[n] = token", "lease.TestTokensOfAQuorumRiseWhateverMajorityGrants"},

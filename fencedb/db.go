@@ -25,6 +25,9 @@ var (
 
 // acquire takes a connection from a pool; other kinds of DB are used as they are.
 func acquire(ctx context.Context, db DB) (DB, func(), error) {
+	if isNil(db) {
+		return nil, nil, errNoDB
+	}
 	pool, ok := db.(interface {
 		Acquire(ctx context.Context) (*pgxpool.Conn, error)
 	})

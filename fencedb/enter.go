@@ -51,7 +51,10 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry,
 	return e.handedOut(t.is(e.enter(t.ctx, tx)))
 }
 
-var errNoTx = errors.New("fencedb: the transaction is nil; did it begin?")
+var (
+	errNoTx = errors.New("fencedb: the transaction is nil; did it begin?")
+	errNoDB = errors.New("fencedb: the database is nil; was it opened?")
+)
 
 func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	sql, args, err := e.query(ctx)

@@ -22,10 +22,14 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 		return e.busy(e.blockers(ctx, server), err)
 	}
 	if e.overtime(code, lost) {
+		why := ErrLeaseOver
 		if until := validUntil(e.grants); !until.IsZero() && time.Now().Before(until) { // renewed since it entered
-			return &rejection{ErrTooLong, err}
+			why = ErrTooLong
 		}
-		return &rejection{ErrLeaseOver, err}
+		if errors.Is(err, why) { // of a transaction within this one
+			return err
+		}
+		return &rejection{why, err}
 	}
 	if err = Explain(err); err == nil || alreadyTyped(err) {
 		return err

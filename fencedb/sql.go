@@ -38,6 +38,9 @@ func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) err
 	if err != nil {
 		return err
 	}
+	if db == nil {
+		return errNoDB
+	}
 	options, err := sqlOptions(e.txOptions)
 	if err != nil {
 		return err

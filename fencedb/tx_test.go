@@ -2,11 +2,13 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -201,4 +203,20 @@ func TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree(t *testing.T) {
 	require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
 	require.Less(t, time.Since(start), 10*time.Second)
 	w.awaitIdle(pool)
+}
+
+func TestADatabaseThatIsNilIsRefused(t *testing.T) {
+	t.Parallel()
+	g := grant("table:12", 41)
+	for name, db := range map[string]fencedb.DB{"nil": nil, "a nil pool": (*pgxpool.Pool)(nil), "nil with options": fencedb.With(nil)} {
+		_, execErr := fencedb.Exec(t.Context(), db, g, insertAnn, 1)
+		_, queryErr := fencedb.Query(t.Context(), db, g, insertAnn, 1)
+		for _, err := range []error{
+			fencedb.Tx(t.Context(), db, g, func(pgx.Tx) error { return nil }), execErr, queryErr,
+			fencedb.QueryRow(t.Context(), db, g, insertAnn, 1).Scan(), fencedb.SendBatch(t.Context(), db, g, &pgx.Batch{}), fencedb.Seal(t.Context(), db, g),
+			fencedb.TxSQL(t.Context(), nil, g, func(*sql.Tx) error { return nil }),
+		} {
+			require.ErrorContains(t, err, "the database is nil", name)
+		}
+	}
 }

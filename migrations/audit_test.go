@@ -84,15 +84,15 @@ func TestProtectingAndUnprotectingIsRecorded(t *testing.T) {
 	s := newSession(t)
 	const protect = `SELECT fencedb.protect('seats', $$ 'seat:' || id $$);`
 	s.exec(`CREATE TABLE seats (id int); ` + protect + protect)
-	require.Equal(t, "protect public.seats ledger  'seat:' || id ", s.protections(), "the second call changed nothing")
+	require.Equal(t, "protect public.seats ledger 'seat:' || id", s.protections(), "the second call changed nothing")
 
 	s.exec(`ALTER TABLE seats RENAME TO chairs`)
 	s.exec(`SELECT fencedb.unprotect('chairs'); SELECT fencedb.unprotect('chairs')`)
 	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
 	s.exec(`BEGIN; SELECT fencedb.unprotect('jobs'); ROLLBACK`)
 
-	require.Equal(t, "protect public.seats ledger  'seat:' || id ; unprotect public.chairs ledger  'seat:' || id ; "+
-		"protect public.jobs row  'job:' || id ", s.protections())
+	require.Equal(t, "protect public.seats ledger 'seat:' || id; unprotect public.chairs ledger 'seat:' || id; "+
+		"protect public.jobs row 'job:' || id", s.protections())
 }
 
 // Who finds a guard missing or switched off, and puts it back, leaves a trace of both.
@@ -109,7 +109,7 @@ func TestAGuardThatWasTakenAwayByHandIsRecordedWhenItIsSeen(t *testing.T) {
 	} {
 		before := s.protections()
 		s.exec(away + `; ` + protect)
-		require.Equal(t, before+"; unprotect public.seats ledger  'seat:' || id ; protect public.seats ledger  'seat:' || id ", s.protections(), away)
+		require.Equal(t, before+"; unprotect public.seats ledger 'seat:' || id; protect public.seats ledger 'seat:' || id", s.protections(), away)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestUnprotectingWhatTheAuditDoesNotKnowIsRecorded(t *testing.T) {
 
 	s.exec(`SELECT fencedb.unprotect('seats')`)
 
-	require.Equal(t, "protect public.seats ledger  'seat:' || id ; unprotect public.seats ledger  'seat:' || id ", s.protections())
+	require.Equal(t, "protect public.seats ledger 'seat:' || id; unprotect public.seats ledger 'seat:' || id", s.protections())
 }
 
 func TestTheOwnerOfATableIsRecordedUnderTheNameItLoggedInWith(t *testing.T) {
@@ -150,7 +150,7 @@ func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 	s.refused(insufficientPrivilege, `SELECT fencedb.record_protection('seats')`)
 	s.refused(insufficientPrivilege, `SELECT fencedb.unprotect('seats')`)
 	s.exec(`RESET SESSION AUTHORIZATION`)
-	require.Equal(t, "protect public.seats ledger  'seat:' || id ", s.protections())
+	require.Equal(t, "protect public.seats ledger 'seat:' || id", s.protections())
 }
 
 // The audit cannot be emptied, so nobody may fill it: not with a table that only looks protected, and not by repeating.
@@ -256,7 +256,7 @@ func TestOldRecordsAreForgottenThroughOneDoorThatRecordsIt(t *testing.T) {
 		require.Equal(t, want, s.one(`SELECT fencedb.forget_audit('90 days', 'bob@host', 'yearly', 2)`))
 	}
 
-	require.Equal(t, "protect public.seats  'seats:' || id ; revoke; prune_audit 2; prune_audit 2; prune_audit 1",
+	require.Equal(t, "protect public.seats 'seats:' || id; revoke; prune_audit 2; prune_audit 2; prune_audit 1",
 		s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details ->> 'expression', details ->> 'rows'), '; ' ORDER BY id) FROM fencedb.audit`))
 	s.refused(insufficientPrivilege, `DELETE FROM fencedb.audit`)
 }

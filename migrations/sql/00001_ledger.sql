@@ -536,7 +536,7 @@ BEGIN
         IF key IS NOT NULL THEN
             epoch := pg_sequence_last_value('fencedb.server_epoch');
         END IF;
-        IF epoch IS NOT NULL THEN
+        IF epoch IS NOT NULL AND (until IS NULL OR until > extract(epoch FROM clock_timestamp()) * 1000) THEN -- a lock on the ledger knows no limit
             xid := pg_current_xact_id();
             IF locker <> xid::xid THEN
                 PERFORM fencedb.require_outermost(locker);
@@ -555,7 +555,8 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    SELECT a.xid, a.epoch INTO xid, epoch FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id], remaining_ms, wait_ms) a;
+    SELECT a.xid, a.epoch INTO xid, epoch
+    FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id], coalesce(floor(until - extract(epoch FROM clock_timestamp()) * 1000)::bigint, remaining_ms), wait_ms) a;
 END
 $$;
 -- +goose StatementEnd

@@ -41,7 +41,7 @@ AS $$
 BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'FN002',
-        MESSAGE = format('%s on protected table %s without a fencing token', operation, target),
+        MESSAGE = format(CASE operation WHEN 'TRUNCATE' THEN '%s on protected table %s, for whose rows it can carry no token' ELSE '%s on protected table %s without a fencing token' END, operation, target),
         DETAIL  = jsonb_strip_nulls(jsonb_build_object('resource', resource))::text,
         HINT    = CASE operation
             WHEN 'TRUNCATE' THEN 'TRUNCATE names no rows, so it can carry no token for them; use DELETE.'
@@ -797,7 +797,7 @@ COMMENT ON FUNCTION fencedb.guard_table(regclass, text, text, text, text, text, 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAULT NULL, stamp boolean DEFAULT NULL) RETURNS void
     LANGUAGE sql
-    RETURN fencedb.guard_table(target, resource, 'ledger', $body$
+    RETURN fencedb.guard_table(target, btrim(resource), 'ledger', $body$
 #variable_conflict use_column
 DECLARE
     "~note"  pg_catalog.text := coalesce(pg_catalog.current_setting('fencedb.judged', true), '');

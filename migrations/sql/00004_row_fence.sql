@@ -132,7 +132,7 @@ COMMENT ON FUNCTION fencedb.check_row_key(regclass, name[], boolean) IS 'Inner f
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.protect_row(target regclass, resource text, mode text DEFAULT NULL) RETURNS void
     LANGUAGE sql
-    RETURN fencedb.guard_table(target, resource, 'row', $body$
+    RETURN fencedb.guard_table(target, btrim(resource), 'row', $body$
 #variable_conflict use_column
 DECLARE
     "~old"   pg_catalog.text := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %1$s END;
