@@ -2,6 +2,7 @@ package fencedbtest
 
 import (
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -51,14 +52,13 @@ func (p *Postgres) Pause(text string, then func()) {
 // lost. Code that commits by itself gets an error for work that was done. With lease.Config.Seal the
 // next COMMIT may be that of an acquisition: call it within the work.
 func (p *Postgres) CutCommit() {
-	p.proxy.OnServer(p.cutCommit(new(atomic.Bool)))
+	p.cutNext()
 }
 
 // CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the function
 // that it returns is called. So nobody can be asked: ErrCommitUnknown, after about five seconds.
 func (p *Postgres) CutCommitAndServer() (restore func()) {
-	down := new(atomic.Bool)
-	p.proxy.OnServer(p.cutCommit(down))
+	down := p.cutNext()
 	p.proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate {
 		if down.Load() {
 			return faulty.Cut
@@ -68,27 +68,27 @@ func (p *Postgres) CutCommitAndServer() (restore func()) {
 	return func() { p.proxy.OnClient(nil) }
 }
 
-// cutCommit sets done when it has struck, which it does once. COMMIT has an answer of its own. Where
-// a batch is the transaction, as that of Exec, the server has committed when it is ready for the next.
-func (p *Postgres) cutCommit(done *atomic.Bool) func(pgproto3.BackendMessage) faulty.Fate {
-	enters, entered := false, false // in the batch that is being answered: the next row is that of enter, it has come
-	return func(msg pgproto3.BackendMessage) faulty.Fate {
-		commits := false
-		switch msg := msg.(type) {
-		case *pgproto3.RowDescription:
-			enters = len(msg.Fields) == 2 && string(msg.Fields[0].Name) == "xid" && string(msg.Fields[1].Name) == "epoch"
-		case *pgproto3.DataRow:
-			entered = entered || enters
-		case *pgproto3.ErrorResponse:
-			entered = false
-		case *pgproto3.CommandComplete:
-			commits = string(msg.CommandTag) == "COMMIT"
-		case *pgproto3.ReadyForQuery:
-			commits, enters, entered = entered && msg.TxStatus == 'I', false, false
-		}
-		if !commits || done.Swap(true) {
+// cutNext cuts the next COMMIT. It returns what is set by then.
+func (p *Postgres) cutNext() *atomic.Bool {
+	done := new(atomic.Bool)
+	cut := func(committed bool) faulty.Fate {
+		if !committed || done.Swap(true) {
 			return faulty.Pass
 		}
 		return faulty.Cut
 	}
+	p.proxy.OnServer(func(msg pgproto3.BackendMessage) faulty.Fate {
+		end, is := msg.(*pgproto3.CommandComplete)
+		return cut(is && string(end.CommandTag) == "COMMIT")
+	})
+	p.proxy.OnRound(func(r faulty.Round) faulty.Fate {
+		return cut(!r.Failed && r.TxStatus == 'I' && slices.ContainsFunc(r.SQL, enters))
+	})
+	return done
+}
+
+// enters reports whether sql enters a fence. Where a batch that does so is the transaction, as that
+// of Exec, the server has committed when it is ready for the next.
+func enters(sql string) bool {
+	return strings.Contains(sql, "fencedb.enter") || strings.Contains(sql, "fencedb.carry")
 }

@@ -25,6 +25,7 @@ type PostgresProxy struct {
 	mu        sync.Mutex
 	toServer  func(pgproto3.FrontendMessage) Fate // under mu, as is its call: called for one message at a time
 	toClient  func(pgproto3.BackendMessage) Fate  // the same
+	rounds    func(Round) Fate                    // the same
 	orphans   []net.Conn                          // connections that Sever ends
 	delivered int                                 // bytes that clients have got
 	limit     int                                 // of delivered, at which fate strikes; negative: none
@@ -91,6 +92,21 @@ func (p *PostgresProxy) OnServer(judge func(pgproto3.BackendMessage) Fate) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.toClient = judge
+}
+
+// Round is a round trip of one connection that the server has answered completely.
+type Round struct {
+	SQL      []string // what was executed in it, also where it was prepared before
+	Failed   bool
+	TxStatus byte // as in [pgproto3.ReadyForQuery]
+}
+
+// OnRound judges every round trip at the last message of its answer, until the next call. nil passes
+// all.
+func (p *PostgresProxy) OnRound(judge func(Round) Fate) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rounds = judge
 }
 
 // Delivered is how many bytes clients have got so far.
@@ -164,6 +180,9 @@ type postgresLink struct {
 	frontend *pgproto3.Frontend // speaks with the server
 
 	statements map[string]string // SQL by the names of prepared statements
+	executed   []string          // in the round trip that is being read
+	sent       [][]string        // the same, of each round trip that is not answered yet; under mu
+	failed     bool              // the one that is being answered
 	held       []byte            // what was read of a round trip while a Pause waits
 	due        *pause            // whose statement is among that
 }
@@ -244,12 +263,20 @@ func (l *postgresLink) requests() {
 		if l.isSilent() {
 			continue
 		}
+		sql := l.sql(msg)
+		if sql != "" {
+			l.executed = append(l.executed, sql)
+		}
 		switch msg.(type) {
 		case *pgproto3.Query, *pgproto3.Sync:
 			l.turns.Add(1)
+			l.mu.Lock()
+			l.sent = append(l.sent, l.executed)
+			l.mu.Unlock()
+			l.executed = nil
 		}
 		fate := judged(l.PostgresProxy, &l.toServer, msg)
-		if fate == Pass && l.hold(msg) {
+		if fate == Pass && l.hold(msg, sql) {
 			continue
 		}
 		if !l.deliver(fate, l.server, msg) {
@@ -258,18 +285,42 @@ func (l *postgresLink) requests() {
 	}
 }
 
-// hold keeps msg back while a Pause waits, until its round trip is complete; then all of it goes on,
-// after the Pause if it is meant.
-func (l *postgresLink) hold(msg pgproto3.FrontendMessage) (held bool) {
-	sql := ""
+// sql is what msg executes, "" for nothing.
+func (l *postgresLink) sql(msg pgproto3.FrontendMessage) string {
 	switch msg := msg.(type) {
 	case *pgproto3.Parse:
 		l.statements[msg.Name] = msg.Query
 	case *pgproto3.Bind:
-		sql = l.statements[msg.PreparedStatement]
+		return l.statements[msg.PreparedStatement]
 	case *pgproto3.Query:
-		sql = msg.String
+		return msg.String
 	}
+	return ""
+}
+
+// answered judges the round trip that msg ends, if it does.
+func (l *postgresLink) answered(msg pgproto3.BackendMessage) Fate {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch msg := msg.(type) {
+	case *pgproto3.ErrorResponse:
+		l.failed = true
+	case *pgproto3.ReadyForQuery:
+		if len(l.sent) == 0 { // of the session's beginning
+			return Pass
+		}
+		round := Round{l.sent[0], l.failed, msg.TxStatus}
+		l.sent, l.failed = l.sent[1:], false
+		if l.rounds != nil {
+			return l.rounds(round)
+		}
+	}
+	return Pass
+}
+
+// hold keeps msg back while a Pause waits, until its round trip is complete; then all of it goes on,
+// after the Pause if it is meant.
+func (l *postgresLink) hold(msg pgproto3.FrontendMessage, sql string) (held bool) {
 	l.mu.Lock()
 	waiting := l.paused
 	if waiting != nil && l.due == nil && sql != "" && waiting.at(sql) {
@@ -313,7 +364,11 @@ func (l *postgresLink) answers() {
 			raw, _ := auth.Encode(nil)                                  // with its kind behind type and length
 			_ = l.backend.SetAuthType(binary.BigEndian.Uint32(raw[5:])) // all kinds of password share one type byte
 		}
-		if !l.deliver(judged(l.PostgresProxy, &l.toClient, msg), l.client, msg) {
+		fate := judged(l.PostgresProxy, &l.toClient, msg)
+		if end := l.answered(msg); fate == Pass {
+			fate = end
+		}
+		if !l.deliver(fate, l.client, msg) {
 			return
 		}
 	}

@@ -137,3 +137,27 @@ func TestABreakpointIsReachedOnce(t *testing.T) {
 
 	require.Equal(t, 1, times)
 }
+
+func TestARoundKnowsWhatWasPreparedBefore(t *testing.T) {
+	t.Parallel()
+	proxy, conn := connect(t)
+	const sql = `SELECT 1 / $1::int`
+	var rounds []faulty.Round
+	ask := func(by int) { _, _ = conn.Exec(t.Context(), sql, by) }
+	ask(1)
+	proxy.OnRound(func(r faulty.Round) faulty.Fate {
+		rounds = append(rounds, r)
+		return faulty.Pass
+	})
+	ask(1)
+	ask(0)
+	require.NoError(t, pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error { return nil }))
+	proxy.OnRound(func(faulty.Round) faulty.Fate { return faulty.Cut })
+	ask(1)
+	require.True(t, conn.IsClosed())
+	require.Equal(t, []faulty.Round{
+		{[]string{sql}, false, 'I'}, {[]string{sql}, true, 'I'},
+		{nil, false, 'I'}, // pgx forgets the statement that has failed
+		{[]string{"begin"}, false, 'T'}, {[]string{"commit"}, false, 'I'},
+	}, rounds)
+}
