@@ -51,6 +51,7 @@ func (p *printed) Name() string                   { return p.name }
 func (p *printed) Context() context.Context       { return context.Background() }
 func (p *printed) Cleanup(f func())               { p.cleanups = append(p.cleanups, f) }
 func (p *printed) Failed() bool                   { return p.text.Len() > 0 }
+func (p *printed) Skipped() bool                  { return false }
 func (p *printed) Logf(string, ...any)            {}
 func (p *printed) Errorf(format string, a ...any) { fmt.Fprintf(&p.text, format+"\n", a...) }
 func (p *printed) Fatalf(format string, a ...any) { p.Errorf(format, a...); runtime.Goexit() }
@@ -188,6 +189,39 @@ func TestAPauseIsOneForOneStatement(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, 1, runs)
+}
+
+// Or a typing error in the text makes a test that passes without its fault.
+func TestAFaultThatNeverHappensFailsTheTest(t *testing.T) {
+	t.Parallel()
+	server := database(t)
+	for fault, ask := range map[string]func(p *fencedbtest.Postgres){
+		`Pause: no statement contained "UPDATE typo_bookings"`: func(p *fencedbtest.Postgres) {
+			p.Pause("UPDATE typo_bookings", func() { t.Error("it ran") })
+		},
+		"CutCommit: nothing was committed":          (*fencedbtest.Postgres).CutCommit,
+		"CutCommitAndServer: nothing was committed": func(p *fencedbtest.Postgres) { p.CutCommitAndServer() },
+	} {
+		for _, failed := range []bool{false, true} {
+			inner := begin("inner")
+			p := fencedbtest.NewPostgres(inner, server)
+			ask(p)
+			conn, err := pgx.Connect(t.Context(), p.URL())
+			require.NoError(t, err)
+			_, err = conn.Exec(t.Context(), `SELECT FROM bookings`)
+			require.NoError(t, err)
+			require.NoError(t, conn.Close(t.Context()))
+			if failed {
+				inner.Errorf("the code is wrong")
+			}
+			inner.end()
+			if failed {
+				require.Equal(t, "the code is wrong\n", inner.text.String(), "the reason is not hidden")
+			} else {
+				require.Contains(t, inner.text.String(), "fencedbtest: "+fault)
+			}
+		}
+	}
 }
 
 func TestACutCommitIsFoundOut(t *testing.T) {

@@ -1,6 +1,7 @@
 package fencedbtest
 
 import (
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -14,8 +15,18 @@ import (
 
 // Postgres stands between the code under test and your Postgres. It passes everything until told
 // otherwise. It does not mind the driver.
+//
+// A fault that was asked for and never happened fails the test when it ends, unless it has failed
+// already. A call replaces the fault of the same kind that is still to come.
 type Postgres struct {
-	proxy *faulty.PostgresProxy
+	proxy       *faulty.PostgresProxy
+	paused, cut atomic.Pointer[fault] // the last of each kind; nil if none
+}
+
+// fault is what was asked for.
+type fault struct {
+	happened atomic.Bool
+	never    string // what to say if it has not happened
 }
 
 // NewPostgres listens in front of the server of a URL such as
@@ -30,7 +41,15 @@ func NewPostgres(t testing.TB, serverURL string) *Postgres {
 	if u.Port() == "" {
 		u.Host += ":5432"
 	}
-	return &Postgres{faulty.NewPostgresProxy(t, u.String())}
+	p := &Postgres{proxy: faulty.NewPostgresProxy(t, u.String())}
+	t.Cleanup(func() {
+		for _, f := range []*fault{p.paused.Load(), p.cut.Load()} {
+			if f != nil && !f.happened.Load() && !t.Failed() && !t.Skipped() {
+				t.Errorf("fencedbtest: %s", f.never)
+			}
+		}
+	})
+	return p
 }
 
 // URL is where the code under test connects to.
@@ -44,7 +63,12 @@ func (p *Postgres) URL() string { return p.proxy.URL() }
 //
 // Only the connection with the statement is stopped, so then can use others. It runs once.
 func (p *Postgres) Pause(text string, then func()) {
-	p.proxy.Pause(func(sql string) bool { return strings.Contains(sql, text) }, then)
+	f := &fault{never: fmt.Sprintf("Pause: no statement contained %q", text)}
+	p.paused.Store(f)
+	p.proxy.Pause(func(sql string) bool { return strings.Contains(sql, text) }, func() {
+		f.happened.Store(true)
+		then()
+	})
 }
 
 // CutCommit loses the answer to the next COMMIT: the server commits, and the connection ends. Tx,
@@ -52,13 +76,13 @@ func (p *Postgres) Pause(text string, then func()) {
 // lost. Code that commits by itself gets an error for work that was done. With lease.Config.Seal the
 // next COMMIT may be that of an acquisition: call it within the work.
 func (p *Postgres) CutCommit() {
-	p.cutNext()
+	p.cutNext("CutCommit")
 }
 
 // CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the function
 // that it returns is called. So nobody can be asked: ErrCommitUnknown, after about five seconds.
 func (p *Postgres) CutCommitAndServer() (restore func()) {
-	down := p.cutNext()
+	down := p.cutNext("CutCommitAndServer")
 	p.proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate {
 		if down.Load() {
 			return faulty.Cut
@@ -68,11 +92,12 @@ func (p *Postgres) CutCommitAndServer() (restore func()) {
 	return func() { p.proxy.OnClient(nil) }
 }
 
-// cutNext cuts the next COMMIT. It returns what is set by then.
-func (p *Postgres) cutNext() *atomic.Bool {
-	done := new(atomic.Bool)
+// cutNext cuts the next COMMIT for the function of that name. It returns what is set by then.
+func (p *Postgres) cutNext(name string) *atomic.Bool {
+	f := &fault{never: name + ": nothing was committed through this address"}
+	p.cut.Store(f)
 	cut := func(committed bool) faulty.Fate {
-		if !committed || done.Swap(true) {
+		if !committed || f.happened.Swap(true) {
 			return faulty.Pass
 		}
 		return faulty.Cut
@@ -84,7 +109,7 @@ func (p *Postgres) cutNext() *atomic.Bool {
 	p.proxy.OnRound(func(r faulty.Round) faulty.Fate {
 		return cut(!r.Failed && r.TxStatus == 'I' && slices.ContainsFunc(r.SQL, enters))
 	})
-	return done
+	return &f.happened
 }
 
 // enters reports whether sql enters a fence. Where a batch that does so is the transaction, as that
