@@ -80,7 +80,9 @@ func (p *Postgres) CutCommit() {
 }
 
 // CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the function
-// that it returns is called. So nobody can be asked: ErrCommitUnknown, after about five seconds.
+// that it returns is called. So nobody can be asked: ErrCommitUnknown, five seconds after the end
+// of the lease or of the context, whichever is earlier. A short lease.Config.TTL, such as
+// time.Second, or a context that you cancel makes that soon.
 func (p *Postgres) CutCommitAndServer() (restore func()) {
 	down := p.cutNext("CutCommitAndServer")
 	p.proxy.OnClient(func(pgproto3.FrontendMessage) faulty.Fate {
