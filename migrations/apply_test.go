@@ -55,5 +55,7 @@ func TestAnApplicationNeedsAVersionTableOfItsOwn(t *testing.T) {
 		require.ErrorContains(t, migrations.Apply(t.Context(), db, ofAnApplication, table), "version table", table)
 	}
 	require.Error(t, migrations.Apply(t.Context(), db, fstest.MapFS{}, "versions"), "no migrations at all")
+	below := fstest.MapFS{"schema/00001_tables.sql": ofAnApplication["00001_tables.sql"]}
+	require.ErrorContains(t, migrations.Apply(t.Context(), db, below, "versions"), `pass fs.Sub(files, "schema")`)
 	require.Error(t, migrations.Apply(t.Context(), nil, ofAnApplication, "versions"))
 }

@@ -238,6 +238,10 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 			"such as goose_db_version", table)
 	}
 	provider, err := newProvider(db, files, table)
+	if errors.Is(err, goose.ErrNoMigrations) {
+		return fmt.Errorf("fencedb/migrations: apply: no numbered .sql files at the root of files; "+
+			"for //go:embed schema/*.sql pass fs.Sub(files, \"schema\"): %w", err)
+	}
 	if err != nil {
 		return fmt.Errorf("fencedb/migrations: apply: %w", err)
 	}
