@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -138,7 +139,8 @@ func forClient(ctx context.Context) context.Context {
 type NoAnswer time.Duration
 
 func (n NoAnswer) Error() string {
-	return fmt.Sprintf("%v: no answer within %v", ErrUnreachable, time.Duration(n))
+	most := time.Duration(n)
+	return fmt.Sprintf("%v: no answer within %v", ErrUnreachable, cmp.Or(most.Round(time.Millisecond), most))
 }
 
 // Unwrap returns ErrUnreachable.

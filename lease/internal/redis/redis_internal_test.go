@@ -14,6 +14,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+func TestNoAnswerIsReadable(t *testing.T) {
+	for bound, text := range map[time.Duration]string{
+		246142577: "246ms", time.Second: "1s", 400 * time.Microsecond: "400µs",
+	} {
+		require.ErrorContains(t, NoAnswer(bound), "within "+text)
+	}
+}
+
 func TestNews(t *testing.T) {
 	for message, want := range map[string]News{
 		"granted me 3 57 10000":   {Call: "me", Granted: &Granted{3, 57, 10 * time.Second}},
