@@ -26,8 +26,9 @@ func (a *app) watch() *cli.Command {
 		Usage:     "show events of leases and writes as they happen",
 		ArgsUsage: "[PREFIX]",
 		Description: `Shows the events that programs publish with package observe/feed, for
-resources that begin with PREFIX. Ctrl-C ends it with exit code 0. It goes on
-when Redis was away and comes back. With --json each line is one event.
+resources that begin with PREFIX. It runs until Ctrl-C, which ends it with
+exit code 0; --timeout bounds only its beginning. It goes on when Redis was
+away and comes back. With --json each line is one event.
 
    fencedb watch                               all, from now on
    fencedb watch table: --kind lost,refused    what went wrong with tables
