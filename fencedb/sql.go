@@ -200,7 +200,9 @@ var (
 // before any savepoint, it returns the same errors (also ErrUnsealed above READ COMMITTED), and on
 // error the transaction must be rolled back. Of the options only Hold and Trace have an effect.
 // What the application writes afterwards comes back with the errors of its driver, which Explain
-// turns into those of this package. Entry.OutcomeSQL finds out what became of a COMMIT that failed.
+// turns into those of this package. Entry.OutcomeSQL finds out what became of a COMMIT that failed;
+// after a rollback it knows a statement that the limit of the lease has ended, which Explain takes
+// for any other cancellation (SQLSTATE 57014).
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	if err != nil {
@@ -212,7 +214,8 @@ var (
 //		return err
 //	}
 //	if _, err := tx.ExecContext(ctx, `INSERT INTO bookings ...`); err != nil {
-//		return fencedb.Explain(err)
+//		_ = tx.Rollback()
+//		return entry.OutcomeSQL(ctx, db, err) // knows also that the lease's limit ended the statement
 //	}
 //	if err := tx.Commit(); err != nil {
 //		return entry.OutcomeSQL(ctx, db, err)

@@ -328,6 +328,25 @@ func TestCancellingBetweenStatementsLeavesNoDoubt(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
+// Explain alone cannot know it: any statement_timeout, and any cancellation, ends a statement with 57014.
+func TestTheOutcomeOfASlowStatementNamesTheLimitOfTheLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := w.sqlDB()
+	tx := w.begin(db)
+	entry, err := fencedb.EnterSQL(t.Context(), tx, grantFor("table:12", 41, 300*time.Millisecond))
+	require.NoError(t, err)
+
+	_, err = tx.ExecContext(t.Context(), `SELECT pg_sleep(60)`)
+
+	var pgErr *pgconn.PgError
+	require.ErrorAs(t, err, &pgErr)
+	require.Equal(t, "57014", pgErr.Code)
+	require.NotErrorIs(t, fencedb.Explain(err), fencedb.ErrLeaseOver)
+	require.NoError(t, tx.Rollback())
+	require.ErrorIs(t, entry.OutcomeSQL(t.Context(), db, err), fencedb.ErrLeaseOver)
+}
+
 // COMMIT itself is refused: the server has said so, and is not asked.
 func TestACommitThatIsRefusedIsNoLostConnection(t *testing.T) {
 	t.Parallel()
