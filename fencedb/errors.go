@@ -148,7 +148,12 @@ type Blocker struct {
 func (e *BusyError) Error() string {
 	var by []string
 	for _, b := range e.Blockers {
-		by = append(by, fmt.Sprintf("pid %d (%s, %s, open for %v)", b.PID, b.Application, cmp.Or(b.State, "state not visible to this role"), b.Open.Round(time.Millisecond)))
+		name := ""
+		if b.Application != "" {
+			name = b.Application + ", "
+		}
+		by = append(by, fmt.Sprintf("pid %d (%s%s, open for %v)", b.PID, name,
+			cmp.Or(b.State, "state not visible to this role"), b.Open.Round(time.Millisecond)))
 	}
 	return fmt.Sprintf("%v: waited %v for %q, behind %s", ErrBusy, e.Waited.Round(time.Millisecond), e.Resources,
 		cmp.Or(strings.Join(by, ", "), "a session that has ended since"))

@@ -19,6 +19,14 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
+func TestBusyLeavesOutAnApplicationWithoutAName(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]string{"": "pid 7 (idle,", "shop": "pid 7 (shop, idle,"} {
+		busy := &fencedb.BusyError{Blockers: []fencedb.Blocker{{PID: 7, Application: name, State: "idle"}}}
+		require.ErrorContains(t, busy, want)
+	}
+}
+
 func TestWritesOfAnotherResourceSaySo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
