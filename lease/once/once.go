@@ -75,7 +75,13 @@
 //	})
 //
 // The claim is the grant of that transaction: once the run that replaced it has entered one, an
-// older run cannot commit.
+// older run cannot commit. It does not cover the rows of a protected table, which need the token of
+// their own resource (fencedb.ErrWrongResource). For these acquire the lease of the row as well,
+// within the work, and pass both:
+//
+//	err = leases.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
+//		return fencedb.Tx(ctx, pool, fencedb.All(claim, l), ...)
+//	})
 package once
 
 import (
