@@ -24,12 +24,13 @@ import (
 // SERIALIZABLE it fails with SQLSTATE 40001 instead.
 //
 // request is what the key stands for; only its hash is kept. The same key with another request is
-// refused with ErrKeyReused. nil stands for no request, which equals nothing but nil, and is
-// replayed only to the database role that stored it (the role of SET ROLE, if there was one): with
-// a request, knowing it is what entitles a caller to its result. result can be up to 1 MiB. If fn
-// fails, Once returns its error and the key stays free, whether the transaction then rolls back or
-// not. So a call with the same key within fn runs its function too. Cancelling ctx closes the
-// connection, as in every pgx call, and nothing is written.
+// refused with ErrKeyReused. nil stands for no request, which equals nothing but nil (in package
+// lease/once it matches every request), and is replayed only to the database role that stored it
+// (the role of SET ROLE, if there was one): with a request, knowing it is what entitles a caller to
+// its result. result can be up to 1 MiB. If fn fails, Once returns its error and the key stays
+// free, whether the transaction then rolls back or not. So a call with the same key within fn runs
+// its function too. Cancelling ctx closes the connection, as in every pgx call, and nothing is
+// written.
 func Once(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
 	var fingerprint []byte
 	if request != nil {

@@ -243,7 +243,8 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // Do returns the recorded result of the key, replayed, or runs fn and records what it returns. The
 // result belongs to the caller.
 //
-// The request is what the key stands for; the same key with another request is [ErrKeyReused]. If
+// The request is what the key stands for; the same key with another request is [ErrKeyReused]. A nil
+// request matches every request, other than with fencedb.Once, where nil equals nothing but nil. If
 // fn fails, its error is returned, nothing is recorded and the key is free. If the claim was lost
 // while fn failed, the cause is joined. With [ErrNotRecorded] fn has succeeded and its result is
 // returned too, but others may get another one.
