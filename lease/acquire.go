@@ -247,7 +247,8 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, error) {
 		return nil, err
 	case answer.tokens == nil:
 		a.standing = standing{sent, a.requests}
-		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder}
+		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder,
+			permit: core.cfg.permits > 0}
 	case !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):
 		return nil, errTooLate
 	}

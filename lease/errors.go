@@ -188,12 +188,20 @@ type HeldError struct {
 	// Cause is why waiting ended, [context.Cause] of the caller's context; nil if the call did not
 	// wait.
 	Cause error
+
+	permit bool // of a semaphore
 }
 
 func (e *HeldError) Error() string {
 	by := "another"
 	if e.Holder != "" {
 		by = strconv.Quote(e.Holder)
+	}
+	switch {
+	case e.permit && e.Holder == "":
+		by = "as many as its semaphore allows"
+	case e.permit:
+		by = "as many as its semaphore allows, " + by + " among them"
 	}
 	if e.Cause != nil {
 		return fmt.Sprintf("lease: %q is still held by %s: %v", e.Resource, by, e.Cause)

@@ -50,6 +50,20 @@ func TestSemaphoreBadInput(t *testing.T) {
 	}
 }
 
+func TestARefusalOfASemaphoreDoesNotReadLikeThatOfALease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := w.semaphore(t, 2, lease.Config{Holder: "ann"})
+	for range 2 {
+		_, err := s.TryAcquire(t.Context(), "a")
+		require.NoError(t, err)
+	}
+	_, err := s.TryAcquire(t.Context(), "a")
+	require.ErrorContains(t, err, `lease: "a" is held by as many as its semaphore allows, "ann" among them, retry after`)
+	_, err = s.Acquire(t.Context(), "a", lease.WaitAtMost(time.Millisecond))
+	require.ErrorContains(t, err, `still held by as many as its semaphore allows, "ann" among them: `)
+}
+
 func TestSemaphoreForeignValuesAreRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

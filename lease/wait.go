@@ -66,7 +66,7 @@ func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
 	came := time.Now()
 	l, err := a.core.lines.join(ctx, a.keys[0].Channel.(string), a.waiting)
 	if err != nil {
-		return nil, &HeldError{Resource: a.resources[0], Cause: err}
+		return nil, &HeldError{Resource: a.resources[0], Cause: err, permit: a.core.cfg.permits > 0}
 	}
 	defer l.leave()
 	leases, err = a.queue(ctx, l, came)
@@ -98,7 +98,7 @@ func (a *acquisition) waited(leases Leases, err error) {
 func (a *acquisition) queue(ctx context.Context, l *line, came time.Time) (Leases, error) {
 	var last *HeldError
 	if a.waits != nil { // the callers in front of it have found it taken
-		last = &HeldError{Resource: a.resources[0]}
+		last = &HeldError{Resource: a.resources[0], permit: a.core.cfg.permits > 0}
 	}
 	for backoff := pollFirst; ; backoff = min(2*backoff, pollLast) {
 		l.subscription.listenFor(a.call.id.(string))
