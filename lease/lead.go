@@ -43,7 +43,7 @@ func LeadPause(least, most time.Duration) LeadOption {
 //	err := issuer.Lead(ctx, "role:report-builder", func(ctx context.Context, l *lease.Lease) error {
 //		for ctx.Err() == nil { ... } // under ctx, which ends with the term; behind the fence with l
 //		return nil
-//	})
+//	}, lease.OnTerm(func(err error) { log.Print("role:report-builder: ", err) }))
 //
 // The context of fn ends with ctx or with the lease, whichever is first; [context.Cause] tells why.
 // Another process may lead from then on, and Lead waits for fn before it campaigns again: so fn has
@@ -51,10 +51,11 @@ func LeadPause(least, most time.Duration) LeadOption {
 // what it then writes behind the fence is refused. A term is over after [Config.MaxHold], which is
 // an hour unless set: leaders usually want [Unlimited].
 //
-// It returns [context.Cause] of ctx when that has ended and fn has returned; [ErrClosed] after
-// [Issuer.Close]; and [ErrInvalid] if the role or an option was refused. Everything else, also a
-// Redis that does not answer, is told to [OnTerm] and tried again after a pause ([LeadPause]). Who
-// leads is known to [OnFollow], and to [Issuer.Inspect] anywhere. If fn panics, the lease is
+// It returns [context.Cause] of ctx when that has ended and fn has returned, joined with the error
+// of the last campaign if that failed; [ErrClosed] after [Issuer.Close]; and [ErrInvalid] if the
+// role or an option was refused. Everything else, also a Redis that does not answer, is told to
+// [OnTerm] and tried again after a pause ([LeadPause]). Who leads is known to [OnFollow], and to
+// [Issuer.Inspect] anywhere. If fn panics, the lease is
 // released and the panic goes on.
 func (i *Issuer) Lead(ctx context.Context, role string, fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
 	if err := i.ready(); err != nil {
@@ -85,6 +86,15 @@ type campaign struct {
 	ended       func(err error)
 
 	leader string // that follows was told of; "" after a term of our own
+	failed error  // of the last campaign; nil if it was won, or somebody else leads
+}
+
+// over is what Lead returns when ctx has ended.
+func (c *campaign) over(ctx context.Context) error {
+	if c.failed == nil {
+		return context.Cause(ctx)
+	}
+	return protocol.Join(context.Cause(ctx), c.failed)
 }
 
 func (c *campaign) run(ctx context.Context) error {
@@ -92,7 +102,7 @@ func (c *campaign) run(ctx context.Context) error {
 		l, err := c.win(ctx)
 		if err == nil {
 			began := time.Now()
-			c.leader = ""
+			c.leader, c.failed = "", nil
 			err = Leases{l}.do(ctx, func(ctx context.Context) error { return c.fn(ctx, l) })
 			if time.Since(began) >= c.most {
 				pause = c.least
@@ -100,13 +110,16 @@ func (c *campaign) run(ctx context.Context) error {
 		}
 		switch {
 		case l == nil && ctx.Err() != nil:
-			return context.Cause(ctx)
+			return c.over(ctx)
 		case l == nil && (errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalid)):
 			return err
 		}
+		if l == nil {
+			c.failed = err
+		}
 		c.ended(err)
 		if c.rest(ctx, pause); ctx.Err() != nil {
-			return context.Cause(ctx)
+			return c.over(ctx)
 		}
 	}
 }
@@ -132,6 +145,7 @@ func (c *campaign) win(ctx context.Context) (*Lease, error) {
 		if !refused || ctx.Err() != nil {
 			return l, err
 		}
+		c.failed = nil
 		if held.Holder != "" && held.Holder != c.leader {
 			c.leader = held.Holder
 			c.follows(held.Holder)

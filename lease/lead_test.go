@@ -215,6 +215,27 @@ func TestACampaignOutlastsAnOutage(t *testing.T) {
 	})
 }
 
+// Without OnTerm nobody else says why nobody led.
+func TestTheEndOfLeadingTellsWhyNobodyLed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.faults.Always(faulty.LoseRequest)
+		c := campaign(t, w, leading, nil)
+		<-c.ended
+		c.resign(errWork)
+		err := <-c.over
+		require.ErrorIs(t, err, errWork)
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		require.False(t, lease.IsLost(err))
+
+		c = campaign(t, w, leading, nil)
+		<-c.ended
+		w.faults.Always(faulty.None)
+		<-c.term
+		c.resign(errWork)
+		require.Equal(t, errWork, <-c.over, "led since")
+	})
+}
+
 // What the work could not finish is told also of the last term.
 func TestTheLastTermIsTold(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
