@@ -267,7 +267,7 @@ CREATE FUNCTION fencedb.enforce(target regclass) RETURNS void
     RETURN fencedb.set_mode(target, false);
 
 COMMENT ON FUNCTION fencedb.observe(regclass) IS 'From now on, the guard of target refuses nothing and records what it would refuse, for fencedb.unfenced_writes. fencedb.enter refuses stale tokens all the same. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was.';
-COMMENT ON FUNCTION fencedb.enforce(regclass) IS 'From now on, the guard of target refuses what it has observed so far. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
+COMMENT ON FUNCTION fencedb.enforce(regclass) IS 'From now on, the guard of target refuses what it has observed so far. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
 
 -- unprotect runs as the owner of the table, who may not write to the list.
 -- +goose StatementBegin
