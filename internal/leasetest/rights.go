@@ -80,28 +80,29 @@ func SetUser(t *testing.T, server *redis.Client, user string, rights []string) {
 // and, of one that says denied, ends ctx: then the rest is of no interest. admin has all rights.
 type Everything func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string, try func(error) error)
 
+func (everything Everything) run(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	everything(ctx, t, client, admin, namespace, func(err error) error {
+		errs = append(errs, err)
+		if errors.Is(err, lease.ErrDenied) {
+			cancel()
+		}
+		return err
+	})
+	return errs
+}
+
 // RunRights runs everything that a package offers with exactly the documented rights, and again
 // without each of them, when something must be denied.
 func RunRights(t *testing.T, name string, everything Everything) {
-	run := func(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-		defer cancel()
-		everything(ctx, t, client, admin, namespace, func(err error) error {
-			errs = append(errs, err)
-			if errors.Is(err, lease.ErrDenied) {
-				cancel()
-			}
-			return err
-		})
-		return errs
-	}
 	for _, d := range deployments(t) {
 		rights := Documented(t, name, d.name)
 		admin := d.client(t, "", "")
 		t.Run(d.name, func(t *testing.T) {
 			t.Run("all", func(t *testing.T) {
 				t.Parallel()
-				require.NoError(t, errors.Join(run(t, d.as(t, "all", rights), admin, "all")...), "%v", rights)
+				require.NoError(t, errors.Join(everything.run(t, d.as(t, "all", rights), admin, "all")...), "%v", rights)
 			})
 			for n, right := range rights {
 				if right == "+ping" { // a subscription asks for signs of life after three seconds: see TestRightsThatFewNeed
@@ -117,7 +118,7 @@ func RunRights(t *testing.T, name string, everything Everything) {
 					}
 					rest := slices.Delete(slices.Clone(rights), n, n+1)
 					name := fmt.Sprintf("without-%d", n) // a pattern of keys and one of channels can have the same text
-					errs := run(t, d.as(t, name, rest), admin, name)
+					errs := everything.run(t, d.as(t, name, rest), admin, name)
 					require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, lease.ErrDenied) }), "%v", errs)
 				})
 			}
