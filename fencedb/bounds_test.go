@@ -403,6 +403,27 @@ func TestALockOnTheLedgerDoesNotStretchTheLease(t *testing.T) {
 			require.Equal(t, stored, w.fence("table:12"))
 		})
 	}
+
+	w := newWorld(t)
+	conn := w.conn()
+	maintenance, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = maintenance.Exec(t.Context(), `LOCK TABLE fencedb.fences`)
+	require.NoError(t, err)
+	over := time.Now().Add(time.Minute)
+	var server time.Time // when it ends the statement
+	done := make(chan error, 1)
+	go func() {
+		const end = `SELECT clock_timestamp() + current_setting('statement_timeout')::interval`
+		done <- fencedb.QueryRow(context.Background(), conn, fencedb.NewGrant("table:12", 42, uuid.New(), over), end).Scan(&server)
+	}()
+	w.awaitBlocked(conn.PgConn().PID())
+	<-time.After(time.Second)
+
+	require.NoError(t, maintenance.Rollback(t.Context()))
+
+	require.NoError(t, received(t, done))
+	require.WithinDuration(t, over, server, 500*time.Millisecond)
 }
 
 // A limit of the role's own may be tighter than the lease. Then it is the bound of the wait as

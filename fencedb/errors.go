@@ -53,8 +53,8 @@ var (
 	// ErrTooLong: the transaction outlasted the validity that its lease had when it entered (or its
 	// Hold, or a tighter limit of the role), and the server ended it. The lease itself was renewed
 	// meanwhile and still stands. Nothing was written. Write in a shorter transaction, or say with
-	// Hold how long it takes. SQLSTATE FN006, 25P03, 25P04, and 57014 of a slow statement; that one
-	// is any cancellation to Explain, but not to Tx and its like or to Entry.Outcome.
+	// Hold how long it takes. SQLSTATE FN006, 25P03, 25P04, and 57014 for a slow statement: Explain
+	// cannot tell that from other cancellations, Tx and Entry.Outcome can.
 	ErrTooLong = errors.New("fencedb: the transaction outlasted its time limit, which is the lease's validity when it entered; use Hold, or a shorter transaction")
 
 	// ErrUnsealed: above READ COMMITTED, Enter or EnterSQL found that the token has not entered

@@ -101,7 +101,7 @@ func TestASessionThatOnlyReadsSaysSo(t *testing.T) {
 			"Tx":    fencedb.Tx(t.Context(), w.pool, g, func(pgx.Tx) error { return nil }, only),
 			"TxSQL": fencedb.TxSQL(t.Context(), w.sqlDB(), g, func(*sql.Tx) error { return nil }, only),
 		} {
-			require.ErrorContains(t, err, "to enter a fence is to write", way)
+			require.ErrorContains(t, err, "entering a fence writes", way)
 		}
 	}
 }

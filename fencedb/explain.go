@@ -67,7 +67,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	case codeInsufficientPrivilege:
 		return fmt.Errorf("fencedb: the role may not enter fences; their owner must run SELECT fencedb.allow('role'): %w", err)
 	case codeReadOnly:
-		return fmt.Errorf("fencedb: to enter a fence is to write: name the primary, and where default_transaction_read_only is on, ask for pgx.ReadWrite with TxOptions: %w", err)
+		return fmt.Errorf("fencedb: entering a fence writes: connect to the primary, or, where default_transaction_read_only is on, set pgx.ReadWrite with TxOptions: %w", err)
 	}
 	return err
 }

@@ -25,9 +25,9 @@ import (
 // is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
 // isolation level and the access mode.
 //
-// fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain. Cancelling ctx
-// before COMMIT rolls back; after that TxSQL still finds out, for five seconds at the most, whether
-// it took effect.
+// fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain.
+// Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at the
+// most, whether it took effect.
 //
 // When grant's validity is over and the server has not answered for 2.5 s more, the statement is
 // cancelled. With pgx (package stdlib) that closes the connection. lib/pq only asks the server, on a

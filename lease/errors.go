@@ -60,8 +60,8 @@ var (
 	ErrBusy = protocol.ErrBusy
 
 	// ErrDenied: Redis does not know this client (NOAUTH, WRONGPASS) or does not allow it what
-	// leases need (NOPERM). Nothing was changed, but by a script of [Lease.Eval]. Give its user the
-	// rights that docs/leases.md lists. It is not tried again automatically.
+	// leases need (NOPERM). Nothing was changed, except by a script of [Lease.Eval]. Give its user
+	// the rights that docs/leases.md lists. It is not tried again automatically.
 	ErrDenied = protocol.ErrDenied
 
 	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's end, with

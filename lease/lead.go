@@ -55,8 +55,7 @@ func LeadPause(least, most time.Duration) LeadOption {
 // of the last campaign if that failed; [ErrClosed] after [Issuer.Close]; and [ErrInvalid] if the
 // role or an option was refused. Everything else, also a Redis that does not answer, is told to
 // [OnTerm] and tried again after a pause ([LeadPause]). Who leads is known to [OnFollow], and to
-// [Issuer.Inspect] anywhere. If fn panics, the lease is
-// released and the panic goes on.
+// [Issuer.Inspect] anywhere. If fn panics, the lease is released and the panic goes on.
 func (i *Issuer) Lead(ctx context.Context, role string, fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
 	if err := i.ready(); err != nil {
 		return err

@@ -41,7 +41,8 @@ AS $$
 BEGIN
     RAISE EXCEPTION USING
         ERRCODE = 'FN002',
-        MESSAGE = format(CASE operation WHEN 'TRUNCATE' THEN '%s on protected table %s, for whose rows it can carry no token' ELSE '%s on protected table %s without a fencing token' END, operation, target),
+        MESSAGE = format('%s on protected table %s ', operation, target)
+            || CASE operation WHEN 'TRUNCATE' THEN 'is refused, since it names no rows; use DELETE' ELSE 'without a fencing token' END,
         DETAIL  = jsonb_strip_nulls(jsonb_build_object('resource', resource))::text,
         HINT    = CASE operation
             WHEN 'TRUNCATE' THEN 'TRUNCATE names no rows, so it can carry no token for them; use DELETE.'

@@ -277,7 +277,7 @@ func (s *Sender) serve(requests []*request) {
 
 // growStack makes room at once for what the client library puts on the stack of a new goroutine. It
 // would grow step by step otherwise, and be copied with all the calls on it each time: a tenth of
-// what an acquisition takes of the processor.
+// what an acquisition takes of the processor in the client.
 //
 //go:noinline
 func growStack() {
