@@ -431,7 +431,8 @@ func TestALockOnTheLedgerDoesNotStretchTheLease(t *testing.T) {
 func TestTighterLimitsBoundTheWait(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.holder(grant("table:12", 41)).enter()
+	w.holder(grant("table:12", 40)).enter().commit() // who holds a fence that is new is only guessed
+	holder := w.holder(grant("table:12", 41)).enter()
 	limits := collect[string](w, `SELECT name FROM pg_settings WHERE name IN ('lock_timeout', 'statement_timeout', 'transaction_timeout')`)
 	for _, limit := range limits { // the last from Postgres 17 on
 		config := w.pool.Config()
@@ -450,6 +451,7 @@ func TestTighterLimitsBoundTheWait(t *testing.T) {
 			var busy *fencedb.BusyError
 			require.ErrorAs(t, err, &busy, "%s, %s", limit, way)
 			require.Len(t, busy.Blockers, 1, "%s, %s", limit, way)
+			require.EqualValues(t, holder.conn.PgConn().PID(), busy.Blockers[0].PID, "%s, %s", limit, way)
 		}
 	}
 }
