@@ -136,6 +136,48 @@ func TestSilenceEndsTheLease(t *testing.T) {
 	}
 }
 
+// The last attempt has no time left, or hangs. What is wrong is in the answer to an earlier one.
+func TestSilenceTellsWhatWentWrongBefore(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, i *lease.Issuer, l *lease.Lease) error{
+		"Acquire": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
+			_, err := i.Acquire(ctx, "b")
+			return err
+		},
+		"AcquireAll": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
+			_, err := i.AcquireAll(ctx, []string{"b", "c"})
+			return err
+		},
+		"TryAcquire": func(ctx context.Context, i *lease.Issuer, _ *lease.Lease) error {
+			_, err := i.TryAcquire(ctx, "b")
+			return err
+		},
+		"Release": func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error { return l.Release(ctx) },
+		"Verify":  func(ctx context.Context, _ *lease.Issuer, l *lease.Lease) error { _, err := l.Verify(ctx); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.issuer(t, lease.Config{TTL: 9 * time.Second})
+				l := try(t, i, "a")
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				var asked atomic.Bool
+				w.faults.Set(func(redis.Cmder) faulty.Fault {
+					if asked.Swap(true) {
+						return faulty.Hang
+					}
+					return faulty.LoseRequest
+				})
+
+				err := call(ctx, i, l)
+
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.ErrorIs(t, err, faulty.ErrBroken)
+				w.faults.Always(faulty.None)
+			})
+		})
+	}
+}
+
 func TestOneRenewalMayFail(t *testing.T) {
 	for name, fault := range map[string]faulty.Fault{"request": faulty.LoseRequest, "reply": faulty.LoseReply, "hang": faulty.Hang} {
 		t.Run(name, func(t *testing.T) {

@@ -139,22 +139,50 @@ func refused(err error) error {
 	return nil
 }
 
-// Latest is err, the outcome of the latest attempt. If that had no answer, it also carries the
-// refusal of an attempt before.
+// Latest is err, the outcome of the latest attempt. If that had no answer, it also carries what is
+// known from an attempt before.
 func Latest(before, err error) error {
-	if why := refused(before); why != nil && err != nil && refused(err) == nil {
-		return fmt.Errorf("%w; before that, %w", err, why)
+	if why := known(before); why != nil && err != nil && known(err) == nil {
+		return &later{err, why}
 	}
 	return err
 }
 
+// later is the error of an attempt without an answer, after one that has failed for a reason.
+type later struct{ error, before error }
+
+func (e *later) Error() string   { return fmt.Sprintf("%v; before that, %v", e.error, e.before) }
+func (e *later) Unwrap() []error { return []error{e.error, e.before} }
+
+// known is why an attempt has failed, the refusal or what the network said; nil if it had no answer
+// in its time.
+func known(err error) error {
+	if e, ok := errors.AsType[*later](err); ok {
+		return e.before
+	}
+	if e, ok := errors.AsType[*unreachable](err); ok {
+		return e.cause
+	}
+	return refused(err)
+}
+
+// unreachable is the [ErrUnreachable] of a request that the client library could not carry out.
+type unreachable struct{ cause error }
+
+func (e *unreachable) Error() string   { return fmt.Sprintf("%v: %v", ErrUnreachable, e.cause) }
+func (e *unreachable) Unwrap() []error { return []error{ErrUnreachable, e.cause} }
+
 // unanswered is the error of a request that may or may not have been carried out.
 func unanswered(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
+	ended := ctx.Err() != nil
+	if ended {
 		err = context.Cause(ctx)
 	}
-	if errors.Is(err, ErrUnreachable) { // by a bound of our own
+	switch {
+	case errors.Is(err, ErrUnreachable): // by a bound of our own
 		return err
+	case ended:
+		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
-	return fmt.Errorf("%w: %w", ErrUnreachable, err)
+	return &unreachable{err}
 }
