@@ -205,7 +205,15 @@ type rejection struct {
 	cause    error
 }
 
-func (e *rejection) Error() string   { return fmt.Sprintf("%v: %v", e.sentinel, e.cause) }
+// Error has the hint of the server, which says what to do and is in no error text of the drivers.
+func (e *rejection) Error() string {
+	text := fmt.Sprintf("%v: %v", e.sentinel, e.cause)
+	if hint := answered(e.cause).hint; hint != "" {
+		text += "; hint: " + hint
+	}
+	return text
+}
+
 func (e *rejection) Unwrap() []error { return []error{e.sentinel, e.cause} }
 
 // SQLSTATEs of the storage contract; see migrations/sql.
@@ -285,6 +293,7 @@ func alreadyTyped(err error) bool {
 type answer struct {
 	code   string // SQLSTATE
 	detail string // DETAIL, a JSON object for the SQLSTATEs that carry values
+	hint   string // HINT
 }
 
 // answered finds the answer of the server in err. Without one, as for a broken connection, its code
@@ -301,11 +310,11 @@ func answered(err error) answer {
 	)
 	switch {
 	case errors.As(err, &pgErr):
-		return answer{pgErr.Code, pgErr.Detail}
+		return answer{pgErr.Code, pgErr.Detail, pgErr.Hint}
 	case errors.As(err, &pq):
-		return answer{pq.Get('C'), pq.Get('D')}
+		return answer{pq.Get('C'), pq.Get('D'), pq.Get('H')}
 	case errors.As(err, &pgdriver):
-		return answer{pgdriver.Field('C'), pgdriver.Field('D')}
+		return answer{pgdriver.Field('C'), pgdriver.Field('D'), pgdriver.Field('H')}
 	case errors.As(err, &other):
 		return answer{code: other.SQLState()}
 	}

@@ -62,6 +62,7 @@ func TestWritesWithoutATokenSaySo(t *testing.T) {
 	require.True(t, errors.As(err, &pgErr), "the server's error stays in the chain")
 	require.Equal(t, "FN002", pgErr.Code)
 	require.Contains(t, pgErr.Hint, `the resource of the row, which is `, "how to find out which grant it needs")
+	require.ErrorContains(t, err, pgErr.Hint, "what to do")
 }
 
 func TestADatabaseWithoutMigrationsSaysSo(t *testing.T) {

@@ -268,7 +268,6 @@ func (s *savepoint) Rollback(ctx context.Context) error {
 }
 
 // close also closes when ctx is over and nothing was sent for it.
-
 func (s *savepoint) close(ctx context.Context, sql string) error {
 	if s.Tx != pgx.Tx(s.of) {
 		return pgx.ErrTxClosed

@@ -32,6 +32,7 @@ import (
 	"path"
 	"slices"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pressly/goose/v3"
 )
 
@@ -75,10 +76,10 @@ type Migration struct {
 func Up(ctx context.Context, db *sql.DB) error {
 	provider, err := open(ctx, db)
 	if err != nil {
-		return fmt.Errorf("fencedb/migrations: up: %w", err)
+		return failed("up", err)
 	}
 	if _, err := provider.Up(ctx); err != nil {
-		return fmt.Errorf("fencedb/migrations: up: %w", err)
+		return failed("up", err)
 	}
 	return nil
 }
@@ -89,17 +90,17 @@ func Up(ctx context.Context, db *sql.DB) error {
 func Down(ctx context.Context, db *sql.DB) error {
 	provider, err := open(ctx, db)
 	if err != nil {
-		return fmt.Errorf("fencedb/migrations: down: %w", err)
+		return failed("down", err)
 	}
 	if err := refuseIfProtected(ctx, db); err != nil {
-		return fmt.Errorf("fencedb/migrations: down: %w", err)
+		return failed("down", err)
 	}
 	if _, err := provider.DownTo(ctx, 0); err != nil {
-		return fmt.Errorf("fencedb/migrations: down: %w", err)
+		return failed("down", err)
 	}
 	for _, statement := range dropAll {
 		if _, err := db.ExecContext(ctx, statement); err != nil {
-			return fmt.Errorf("fencedb/migrations: down: %w", err)
+			return failed("down", err)
 		}
 	}
 	return nil
@@ -124,11 +125,11 @@ func refuseIfProtected(ctx context.Context, db *sql.DB) error {
 func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	applied, err := appliedVersions(ctx, db)
 	if err != nil {
-		return nil, fmt.Errorf("fencedb/migrations: status: %w", err)
+		return nil, failed("status", err)
 	}
 	provider, err := newProvider(db, Files(), versionTable)
 	if err != nil {
-		return nil, fmt.Errorf("fencedb/migrations: status: %w", err)
+		return nil, failed("status", err)
 	}
 	var steps []Migration
 	for _, source := range provider.ListSources() {
@@ -174,6 +175,23 @@ func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 		applied[version] = true
 	}
 	return applied, rows.Err()
+}
+
+// failed adds the hint of Postgres, which says what to do and is in no error text of the drivers.
+func failed(call string, err error) error {
+	hint := ""
+	var pgErr *pgconn.PgError
+	var pq interface{ Get(field byte) string } // lib/pq
+	switch {
+	case errors.As(err, &pgErr):
+		hint = pgErr.Hint
+	case errors.As(err, &pq):
+		hint = pq.Get('H')
+	}
+	if hint != "" {
+		return fmt.Errorf("fencedb/migrations: %s: %w; hint: %s", call, err, hint)
+	}
+	return fmt.Errorf("fencedb/migrations: %s: %w", call, err)
 }
 
 // open creates the schema before it makes a provider: goose does not create the schema its version table lives in, and a
@@ -243,10 +261,10 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 			"for //go:embed schema/*.sql pass fs.Sub(files, \"schema\"): %w", err)
 	}
 	if err != nil {
-		return fmt.Errorf("fencedb/migrations: apply: %w", err)
+		return failed("apply", err)
 	}
 	if _, err := provider.Up(ctx); err != nil {
-		return fmt.Errorf("fencedb/migrations: apply: %w", err)
+		return failed("apply", err)
 	}
 	return nil
 }

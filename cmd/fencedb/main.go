@@ -17,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/urfave/cli/v3"
 )
@@ -47,6 +48,10 @@ func (a *app) run(ctx context.Context, args []string) int {
 		err, own.code = usage("%w", err), exitUsage // of the parser
 	}
 	fmt.Fprintln(a.errOut, "fencedb:", err)
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.Hint != "" && !strings.Contains(err.Error(), pgErr.Hint) {
+		fmt.Fprintln(a.errOut, "hint:", pgErr.Hint)
+	}
 	return own.code
 }
 

@@ -66,8 +66,10 @@ func refusesStale(t *testing.T, pool *pgxpool.Pool, l library) {
 }
 
 func refusesForgotten(t *testing.T, pool *pgxpool.Pool, l library) {
-	require.ErrorIs(t, l.forget(t.Context(), 12, "ann"), fencedb.ErrNoToken)
+	err := l.forget(t.Context(), 12, "ann")
 
+	require.ErrorIs(t, err, fencedb.ErrNoToken)
+	require.ErrorContains(t, err, "Call fencedb.enter for ", "the hint")
 	require.Empty(t, guests(t, pool))
 }
 

@@ -62,6 +62,20 @@ func TestGooseWithTheApplicationsOwnMigrations(t *testing.T) {
 	requireGone(t, db)
 }
 
+// Drivers leave the hint of Postgres out of the error text, and that says what to do.
+func TestTheErrorOfAMigrationHasTheHintOfPostgres(t *testing.T) {
+	t.Parallel()
+	files := fstest.MapFS{"00001_protect.sql": {Data: []byte("-- +goose Up\nSELECT fencedb.protect('pg_tables', '');")}}
+	for _, driver := range []string{"pgx", "postgres"} {
+		db := openSQL(t, driver, testenv.PostgresURL(t))
+
+		err := migrations.Apply(t.Context(), db, files, "versions")
+
+		require.ErrorContains(t, err, "needs a table and a resource expression", driver)
+		require.ErrorContains(t, err, "hint: For example: SELECT fencedb.protect(", driver)
+	}
+}
+
 func requireMigrated(t *testing.T, db *sql.DB) {
 	t.Helper()
 	pending, err := migrations.Pending(t.Context(), db)
