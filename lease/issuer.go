@@ -285,6 +285,5 @@ func (i *Issuer) Close(ctx context.Context) error {
 		}
 	}
 	i.lines.close()
-	i.store.stopListening()
 	return i.registry.left(nil)
 }

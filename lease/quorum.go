@@ -336,5 +336,3 @@ func (q *quorum) spans(k []*protocol.Keys) bool {
 }
 
 func (q *quorum) subscribe(string, string) *subscription { return nil }
-
-func (q *quorum) stopListening() {}

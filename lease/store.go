@@ -73,7 +73,6 @@ type store interface {
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
 	spans(k []*protocol.Keys) bool                                           // whether one ask can cover all these resources
 	subscribe(channel, waiter string) *subscription                          // nil if waiters cannot be woken, or not now
-	stopListening()                                                          // ends idle connections at once
 }
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
@@ -117,8 +116,6 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 func (s *single) subscribe(channel, waiter string) *subscription {
 	return s.listeners.subscribe(channel+":"+s.listener.(string), waiter)
 }
-
-func (s *single) stopListening() { s.listeners.stop() }
 
 func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
 	switch client := s.client.(type) {

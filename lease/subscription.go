@@ -103,7 +103,7 @@ func (s *subscription) refuse(err error) {
 func (s *subscription) close() { s.listener.unsubscribe(s) }
 
 const (
-	linger = 2 * time.Second // how long an empty line is kept, and a connection without subscriptions
+	linger = 2 * time.Second // how long an empty line is kept, with its subscription
 	pulse  = 3 * time.Second // how often a connection has to give a sign of life
 	retry  = 100 * time.Millisecond
 )
@@ -147,16 +147,7 @@ func (s *listeners) subscribe(channel, waiter string) *subscription {
 	})
 }
 
-func (s *listeners) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, l := range s.byMaster {
-		l.close()
-	}
-}
-
-// listener is one connection for the channels of all its subscriptions. It runs while there are
-// any, and a little longer.
+// listener is one connection for the channels of all its subscriptions. It runs while there are any.
 type listener struct {
 	connect func() connection
 	wake    chan struct{} // holds one token when subscriptions has changed
@@ -165,7 +156,6 @@ type listener struct {
 	mu            sync.Mutex
 	subscriptions map[string]*subscription // by channel; guarded by mu
 	running       bool                     // guarded by mu
-	closing       bool                     // does not linger; guarded by mu
 }
 
 func newListener(connect func() connection) *listener {
@@ -178,7 +168,6 @@ func (l *listener) subscribe(channel, waiter string, moved func() bool) *subscri
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.subscriptions[channel] = e
-	l.closing = false
 	if !l.running {
 		l.running = true
 		go l.run()
@@ -194,13 +183,6 @@ func (l *listener) unsubscribe(e *subscription) {
 		delete(l.subscriptions, e.channel)
 		signal(l.wake)
 	}
-}
-
-func (l *listener) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closing = true
-	signal(l.wake)
 }
 
 func (l *listener) subscription(channel string) *subscription {
@@ -228,8 +210,7 @@ func (l *listener) serve() (again bool) {
 	s := l.connect()
 	defer s.Close()
 	subscribed := make(map[string]bool)
-	idle, check := time.NewTimer(linger), time.NewTicker(pulse)
-	defer idle.Stop()
+	check := time.NewTicker(pulse)
 	defer check.Stop()
 	l.silence.Store(1) // a new connection has said nothing yet
 	var broken chan struct{}
@@ -239,14 +220,14 @@ func (l *listener) serve() (again bool) {
 			return true
 		}
 		s.change(add, remove)
-		if len(subscribed) > 0 {
-			idle.Reset(linger)
-			if broken == nil { // receiving connects, so there has to be a channel to choose the node by
-				broken = make(chan struct{})
-				go l.receive(s, broken)
+		switch {
+		case len(subscribed) == 0:
+			if l.stop() {
+				return false
 			}
-		} else if l.stop(false) {
-			return false
+		case broken == nil: // receiving connects, so there has to be a channel to choose the node by
+			broken = make(chan struct{})
+			go l.receive(s, broken)
 		}
 		select {
 		case <-l.wake:
@@ -259,11 +240,6 @@ func (l *listener) serve() (again bool) {
 			case 3:
 				return true
 			}
-		case <-idle.C:
-			if l.stop(true) {
-				return false
-			}
-			idle.Reset(linger) // the last subscription may end before the loop sees it
 		}
 	}
 }
@@ -352,13 +328,11 @@ func (l *listener) difference(subscribed map[string]bool) (add, remove []string)
 	return add, remove
 }
 
-// stop ends the loop, unless there is a new subscription, or it lingers: it is not idle for long yet.
-func (l *listener) stop(idle bool) bool {
+// stop ends the loop, unless there is a new subscription.
+func (l *listener) stop() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.subscriptions) == 0 && (idle || l.closing) {
-		l.running = false
-	}
+	l.running = len(l.subscriptions) > 0
 	return !l.running
 }
 
