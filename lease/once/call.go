@@ -189,14 +189,16 @@ func (c *call) record(ctx context.Context, claim *lease.Lease, result []byte) er
 	}
 	result = slices.Clone(result) // the caller has the other
 	recorded, released := make(chan error, 1), make(chan struct{})
-	c.once.recordings.begin()
+	c.once.recordings.Store(released, nil)
 	go func() {
-		defer c.once.recordings.end()
+		defer func() {
+			c.once.recordings.Delete(released)
+			close(released)
+		}()
 		ctx, cancel := protocol.Detached(ctx, recordTime)
 		defer cancel()
 		recorded <- c.once.record(ctx, c, claim, result)
 		_ = claim.Release(ctx)
-		close(released)
 	}()
 	err, answered := protocol.Await(ctx, recorded)
 	if !answered {
@@ -219,42 +221,4 @@ func (c *call) failed(ctx context.Context, err error) error {
 		c.outage = err
 	}
 	return err
-}
-
-// recordings counts those under way.
-type recordings struct {
-	mu    sync.Mutex
-	n     int           // guarded by mu
-	quiet chan struct{} // closed when n comes to zero; guarded by mu
-}
-
-func (r *recordings) begin() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.n++; r.n == 1 {
-		r.quiet = make(chan struct{})
-	}
-}
-
-func (r *recordings) end() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.n--; r.n == 0 {
-		close(r.quiet)
-	}
-}
-
-func (r *recordings) wait(ctx context.Context) error {
-	r.mu.Lock()
-	n, quiet := r.n, r.quiet
-	r.mu.Unlock()
-	if n == 0 {
-		return nil
-	}
-	select {
-	case <-quiet:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }

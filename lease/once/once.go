@@ -91,6 +91,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -206,7 +207,7 @@ type Once struct {
 	cfg        Config
 	claims     *lease.Issuer
 	flights    flights
-	recordings recordings
+	recordings sync.Map // of channels, each closed when the result is recorded and its claim released
 }
 
 // New checks the configuration; errors are [lease.ErrInvalid] and name the field. It does not talk
@@ -311,9 +312,14 @@ func (o *Once) Close(ctx context.Context) error {
 	if o == nil {
 		return o.check("-")
 	}
-	err := o.recordings.wait(ctx)
-	if err != nil {
-		err = fmt.Errorf("once: close: results are still being recorded: %w", err)
-	}
-	return protocol.Join(err, o.claims.Close(ctx))
+	var late error
+	o.recordings.Range(func(released, _ any) bool {
+		select {
+		case <-released.(chan struct{}):
+		case <-ctx.Done():
+			late = fmt.Errorf("once: close: results are still being recorded: %w", context.Cause(ctx))
+		}
+		return late == nil
+	})
+	return protocol.Join(late, o.claims.Close(ctx))
 }
