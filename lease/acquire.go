@@ -219,12 +219,8 @@ func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)
 }
 
 // attempt asks until there is an answer, all leases or a [HeldError], or until bound has passed.
-func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (leases Leases, err error) {
-	err = protocol.Persist(ctx, bound, func(ctx context.Context) error {
-		leases, err = a.once(ctx, m)
-		return err
-	})
-	return leases, err
+func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (Leases, error) {
+	return protocol.Persist(ctx, bound, func(ctx context.Context) (Leases, error) { return a.once(ctx, m) })
 }
 
 // once asks one time. An answer that arrives after its own trust window counts as none.

@@ -121,21 +121,19 @@ func (l *Lease) supersede() (around *outer, err error) {
 	return around, nil
 }
 
-func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (l *Lease, err error) {
-	cfg := a.core.cfg
-	err = protocol.Persist(ctx, cfg.TTL, func(ctx context.Context) error {
+func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
+	ttl := a.core.cfg.TTL
+	return protocol.Persist(ctx, ttl, func(ctx context.Context) (*Lease, error) {
 		sent := time.Now()
 		token, err := a.core.store.regrant(ctx, old.term, a.id, a.call.id, floor)
-		if err != nil {
-			return err
+		switch {
+		case err != nil:
+			return nil, err
+		case !time.Now().Before(a.core.trustedUntil(sent, ttl)):
+			return nil, errTooLate
 		}
-		if !time.Now().Before(a.core.trustedUntil(sent, cfg.TTL)) {
-			return errTooLate
-		}
-		l = newLease(a.caller, a.core, old.resource, a.term(old.term.keys, token), sent, old.since)
-		return nil
+		return newLease(a.caller, a.core, old.resource, a.term(old.term.keys, token), sent, old.since), nil
 	})
-	return l, err
 }
 
 // Inspect asks Redis about a resource. It changes nothing.
@@ -148,21 +146,11 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 }
 
 // about asks about a resource until there is an answer. An error names what was asked.
-func about[T any](ctx context.Context, i *Issuer, what, resource string, ask func(context.Context, *protocol.Keys) (T, error)) (T, error) {
+func about[T any](ctx context.Context, i *Issuer, what, resource string, ask func(context.Context, *protocol.Keys) (T, error)) (none T, err error) {
 	if err := i.ready(resource); err != nil {
-		var none T
 		return none, err
 	}
-	return persist(ctx, what, resource, func(ctx context.Context) (T, error) { return ask(ctx, i.keys(resource)) })
-}
-
-// persist asks until there is an answer. An error names what was asked, about which resource.
-func persist[T any](ctx context.Context, what, resource string, ask func(context.Context) (T, error)) (T, error) {
-	var answer, none T
-	err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (err error) {
-		answer, err = ask(ctx)
-		return err
-	})
+	answer, err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (T, error) { return ask(ctx, i.keys(resource)) })
 	if err != nil {
 		return none, fmt.Errorf("lease: %s %q: %w", what, resource, err)
 	}

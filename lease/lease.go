@@ -276,9 +276,9 @@ func (l *Lease) Extend(ctx context.Context) error {
 	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()
 
 	var answer protocol.Answer[outcome]
-	answer.Err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) error {
-		answer = l.core.store.extend(ctx, []extension{e.extension})[0]
-		return answer.Err
+	answer.Value, answer.Err = protocol.Persist(ctx, l.core.cfg.TTL, func(ctx context.Context) (outcome, error) {
+		answer := l.core.store.extend(ctx, []extension{e.extension})[0]
+		return answer.Value, answer.Err
 	})
 	return e.end(answer)
 }
@@ -461,7 +461,9 @@ func (l *Lease) Verify(ctx context.Context) (Verdict, error) {
 	if err := l.granted(); err != nil {
 		return 0, err
 	}
-	verdict, err := persist(ctx, "verify", l.resource, func(ctx context.Context) (Verdict, error) { return l.core.store.verify(ctx, l.term) })
+	verdict, err := about(ctx, &Issuer{core: l.core}, "verify", l.resource, func(ctx context.Context, _ *protocol.Keys) (Verdict, error) {
+		return l.core.store.verify(ctx, l.term)
+	})
 	if verdict == LeaseLost {
 		_ = l.refused(gone)
 	}

@@ -12,7 +12,7 @@ import (
 // Within bounds requests. When the bound ends, the cause of the context is [ErrUnreachable],
 // whether a request was sent by then or not. Any other cause comes from the caller.
 func Within(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
-	b := newBound(ctx, most)
+	b := newBound(ctx, most, false)
 	return b, b.stop
 }
 
@@ -31,8 +31,8 @@ type bound struct {
 	cancel context.CancelFunc // of whole; guarded by mu
 }
 
-func newBound(ctx context.Context, most time.Duration) *bound {
-	return &bound{Context: ctx, most: most, end: time.Now().Add(most), over: make(chan struct{})}
+func newBound(ctx context.Context, most time.Duration, again bool) *bound {
+	return &bound{Context: ctx, most: most, end: time.Now().Add(most), again: again, over: make(chan struct{})}
 }
 
 // stop is called when nobody waits under the bound any more, or its time is over.

@@ -47,7 +47,8 @@ func TestNews(t *testing.T) {
 func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 	for name, attempts := range map[string]func(context.Context, func(context.Context) error) error{
 		"Persist": func(ctx context.Context, attempt func(context.Context) error) error {
-			return Persist(ctx, 200*time.Millisecond, attempt)
+			_, err := Persist(ctx, 200*time.Millisecond, func(ctx context.Context) (any, error) { return nil, attempt(ctx) })
+			return err
 		},
 		"Insist": func(ctx context.Context, attempt func(context.Context) error) error {
 			return Insist(ctx, 200*time.Millisecond, attempt)
@@ -191,13 +192,13 @@ func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
 
 		s.waiting, s.underWay = requests[:1], 1 // in whose company it would travel
 		n := 0
-		require.NoError(t, Persist(t.Context(), time.Second, func(ctx context.Context) error {
+		_, err = Persist(t.Context(), time.Second, func(ctx context.Context) (Reply, error) {
 			if n++; n == 1 {
-				return ErrUnreachable
+				return Reply{}, ErrUnreachable
 			}
-			_, err := Script{}.Call(1, "key", "g").Run(ctx, s)
-			return err
-		}))
+			return Script{}.Call(1, "key", "g").Run(ctx, s)
+		})
+		require.NoError(t, err)
 		require.Equal(t, [][]string{{"a", "c", "d"}, {"e"}, {"g"}}, server.batches)
 		s.underWay--
 		require.Zero(t, s.underWay)

@@ -187,12 +187,8 @@ func read[T any](r Reply, err error, decode func(Reply) (T, error)) (T, error) {
 
 // Ask is Query with as many attempts as [Persist] makes within [Patience]. It is for scripts that
 // do no harm when they run twice.
-func Ask[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (answer T, err error) {
-	err = Persist(ctx, Patience, func(ctx context.Context) (err error) {
-		answer, err = Query(ctx, s, c, decode)
-		return err
-	})
-	return answer, err
+func Ask[T any](ctx context.Context, s *Sender, c Call, decode func(Reply) (T, error)) (T, error) {
+	return Persist(ctx, Patience, func(ctx context.Context) (T, error) { return Query(ctx, s, c, decode) })
 }
 
 // request is a call on its way.
@@ -395,24 +391,25 @@ const Patience = 5 * time.Second
 // Persist makes up to three attempts within bound, until one has an answer that is not transient.
 // Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
 // hangs leaves half of the time to those after it.
-func Persist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
+func Persist[T any](ctx context.Context, bound time.Duration, attempt func(ctx context.Context) (T, error)) (none T, err error) {
 	end := time.Now().Add(bound)
-	var err error
 	for n := range attempts {
 		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
-			return Ended(ctx, err)
+			return none, Ended(ctx, err)
 		}
 		most := time.Until(end)
 		if n < attempts-1 {
 			most /= 2
 		}
-		answer := bounded(ctx, most, n > 0, attempt)
-		if !Transient(answer) {
-			return answer
+		b := newBound(ctx, most, n > 0)
+		answer, last := attempt(b)
+		b.stop()
+		if !Transient(last) {
+			return answer, last
 		}
-		err = Latest(err, answer)
+		err = Latest(err, last)
 	}
-	return err
+	return none, err
 }
 
 // Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
@@ -422,11 +419,13 @@ func Insist(ctx context.Context, bound time.Duration, attempt func(ctx context.C
 	most := min(max(bound/4, shortest), longest)
 	var err error
 	for wait := pause; ; wait = min(2*wait, longestPause) {
-		answer := bounded(ctx, min(most, time.Until(end)), err != nil, attempt)
-		if !Transient(answer) {
-			return answer
+		b := newBound(ctx, min(most, time.Until(end)), err != nil)
+		last := attempt(b)
+		b.stop()
+		if !Transient(last) {
+			return last
 		}
-		err = Latest(err, answer)
+		err = Latest(err, last)
 		if errors.Is(err, redis.ErrClosed) || !sleepUntil(ctx, end, Jitter(wait)) {
 			return err
 		}
@@ -439,13 +438,6 @@ func Ended(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", cause, err)
 	}
 	return err
-}
-
-func bounded(ctx context.Context, most time.Duration, again bool, attempt func(ctx context.Context) error) error {
-	b := newBound(ctx, most)
-	b.again = again
-	defer b.stop()
-	return attempt(b)
 }
 
 // Jitter is between four fifths of d and d.
