@@ -327,8 +327,9 @@ var guards = []struct {
 	{"lease/wait.go", []guard{
 		{"L5", "a hand-over of which too little is left is not trusted", "	if !now.Before(until) || ", "	if ", "lease.TestWhichGrantsAreBelieved"},
 		{"L2", "a hand-over that lasts longer than one can is not trusted", " || until.After(now.Add(min(provisionally, c.cfg.TTL))) {", " {", "lease.TestWhichGrantsAreBelieved"},
-		{"L5", "a hand-over is not trusted where replicas have to confirm", " || c.cfg.Replicas > 0 {", " {", "lease.TestWhichGrantsAreBelieved"},
-		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience-a.spent, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
+		{"L5", "a hand-over is not trusted where replicas have to confirm", " || c.cfg.Replicas > 0 ||", " ||", "lease.TestWhichGrantsAreBelieved"},
+		{"L5", "a hand-over is not trusted where a lock has to be renewed first", " || c.cfg.Outer != nil {", " {", "lease.TestWhichGrantsAreBelieved"},
+		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
 	}},
 	{"lease/giveback.go", []guard{
 		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},
@@ -347,6 +348,6 @@ var guards = []struct {
 		{"L1", "a minority of votes is a refusal, which says when to retry", "\tif won < q.need {\n\t\trefused.unsure", "\tif false {\n\t\trefused.unsure", "lease.TestAMemberThatForgetsIsOutvoted"},
 	}},
 	{"lease/outer.go", []guard{
-		{"L5", "a lease ends with the lock around it", "	if o.until.Before(t) {\n		return o.until\n	}\n", "", "lease.TestALeaseEndsBeforeTheLockAroundIt"},
+		{"L5", "a lease ends with the lock around it", "if answers[n].Err = e.outer.renew(ctx); ", "if _ = e.outer.renew(ctx); ", "lease.TestALeaseEndsBeforeTheLockAroundIt"},
 	}},
 }

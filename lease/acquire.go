@@ -49,6 +49,7 @@ type acquisition struct {
 	caller    context.Context // gives its values to the leases
 	resources []string
 	keys      []*protocol.Keys // of the resources, in their order
+	outers    []*outer         // the same, until leases have them; each nil without Config.Outer
 	id        uuid.UUID
 	text      any // id as requests take it
 	call      *call
@@ -57,7 +58,6 @@ type acquisition struct {
 	patience  *time.Duration // of WaitAtMost; nil: as long as the context allows
 	noWait    bool
 	lead      bool            // for [Issuer.Lead]
-	spent     time.Duration   // of the patience, before the lease was asked for
 	first     context.Context // of the first request, if that differs
 	asked     bool            // a request may have reached Redis
 	requests  int64           // sent
@@ -67,6 +67,7 @@ type acquisition struct {
 	room struct { // of what is above, for one resource
 		resource [1]string
 		keys     [1]*protocol.Keys
+		outers   [1]*outer
 		behind   behind
 	}
 	open debt // from the beginning of the call to its end
@@ -90,9 +91,10 @@ func newCall(label string) *call { return &call{id: protocol.NewCall(label)} }
 
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
 	a := &acquisition{core: c, caller: ctx, id: uuid.New(), call: newCall(c.label)}
-	a.resources, a.keys, a.behind = append(a.room.resource[:0], resources...), a.room.keys[:0], &a.room.behind
+	a.resources, a.behind = append(a.room.resource[:0], resources...), &a.room.behind
+	a.keys, a.outers = a.room.keys[:0], a.room.outers[:0]
 	for _, resource := range resources {
-		a.keys = append(a.keys, c.keys(resource))
+		a.keys, a.outers = append(a.keys, c.keys(resource)), append(a.outers, c.around(resource))
 	}
 	for _, opt := range opts {
 		opt(a)
@@ -112,18 +114,14 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 // part is the acquisition of the nth resource alone, as a step of the whole.
 func (a *acquisition) part(n int) *acquisition {
 	return &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
-		id: a.id, text: a.text, call: a.call, behind: a.behind, barge: a.barge}
+		outers: a.outers[n : n+1], id: a.id, text: a.text, call: a.call, behind: a.behind, barge: a.barge}
 }
 
 // run is the whole acquisition: what is granted is sealed before the holder learns that it holds.
 func (a *acquisition) run(ctx context.Context) (Leases, error) {
 	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id, Lead: a.lead})
 	return a.begun(&t, func(ctx context.Context) (Leases, error) {
-		locks, err := a.takeOuter(ctx)
-		if err != nil {
-			return nil, a.failed(err)
-		}
-		leases, err := a.under(ctx, locks)
+		leases, err := a.obtain(ctx)
 		if err != nil {
 			return nil, a.failed(err)
 		}
@@ -140,7 +138,7 @@ func (a *acquisition) begun(t *tracing, ask func(context.Context) (Leases, error
 		if !returned { // but panicked: nobody gets what was granted
 			a.behind.giveBack(a.caller, leases...)
 			a.asked = true // by a step, perhaps
-			a.withdraw()
+			a.giveUp()
 		}
 	}()
 	defer func() {
@@ -186,8 +184,9 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	switch {
 	case errors.Is(err, ErrHeld):
 		a.rename() // an earlier request may arrive when the holder has gone
+		a.releaseOuters()
 	case err != nil:
-		a.withdraw()
+		a.giveUp()
 	}
 	return leases, err
 }
@@ -226,7 +225,7 @@ func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) 
 // once asks one time. An answer that arrives after its own trust window counts as none.
 func (a *acquisition) once(ctx context.Context, m mode) (Leases, error) {
 	core := a.core
-	if _, votes := core.store.(*quorum); votes { // the withdrawal of the last vote may reach a member after the next vote
+	if core.votes { // the withdrawal of the last vote may reach a member after the next vote
 		a.rename()
 	}
 	a.asked = a.asked || ctx.Err() == nil
@@ -234,7 +233,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, error) {
 	sent := time.Now()
 	c := a.call
 	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, a.requests, m, abandoned})
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.outers, a.text, c.id, a.requests, m, abandoned})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}
@@ -249,18 +248,20 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, error) {
 		return nil, errTooLate
 	}
 	leases := make(Leases, len(a.keys))
-	for n, k := range a.keys {
-		leases[n] = newLease(a.caller, core, a.resources[n], a.term(k, answer.tokens[n]), sent, sent)
+	for n, token := range answer.tokens {
+		leases[n] = a.newLease(n, token, sent, sent)
 	}
+	a.outers = nil
 	return leases, nil
 }
 
-// term is the lease with that token.
-func (a *acquisition) term(k *protocol.Keys, token int64) term {
-	return term{k, a.id, a.text, token, a.call.id, a.call.unsure.Load()}
-}
-
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
+
+// giveUp ends an acquisition that has failed.
+func (a *acquisition) giveUp() {
+	a.withdraw()
+	a.releaseOuters()
+}
 
 // withdraw removes what a failed acquisition may have left in Redis: a waiter, or a grant whose
 // reply was lost.

@@ -98,14 +98,14 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 	if err != nil {
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
+	a.outers = []*outer{around}
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
-		old.under(around)
 		a.behind.giveBack(ctx, old)
-		a.withdraw()
+		a.giveUp()
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
-	l.under(around)
+	a.outers = nil
 	return a.seal(ctx, Leases{l})
 }
 
@@ -116,8 +116,8 @@ func (l *Lease) supersede() (around *outer, err error) {
 	if err := l.check(time.Now()); err != nil {
 		return nil, err
 	}
-	around, l.outer = l.outer, nil
 	l.end(fmt.Errorf("%w: exchanged for a lease with a newer token", ErrStale))
+	around, l.outer = l.outer, nil
 	return around, nil
 }
 
@@ -125,6 +125,9 @@ func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (*L
 	ttl := a.core.cfg.TTL
 	return protocol.Persist(ctx, ttl, func(ctx context.Context) (*Lease, error) {
 		sent := time.Now()
+		if err := a.outers[0].renew(ctx); err != nil {
+			return nil, err
+		}
 		token, err := a.core.store.regrant(ctx, old.term, a.id, a.call.id, floor)
 		switch {
 		case err != nil:
@@ -132,7 +135,7 @@ func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (*L
 		case !time.Now().Before(a.core.trustedUntil(sent, ttl)):
 			return nil, errTooLate
 		}
-		return newLease(a.caller, a.core, old.resource, a.term(old.term.keys, token), sent, old.since), nil
+		return a.newLease(0, token, sent, old.since), nil
 	})
 }
 

@@ -98,8 +98,9 @@ type Config struct {
 	// lease is asked for, once for each resource, and tries once: an error for which
 	// errors.Is(err, ErrHeld) holds says that another has the lock. Then it is called again about
 	// every 50 ms if the acquisition waits, and otherwise that fails with [ErrHeld]; any other error
-	// ends the acquisition. The lock must last for ttl, the TTL of the lease, and is renewed as often
-	// as that. The lease lasts no longer than the lock. Not with [Never]. Defaults to none.
+	// counts like one of the Redis of the leases, so one that is new to this package ends the
+	// acquisition. The lock must last for ttl, the TTL of the lease, and is renewed as often as that.
+	// The lease lasts no longer than the lock. Not with [Never]. Defaults to none.
 	Outer func(ctx context.Context, resource string, ttl time.Duration) (OuterLock, error)
 
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.

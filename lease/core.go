@@ -13,6 +13,7 @@ type core struct {
 	cfg      Config
 	label    string // of Config.Holder, as it is stored
 	store    store
+	votes    bool // the store is a quorum
 	watchdog *watchdog
 	lines    *lines
 	registry *registry

@@ -38,10 +38,15 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
+	_, votes := s.(*quorum)
+	if cfg.Outer != nil {
+		s = nested{s, cfg}
+	}
 	return &Issuer{core: &core{
 		cfg:      cfg,
 		label:    protocol.EscapeLabel(cfg.Holder),
 		store:    s,
+		votes:    votes,
 		watchdog: &watchdog{store: s, cfg: cfg},
 		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
 		registry: &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})},

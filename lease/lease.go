@@ -44,25 +44,26 @@ type Lease struct {
 	unsure bool     // a release was sent and never answered; for one release at a time
 }
 
-// newLease starts a lease that was granted to a request sent at that time: trust counts from there.
-// MaxHold counts from since.
-func newLease(ctx context.Context, c *core, resource string, t term, sent, since time.Time) *Lease {
-	l := startLease(ctx, c, resource, t, c.trustedUntil(sent, c.cfg.TTL), since, nil)
+// newLease starts the lease on the nth resource, which was granted to a request sent at that time:
+// trust counts from there. MaxHold counts from since.
+func (a *acquisition) newLease(n int, token int64, sent, since time.Time) *Lease {
+	l := a.startLease(n, token, a.core.trustedUntil(sent, a.core.cfg.TTL), since, nil)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended == nil {
-		c.watchdog.watch(l, sent)
+		a.core.watchdog.watch(l, sent)
 	}
 	return l
 }
 
 // startLease starts a lease that may be trusted until that time. The caller has it renewed.
-func startLease(ctx context.Context, c *core, resource string, t term, until, since time.Time, p *provisional) *Lease {
-	l := &Lease{core: c, resource: resource, term: t, since: since, provisional: p}
+func (a *acquisition) startLease(n int, token int64, until, since time.Time, p *provisional) *Lease {
+	c, t := a.core, term{a.keys[n], a.id, a.text, token, a.call.id, a.call.unsure.Load()}
+	l := &Lease{core: c, resource: a.resources[n], term: t, since: since, provisional: p, outer: a.outers[n]}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(c.cfg.MaxHold)
 	}
-	hold := c.trace(ctx, TraceStart{Op: OpHold, Resource: resource, LeaseID: t.id, Token: t.token})
+	hold := l.trace(a.caller, OpHold)
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
 	l.life = hold.kept()
 	l.validUntil = until
@@ -103,7 +104,7 @@ func (l *Lease) ValidUntil() time.Time {
 func (l *Lease) validity() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.outer.bound(l.validUntil)
+	return l.validUntil
 }
 
 // validFor is the remaining validity. A Lease that was never granted has none.
@@ -166,17 +167,15 @@ func (l *Lease) Err() error {
 
 // check ends the lease if its time is over. The caller holds mu.
 func (l *Lease) check(now time.Time) error {
-	if l.ended == nil && !now.Before(l.outer.bound(l.validUntil)) {
-		l.end(l.overdue(now))
+	if l.ended == nil && !now.Before(l.validUntil) {
+		l.end(l.overdue())
 	}
 	return l.ended
 }
 
 // overdue is the cause of an end by the clock. The caller holds mu.
-func (l *Lease) overdue(now time.Time) error {
+func (l *Lease) overdue() error {
 	switch {
-	case now.Before(l.validUntil):
-		return l.outer.why()
 	case errors.Is(l.lastFail, ErrUnreachable):
 		return unanswered{l.lastFail}
 	case l.lastFail != nil:
@@ -196,7 +195,6 @@ func (l *Lease) end(cause error) {
 		l.validUntil = now
 	}
 	l.expiry.Stop()
-	l.outer.stop()
 	l.cancel(cause)
 	l.core.watchdog.forget(l)
 	l.core.registry.letGo(l)
@@ -286,28 +284,28 @@ func (l *Lease) Extend(ctx context.Context) error {
 // beginRenewal returns what to send, or nil if MaxHold leaves nothing to gain. Each renewal that
 // was begun must be ended.
 func (l *Lease) beginRenewal(ctx context.Context, now time.Time) (*renewal, error) {
-	ttl, err := l.gain(now)
-	if err != nil || ttl == 0 {
+	e, err := l.gain(now)
+	if err != nil || e.ttl == 0 {
 		return nil, err
 	}
-	return &renewal{l, extension{l.term, ttl}, now, l.trace(ctx, OpExtend)}, nil
+	return &renewal{l, e, now, l.trace(ctx, OpExtend)}, nil
 }
 
-// gain is the ttl that a renewal now asks for; 0 if MaxHold leaves nothing to gain.
-func (l *Lease) gain(now time.Time) (time.Duration, error) {
+// gain is what a renewal now asks for; nothing if MaxHold leaves nothing to gain.
+func (l *Lease) gain(now time.Time) (extension, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(now); err != nil {
-		return 0, err
+		return extension{}, err
 	}
 	ttl := l.core.cfg.TTL
 	if !l.holdEnd.IsZero() {
 		ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))
 	}
 	if !l.core.trustedUntil(now, ttl).After(l.validUntil) {
-		return 0, nil
+		return extension{}, nil
 	}
-	return ttl, nil
+	return extension{l.term, ttl, l.outer}, nil
 }
 
 // end takes the answer in. Trust counts from when the request was sent: a slow answer must

@@ -13,8 +13,11 @@ import (
 // OuterLock is a lock of another kind that [Config.Outer] has taken. Its functions are not called
 // at the same time.
 type OuterLock struct {
-	// Renew makes the lock last for the TTL of the lease from now. After an error it is called again,
-	// until the time of the lock is over; then the lease ends, with [ErrExpired]. Required.
+	// Renew makes the lock last for the TTL of the lease from now. It is called before each renewal of
+	// the lease, which fails with its error: after an error it is called again, until the time of the
+	// lease is over, and that ends with [ErrExpired], or [ErrUnreachable] if that was the error. It is
+	// also called while the lease is waited for; after an error the lock is then given back and taken
+	// anew. Required.
 	Renew func(ctx context.Context) error
 
 	// Release gives the lock back. It is called once, after the lease was released. After an error
@@ -22,243 +25,150 @@ type OuterLock struct {
 	Release func(ctx context.Context) error
 }
 
-// outerPoll is how often a lock that is taken is asked for again, less up to a fifth.
+// outerPoll is how often a lock that is taken is asked for again.
 const outerPoll = 50 * time.Millisecond
 
-// outer keeps a lock of another kind from before its lease is asked for until that is over. Its
-// methods do nothing on nil, a lease without such a lock.
+// outer is the lock of another kind around one lease, from before that is asked for until it is
+// over.
 type outer struct {
-	lock OuterLock
-	core *core
-	ctx  context.Context // ends when the lock is lost, with the reason, or not needed any more
-	end  context.CancelCauseFunc
-	quit chan struct{} // closed when Renew is not called any more
-	once sync.Once     // calls Release
+	cfg      Config
+	resource string
 
-	mu     sync.Mutex
-	until  time.Time   // guarded by mu; trusted as that of a lease is
-	expiry *time.Timer // calls expire at that time; guarded by mu
-	last   error       // of the latest Renew; guarded by mu
+	turn chan struct{} // holds a token while one of its functions runs
+	lock OuterLock     // zero: not taken; belongs to whoever has the turn
 }
 
-// takeOuter takes the lock around each of the resources, in their order, or none.
-func (a *acquisition) takeOuter(ctx context.Context) ([]*outer, error) {
-	if a.core.cfg.Outer == nil {
-		return nil, nil
+// around is the lock around a lease on the resource; nil if it gets none.
+func (c *core) around(resource string) *outer {
+	if c.cfg.Outer == nil {
+		return nil
 	}
-	var all []*outer
-	began := time.Now()
-	waiting, cancel := a.limit(ctx)
-	defer cancel()
-	for _, resource := range a.resources {
-		o, err := a.waitOuter(waiting, resource)
-		if err != nil {
-			a.giveBackOuter(all)
-			return nil, err
-		}
-		all = append(all, o)
-	}
-	a.spent = time.Since(began)
-	return all, nil
+	return &outer{cfg: c.cfg, resource: resource, turn: make(chan struct{}, 1)}
 }
 
-func (a *acquisition) waitOuter(ctx context.Context, resource string) (*outer, error) {
-	held := &HeldError{Resource: resource, RetryAfter: outerPoll}
-	for refused := false; ; refused = true {
-		o, err := a.askOuter(a.asking(ctx), resource)
-		switch {
-		case err == nil:
-			return o, nil
-		case refused && ctx.Err() != nil: // nothing is known since
-		case !errors.Is(err, ErrHeld):
-			return nil, fmt.Errorf("the lock around %q: %w", resource, err)
-		case a.noWait:
-			return nil, held
-		case protocol.Sleep(ctx, protocol.Jitter(outerPoll)):
-			continue
+// alone runs f when it is its turn. It returns when f does or ctx ends, whichever is first: the other library
+// may ignore contexts.
+func (o *outer) alone(ctx context.Context, f func() error) error {
+	_, err := protocol.Bounded(ctx, func() (struct{}, error) {
+		o.turn <- struct{}{}
+		defer func() { <-o.turn }()
+		if ctx.Err() != nil { // nobody waits for it any more
+			return struct{}{}, ctx.Err()
 		}
-		held.Cause = context.Cause(ctx)
-		return nil, held
-	}
-}
-
-// askOuter tries once. A lock that is taken when the caller has gone is given back.
-func (a *acquisition) askOuter(ctx context.Context, resource string) (*outer, error) {
-	var late struct {
-		lock OuterLock
-		err  error
-	}
-	sent := time.Now()
-	lock, err := protocol.Bounded(ctx, func() (OuterLock, error) {
-		late.lock, late.err = a.core.cfg.Outer(ctx, resource, a.core.cfg.TTL)
-		if late.err == nil && (late.lock.Renew == nil || late.lock.Release == nil) {
-			late.err = protocol.Invalid("Config.Outer returned a lock without Renew or Release")
-		}
-		return late.lock, late.err
-	}, func() func() {
-		d := a.core.registry.owe(new(debt), a.core.cfg.TTL, resource)
-		return func() {
-			if late.err == nil && late.lock.Release != nil {
-				a.core.releaseOuter(late.lock)
-			}
-			d.settle(nil)
-		}
+		return struct{}{}, f()
 	})
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("the lock around %q: %w", o.resource, err)
 	}
-	return a.core.keepOuter(lock, sent), nil
+	return nil
 }
 
-func (c *core) releaseOuter(lock OuterLock) {
-	ctx, cancel := protocol.Within(context.Background(), c.cfg.RenewTimeout)
-	defer cancel()
-	_ = lock.Release(ctx) // if it fails, the lock expires
-}
-
-// keepOuter renews a lock that was asked for at that time, until it is stopped.
-func (c *core) keepOuter(lock OuterLock, sent time.Time) *outer {
-	o := &outer{lock: lock, core: c, quit: make(chan struct{}), until: c.trustedUntil(sent, c.cfg.TTL)}
-	o.ctx, o.end = context.WithCancelCause(context.Background())
-	o.mu.Lock() // the timer may fire before it is stored
-	defer o.mu.Unlock()
-	o.expiry = time.AfterFunc(time.Until(o.until), o.expire)
-	go o.keep()
-	return o
-}
-
-func (o *outer) keep() {
-	defer close(o.quit)
-	pause := o.core.cfg.RenewEvery
-	for protocol.Sleep(o.ctx, protocol.Jitter(pause)) {
-		sent := time.Now()
-		ctx, cancel := protocol.Within(o.ctx, o.core.cfg.RenewTimeout)
-		err := o.lock.Renew(ctx)
-		cancel()
-		o.mu.Lock()
-		o.last = err
-		pause = o.core.cfg.RenewEvery / 4
-		if err == nil {
-			pause = o.core.cfg.RenewEvery
-			o.until = o.core.trustedUntil(sent, o.core.cfg.TTL)
-			o.expiry.Reset(time.Until(o.until))
+// take makes the lock last for the TTL from now. One that was taken and cannot be renewed may be
+// lost, and is taken anew.
+func (o *outer) take(ctx context.Context) error {
+	return o.alone(ctx, func() error {
+		if o.lock.Renew != nil {
+			if o.lock.Renew(ctx) == nil {
+				return nil
+			}
+			o.giveBack()
 		}
-		o.mu.Unlock()
-	}
+		lock, err := o.cfg.Outer(ctx, o.resource, o.cfg.TTL)
+		if err == nil && (lock.Renew == nil || lock.Release == nil) {
+			err = protocol.Invalid("Config.Outer returned a lock without Renew or Release")
+		}
+		if err == nil {
+			o.lock = lock
+		}
+		return err
+	})
 }
 
-// expire ends the lock when its time is over, unless that has moved on.
-func (o *outer) expire() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if !time.Now().Before(o.until) {
-		o.end(o.expired())
-	}
-}
-
-// expired is why the lock may not be trusted any more. The caller holds mu.
-func (o *outer) expired() error {
-	if o.last == nil {
-		return fmt.Errorf("%w: the lock around it was not renewed in time", ErrExpired)
-	}
-	return fmt.Errorf("%w: the lock around it was not renewed: %w", ErrExpired, o.last)
-}
-
-// why is expired for a lease that ends with the lock.
-func (o *outer) why() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.expired()
-}
-
-// bound is the end of a lease that lasts until t at most.
-func (o *outer) bound(t time.Time) time.Time {
+// renew makes the lock of a lease last for the TTL from now. A lease without one has nothing to
+// renew.
+func (o *outer) renew(ctx context.Context) error {
 	if o == nil {
-		return t
+		return nil
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.until.Before(t) {
-		return o.until
-	}
-	return t
+	return o.alone(ctx, func() error {
+		if o.lock.Renew == nil {
+			return ErrReleased
+		}
+		return o.lock.Renew(ctx)
+	})
 }
 
-// stop ends the renewals.
-func (o *outer) stop() {
-	if o == nil {
-		return
-	}
-	o.end(ErrReleased)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.expiry.Stop()
-}
-
-// release gives the lock back, once.
+// release gives the lock back, once, if there is one.
 func (o *outer) release() {
 	if o == nil {
 		return
 	}
-	o.stop()
-	o.once.Do(func() {
-		<-o.quit
-		o.core.releaseOuter(o.lock)
-	})
+	o.turn <- struct{}{}
+	defer func() { <-o.turn }()
+	o.giveBack()
 }
 
-// giveBackOuter releases locks under which no lease was granted, behind the call.
-func (a *acquisition) giveBackOuter(all []*outer) {
-	for n, o := range all {
-		o.stop()
-		release := func(context.Context) error { o.release(); return nil }
-		a.behind.debts = append(a.behind.debts, a.core.registry.giveBack(a.caller, a.core.cfg.TTL, release, a.resources[n]))
+// giveBack is release for a caller that has the turn.
+func (o *outer) giveBack() {
+	release := o.lock.Release
+	if release == nil {
+		return
 	}
+	o.lock = OuterLock{}
+	ctx, cancel := protocol.Within(context.Background(), o.cfg.RenewTimeout)
+	defer cancel()
+	_ = release(ctx) // if it fails, the lock expires
 }
 
-// under asks for the leases under the locks that were taken around them, which then belong to the
-// leases.
-func (a *acquisition) under(ctx context.Context, all []*outer) (Leases, error) {
-	if all == nil {
-		return a.obtain(ctx)
-	}
-	asking, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	for _, o := range all {
-		defer context.AfterFunc(o.ctx, func() { cancel(context.Cause(o.ctx)) })()
-	}
-	obtained := false
-	defer func() {
-		if !obtained { // also if a tracer panics
-			a.giveBackOuter(all)
+// releaseOuters releases the locks under which no lease was granted, behind the call.
+func (a *acquisition) releaseOuters() {
+	for n, o := range a.outers {
+		if o == nil {
+			continue
 		}
-	}()
-	leases, err := a.obtain(asking)
-	if err != nil {
-		return nil, err
+		hangs := len(o.turn) > 0
+		release := func(context.Context) error { o.release(); return nil }
+		d := a.core.registry.giveBack(a.caller, a.core.cfg.TTL, release, a.resources[n])
+		if !hangs { // or the call would wait for it
+			a.behind.debts = append(a.behind.debts, d)
+		}
 	}
-	obtained = true
-	for n, l := range leases {
-		l.under(all[n])
-	}
-	if err := leases.lost(); err != nil {
-		a.behind.giveBack(ctx, leases...)
-		return nil, err
-	}
-	return leases, nil
 }
 
-// under makes the lock that of the lease: each ends with the other.
-func (l *Lease) under(o *outer) {
-	if o == nil {
-		return
+// nested is a store whose leases have locks around them. It makes each lock last before it asks for
+// the lease or its renewal, with the trust of the lease counted from before both; so no lease lasts
+// longer than its lock.
+type nested struct {
+	store
+	cfg Config
+}
+
+func (s nested) acquire(ctx context.Context, a ask) (acquired, error) {
+	for n, o := range a.outers {
+		err := o.take(ctx)
+		switch {
+		case errors.Is(err, ErrHeld):
+			return acquired{wait: outerPoll, index: n}, nil
+		case err != nil:
+			return acquired{}, err
+		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.outer = o
-	if l.ended != nil {
-		o.stop()
-		return
+	answer, err := s.store.acquire(ctx, a)
+	answer.wait = min(answer.wait, s.cfg.RenewEvery) // for the locks of one that waits
+	return answer, err
+}
+
+// extend asks for each lease alone, so that a lock that hangs keeps back no other lease.
+func (s nested) extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] {
+	answers := make([]protocol.Answer[outcome], len(batch))
+	var all sync.WaitGroup
+	for n, e := range batch {
+		all.Go(func() {
+			if answers[n].Err = e.outer.renew(ctx); answers[n].Err == nil {
+				answers[n] = s.store.extend(ctx, batch[n:n+1])[0]
+			}
+		})
 	}
-	context.AfterFunc(o.ctx, func() { _ = l.Err() }) // reads the clock
+	all.Wait()
+	return answers
 }

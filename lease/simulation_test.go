@@ -316,7 +316,7 @@ var goMutants = []struct {
 	name  string
 	edits []edit
 }{
-	{"a grant is trusted from its answer", []edit{{"acquire.go", "		leases[n] = newLease(", "		if protocol.Mutant(NAME) {\n			sent = time.Now()\n		}\n		leases[n] = newLease("}}},
+	{"a grant is trusted from its answer", []edit{{"acquire.go", "		leases[n] = a.newLease(", "		if protocol.Mutant(NAME) {\n			sent = time.Now()\n		}\n		leases[n] = a.newLease("}}},
 	{"a renewal is trusted from its answer", []edit{{"lease.go", "		if until := l.core.trustedUntil(r.sent, r.ttl)", "		if protocol.Mutant(NAME) {\n			r.sent = time.Now()\n		}\n		if until := l.core.trustedUntil(r.sent, r.ttl)"}}},
 	{"validity is not shortened by the margin", []edit{{"core.go", "	return sent.Add(ttl - c.cfg.Margin)", "	if protocol.Mutant(NAME) {\n		return sent.Add(ttl)\n	}\n	return sent.Add(ttl - c.cfg.Margin)"}}},
 	{"a hand-over is trusted from its news", []edit{{"wait.go", "	if !now.Before(until) ||", "	if protocol.Mutant(NAME) {\n		until = now.Add(granted.Lasts)\n	} else if !now.Before(until) ||"}}},

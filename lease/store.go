@@ -27,9 +27,10 @@ type term struct {
 // ask is a request for one lease on each of the resources, or none.
 type ask struct {
 	keys      []*protocol.Keys
-	id        any   // a string
-	call      any   // its name, a string
-	request   int64 // its number, 1 for the first of the call
+	outers    []*outer // for a nested store
+	id        any      // a string
+	call      any      // its name, a string
+	request   int64    // its number, 1 for the first of the call
 	mode      mode
 	abandoned func() (ended func()) // see [protocol.Call]
 }
@@ -54,7 +55,8 @@ const (
 // extension is a request to let a term last for ttl from now.
 type extension struct {
 	term
-	ttl time.Duration
+	ttl   time.Duration
+	outer *outer // for a nested store
 }
 
 // store keeps leases. Each call is one attempt; after [ErrUnreachable] it is unknown whether it was

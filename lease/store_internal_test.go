@@ -39,7 +39,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 					continue
 				}
 				call := strings.Repeat(string(step), 4)
-				answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), call, 1, try, nil})
+				answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, id.String(), call, 1, try, nil})
 				if err != nil {
 					require.ErrorIs(t, err, errOver)
 					require.Equal(t, "1111", call)
@@ -51,7 +51,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, Current, verdict, "%s %s", name, order)
 			require.NoError(t, s.withdraw(t.Context(), named("2222")))
-			other, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, uuid.NewString(), "3333", 1, try, nil})
+			other, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, uuid.NewString(), "3333", 1, try, nil})
 			require.NoError(t, err)
 			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
 		}
@@ -68,7 +68,7 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	named := func(id uuid.UUID) term { return term{keys: k, id: id, call: id.String()[:8]} }
 	request := func(id uuid.UUID, m mode) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), named(id).call, 1, m, nil})
+		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, id.String(), named(id).call, 1, m, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
@@ -128,7 +128,7 @@ func TestOnlyTheHolderIsConfirmed(t *testing.T) {
 	require.Equal(t, gone, confirm(holder, 7))
 	require.False(t, server.Exists(k.Owner.(string)), "never creates")
 
-	answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, holder.String(), "ca11", 1, try, nil})
+	answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, holder.String(), "ca11", 1, try, nil})
 	require.NoError(t, err)
 	token := answer.tokens[0]
 	require.Equal(t, taken, confirm(other, token+5))

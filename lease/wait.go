@@ -21,8 +21,8 @@ func (a *acquisition) limit(ctx context.Context) (context.Context, context.Cance
 		return ctx, func() {}
 	}
 	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)
-	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience-a.spent, waited)
-	if *a.patience-a.spent >= firstAnswer {
+	waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)
+	if *a.patience >= firstAnswer {
 		return waiting, cancel
 	}
 	var cancelFirst context.CancelFunc
@@ -71,7 +71,7 @@ func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
 	defer l.leave()
 	leases, err = a.queue(ctx, l, came)
 	if err != nil {
-		a.withdraw()
+		a.giveUp()
 	}
 	return leases, err
 }
@@ -187,19 +187,20 @@ const (
 // forward meanwhile: by it the waiter would have longer than what was granted, counted from now, and
 // then it asks. (A step that is no longer than the news was on its way cannot be seen, and adds itself.)
 //
-// The waiter also asks if too little of the grant is left, or if replicas have to confirm.
+// The waiter also asks if too little of the grant is left, if replicas have to confirm, or if a lock
+// around the lease has to be renewed.
 // Otherwise the lease is full as soon as its first renewal is answered.
 func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
 	c, last := a.core, a.standing
 	granted := in.subscription.told().granted
-	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {
+	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 || c.cfg.Outer != nil {
 		return nil
 	}
 	until, now := last.sent.Add(granted.Lasts-c.marginOf(granted.Lasts)), time.Now()
 	if !now.Before(until) || until.After(now.Add(min(provisionally, c.cfg.TTL))) {
 		return nil
 	}
-	l := startLease(a.caller, c, a.resources[0], a.term(a.keys[0], granted.Token), until, time.Now(), newProvisional())
+	l := a.startLease(0, granted.Token, until, time.Now(), newProvisional())
 	go l.provisional.run(l.ctx, l.Extend)
 	return Leases{l}
 }
