@@ -22,8 +22,8 @@ type Lease struct {
 	term     term
 	since    time.Time // when the resource was first asked for
 
-	provisional *provisional // nil unless it was handed over
-	outer       *outer       // the lock around it, nil if there is none; guarded by mu
+	provisional bool   // it was handed over, and has not been renewed; guarded by mu
+	outer       *outer // the lock around it, nil if there is none; guarded by mu
 
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
@@ -47,7 +47,7 @@ type Lease struct {
 // newLease starts the lease on the nth resource, which was granted to a request sent at that time:
 // trust counts from there. MaxHold counts from since.
 func (a *acquisition) newLease(n int, token int64, sent, since time.Time) *Lease {
-	l := a.startLease(n, token, a.core.trustedUntil(sent, a.core.cfg.TTL), since, nil)
+	l := a.startLease(n, token, a.core.trustedUntil(sent, a.core.cfg.TTL), since, false)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended == nil {
@@ -57,9 +57,9 @@ func (a *acquisition) newLease(n int, token int64, sent, since time.Time) *Lease
 }
 
 // startLease starts a lease that may be trusted until that time. The caller has it renewed.
-func (a *acquisition) startLease(n int, token int64, until, since time.Time, p *provisional) *Lease {
+func (a *acquisition) startLease(n int, token int64, until, since time.Time, provisional bool) *Lease {
 	c, t := a.core, term{a.keys[n], a.id, a.text, token, a.call.id, a.call.unsure.Load()}
-	l := &Lease{core: c, resource: a.resources[n], term: t, since: since, provisional: p, outer: a.outers[n]}
+	l := &Lease{core: c, resource: a.resources[n], term: t, since: since, provisional: provisional, outer: a.outers[n]}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(c.cfg.MaxHold)
 	}
@@ -95,8 +95,8 @@ func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permit
 // quarter of a second at most. Without that answer, the result is within a second.
 func (l *Lease) ValidUntil() time.Time {
 	l = l.some()
-	if l.provisional.pending() {
-		l.provisional.await()
+	if l.pending() {
+		l.settle()
 	}
 	return l.validity()
 }
@@ -190,7 +190,7 @@ func (l *Lease) overdue() error {
 // end is called once, with mu held.
 func (l *Lease) end(cause error) {
 	l.ended = cause
-	l.provisional.settle()
+	l.provisional = false
 	if now := time.Now(); now.Before(l.validUntil) {
 		l.validUntil = now
 	}
@@ -226,7 +226,7 @@ func (l *Lease) warnings() chan time.Time {
 // warnAt is when to warn: not before the end while the first renewal is under way. The caller holds
 // mu.
 func (l *Lease) warnAt() time.Time {
-	if l.provisional.pending() {
+	if l.provisional {
 		return l.validUntil
 	}
 	return l.validUntil.Add(-l.core.cfg.WarnBefore)
@@ -335,7 +335,7 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 		err = l.ended
 	default:
 		l.lastFail = nil
-		l.provisional.settle()
+		l.provisional = false
 		l.core.watchdog.watch(l, r.sent)
 		if until := l.core.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
 			l.validUntil = until

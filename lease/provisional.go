@@ -1,7 +1,6 @@
 package lease
 
 import (
-	"context"
 	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
@@ -14,54 +13,29 @@ const (
 	settleTry   = 250 * time.Millisecond // for one attempt
 )
 
-// provisional is the state of a lease that was handed over, until its first renewal is answered.
-type provisional struct {
-	wanted  chan struct{}   // holds one token when the validity was asked for
-	settled context.Context // over when that is known: a renewal has succeeded, or the lease is over
-	known   context.CancelFunc
-}
-
-func newProvisional() *provisional {
-	p := &provisional{wanted: make(chan struct{}, 1)}
-	p.settled, p.known = context.WithCancel(context.Background())
-	return p
-}
-
-// run makes the lease last for its TTL, beside the work, by extend. Work that is done before costs
-// no request for it. ctx is that of the lease.
-func (p *provisional) run(ctx context.Context, extend func(context.Context) error) {
-	timer := time.NewTimer(settleAfter)
-	defer timer.Stop()
-	select {
-	case <-p.wanted:
-	case <-timer.C:
-	case <-ctx.Done():
-		return
-	}
-	for p.pending() {
-		attempt, cancel := protocol.Within(ctx, settleTry)
-		err := extend(attempt)
-		cancel()
-		if !protocol.Transient(err) {
-			p.settle()
+// settleLater makes a lease that was handed over last for its TTL, beside the work. Work that is done
+// before costs no request for it.
+func (l *Lease) settleLater() {
+	if protocol.Sleep(l.ctx, settleAfter) {
+		for l.pending() {
+			l.settle()
 		}
 	}
 }
 
-// settle ends the provisional state: it is known how long the lease lasts.
-func (p *provisional) settle() {
-	if p != nil {
-		p.known()
-	}
-}
-
-// await waits until that is known, for one attempt at most.
-func (p *provisional) await() {
-	signal(p.wanted)
-	ctx, cancel := context.WithTimeout(p.settled, settleTry)
+// settle makes one attempt. Whatever is answered, it is known then how long the lease lasts.
+func (l *Lease) settle() {
+	ctx, cancel := protocol.Within(l.ctx, settleTry)
 	defer cancel()
-	<-ctx.Done()
+	err := l.Extend(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.provisional = l.provisional && protocol.Transient(err)
 }
 
-// pending is true until then. A lease that was not handed over has no provisional state.
-func (p *provisional) pending() bool { return p != nil && p.settled.Err() == nil }
+// pending is true for a lease that was handed over, until a renewal has succeeded or it is over.
+func (l *Lease) pending() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.provisional
+}

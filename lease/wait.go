@@ -200,7 +200,7 @@ func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
 	if !now.Before(until) || until.After(now.Add(min(provisionally, c.cfg.TTL))) {
 		return nil
 	}
-	l := a.startLease(0, granted.Token, until, time.Now(), newProvisional())
-	go l.provisional.run(l.ctx, l.Extend)
+	l := a.startLease(0, granted.Token, until, time.Now(), true)
+	go l.settleLater()
 	return Leases{l}
 }
