@@ -28,11 +28,6 @@ func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - c.cfg.Margin)
 }
 
-// marginOf is the margin for another time than the TTL, in proportion.
-func (c *core) marginOf(d time.Duration) time.Duration {
-	return time.Duration(float64(c.cfg.Margin) * float64(d) / float64(c.cfg.TTL))
-}
-
 func (c *core) trace(ctx context.Context, s TraceStart) tracing {
 	if len(c.cfg.Tracers) > 0 {
 		s.Kind, s.Namespace, s.Resources = c.cfg.kind(), c.cfg.Namespace, max(s.Resources, 1)

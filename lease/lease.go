@@ -107,14 +107,6 @@ func (l *Lease) validity() time.Time {
 	return l.validUntil
 }
 
-// validFor is the remaining validity. A Lease that was never granted has none.
-func (l *Lease) validFor() time.Duration {
-	if l == nil {
-		return 0
-	}
-	return time.Until(l.validity())
-}
-
 // Context ends when the lease does, at ValidUntil at the latest, even if Redis never answers again.
 // Work under it. [context.Cause] tells why: [ErrReleased], [ErrExpired], [ErrUnreachable],
 // [ErrLost] or [ErrRevoked].
@@ -313,7 +305,7 @@ func (l *Lease) gain(now time.Time) (extension, error) {
 // renewal that is under way; in Redis it names its lease and creates nothing.
 func (r *renewal) end(answer protocol.Answer[outcome]) error {
 	err := r.take(answer)
-	r.trace.end(r.lease.validFor(), err)
+	r.trace.end(time.Until(r.lease.validity()), err)
 	return err
 }
 

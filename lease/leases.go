@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
@@ -89,9 +90,9 @@ func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc)
 
 // endTracing ends the tracing of an acquisition with the first lease, if there is one.
 func (ls Leases) endTracing(t *tracing, err error) {
-	first := ls.first()
-	if first != nil {
-		t.start.LeaseID, t.start.Token = first.term.id, first.term.token
+	var validFor time.Duration
+	if first := ls.first(); first != nil {
+		t.start.LeaseID, t.start.Token, validFor = first.term.id, first.term.token, time.Until(first.validity())
 	}
-	t.end(first.validFor(), byCaller(t.ctx, err))
+	t.end(validFor, byCaller(t.ctx, err))
 }

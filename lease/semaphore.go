@@ -53,7 +53,6 @@ type SemaphoreConfig struct {
 type Semaphore struct {
 	issuer *Issuer
 	redis  *single
-	limit  int
 }
 
 // NewSemaphore checks the configuration; errors are [ErrInvalid] and name the field. It does not
@@ -68,7 +67,7 @@ func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore
 	if err != nil {
 		return nil, err
 	}
-	return &Semaphore{issuer, issuer.store.(*single), cfg.Limit}, nil
+	return &Semaphore{issuer, issuer.store.(*single)}, nil
 }
 
 func checkLimit(limit int) error {
@@ -128,7 +127,7 @@ type Permit struct {
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
 	return about(ctx, s.of(), "inspect semaphore", resource, func(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
-		return protocol.Query(ctx, s.redis.redis, protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.limit), decodeSemaphoreInspect)
+		return protocol.Query(ctx, s.redis.redis, protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.redis.cfg.permits), decodeSemaphoreInspect)
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -87,7 +88,7 @@ type TraceEnd struct {
 // loss. It is "cancelled" if the caller has cancelled before a working Redis had to answer,
 // or its context was over before Redis was asked.
 func (e TraceEnd) Outcome() string {
-	all := e.Op.outcomes()
+	all := outcomesOf[e.Op]
 	if e.Err == nil {
 		return all.success
 	}
@@ -111,12 +112,10 @@ func byCaller(ctx context.Context, err error) error {
 
 // Outcomes lists the words that [TraceEnd.Outcome] can return for this Op, each once.
 func (op Op) Outcomes() []string {
-	all := op.outcomes()
+	all := outcomesOf[op]
 	words := []string{all.success}
-	seen := map[string]bool{all.success: true}
 	for _, known := range append(all.errors, errorWord{word: all.failure}) {
-		if !seen[known.word] {
-			seen[known.word] = true
+		if !slices.Contains(words, known.word) {
 			words = append(words, known.word)
 		}
 	}
@@ -144,8 +143,6 @@ var (
 		{ErrUnreachable, "unreachable"},
 		{protocol.ErrUnasked, "cancelled"},
 	}}
-	otherOutcomes = outcomes{success: "done", failure: "failed"}
-
 	outcomesOf = map[Op]outcomes{
 		OpAcquire: acquireOutcomes,
 		OpWait:    acquireOutcomes,
@@ -171,16 +168,11 @@ var (
 			{ErrLost, "lost"},
 			{ErrUnreachable, "unreachable"},
 		}},
-		OpHeal: {success: "healed", failure: "failed"},
+		OpRevoke: {success: "done", failure: "failed"},
+		OpRaise:  {success: "done", failure: "failed"},
+		OpHeal:   {success: "healed", failure: "failed"},
 	}
 )
-
-func (op Op) outcomes() outcomes {
-	if all, ok := outcomesOf[op]; ok {
-		return all
-	}
-	return otherOutcomes
-}
 
 // errPanicked is told when nothing else is known: a panic came in between.
 var errPanicked = errors.New("lease: a panic came before the outcome was known; nothing is held")

@@ -196,7 +196,8 @@ func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
 	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 || c.cfg.Outer != nil {
 		return nil
 	}
-	until, now := last.sent.Add(granted.Lasts-c.marginOf(granted.Lasts)), time.Now()
+	margin := float64(c.cfg.Margin) * granted.Lasts.Seconds() / c.cfg.TTL.Seconds() // in proportion
+	until, now := last.sent.Add(granted.Lasts-time.Duration(margin)), time.Now()
 	if !now.Before(until) || until.After(now.Add(min(provisionally, c.cfg.TTL))) {
 		return nil
 	}

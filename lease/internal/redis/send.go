@@ -148,23 +148,20 @@ func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(R
 // RunAndWait sends the call and, on the same connection, WAIT, which counts the replicas that have
 // its writes.
 func (c Call) RunAndWait(ctx context.Context, s *Sender, replicas int, within time.Duration) (Reply, int64, error) {
-	r := &request{call: c}
-	wait, err := Bounded(ctx, func() (*redis.IntCmd, error) {
-		ctx := forClient(ctx)
-		wait := redis.NewIntCmd(ctx, "wait", replicas, within.Milliseconds())
-		if unknown := s.attempt(ctx, []*request{r}, []redis.Cmder{wait}); len(unknown) > 0 {
-			s.process(ctx, unknown, []redis.Cmder{wait})
-		}
-		return wait, nil
-	}, c.Abandoned)
+	if ctx.Err() != nil {
+		return Reply{}, 0, unasked(ctx)
+	}
+	wait := redis.NewIntCmd(forClient(ctx), "wait", replicas, within.Milliseconds())
+	r := &request{ctx: ctx, call: c, answered: make(chan struct{}), wait: wait}
+	s.enqueue(r)
+	reply, err := r.outcome()
 	if err != nil {
 		return Reply{}, 0, err
 	}
-	reply, err := decode(ctx, c.script.Name, r.command.Cmd)
-	if waitErr := wait.Err(); err == nil && waitErr != nil {
-		err = Failed(ctx, "wait", waitErr)
+	if err := wait.Err(); err != nil {
+		return Reply{}, 0, Failed(ctx, "wait", err)
 	}
-	return reply, wait.Val(), err
+	return reply, wait.Val(), nil
 }
 
 // Query makes one attempt and decodes its reply. With an error there is no answer.
@@ -196,6 +193,7 @@ type request struct {
 	ctx      context.Context
 	call     Call
 	command  single        // nil in it: not sent
+	wait     *redis.IntCmd // follows the call on its connection; nil if nothing does
 	answered chan struct{} // closed when command has its outcome, or was not sent
 	alone    [1]*request   // room for itself
 }
@@ -231,7 +229,7 @@ func (s *Sender) enqueue(requests ...*request) {
 	for _, r := range requests {
 		s.underWay++
 		switch {
-		case !s.shares || r.ctx.Value(again{}) == true:
+		case !s.shares || r.wait != nil || r.ctx.Value(again{}) == true:
 			go s.serve(append(r.alone[:0], r))
 		case len(s.waiting) == 0:
 			s.waiting = append(r.alone[:0], r)
@@ -261,9 +259,9 @@ func (s *Sender) serve(requests []*request) {
 	ctx, cancel, wanted := together(requests)
 	if len(wanted) > 0 {
 		ctx = forClient(ctx)
-		if unknown := s.attempt(ctx, wanted, nil); len(unknown) > 0 {
+		if unknown := s.attempt(ctx, wanted); len(unknown) > 0 {
 			s.answer(slices.DeleteFunc(requests, func(r *request) bool { return slices.Contains(unknown, r) }))
-			s.process(ctx, unknown, nil)
+			s.process(ctx, unknown)
 			requests = unknown
 		}
 	}
@@ -340,11 +338,11 @@ func together(requests []*request) (ctx context.Context, cancel context.CancelFu
 // attempt makes one round trip. It returns the requests whose script the server does not know,
 // because it was restarted, replaced, or told to forget scripts; they did not run, and are in full
 // now.
-func (s *Sender) attempt(ctx context.Context, requests []*request, follow []redis.Cmder) (unknown []*request) {
+func (s *Sender) attempt(ctx context.Context, requests []*request) (unknown []*request) {
 	for _, r := range requests {
 		r.is(ctx, r.call.words)
 	}
-	s.process(ctx, requests, follow)
+	s.process(ctx, requests)
 	for _, r := range requests {
 		if err := r.command.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			r.is(ctx, append([]any{"eval", r.call.script.Source}, r.call.words[2:]...))
@@ -355,17 +353,17 @@ func (s *Sender) attempt(ctx context.Context, requests []*request, follow []redi
 }
 
 // process leaves each command's outcome in the command.
-func (s *Sender) process(ctx context.Context, requests []*request, follow []redis.Cmder) {
-	if len(requests)+len(follow) == 1 {
+func (s *Sender) process(ctx context.Context, requests []*request) {
+	if len(requests) == 1 && requests[0].wait == nil {
 		_ = s.client.Process(ctx, &requests[0].command)
 		return
 	}
 	pipe := s.client.Pipeline()
 	for _, r := range requests {
 		_ = pipe.Process(ctx, &r.command)
-	}
-	for _, cmd := range follow {
-		_ = pipe.Process(ctx, cmd)
+		if r.wait != nil {
+			_ = pipe.Process(ctx, r.wait)
+		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		for _, r := range requests {
