@@ -64,29 +64,24 @@ func (g foreignGrant) ValidUntil() time.Time { return g.validUntil }
 // The functions of this package enter every one of them. On its own the result answers Resource,
 // Token and LeaseID for the first, and "", 0 and the nil id when there is none.
 func All[G Grant](grants ...G) Grant {
-	var all grantSet
+	set := grantSet{Grant: foreignGrant{}}
 	for _, g := range grants {
-		all = append(all, flatten(g)...)
+		set.all = append(set.all, flatten(g)...)
 	}
-	return all
+	if len(set.all) > 0 {
+		set.Grant = set.all[0]
+	}
+	return set
 }
 
-type grantSet []Grant
-
-func (s grantSet) first() Grant {
-	if len(s) == 0 {
-		return foreignGrant{}
-	}
-	return s[0]
+type grantSet struct {
+	Grant // the first
+	all   []Grant
 }
-
-func (s grantSet) Resource() string   { return s.first().Resource() }
-func (s grantSet) Token() int64       { return s.first().Token() }
-func (s grantSet) LeaseID() uuid.UUID { return s.first().LeaseID() }
 
 func flatten(g Grant) []Grant {
 	if set, ok := g.(grantSet); ok {
-		return set
+		return set.all
 	}
 	return []Grant{g}
 }

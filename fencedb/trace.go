@@ -174,7 +174,8 @@ func (tx *fencedTx) within(ctx context.Context) context.Context {
 }
 
 // inPair is a statement's context with the values of the pair, in place of those that come from the
-// caller. What the function has put in itself, such as a span of its own, stays.
+// caller. What the function has put in itself, such as a span of its own, stays, and so do values that
+// cannot be compared.
 type inPair struct {
 	context.Context
 	caller, pair context.Context
@@ -182,16 +183,9 @@ type inPair struct {
 
 func (c inPair) Value(key any) any {
 	value := c.Context.Value(key)
-	if same(value, c.caller.Value(key)) {
+	canCompare := value == nil || reflect.ValueOf(value).Comparable()
+	if canCompare && value == c.caller.Value(key) {
 		return c.pair.Value(key)
 	}
 	return value
-}
-
-// same is whether two values of contexts are one. Those that cannot be compared count as different.
-func same(a, b any) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
