@@ -273,21 +273,16 @@ const idle = "#!lua\nreturn 1"
 // askToWrite finds out whether the server takes writes now.
 func (s *ServerHealth) askToWrite(ctx context.Context, client *redis.Client) error {
 	_, err := protocol.Bounded(ctx, func() (any, error) { return client.Eval(ctx, idle, nil).Result() })
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case protocol.CannotSave(err):
-		return fmt.Errorf("%w: %w", ErrUnfit, protocol.Failed(ctx, "a script that may write", err))
-	case uncoded(err): // older than 7, or an imitation
+	}
+	if answered, ok := errors.AsType[redis.Error](err); ok && strings.HasPrefix(answered.Error(), "ERR ") { // older than 7, or an imitation
 		s.warn(WarnVersion, "it does not tell whether it takes writes: it does not know scripts as of version %d", minVersion)
 		return nil
 	}
-	return protocol.Failed(ctx, "a script that may write", err)
-}
-
-// uncoded reports whether Redis answered with the code that it has for everything without one of
-// its own.
-func uncoded(err error) bool {
-	var answered redis.Error
-	return errors.As(err, &answered) && strings.HasPrefix(answered.Error(), "ERR ")
+	err = protocol.Failed(ctx, "a script that may write", err)
+	if errors.Is(err, ErrCannotSave) {
+		return fmt.Errorf("%w: %w", ErrUnfit, err)
+	}
+	return err
 }

@@ -101,7 +101,7 @@ var refusals = []struct {
 	{redis.IsClusterDownError, ErrClusterDown, true},
 	{redis.IsTryAgainError, ErrClusterDown, true},
 	{Moved, ErrClusterDown, true},
-	{CannotSave, ErrCannotSave, false},
+	{coded("MISCONF"), ErrCannotSave, false},
 	{coded("BUSY "), ErrBusy, true}, // not BUSYGROUP, of a script of the caller
 	{redis.IsMaxClientsError, ErrBusy, true},
 	{redis.IsAuthError, ErrDenied, false},
@@ -114,9 +114,6 @@ var refusals = []struct {
 func coded(code string) func(error) bool {
 	return func(err error) bool { return redis.HasErrorPrefix(err, code) }
 }
-
-// CannotSave reports whether Redis refuses writes because it could not save to its disk.
-func CannotSave(err error) bool { return coded("MISCONF")(err) }
 
 // Moved reports whether the slot is, or soon will be, served by another server. A Cluster client
 // follows automatically, unless it was given the server.
