@@ -43,12 +43,20 @@ func Enter(ctx context.Context, tx pgx.Tx, grant Grant, opts ...Option) (*Entry,
 	if err != nil {
 		return nil, err
 	}
+	return e.join(ctx, tx, func(ctx context.Context) error { return e.enter(ctx, tx) })
+}
+
+// join enters a transaction of the application's.
+func (e *entry) join(ctx context.Context, tx any, enter func(context.Context) error) (*Entry, error) {
 	if isNil(tx) {
 		return nil, errNoTx
 	}
 	t := e.trace(ctx, OpEnter)
 	defer t.end()
-	return e.handedOut(t.is(e.enter(t.ctx, tx)))
+	if err := t.is(enter(t.ctx)); err != nil {
+		return nil, err
+	}
+	return &Entry{XID: e.xid, Epoch: e.epoch, entry: e}, nil
 }
 
 var (
@@ -67,13 +75,6 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
 	}
 	return nil
-}
-
-func (e *entry) handedOut(err error) (*Entry, error) {
-	if err != nil {
-		return nil, err
-	}
-	return &Entry{XID: e.xid, Epoch: e.epoch, entry: e}, nil
 }
 
 // Outcome tells what became of the transaction, whatever err its COMMIT, or the library that commits

@@ -231,15 +231,12 @@ func EnterSQL(ctx context.Context, tx SQLTx, grant Grant, opts ...Option) (*Entr
 	if err != nil {
 		return nil, err
 	}
-	if isNil(tx) {
-		return nil, errNoTx
-	}
-	t := e.trace(ctx, OpEnter)
-	defer t.end()
-	if err := e.enterSQL(t.ctx, tx); err != nil {
-		return nil, t.is(e.explainSQL(t.ctx, nil, err))
-	}
-	return e.handedOut(t.is(nil))
+	return e.join(ctx, tx, func(ctx context.Context) error {
+		if err := e.enterSQL(ctx, tx); err != nil {
+			return e.explainSQL(ctx, nil, err)
+		}
+		return nil
+	})
 }
 
 // OutcomeSQL is Outcome for database/sql, whatever the driver. db must have a connection to spare.

@@ -145,9 +145,14 @@ func checkServer(ctx context.Context, client *redis.Client, clock reference) (Se
 	return s, s.askToWrite(ctx, client)
 }
 
+func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
+	s.Warnings = append(s.Warnings, Warning{code, fmt.Sprintf(format, args...)})
+}
+
+// askInfo reads INFO. The error is what makes the server unfit.
 func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error {
 	// All sections in one reply: naming several at once is not understood by every version.
-	info, err := protocol.Bounded(ctx, func() (string, error) { return client.Info(ctx).Result() })
+	text, err := protocol.Bounded(ctx, func() (string, error) { return client.Info(ctx).Result() })
 	switch {
 	case err != nil && redis.IsPermissionError(err):
 		s.warn(WarnHidden, "INFO is forbidden: role, eviction policy and persistence were not checked")
@@ -155,15 +160,7 @@ func (s *ServerHealth) askInfo(ctx context.Context, client *redis.Client) error 
 	case err != nil:
 		return protocol.Failed(ctx, "info", err)
 	}
-	return s.judge(fields(info))
-}
-
-func (s *ServerHealth) warn(code WarningCode, format string, args ...any) {
-	s.Warnings = append(s.Warnings, Warning{code, fmt.Sprintf(format, args...)})
-}
-
-// judge reads INFO. The error is what makes the server unfit.
-func (s *ServerHealth) judge(info map[string]string) error {
+	info := fields(text)
 	s.Version = info["redis_version"]
 	s.Role = info["role"]
 	s.Eviction = info["maxmemory_policy"]

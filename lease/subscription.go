@@ -49,12 +49,20 @@ func (s *subscription) listenFor(waiter string) {
 	}
 }
 
-// wakeToAsk wakes the waiter, who should ask now: news may have been missed.
-func (s *subscription) wakeToAsk() {
+// tell adds to the news, and wakes the waiter.
+func (s *subscription) tell(add func(*notice)) {
 	s.mu.Lock()
-	s.news.ask = true
+	add(&s.news)
 	s.mu.Unlock()
 	signal(s.wake)
+}
+
+// wakeToAsk wakes the waiter, who should ask now: news may have been missed.
+func (s *subscription) wakeToAsk() { s.tell(func(n *notice) { n.ask = true }) }
+
+// refuse tells the waiter that it will never be woken.
+func (s *subscription) refuse(why error) {
+	s.tell(func(n *notice) { n.ask, n.refused = true, why })
 }
 
 // signal puts the token into a channel that holds one.
@@ -90,14 +98,6 @@ func (s *subscription) told() notice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.news
-}
-
-// refuse tells the waiter that it will never be woken.
-func (s *subscription) refuse(err error) {
-	s.mu.Lock()
-	s.news.refused = err
-	s.mu.Unlock()
-	s.wakeToAsk()
 }
 
 func (s *subscription) close() { s.listener.unsubscribe(s) }
