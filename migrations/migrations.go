@@ -34,6 +34,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/database"
 )
 
 const (
@@ -75,13 +76,10 @@ type Migration struct {
 // With pgx, pass stdlib.OpenDBFromPool(pool).
 func Up(ctx context.Context, db *sql.DB) error {
 	provider, err := open(ctx, db)
-	if err != nil {
-		return failed("up", err)
+	if err == nil {
+		_, err = provider.Up(ctx)
 	}
-	if _, err := provider.Up(ctx); err != nil {
-		return failed("up", err)
-	}
-	return nil
+	return failed("up", err)
 }
 
 // Down removes everything that Up has made, schema and fences included, and does nothing when there is none. Without the
@@ -89,21 +87,40 @@ func Up(ctx context.Context, db *sql.DB) error {
 // the error names the tables. On another error the migrations not yet undone stay applied.
 func Down(ctx context.Context, db *sql.DB) error {
 	provider, err := open(ctx, db)
-	if err != nil {
-		return failed("down", err)
+	if err == nil {
+		err = refuseIfProtected(ctx, db)
 	}
-	if err := refuseIfProtected(ctx, db); err != nil {
-		return failed("down", err)
-	}
-	if _, err := provider.DownTo(ctx, 0); err != nil {
-		return failed("down", err)
+	if err == nil {
+		_, err = provider.DownTo(ctx, 0)
 	}
 	for _, statement := range dropAll {
-		if _, err := db.ExecContext(ctx, statement); err != nil {
-			return failed("down", err)
+		if err == nil {
+			_, err = db.ExecContext(ctx, statement)
 		}
 	}
-	return nil
+	return failed("down", err)
+}
+
+// failed says where an error comes from, if there is one. It adds the hint of Postgres, which says
+// what to do and is in no error text of the drivers.
+func failed(function string, err error) error {
+	var (
+		pgErr *pgconn.PgError
+		pq    interface{ Get(field byte) string } // lib/pq
+		hint  string
+	)
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &pgErr):
+		hint = pgErr.Hint
+	case errors.As(err, &pq):
+		hint = pq.Get('H')
+	}
+	if hint != "" {
+		return fmt.Errorf("fencedb/migrations: %s: %w; hint: %s", function, err, hint)
+	}
+	return fmt.Errorf("fencedb/migrations: %s: %w", function, err)
 }
 
 // refuseIfProtected looks before the first migration is undone. The one that made fencedb.protect looks again, for a table that is
@@ -152,7 +169,7 @@ func Pending(ctx context.Context, db *sql.DB) (bool, error) {
 	return slices.ContainsFunc(steps, func(step Migration) bool { return !step.Applied }), nil
 }
 
-// appliedVersions does not ask goose, which creates the version table where there is none.
+// appliedVersions does not ask the provider, which creates the version table where there is none.
 func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 	if db == nil {
 		return nil, errNilDB
@@ -161,37 +178,16 @@ func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 	if err := db.QueryRowContext(ctx, "SELECT pg_catalog.to_regclass('"+versionTable+"') IS NOT NULL").Scan(&migrated); err != nil || !migrated {
 		return nil, err
 	}
-	rows, err := db.QueryContext(ctx, "SELECT version_id FROM "+versionTable+" WHERE is_applied")
+	store, err := database.NewStore(goose.DialectPostgres, versionTable)
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
+	rows, err := store.ListMigrations(ctx, db)
 	applied := map[int64]bool{}
-	for rows.Next() {
-		var version int64
-		if err := rows.Scan(&version); err != nil {
-			return nil, err
-		}
-		applied[version] = true
+	for _, row := range rows {
+		applied[row.Version] = row.IsApplied
 	}
-	return applied, rows.Err()
-}
-
-// failed adds the hint of Postgres, which says what to do and is in no error text of the drivers.
-func failed(call string, err error) error {
-	hint := ""
-	var pgErr *pgconn.PgError
-	var pq interface{ Get(field byte) string } // lib/pq
-	switch {
-	case errors.As(err, &pgErr):
-		hint = pgErr.Hint
-	case errors.As(err, &pq):
-		hint = pq.Get('H')
-	}
-	if hint != "" {
-		return fmt.Errorf("fencedb/migrations: %s: %w; hint: %s", call, err, hint)
-	}
-	return fmt.Errorf("fencedb/migrations: %s: %w", call, err)
+	return applied, err
 }
 
 // open creates the schema before it makes a provider: goose does not create the schema its version table lives in, and a
@@ -257,14 +253,11 @@ func Apply(ctx context.Context, db *sql.DB, files fs.FS, table string) error {
 	}
 	provider, err := newProvider(db, files, table)
 	if errors.Is(err, goose.ErrNoMigrations) {
-		return fmt.Errorf("fencedb/migrations: apply: no numbered .sql files at the root of files; "+
+		err = fmt.Errorf("no numbered .sql files at the root of files; "+
 			"for //go:embed schema/*.sql pass fs.Sub(files, \"schema\"): %w", err)
 	}
-	if err != nil {
-		return failed("apply", err)
+	if err == nil {
+		_, err = provider.Up(ctx)
 	}
-	if _, err := provider.Up(ctx); err != nil {
-		return failed("apply", err)
-	}
-	return nil
+	return failed("apply", err)
 }
