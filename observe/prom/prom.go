@@ -41,6 +41,8 @@ import (
 	"context"
 	"math"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
@@ -62,7 +64,7 @@ type Config struct {
 	Downstream string
 
 	// HoldBuckets are the buckets of the hold time, in seconds and rising. They limit the precision
-	// of fencedb ttl. Defaults to thirteen buckets from a millisecond to an hour.
+	// of its percentiles, from which a TTL follows. Defaults to thirteen buckets from a millisecond to an hour.
 	HoldBuckets []float64
 
 	// Exemplar returns the exemplar of a measurement, such as the id of the trace, or nil. It gets
@@ -100,6 +102,9 @@ type Metrics struct {
 	writes     *table[*writeSeries] // by resource_type
 	namespaces *table[string]
 	all        *prometheus.Registry
+
+	mu       sync.Mutex
+	computed []func(now time.Time) // guarded by mu; they set gauges before a scrape
 }
 
 var (
@@ -132,7 +137,15 @@ func New(cfg Config) *Metrics {
 func (m *Metrics) Describe(descs chan<- *prometheus.Desc) { m.all.Describe(descs) }
 
 // Collect implements [prometheus.Collector].
-func (m *Metrics) Collect(metrics chan<- prometheus.Metric) { m.all.Collect(metrics) }
+func (m *Metrics) Collect(metrics chan<- prometheus.Metric) {
+	now := time.Now()
+	m.mu.Lock()
+	for _, compute := range m.computed {
+		compute(now)
+	}
+	m.mu.Unlock()
+	m.all.Collect(metrics)
+}
 
 const resourceType = "resource_type"
 
@@ -140,10 +153,15 @@ func (m *Metrics) counter(name, help string, labels ...string) *prometheus.Count
 	return promauto.With(m.all).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
-func (m *Metrics) computed(name, help string, labels ...string) *computed {
-	c := &computed{desc: prometheus.NewDesc(name, help, labels, nil)}
-	m.all.MustRegister(c)
-	return c
+func (m *Metrics) gauge(name, help string, labels ...string) *prometheus.GaugeVec {
+	return promauto.With(m.all).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+}
+
+// compute sets a gauge at each scrape.
+func (m *Metrics) compute(gauge prometheus.Gauge, read func(now time.Time) float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.computed = append(m.computed, func(now time.Time) { gauge.Set(read(now)) })
 }
 
 func (m *Metrics) histogram(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
@@ -187,11 +205,11 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	contended := m.counter("redis_lease_contention_total", "Calls that acquire and found the resource taken.", resourceType)
 	revoked := m.counter("redis_lease_revoked_total", "Revocations and take-overs by this process.", resourceType)
 	notOwned := m.counter("redis_lease_not_owned_total", "Renewals and releases that found the lease gone or taken.", "namespace", resourceType)
-	held := m.computed("redis_lease_held", "Leases held now.", resourceType)
-	oldestHeld := m.computed("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", resourceType)
-	waiters := m.computed("redis_lease_waiters", "Calls that wait for a resource.", resourceType)
-	oldestWait := m.computed("redis_lease_oldest_wait_seconds", "Age of the oldest call that waits now, 0 if there is none.", resourceType)
-	longest := m.computed("redis_lease_failing_seconds", "For how long one resource has had this failure and no success, of that with the longest.", "failure", resourceType)
+	held := m.gauge("redis_lease_held", "Leases held now.", resourceType)
+	oldestHeld := m.gauge("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", resourceType)
+	waiters := m.gauge("redis_lease_waiters", "Calls that wait for a resource.", resourceType)
+	oldestWait := m.gauge("redis_lease_oldest_wait_seconds", "Age of the oldest call that waits now, 0 if there is none.", resourceType)
+	longest := m.gauge("redis_lease_failing_seconds", "For how long one resource has had this failure and no success, of that with the longest.", "failure", resourceType)
 	acquireTook := m.histogram("redis_lease_acquire_duration_seconds", "Time that calls took to acquire or to fail, with waiting and sealing.", requestBuckets, resourceType)
 	waitTook := m.histogram("redis_lease_wait_duration_seconds", "Time from when a resource was found taken to its grant or to giving up.", workBuckets, resourceType)
 	holdTook := m.histogram("redis_lease_hold_duration_seconds", "Time from the grant of a lease to its end, however it ended.", m.cfg.HoldBuckets, resourceType)
@@ -215,13 +233,13 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 			notOwned:      func(namespace string) prometheus.Counter { return notOwned.WithLabelValues(namespace, name) },
 			held:          newAges(),
 			waiting:       newAges(),
-			failing:       watched(longest, name, leaseFailures),
+			failing:       m.watched(longest, name, leaseFailures),
 		}
 		s.failing[failHealed].needed = 2
-		held.add(s.held.count, name)
-		oldestHeld.add(s.held.oldest, name)
-		waiters.add(s.waiting.count, name)
-		oldestWait.add(s.waiting.oldest, name)
+		m.compute(held.WithLabelValues(name), s.held.count)
+		m.compute(oldestHeld.WithLabelValues(name), s.held.oldest)
+		m.compute(waiters.WithLabelValues(name), s.waiting.count)
+		m.compute(oldestWait.WithLabelValues(name), s.waiting.oldest)
 		return s
 	}
 }
@@ -246,23 +264,23 @@ func (m *Metrics) writeVectors() func(string) *writeSeries {
 	rejected := m.counter("redis_lease_fencing_rejected_total", "Fenced writes and openings that were refused because their token was stale.", resourceType, "downstream")
 	writeTook := m.histogram("fencedb_write_duration_seconds", "Time of fenced writes until their outcome was known.", requestBuckets, resourceType, "outcome")
 	commitTook := m.histogram("fencedb_commit_duration_seconds", "Time of COMMIT in fenced transactions until its outcome was known.", requestBuckets, resourceType)
-	longest := m.computed("fencedb_writes_failing_seconds", "For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
+	longest := m.gauge("fencedb_writes_failing_seconds", "For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
 	return func(name string) *writeSeries {
 		return &writeSeries{
 			written:    each(written, name, fencedb.Outcomes()),
 			rejected:   rejected.WithLabelValues(name, m.cfg.Downstream),
 			writeTook:  func(outcome string) prometheus.Observer { return writeTook.WithLabelValues(name, outcome) },
 			commitTook: commitTook.WithLabelValues(name),
-			failing:    watched(longest, name, refusals),
+			failing:    m.watched(longest, name, refusals),
 		}
 	}
 }
 
-func watched(longest *computed, name string, words []string) map[string]*failures {
+func (m *Metrics) watched(longest *prometheus.GaugeVec, name string, words []string) map[string]*failures {
 	all := make(map[string]*failures, len(words))
 	for _, word := range words {
 		all[word] = &failures{all: make(map[place]failing)}
-		longest.add(all[word].longest, word, name)
+		m.compute(longest.WithLabelValues(word, name), all[word].longest)
 	}
 	return all
 }

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // other is the label for all values above the limit.
@@ -60,38 +59,6 @@ func (c Config) typeOf(resource string) string {
 		return other
 	}
 	return name
-}
-
-// computed is a gauge whose values are computed by a scrape.
-type computed struct {
-	desc *prometheus.Desc
-
-	mu     sync.Mutex
-	series []computedSeries // guarded by mu
-}
-
-type computedSeries struct {
-	read   func(now time.Time) float64
-	labels []string
-}
-
-func (c *computed) add(read func(now time.Time) float64, labels ...string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.series = append(c.series, computedSeries{read, labels})
-}
-
-// Describe implements [prometheus.Collector].
-func (c *computed) Describe(descs chan<- *prometheus.Desc) { descs <- c.desc }
-
-// Collect implements [prometheus.Collector].
-func (c *computed) Collect(metrics chan<- prometheus.Metric) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	for _, s := range c.series {
-		metrics <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, s.read(now), s.labels...)
-	}
 }
 
 // ages are what goes on now: leases that are held, or calls that wait.
