@@ -131,7 +131,6 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"two tables":      {[]string{"adopt", "a", "b"}, `"b"`},
 		"a resource":      {[]string{"ttl", "table:12"}, "before the colon"},
 		"pause":           {[]string{"ttl", "table", "--pause", "-1s"}, "--pause"},
-		"prometheus":      {[]string{"ttl", "table", "--prometheus", "prom"}, "http://"},
 		"kind":            {[]string{"watch", "--kind", "lots"}, "refused"},
 		"since":           {[]string{"watch", "--since", "-1s"}, "--since"},
 		"watch two":       {[]string{"watch", "a", "b"}, `"b"`},

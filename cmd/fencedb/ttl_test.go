@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -46,7 +44,7 @@ func TestTTLAddsMarginsToWhatWasMeasured(t *testing.T) {
 	w.json("ttl", &got, "ttl", "table", "--pause", "5s", "--network", "300ms")
 
 	require.Equal(t, advice{
-		ResourceType: "table", Source: "feed", Samples: 2000, Lost: 10,
+		ResourceType: "table", Samples: 2000, Lost: 10,
 		P50MS: 990, P99MS: 1970, P999MS: 1988, PauseMS: 5000, NetworkMS: 300,
 		TTLMS: 7300, RenewEveryMS: 2433, WarnBeforeMS: 1216,
 	}, got)
@@ -64,67 +62,11 @@ func TestTTLRefusesTooFew(t *testing.T) {
 		got := w.run("ttl", "table")
 		require.Equal(t, exitFailed, got.code)
 		require.Contains(t, got.errOut, fmt.Sprint(n, " of table"))
-		require.Contains(t, got.errOut, "--prometheus", "how to get more")
+		require.Contains(t, got.errOut, "docs/ttl.md", "how to get more")
 		require.Empty(t, got.out)
 	}
 	w.held("table", "released", 1)
 	w.ok("ttl", "table")
-}
-
-// prometheus answers every query with buckets of that many leases, up to a second, ten seconds and
-// for ever.
-func prometheus(t *testing.T, one, ten, all string) (address string, asked *string) {
-	t.Helper()
-	asked = new(string)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		*asked = r.URL.Path + " " + r.FormValue("query")
-		fmt.Fprintf(w, `{"status":"success","data":{"resultType":"vector","result":[
-			{"metric":{"le":"+Inf"},"value":[1763640000.1,%q]},
-			{"metric":{"le":"10.0"},"value":[1763640000.1,%q]},
-			{"metric":{"le":"1.0"},"value":[1763640000.1,%q]}]}}`, all, ten, one)
-	}))
-	t.Cleanup(server.Close)
-	return server.URL, asked
-}
-
-func TestTTLFromPrometheusTakesTheUpperEndOfABucket(t *testing.T) {
-	t.Parallel()
-	c := newConsole(t)
-	var got advice
-	address, asked := prometheus(t, "1500.7", "1999.9", "2000")
-
-	c.json("ttl", &got, "ttl", "table", "--prometheus", address+"/prom", "--over", "24h")
-
-	require.Equal(t, `/prom/api/v1/query sum by (le) (increase(redis_lease_hold_duration_seconds_bucket{resource_type="table"}[86400s]))`, *asked)
-	require.Equal(t, []int64{2000, 1000, 10_000, 10_000, 12_000},
-		[]int64{got.Samples, got.P50MS, got.P99MS, got.P999MS, got.TTLMS})
-
-	address, _ = prometheus(t, "0", "1990", "2000")
-	require.Contains(t, c.run("ttl", "table", "--prometheus", address).errOut, "largest bucket, 10s")
-	address, _ = prometheus(t, "0", "0", "0")
-	require.Contains(t, c.run("ttl", "table", "--prometheus", address).errOut, "0 of table")
-}
-
-func TestTTLNamesWhatPrometheusSaid(t *testing.T) {
-	t.Parallel()
-	for body, says := range map[string]string{
-		`{"status":"error","errorType":"bad_data","error":"parse error"}`: "parse error",
-		`<html>`: "502",
-		`{"status":"success","data":{"result":[{"metric":{"le":"much"},"value":[1,"2"]}]}}`: "much",
-		`{"status":"success","data":{"resultType":"vector","result":[]}}`:                   "0 of table",
-	} {
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(http.StatusBadGateway)
-			fmt.Fprint(w, body)
-		}))
-		t.Cleanup(server.Close)
-		got := newConsole(t).run("ttl", "table", "--prometheus", server.URL)
-		require.Equal(t, exitFailed, got.code)
-		require.Contains(t, got.errOut, says)
-	}
-	got := newConsole(t).run("ttl", "table", "--prometheus", "http://127.0.0.1:1")
-	require.Equal(t, exitFailed, got.code)
-	require.Contains(t, got.errOut, "prometheus:")
 }
 
 func TestAnAdviceIsRoundedUp(t *testing.T) {
