@@ -167,7 +167,7 @@ func (s *servers) openRedis() (err error) {
 		return usage("no Redis: set --redis or FENCEDB_REDIS_URL")
 	}
 	if s.client, err = newRedis(s.redisURL, nil); err != nil {
-		return usage("--redis: %w; it takes\n%s", withoutPassword(s.redisURL, err), redisForms)
+		return usage("--redis: %w; it takes\n%s", err, redisForms)
 	}
 	if s.issuer, err = lease.New(s.client, s.names.config()); err != nil {
 		return usage("%w", err)
@@ -175,34 +175,7 @@ func (s *servers) openRedis() (err error) {
 	return nil
 }
 
-// withoutPassword is what is wrong with an address, by the part behind the password: errors quote what
-// they take for a port or a path, and in a password with a slash that is the password.
-func withoutPassword(address string, err error) error {
-	at := strings.LastIndex(address, "@")
-	scheme, _, found := strings.Cut(address, "://")
-	switch {
-	case at < 0:
-		return withoutURL(err)
-	case !found:
-		return errors.New("it does not begin with redis:// or another scheme")
-	}
-	client, err := newRedis(scheme+"://"+address[at+1:], nil)
-	if err != nil {
-		return withoutURL(err)
-	}
-	_ = client.Close()
-	return errors.New("user and password cannot be read; in them, / is written as %2F, ? as %3F, # as %23 and % as %25")
-}
-
 var errReplica = fmt.Errorf("%w: this Redis is a replica, which may not know who holds what", errUnchanged)
-
-// withoutURL keeps the password out of the message.
-func withoutURL(err error) error {
-	if broken := new(url.Error); errors.As(err, &broken) {
-		return broken.Err
-	}
-	return err
-}
 
 // fenceRetention is how long Redis remembers a token that revoke has issued. A shorter time than
 // the programs' own setting would shorten theirs; a longer one does no harm.
@@ -235,27 +208,75 @@ const redisForms = `   redis://user:password@host:6379/0
 // dialer makes a connection; nil stands for the usual way.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// newRedis accepts the parameters of go-redis, such as ?dial_timeout=2s, in all forms. Its clients heed the
-// deadlines of contexts, or a Redis that hangs would outlast --timeout.
+// newRedis accepts parameters of go-redis, such as ?dial_timeout=2s; of Sentinels and of a Cluster, those
+// that are copied here count. Its clients heed the deadlines of contexts, or a Redis that hangs would outlast
+// --timeout.
 func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
+	one, many, files, err := parseRedis(address)
+	if err != nil {
+		return nil, withoutPassword(address, err)
+	}
+	if one.Dialer, err = files.around(dial, one.TLSConfig); err != nil {
+		return nil, err
+	}
+	one.ContextTimeoutEnabled = true
+	if many == nil {
+		return redis.NewClient(one), nil
+	}
+	many.Username, many.Password, many.DB, many.Protocol = one.Username, one.Password, one.DB, one.Protocol
+	many.DialTimeout, many.ReadTimeout, many.WriteTimeout = one.DialTimeout, one.ReadTimeout, one.WriteTimeout
+	many.TLSConfig, many.Dialer, many.ContextTimeoutEnabled = one.TLSConfig, one.Dialer, true
+	return redis.NewUniversalClient(many), nil
+}
+
+// withoutPassword is what is wrong with an address. Errors quote all of it, or what they take for a port or a
+// path, and in a password with a slash that is the password.
+func withoutPassword(address string, err error) error {
+	broken := new(url.Error)
+	switch {
+	case strings.Contains(address, "@"):
+		return errors.New("it cannot be read; in user and password, / is written as %2F, ? as %3F, # as %23 and % as %25")
+	case errors.As(err, &broken):
+		return broken.Err
+	}
+	return err
+}
+
+// parseRedis returns what a URL says of each server, and what it says of many: of Sentinels or a Cluster, nil
+// if it names one server.
+func parseRedis(address string) (one *redis.Options, many *redis.UniversalOptions, files certificates, err error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	plain, topology, _ := strings.Cut(scheme, "-")
-	rest, files := takeCertificates(rest)
 	switch topology {
-	case "sentinel":
-		return newSentinel(plain, rest, files, dial)
+	case "":
 	case "cluster":
-		return newCluster(plain, rest, files, dial)
+		many = &redis.UniversalOptions{IsClusterMode: true}
+		many.Addrs, rest, err = splitHosts(rest, "6379")
+	case "sentinel":
+		many = new(redis.UniversalOptions)
+		many.Addrs, rest, err = splitHosts(rest, "26379")
+	default:
+		err = fmt.Errorf("there is no scheme %q", scheme)
 	}
-	options, err := redis.ParseURL(scheme + "://" + rest)
 	if err != nil {
-		return nil, err
+		return nil, nil, files, err
 	}
-	options.ContextTimeoutEnabled = true
-	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
-		return nil, err
+	u, err := url.Parse(plain + "://" + rest)
+	if err != nil {
+		return nil, nil, files, err
 	}
-	return redis.NewClient(options), nil
+	query := u.Query()
+	files = certificates{take(query, "sslrootcert"), take(query, "sslcert"), take(query, "sslkey")}
+	if topology == "sentinel" {
+		many.MasterName, u.Path, _ = strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
+		if many.MasterName == "" {
+			return nil, nil, files, errors.New("no name of a primary after the hosts")
+		}
+		many.SentinelUsername, many.SentinelPassword = take(query, "sentinel_username"), take(query, "sentinel_password")
+	}
+	u.RawQuery = query.Encode()
+	one, err = redis.ParseURL(u.String())
+	return one, many, files, err
 }
 
 // take returns a parameter and removes it.
@@ -264,20 +285,26 @@ func take(query url.Values, name string) string {
 	return query.Get(name)
 }
 
+// splitHosts takes the hosts out of "user:password@host1,host2:port/path?query", and leaves the first one
+// in rest.
+func splitHosts(address, defaultPort string) (hosts []string, rest string, err error) {
+	end := strings.IndexAny(address+"/", "/?")
+	at := strings.LastIndex(address[:end], "@") + 1
+	hosts = strings.Split(address[at:end], ",")
+	for i, host := range hosts {
+		if host == "" {
+			return nil, "", fmt.Errorf("host %d of %d is empty", i+1, len(hosts))
+		}
+		if _, _, err := net.SplitHostPort(host); err != nil {
+			hosts[i] = net.JoinHostPort(strings.Trim(host, "[]"), defaultPort)
+		}
+	}
+	return hosts, address[:at] + hosts[0] + address[end:], nil
+}
+
 // certificates are files for TLS, in the parameters that a URL of Postgres has for them: go-redis
 // has none.
 type certificates struct{ root, cert, key string }
-
-// takeCertificates takes them out of what follows the scheme.
-func takeCertificates(rest string) (string, certificates) {
-	before, after, found := strings.Cut(rest, "?")
-	query, err := url.ParseQuery(after)
-	if !found || err != nil {
-		return rest, certificates{} // go-redis says what is wrong
-	}
-	files := certificates{take(query, "sslrootcert"), take(query, "sslcert"), take(query, "sslkey")}
-	return before + "?" + query.Encode(), files
-}
 
 func (c certificates) into(config *tls.Config) error {
 	switch {
@@ -329,76 +356,4 @@ func (c certificates) around(dial dialer, config *tls.Config) (dialer, error) {
 		}
 		return secret, nil
 	}, nil
-}
-
-func newCluster(scheme, rest string, files certificates, dial dialer) (redis.UniversalClient, error) {
-	u, err := splitHosts(scheme, rest, "6379")
-	if err != nil {
-		return nil, err
-	}
-	options, err := redis.ParseClusterURL(u.String())
-	if err != nil {
-		return nil, err
-	}
-	options.ContextTimeoutEnabled = true
-	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
-		return nil, err
-	}
-	return redis.NewClusterClient(options), nil
-}
-
-// newSentinel puts user and password of the primary where go-redis expects them, which takes those of the URL
-// for the Sentinels'.
-func newSentinel(scheme, rest string, files certificates, dial dialer) (redis.UniversalClient, error) {
-	u, err := splitHosts(scheme, rest, "26379")
-	if err != nil {
-		return nil, err
-	}
-	name, db, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
-	if name == "" {
-		return nil, errors.New("no name of a primary after the hosts")
-	}
-	query := u.Query()
-	password, _ := u.User.Password()
-	query.Set("master_name", name)
-	query.Set("username", u.User.Username())
-	query.Set("password", password)
-	u.User = url.UserPassword(take(query, "sentinel_username"), take(query, "sentinel_password"))
-	u.Path, u.RawQuery = "/"+db, query.Encode()
-	options, err := redis.ParseFailoverURL(u.String())
-	if err != nil {
-		return nil, err
-	}
-	options.ContextTimeoutEnabled = true
-	if options.Dialer, err = files.around(dial, options.TLSConfig); err != nil {
-		return nil, err
-	}
-	return redis.NewFailoverClient(options), nil
-}
-
-// splitHosts parses "user:password@host1,host2:port/path?query" into a URL of the first host, with
-// the others as go-redis takes them: as parameters called addr.
-func splitHosts(scheme, rest, defaultPort string) (*url.URL, error) {
-	end := strings.IndexAny(rest+"/", "/?")
-	authority, tail := rest[:end], rest[end:]
-	at := strings.LastIndex(authority, "@") + 1
-	hosts := strings.Split(authority[at:], ",")
-	for i, host := range hosts {
-		if host == "" {
-			return nil, fmt.Errorf("host %d of %d is empty", i+1, len(hosts))
-		}
-		if _, _, err := net.SplitHostPort(host); err != nil {
-			hosts[i] = net.JoinHostPort(strings.Trim(host, "[]"), defaultPort)
-		}
-	}
-	u, err := url.Parse(scheme + "://" + authority[:at] + hosts[0] + tail)
-	if err != nil {
-		return nil, err
-	}
-	query := u.Query()
-	for _, host := range hosts[1:] {
-		query.Add("addr", host)
-	}
-	u.RawQuery = query.Encode()
-	return u, nil
 }
