@@ -26,7 +26,7 @@ func main() {
 	become()
 	logging.Disable() // go-redis would print the errors that the command reports
 	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGHUP)...)
-	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv), patience: patience}
+	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv)}
 	code := a.run(ctx, os.Args)
 	stop()
 	os.Exit(code)
@@ -87,8 +87,7 @@ type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	screen      screen
-	patience    time.Duration // before watch reports that nobody publishes
-	checked     bool          // the call is no usage error of the parser
+	checked     bool // the call is no usage error of the parser
 
 	postgresURL, redisURL string
 	names                 names

@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
@@ -39,8 +38,6 @@ type console struct {
 	flags  []string
 	answer string // to every question
 	screen screen
-
-	patience time.Duration
 }
 
 type answer struct {
@@ -50,13 +47,13 @@ type answer struct {
 
 func newConsole(t *testing.T, flags ...string) *console {
 	t.Helper()
-	return &console{T: t, flags: flags, patience: time.Hour}
+	return &console{T: t, flags: flags}
 }
 
 func (c *console) run(args ...string) answer {
 	c.Helper()
 	var out, errOut bytes.Buffer
-	a := &app{in: strings.NewReader(c.answer), out: &out, errOut: &errOut, screen: c.screen, patience: c.patience}
+	a := &app{in: strings.NewReader(c.answer), out: &out, errOut: &errOut, screen: c.screen}
 	code := a.run(c.Context(), append(append([]string{"fencedb"}, c.flags...), args...))
 	return answer{code, out.String(), errOut.String()}
 }

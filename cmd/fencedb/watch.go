@@ -72,11 +72,9 @@ func (s *servers) follow(ctx context.Context, wanted filter) error {
 		return err
 	}
 	stream := feed.Namespace(s.names.namespace)
-	hint := time.AfterFunc(s.patience, func() { s.hintAtFeed(ctx, stream) })
-	defer hint.Stop()
+	s.hintAtFeed(ctx, stream)
 	write := s.eventWriter()
 	return feed.Follow(ctx, s.client, from, func(e feed.Event) error {
-		hint.Stop()
 		ofKind := len(wanted.kinds) == 0 || slices.Contains(wanted.kinds, string(e.Kind))
 		if !ofKind || !strings.HasPrefix(e.Resource, wanted.prefix) {
 			return nil
@@ -99,10 +97,10 @@ func (s *servers) startOf(ctx context.Context, since time.Duration) (string, err
 	return strconv.FormatInt(max(0, now.Add(-since).UnixMilli()), 10), nil
 }
 
-// patience is how long watch waits for an event before it checks whether any program publishes.
-const patience = 5 * time.Second
-
+// hintAtFeed says how to publish if no program does.
 func (s *servers) hintAtFeed(ctx context.Context, stream feed.Option) {
+	ctx, cancel := s.bounded(ctx)
+	defer cancel()
 	if some, err := published(ctx, s.client, stream); err != nil || some {
 		return
 	}

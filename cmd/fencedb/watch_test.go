@@ -34,7 +34,7 @@ func (c *console) start(args ...string) *watching {
 	ctx, interrupt := context.WithCancel(c.Context())
 	w := &watching{c.T, make(chan string, 100), make(chan string, 100), interrupt, make(chan int, 1)}
 	out, errOut := w.pipe(w.out), w.pipe(w.errOut)
-	a := &app{in: strings.NewReader(c.answer), out: out, errOut: errOut, screen: c.screen, patience: c.patience}
+	a := &app{in: strings.NewReader(c.answer), out: out, errOut: errOut, screen: c.screen}
 	go func() {
 		code := a.run(ctx, append(append([]string{"fencedb"}, c.flags...), args...))
 		_, _ = out.Close(), errOut.Close()
@@ -187,7 +187,6 @@ func awaitReader(t *testing.T, client *redis.Client) {
 func TestWatchSaysHowToSwitchTheFeedOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.patience = time.Millisecond
 
 	hint := w.start("watch")
 	require.Contains(t, hint.next(hint.errOut), "no program has published any")
