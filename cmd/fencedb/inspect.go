@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,7 +14,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/once"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -26,11 +24,10 @@ func (a *app) inspect() *cli.Command {
 		ArgsUsage: "RESOURCE",
 		Description: `Reads Redis and Postgres and changes nothing. The notes at the end say who
 can write now, and whether Redis has lost data. It shows the last refusals
-if programs publish events (see watch), the permits of a semaphore of that
-name, and the result of a once: key.
+if programs publish events (see watch), and the permits of a semaphore of
+that name.
 
-   fencedb inspect table:12
-   fencedb inspect once:order-7`,
+   fencedb inspect table:12`,
 		Action: a.inspectResource,
 	}
 }
@@ -48,7 +45,6 @@ type inspection struct {
 	Transactions    []transaction `json:"transactions"`
 	Refusals        []refused     `json:"refusals"`  // newest first; nil: no program publishes events
 	Semaphore       *places       `json:"semaphore"` // nil: no holder and no waiter
-	Once            *recorded     `json:"once"`      // nil: no result
 	Notes           []note        `json:"notes"`
 }
 
@@ -132,9 +128,6 @@ func (r *inspection) print(p page) {
 	}
 	if r.Semaphore != nil {
 		facts = append(facts, [2]string{"SEMAPHORE", r.Semaphore.String()})
-	}
-	if r.Once != nil {
-		facts = append(facts, [2]string{"ONCE", r.Once.String()})
 	}
 	p.facts(facts...)
 	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, r.Transactions, func(t transaction) []string {
@@ -295,21 +288,12 @@ type places struct {
 	Holders []holder `json:"holders"`
 }
 
-// recorded is the result of a once: key.
-type recorded struct {
-	Bytes           int    `json:"bytes"`
-	RememberedForMS *int64 `json:"remembered_for_ms"` // nil: for ever
-}
-
-// lookAround adds what does not matter for who can write: refusals, permits and results.
+// lookAround adds what does not matter for who can write: refusals and permits.
 func (s *servers) lookAround(ctx context.Context, found *inspection) (err error) {
 	if found.Refusals, err = s.readRefusals(ctx, found.Resource); err != nil {
 		return fmt.Errorf("redis: the feed: %w", err)
 	}
-	if found.Semaphore, err = s.readPlaces(ctx, found.Resource); err != nil {
-		return err
-	}
-	found.Once, err = s.readResult(ctx, found.Resource)
+	found.Semaphore, err = s.readPlaces(ctx, found.Resource)
 	return err
 }
 
@@ -340,40 +324,12 @@ func placeOf(h lease.Permit) holder {
 	return holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
 }
 
-// onceResources are those of package once.
-const onceResources = "once:"
-
-func (s *servers) readResult(ctx context.Context, resource string) (*recorded, error) {
-	key, ok := strings.CutPrefix(resource, onceResources)
-	if !ok || key == "" || len(key) > once.MaxKey { // a lease of that name has no result
-		return nil, nil
-	}
-	keys, err := once.New(s.client, once.Config{Namespace: s.names.namespace, HashKeys: s.names.hashed})
-	if err != nil {
-		return nil, err
-	}
-	state, err := keys.State(ctx, key)
-	if err != nil || state.Phase != once.Done {
-		return nil, err
-	}
-	ms := state.ExpiresIn.Milliseconds()
-	return &recorded{len(state.Result), optional(ms, ms >= 0)}, nil
-}
-
 func (s *places) String() string {
 	taken := fmt.Sprint(len(s.Holders))
 	if s.Limit != nil {
 		taken += fmt.Sprintf(" of %d", *s.Limit)
 	}
 	return fmt.Sprintf("places: %s taken, %d waiting", taken, s.Waiters)
-}
-
-func (r *recorded) String() string {
-	text := fmt.Sprintf("done, with a result of %d bytes", r.Bytes)
-	if r.RememberedForMS != nil {
-		text += ", remembered for " + millis(*r.RememberedForMS)
-	}
-	return text
 }
 
 // refused is a write with a stale token.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -12,8 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/lease"
-	"github.com/fencedb/fencedb/lease/once"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -160,26 +157,4 @@ func TestInspectKnowsSemaphores(t *testing.T) {
 	shown := w.ok("inspect", "tenant:7")
 	require.Contains(t, shown, "places: 1 of 5 taken, 0 waiting")
 	require.Contains(t, shown, l.LeaseID().String())
-}
-
-func TestInspectKnowsResultsOfOnce(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	keys, err := once.New(w.redis, once.Config{Namespace: w.namespace})
-	require.NoError(t, err)
-	_, _, err = keys.Do(t.Context(), "order-7", nil, func(context.Context, *lease.Lease) ([]byte, error) {
-		found := w.inspected("once:order-7")
-		require.NotNil(t, found.Holder, "in flight")
-		require.Nil(t, found.Once)
-		return []byte("booked"), nil
-	})
-	require.NoError(t, err)
-
-	found := w.inspected("once:order-7")
-	require.Nil(t, found.Holder)
-	require.Equal(t, 6, found.Once.Bytes)
-	require.Positive(t, *found.Once.RememberedForMS)
-	require.Contains(t, w.ok("inspect", "once:order-7"), "done, with a result of 6 bytes, remembered for")
-	require.Nil(t, w.inspected("once:"+strings.Repeat("x", 501)).Once, "longer than its keys are")
-	require.Nil(t, w.inspected("order-7").Once)
 }

@@ -168,7 +168,7 @@ func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.
 	if err != nil || known.Token == 0 {
 		return nil, err
 	}
-	if strings.HasPrefix(key.Resource, onceResources) {
+	if strings.HasPrefix(key.Resource, "once:") {
 		key.Kind = onceKind
 	}
 	return []held{{key.Resource, key.Kind, *newInspection(known).Holder, known.Waiters}}, nil
