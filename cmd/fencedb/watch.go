@@ -109,45 +109,36 @@ func (s *servers) hintAtFeed(ctx context.Context, stream feed.Option) {
 		"If they set a Namespace, give it as --namespace.")
 }
 
-// eventWriter returns what writes events as they come.
+// eventWriter returns what writes events as they come. Columns become wider when a longer cell comes.
 func (a *app) eventWriter() func(feed.Event) error {
 	if a.json {
 		lines := json.NewEncoder(a.out)
 		return func(e feed.Event) error { return lines.Encode(e) }
 	}
-	return a.newTextLines().write
-}
-
-func (a *app) newTextLines() *textLines {
-	return &textLines{page{a.out, a.screen}, []int{len(clock), 8, len(feed.Committed), 8, 16}}
-}
-
-// textLines writes columns that become wider when a longer cell comes.
-type textLines struct {
-	page
-	widths []int
+	p, widths := page{a.out, a.screen}, []int{len(clock), 8, len(feed.Committed), 8, 16}
+	return func(e feed.Event) error { return p.event(e, widths) }
 }
 
 const clock = "15:04:05.000"
 
-func (l *textLines) write(e feed.Event) error {
-	cells := []string{e.At.Local().Format(clock), l.name(e.Worker), l.name(string(e.Kind)), l.name(e.Resource), tokenText(e.Token)}
+func (p page) event(e feed.Event, widths []int) error {
+	cells := []string{e.At.Local().Format(clock), p.name(e.Worker), p.name(string(e.Kind)), p.name(e.Resource), tokenText(e.Token)}
 	for i, cell := range cells {
-		l.widths[i] = max(l.widths[i], utf8.RuneCountInString(cell))
+		widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 	}
-	line, more := columns(cells, l.widths), happened(e)
-	if l.width > 0 && utf8.RuneCountInString(line+more) > l.width {
+	line, more := columns(cells, widths), happened(e)
+	if p.width > 0 && utf8.RuneCountInString(line+more) > p.width {
 		line = strings.TrimRight(line, " ") + "\n" + strings.Repeat(" ", len(clock)) + gap
 	}
-	_, err := fmt.Fprintln(l.out, l.styled(strings.TrimRight(line+more, " "), colors[e.Kind]))
+	_, err := fmt.Fprintln(p.out, p.styled(strings.TrimRight(line+more, " "), colors[e.Kind]))
 	return err
 }
 
 // name shortens a name to leave room for the other columns.
-func (l *textLines) name(text string) string {
+func (p page) name(text string) string {
 	most := 40
-	if l.width > 0 {
-		most = min(most, max(leastCell, l.width/5))
+	if p.width > 0 {
+		most = min(most, max(leastCell, p.width/5))
 	}
 	return shorten(visible(text), most)
 }

@@ -216,7 +216,7 @@ func TestWatchWritesWhatFitsOnOneLineAndTheRestOnAnother(t *testing.T) {
 	shown := func(width int) string {
 		return onScreen(screen{width: width, color: true}, func(p page) {
 			a := &app{out: p.out, screen: p.screen}
-			require.NoError(t, a.newTextLines().write(e))
+			require.NoError(t, a.eventWriter()(e))
 		})
 	}
 	require.Equal(t, red+"12:00:00.000  kitchen-2  refused    table:12  1763640000000001  stale, 1763640000000002 is stored"+plain+"\n", shown(200))
@@ -236,7 +236,7 @@ func TestNoWordOfAnEventControlsTheTerminal(t *testing.T) {
 	for _, kind := range append(slices.Clone(kinds), odd) {
 		shown := onScreen(screen{}, func(p page) {
 			a := &app{out: p.out}
-			require.NoError(t, a.newTextLines().write(feed.Event{Kind: kind, Worker: odd, Resource: odd, LeaseID: odd, Holder: odd, Cause: odd}))
+			require.NoError(t, a.eventWriter()(feed.Event{Kind: kind, Worker: odd, Resource: odd, LeaseID: odd, Holder: odd, Cause: odd}))
 		})
 		require.NotContains(t, shown, "\x1b", kind)
 		require.Equal(t, 1, strings.Count(shown, "\n"), kind)
