@@ -41,7 +41,7 @@ The command finds in its environment:
    FENCEDB_ENTER     SQL that must come first in each of its transactions
    FENCEDB_GRANTS    JSON, an array with resource, token and lease_id of each
    FENCEDB_RESOURCE, FENCEDB_TOKEN, FENCEDB_LEASE_ID
-                     the same, of a single one
+                     the same, of a single one; empty for several
 
    fencedb with order:7 -- psql "$FENCEDB_POSTGRES_URL" -f fix.sql
    fencedb with --wait 1m order:7 order:8 -- ./fix.sh
@@ -205,7 +205,7 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w; the command was not run", context.Cause(ctx))
 	}
-	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(withoutGrant(os.Environ()), w.environment()...), Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
+	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...), Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
 	// A group of its own lets signals reach what the command has started. In a terminal it would be a
 	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
 	alone := !w.atTerminal()
@@ -274,16 +274,6 @@ func (w *wrapping) loss() error {
 	return nil
 }
 
-// ofOne are variables for a single resource.
-var ofOne = []string{"FENCEDB_RESOURCE=", "FENCEDB_TOKEN=", "FENCEDB_LEASE_ID="}
-
-// withoutGrant leaves out what is of the grant of another such command, under which this one runs.
-func withoutGrant(env []string) []string {
-	return slices.DeleteFunc(env, func(v string) bool {
-		return slices.ContainsFunc(ofOne, func(name string) bool { return strings.HasPrefix(v, name) })
-	})
-}
-
 // environment is what the command needs to enter.
 func (w *wrapping) environment() []string {
 	type grant struct {
@@ -302,12 +292,13 @@ func (w *wrapping) environment() []string {
 	text, _ := json.Marshal(grants) // strings and numbers
 	enter := fmt.Sprintf("SELECT * FROM fencedb.enter_all(ARRAY[%s], ARRAY[%s]::bigint[], ARRAY[%s]::pg_catalog.uuid[], %d)",
 		strings.Join(resources, ", "), strings.Join(tokens, ", "), strings.Join(ids, ", "), w.hold.Milliseconds())
-	env := []string{"FENCEDB_GRANTS=" + string(text)}
+	var resource, token, id string // empty for several, also where another such command with a single one runs this one
 	if len(grants) == 1 {
 		enter = fmt.Sprintf("SELECT * FROM fencedb.enter(%s, %s, %s, %d)", resources[0], tokens[0], ids[0], w.hold.Milliseconds())
-		env = append(env, ofOne[0]+grants[0].Resource, ofOne[1]+tokens[0], ofOne[2]+grants[0].LeaseID.String())
+		resource, token, id = grants[0].Resource, tokens[0], grants[0].LeaseID.String()
 	}
-	return append(env, "FENCEDB_ENTER="+enter)
+	return []string{"FENCEDB_ENTER=" + enter, "FENCEDB_GRANTS=" + string(text),
+		"FENCEDB_RESOURCE=" + resource, "FENCEDB_TOKEN=" + token, "FENCEDB_LEASE_ID=" + id}
 }
 
 // literal is a string in SQL, whatever standard_conforming_strings is.
