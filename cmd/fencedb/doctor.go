@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/urfave/cli/v3"
 
+	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -204,4 +205,186 @@ func (e *examination) askQuestions(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// warnings are the findings for warnings of package lease, but for their text.
+var warnings = map[lease.WarningCode]finding{
+	lease.WarnUnlogged: {warning, "redis_unlogged", "",
+		"two then hold at once until the older lease has run out, and tokens rise only by the clock; fences stand", "CONFIG SET appendonly yes, and write it into the configuration"},
+	lease.WarnEviction: {warning, "redis_may_evict", "",
+		"if a maxmemory is set some day, Redis evicts leases", "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"},
+	lease.WarnReplicas: {warning, "redis_replicas", "",
+		"after the fail-over two hold at once until the older lease has run out; fences stand", "set min-replicas-to-write 1 and min-replicas-max-lag 10"},
+	lease.WarnVersion: {warning, "redis_version", "",
+		"it may lack what leases need", "upgrade Redis, or use a server that behaves like a newer one"},
+	lease.WarnHidden: {warning, "redis_hidden", "",
+		"it may be a replica, evict leases, or lose them in a crash, without a warning", "let the user run INFO: ACL SETUSER ... +info; or ask the provider"},
+}
+
+// otherWarning is for warnings of package lease that this command does not know.
+var otherWarning = finding{warning, "redis_warning", "",
+	"leases are granted, but are less safe or less useful than they could be", "change the setting, or decide that you can live with it: fencing does not depend on it"}
+
+func (e *examination) examineRedis(ctx context.Context) {
+	health, problem := e.issuer.Check(ctx)
+	if problem != nil {
+		e.addProblem(health, problem)
+	}
+	for _, s := range health.Servers {
+		for _, w := range s.Warnings {
+			if w.Code != lease.WarnClock { // the clock of this machine does not matter; see askClock
+				f := cmp.Or(warnings[w.Code], otherWarning)
+				e.add(f.Severity, f.Code, s.Addr+": "+w.Text, f.Why, f.Do)
+			}
+		}
+		if s.RoundTrip > 0 {
+			e.redis = append(e.redis, s)
+		}
+	}
+	if problem == nil {
+		e.examineLeases(ctx)
+	}
+}
+
+// What is long for a lease: without renewal, and held.
+const (
+	longTTL  = time.Hour
+	longHold = day
+)
+
+// examineLeases looks for leases that end late or never, or cannot be read. It gives up after a few seconds: a Redis
+// may hold more than leases.
+func (e *examination) examineLeases(ctx context.Context) {
+	const most, patience = 10, 5 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	found, err := findLeases(ctx, e.client, selection{namespace: e.names.namespace, limit: 1000})
+	if err != nil {
+		e.add(warning, "leases_hidden", fmt.Sprintf("the leases in Redis were not examined: %v", err),
+			"some may never end, or be corrupt",
+			"let the user run SCAN: ACL SETUSER ... +scan; if Redis is slow or holds much else, use fencedb leases --timeout")
+		return
+	}
+	for _, problem := range found.Problems[:min(most, len(found.Problems))] {
+		e.add(failure, "redis_corrupt", visible(problem), "nobody can acquire, renew or see that lease; what fences protect stays safe",
+			"find who wrote to the key, and follow docs/runbook/redis.md, a key is not what it should be")
+	}
+	named := 0
+	for _, h := range found.Leases {
+		left, who := time.Duration(h.ExpiresInMS)*time.Millisecond, cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
+		switch {
+		case named == most:
+			return
+		case left > longTTL:
+			e.add(warning, "lease_ttl", fmt.Sprintf("%s is held by %s for another %s without renewal", visible(h.Resource), who, span(left)),
+				"if its holder dies, it stays blocked for that long",
+				"give the program's leases a TTL of seconds; renewal makes them as long as the work, and MaxHold bounds it")
+		case h.IssuedAt != nil && time.Since(*h.IssuedAt) > longHold:
+			e.add(warning, "lease_unbounded", fmt.Sprintf("%s has been held by %s for %s", visible(h.Resource), who, elapsed(*h.IssuedAt)),
+				"nothing bounds it: a holder that is stuck keeps it for ever",
+				"leave it if it is a role that one process has for as long as it lives; otherwise set lease.Config.MaxHold, and see who it is")
+		default:
+			continue
+		}
+		named++
+	}
+}
+
+// addProblem finds the server that the error of Check is about, if possible.
+func (e *examination) addProblem(health lease.Health, problem error) {
+	found := false
+	for _, s := range health.Servers {
+		switch {
+		case s.Role != "" && s.Role != "master":
+			e.add(failure, "redis_replica", s.Addr+" is a replica", "it accepts no writes, so it grants nothing, and its leases may be old",
+				"give the address of the primary, or redis-sentinel:// to follow fail-overs")
+		case s.Limited && s.Eviction != "" && s.Eviction != "noeviction":
+			e.add(failure, "redis_evicts", fmt.Sprintf("%s has a maxmemory, and maxmemory-policy is %s", s.Addr, s.Eviction),
+				"short of memory it throws away leases that are held, and two hold at once; fences stand",
+				"CONFIG SET maxmemory-policy noeviction, and write it into the configuration")
+		default:
+			continue
+		}
+		found = true
+	}
+	switch {
+	case found:
+	case errors.Is(problem, lease.ErrUnreachable), errors.Is(problem, context.DeadlineExceeded):
+		e.add(failure, "redis_unreachable", fmt.Sprintf("Redis cannot be reached: %v", problem),
+			"nobody can acquire or keep a lease; what fences protect stays safe", "see that it runs and that the URL is right, and run doctor again")
+	default:
+		e.add(failure, "redis_unfit", problem.Error(),
+			"leases cannot be acquired, or can be lost while they are held; what fences protect stays safe", "change what is named and run doctor again")
+	}
+}
+
+// maxClockDifference is more than NTP allows. Tokens only need a clock that does not go back.
+const maxClockDifference = time.Second
+
+// askClock compares both clocks with this process's, not as [lease.Issuer.Check] would with
+// Postgres's for a Config.Clock: a Postgres that hangs must not keep Redis from being examined, and
+// floor needs Redis's clock by this process's.
+func (e *examination) askClock(ctx context.Context) error {
+	sent := time.Now()
+	now, err := fencedb.Clock(e.pool)(ctx)
+	if err != nil {
+		return err
+	}
+	took := time.Since(sent)
+	ours := now.Sub(sent.Add(took / 2)) // how far Postgres's clock is ahead of this process's
+	for _, s := range e.redis {
+		ahead := s.Clock - ours
+		if ahead.Abs() <= maxClockDifference+s.RoundTrip+took {
+			continue
+		}
+		way := "ahead of"
+		if ahead < 0 {
+			way = "behind"
+		}
+		e.add(warning, "clock_difference", fmt.Sprintf("the clock of %s is %v %s Postgres's", s.Addr, ahead.Abs().Round(time.Second), way),
+			"tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up",
+			"run NTP on both machines; let the clock be slewed, not stepped")
+	}
+	return nil
+}
+
+// askCounters looks for fences that new tokens cannot pass: those ahead of the clock of Redis,
+// which is the floor of new tokens, and of the last token in Redis.
+func (e *examination) askCounters(ctx context.Context) error {
+	if len(e.redis) == 0 {
+		return nil
+	}
+	const most = 100 // that are named; one is enough to act
+	rows, _ := e.pool.Query(ctx, `SELECT f.resource, f.last_fencing_token FROM fencedb.fences f
+		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.resource LIMIT $2`, e.floor().UnixMicro(), most)
+	type ahead struct {
+		Resource string
+		Token    int64
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ahead])
+	if err != nil {
+		return err
+	}
+	for _, f := range all {
+		known, err := e.issuer.Inspect(ctx, f.Resource)
+		if err != nil {
+			return err
+		}
+		if known.LastToken < f.Token {
+			e.add(failure, "redis_behind", fmt.Sprintf("the ledger has token %d for %s, Redis knows %s",
+				f.Token, visible(f.Resource), cmp.Or(tokenText(known.LastToken), "none")),
+				"Redis has lost data and its clock is behind, so new holders are refused",
+				"run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself")
+		}
+	}
+	return nil
+}
+
+// floor is the current time of the slowest clock from which tokens come.
+func (e *examination) floor() time.Time {
+	slowest := e.redis[0].Clock
+	for _, s := range e.redis {
+		slowest = min(slowest, s.Clock)
+	}
+	return time.Now().Add(slowest)
 }
