@@ -288,14 +288,24 @@ type places struct {
 	Holders []holder `json:"holders"`
 }
 
-// lookAround adds what does not matter for who can write: refusals and permits.
+// lookAround adds what does not matter for who can write: refusals and permits. It refuses a resource that
+// nobody seems to hold because a flag is wrong.
 func (s *servers) lookAround(ctx context.Context, found *inspection) (err error) {
 	if found.Refusals, err = s.readRefusals(ctx, found.Resource); err != nil {
 		return fmt.Errorf("redis: the feed: %w", err)
 	}
-	found.Semaphore, err = s.readPlaces(ctx, found.Resource)
+	if found.Semaphore, err = s.readPlaces(ctx, found.Resource); err != nil || found.Semaphore != nil || found.known() {
+		return err
+	}
+	err = s.notElsewhere(ctx, found.Resource)
+	if redis.IsPermissionError(err) { // to SCAN
+		return nil
+	}
 	return err
 }
+
+// known reports whether Redis knows the resource as one of leases.
+func (r *inspection) known() bool { return r.Holder != nil || r.LastToken != nil || r.Revoked != nil }
 
 // limitOfNobody is a limit that no program uses.
 const limitOfNobody = lease.MaxLimit

@@ -158,3 +158,22 @@ func TestInspectKnowsSemaphores(t *testing.T) {
 	require.Contains(t, shown, "places: 1 of 5 taken, 0 waiting")
 	require.Contains(t, shown, l.LeaseID().String())
 }
+
+// A forgotten namespace: nobody may be told that a resource is free which is held.
+func TestInspectWithoutTheNamespaceIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, w.book(w.acquire("seat:1")))
+
+	got := w.run("--namespace", "", "inspect", "seat:1")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Empty(t, got.out)
+	require.Contains(t, got.errOut, `as a lease in namespace "`+w.namespace+`"`)
+
+	limited := "limited_" + w.namespace
+	require.NoError(t, w.redis.Do(t.Context(), "ACL", "SETUSER", limited, "on", "nopass", "~*", "&*", "+@all", "-scan").Err())
+	t.Cleanup(func() { w.redis.Do(context.Background(), "ACL", "DELUSER", limited) })
+	got = w.run("--namespace", "", "--redis", "redis://"+limited+":x@"+w.redis.Options().Addr, "inspect", "seat:1")
+	require.Contains(t, got.out, "nobody", "who may not SCAN is told what there is to tell: %s", got.errOut)
+}

@@ -129,7 +129,7 @@ func (s *servers) prepare(ctx context.Context, resource string) (*inspection, er
 		return nil, err
 	case value(found.Fence).tooHigh:
 		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first", errUnchanged, visible(resource), found.Fence.Token)
-	case found.Holder == nil && found.LastToken == nil && found.Revoked == nil:
+	case !found.known():
 		return found, s.notElsewhere(ctx, resource)
 	}
 	return found, nil

@@ -290,7 +290,7 @@ func TestARevocationUnderTheOtherFormOfTheNameIsRefused(t *testing.T) {
 		require.NoError(t, err)
 		flag := fmt.Sprintf("--hash-resources=%v", !hashed)
 
-		for _, args := range [][]string{{"revoke", "seat:1", "--reason", "it hangs", "--yes"}, {"with", "seat:1", "--", "true"}} {
+		for _, args := range [][]string{{"revoke", "seat:1", "--reason", "it hangs", "--yes"}, {"with", "seat:1", "--", "true"}, {"inspect", "seat:1"}} {
 			got := w.run(append([]string{flag}, args...)...)
 
 			require.NotZero(t, got.code, name)
