@@ -144,9 +144,14 @@ func (s *servers) notElsewhere(ctx context.Context, resource string) error {
 		return err
 	}
 	digest := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(resource)))
+	here := lease.Key{Kind: leaseKind, Namespace: s.names.namespace, Resource: resource, Field: "fence"} // acquired meanwhile
+	if s.names.hashed {
+		here.Resource = digest
+	}
 	var there []string
 	for _, k := range keys {
-		if (k.Resource == resource || k.Resource == digest) && (s.names.namespace == "" || k.Namespace == s.names.namespace) {
+		named := k.Resource == resource || k.Resource == digest
+		if named && k != here && (s.names.namespace == "" || k.Namespace == s.names.namespace) {
 			there = append(there, fmt.Sprintf("as a %s in namespace %q, with --hash-resources=%v", k.Kind, k.Namespace, k.Resource == digest))
 		}
 	}
@@ -188,8 +193,14 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 // ledger refuses.
 func (s *servers) endLease(ctx context.Context, found *inspection) (*lease.Revocation, error) {
 	last := max(value(found.LastToken), value(found.Holder).Token, value(found.Fence).Token)
-	if last == 0 {
-		return s.issuer.Revoke(ctx, found.Resource)
+	if last == 0 { // to take over from nobody takes a last token
+		var err error
+		if last, err = s.issuer.Raise(ctx, found.Resource, 1); err != nil {
+			return nil, err
+		}
+		if last > 1 {
+			return nil, lease.ErrStale
+		}
 	}
 	return s.issuer.TakeOver(ctx, found.Resource, last)
 }

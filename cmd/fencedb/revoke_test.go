@@ -190,6 +190,16 @@ func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {
 
 	require.ErrorIs(t, err, lease.ErrStale)
 	require.NoError(t, next.Extend(t.Context()))
+
+	found, err = s.look(t.Context(), "seat:2")
+	require.NoError(t, err)
+	first := w.acquire("seat:2") // nobody was shown, and nothing is known of the resource
+
+	_, err = s.endLease(t.Context(), found)
+
+	require.ErrorIs(t, err, lease.ErrStale)
+	require.NoError(t, first.Extend(t.Context()))
+	require.NoError(t, s.notElsewhere(t.Context(), "seat:2"), "it is here")
 }
 
 func TestRevokeSaysWhenItCouldNotSeal(t *testing.T) {
