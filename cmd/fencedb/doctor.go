@@ -207,7 +207,8 @@ func (e *examination) askQuestions(ctx context.Context) error {
 	return nil
 }
 
-// warnings are the findings for warnings of package lease, but for their text.
+// warnings are the findings for warnings of package lease, but for their text. One of the clock is about the
+// clock of this machine, which does not matter; see askClock. Others are about settings of an issuer.
 var warnings = map[lease.WarningCode]finding{
 	lease.WarnUnlogged: {warning, "redis_unlogged", "",
 		"two then hold at once until the older lease has run out, and tokens rise only by the clock; fences stand", "CONFIG SET appendonly yes, and write it into the configuration"},
@@ -221,10 +222,6 @@ var warnings = map[lease.WarningCode]finding{
 		"it may be a replica, evict leases, or lose them in a crash, without a warning", "let the user run INFO: ACL SETUSER ... +info; or ask the provider"},
 }
 
-// otherWarning is for warnings of package lease that this command does not know.
-var otherWarning = finding{warning, "redis_warning", "",
-	"leases are granted, but are less safe or less useful than they could be", "change the setting, or decide that you can live with it: fencing does not depend on it"}
-
 func (e *examination) examineRedis(ctx context.Context) {
 	health, problem := e.issuer.Check(ctx)
 	if problem != nil {
@@ -232,8 +229,7 @@ func (e *examination) examineRedis(ctx context.Context) {
 	}
 	for _, s := range health.Servers {
 		for _, w := range s.Warnings {
-			if w.Code != lease.WarnClock { // the clock of this machine does not matter; see askClock
-				f := cmp.Or(warnings[w.Code], otherWarning)
+			if f, known := warnings[w.Code]; known {
 				e.add(f.Severity, f.Code, s.Addr+": "+w.Text, f.Why, f.Do)
 			}
 		}
@@ -258,7 +254,7 @@ func (e *examination) examineLeases(ctx context.Context) {
 	const most, patience = 10, 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	found, err := findLeases(ctx, e.client, selection{namespace: e.names.namespace, limit: 1000})
+	found, err := e.findLeases(ctx, selection{limit: 1000})
 	if err != nil {
 		e.add(warning, "leases_hidden", fmt.Sprintf("the leases in Redis were not examined: %v", err),
 			"some may never end, or be corrupt",

@@ -37,12 +37,12 @@ nobody. A resource that is acquired or released meanwhile may be missing.
 			&cli.DurationFlag{Name: "older-than", Destination: &wanted.olderThan, Usage: "only those held for longer than this `TIME`", Validator: notNegative},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			wanted.namespace, wanted.prefix = a.names.namespace, cmd.Args().First()
+			wanted.prefix = cmd.Args().First()
 			if wanted.prefix != "" && a.names.hashed {
 				return usage("with --hash-resources Redis does not know how resources begin; list them without a prefix")
 			}
 			return a.read(ctx, onRedis, func(ctx context.Context, s *servers) (report, error) {
-				return findLeases(ctx, s.client, wanted)
+				return s.findLeases(ctx, wanted)
 			})
 		},
 	}
@@ -89,18 +89,19 @@ func since(at *time.Time) string {
 
 // selection holds the arguments of leases.
 type selection struct {
-	namespace, prefix string
-	limit             int
-	oldest            bool
-	olderThan         time.Duration
+	prefix    string
+	limit     int
+	oldest    bool
+	olderThan time.Duration
 }
 
-func findLeases(ctx context.Context, client redis.UniversalClient, wanted selection) (*leaseList, error) {
-	keys, err := scanKeys(ctx, client, lease.Key{Namespace: wanted.namespace, Resource: wanted.prefix, Field: "owner"})
+func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList, error) {
+	shown := names{namespace: s.names.namespace} // never hashed: SCAN finds the names that Redis has
+	keys, err := scanKeys(ctx, s.client, lease.Key{Namespace: shown.namespace, Resource: wanted.prefix, Field: "owner"})
 	if err != nil {
 		return nil, fmt.Errorf("redis: scan: %w", err)
 	}
-	keys = slices.DeleteFunc(keys, func(k lease.Key) bool { return k.Namespace != wanted.namespace }) // a pattern cannot tell them apart
+	keys = slices.DeleteFunc(keys, func(k lease.Key) bool { return k.Namespace != shown.namespace }) // a pattern cannot tell them apart
 	slices.SortFunc(keys, func(a, b lease.Key) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Kind, b.Kind))
 	})
@@ -109,10 +110,8 @@ func findLeases(ctx context.Context, client redis.UniversalClient, wanted select
 		list.More = len(keys) > wanted.limit
 		keys = keys[:min(wanted.limit, len(keys))]
 	}
-	// Never hashed: SCAN has found the names that Redis has.
-	n := names{namespace: wanted.namespace}
-	i, err1 := lease.New(client, n.config())
-	places, err2 := newSemaphore(client, n)
+	i, err1 := lease.New(s.client, shown.config())
+	places, err2 := newSemaphore(s.client, shown)
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, usage("%w", err)
 	}

@@ -240,22 +240,18 @@ func (r *revocation) details(sealed bool) map[string]any {
 	return details
 }
 
-var errThereAreSome = errors.New("there are events")
+var errPublished = errors.New("there are events")
 
-// published reports whether the stream has an event.
-func published(ctx context.Context, client redis.UniversalClient, stream feed.Option) (bool, error) {
-	err := feed.Replay(ctx, client, "0", func(feed.Event) error { return errThereAreSome }, stream)
-	if errors.Is(err, errThereAreSome) {
-		return true, nil
-	}
-	return false, err
+// published returns errPublished if the stream has an event.
+func published(ctx context.Context, client redis.UniversalClient, stream feed.Option) error {
+	return feed.Replay(ctx, client, "0", func(feed.Event) error { return errPublished }, stream)
 }
 
 // announce publishes what the operator does, if programs publish already. done waits until it is
 // published.
 func (s *servers) announce(ctx context.Context, operator string) (done func(), err error) {
 	stream := feed.Namespace(s.names.namespace)
-	if some, err := published(ctx, s.client, stream); err != nil || !some {
+	if published(ctx, s.client, stream) != errPublished {
 		return func() {}, nil // the command works without it
 	}
 	options := []feed.Option{stream, feed.Worker(operator)}

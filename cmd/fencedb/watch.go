@@ -101,7 +101,7 @@ func (s *servers) startOf(ctx context.Context, since time.Duration) (string, err
 func (s *servers) hintAtFeed(ctx context.Context, stream feed.Option) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	if some, err := published(ctx, s.client, stream); err != nil || some {
+	if published(ctx, s.client, stream) != nil {
 		return
 	}
 	page{s.errOut, s.screen}.say("%s", "No events yet, and no program has published any before. To publish, a program passes "+
