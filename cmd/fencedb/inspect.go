@@ -24,8 +24,8 @@ func (a *app) inspect() *cli.Command {
 		ArgsUsage: "RESOURCE",
 		Description: `Reads Redis and Postgres and changes nothing. The notes at the end say who
 can write now, and whether Redis has lost data. It shows the last refusals
-if programs publish events (see watch), and the permits of a semaphore of
-that name.
+if programs publish events (see watch). Of a semaphore, fencedb leases shows
+who has its permits.
 
    fencedb inspect table:12`,
 		Action: a.inspectResource,
@@ -43,8 +43,7 @@ type inspection struct {
 	revokedTo       int64         // by that revocation
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
-	Refusals        []refused     `json:"refusals"`  // newest first; nil: no program publishes events
-	Semaphore       *places       `json:"semaphore"` // nil: no holder and no waiter
+	Refusals        []refused     `json:"refusals"` // newest first; nil: no program publishes events
 	Notes           []note        `json:"notes"`
 }
 
@@ -119,25 +118,16 @@ func value[T any](there *T) (v T) {
 }
 
 func (r *inspection) print(p page) {
-	facts := [][2]string{
-		{"RESOURCE", visible(r.Resource)},
-		{"HOLDER", r.Holder.String()},
-		{"WAITING", fmt.Sprint(r.Waiters)},
-		{"REDIS", r.counter()},
-		{"LEDGER", r.Fence.String()},
-	}
-	if r.Semaphore != nil {
-		facts = append(facts, [2]string{"SEMAPHORE", r.Semaphore.String()})
-	}
-	p.facts(facts...)
+	p.facts(
+		[2]string{"RESOURCE", visible(r.Resource)},
+		[2]string{"HOLDER", r.Holder.String()},
+		[2]string{"WAITING", fmt.Sprint(r.Waiters)},
+		[2]string{"REDIS", r.counter()},
+		[2]string{"LEDGER", r.Fence.String()},
+	)
 	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, r.Transactions, func(t transaction) []string {
 		return []string{fmt.Sprint(t.PID), visible(t.Application), t.State, millis(t.OpenMS)}
 	})
-	if r.Semaphore != nil {
-		list(p, []string{"PLACE", "HELD FOR", "ENDS IN", "LEASE", "HOLDER"}, r.Semaphore.Holders, func(h holder) []string {
-			return []string{fmt.Sprint(h.Token), since(h.IssuedAt), millis(h.ExpiresInMS), h.LeaseID.String(), visible(h.Label)}
-		})
-	}
 	list(p, []string{"REFUSED", "WORKER", "CARRIED", "STORED"}, r.Refusals, func(w refused) []string {
 		return []string{elapsed(w.At) + " ago", visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
 	})
@@ -281,21 +271,14 @@ func readTransactions(ctx context.Context, pool *pgxpool.Pool, resource string) 
 	return open, explained(err)
 }
 
-// places are the permits of a semaphore.
-type places struct {
-	Limit   *int     `json:"limit"` // set in Redis; nil: each program has its own
-	Waiters int      `json:"waiters"`
-	Holders []holder `json:"holders"`
-}
-
-// lookAround adds what does not matter for who can write: refusals and permits. It refuses a resource that
-// nobody seems to hold because a flag is wrong.
+// lookAround adds the refusals, which do not matter for who can write. It refuses a resource that nobody seems
+// to hold because a flag is wrong, or because it is a semaphore.
 func (s *servers) lookAround(ctx context.Context, found *inspection) (err error) {
 	if found.Refusals, err = s.readRefusals(ctx, found.Resource); err != nil {
 		return fmt.Errorf("redis: the feed: %w", err)
 	}
-	if found.Semaphore, err = s.readPlaces(ctx, found.Resource); err != nil || found.Semaphore != nil || found.known() {
-		return err
+	if found.known() {
+		return nil
 	}
 	err = s.notElsewhere(ctx, found.Resource)
 	if redis.IsPermissionError(err) { // to SCAN
@@ -306,41 +289,6 @@ func (s *servers) lookAround(ctx context.Context, found *inspection) (err error)
 
 // known reports whether Redis knows the resource as one of leases.
 func (r *inspection) known() bool { return r.Holder != nil || r.LastToken != nil || r.Revoked != nil }
-
-// limitOfNobody is a limit that no program uses.
-const limitOfNobody = lease.MaxLimit
-
-func newSemaphore(client redis.UniversalClient, n names) (*lease.Semaphore, error) {
-	return lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: limitOfNobody, Lease: n.config()})
-}
-
-func (s *servers) readPlaces(ctx context.Context, resource string) (*places, error) {
-	semaphore, err := newSemaphore(s.client, s.names)
-	if err != nil {
-		return nil, err
-	}
-	known, err := semaphore.Inspect(ctx, resource)
-	if err != nil || len(known.Permits)+known.Waiters == 0 {
-		return nil, err
-	}
-	found := &places{optional(known.Limit, known.Limit != limitOfNobody), known.Waiters, []holder{}}
-	for _, h := range known.Permits {
-		found.Holders = append(found.Holders, placeOf(h))
-	}
-	return found, nil
-}
-
-func placeOf(h lease.Permit) holder {
-	return holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
-}
-
-func (s *places) String() string {
-	taken := fmt.Sprint(len(s.Holders))
-	if s.Limit != nil {
-		taken += fmt.Sprintf(" of %d", *s.Limit)
-	}
-	return fmt.Sprintf("places: %s taken, %d waiting", taken, s.Waiters)
-}
 
 // refused is a write with a stale token.
 type refused struct {

@@ -138,27 +138,6 @@ func tokensOf(all []refused) (tokens []int64) {
 	return tokens
 }
 
-func TestInspectKnowsSemaphores(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	require.Nil(t, w.inspected("tenant:7").Semaphore)
-	s := w.semaphore(3)
-	l, err := s.TryAcquire(t.Context(), "tenant:7")
-	require.NoError(t, err)
-
-	found := w.inspected("tenant:7")
-	require.Nil(t, found.Holder)
-	require.Nil(t, found.Semaphore.Limit, "it is what the programs bring along")
-	require.Len(t, found.Semaphore.Holders, 1)
-	require.Equal(t, l.LeaseID(), found.Semaphore.Holders[0].LeaseID)
-
-	require.NoError(t, s.SetLimit(t.Context(), "tenant:7", 5))
-	require.Equal(t, 5, *w.inspected("tenant:7").Semaphore.Limit)
-	shown := w.ok("inspect", "tenant:7")
-	require.Contains(t, shown, "places: 1 of 5 taken, 0 waiting")
-	require.Contains(t, shown, l.LeaseID().String())
-}
-
 // A forgotten namespace: nobody may be told that a resource is free which is held.
 func TestInspectWithoutTheNamespaceIsRefused(t *testing.T) {
 	t.Parallel()

@@ -111,7 +111,7 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 		keys = keys[:min(wanted.limit, len(keys))]
 	}
 	i, err1 := lease.New(s.client, shown.config())
-	places, err2 := newSemaphore(s.client, shown)
+	places, err2 := lease.NewSemaphore(s.client, lease.SemaphoreConfig{Limit: lease.MaxLimit, Lease: shown.config()})
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, usage("%w", err)
 	}
@@ -158,7 +158,8 @@ func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.
 	if key.Kind == semaphoreKind {
 		known, err := places.Inspect(ctx, key.Resource)
 		for _, h := range known.Permits {
-			all = append(all, held{key.Resource, key.Kind, placeOf(h), known.Waiters})
+			permit := holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
+			all = append(all, held{key.Resource, key.Kind, permit, known.Waiters})
 		}
 		slices.SortStableFunc(all, func(a, b held) int { return cmp.Compare(a.Token, b.Token) })
 		return all, err

@@ -159,7 +159,7 @@ func (s *servers) notElsewhere(ctx context.Context, resource string) error {
 		return nil // it was forgotten, or never known
 	}
 	slices.Sort(there)
-	return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease",
+	return fmt.Errorf("%w: Redis does not know %s here, but %s; check both flags, and that it is a lease; fencedb leases shows semaphores too",
 		errUnchanged, visible(resource), strings.Join(there, ", and "))
 }
 

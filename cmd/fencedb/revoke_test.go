@@ -311,16 +311,18 @@ func TestARevocationUnderTheOtherFormOfTheNameIsRefused(t *testing.T) {
 	}
 }
 
-func TestARevocationOfASemaphoreIsRefused(t *testing.T) {
+func TestASemaphoreIsNeitherRevokedNorInspected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	_, err := w.semaphore(1).TryAcquire(t.Context(), "seat:1")
 	require.NoError(t, err)
 
-	got := w.run("revoke", "seat:1", "--reason", "it hangs", "--yes")
+	for _, args := range [][]string{{"revoke", "seat:1", "--reason", "it hangs", "--yes"}, {"inspect", "seat:1"}} {
+		got := w.run(args...)
 
-	require.NotZero(t, got.code)
-	require.Contains(t, got.errOut, `as a semaphore in namespace "`+w.namespace+`"`)
+		require.NotZero(t, got.code)
+		require.Contains(t, got.errOut, `as a semaphore in namespace "`+w.namespace+`"`)
+	}
 }
 
 // Where Postgres takes no writes, the lease must not be ended in Redis: nobody could be shut out.
