@@ -120,18 +120,7 @@ var errUnchanged = errors.New("nothing was changed")
 
 // prepareReset makes all checks and changes nothing.
 func (s *servers) prepareReset(ctx context.Context, asked resetting) (*inspection, error) {
-	ctx, cancel := s.bounded(ctx)
-	defer cancel()
-	if s.replica {
-		return nil, errReplica
-	}
-	if err := mayCall(ctx, s.pool, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)"); err != nil {
-		return nil, err
-	}
-	found, err := s.look(ctx, *asked.resource)
-	if err == nil && found.LastToken == nil && !asked.force {
-		err = s.notElsewhere(ctx, found.Resource)
-	}
+	found, err := s.prepare(ctx, *asked.resource, asked.force, "fencedb.reset_fence(text,bigint,text,text,bigint,uuid,bigint)")
 	if err != nil {
 		return nil, err
 	}

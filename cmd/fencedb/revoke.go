@@ -92,9 +92,13 @@ func (f *former) of() string {
 }
 
 func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error) {
-	found, err := s.prepare(ctx, *e.resource)
+	found, err := s.prepare(ctx, *e.resource, false, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint)")
 	if err != nil {
 		return nil, err
+	}
+	if value(found.Fence).tooHigh {
+		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first",
+			errUnchanged, visible(found.Resource), found.Fence.Token)
 	}
 	if found.shutOut() {
 		return &revocation{Resource: found.Resource, Token: found.revokedTo, LeaseID: found.Fence.LeaseID}, nil
@@ -115,24 +119,22 @@ func (r *inspection) shutOut() bool {
 	return r.Holder == nil && r.revokedTo > 0 && value(r.LastToken) == r.revokedTo && value(r.Fence).Token >= r.revokedTo
 }
 
-// prepare makes all checks and changes nothing.
-func (s *servers) prepare(ctx context.Context, resource string) (*inspection, error) {
+// prepare checks what has to be true before a resource is changed with these functions, and changes nothing.
+// With force it may be one that Redis does not know here.
+func (s *servers) prepare(ctx context.Context, resource string, force bool, functions ...string) (*inspection, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	err := mayCall(ctx, s.pool, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint)")
-	if err != nil {
+	if s.replica {
+		return nil, errReplica
+	}
+	if err := mayCall(ctx, s.pool, functions...); err != nil {
 		return nil, err
 	}
 	found, err := s.look(ctx, resource)
-	switch {
-	case err != nil:
-		return nil, err
-	case value(found.Fence).tooHigh:
-		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first", errUnchanged, visible(resource), found.Fence.Token)
-	case !found.known():
-		return found, s.notElsewhere(ctx, resource)
+	if err == nil && !found.known() && !force {
+		err = s.notElsewhere(ctx, resource)
 	}
-	return found, nil
+	return found, err
 }
 
 // notElsewhere refuses a resource that Redis knows only as a semaphore, with the other --hash-resources or, if
