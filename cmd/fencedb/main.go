@@ -26,7 +26,7 @@ func main() {
 	become()
 	logging.Disable() // go-redis would print the errors that the command reports
 	ctx, stop := signal.NotifyContext(context.Background(), heeded(os.Interrupt, syscall.SIGHUP)...)
-	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout, os.LookupEnv)}
+	a := &app{in: os.Stdin, out: os.Stdout, errOut: os.Stderr, screen: screenOf(os.Stdout)}
 	code := a.run(ctx, os.Args)
 	stop()
 	os.Exit(code)

@@ -249,16 +249,14 @@ type screen struct {
 	color bool
 }
 
-func screenOf(out *os.File, lookup func(string) (string, bool)) screen {
+func screenOf(out *os.File) screen {
 	terminal := term.IsTerminal(int(out.Fd()))
 	var s screen
-	if columns, _ := lookup("COLUMNS"); columns != "" {
+	if columns := os.Getenv("COLUMNS"); columns != "" {
 		s.width, _ = strconv.Atoi(columns)
 	} else if terminal {
 		s.width, _, _ = term.GetSize(int(out.Fd()))
 	}
-	plain, _ := lookup("NO_COLOR")
-	kind, _ := lookup("TERM")
-	s.color = terminal && plain == "" && kind != "dumb"
+	s.color = terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
 	return s
 }

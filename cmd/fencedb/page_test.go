@@ -70,12 +70,12 @@ func TestAParagraphFitsTheScreen(t *testing.T) {
 }
 
 func TestColorIsForTerminalsOnly(t *testing.T) {
-	t.Parallel()
 	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = file.Close() })
+	t.Setenv("COLUMNS", "80")
 
-	s := screenOf(file, func(name string) (string, bool) { return map[string]string{"COLUMNS": "80"}[name], true })
+	s := screenOf(file)
 
 	require.Equal(t, screen{width: 80}, s)
 	require.NotContains(t, onScreen(s, longTable), "\x1b")
@@ -83,18 +83,18 @@ func TestColorIsForTerminalsOnly(t *testing.T) {
 }
 
 func TestNoColorOnATerminalThatIsToldSo(t *testing.T) {
-	t.Parallel()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = terminal.Close() })
-	colored := func(name, value string) bool {
-		return screenOf(terminal, func(asked string) (string, bool) { return map[string]string{name: value}[asked], true }).color
+	colored := func(kind, noColor string) bool {
+		t.Setenv("TERM", kind)
+		t.Setenv("NO_COLOR", noColor)
+		return screenOf(terminal).color
 	}
 
-	require.True(t, colored("TERM", "xterm"))
-	require.False(t, colored("NO_COLOR", "1"))
-	require.True(t, colored("NO_COLOR", ""), "empty is as good as not set: no-color.org")
-	require.False(t, colored("TERM", "dumb"))
+	require.True(t, colored("xterm", ""), "empty is as good as not set: no-color.org")
+	require.False(t, colored("xterm", "1"))
+	require.False(t, colored("dumb", ""))
 }
 
 func TestNamesCannotDriveTheTerminal(t *testing.T) {
