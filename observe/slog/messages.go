@@ -3,7 +3,6 @@ package slog
 import (
 	"log/slog"
 
-	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -65,6 +64,7 @@ var leaseLines = map[lease.Op]map[string]line{
 	},
 }
 
+// entered is the line of a transaction that was only entered: whether it commits is not known.
 var entered = debug("fence entered")
 
 // writeLines are the lines of writes, by outcome. A failed opening is logged like a failed write.
@@ -81,15 +81,4 @@ var writeLines = map[string]line{
 	"invalid_grant":  bad("write failed"),
 	"commit_unknown": bad("write failed"),
 	"error":          debug("write failed"), // the caller's own error, which the caller handles
-}
-
-func writeLine(op fencedb.Op, result string) (line, bool) {
-	switch {
-	case op == fencedb.OpCommit: // logged with its write
-		return line{}, false
-	case op == fencedb.OpEnter && result == "committed":
-		return entered, true
-	}
-	l, ok := writeLines[result]
-	return l, ok
 }

@@ -118,8 +118,11 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) cont
 // TraceWriteEnd implements [fencedb.Tracer].
 func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	result := e.Outcome()
-	l, ok := writeLine(e.Op, result)
-	if !ok || !t.logger.Enabled(ctx, l.level) {
+	l, ok := writeLines[result]
+	if e.Op == fencedb.OpEnter && result == "committed" {
+		l = entered
+	}
+	if !ok || e.Op == fencedb.OpCommit || !t.logger.Enabled(ctx, l.level) { // a commit is logged with its write
 		return
 	}
 	g, stored := e.Subject()
