@@ -14,12 +14,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"maps"
-	"mime"
+	"math"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,7 +30,7 @@ import (
 type desk interface {
 	Reserve(ctx context.Context, key string, b booking.Booking) (booking.Answer, error)
 	Get(ctx context.Context, id uuid.UUID) (booking.Booking, error)
-	List(ctx context.Context, table int, from time.Time) (page []booking.Booking, next time.Time, err error)
+	List(ctx context.Context, table int, from time.Time) ([]booking.Booking, error)
 	Cancel(ctx context.Context, id uuid.UUID) error
 }
 
@@ -43,7 +40,7 @@ type api struct {
 	Ready   http.Handler  // answers GET /readyz
 	Metrics http.Handler  // answers GET /metrics
 	Timeout time.Duration // of one request; then its context ends, and with it the waiting and the work
-	Log     *slog.Logger  // a line for each request; see withRequestID
+	Log     *slog.Logger  // a line for each request
 }
 
 //go:embed openapi.yaml
@@ -66,18 +63,62 @@ func (a *api) handler() http.Handler {
 	return a.served(mux)
 }
 
-// answer writes what a route returns, as JSON or as a problem. A nil body is no body.
+// served gives each request so much time, and the ID in its header, or a new one if that is missing or
+// not fit for a log.
+func (a *api) served(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id := r.Header.Get(requestIDHeader)
+		if id == "" || len(id) > maxRequestID || strings.ContainsFunc(id, notVisible) {
+			id = uuid.NewString()
+		}
+		// When the time is over its transaction is rolled back, and its lease released.
+		ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), requestIDKey{}, id), a.Timeout)
+		defer cancel()
+		w.Header().Set(requestIDHeader, id)
+		w.Header().Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+const (
+	requestIDHeader = "X-Request-Id"
+	maxRequestID    = 64 // bytes
+)
+
+type requestIDKey struct{}
+
+// requestID is what the request that ctx belongs to is known by, or "" if it belongs to none.
+func requestID(ctx context.Context) string {
+	id, _ := ctx.Value(requestIDKey{}).(string)
+	return id
+}
+
+// answer writes what a route returns, as JSON or as a problem, and a line into the log. A nil body is
+// no body.
 func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		began, contentType, level := time.Now(), "application/json", slog.LevelInfo
 		status, body, err := route(w, r)
-		switch {
-		case err != nil:
-			a.refuse(w, r, err)
-		case body == nil:
-			w.WriteHeader(status)
-		default:
-			writeJSON(w, status, "application/json", body)
+		if err != nil {
+			p := explain(err)
+			p.RequestID = requestID(r.Context())
+			if p.retryAfter > 0 {
+				w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(p.retryAfter.Seconds()))))
+			}
+			status, body, contentType = p.Status, p, "application/problem+json"
 		}
+		if status >= http.StatusInternalServerError {
+			level = slog.LevelError
+		}
+		a.Log.Log(r.Context(), level, "request", "method", r.Method, "path", r.URL.Path, "status", status,
+			"took", time.Since(began), "error", err, "request_id", requestID(r.Context()))
+		if body == nil {
+			w.WriteHeader(status)
+			return
+		}
+		w.Header().Set("Content-Type", contentType)
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(body) // the client may have gone
 	}
 }
 
@@ -96,22 +137,23 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 	if len(key) > maxKey || strings.ContainsFunc(key, notVisible) {
 		return 0, nil, &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
 	}
-	b := booking.Booking{Table: table}
-	if err := decodeBody(w, r, map[string]any{"slot": &b.Slot, "guest": &b.Guest, "party": &b.Party}); err != nil {
-		return 0, nil, err
+	var want struct {
+		Slot  time.Time `json:"slot"`
+		Guest string    `json:"guest"`
+		Party int       `json:"party"`
 	}
+	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	body.DisallowUnknownFields()
+	if err := body.Decode(&want); err != nil {
+		return 0, nil, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	b := booking.Booking{Table: table, Slot: want.Slot, Guest: want.Guest, Party: want.Party}
 	answer, err := a.Desk.Reserve(r.Context(), key, b)
 	if err != nil || !answer.Created {
 		return http.StatusOK, answer.Booking, err
 	}
 	w.Header().Set("Location", "/bookings/"+answer.ID.String())
 	return http.StatusCreated, answer.Booking, nil
-}
-
-// page is the answer to a list.
-type page struct {
-	Bookings []booking.Booking `json:"bookings"`
-	Next     time.Time         `json:"next,omitzero"` // go on with ?from=
 }
 
 func (a *api) list(_ http.ResponseWriter, r *http.Request) (int, any, error) {
@@ -122,11 +164,11 @@ func (a *api) list(_ http.ResponseWriter, r *http.Request) (int, any, error) {
 	var from time.Time
 	if text := r.URL.Query().Get("from"); text != "" {
 		if from, err = time.Parse(time.RFC3339, text); err != nil {
-			return 0, nil, &booking.InvalidError{Field: "from", Problem: "must be " + typeName(&from)}
+			return 0, nil, &booking.InvalidError{Field: "from", Problem: "must be a time such as 2030-06-01T19:00:00Z"}
 		}
 	}
-	bookings, next, err := a.Desk.List(r.Context(), table, from)
-	return http.StatusOK, page{bookings, next}, err
+	bookings, err := a.Desk.List(r.Context(), table, from)
+	return http.StatusOK, map[string]any{"bookings": bookings}, err
 }
 
 func (a *api) get(_ http.ResponseWriter, r *http.Request) (int, any, error) {
@@ -160,48 +202,8 @@ const (
 	maxKey  = 255     // bytes of an Idempotency-Key
 )
 
-var (
-	errMediaType = errors.New("api: not application/json")
-	errMalformed = errors.New("api: not one JSON object")
-)
-
-// decodeBody reads the body, which must be one JSON object with these fields and no more. Its errors
-// are for the sender: a field that is unknown or of another type is named.
-func decodeBody(w http.ResponseWriter, r *http.Request, known map[string]any) error {
-	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if err != nil || mediaType != "application/json" {
-		return errMediaType
-	}
-	var fields map[string]json.RawMessage
-	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	if err := body.Decode(&fields); err != nil {
-		return fmt.Errorf("%w: %w", errMalformed, err)
-	}
-	if _, err := body.Token(); !errors.Is(err, io.EOF) {
-		return errors.Join(errMalformed, err)
-	}
-	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		target, ok := known[name]
-		if !ok {
-			names := strings.Join(slices.Sorted(maps.Keys(known)), ", ")
-			return &booking.InvalidError{Field: name, Problem: "unknown; there are " + names}
-		}
-		if err := json.Unmarshal(fields[name], target); err != nil {
-			return &booking.InvalidError{Field: name, Problem: "must be " + typeName(target)}
-		}
-	}
-	return nil
-}
-
-func typeName(target any) string {
-	switch target.(type) {
-	case *time.Time:
-		return "a time such as 2030-06-01T19:00:00Z"
-	case *int:
-		return "a whole number"
-	}
-	return "a text"
-}
+// errMalformed: the body is not what the route takes.
+var errMalformed = errors.New("api: malformed body")
 
 func decodeTable(r *http.Request) (int, error) {
 	table, err := strconv.Atoi(r.PathValue("table"))

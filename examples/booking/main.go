@@ -102,9 +102,6 @@ func settingsFrom(getenv func(string) string) (s settings, err error) {
 		s.Redis.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	}
 	s.Addr = cmp.Or(getenv(addrVar), "127.0.0.1:8080")
-	if _, _, err := net.SplitHostPort(s.Addr); err != nil {
-		wrong("%s is %q; it must be host:port, such as 127.0.0.1:8080", addrVar, s.Addr)
-	}
 	s.Namespace = cmp.Or(getenv(namespaceVar), "booking")
 	duration := func(name, otherwise string, least time.Duration) time.Duration {
 		text := cmp.Or(getenv(name), otherwise)
@@ -129,7 +126,7 @@ func migrate(ctx context.Context, s settings) error {
 type config struct {
 	settings
 	CheckCard booking.CardCheck
-	Log       *slog.Logger // of requests, leases and writes; what belongs to a request carries its ID
+	Log       *slog.Logger // of requests, and of leases and writes with the ID of their request
 }
 
 // undoTime bounds what requests that were cancelled still do: roll back, and release.
@@ -146,9 +143,11 @@ func serve(ctx context.Context, cfg config) error {
 	defer pool.Close()
 	client := redis.NewClient(cfg.Redis)
 	defer client.Close()
-	cfg.Log = slog.New(withRequestID(cfg.Log.Handler()))
 
-	logs, metrics, registry := fencelog.New(cfg.Log, fencelog.Config{}), prom.New(prom.Config{}), prometheus.NewRegistry()
+	logs := fencelog.New(cfg.Log, fencelog.Config{
+		Attrs: func(ctx context.Context) []slog.Attr { return []slog.Attr{slog.String("request_id", requestID(ctx))} },
+	})
+	metrics, registry := prom.New(prom.Config{}), prometheus.NewRegistry()
 	registry.MustRegister(metrics)
 	service, err := booking.New(client, booking.Config{
 		Lease: lease.Config{
@@ -191,8 +190,8 @@ func serve(ctx context.Context, cfg config) error {
 }
 
 func serveUntil(ctx context.Context, s *http.Server, listener net.Listener, grace time.Duration) error {
-	work, cancelWork := context.WithCancel(context.WithoutCancel(ctx)) // requests do not end with ctx, but after grace
-	defer cancelWork()
+	work, cancelWork := context.WithCancelCause(context.WithoutCancel(ctx)) // requests do not end with ctx, but after grace
+	defer cancelWork(nil)
 	s.BaseContext = func(net.Listener) context.Context { return work }
 	failed := make(chan error, 1)
 	go func() { failed <- s.Serve(listener) }()
@@ -201,26 +200,19 @@ func serveUntil(ctx context.Context, s *http.Server, listener net.Listener, grac
 		return err
 	case <-ctx.Done():
 	}
-	shutdown := func(within time.Duration) error {
-		ctx, cancel := context.WithTimeout(context.Background(), within)
-		defer cancel()
-		return s.Shutdown(ctx)
-	}
-	if shutdown(grace) == nil {
-		return nil
-	}
-	cancelWork()
-	if err := shutdown(undoTime); err != nil {
-		return errors.Join(fmt.Errorf("requests were cut off: %w", err), s.Close())
-	}
-	return fmt.Errorf("requests were cancelled: they took longer than %v", grace)
+	defer time.AfterFunc(grace, func() {
+		cancelWork(fmt.Errorf("%w: requests took longer than %v", context.Canceled, grace))
+	}).Stop()
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+undoTime)
+	defer cancel()
+	return errors.Join(s.Shutdown(ending), context.Cause(work))
 }
 
 // readiness answers whether tables can be booked now: Redis gives leases, Postgres takes fenced
 // writes, and the bookings are there.
 func readiness(service *booking.Service, pool *pgxpool.Pool, log *slog.Logger) (http.Handler, error) {
 	bookings := ready.Check{Name: "bookings", Run: func(ctx context.Context) error {
-		if _, _, err := service.List(ctx, 1, time.Now()); err != nil {
+		if _, err := service.List(ctx, 1, time.Now()); err != nil {
 			return fmt.Errorf("the bookings cannot be read; was this program run with the argument migrate? %w", err)
 		}
 		return nil

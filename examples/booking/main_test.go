@@ -59,7 +59,6 @@ func TestUsage(t *testing.T) {
 		"no Postgres":      {args: []string{"migrate"}, says: postgresVar},
 		"no Redis":         {says: redisVar},
 		"half of them":     {env: []string{redisVar + "=redis://127.0.0.1:6379/0"}, says: postgresVar},
-		"no address":       {env: []string{addrVar + "=8080"}, says: addrVar},
 		"no duration":      {env: []string{ttlVar + "=1500"}, says: ttlVar},
 	} {
 		t.Run(name, func(t *testing.T) {

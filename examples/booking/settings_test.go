@@ -51,7 +51,6 @@ func TestSettingsAreRead(t *testing.T) {
 func TestEverySettingThatIsWrongIsNamed(t *testing.T) {
 	t.Parallel()
 	for name, values := range map[string][]string{
-		addrVar:     {"8080", "localhost"},
 		postgresVar: {"", "secret", "postgres://me:secret@db.example:port/tables"},
 		redisVar:    {"", "secret", "http://:secret@redis.example", "redis://:sec%ret@redis.example"},
 		ttlVar:      {"10", "0s", "-1s", "soon"},

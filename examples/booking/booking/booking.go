@@ -39,9 +39,6 @@ const (
 )
 
 var (
-	// ErrInvalid: the request makes no sense. Nothing was changed. The error is an [*InvalidError].
-	ErrInvalid = errors.New("booking: invalid request")
-
 	// ErrTaken: somebody else has the table at that time. Nothing was booked.
 	ErrTaken = errors.New("booking: the table is taken")
 
@@ -56,18 +53,15 @@ var (
 	ErrUnavailable = errors.New("booking: the store does not answer")
 )
 
-// InvalidError says which field is wrong and why; errors.Is(err, ErrInvalid) holds for it.
+// InvalidError: the request makes no sense. Nothing was changed.
 type InvalidError struct {
 	Field   string // as in JSON
 	Problem string // for people
 }
 
 func (e *InvalidError) Error() string {
-	return fmt.Sprintf("%v: %s: %s", ErrInvalid, e.Field, e.Problem)
+	return fmt.Sprintf("booking: invalid %s: %s", e.Field, e.Problem)
 }
-
-// Is makes every InvalidError an ErrInvalid.
-func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
 // Resource names the lease and the fence of a table. The migration says the same in SQL: 'table:'
 // || table_id.
@@ -85,8 +79,8 @@ type Store interface {
 	// Get returns a booking, and false if there is none.
 	Get(ctx context.Context, id uuid.UUID) (Booking, bool, error)
 
-	// List returns at most limit bookings of a table that begin at from or later, in order.
-	List(ctx context.Context, table int, from time.Time, limit int) ([]Booking, error)
+	// List returns bookings of a table that begin at from or later: the first [MaxList], in order.
+	List(ctx context.Context, table int, from time.Time) ([]Booking, error)
 
 	// Answered returns what Save has answered to key, and false if it has not yet.
 	Answered(ctx context.Context, key string, b Booking) (Answer, bool, error)
@@ -240,20 +234,16 @@ func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
 	return err
 }
 
-// pageSize is how many bookings List returns at most.
-const pageSize = 100
+// MaxList is how many bookings List returns at most.
+const MaxList = 100
 
-// List returns bookings of a table that begin at from or later. If there are more, next is the slot
-// of the one to go on with; otherwise it is zero.
-func (s *Service) List(ctx context.Context, table int, from time.Time) (page []Booking, next time.Time, err error) {
+// List returns bookings of a table that begin at from or later. Where there are [MaxList], go on from
+// the hour after the last one.
+func (s *Service) List(ctx context.Context, table int, from time.Time) ([]Booking, error) {
 	if err := validateTable(table); err != nil {
-		return nil, next, err
+		return nil, err
 	}
-	page, err = s.Store.List(ctx, table, from, pageSize+1)
-	if len(page) > pageSize {
-		page, next = page[:pageSize], page[pageSize].Slot
-	}
-	return page, next, err
+	return s.Store.List(ctx, table, from)
 }
 
 // acquire returns a sealed lease on the table. Sealing refuses one whose token is older than what

@@ -62,9 +62,9 @@ func (p *Postgres) Get(ctx context.Context, id uuid.UUID) (Booking, bool, error)
 }
 
 // List implements [Store].
-func (p *Postgres) List(ctx context.Context, table int, from time.Time, limit int) ([]Booking, error) {
+func (p *Postgres) List(ctx context.Context, table int, from time.Time) ([]Booking, error) {
 	rows, _ := p.db.Query(ctx, `
-		SELECT `+columns+` FROM bookings WHERE table_id = $1 AND slot >= $2 ORDER BY slot LIMIT $3`, table, from, limit)
+		SELECT `+columns+` FROM bookings WHERE table_id = $1 AND slot >= $2 ORDER BY slot LIMIT $3`, table, from, MaxList)
 	bookings, err := pgx.CollectRows(rows, scan)
 	return bookings, explain(err)
 }
