@@ -86,22 +86,15 @@ var errMalformed = errors.New("malformed request")
 
 func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) {
 	var want struct {
-		Buyer string `json:"buyer"`
-		Lines []struct {
-			SKU   string `json:"sku"`
-			Units int    `json:"units"`
-		} `json:"lines"`
+		Buyer string      `json:"buyer"`
+		Lines []shop.Line `json:"lines"` // their price is for the shop to say
 	}
 	body := json.NewDecoder(r.Body)
 	body.DisallowUnknownFields()
 	if err := body.Decode(&want); err != nil {
 		return 0, nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	var lines []shop.Line
-	for _, l := range want.Lines {
-		lines = append(lines, shop.Line{SKU: l.SKU, Units: l.Units})
-	}
-	c, err := a.shop.Reserve(r.Context(), want.Buyer, lines)
+	c, err := a.shop.Reserve(r.Context(), want.Buyer, want.Lines)
 	if err == nil {
 		w.Header().Set("Location", "/carts/"+c.ID.String())
 	}

@@ -148,7 +148,15 @@ func sell(ctx context.Context, listener net.Listener, s *shop.Shop, handler http
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	sweeper.Go(func() {
-		s.SweepEvery(ctx, sweepEvery, func(err error) { log.Error("sweep", "error", err) })
+		for again := time.NewTicker(sweepEvery); ctx.Err() == nil; {
+			if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
+				log.Error("sweep", "error", err)
+			}
+			select {
+			case <-again.C:
+			case <-ctx.Done():
+			}
+		}
 	})
 
 	server := &http.Server{Handler: handler, ReadTimeout: readTime, WriteTimeout: requestTime + readTime,

@@ -78,10 +78,7 @@ func (s *Shop) charge(ctx context.Context, l *lease.Lease, id uuid.UUID, cents i
 	return err
 }
 
-const (
-	sweepBatch = 200 // carts, of what there is to do
-	sweepers   = 8   // at a time
-)
+const sweepers = 8 // carts at a time
 
 // Sweep ends reservations that nobody has paid in time, and refunds money that was taken for them.
 // One process sweeps at a time; in the others it returns at once. What is left to do is in
@@ -99,19 +96,6 @@ func (s *Shop) Sweep(ctx context.Context) error {
 	defer func() { _ = l.Release(ctx) }() // two sweepers at once cost time, nothing else
 
 	return errors.Join(s.each(ctx, Overdue, s.expire), s.each(ctx, RefundsDue, s.refund))
-}
-
-// SweepEvery sweeps until ctx is done.
-func (s *Shop) SweepEvery(ctx context.Context, every time.Duration, failed func(error)) {
-	for again := time.NewTicker(every); ctx.Err() == nil; {
-		if err := s.Sweep(ctx); err != nil && ctx.Err() == nil {
-			failed(err)
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-		}
-	}
 }
 
 // expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on
@@ -165,16 +149,14 @@ func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
 
 // each does one thing for all carts that are found, some at a time. A cart that is busy is left for
 // the next time.
-func (s *Shop) each(
-	ctx context.Context, find func(context.Context, Reader, int) ([]uuid.UUID, error), do func(context.Context, uuid.UUID) error,
-) error {
-	ids, err := find(ctx, s.DB, sweepBatch)
+func (s *Shop) each(ctx context.Context, find string, do func(context.Context, uuid.UUID) error) error {
+	carts, err := Carts(ctx, s.DB, find)
 	if err != nil {
 		return err
 	}
 	var all errgroup.Group
 	all.SetLimit(sweepers)
-	for _, id := range ids {
+	for _, id := range carts {
 		all.Go(func() error {
 			if err := do(ctx, id); err != nil && !errors.Is(err, lease.ErrHeld) && !errors.Is(err, fencedb.ErrStale) {
 				return fmt.Errorf("cart %s: %w", id, err)

@@ -128,8 +128,7 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 		if err := SetLevels(ctx, tx, after); err != nil {
 			return err
 		}
-		c = NewCart(id, buyer, priced)
-		c.Expires, err = AddCart(ctx, tx, c, s.Keep)
+		c, err = AddCart(ctx, tx, id, buyer, priced, s.Keep)
 		return err
 	})
 	return c, err
@@ -156,15 +155,6 @@ func (s *Shop) Stock(ctx context.Context, levels []Level) error {
 
 // Levels tells what is left. It needs no lease, and is out of date when it arrives.
 func (s *Shop) Levels(ctx context.Context) ([]Level, error) { return AllLevels(ctx, s.DB) }
-
-// Cart finds a cart, or fails with [ErrNoCart].
-func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (Cart, error) {
-	c, err := FindCart(ctx, s.DB, id)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return Cart{}, ErrNoCart
-	}
-	return c, err
-}
 
 // What one cart can hold.
 const (
@@ -244,13 +234,4 @@ func PutBack(levels []Level, lines []Line) []Level {
 		}
 	}
 	return after
-}
-
-// NewCart is a cart of priced lines, to be added.
-func NewCart(id uuid.UUID, buyer string, priced []Line) Cart {
-	c := Cart{ID: id, Buyer: buyer, State: Reserved, Lines: priced}
-	for _, l := range priced {
-		c.Cents += l.Cents
-	}
-	return c
 }

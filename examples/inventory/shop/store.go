@@ -4,11 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"embed"
+	"errors"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -39,14 +39,6 @@ type Level struct {
 // Reader is a pool or a transaction.
 type Reader interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-}
-
-// Writer is a transaction.
-type Writer interface {
-	Reader
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
 const selectLevels = `SELECT sku, start, remaining, cents, version FROM stock`
@@ -66,7 +58,7 @@ func collect[T any](rows pgx.Rows, _ error) ([]T, error) { // the rows have the 
 }
 
 // SetLevels writes how much remains. The caller must know that nobody has written since it read.
-func SetLevels(ctx context.Context, tx Writer, levels []Level) error {
+func SetLevels(ctx context.Context, tx pgx.Tx, levels []Level) error {
 	var b pgx.Batch
 	for _, l := range levels {
 		b.Queue(`UPDATE stock SET remaining = $2, version = version + 1 WHERE sku = $1`, l.SKU, l.Remaining)
@@ -75,7 +67,7 @@ func SetLevels(ctx context.Context, tx Writer, levels []Level) error {
 }
 
 // AddLevels puts new SKUs up for sale and leaves those alone that are there.
-func AddLevels(ctx context.Context, tx Writer, levels []Level) error {
+func AddLevels(ctx context.Context, tx pgx.Tx, levels []Level) error {
 	var b pgx.Batch
 	for _, l := range levels {
 		b.Queue(`INSERT INTO stock (sku, start, remaining, cents) VALUES ($1, $2, $2, $3) ON CONFLICT DO NOTHING`,
@@ -108,32 +100,36 @@ type Cart struct {
 	Lines   []Line    `json:"lines"`
 }
 
-// AddCart inserts a cart with its lines, reserved for a time from now on, by Postgres's clock. It
-// returns when that will be over.
-func AddCart(ctx context.Context, tx Writer, c Cart, keep time.Duration) (expires time.Time, err error) {
+// AddCart inserts a cart of priced lines, reserved for a time from now on, by Postgres's clock.
+func AddCart(ctx context.Context, tx pgx.Tx, id uuid.UUID, buyer string, priced []Line, keep time.Duration) (Cart, error) {
+	c := Cart{ID: id, Buyer: buyer, State: Reserved, Lines: priced}
+	for _, l := range priced {
+		c.Cents += l.Cents
+	}
 	var b pgx.Batch
 	b.Queue(`
 		INSERT INTO carts (id, buyer, lines, cents, expires_at)
 		VALUES ($1, $2, $3, $4, clock_timestamp() + $5 * interval '1 ms')
-		RETURNING expires_at`, c.ID, c.Buyer, len(c.Lines), c.Cents, keep.Milliseconds()).
-		QueryRow(func(row pgx.Row) error { return row.Scan(&expires) })
-	for _, l := range c.Lines {
-		b.Queue(`INSERT INTO cart_lines (cart_id, sku, units, cents) VALUES ($1, $2, $3, $4)`,
-			c.ID, l.SKU, l.Units, l.Cents)
+		RETURNING expires_at`, id, buyer, len(priced), c.Cents, keep.Milliseconds()).
+		QueryRow(func(row pgx.Row) error { return row.Scan(&c.Expires) })
+	for _, l := range priced {
+		b.Queue(`INSERT INTO cart_lines (cart_id, sku, units, cents) VALUES ($1, $2, $3, $4)`, id, l.SKU, l.Units, l.Cents)
 	}
-	err = tx.SendBatch(ctx, &b).Close()
-	return expires, err
+	err := tx.SendBatch(ctx, &b).Close()
+	return c, err
 }
 
-// FindCart reads a cart; pgx.ErrNoRows if there is none.
-func FindCart(ctx context.Context, db Reader, id uuid.UUID) (Cart, error) {
+// Cart finds a cart, or fails with [ErrNoCart].
+func (s *Shop) Cart(ctx context.Context, id uuid.UUID) (Cart, error) {
 	c := Cart{ID: id}
-	err := db.QueryRow(ctx, `SELECT buyer, state, cents, expires_at FROM carts WHERE id = $1`, id).
+	err := s.DB.QueryRow(ctx, `SELECT buyer, state, cents, expires_at FROM carts WHERE id = $1`, id).
 		Scan(&c.Buyer, &c.State, &c.Cents, &c.Expires)
-	if err != nil {
-		return Cart{}, err
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Cart{}, ErrNoCart
 	}
-	c.Lines, err = Lines(ctx, db, id)
+	if err == nil {
+		c.Lines, err = Lines(ctx, s.DB, id)
+	}
 	return c, err
 }
 
@@ -142,16 +138,10 @@ func Lines(ctx context.Context, db Reader, id uuid.UUID) ([]Line, error) {
 	return collect[Line](db.Query(ctx, `SELECT sku, units, cents FROM cart_lines WHERE cart_id = $1 ORDER BY sku`, id))
 }
 
-// Overdue finds reservations that nobody has paid in time, the oldest first.
-func Overdue(ctx context.Context, db Reader, atMost int) ([]uuid.UUID, error) {
-	return ids(db.Query(ctx, `
-		SELECT id FROM carts WHERE state = 'RESERVED' AND expires_at <= clock_timestamp() ORDER BY expires_at LIMIT $1`, atMost))
-}
-
 // Expire ends a reservation that is overdue, and makes the money of a payment under way due to be
 // given back. It returns false, and has done nothing, if the cart is not RESERVED any more, or not
 // yet overdue.
-func Expire(ctx context.Context, tx Writer, id uuid.UUID) (bool, error) {
+func Expire(ctx context.Context, tx pgx.Tx, id uuid.UUID) (bool, error) {
 	tag, err := tx.Exec(ctx, `
 		WITH over AS (
 			UPDATE carts SET state = 'EXPIRED'
@@ -162,10 +152,6 @@ func Expire(ctx context.Context, tx Writer, id uuid.UUID) (bool, error) {
 		)
 		SELECT FROM over`, id)
 	return tag.RowsAffected() == 1, err
-}
-
-func ids(rows pgx.Rows, _ error) ([]uuid.UUID, error) {
-	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 }
 
 // Statements that need no transaction around them: each decides and writes at once.
@@ -184,12 +170,20 @@ const (
 		WITH sold AS (UPDATE carts SET state = 'SOLD' WHERE id = $1 AND state = 'RESERVED' RETURNING id)
 		UPDATE payments SET state = 'TAKEN' FROM sold WHERE cart_id = sold.id`
 
+	// Overdue finds reservations that nobody has paid in time, the oldest first.
+	Overdue = `
+		SELECT id FROM carts WHERE state = 'RESERVED' AND expires_at <= clock_timestamp() ORDER BY expires_at LIMIT 200`
+
+	// RefundsDue finds carts whose money the bank has to give back, in no order: some that the bank
+	// keeps refusing must not keep the rest out.
+	RefundsDue = `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT 200`
+
 	// Refunded notes that the bank has given the money back.
 	Refunded = `UPDATE payments SET state = 'REFUNDED' WHERE cart_id = $1 AND state = 'REFUND_DUE'`
 )
 
-// RefundsDue finds carts whose money the bank has to give back, in no order: some that the bank
-// keeps refusing must not keep the rest out.
-func RefundsDue(ctx context.Context, db Reader, atMost int) ([]uuid.UUID, error) {
-	return ids(db.Query(ctx, `SELECT cart_id FROM payments WHERE state = 'REFUND_DUE' ORDER BY random() LIMIT $1`, atMost))
+// Carts are those that a statement finds, [Overdue] or [RefundsDue].
+func Carts(ctx context.Context, db Reader, find string) ([]uuid.UUID, error) {
+	rows, _ := db.Query(ctx, find)
+	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 }

@@ -33,7 +33,7 @@ func TestExpireLooksAgain(t *testing.T) {
 		grant := fencedb.NewGrant("cart:"+id.String(), 41, uuid.New(), time.Time{})
 		var expired, again bool
 		err := fencedb.Tx(t.Context(), db, grant, func(tx pgx.Tx) error {
-			_, err := shop.AddCart(t.Context(), tx, shop.Cart{ID: id, Buyer: "ann", Cents: 1, Lines: []shop.Line{{SKU: "a", Units: 1, Cents: 1}}}, tc.keep)
+			_, err := shop.AddCart(t.Context(), tx, id, "ann", []shop.Line{{SKU: "a", Units: 1, Cents: 1}}, tc.keep)
 			if err == nil && tc.sell {
 				_, err = tx.Exec(t.Context(), `INSERT INTO payments (cart_id, cents) VALUES ($1, 1)`, id)
 				_, sold := tx.Exec(t.Context(), shop.Sell, id)

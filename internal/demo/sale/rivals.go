@@ -121,8 +121,7 @@ func (s *rival) Reserve(ctx context.Context, buyer string, lines []shop.Line) (c
 		if err := s.setLevels(ctx, tx, held, after); err != nil {
 			return err
 		}
-		c = shop.NewCart(id, buyer, priced)
-		c.Expires, err = shop.AddCart(ctx, tx, c, s.Keep)
+		c, err = shop.AddCart(ctx, tx, id, buyer, priced, s.Keep)
 		return err
 	})
 	return c, err
@@ -158,9 +157,9 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 
 // Sweep is as in package shop, but in all processes at once.
 func (s *rival) Sweep(ctx context.Context) error {
-	const sweepBatch, sweepers = 200, 8
-	overdue, err := shop.Overdue(ctx, s.DB, sweepBatch)
-	due, err2 := shop.RefundsDue(ctx, s.DB, sweepBatch)
+	const sweepers = 8
+	overdue, err := shop.Carts(ctx, s.DB, shop.Overdue)
+	due, err2 := shop.Carts(ctx, s.DB, shop.RefundsDue)
 	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
