@@ -63,16 +63,12 @@ func run(ctx context.Context, args []string) error {
 		addr := flags.String("addr", "127.0.0.1:0", "loopback `address` to listen on; port 0 takes a free one")
 		do = func() error { return page.Run(ctx, *addr, os.Stdout) }
 	case "sale":
-		var l sale.Load
-		mode := flags.String("mode", "all", "fenced, lock, forupdate, optimistic or all")
+		l := sale.Load{SKUs: 20, Stock: 20000, TTL: 1200 * time.Millisecond}
 		flags.IntVar(&l.Buyers, "buyers", 200, "buyers at once, in three processes")
-		flags.IntVar(&l.SKUs, "skus", 20, "different goods")
-		flags.IntVar(&l.Stock, "stock", 20000, "units of each")
 		flags.DurationVar(&l.For, "for", 10*time.Second, "how long each sale lasts")
 		flags.IntVar(&l.Pauses, "pauses", 2, "how often a process is stopped")
 		flags.DurationVar(&l.Pause, "pause", 2400*time.Millisecond, "how long it is stopped")
-		flags.DurationVar(&l.TTL, "ttl", 1200*time.Millisecond, "how long a lease lasts, and a reservation")
-		do = func() error { return sale.Compare(ctx, *mode, l, os.Stdout) }
+		do = func() error { return sale.Compare(ctx, l, os.Stdout) }
 	case "missing":
 		own := flags.Bool("own", false, "also what the tests start of their own, whatever the environment names")
 		do = func() error {

@@ -123,7 +123,6 @@ func TestUsage(t *testing.T) {
 		"-hum":                       {"sale", "-hum"},
 		`value "1500" for flag -ttl`: {"-ttl", "1500"}, // no unit
 		"must be at least 1ms":       {"-ttl", "0s"},
-		`no -mode "sing"`:            {"sale", "-mode", "sing"},
 		"do not fit into 1s":         {"sale", "-for", "1s"},
 		"with what":                  {"with"},
 	} {

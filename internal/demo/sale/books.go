@@ -56,10 +56,9 @@ func outcomeOf(err error) Outcome {
 		return Done
 	case errors.Is(err, fencedb.ErrCommitUnknown):
 		return Unknown
-	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, fencedb.ErrBusy):
+	case errors.Is(err, fencedb.ErrStale), errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, fencedb.ErrBusy),
+		errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost), errors.Is(err, lease.ErrUnreachable):
 		return Refused
-	case errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost), errors.Is(err, lease.ErrUnreachable):
-		return Late
 	case errors.Is(err, lease.ErrHeld), errors.Is(err, context.DeadlineExceeded):
 		return Busy
 	case errors.Is(err, shop.ErrSoldOut), errors.Is(err, shop.ErrExpired), errors.Is(err, shop.ErrVoid):
@@ -122,7 +121,6 @@ func (r Result) told(o Outcomes, rows int64) bool {
 var tableText string
 
 var table = template.Must(template.New("").Option("missingkey=zero").Funcs(template.FuncMap{
-	"title":  func(m Mode) string { return titles[m] },
 	"rate":   func(n int, over time.Duration) int { return int(float64(n) / over.Seconds()) },
 	"within": quantile,
 	"plus":   func(n, m int) int { return n + m },

@@ -90,7 +90,7 @@ func fine(mode Mode) Result {
 
 func TestTheVerdictNamesEachProblem(t *testing.T) {
 	t.Parallel()
-	for _, mode := range Modes() {
+	for _, mode := range modes {
 		require.Empty(t, fine(mode).Problems(), mode)
 	}
 	for says, tc := range map[string]struct {
@@ -138,7 +138,7 @@ func TestEachRequestEndsOnce(t *testing.T) {
 		"done":      {nil, Done},
 		"stale":     {errors.Join(stale, lease.ErrExpired, context.DeadlineExceeded), Refused},
 		"over":      {fmt.Errorf("sell: %w", fencedb.ErrLeaseOver), Refused},
-		"noticed":   {errors.Join(context.Canceled, lease.ErrExpired), Late},
+		"noticed":   {errors.Join(context.Canceled, lease.ErrExpired), Refused},
 		"held":      {&lease.HeldError{}, Busy},
 		"no time":   {context.DeadlineExceeded, Busy},
 		"sold out":  {shop.ErrSoldOut, Over},

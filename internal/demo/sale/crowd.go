@@ -46,7 +46,7 @@ const sweepEvery = 100 * time.Millisecond
 // Work is the life of a worker of kind "sale": until it is told to end, or its orders do.
 func Work(ctx context.Context, self *worker.Self) error {
 	const conns = 20 // to Postgres; everyone else waits for one
-	c := &crowd{Self: self, goOn: make(chan struct{}, 1), tally: Tally{Reserve: Outcomes{}, Pay: Outcomes{}}}
+	c := &crowd{Self: self, gate: make(worker.Gate, 1), tally: Tally{Reserve: Outcomes{}, Pay: Outcomes{}}}
 	if err := self.Config(&c.settings); err != nil {
 		return err
 	}
@@ -74,8 +74,8 @@ type crowd struct {
 	faulty.Breakpoint // never armed, for the rest of what pgx asks of a tracer
 
 	shop seller
-	hold atomic.Bool   // the next one who is about to write
-	goOn chan struct{} // the order to that one
+	hold atomic.Bool // the next one who is about to write
+	gate worker.Gate // where that one waits
 
 	mu    sync.Mutex
 	tally Tally // guarded by mu
@@ -115,13 +115,9 @@ func (c *crowd) obey() bool {
 	for c.Order(&order) == nil {
 		switch order {
 		case orderHold:
-			select {
-			case <-c.goOn: // a word to go on that came too late for the last one does not count
-			default:
-			}
 			c.hold.Store(true)
 		case orderGo:
-			c.goOn <- struct{}{}
+			c.gate.Go()
 		case orderEnd:
 			return true
 		}
@@ -161,14 +157,8 @@ func (c *crowd) buy(ctx context.Context, name string) {
 	if err != nil || rand.Float64() < abandon {
 		return
 	}
-	began = time.Now()
 	err = c.shop.Pay(ctx, cart.ID)
-	c.count(func(t *Tally) {
-		t.Pay[t.note(err)]++
-		if err == nil && time.Since(began) > c.TTL {
-			t.LongPaid++
-		}
-	})
+	c.count(func(t *Tally) { t.Pay[t.note(err)]++ })
 }
 
 // wishes are one or two units of one to three SKUs.
@@ -190,11 +180,7 @@ func (c *crowd) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Trace
 	for _, q := range data.Batch.QueuedQueries {
 		skus = append(skus, q.Arguments[0].(string))
 	}
-	c.Tell(report{SKUs: skus})
-	select {
-	case <-c.goOn:
-	case <-ctx.Done():
-	}
+	c.gate.Hold(ctx, func() { c.Tell(report{SKUs: skus}) })
 	return ctx
 }
 
@@ -204,8 +190,7 @@ type Outcome = string
 // The outcomes.
 const (
 	Done    Outcome = "done"
-	Refused Outcome = "refused" // by Postgres or in view of its limits: too late, nothing written
-	Late    Outcome = "late"    // noticed by the buyer itself: too late, nothing written
+	Refused Outcome = "refused" // too late, as Postgres or the buyer itself has noticed: nothing written
 	Busy    Outcome = "busy"    // did not get its turn in time
 	Over    Outcome = "over"    // sold out, or not reserved any more
 	Unknown Outcome = "unknown" // committed or not, nobody knows
@@ -219,7 +204,6 @@ type Outcomes map[Outcome]int
 type Tally struct {
 	Reserve, Pay Outcomes
 	Waits        []time.Duration // how long each reservation took
-	LongPaid     int             // of those paid: how many took longer than a lease lasts
 	StoppedWrote int             // stopped between reading and writing, and reserved afterwards
 	StoppedNot   int             // the same, and did not reserve
 	Error        string          // the first that was not to be expected
@@ -242,7 +226,6 @@ func (t *Tally) add(u Tally) {
 		t.Pay[o] += n
 	}
 	t.Waits = append(t.Waits, u.Waits...)
-	t.LongPaid += u.LongPaid
 	t.StoppedWrote += u.StoppedWrote
 	t.StoppedNot += u.StoppedNot
 	t.Error = cmp.Or(t.Error, u.Error)

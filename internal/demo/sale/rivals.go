@@ -29,8 +29,8 @@ import (
 //
 // It is safe for concurrent use.
 type rival struct {
-	shop.Config
-	mode Mode
+	*shop.Shop // for what all of them do alike
+	mode       Mode
 }
 
 // errChanged: what was read is not true any more. Nothing was written.
@@ -94,11 +94,6 @@ func (s *rival) setLevels(ctx context.Context, tx pgx.Tx, held lease.Leases, lev
 		return errChanged
 	}
 	return err
-}
-
-// Stock is as in package shop.
-func (s *rival) Stock(ctx context.Context, levels []shop.Level) error {
-	return pgx.BeginFunc(ctx, s.DB, func(tx pgx.Tx) error { return shop.AddLevels(ctx, tx, levels) })
 }
 
 // Reserve is as in package shop.

@@ -78,15 +78,15 @@ func prepare(ctx context.Context, mode Mode, s worker.Servers, l Load) (_ *play,
 		return nil, err
 	}
 	err = p.Migrate(ctx, shop.Migrate)
-	if err == nil && mode != Fenced {
-		_, err = p.DB.Exec(p, `
-			SELECT fencedb.unprotect('stock'), fencedb.unprotect('carts'), fencedb.unprotect('cart_lines'), fencedb.unprotect('payments')`)
-	}
 	if err == nil {
 		p.shop, err = open(mode, l, p.View)
 	}
 	if err == nil {
 		err = p.shop.Stock(ctx, l.levels())
+	}
+	if err == nil && mode != Fenced {
+		_, err = p.DB.Exec(p, `
+			SELECT fencedb.unprotect('stock'), fencedb.unprotect('carts'), fencedb.unprotect('cart_lines'), fencedb.unprotect('payments')`)
 	}
 	if err != nil {
 		p.Close()
@@ -226,7 +226,4 @@ func (p *play) settle() (b Books, err error) {
 
 // tooLate: the lease was over before anything was written, as it may be on a busy machine. What was to be done can be
 // done again.
-func tooLate(err error) bool {
-	o := outcomeOf(err)
-	return o == Refused || o == Late
-}
+func tooLate(err error) bool { return outcomeOf(err) == Refused }

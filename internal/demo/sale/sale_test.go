@@ -41,7 +41,7 @@ func serversOf(t *testing.T) worker.Servers {
 // be.
 func TestEachWayKeepsItsBooksAsItShould(t *testing.T) {
 	t.Parallel()
-	for _, mode := range Modes() {
+	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			r, err := Run(t.Context(), mode, serversOf(t), light)
@@ -66,7 +66,7 @@ func TestEachWayKeepsItsBooksAsItShould(t *testing.T) {
 // Without a stop even a lock is enough.
 func TestNoWayReservesMoreThanThereIs(t *testing.T) {
 	t.Parallel()
-	for _, mode := range Modes() {
+	for _, mode := range modes {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
 			p := prepared(t, mode, Load{SKUs: 2, Stock: 10, TTL: time.Minute})
@@ -186,19 +186,14 @@ func TestLoadsThatShowNothingAreRefused(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, light.Validate())
 	for says, change := range map[string]func(*Load){
-		"2 buyers":            func(l *Load) { l.Buyers = 2 },
-		"something to sell":   func(l *Load) { l.SKUs = 0 },
-		"0 units":             func(l *Load) { l.Stock = 0 },
-		"TTL of 1ms":          func(l *Load) { l.TTL = time.Millisecond },
-		"have to outlast":     func(l *Load) { l.Pause = l.TTL },
-		"-1 stops":            func(l *Load) { l.Pauses = -1 },
-		"do not fit into 4s":  func(l *Load) { l.Pauses = 2 },
-		"a sale of 0s with 1": func(l *Load) { l.For = 0 },
+		"2 buyers":           func(l *Load) { l.Buyers = 2 },
+		"have to outlast":    func(l *Load) { l.Pause = l.TTL },
+		"do not fit into 4s": func(l *Load) { l.Pauses = 2 },
 	} {
 		load := light
 		change(&load)
 		require.ErrorContains(t, load.Validate(), says)
-		require.ErrorContains(t, Compare(t.Context(), "all", load, io.Discard), says)
+		require.ErrorContains(t, Compare(t.Context(), load, io.Discard), says)
 	}
 }
 
@@ -215,11 +210,6 @@ func execute(t *testing.T, db *pgxpool.Pool, sql string) {
 	t.Helper()
 	_, err := db.Exec(t.Context(), sql)
 	require.NoError(t, err)
-}
-
-func TestAModeThatIsNoneIsRefused(t *testing.T) {
-	t.Parallel()
-	require.ErrorContains(t, Compare(t.Context(), "dance", light, io.Discard), `no -mode "dance"`)
 }
 
 // The control does all that a lock alone can do.

@@ -22,7 +22,7 @@ var Kinds = map[string]Life{"booking": Booking}
 
 // Booking carries out reservations until the orders end, one at a time.
 func Booking(ctx context.Context, self *Self) error {
-	d := &desk{Self: self, goOn: make(chan struct{}, 1)}
+	d := &desk{Self: self, gate: make(Gate, 1)}
 	if err := self.Config(&d.Config); err != nil {
 		return err
 	}
@@ -50,14 +50,11 @@ func Booking(ctx context.Context, self *Self) error {
 		if self.Order(&r) != nil {
 			return nil // nobody is there any more
 		}
-		if r != nil {
-			go d.reserve(ctx, *r)
+		if r == nil {
+			d.gate.Go()
 			continue
 		}
-		select {
-		case d.goOn <- struct{}{}:
-		default: // one is there already
-		}
+		go d.reserve(ctx, *r)
 	}
 }
 
@@ -66,7 +63,7 @@ type desk struct {
 	*Self
 	Config
 	*View
-	goOn       chan struct{}     // holds the order to go on
+	gate       Gate
 	beforeNext faulty.Breakpoint // in the driver of DB
 	answers    answers           // of the scripts that Redis ran
 	feed       *feed.Feed        // nil unless the configuration asks for it
@@ -116,19 +113,12 @@ func (d *desk) bank(life context.Context, r Request) booking.CardCheck {
 // reached stays at a point: until it is told to go on if the request is held there, and for a time
 // otherwise.
 func (d *desk) reached(life context.Context, at, hold Point, stay time.Duration) {
-	select {
-	case <-d.goOn: // left over from before: whoever wakes a worker also tells it to go on
-	default:
-	}
-	d.Tell(Event{At: at, Held: at == hold})
-	if at != hold {
-		_ = Sleep(life, stay)
+	if at == hold {
+		d.gate.Hold(life, func() { d.Tell(Event{At: at, Held: true}) })
 		return
 	}
-	select {
-	case <-d.goOn:
-	case <-life.Done():
-	}
+	d.Tell(Event{At: at})
+	_ = Sleep(life, stay)
 }
 
 // plainStore is the control of the experiment, not something to copy: the same statement, protected

@@ -212,3 +212,28 @@ func Sleep(ctx context.Context, d time.Duration) error {
 		return context.Cause(ctx)
 	}
 }
+
+// Gate is a point at which a worker can be held. It is made with room for one: make(Gate, 1).
+type Gate chan struct{}
+
+// Go lets the one who is held go on.
+func (g Gate) Go() {
+	select {
+	case g <- struct{}{}:
+	default: // told already
+	}
+}
+
+// Hold tells that somebody is held, and waits for Go or the end of ctx. A Go that came before does not
+// count: whoever wakes a process also lets it go on.
+func (g Gate) Hold(ctx context.Context, tell func()) {
+	select {
+	case <-g:
+	default:
+	}
+	tell()
+	select {
+	case <-g:
+	case <-ctx.Done():
+	}
+}
