@@ -60,8 +60,8 @@ func run(ctx context.Context, args []string) error {
 			return onServers(ctx, func(env *testenv.Env) error { return tellStories(ctx, cfg, env) })
 		}
 	case "page":
-		addr := flags.String("addr", "127.0.0.1:0", "loopback `address` to listen on; port 0 takes a free one")
-		do = func() error { return page.Run(ctx, *addr, os.Stdout) }
+		port := flags.Int("port", 0, "of this machine to listen on; 0 takes a free one")
+		do = func() error { return page.Run(ctx, *port, os.Stdout) }
 	case "sale":
 		l := sale.Load{SKUs: 20, Stock: 20000, TTL: 1200 * time.Millisecond}
 		flags.IntVar(&l.Buyers, "buyers", 200, "buyers at once, in three processes")

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -50,7 +51,7 @@ type tab struct {
 func open(t *testing.T, speed string) *tab {
 	t.Helper()
 	w := &tab{T: t}
-	w.start("127.0.0.1:0")
+	w.start(0)
 	ctx, cancel := chromedp.NewContext(browser, chromedp.WithNewBrowserContext())
 	t.Cleanup(cancel)
 	w.ctx = ctx
@@ -64,13 +65,13 @@ func open(t *testing.T, speed string) *tab {
 }
 
 // start runs the program until the end of the test.
-func (w *tab) start(addr string) {
+func (w *tab) start(port int) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	reader, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := page.Run(ctx, addr, out)
+		err := page.Run(ctx, port, out)
 		_ = out.CloseWithError(fmt.Errorf("the program has ended: %w", err))
 		ended <- err
 	}()
@@ -87,7 +88,10 @@ func (w *tab) start(addr string) {
 func (w *tab) restart() {
 	w.Helper()
 	w.stop()
-	w.start(strings.TrimPrefix(w.url, "http://"))
+	_, port, _ := strings.Cut(w.url, "127.0.0.1:")
+	n, err := strconv.Atoi(port)
+	require.NoError(w, err)
+	w.start(n)
 }
 
 var addresses = regexp.MustCompile(`(?s)(http://\S+).*psql '([^']+)'.*redis-cli -u (\S+)`)

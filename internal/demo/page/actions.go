@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -11,16 +12,13 @@ import (
 	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
-// ErrRefused: it cannot be done now, or there is no such thing. Nothing was done; the text says why
-// and what to do.
-var ErrRefused = errors.New("refused")
+// Refusal: it cannot be done now, or there is no such thing. Nothing was done; the text says why and
+// what to do.
+type Refusal string
 
-type refusal struct{ text string }
+func (r Refusal) Error() string { return string(r) }
 
-func (r refusal) Error() string { return r.text }
-func (refusal) Unwrap() error   { return ErrRefused }
-
-func refuse(format string, args ...any) error { return refusal{fmt.Sprintf(format, args...)} }
+func refuse(format string, args ...any) error { return Refusal(fmt.Sprintf(format, args...)) }
 
 // Do does what a button says, for a worker of that name or with what else the button is for. It returns
 // when that is done, or for a scene when it has begun.
@@ -29,12 +27,7 @@ func (s *Stage) Do(ctx context.Context, action, with string) error {
 		return s.begin(action, script)
 	}
 	if do, ok := ofHands[action]; ok {
-		for _, h := range s.crew {
-			if h.name == with {
-				return do(h)
-			}
-		}
-		return refuse("There is no worker %q; there are %v.", with, names)
+		return s.press(with, do)
 	}
 	switch action {
 	case "flush":
@@ -52,6 +45,16 @@ func (s *Stage) Do(ctx context.Context, action, with string) error {
 // ofHands are the buttons of a worker.
 var ofHands = map[string]func(*hand) error{
 	"reserve": (*hand).serve, "pause": (*hand).pause, "wake": (*hand).wake, "kill": (*hand).kill,
+}
+
+// press does something to the worker of that name.
+func (s *Stage) press(name string, do func(*hand) error) (err error) {
+	i := slices.Index(names, name)
+	if i < 0 {
+		return refuse("There is no worker %q; there are %v.", name, names)
+	}
+	s.change(func() { err = do(s.crew[i]) })
+	return err
 }
 
 // pace is how long a lease lasts and the steps of a reservation take.
@@ -157,13 +160,14 @@ var scenes = map[string]func(s *scene, ok func(error) bool) bool{
 	// The first worker is stopped before its write, for longer than its lease lasts, and another books,
 	// after it was seen to wait.
 	"zombie": func(s *scene, ok func(error) bool) bool {
-		return ok(s.comes(s.a, held)) && ok(s.until(s.a.atStep(worker.AtWrite))) && ok(s.a.pause()) && ok(s.wait(s.pace().TTL/4)) &&
-			ok(s.comes(s.b, quick)) && ok(s.until(s.b.free)) && ok(s.wait(soon)) && ok(s.a.wake()) && ok(s.until(s.a.free))
+		return ok(s.comes(s.a, held)) && ok(s.until(s.a.atStep(worker.AtWrite))) &&
+			ok(s.press(s.a.name, (*hand).pause)) && ok(s.wait(s.pace().TTL/4)) && ok(s.comes(s.b, quick)) && ok(s.until(s.b.free)) &&
+			ok(s.wait(soon)) && ok(s.press(s.a.name, (*hand).wake)) && ok(s.until(s.a.free))
 	},
 	// The first worker is killed while it holds the lease and another waits.
 	"crash": func(s *scene, ok func(error) bool) bool {
-		return ok(s.comes(s.a)) && ok(s.until(s.a.atStep(worker.AtCard))) && ok(s.comes(s.b)) && ok(s.wait(s.pace().TTL/2)) &&
-			ok(s.a.kill()) && ok(s.until(s.b.free))
+		return ok(s.comes(s.a)) && ok(s.until(s.a.atStep(worker.AtCard))) && ok(s.comes(s.b)) &&
+			ok(s.wait(s.pace().TTL/2)) && ok(s.press(s.a.name, (*hand).kill)) && ok(s.until(s.b.free))
 	},
 }
 
@@ -217,7 +221,7 @@ func (s *Stage) play(script func(*scene, func(error) bool) bool) error {
 
 // comes gives a worker the next guest.
 func (s *scene) comes(h *hand, change ...func(*worker.Request)) error {
-	return h.reserve(s.evening, change...)
+	return s.press(h.name, func(h *hand) error { return h.reserve(s.evening, change...) })
 }
 
 // held is a request whose write is held.

@@ -9,9 +9,6 @@ import (
 	"time"
 )
 
-// kept is how many records a reader who comes late still gets.
-const kept = 5000
-
 // Journal keeps what happened, each record with a sentence that says why, and the latest state of
 // the servers, for as many readers as like. It is kept here and not read from Redis again, because
 // the page lets people empty and restart that Redis. It is safe for concurrent use.
@@ -20,8 +17,7 @@ type Journal struct {
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed when there is something new
-	last     int64         // Seq of the last record
-	records  []Record      // the last of them
+	records  []Record      // all of them; a few a minute, by those who press buttons
 	state    State
 	version  int64 // of state
 	narrator narrator
@@ -57,12 +53,8 @@ func (j *Journal) Gone(token int64, kind Kind, at time.Time) {
 
 // append numbers the record. The caller holds mu.
 func (j *Journal) append(r Record) {
-	j.last++
-	r.Seq = j.last
+	r.Seq = len(j.records) + 1
 	j.records = append(j.records, j.narrator.tell(r))
-	if len(j.records) > kept+kept/4 {
-		j.records = slices.Clone(j.records[len(j.records)-kept:])
-	}
 }
 
 // SetState replaces the state, if it is another one, and adds what only the journal knows: who
@@ -102,10 +94,9 @@ type News struct {
 }
 
 // After returns the records that follow seq, and the state.
-func (j *Journal) After(seq int64) News {
+func (j *Journal) After(seq int) News {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	first := j.last - int64(len(j.records)) // Seq of the record before the first that is kept
-	from := min(max(seq-first, 0), int64(len(j.records)))
-	return News{slices.Clone(j.records[from:]), j.state, j.version, j.changed}
+	from := min(max(seq, 0), len(j.records))
+	return News{j.records[from:], j.state, j.version, j.changed}
 }

@@ -93,7 +93,7 @@ func (n *narrator) tell(r Record) Record {
 	head, rest, _ := strings.Cut(text.String(), "\n")
 	tone, promise, _ := strings.Cut(head, " ")
 	title, why, _ := strings.Cut(rest, "\n")
-	r.Tone, r.Promise, r.Title, r.Why = Tone(tone), promise, title, strings.Join(strings.Fields(why), " ")
+	r.Tone, r.Promise, r.Title, r.Why = tone, promise, title, strings.Join(strings.Fields(why), " ")
 	n.note(r)
 	return r
 }

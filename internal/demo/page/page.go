@@ -70,7 +70,7 @@ func button(do Do) http.HandlerFunc {
 			return
 		}
 		status := http.StatusInternalServerError
-		if errors.Is(err, ErrRefused) {
+		if errors.As(err, new(Refusal)) {
 			status = http.StatusConflict
 		}
 		w.Header().Set("Content-Type", "application/json")
@@ -78,9 +78,6 @@ func button(do Do) http.HandlerFunc {
 		_ = json.NewEncoder(w).Encode(map[string]string{"error": err.Error()})
 	}
 }
-
-// heartbeat keeps the connection from looking dead, and finds out when it is.
-const heartbeat = 10 * time.Second
 
 // events streams the journal (https://html.spec.whatwg.org/multipage/server-sent-events.html). The
 // events are
@@ -96,13 +93,11 @@ func events(j *Journal) http.HandlerFunc {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = fmt.Fprint(w, "retry: 1000\n\n") // milliseconds until a reader that lost the connection comes back
 		journal, number, _ := strings.Cut(r.Header.Get("Last-Event-ID"), "-")
-		seen, err := strconv.ParseInt(number, 10, 64) // the last record that the reader knows
+		seen, err := strconv.Atoi(number) // the last record that the reader knows
 		if journal != j.ID || err != nil {
 			seen = 0
 			send(w, "hello", "", map[string]int64{"now": time.Now().UnixMilli()})
 		}
-		beat := time.NewTicker(heartbeat)
-		defer beat.Stop()
 		version := int64(0) // of no state
 		for first := true; ; first = false {
 			news := j.After(seen)
@@ -122,8 +117,6 @@ func events(j *Journal) http.HandlerFunc {
 			}
 			select {
 			case <-news.More:
-			case <-beat.C:
-				_, _ = fmt.Fprint(w, ": still here\n\n") // Flush tells if nobody listens
 			case <-r.Context().Done():
 				return
 			}

@@ -32,7 +32,7 @@ const (
 // Record is one line of the journal. Fields that do not belong to its Kind are zero. Title and Why
 // mention tokens as {token} and {stored}; the page puts the numbers of those fields there.
 type Record struct {
-	Seq     int64  `json:"seq"` // 1, 2, 3...
+	Seq     int    `json:"seq"` // 1, 2, 3...
 	At      int64  `json:"at"`  // in milliseconds since 1970
 	Kind    Kind   `json:"kind"`
 	Worker  string `json:"worker,omitempty"`
@@ -45,22 +45,11 @@ type Record struct {
 	Guest   string `json:"guest,omitempty"`
 	Evening int    `json:"evening,omitempty"`
 
-	Tone    Tone   `json:"tone,omitempty"`
+	Tone    string `json:"tone,omitempty"` // plain, good: a promise at work, stop: rightly refused, bad: harm was done
 	Title   string `json:"title"`
 	Why     string `json:"why"`
 	Promise string `json:"promise,omitempty"` // of the README, such as S2
 }
-
-// Tone is how the page shows a record: always as a shape and a word too, never as a colour alone.
-type Tone string
-
-// The tones.
-const (
-	Plain Tone = "plain"
-	Good  Tone = "good" // a promise at work
-	Stop  Tone = "stop" // somebody was refused, rightly
-	Bad   Tone = "bad"  // harm was done, or Redis or a process is hurt
-)
 
 // State is what the servers hold and the workers do. It is out of date when it is read.
 type State struct {

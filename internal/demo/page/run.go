@@ -15,33 +15,15 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// Run is the whole program: it serves the page on a loopback address until ctx ends, and returns when
-// nothing of it is left. out is told the addresses.
-func Run(ctx context.Context, addr string, out io.Writer) error {
+// Run is the whole program: it serves the page on a port of the loopback, 0 for a free one, until ctx ends, and
+// returns when nothing of it is left. Nobody else can reach it: the buttons kill processes and empty servers. out is
+// told the addresses.
+func Run(ctx context.Context, port int, out io.Writer) (err error) {
 	logging.Disable() // the Redis client would write that a Redis is down, which is meant to be
-	listener, err := listen(addr)
+	listener, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
 	if err != nil {
-		return err
+		return fmt.Errorf("-port: %w", err)
 	}
-	return show(ctx, listener, out)
-}
-
-// listen refuses what others could reach: the buttons kill processes and empty servers.
-func listen(addr string) (net.Listener, error) {
-	listener, err := net.Listen("tcp", addr)
-	if err != nil {
-		return nil, fmt.Errorf("-addr: %w", err)
-	}
-	if at, ok := listener.Addr().(*net.TCPAddr); !ok || !at.IP.IsLoopback() {
-		return nil, errors.Join(fmt.Errorf("-addr is %q; the page is for this machine alone, so it must be a "+
-			"loopback address such as 127.0.0.1:0", addr),
-			listener.Close())
-	}
-	return listener, nil
-}
-
-// show serves the page until ctx ends.
-func show(ctx context.Context, listener net.Listener, out io.Writer) (err error) {
 	defer listener.Close()
 	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true})
 	if err != nil {
