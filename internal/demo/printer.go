@@ -50,11 +50,11 @@ func (p *printer) paragraph(lead string, s style, text string) {
 	}
 }
 
-func (p *printer) opening(cfg config, notes []string, pidA, pidB int) {
+func (p *printer) opening(cfg config, notes []string) {
 	p.line(p.paint(bold, "A booking desk, two workers, one table at a time"))
 	p.line("")
 	for _, note := range append(notes,
-		fmt.Sprintf("Two worker processes: A is pid %d, B is pid %d. A lease lasts %v.", pidA, pidB, cfg.TTL),
+		fmt.Sprintf("Two worker processes, A and B, for each story. A lease lasts %v.", cfg.TTL),
 		"Under each step: what both servers hold at that moment. A token is a number that "+
 			"only rises; Redis takes it from its clock, in microseconds.") {
 		p.paragraph("  ", plain, note)

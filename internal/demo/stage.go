@@ -37,22 +37,17 @@ var errBroken = errors.New("a promise was broken")
 // tellStories tells all stories. It returns nil if each ended as promised, errBroken if one did not, and
 // another error if they could not be told. Cancelling ctx ends it at once. Either way the workers
 // have ended when it returns.
-func tellStories(ctx context.Context, cfg config, env *testenv.Env) (err error) {
+func tellStories(ctx context.Context, cfg config, env *testenv.Env) error {
 	started := time.Now()
 	// The namespace keeps the leases apart on a Redis that others use too.
-	s := &stage{config: cfg, servers: worker.Servers{
-		PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "demo_" + rand.Text(),
-	}}
-	if s.View, err = s.servers.Connect(ctx, "stories", cfg.TTL); err != nil {
+	servers := worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "demo_" + rand.Text()}
+	view, err := servers.Connect(ctx, "stories", cfg.TTL)
+	if err != nil {
 		return err
 	}
-	defer s.View.Close()
-	defer s.dismiss()
-	if err = s.Migrate(ctx, booking.Migrate); err == nil && cfg.Unprotected {
-		_, err = s.DB.Exec(ctx, worker.Unprotect)
-	}
-	if err == nil {
-		err = s.hire(ctx)
+	defer view.Close()
+	if err = view.Migrate(ctx, booking.Migrate); err == nil && cfg.Unprotected {
+		_, err = view.DB.Exec(ctx, worker.Unprotect)
 	}
 	if err != nil {
 		return err
@@ -60,14 +55,16 @@ func tellStories(ctx context.Context, cfg config, env *testenv.Env) (err error) 
 
 	colour := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("TERM") != "dumb" && os.Getenv("NO_COLOR") == "" // https://no-color.org
 	out := &printer{os.Stdout, colour}
-	out.opening(cfg, env.Notes, s.a.PID(), s.b.PID())
+	out.opening(cfg, env.Notes)
 	var verdicts []verdict
 	for i, st := range stories {
-		v, err := s.tell(ctx, out, i+1, st)
-		if err != nil {
+		out.intro(i+1, st)
+		sc := &scene{config: cfg, View: view, out: out, story: st}
+		if err := sc.play(ctx); err != nil {
 			return err
 		}
-		verdicts = append(verdicts, v)
+		out.verdict(st, sc.verdict)
+		verdicts = append(verdicts, sc.verdict)
 	}
 	if !out.summary(verdicts, time.Since(started)) {
 		return errBroken
@@ -81,7 +78,7 @@ type story struct {
 	intro   string
 	promise string
 	table   int
-	play    func(*scene) (seen string)
+	script  func(*scene) (seen string)
 }
 
 var stories = []story{race, stolen, crash, zombie, control}
@@ -94,59 +91,15 @@ type verdict struct {
 
 func (v verdict) kept() bool { return len(v.broken) == 0 }
 
-// tell plays one story. A worker that a broken story has left behind in the middle of something is
-// replaced.
-func (s *stage) tell(ctx context.Context, out *printer, number int, st story) (verdict, error) {
-	const patience = 10 * time.Second // for everything that is not waiting for a TTL
-	playCtx, cancel := context.WithTimeout(ctx, patience+3*s.TTL)
-	defer cancel()
-
-	out.intro(number, st)
-	sc := &scene{stage: s, ctx: playCtx, out: out, story: st, began: time.Now()}
-	sc.play()
-	if ctx.Err() != nil {
-		return verdict{}, context.Cause(ctx)
-	}
-	out.verdict(st, sc.verdict)
-	if sc.kept() {
-		return sc.verdict, nil
-	}
-	s.dismiss()
-	return sc.verdict, s.hire(ctx)
-}
-
-// stage is what all stories play on.
-type stage struct {
-	config
-	servers worker.Servers
-	*worker.View
-	a, b *worker.Worker
-}
-
-// hire starts both workers.
-func (s *stage) hire(ctx context.Context) (err error) {
-	if s.a, err = worker.StartBooking(ctx, worker.Config{Servers: s.servers, Name: "A"}); err != nil {
-		return err
-	}
-	s.b, err = worker.StartBooking(ctx, worker.Config{Servers: s.servers, Name: "B"})
-	return err
-}
-
-// dismiss ends the workers there are.
-func (s *stage) dismiss() {
-	for _, w := range []*worker.Worker{s.a, s.b} {
-		if w != nil {
-			w.Kill()
-		}
-	}
-}
-
-// scene is one story being played. The first error ends it, so that a story reads as a script.
+// scene is one story being played, with two workers of its own. The first error ends it, so that a
+// story reads as a script.
 type scene struct {
-	*stage
+	config
+	*worker.View
 	ctx    context.Context
 	out    *printer
 	story  story
+	a, b   *worker.Worker
 	plain  bool // the workers write without a fence
 	began  time.Time
 	before state // as last shown
@@ -163,8 +116,27 @@ func (s *scene) must(err error) {
 	}
 }
 
-// play plays the story to its end, or until it must stop.
-func (s *scene) play() {
+// play plays the story to its end, or until it must stop. An error says that it was interrupted.
+func (s *scene) play(ctx context.Context) error {
+	const patience = 10 * time.Second // for everything that is not waiting for a TTL
+	var cancel context.CancelFunc
+	s.ctx, cancel = context.WithTimeout(ctx, patience+3*s.TTL)
+	defer cancel()
+	var crew []*worker.Worker
+	for _, name := range []string{"A", "B"} {
+		w, err := worker.StartBooking(s.ctx, worker.Config{Servers: s.Servers, Name: name})
+		if err != nil {
+			return err
+		}
+		defer w.Kill()
+		crew = append(crew, w)
+	}
+	s.a, s.b, s.began = crew[0], crew[1], time.Now()
+	s.perform()
+	return context.Cause(ctx)
+}
+
+func (s *scene) perform() {
 	defer func() {
 		switch f := recover().(type) {
 		case nil:
@@ -174,7 +146,7 @@ func (s *scene) play() {
 			panic(f)
 		}
 	}()
-	s.seen = s.story.play(s)
+	s.seen = s.story.script(s)
 }
 
 // evening is the slot that everybody wants.
@@ -237,11 +209,8 @@ func (s *scene) untilFree() {
 // look asks both servers.
 func (s *scene) look() (st state) {
 	resource := booking.Resource(s.story.table)
-	found, err := s.Leases.Inspect(s.ctx, resource)
-	st.Inspection = found
-	s.must(err)
-	owner := lease.Key{Namespace: s.servers.Namespace, Resource: resource, Field: "owner"}
-	st.ends, err = s.Redis.PExpireTime(s.ctx, owner.String()).Result()
+	var err error
+	st.Inspection, st.ends, err = s.Holding(s.ctx, resource)
 	s.must(err)
 	s.must(s.DB.QueryRow(s.ctx, `
 		SELECT coalesce(fencedb.last_token($1), 0), coalesce(string_agg(guest, ', '), ''), coalesce(max(last_fencing_token), 0)

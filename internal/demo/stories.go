@@ -16,7 +16,7 @@ var race = story{
 	table:   12,
 	intro:   `Ann and Bob press "reserve table 12" in the same millisecond. Her request goes to worker A, his to worker B.`,
 	promise: "one booking; the other guest is refused at once, learns when to ask again, and uses up no token",
-	play:    playRace,
+	script:  playRace,
 }
 
 // side is one of two that compete.
@@ -62,7 +62,7 @@ var stolen = story{
 	intro: "Here worker A does not renew its lease, and Ann's bank is slow. The lease runs out, B gets the " +
 		"next one, and then A comes back and releases.",
 	promise: "A's late release leaves B's lease as it is, and A writes nothing",
-	play:    playStolen,
+	script:  playStolen,
 }
 
 func playStolen(s *scene) (seen string) {
@@ -99,7 +99,7 @@ var crash = story{
 	table:   3,
 	intro:   "Worker A is killed (SIGKILL) in the middle of a reservation. Nobody is left to give its lease back.",
 	promise: "the table is free again after the TTL at the latest, without anybody's help",
-	play:    playCrash,
+	script:  playCrash,
 }
 
 func playCrash(s *scene) (seen string) {
@@ -125,8 +125,6 @@ func playCrash(s *scene) (seen string) {
 	end := s.say("Bob asks again. B books the table for Bob.")
 	s.check(end.guests == "Bob", "the table is booked for %q", end.guests)
 
-	s.dismiss()
-	s.must(s.hire(s.ctx))
 	return fmt.Sprintf("free %s after the crash (TTL %v); then booked for %s", seconds(took), s.TTL, end.guests)
 }
 
@@ -139,7 +137,7 @@ var zombie = story{
 		"stops the write any more; only the place where the data lives can.",
 	promise: "Postgres refuses A's write, since its token is older than the stored one, and Bob keeps the table; " +
 		"without a token nobody writes at all",
-	play: playZombie,
+	script: playZombie,
 }
 
 func playZombie(s *scene) (seen string) {
@@ -217,7 +215,7 @@ var control = story{
 	intro: "The same service, the same lease, the same statements, the same stop. But the fence has been taken away " +
 		"from the table, and the write carries no token: a lock is all there is.",
 	promise: "without a fence Bob's booking is lost, or the other stories would show nothing",
-	play:    playControl,
+	script:  playControl,
 }
 
 func playControl(s *scene) (seen string) {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/internal/demo/worker"
-	"github.com/fencedb/fencedb/lease"
 )
 
 const (
@@ -61,19 +60,13 @@ func (s *Stage) look() State {
 }
 
 func (s *Stage) lookAtRedis(ctx context.Context) Redis {
-	owner := lease.Key{Resource: booking.Resource(table), Field: "owner"}
-	ends, err := s.Redis.PExpireTime(ctx, owner.String()).Result()
-	if err != nil { // at once, while Inspect would wait for Redis to come back
-		return Redis{}
-	}
-	found, err := s.Leases.Inspect(ctx, owner.Resource)
+	found, ends, err := s.Holding(ctx, booking.Resource(table))
 	if err != nil {
 		return Redis{}
 	}
-	now := Redis{Up: true, Token: found.Token, Fence: found.LastToken, Waiters: found.Waiters}
+	now := Redis{Up: true, Token: found.Token, Fence: found.LastToken, Waiters: found.Waiters, Label: found.Label}
 	if found.Token != 0 {
-		now.Label, now.TTL = found.Label, s.pace().TTL.Milliseconds()
-		now.Ends = ends.Milliseconds()
+		now.Ends, now.TTL = ends.Milliseconds(), s.pace().TTL.Milliseconds()
 	}
 	return now
 }

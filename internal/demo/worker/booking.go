@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -28,7 +27,7 @@ func Booking(ctx context.Context, self *Self) error {
 	}
 	breakable := func(config *pgxpool.Config) { config.ConnConfig.Tracer = &d.beforeNext }
 	var err error
-	if d.View, err = d.Connect(ctx, ClientName(d.Name), time.Minute, breakable); err != nil {
+	if d.View, err = d.Config.Connect(ctx, ClientName(d.Name), time.Minute, breakable); err != nil {
 		return err
 	}
 	defer d.View.Close()
@@ -74,7 +73,7 @@ type desk struct {
 func (d *desk) reserve(ctx context.Context, r Request) {
 	defer d.beforeNext.Arm(func() {}) // in case that nothing was written
 	cfg := booking.Config{
-		Lease: lease.Config{TTL: r.TTL, Namespace: d.Namespace}, Wait: r.Wait, CheckCard: d.bank(ctx, r),
+		Lease: lease.Config{TTL: r.TTL, Namespace: d.View.Namespace}, Wait: r.Wait, CheckCard: d.bank(ctx, r),
 	}
 	if r.NoRenew {
 		cfg.Lease.RenewEvery = lease.Never
@@ -152,10 +151,9 @@ func result(err error) Result {
 		return Result{Outcome: Booked}
 	}
 	var (
-		r       = Result{Outcome: Failed, Error: err.Error()}
-		held    *lease.HeldError
-		stale   *fencedb.StaleError
-		refused *pgconn.PgError
+		r     = Result{Outcome: Failed, Error: err.Error()}
+		held  *lease.HeldError
+		stale *fencedb.StaleError
 	)
 	switch {
 	case errors.As(err, &held):
@@ -166,8 +164,6 @@ func result(err error) Result {
 		r.Outcome = Taken
 	case errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost):
 		r.Outcome = LeaseOver
-	case errors.As(err, &refused) && refused.Code == "FN002": // of plainStore, which does not use package fencedb
-		r.Outcome = NoToken
 	}
 	return r
 }
@@ -220,7 +216,6 @@ const (
 	Taken     Outcome = "taken"      // somebody else has the table
 	Stale     Outcome = "stale"      // Postgres refused the token
 	LeaseOver Outcome = "lease over" // the worker noticed by itself
-	NoToken   Outcome = "no token"   // the table is protected, and the write carried no token
 	Failed    Outcome = "failed"
 )
 

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -29,7 +28,6 @@ func TestResultNamesEachOutcome(t *testing.T) {
 		"stale":      {stale, Result{Outcome: Stale, Carried: 41, Stored: 42}},
 		"joined":     {errors.Join(stale, lease.ErrExpired), Result{Outcome: Stale, Carried: 41, Stored: 42}},
 		"lease over": {fmt.Errorf("save: %w", fencedb.ErrLeaseOver), Result{Outcome: LeaseOver}},
-		"no token":   {&pgconn.PgError{Code: "FN002"}, Result{Outcome: NoToken}},
 		"other":      {context.Canceled, Result{Outcome: Failed}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -23,6 +23,7 @@ type Servers struct {
 
 // View is what a worker, or whoever directs workers, sees of both servers.
 type View struct {
+	Servers
 	DB     *pgxpool.Pool
 	Redis  *redis.Client
 	Leases *lease.Issuer
@@ -34,7 +35,7 @@ func (s Servers) Connect(ctx context.Context, name string, ttl time.Duration, ch
 	if err != nil {
 		return nil, err
 	}
-	v := &View{Redis: client}
+	v := &View{Servers: s, Redis: client}
 	config, err := pgxpool.ParseConfig(s.PostgresURL)
 	if err == nil {
 		config.ConnConfig.RuntimeParams["application_name"] = name
@@ -72,6 +73,16 @@ func Redis(url, name string) (*redis.Client, error) {
 func (v *View) Migrate(ctx context.Context, migrate func(context.Context, *sql.DB) error) error {
 	db := stdlib.OpenDBFromPool(v.DB)
 	return errors.Join(migrate(ctx, db), db.Close())
+}
+
+// Holding is what Redis holds about a resource, and when the lease there ends, by its clock since 1970. While Redis does
+// not answer it fails at once.
+func (v *View) Holding(ctx context.Context, resource string) (found lease.Inspection, ends time.Duration, err error) {
+	owner := lease.Key{Namespace: v.Namespace, Resource: resource, Field: "owner"}
+	if ends, err = v.Redis.PExpireTime(ctx, owner.String()).Result(); err == nil { // Inspect would wait for Redis
+		found, err = v.Leases.Inspect(ctx, resource)
+	}
+	return found, ends, err
 }
 
 // Close closes the connections.
