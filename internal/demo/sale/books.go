@@ -78,21 +78,20 @@ func (r Result) Problems() (problems []string) {
 	stops := r.Told.StoppedWrote + r.Told.StoppedNot
 	says(stops != r.Load.Pauses, "%d buyers were stopped instead of %d", stops, r.Load.Pauses)
 	says(r.Told.Reserve[Done] == 0 || r.Told.Pay[Done] == 0, "nothing was sold")
-	half := max(r.Closing.Half, r.Settled.Half)
+	half := max(r.Closing.Half, r.End.Half)
 	says(half > 0, "%d carts are half reserved", half)
-	says(r.Settled.Misplaced > 0, "%d charges do not fit to the carts", r.Settled.Misplaced)
-	settled := r.Settled
-	says(settled.Payments != settled.Charged+settled.Refunded, "%d payments were begun, %d kept and %d given "+
-		"back", settled.Payments, settled.Charged, settled.Refunded)
+	says(r.End.Misplaced > 0, "%d charges do not fit to the carts", r.End.Misplaced)
+	says(r.End.Payments != r.End.Charged+r.End.Refunded, "%d payments were begun, %d kept and %d given "+
+		"back", r.End.Payments, r.End.Charged, r.End.Refunded)
 	if r.Mode == Lock {
-		says(r.Load.Pauses > 0 && r.Emptied.Oversold == 0, "nothing was oversold, so the control shows nothing; "+
+		says(r.Load.Pauses > 0 && r.End.Oversold == 0, "nothing was oversold, so the control shows nothing; "+
 			"use more buyers or longer stops")
 		return problems
 	}
 	for _, b := range []struct {
 		when string
 		Books
-	}{{"closing", r.Closing}, {"emptied", r.Emptied}, {"settled", r.Settled}} {
+	}{{"closing", r.Closing}, {"end", r.End}} {
 		says(!b.Balanced(), "%s: %d units oversold, %d too many, %d too few", b.when, b.Oversold, b.TooMany, b.TooFew)
 	}
 	says(!r.told(r.Told.Reserve, r.Closing.Carts), "%d buyers were told reserved, and there are %d carts",
@@ -124,24 +123,12 @@ var table = template.Must(template.New("").Option("missingkey=zero").Funcs(templ
 	"rate":   func(n int, over time.Duration) int { return int(float64(n) / over.Seconds()) },
 	"within": quantile,
 	"plus":   func(n, m int) int { return n + m },
-	"sum":    sum,
 }).Parse(tableText))
 
 // WriteTable prints sales side by side, one to a column.
 func WriteTable(out io.Writer, results []Result) error {
 	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', tabwriter.AlignRight)
 	return errors.Join(table.Execute(t, results), t.Flush())
-}
-
-// sum is 0 if every SKU adds up, and otherwise by how much they do not, in both directions.
-func sum(b Books) string {
-	switch {
-	case b.TooMany == 0 && b.TooFew == 0:
-		return "0"
-	case b.TooFew == 0:
-		return fmt.Sprintf("+%d", b.TooMany)
-	}
-	return fmt.Sprintf("+%d -%d", b.TooMany, b.TooFew)
 }
 
 // quantile is the time that a part of all do not exceed: 0.5 gives the median.

@@ -81,9 +81,9 @@ func TestTheAuditorSeesEachFault(t *testing.T) {
 
 func fine(mode Mode) Result {
 	r := Result{Mode: mode, Load: light, Told: Tally{Reserve: Outcomes{Done: 3}, Pay: Outcomes{Done: 1}, StoppedNot: 1},
-		Closing: good, Emptied: good, Settled: good}
+		Closing: good, End: good}
 	if mode == Lock {
-		r.Emptied.Oversold = 3
+		r.End.Oversold = 3
 	}
 	return r
 }
@@ -97,19 +97,19 @@ func TestTheVerdictNamesEachProblem(t *testing.T) {
 		mode  Mode
 		fault func(r *Result)
 	}{
-		"2 buyers were stopped instead of 1":       {Optimistic, func(r *Result) { r.Told.StoppedWrote++ }},
-		"nothing was sold":                         {Lock, func(r *Result) { r.Told.Pay[Done] = 0 }},
-		"4 carts are half reserved":                {Lock, func(r *Result) { r.Closing.Half = 4 }},
-		"5 charges do not fit":                     {Lock, func(r *Result) { r.Settled.Misplaced = 5 }},
-		"2 payments were begun, 1 kept and 2":      {Lock, func(r *Result) { r.Settled.Refunded = 2 }},
-		"the control shows nothing":                {Lock, func(r *Result) { r.Emptied.Oversold = 0 }},
-		"closing: 0 units oversold, 2 too many":    {ForUpdate, func(r *Result) { r.Closing.TooMany = 2 }},
-		"emptied: 2 units oversold":                {Fenced, func(r *Result) { r.Emptied.Oversold = 2 }},
-		"settled: 0 units oversold, 0 too many, 2": {Optimistic, func(r *Result) { r.Settled.TooFew = 2 }},
-		"2 buyers were told reserved":              {ForUpdate, func(r *Result) { r.Told.Reserve[Done] = 2 }},
-		"4 buyers were told reserved":              {Fenced, func(r *Result) { r.Told.Reserve[Done] = 4 }},
-		"2 buyers were told sold":                  {Fenced, func(r *Result) { r.Told.Pay[Done] = 2 }},
-		"before they wrote have written":           {Fenced, func(r *Result) { r.Told.StoppedWrote, r.Told.StoppedNot = 1, 0 }},
+		"2 buyers were stopped instead of 1":    {Optimistic, func(r *Result) { r.Told.StoppedWrote++ }},
+		"nothing was sold":                      {Lock, func(r *Result) { r.Told.Pay[Done] = 0 }},
+		"4 carts are half reserved":             {Lock, func(r *Result) { r.Closing.Half = 4 }},
+		"5 charges do not fit":                  {Lock, func(r *Result) { r.End.Misplaced = 5 }},
+		"2 payments were begun, 1 kept and 2":   {Lock, func(r *Result) { r.End.Refunded = 2 }},
+		"the control shows nothing":             {Lock, func(r *Result) { r.End.Oversold = 0 }},
+		"closing: 0 units oversold, 2 too many": {ForUpdate, func(r *Result) { r.Closing.TooMany = 2 }},
+		"end: 2 units oversold":                 {Fenced, func(r *Result) { r.End.Oversold = 2 }},
+		"end: 0 units oversold, 0 too many, 2":  {Optimistic, func(r *Result) { r.End.TooFew = 2 }},
+		"2 buyers were told reserved":           {ForUpdate, func(r *Result) { r.Told.Reserve[Done] = 2 }},
+		"4 buyers were told reserved":           {Fenced, func(r *Result) { r.Told.Reserve[Done] = 4 }},
+		"2 buyers were told sold":               {Fenced, func(r *Result) { r.Told.Pay[Done] = 2 }},
+		"before they wrote have written":        {Fenced, func(r *Result) { r.Told.StoppedWrote, r.Told.StoppedNot = 1, 0 }},
 	} {
 		r := fine(tc.mode)
 		tc.fault(&r)
@@ -168,7 +168,7 @@ func TestTheTableHasAColumnForEachSale(t *testing.T) {
 		`carts reserved, each second\s+0\s+250`,
 		`half of them within\s+-\s+51ms`,
 		`99 of 100 within\s+-\s+100ms`,
-		`sum, less start\s+0\s+\+7 -2`,
+		`sum, less start\s+\+0 -0\s+\+7 -2`,
 		`units oversold\s+0\s+3`,
 	} {
 		require.Regexp(t, line, out.String())

@@ -18,8 +18,7 @@ type Result struct {
 	Told Tally
 
 	Closing Books // when the last buyer had gone
-	Emptied Books // after one more buyer has taken all that was left for sale
-	Settled Books // when every reservation was over, and every refund made
+	End     Books // when all was settled, and then one more buyer has taken all that was left for sale
 }
 
 const (
@@ -45,19 +44,16 @@ func Run(ctx context.Context, mode Mode, s worker.Servers, l Load) (r Result, er
 	if r.Told, err = p.trade(); err != nil {
 		return r, err
 	}
-	// The books: as they are, after the shelves were emptied, and when all is settled.
 	if r.Closing, err = audit(p, p.DB); err != nil {
 		return r, err
+	}
+	if err := p.settle(); err != nil {
+		return r, fmt.Errorf("settle: %w", err)
 	}
 	if err := p.empty(); err != nil {
 		return r, fmt.Errorf("buy what is left: %w", err)
 	}
-	if r.Emptied, err = audit(p, p.DB); err != nil {
-		return r, err
-	}
-	if r.Settled, err = p.settle(); err != nil {
-		err = fmt.Errorf("settle: %w", err)
-	}
+	r.End, err = audit(p, p.DB)
 	return r, err
 }
 
@@ -210,16 +206,16 @@ func (p *play) empty() error {
 }
 
 // settle sweeps until nothing is reserved and no refund is due.
-func (p *play) settle() (b Books, err error) {
+func (p *play) settle() error {
 	for {
 		if err := p.shop.Sweep(p); err != nil && !tooLate(err) {
-			return b, err
+			return err
 		}
-		if b, err = audit(p, p.DB); err != nil || b.Unsettled == 0 {
-			return b, err
+		if b, err := audit(p, p.DB); err != nil || b.Unsettled == 0 {
+			return err
 		}
 		if err := worker.Sleep(p, sweepEvery); err != nil {
-			return b, fmt.Errorf("%d carts and refunds: %w", b.Unsettled, err)
+			return err
 		}
 	}
 }

@@ -57,7 +57,7 @@ func TestEachWayKeepsItsBooksAsItShould(t *testing.T) {
 			if mode == Lock {
 				require.Equal(t, 1, r.Told.StoppedWrote, "the buyer who was stopped writes over what others have "+
 					"written")
-				require.Positive(t, r.Emptied.Oversold)
+				require.Positive(t, r.End.Oversold)
 			}
 		})
 	}
@@ -152,7 +152,8 @@ func TestTheEndOfASaleIsTriedAgainWhenItComesTooLate(t *testing.T) {
 	p.shop = &late{seller: own}
 	require.NoError(t, p.empty())
 	p.shop = &late{seller: own}
-	b, err := p.settle()
+	require.NoError(t, p.settle())
+	b, err := audit(t.Context(), p.DB)
 	require.NoError(t, err)
 	require.Zero(t, b.Unsettled)
 }
