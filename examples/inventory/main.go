@@ -49,10 +49,10 @@ const (
 	redisVar    = "FENCEDB_REDIS_URL"    // redis://host:6379/0
 	spaceVar    = "INVENTORY_NAMESPACE"  // of the leases, if several share the Redis; inventory
 	ttlVar      = "INVENTORY_TTL"        // of the leases; 5s
-	keepVar     = "INVENTORY_KEEP"       // how long a reservation lasts; 2m
 )
 
 const (
+	keep        = 2 * time.Minute // how long a reservation lasts
 	turn        = 3 * time.Second // how long a request waits for its turn
 	sweepEvery  = time.Second
 	readTime    = 5 * time.Second  // for a request to arrive
@@ -61,10 +61,9 @@ const (
 
 // serve sells until ctx is done, and lets requests under way finish.
 func serve(ctx context.Context, log *slog.Logger) error {
-	ttl, ttlErr := duration(ttlVar, "5s")
-	keep, keepErr := duration(keepVar, "2m")
-	if err := errors.Join(ttlErr, keepErr); err != nil {
-		return err
+	ttl, err := time.ParseDuration(cmp.Or(os.Getenv(ttlVar), "5s"))
+	if err != nil {
+		return fmt.Errorf("%s: %w", ttlVar, err)
 	}
 	// A wrong URL is not repeated in the error: it may hold a password.
 	db, err := pgxpool.New(ctx, os.Getenv(postgresVar))
@@ -89,7 +88,7 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", ttlVar, spaceVar, err)
 	}
-	s, err := openShop(ctx, db, leases, keep, metrics)
+	s, err := openShop(ctx, db, leases, metrics)
 	if err != nil {
 		return err
 	}
@@ -111,26 +110,14 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	return errors.Join(sold, leases.Close(ending)) // so that the next who starts need not wait for leases to expire
 }
 
-func duration(name, otherwise string) (time.Duration, error) {
-	d, err := time.ParseDuration(cmp.Or(os.Getenv(name), otherwise))
-	if err != nil || d < time.Millisecond {
-		return 0, fmt.Errorf("%s is %q; it must be a duration of at least 1ms, such as %s", name, os.Getenv(name), otherwise)
-	}
-	return d, nil
-}
-
 // openShop opens the shop, with something to sell.
-func openShop(
-	ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer, keep time.Duration, tracers ...fencedb.Tracer,
-) (*shop.Shop, error) {
-	provider := shop.NewPretendBank(db, func() time.Duration {
-		return time.Duration(100+rand.IntN(400)) * time.Millisecond
-	})
+func openShop(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer, tracers ...fencedb.Tracer) (*shop.Shop, error) {
+	bank := shop.NewPretendBank(db, func() time.Duration { return time.Duration(100+rand.IntN(400)) * time.Millisecond })
 	plain := stdlib.OpenDBFromPool(db)
 	if err := errors.Join(shop.Migrate(ctx, plain), plain.Close()); err != nil {
 		return nil, err
 	}
-	s, err := shop.New(shop.Config{DB: db, Leases: leases, Bank: provider, Keep: keep, Wait: turn, Tracers: tracers})
+	s, err := shop.New(shop.Config{DB: db, Leases: leases, Bank: bank, Keep: keep, Wait: turn, Tracers: tracers})
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestSettingsThatMakeNoSenseAreNamed(t *testing.T) {
-	for name, value := range map[string]string{ttlVar: "5", keepVar: "0s", postgresVar: "", redisVar: "", addrVar: "nowhere"} {
+	for name, value := range map[string]string{ttlVar: "5", postgresVar: "", redisVar: "", addrVar: "nowhere"} {
 		t.Run(name, func(t *testing.T) {
 			setServers(t)
 			t.Setenv(name, value)
@@ -96,7 +96,7 @@ func newShop(t *testing.T) *shop.Shop {
 	t.Helper()
 	leases, err := lease.New(testenv.Redis(t), lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t)})
 	require.NoError(t, err)
-	s, err := openShop(t.Context(), testenv.Postgres(t), leases, time.Minute)
+	s, err := openShop(t.Context(), testenv.Postgres(t), leases)
 	require.NoError(t, err)
 	return s
 }

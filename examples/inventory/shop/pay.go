@@ -34,12 +34,22 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	// has sold.
 	defer func() { _ = l.Release(ctx) }()
 
-	cents, err := s.beginPayment(ctx, l, id)
-	if err != nil || cents == 0 {
+	var cents int64 // written down before the bank is asked
+	err = fencedb.QueryRow(ctx, s.fenced, l, BeginPayment, id).Scan(&cents)
+	if errors.Is(err, pgx.ErrNoRows) {
+		c, err := s.Cart(ctx, id)
+		if err == nil && c.State != Sold {
+			err = ErrExpired
+		}
 		return err
 	}
-	if err := s.charge(ctx, l, id, cents); err != nil {
+	if err != nil {
 		return err
+	}
+	bound, unbind := l.Bind(ctx) // when the lease ends we stop waiting, and say so; the money may have been taken by then
+	defer unbind()
+	if err := s.Bank.Charge(bound, id, cents); err != nil {
+		return errors.Join(err, context.Cause(bound))
 	}
 	// Not bounded by the lease's time: a payment that comes late, while nobody has taken the cart
 	// over, is as good as one in time. Postgres knows who has: the fence of the cart has their
@@ -48,32 +58,6 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	_, err = fencedb.Exec(ctx, s.fenced, grant, Sell, id)
 	if errors.Is(err, fencedb.ErrCommitted) { // it is sold, although the answer was lost
 		return nil
-	}
-	return err
-}
-
-// beginPayment writes down what the bank will be asked for. It returns 0 if that is nothing,
-// because the cart is SOLD.
-func (s *Shop) beginPayment(ctx context.Context, l *lease.Lease, id uuid.UUID) (cents int64, err error) {
-	err = fencedb.QueryRow(ctx, s.fenced, l, BeginPayment, id).Scan(&cents)
-	if errors.Is(err, pgx.ErrNoRows) {
-		c, err := s.Cart(ctx, id)
-		if err == nil && c.State != Sold {
-			err = ErrExpired
-		}
-		return 0, err
-	}
-	return cents, err
-}
-
-// charge stops waiting for the bank when the lease ends, and says so. The money may have been taken
-// by then.
-func (s *Shop) charge(ctx context.Context, l *lease.Lease, id uuid.UUID, cents int64) error {
-	ctx, unbind := l.Bind(ctx)
-	defer unbind()
-	err := s.Bank.Charge(ctx, id, cents)
-	if err != nil && ctx.Err() != nil {
-		return errors.Join(err, context.Cause(ctx))
 	}
 	return err
 }
