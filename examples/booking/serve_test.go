@@ -151,7 +151,7 @@ func TestReadinessFollowsRedis(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, refused.status)
 	require.Equal(t, "urn:problem-type:booking:unavailable", refused.Type)
 	require.NotEmpty(t, refused.header.Get("Retry-After"))
-	require.Equal(t, http.StatusOK, s.send(http.MethodGet, "/healthz", "", "").status, "alive all the same")
+	require.Equal(t, http.StatusNoContent, s.send(http.MethodGet, "/healthz", "", "").status, "alive all the same")
 	require.Equal(t, http.StatusOK, s.send(http.MethodGet, "/tables/12/bookings", "", "").status, "reading needs no lease")
 
 	own.Restart()
