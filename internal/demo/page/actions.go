@@ -31,7 +31,11 @@ func (s *Stage) Do(ctx context.Context, action, with string) error {
 	}
 	switch action {
 	case "flush":
-		return s.flush(ctx)
+		if err := s.Redis.FlushAll(ctx).Err(); err != nil {
+			return err
+		}
+		s.journal.Add(Record{Kind: Flushed})
+		return nil
 	case "restart":
 		return s.restartRedis(ctx)
 	case "fence":
@@ -53,7 +57,7 @@ func (s *Stage) press(name string, do func(*hand) error) (err error) {
 	if i < 0 {
 		return refuse("There is no worker %q; there are %v.", name, names)
 	}
-	s.change(func() { err = do(s.crew[i]) })
+	s.locked(func() { err = do(s.crew[i]) })
 	return err
 }
 
@@ -78,7 +82,7 @@ func (s *Stage) setSpeed(speed string) error {
 	if !ok {
 		return refuse("There is no speed %q; there are slow, normal and fast.", speed)
 	}
-	s.change(func() { s.speed = speed })
+	s.locked(func() { s.speed = speed })
 	s.journal.Add(Record{Kind: Speed, Cause: speed, TTL: pace.TTL.Milliseconds()})
 	return nil
 }
@@ -95,14 +99,6 @@ func (s *Stage) nextEvening(ctx context.Context) (next int, err error) {
 	err = s.DB.QueryRow(ctx, `SELECT coalesce(max(`+eveningOf+`), 0) + 1 FROM bookings WHERE table_id = $1`,
 		table, slot(1)).Scan(&next)
 	return next, err
-}
-
-func (s *Stage) flush(ctx context.Context) error {
-	if err := s.Redis.FlushAll(ctx).Err(); err != nil {
-		return err
-	}
-	s.journal.Add(Record{Kind: Flushed})
-	return nil
 }
 
 func (s *Stage) restartRedis(ctx context.Context) error {
@@ -138,7 +134,7 @@ func (s *Stage) setFence(ctx context.Context, on bool) error {
 	if err != nil {
 		return err
 	}
-	s.change(func() { s.fenced = on })
+	s.locked(func() { s.fenced = on })
 	s.journal.Add(Record{Kind: kind})
 	return nil
 }
@@ -174,7 +170,7 @@ var scenes = map[string]func(s *scene, ok func(error) bool) bool{
 // begin plays a scene in the background, one at a time.
 func (s *Stage) begin(name string, script func(*scene, func(error) bool) bool) error {
 	busy := false
-	s.change(func() {
+	s.locked(func() {
 		if busy = s.scene != ""; !busy {
 			s.scene = name
 		}
@@ -187,7 +183,7 @@ func (s *Stage) begin(name string, script func(*scene, func(error) bool) bool) e
 		if err := s.play(script); err != nil && s.life.Err() == nil {
 			s.journal.Add(Record{Kind: SceneFailed, Cause: err.Error()})
 		}
-		s.change(func() { s.scene = "" })
+		s.locked(func() { s.scene = "" })
 	})
 	return nil
 }
@@ -202,13 +198,13 @@ func (s *Stage) play(script func(*scene, func(error) bool) bool) error {
 		return err
 	}
 	var idle []*hand
-	s.mu.Lock()
-	for _, h := range s.crew {
-		if h.shown.Status == Idle {
-			idle = append(idle, h)
+	s.locked(func() {
+		for _, h := range s.crew {
+			if h.shown.Status == Idle {
+				idle = append(idle, h)
+			}
 		}
-	}
-	s.mu.Unlock()
+	})
 	if len(idle) < 2 {
 		return refuse("It takes two idle workers. Wait for them, or wake the one that stands still.")
 	}
@@ -233,17 +229,16 @@ const soon = 300 * time.Millisecond
 
 func quick(r *worker.Request) { r.Card, r.Write = 2*soon, soon }
 
-// until waits for a condition, which is asked under mu.
+// until waits for a condition, which is asked under mu whenever the journal has news.
 func (s *scene) until(condition func() bool) error {
 	for {
-		s.mu.Lock()
-		met, changed := condition(), s.changed
-		s.mu.Unlock()
+		more, met := s.journal.After(0).More, false
+		s.locked(func() { met = condition() })
 		if met {
 			return nil
 		}
 		select {
-		case <-changed:
+		case <-more:
 		case <-s.ctx.Done():
 			return context.Cause(s.ctx)
 		}

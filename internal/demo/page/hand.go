@@ -30,7 +30,7 @@ func (h *hand) start(ctx context.Context) error {
 		return err
 	}
 	s.journal.Add(Record{Kind: Started, Worker: h.name, PID: p.PID()})
-	s.change(func() { h.process, h.shown = p, Worker{Name: h.name, PID: p.PID(), Status: Idle} })
+	s.locked(func() { h.process, h.shown = p, Worker{Name: h.name, PID: p.PID(), Status: Idle} })
 	s.work.Go(func() { h.listen(p) })
 	return nil
 }
@@ -50,10 +50,10 @@ func (h *hand) listen(p *worker.Worker) {
 	defer context.AfterFunc(s.life, p.Abort)()
 	for e := range p.Events() {
 		_ = worker.Sleep(s.life, lag)
-		s.change(func() { h.told(e) })
+		s.locked(func() { h.told(e) })
 	}
 	p.Kill() // it has ended, however that came; this leaves nothing of it
-	s.change(h.gone)
+	s.locked(h.gone)
 	rest := s.pace().TTL + time.Second // a supervisor takes a while too
 	for worker.Sleep(s.life, rest) == nil && h.start(s.life) != nil {
 		rest = time.Second

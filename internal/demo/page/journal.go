@@ -46,7 +46,7 @@ func (j *Journal) Gone(token int64, kind Kind, at time.Time) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if t := j.narrator.terms[token]; t != nil && t.Ended == "" {
-		j.append(Record{Kind: kind, Token: token, At: at.UnixMilli()})
+		j.append(Record{Kind: kind, Worker: t.Worker, Token: token, At: at.UnixMilli()})
 		j.announce()
 	}
 }

@@ -49,14 +49,14 @@ type term struct {
 }
 
 // Holds is true as long as nobody has heard that it ended.
-func (t term) Holds() bool { return t.Worker != "" && t.Ended == "" }
+func (t *term) Holds() bool { return t.Worker != "" && t.Ended == "" }
 
 // facts are what a sentence may mention besides its record.
 type facts struct {
 	*Record
 	Actor  actor  // the worker
-	Lease  term   // that the record is about, or that the worker has
-	Before term   // the last lease that was granted before
+	Lease  *term  // that the record is about, or that the worker has
+	Before *term  // the last lease that was granted before
 	Asleep bool   // its holder stands still
 	Other  string // a guest who was told that the evening is theirs, and is not this one
 	Fence  bool
@@ -73,18 +73,17 @@ func newNarrator() narrator {
 // of that end: then it ran out.
 func (n *narrator) missed(r Record) (Record, bool) {
 	fresh := (r.Kind == feed.Granted || r.Kind == feed.Committed) && n.terms[r.Token] == nil
-	return Record{Kind: Expired, Token: n.newest.token, At: r.At}, fresh && n.newest.Holds()
+	return Record{Kind: Expired, Worker: n.newest.Worker, Token: n.newest.token, At: r.At}, fresh && n.newest.Holds()
 }
 
 // tell fills in what the reader is told, and remembers what later sentences need.
 func (n *narrator) tell(r Record) Record {
 	n.complete(&r)
+	a := n.actors[r.Worker]
 	f := facts{
-		Record: &r, Actor: n.actors[r.Worker], Before: *n.newest, Asleep: n.actors[n.newest.Worker].Paused != 0,
+		Record: &r, Actor: a, Lease: cmp.Or(n.terms[cmp.Or(r.Token, a.token)], &term{}),
+		Before: n.newest, Asleep: n.actors[n.newest.Worker].Paused != 0,
 		Other: n.otherTold(r.Evening, r.Guest), Fence: n.fence,
-	}
-	if t := n.terms[cmp.Or(r.Token, f.Actor.token)]; t != nil {
-		f.Lease = *t
 	}
 	var text strings.Builder
 	if err := sentences.ExecuteTemplate(&text, string(r.Kind), f); err != nil {
@@ -105,10 +104,6 @@ func (n *narrator) complete(r *Record) {
 	case feed.Committed:
 		if n.terms[r.Token] == nil {
 			r.Kind = Sealed // written before the holder learned of its lease
-		}
-	case Expired, Forgotten:
-		if t := n.terms[r.Token]; t != nil {
-			r.Worker = t.Worker
 		}
 	case Killed:
 		if h.Holds() && h.Worker == r.Worker {
@@ -170,9 +165,10 @@ func (n *narrator) believes(worker string) int64 {
 
 // otherTold is a guest who was told that the evening is theirs, and is not this one.
 func (n *narrator) otherTold(evening int, guest string) string {
-	i := slices.IndexFunc(n.told[evening], func(g string) bool { return g != guest })
-	if i < 0 {
-		return ""
+	for _, g := range n.told[evening] {
+		if g != guest {
+			return g
+		}
 	}
-	return n.told[evening][i]
+	return ""
 }

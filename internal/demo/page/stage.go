@@ -33,12 +33,11 @@ type Stage struct {
 
 	redisDown sync.Mutex // held while Redis restarts
 
-	mu      sync.Mutex
-	changed chan struct{} // closed when one of the following, or a hand, changes; guarded by mu
-	speed   string        // guarded by mu
-	fenced  bool          // guarded by mu
-	scene   string        // that is playing, or ""; guarded by mu
-	guests  int           // who have come; guarded by mu
+	mu     sync.Mutex // guards the hands too
+	speed  string     // guarded by mu
+	fenced bool       // guarded by mu
+	scene  string     // that is playing, or ""; guarded by mu
+	guests int        // who have come; guarded by mu
 }
 
 // table is what everybody wants here.
@@ -55,7 +54,7 @@ var names = []string{"A", "B", "C"}
 // Open migrates the database and starts the workers. Close ends everything, also when ctx has ended
 // before.
 func Open(ctx context.Context, cfg Config, j *Journal) (_ *Stage, err error) {
-	s := &Stage{cfg: cfg, journal: j, changed: make(chan struct{}), speed: "normal", fenced: true}
+	s := &Stage{cfg: cfg, journal: j, speed: "normal", fenced: true}
 	if s.View, err = cfg.Connect(ctx, "page", time.Minute); err != nil {
 		return nil, err
 	}
@@ -84,13 +83,11 @@ func (s *Stage) Close() {
 	s.View.Close()
 }
 
-// change runs f, under which what mu guards may change, and wakes those who await it.
-func (s *Stage) change(f func()) {
+// locked runs f while it holds mu.
+func (s *Stage) locked(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f()
-	close(s.changed)
-	s.changed = make(chan struct{})
 }
 
 // follow writes down what the workers publish, as `fencedb watch` would show it.
