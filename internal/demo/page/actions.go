@@ -21,10 +21,10 @@ func (r Refusal) Error() string { return string(r) }
 func refuse(format string, args ...any) error { return Refusal(fmt.Sprintf(format, args...)) }
 
 // Do does what a button says, for a worker of that name or with what else the button is for. It returns
-// when that is done, or for a scene when it has begun.
+// when that is done.
 func (s *Stage) Do(ctx context.Context, action, with string) error {
 	if script, ok := scenes[action]; ok {
-		return s.begin(action, script)
+		return s.play(action, script)
 	}
 	if do, ok := ofHands[action]; ok {
 		return s.press(with, do)
@@ -167,46 +167,38 @@ var scenes = map[string]func(s *scene, ok func(error) bool) bool{
 	},
 }
 
-// begin plays a scene in the background, one at a time.
-func (s *Stage) begin(name string, script func(*scene, func(error) bool) bool) error {
+// play plays a scene to its end, one at a time, and also when the page that has asked for it is closed.
+func (s *Stage) play(name string, script func(*scene, func(error) bool) bool) (err error) {
+	const patience = 20 * time.Second // for everything that does not wait for a TTL or a bank
+	s.work.Add(1)
+	defer s.work.Done()
+	var idle []*hand
 	busy := false
 	s.locked(func() {
-		if busy = s.scene != ""; !busy {
-			s.scene = name
+		if busy = s.scene != ""; busy {
+			return
 		}
-	})
-	if busy {
-		return refuse("One scene at a time: wait until the one that is playing is over.")
-	}
-	s.journal.Add(Record{Kind: Scene, Cause: name})
-	s.work.Go(func() {
-		if err := s.play(script); err != nil && s.life.Err() == nil {
-			s.journal.Add(Record{Kind: SceneFailed, Cause: err.Error()})
-		}
-		s.locked(func() { s.scene = "" })
-	})
-	return nil
-}
-
-func (s *Stage) play(script func(*scene, func(error) bool) bool) error {
-	const patience = 20 * time.Second // for everything that does not wait for a TTL or a bank
-	pace := s.pace()
-	ctx, cancel := context.WithTimeout(s.life, patience+4*(pace.TTL+pace.Card+pace.Write))
-	defer cancel()
-	evening, err := s.nextEvening(ctx)
-	if err != nil {
-		return err
-	}
-	var idle []*hand
-	s.locked(func() {
+		s.scene = name
 		for _, h := range s.crew {
 			if h.shown.Status == Idle {
 				idle = append(idle, h)
 			}
 		}
 	})
+	if busy {
+		return refuse("One scene at a time: wait until the one that is playing is over.")
+	}
+	defer s.locked(func() { s.scene = "" })
 	if len(idle) < 2 {
 		return refuse("It takes two idle workers. Wait for them, or wake the one that stands still.")
+	}
+	s.journal.Add(Record{Kind: Scene, Cause: name})
+	pace := s.pace()
+	ctx, cancel := context.WithTimeout(s.life, patience+4*(pace.TTL+pace.Card+pace.Write))
+	defer cancel()
+	evening, err := s.nextEvening(ctx)
+	if err != nil {
+		return err
 	}
 	script(&scene{s, ctx, idle[0], idle[1], evening}, func(failed error) bool {
 		err = failed

@@ -26,7 +26,6 @@ const (
 	Protected   Kind = "protected"   // and put back
 	Speed       Kind = "speed"       // Cause is its name, TTL how long leases last from now on
 	Scene       Kind = "scene"       // somebody pressed the button of a scene
-	SceneFailed Kind = "scene_failed"
 )
 
 // Record is one line of the journal. Fields that do not belong to its Kind are zero. Title and Why

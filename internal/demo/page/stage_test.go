@@ -25,7 +25,7 @@ func TestTheZombieIsRefusedBehindTheFence(t *testing.T) {
 	t.Parallel()
 	s := onStage(t)
 
-	s.play("zombie")
+	s.must("zombie", "")
 
 	s.await(func() bool { return len(s.all(feed.Refused)) > 0 }) // the guest may have been told before the feed was heard
 	refused := s.only(feed.Refused)
@@ -47,7 +47,7 @@ func TestTheZombieIsRefusedAtEachSpeed(t *testing.T) {
 			t.Parallel()
 			s := onStage(t)
 			s.must("speed", speed)
-			s.play("zombie")
+			s.must("zombie", "")
 			require.Equal(t, []string{"booked", "stale"}, s.told())
 		})
 	}
@@ -61,7 +61,7 @@ func TestAWorkerThatWasStoppedWhileIdleCanBeAZombieAllTheSame(t *testing.T) {
 		s.must("wake", "A")
 	}
 
-	s.play("zombie")
+	s.must("zombie", "")
 
 	require.Equal(t, []string{"booked", "stale"}, s.told())
 }
@@ -71,7 +71,7 @@ func TestTheUpdateIsLostWithoutTheFence(t *testing.T) {
 	s := onStage(t)
 	s.must("fence", "off")
 
-	s.play("zombie")
+	s.must("zombie", "")
 
 	require.Equal(t, []row{{"Ann", 0}}, s.bookings(), "Bob was told that he has the table")
 	require.Equal(t, []string{"booked", "booked"}, s.told())
@@ -86,7 +86,7 @@ func TestTwoGuestsGetOneBooking(t *testing.T) {
 	t.Parallel()
 	s := onStage(t)
 
-	s.play("race")
+	s.must("race", "")
 
 	require.Len(t, s.bookings(), 1)
 	require.Equal(t, []string{"booked", "taken"}, s.told())
@@ -97,7 +97,7 @@ func TestTheNextGetsTheLeaseOfOneThatWasKilled(t *testing.T) {
 	t.Parallel()
 	s := onStage(t)
 
-	s.play("crash")
+	s.must("crash", "")
 
 	require.Equal(t, s.only(Expired).Token, s.all(feed.Granted)[0].Token)
 	require.Equal(t, []row{{"Bob", s.all(feed.Granted)[1].Token}}, s.bookings())
@@ -165,8 +165,7 @@ func TestWhatCannotBeDoneIsRefused(t *testing.T) {
 	require.ErrorAs(t, s.Do(t.Context(), "pause", "A"), new(Refusal))
 	require.ErrorAs(t, s.Do(t.Context(), "reserve", "A"), new(Refusal))
 	s.must("reserve", "B")
-	s.must("zombie", "") // only C is idle
-	s.await(func() bool { return len(s.all(SceneFailed)) == 1 })
+	require.ErrorAs(t, s.Do(t.Context(), "zombie", ""), new(Refusal), "only C is idle")
 	s.must("kill", "A")
 	require.ErrorAs(t, s.Do(t.Context(), "kill", "A"), new(Refusal))
 	require.ErrorAs(t, s.Do(t.Context(), "pause", "A"), new(Refusal))
@@ -219,15 +218,6 @@ func onStage(t *testing.T) *playing {
 func (p *playing) must(action, with string) {
 	p.t.Helper()
 	require.NoError(p.t, p.Do(p.t.Context(), action, with), "%s %s", action, with)
-}
-
-// play plays a scene to its end.
-func (p *playing) play(scene string) {
-	p.t.Helper()
-	p.must(scene, "")
-	p.await(func() bool { return p.journal.After(0).State.Scene == scene })
-	p.await(func() bool { return p.journal.After(0).State.Scene == "" })
-	require.Empty(p.t, p.all(SceneFailed))
 }
 
 // await waits until something is true, and asks whenever there is news.
