@@ -21,14 +21,10 @@ type Result struct {
 	End     Books // when all was settled, and then one more buyer has taken all that was left for sale
 }
 
-const (
-	startTime  = time.Minute // for a worker to begin, or to end
-	settleTime = time.Minute // for the last reservations and refunds
-)
-
 // Run plays a sale.
 func Run(ctx context.Context, mode Mode, s worker.Servers, l Load) (r Result, err error) {
-	ctx, cancel := context.WithTimeout(ctx, l.For+2*startTime+settleTime)
+	const around = 3 * time.Minute // for workers to begin and to end, and for the last reservations and refunds
+	ctx, cancel := context.WithTimeout(ctx, l.For+around)
 	defer cancel()
 	p, err := prepare(ctx, mode, s, l)
 	if err != nil {
@@ -62,14 +58,13 @@ type play struct {
 	context.Context
 	*worker.View
 	mode    Mode
-	servers worker.Servers
 	load    Load
 	shop    seller
 	workers []*worker.Process[report]
 }
 
 func prepare(ctx context.Context, mode Mode, s worker.Servers, l Load) (_ *play, err error) {
-	p := &play{Context: ctx, mode: mode, servers: s, load: l}
+	p := &play{Context: ctx, mode: mode, load: l}
 	if p.View, err = s.Connect(ctx, "auditor", l.TTL); err != nil {
 		return nil, err
 	}
@@ -94,11 +89,9 @@ func prepare(ctx context.Context, mode Mode, s worker.Servers, l Load) (_ *play,
 // trade lets the buyers buy, stops workers meanwhile, and returns when the last buyer has gone.
 func (p *play) trade() (told Tally, err error) {
 	told = Tally{Reserve: Outcomes{}, Pay: Outcomes{}}
-	ctx, cancel := context.WithTimeout(p, startTime)
-	defer cancel()
 	for n := range Workers {
 		buyers := (p.load.Buyers + Workers - 1 - n) / Workers
-		w, err := worker.Start[report](ctx, "sale", settings{p.servers, p.load, p.mode, fmt.Sprintf("worker-%d", n+1), buyers})
+		w, err := worker.Start[report](p, "sale", settings{p.Servers, p.load, p.mode, fmt.Sprintf("worker-%d", n+1), buyers})
 		if err != nil {
 			return told, err
 		}
@@ -108,13 +101,11 @@ func (p *play) trade() (told Tally, err error) {
 	if err := errors.Join(p.pauses(), worker.Sleep(p, time.Until(over))); err != nil {
 		return told, err
 	}
-	ctx, cancel = context.WithTimeout(p, startTime)
-	defer cancel()
 	for _, w := range p.workers { // to all of them, before waiting for the first
 		err = errors.Join(err, w.Order(orderEnd))
 	}
 	for _, w := range p.workers {
-		r, failed := w.Next(ctx)
+		r, failed := w.Next(p)
 		if err = errors.Join(err, failed); r.Tally != nil {
 			told.add(*r.Tally)
 		}
@@ -127,15 +118,13 @@ func (p *play) trade() (told Tally, err error) {
 
 // pauses stops one worker after the other, each at a random time within its share of the sale.
 func (p *play) pauses() error {
-	began := time.Now()
 	for n := range p.load.Pauses {
-		share := p.load.For / time.Duration(p.load.Pauses)
-		spare := share - p.load.Pause
-		at := time.Duration(n)*share + spare/4 + rand.N(spare/2+1)
-		if err := worker.Sleep(p, time.Until(began.Add(at))); err != nil {
-			return err
+		spare := p.load.For/time.Duration(p.load.Pauses) - p.load.Pause
+		err := worker.Sleep(p, spare/4+rand.N(spare/2+1))
+		if err == nil {
+			err = p.pause(p.workers[n%Workers])
 		}
-		if err := p.pause(p.workers[n%Workers]); err != nil {
+		if err != nil {
 			return fmt.Errorf("stop a worker: %w", err)
 		}
 	}

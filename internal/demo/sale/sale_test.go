@@ -164,7 +164,7 @@ func TestAWorkerEndsWithTheProcessThatStartedIt(t *testing.T) {
 	load := light
 	load.TTL = time.Minute // longer than anybody would wait
 	p := prepared(t, Fenced, load)
-	w, err := worker.Start[report](t.Context(), "sale", settings{p.servers, load, Fenced, "worker-1", 8})
+	w, err := worker.Start[report](t.Context(), "sale", settings{p.Servers, load, Fenced, "worker-1", 8})
 	require.NoError(t, err)
 	defer w.Kill()
 	require.NoError(t, w.Order(orderHold))
