@@ -104,7 +104,14 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 	// An owner that was replaced has no lease to release. The row has decided whether its work
 	// counts.
 	defer func() { _ = l.Release(ctx) }()
-	run, err := q.begin(ctx, l, id)
+	// Not bounded by the lease's time: a late result is as good as one in time while no other owner
+	// has begun, and the row knows whether one has.
+	grant := fencedb.Carry(fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{}))
+	run := &Run{ID: id, Token: l.Token(), queue: q, grant: grant}
+	err = fencedb.QueryRow(ctx, q.db, grant, `
+		UPDATE report_jobs SET state = 'RUNNING', attempts = attempts + 1, progress = 0
+		WHERE id = $1 AND state <> 'DONE'
+		RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt) // from here on the row refuses every earlier owner
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil // done since it was listed
 	}
@@ -118,21 +125,6 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 		return true, fmt.Errorf("job %s: %w", id, err)
 	}
 	return true, run.write(ctx, `UPDATE report_jobs SET state = 'DONE', progress = 100, result = $2 WHERE id = $1`, result)
-}
-
-// begin writes RUNNING. From then on the row refuses every earlier owner.
-func (q *Queue) begin(ctx context.Context, l *lease.Lease, id uuid.UUID) (*Run, error) {
-	// Not bounded by the lease's time: a late result is as good as one in time while no other owner
-	// has begun, and the row knows whether one has.
-	grant := fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{})
-	run := &Run{ID: id, Token: l.Token(), queue: q, grant: fencedb.Carry(grant)}
-	err := fencedb.Tx(ctx, q.db, run.grant, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, `
-			UPDATE report_jobs SET state = 'RUNNING', attempts = attempts + 1, progress = 0
-			WHERE id = $1 AND state <> 'DONE'
-			RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt)
-	})
-	return run, err
 }
 
 // Progress tells everybody how far the job is, in percent, and the owner whether it still is the
