@@ -83,24 +83,17 @@ func (s *Shop) Sweep(ctx context.Context) error {
 }
 
 // expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on
-// it.
+// it. Nobody begins to pay it any more.
 func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
-	cart, err := s.Leases.TryAcquire(ctx, cartResource(id))
-	if err != nil {
+	payer, err := s.Leases.Inspect(ctx, cartResource(id))
+	if err != nil || payer.Token != 0 {
 		return err
 	}
-	defer func() { _ = cart.Release(ctx) }()
 	lines, err := Lines(ctx, s.DB, id)
 	if err != nil {
 		return err
 	}
-	skus, err := s.Leases.AcquireAll(ctx, skuResources(lines), lease.WaitAtMost(s.Wait))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = skus.Release(ctx) }()
-
-	err = fencedb.Tx(ctx, s.fenced, fencedb.All(append(skus, cart)...), func(tx pgx.Tx) error {
+	return s.alone(ctx, append(skuResources(lines), cartResource(id)), func(ctx context.Context, tx pgx.Tx) error {
 		expired, err := Expire(ctx, tx, id)
 		if err != nil || !expired {
 			return err
@@ -111,13 +104,6 @@ func (s *Shop) expire(ctx context.Context, id uuid.UUID) error {
 		}
 		return SetLevels(ctx, tx, PutBack(levels, lines))
 	})
-	var stale *fencedb.StaleError
-	if errors.As(err, &stale) { // if Redis has gone backwards, the next sweep's tokens must be higher
-		if _, err := s.Leases.Raise(ctx, stale.Resource, stale.Stored); err != nil {
-			return err
-		}
-	}
-	return err
 }
 
 // refund tells the bank first: if that is all that happens, it is told again.
