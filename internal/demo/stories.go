@@ -148,7 +148,11 @@ func playZombie(s *scene) (seen string) {
 	s.check(end.guests == "Bob" && end.wrote == end.LastToken,
 		"the table is booked for %s with token %d, which B's should have kept out", end.guests, end.wrote)
 
-	code := s.forge()
+	code := "00000" // Postgres's word for success
+	_, err := s.DB.Exec(s.ctx, `UPDATE bookings SET guest = 'Eve' WHERE table_id = $1`, s.story.table)
+	if refused := (*pgconn.PgError)(nil); errors.As(err, &refused) {
+		code = refused.Code
+	}
 	last := s.say("psql, without a token, tries to write Eve over Bob: SQLSTATE %s.", code)
 	s.check(code == "FN002", "a write without a token was answered with SQLSTATE %s", code)
 	s.check(last.guests == end.guests, "the table is booked for %s", last.guests)
@@ -174,17 +178,9 @@ func (s *scene) wakeZombie(as worker.Outcome) (first state, ann worker.Result, e
 	s.asks(s.b, "Bob", worker.Booked)
 	s.say("B gets the lease, books the table for Bob, and tells him so.")
 
-	var woken time.Time
-	s.must(s.DB.QueryRow(s.ctx, `SELECT clock_timestamp()`).Scan(&woken))
 	s.must(errors.Join(s.a.Go(), s.a.Continue()))
 	ann = s.untilDone(s.a, "Ann", as)
 	end = s.say("kill -CONT %d: A wakes, and its write goes out%s.", s.a.PID(), answer(ann))
-	var heard bool
-	s.must(s.DB.QueryRow(s.ctx, `
-		SELECT EXISTS (SELECT FROM pg_stat_activity
-		               WHERE datname = current_database() AND application_name = $1 AND query_start > $2)`,
-		worker.ClientName(s.a.Name), woken).Scan(&heard))
-	s.check(heard, "Postgres has heard nothing from A since it woke, so nothing is shown here")
 	return first, ann, end
 }
 
@@ -196,17 +192,6 @@ func answer(r worker.Result) string {
 		return fmt.Sprintf(" with token %d. Postgres has %d: refused, and nothing is written", r.Carried, r.Stored)
 	}
 	return fmt.Sprintf(". The answer is %q", r.Outcome)
-}
-
-// forge writes to the bookings without a token, and returns the SQLSTATE of the answer.
-func (s *scene) forge() (code string) {
-	_, err := s.DB.Exec(s.ctx, `UPDATE bookings SET guest = 'Eve' WHERE table_id = $1`, s.story.table)
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) {
-		return refused.Code
-	}
-	s.must(err)
-	return "00000" // Postgres's word for success
 }
 
 var control = story{

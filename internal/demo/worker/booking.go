@@ -27,7 +27,7 @@ func Booking(ctx context.Context, self *Self) error {
 	}
 	breakable := func(config *pgxpool.Config) { config.ConnConfig.Tracer = &d.beforeNext }
 	var err error
-	if d.View, err = d.Config.Connect(ctx, ClientName(d.Name), time.Minute, breakable); err != nil {
+	if d.View, err = d.Config.Connect(ctx, "booking-"+d.Name, time.Minute, breakable); err != nil {
 		return err
 	}
 	defer d.View.Close()
@@ -171,7 +171,7 @@ func result(err error) Result {
 // Config is what a booking worker needs to know.
 type Config struct {
 	Servers
-	Name string // such as A; in the feed, and in ClientName
+	Name string // such as A; in the feed, CLIENT LIST and pg_stat_activity
 	Feed bool   // publish what becomes of leases and writes, see package observe/feed
 }
 
@@ -252,9 +252,6 @@ func (w *Worker) Reserve(r Request) error { return w.Order(r) }
 
 // Go lets the request that is held go on. A worker that is stopped finds the order when it wakes.
 func (w *Worker) Go() error { return w.Order(nil) }
-
-// ClientName is how a booking worker shows in Redis's CLIENT LIST and in pg_stat_activity.
-func ClientName(worker string) string { return "booking-" + worker }
 
 // answers remembers what Redis answers to scripts.
 type answers struct {
