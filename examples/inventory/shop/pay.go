@@ -62,8 +62,6 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	return err
 }
 
-const sweepers = 8 // carts at a time
-
 // Sweep ends reservations that nobody has paid in time, and refunds money that was taken for them.
 // One process sweeps at a time; in the others it returns at once. What is left to do is in
 // Postgres: should the sweeper die, the next one goes on.
@@ -79,7 +77,7 @@ func (s *Shop) Sweep(ctx context.Context) error {
 	}
 	defer func() { _ = l.Release(ctx) }() // two sweepers at once cost time, nothing else
 
-	return errors.Join(s.each(ctx, Overdue, s.expire), s.each(ctx, RefundsDue, s.refund))
+	return errors.Join(s.Each(ctx, Overdue, s.expire), s.Each(ctx, RefundsDue, s.refund))
 }
 
 // expire puts the units of a cart back. Not while it is being paid: then the payer has the lease on
@@ -117,15 +115,17 @@ func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
 	})
 }
 
-// each does one thing for all carts that are found, some at a time. A cart that is busy is left for
-// the next time.
-func (s *Shop) each(ctx context.Context, find string, do func(context.Context, uuid.UUID) error) error {
-	carts, err := Carts(ctx, s.DB, find)
+// Each does one thing for all carts that a statement finds, [Overdue] or [RefundsDue], some at a time.
+// A cart that is busy is left for the next time.
+func (s *Shop) Each(ctx context.Context, find string, do func(context.Context, uuid.UUID) error) error {
+	rows, _ := s.DB.Query(ctx, find)
+	carts, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return err
 	}
+	const atOnce = 8
 	var all errgroup.Group
-	all.SetLimit(sweepers)
+	all.SetLimit(atOnce)
 	for _, id := range carts {
 		all.Go(func() error {
 			if err := do(ctx, id); err != nil && !errors.Is(err, lease.ErrHeld) && !errors.Is(err, fencedb.ErrStale) {

@@ -181,9 +181,3 @@ const (
 	// Refunded notes that the bank has given the money back.
 	Refunded = `UPDATE payments SET state = 'REFUNDED' WHERE cart_id = $1 AND state = 'REFUND_DUE'`
 )
-
-// Carts are those that a statement finds, [Overdue] or [RefundsDue].
-func Carts(ctx context.Context, db Reader, find string) ([]uuid.UUID, error) {
-	rows, _ := db.Query(ctx, find)
-	return pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
-}

@@ -7,7 +7,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/lease"
@@ -152,27 +151,14 @@ func (s *rival) Pay(ctx context.Context, id uuid.UUID) error {
 
 // Sweep is as in package shop, but in all processes at once.
 func (s *rival) Sweep(ctx context.Context) error {
-	const sweepers = 8
-	overdue, err := shop.Carts(ctx, s.DB, shop.Overdue)
-	due, err2 := shop.Carts(ctx, s.DB, shop.RefundsDue)
-	if err := errors.Join(err, err2); err != nil {
+	refund := func(ctx context.Context, id uuid.UUID) error {
+		if err := s.Bank.Refund(ctx, id); err != nil {
+			return err
+		}
+		_, err := s.DB.Exec(ctx, shop.Refunded, id)
 		return err
 	}
-	var all errgroup.Group
-	all.SetLimit(sweepers)
-	for _, id := range overdue {
-		all.Go(func() error { return s.expire(ctx, id) })
-	}
-	for _, id := range due {
-		all.Go(func() error {
-			if err := s.Bank.Refund(ctx, id); err != nil {
-				return err
-			}
-			_, err := s.DB.Exec(ctx, shop.Refunded, id)
-			return err
-		})
-	}
-	return all.Wait()
+	return errors.Join(s.Each(ctx, shop.Overdue, s.expire), s.Each(ctx, shop.RefundsDue, refund))
 }
 
 func (s *rival) expire(ctx context.Context, id uuid.UUID) error {
