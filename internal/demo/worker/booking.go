@@ -3,11 +3,9 @@ package worker
 import (
 	"context"
 	"errors"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
@@ -31,7 +29,6 @@ func Booking(ctx context.Context, self *Self) error {
 		return err
 	}
 	defer d.View.Close()
-	d.Redis.AddHook(&d.answers)
 	if d.Feed {
 		d.feed = feed.New(d.Redis, feed.Worker(d.Name))
 		defer func() {
@@ -64,7 +61,6 @@ type desk struct {
 	*View
 	gate       Gate
 	beforeNext faulty.Breakpoint // in the driver of DB
-	answers    answers           // of the scripts that Redis ran
 	feed       *feed.Feed        // nil unless the configuration asks for it
 }
 
@@ -92,7 +88,6 @@ func (d *desk) reserve(ctx context.Context, r Request) {
 		_, err = service.Reserve(ctx, noKey, r.Booking)
 	}
 	done := result(err)
-	done.Redis = d.answers.last()
 	d.Tell(Event{Done: &done})
 }
 
@@ -162,6 +157,7 @@ func result(err error) Result {
 		r.Outcome, r.Carried, r.Stored = Stale, stale.Token, stale.Stored
 	case errors.Is(err, booking.ErrTaken):
 		r.Outcome = Taken
+	case errors.Is(err, lease.ErrUnreachable): // Redis has not answered, perhaps to the release
 	case errors.Is(err, fencedb.ErrLeaseOver), errors.Is(err, lease.ErrExpired), errors.Is(err, lease.ErrLost):
 		r.Outcome = LeaseOver
 	}
@@ -226,10 +222,6 @@ type Result struct {
 	RetryAfter time.Duration `json:"retry_after,omitempty"` // with Held
 	Carried    int64         `json:"carried,omitempty"`     // with Stale
 	Stored     int64         `json:"stored,omitempty"`      // with Stale
-
-	// Redis is the first word of the last answer that Redis gave: to the release, if there was a
-	// lease.
-	Redis string `json:"redis,omitempty"`
 }
 
 // Worker is a booking worker seen from outside. Its methods may be called by several goroutines.
@@ -252,29 +244,3 @@ func (w *Worker) Reserve(r Request) error { return w.Order(r) }
 
 // Go lets the request that is held go on. A worker that is stopped finds the order when it wakes.
 func (w *Worker) Go() error { return w.Order(nil) }
-
-// answers remembers what Redis answers to scripts.
-type answers struct {
-	faulty.Redis // never set, for the rest of what the client asks of a hook
-	word         atomic.Value
-}
-
-// last is the first word of the last answer, which says what happened: granted, held, released,
-// taken.
-func (a *answers) last() string {
-	word, _ := a.word.Load().(string)
-	return word
-}
-
-// ProcessHook implements [redis.Hook].
-func (a *answers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := next(ctx, cmd)
-		if script, ok := cmd.(interface{ Slice() ([]any, error) }); ok {
-			if reply, err := script.Slice(); err == nil && len(reply) > 0 {
-				a.word.Store(reply[0])
-			}
-		}
-		return err
-	}
-}

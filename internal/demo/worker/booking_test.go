@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
@@ -27,6 +26,7 @@ func TestResultNamesEachOutcome(t *testing.T) {
 		"taken":      {booking.ErrTaken, Result{Outcome: Taken}},
 		"stale":      {stale, Result{Outcome: Stale, Carried: 41, Stored: 42}},
 		"joined":     {errors.Join(stale, lease.ErrExpired), Result{Outcome: Stale, Carried: 41, Stored: 42}},
+		"unreleased": {errors.Join(fencedb.ErrLeaseOver, lease.ErrUnreachable), Result{Outcome: Failed}},
 		"lease over": {fmt.Errorf("save: %w", fencedb.ErrLeaseOver), Result{Outcome: LeaseOver}},
 		"other":      {context.Canceled, Result{Outcome: Failed}},
 	} {
@@ -38,20 +38,4 @@ func TestResultNamesEachOutcome(t *testing.T) {
 			require.Equal(t, tc.want, got)
 		})
 	}
-}
-
-func TestAnswersKeepsTheFirstWordOfAScript(t *testing.T) {
-	t.Parallel()
-	var a answers
-	require.Empty(t, a.last())
-
-	script := redis.NewCmd(t.Context(), "evalsha")
-	script.SetVal([]any{"held", "1500"})
-	get := redis.NewStringCmd(t.Context(), "get")
-	get.SetVal("value")
-	sent := a.ProcessHook(func(context.Context, redis.Cmder) error { return nil })
-	require.NoError(t, sent(t.Context(), script))
-	require.NoError(t, sent(t.Context(), get))
-
-	require.Equal(t, "held", a.last())
 }
