@@ -68,8 +68,6 @@ const (
 	addrVar      = "BOOKING_ADDR"         // where to listen; 127.0.0.1:8080
 	namespaceVar = "BOOKING_NAMESPACE"    // of the leases, where several environments share a Redis; booking
 	ttlVar       = "BOOKING_TTL"          // of a lease; a table stays blocked for that long after a crash; 10s
-	waitVar      = "BOOKING_WAIT"         // how long a request may wait for the lease on a table; 2s
-	shutdownVar  = "BOOKING_SHUTDOWN"     // how long running requests may take when the service ends; 15s
 )
 
 type settings struct {
@@ -78,8 +76,8 @@ type settings struct {
 	Redis     *redis.Options
 	Namespace string
 	TTL       time.Duration
-	Wait      time.Duration
-	Shutdown  time.Duration
+	Wait      time.Duration // how long a request may wait for the lease on a table
+	Shutdown  time.Duration // how long running requests may take when the service ends
 }
 
 // settingsFrom reads settings with a function such as os.Getenv. The error names every variable
@@ -103,17 +101,10 @@ func settingsFrom(getenv func(string) string) (s settings, err error) {
 	}
 	s.Addr = cmp.Or(getenv(addrVar), "127.0.0.1:8080")
 	s.Namespace = cmp.Or(getenv(namespaceVar), "booking")
-	duration := func(name, otherwise string, least time.Duration) time.Duration {
-		text := cmp.Or(getenv(name), otherwise)
-		d, err := time.ParseDuration(text)
-		if err != nil || d < least {
-			wrong("%s is %q; it must be a duration of at least %v, such as 2s", name, text, least)
-		}
-		return d
+	if s.TTL, err = time.ParseDuration(cmp.Or(getenv(ttlVar), "10s")); err != nil {
+		wrong("%s: %w", ttlVar, err)
 	}
-	s.TTL = duration(ttlVar, "10s", time.Millisecond)
-	s.Wait = duration(waitVar, "2s", 0)
-	s.Shutdown = duration(shutdownVar, "15s", 0)
+	s.Wait, s.Shutdown = 2*time.Second, 15*time.Second
 	return s, errors.Join(errs...)
 }
 

@@ -37,13 +37,13 @@ func TestSettingsHaveDefaults(t *testing.T) {
 func TestSettingsAreRead(t *testing.T) {
 	t.Parallel()
 	s, err := settingsFrom(environment(
-		addrVar, ":80", namespaceVar, "test", ttlVar, "1m", waitVar, "0s", shutdownVar, "1s",
+		addrVar, ":80", namespaceVar, "test", ttlVar, "1m",
 		postgresVar, "postgres://db.example/tables?application_name=mine", redisVar, "redis://redis.example?client_name=mine",
 	))
 	require.NoError(t, err)
 	require.Equal(t, ":80", s.Addr)
 	require.Equal(t, "test", s.Namespace)
-	require.Equal(t, []time.Duration{time.Minute, 0, time.Second}, []time.Duration{s.TTL, s.Wait, s.Shutdown})
+	require.Equal(t, time.Minute, s.TTL)
 	require.Equal(t, "mine", s.Postgres.ConnConfig.RuntimeParams["application_name"])
 	require.Equal(t, "mine", s.Redis.ClientName)
 }
@@ -53,9 +53,7 @@ func TestEverySettingThatIsWrongIsNamed(t *testing.T) {
 	for name, values := range map[string][]string{
 		postgresVar: {"", "secret", "postgres://me:secret@db.example:port/tables"},
 		redisVar:    {"", "secret", "http://:secret@redis.example", "redis://:sec%ret@redis.example"},
-		ttlVar:      {"10", "0s", "-1s", "soon"},
-		waitVar:     {"2", "-1s"},
-		shutdownVar: {"15", "-1s"},
+		ttlVar:      {"10", "soon"},
 	} {
 		for _, value := range values {
 			_, err := settingsFrom(environment(name, value))
@@ -64,7 +62,7 @@ func TestEverySettingThatIsWrongIsNamed(t *testing.T) {
 		}
 	}
 
-	_, err := settingsFrom(environment(ttlVar, "soon", waitVar, "later"))
+	_, err := settingsFrom(environment(ttlVar, "soon", redisVar, ""))
 	require.ErrorContains(t, err, ttlVar)
-	require.ErrorContains(t, err, waitVar)
+	require.ErrorContains(t, err, redisVar)
 }
