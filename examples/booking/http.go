@@ -116,10 +116,6 @@ func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (status 
 }
 
 func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) {
-	table, err := decodeTable(r)
-	if err != nil {
-		return 0, nil, err
-	}
 	key := r.Header.Get("Idempotency-Key")
 	if len(key) > maxKey || strings.ContainsFunc(key, notVisible) {
 		return 0, nil, &booking.InvalidError{Field: "Idempotency-Key", Problem: fmt.Sprintf("at most %d visible ASCII characters", maxKey)}
@@ -134,7 +130,7 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 	if err := body.Decode(&want); err != nil {
 		return 0, nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	b := booking.Booking{Table: table, Slot: want.Slot, Guest: want.Guest, Party: want.Party}
+	b := booking.Booking{Table: tableOf(r), Slot: want.Slot, Guest: want.Guest, Party: want.Party}
 	answer, err := a.Desk.Reserve(r.Context(), key, b)
 	if err != nil || !answer.Created {
 		return http.StatusOK, answer.Booking, err
@@ -144,44 +140,24 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 }
 
 func (a *api) list(_ http.ResponseWriter, r *http.Request) (int, any, error) {
-	table, err := decodeTable(r)
-	if err != nil {
-		return 0, nil, err
-	}
 	var from time.Time
 	if text := r.URL.Query().Get("from"); text != "" {
+		var err error
 		if from, err = time.Parse(time.RFC3339, text); err != nil {
 			return 0, nil, &booking.InvalidError{Field: "from", Problem: "must be a time such as 2030-06-01T19:00:00Z"}
 		}
 	}
-	bookings, err := a.Desk.List(r.Context(), table, from)
+	bookings, err := a.Desk.List(r.Context(), tableOf(r), from)
 	return http.StatusOK, map[string]any{"bookings": bookings}, err
 }
 
 func (a *api) get(_ http.ResponseWriter, r *http.Request) (int, any, error) {
-	id, err := decodeID(r)
-	if err != nil {
-		return 0, nil, err
-	}
-	b, err := a.Desk.Get(r.Context(), id)
+	b, err := a.Desk.Get(r.Context(), idOf(r))
 	return http.StatusOK, b, err
 }
 
 func (a *api) cancel(_ http.ResponseWriter, r *http.Request) (int, any, error) {
-	id, err := decodeID(r)
-	if err == nil {
-		err = a.Desk.Cancel(r.Context(), id)
-	}
-	return http.StatusNoContent, nil, err
-}
-
-// decodeID: what is no ID is the ID of no booking.
-func decodeID(r *http.Request) (uuid.UUID, error) {
-	id, err := uuid.Parse(r.PathValue("id"))
-	if err != nil {
-		return uuid.Nil, booking.ErrUnknown
-	}
-	return id, nil
+	return http.StatusNoContent, nil, a.Desk.Cancel(r.Context(), idOf(r))
 }
 
 const (
@@ -192,12 +168,19 @@ const (
 // errMalformed: the body is not what the route takes.
 var errMalformed = errors.New("api: malformed body")
 
-func decodeTable(r *http.Request) (int, error) {
-	table, err := strconv.Atoi(r.PathValue("table"))
+// idOf: what is no ID is uuid.Nil, the ID of no booking.
+func idOf(r *http.Request) uuid.UUID {
+	id, err := uuid.Parse(r.PathValue("id"))
 	if err != nil {
-		return 0, &booking.InvalidError{Field: "table", Problem: "must be a whole number"}
+		return uuid.Nil
 	}
-	return table, nil
+	return id
+}
+
+// tableOf: what is no number is 0, which is no table.
+func tableOf(r *http.Request) int {
+	table, _ := strconv.Atoi(r.PathValue("table"))
+	return table
 }
 
 func notVisible(r rune) bool { return r <= ' ' || r > '~' }

@@ -62,11 +62,11 @@ func TestEveryAnswerOfTheContractAndNoOther(t *testing.T) {
 	ask(reservePath+" 500", answering{err: errors.New("a bug")}, reservation())
 	ask(reservePath+" 503", answering{err: lease.ErrUnreachable}, reservation())
 	ask(listPath+" 200", answering{page: []booking.Booking{ann}}, get("/tables/12/bookings"))
-	ask(listPath+" 422", answering{}, get("/tables/twelve/bookings"))
+	ask(listPath+" 422", answering{}, get("/tables/12/bookings?from=tonight"))
 	ask(listPath+" 500", answering{err: errors.New("a bug")}, get("/tables/12/bookings"))
 	ask(listPath+" 503", answering{err: booking.ErrUnavailable}, get("/tables/12/bookings"))
 	ask(getPath+" 200", answering{answer: created}, get("/bookings/"+ann.ID.String()))
-	ask(getPath+" 404", answering{}, get("/bookings/12"))
+	ask(getPath+" 404", answering{err: booking.ErrUnknown}, get("/bookings/"+ann.ID.String()))
 	ask(getPath+" 500", answering{err: errors.New("a bug")}, get("/bookings/"+ann.ID.String()))
 	ask(getPath+" 503", answering{err: booking.ErrUnavailable}, get("/bookings/"+ann.ID.String()))
 	ask(cancelPath+" 204", answering{}, cancellation())
@@ -127,7 +127,6 @@ func TestBadInputIsNamedAndGoesNoFurther(t *testing.T) {
 		request *http.Request
 		field   string
 	}{
-		"table no number":  {httptest.NewRequest(http.MethodPost, "/tables/x/bookings", nil), "table"},
 		"from no time":     {get("/tables/12/bookings?from=tonight"), "from"},
 		"key with a space": {withHeader(reservation(), "Idempotency-Key", "a b"), "Idempotency-Key"},
 		"key of 256 bytes": {withHeader(reservation(), "Idempotency-Key", strings.Repeat("a", 256)), "Idempotency-Key"},

@@ -102,6 +102,18 @@ func TestWhatIsCancelledCanBeBookedAgain(t *testing.T) {
 	require.Equal(t, []string{"Bob"}, w.guests())
 }
 
+func TestWhatIsNoTableAndNoIDIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newWorld(t).start(goodCard)
+	for _, table := range []string{"x", "0", "1000", "9999999999999999999999"} {
+		require.Equal(t, http.StatusUnprocessableEntity, s.send(http.MethodGet, "/tables/"+table+"/bookings", "", "").status, table)
+		require.Equal(t, http.StatusUnprocessableEntity, s.send(http.MethodPost, "/tables/"+table+"/bookings", "", body("Ann")).status, table)
+	}
+	for _, method := range []string{http.MethodGet, http.MethodDelete} {
+		require.Equal(t, http.StatusNotFound, s.send(method, "/bookings/12", "", "").status)
+	}
+}
+
 func TestALateRequestOverwritesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
