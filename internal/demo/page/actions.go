@@ -2,12 +2,9 @@ package page
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/internal/demo/worker"
 )
@@ -118,21 +115,14 @@ func (s *Stage) restartRedis(ctx context.Context) error {
 	return nil
 }
 
-const lockNotAvailable = "55P03" // SQLSTATE
-
 // setFence takes the fence away or puts it back. That needs the table for itself for a moment.
 func (s *Stage) setFence(ctx context.Context, on bool) error {
 	sql, kind := worker.Protect, Protected
 	if !on {
 		sql, kind = worker.Unprotect, Unprotected
 	}
-	_, err := s.DB.Exec(ctx, `SET LOCAL lock_timeout = '2s'; `+sql) // both in one transaction
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && refused.Code == lockNotAvailable {
-		return refuse("A write is going on, so Postgres did not hand the table over. Try again.")
-	}
-	if err != nil {
-		return err
+	if _, err := s.DB.Exec(ctx, `SET LOCAL lock_timeout = '2s'; `+sql); err != nil { // both in one transaction
+		return refuse("Postgres does not hand the table over, perhaps because a write is going on. Try again. (%v)", err)
 	}
 	s.locked(func() { s.fenced = on })
 	s.journal.Add(Record{Kind: kind})
