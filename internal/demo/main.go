@@ -12,6 +12,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"flag"
 	"fmt"
@@ -57,18 +58,22 @@ func run(ctx context.Context, args []string) error {
 		flags.BoolVar(&cfg.Unprotected, "unprotected", false, "take the fence away, to see that the demo notices")
 		flags.DurationVar(&cfg.TTL, "ttl", 1500*time.Millisecond, "how long a lease lasts; the stories wait for that")
 		do = func() error {
-			return onServers(ctx, func(env *testenv.Env) error { return tellStories(ctx, cfg, env) })
+			return onServers(ctx, testenv.Options{}, func(env *testenv.Env) error { return tellStories(ctx, cfg, env) })
 		}
 	case "page":
 		port := flags.Int("port", 0, "of this machine to listen on; 0 takes a free one")
-		do = func() error { return page.Run(ctx, *port, os.Stdout) }
+		do = func() error {
+			return onServers(ctx, testenv.Options{PrivateRedis: true}, func(env *testenv.Env) error {
+				return page.Run(ctx, env, *port, os.Stdout)
+			})
+		}
 	case "sale":
 		l := sale.Load{SKUs: 20, Stock: 20000, TTL: 1200 * time.Millisecond}
 		flags.IntVar(&l.Buyers, "buyers", 200, "buyers at once, in three processes")
 		flags.DurationVar(&l.For, "for", 10*time.Second, "how long each sale lasts")
 		flags.IntVar(&l.Pauses, "pauses", 2, "how often a process is stopped")
 		flags.DurationVar(&l.Pause, "pause", 2400*time.Millisecond, "how long it is stopped")
-		do = func() error { return sale.Compare(ctx, l, os.Stdout) }
+		do = func() error { return compare(ctx, l) }
 	case "missing":
 		own := flags.Bool("own", false, "also what the tests start of their own, whatever the environment names")
 		do = func() error {
@@ -92,13 +97,48 @@ func run(ctx context.Context, args []string) error {
 	return do()
 }
 
-func onServers(ctx context.Context, do func(*testenv.Env) error) (err error) {
-	env, err := testenv.Start(ctx, testenv.Options{})
+// onServers does something on servers that it finds or starts.
+func onServers(ctx context.Context, opts testenv.Options, do func(*testenv.Env) error) (err error) {
+	env, err := testenv.Start(ctx, opts)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
 	return do(env)
+}
+
+// compare plays the sale in each mode, on servers of its own if they are ours to start, and prints a
+// table. It returns an error if any books are wrong, or if those of the control are right.
+func compare(ctx context.Context, load sale.Load) error {
+	if err := load.Validate(); err != nil {
+		return err
+	}
+	fmt.Printf("%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped for %v, leases last %v\n",
+		load.Buyers, sale.Workers, load.SKUs, load.For, load.Pauses, load.Pause, load.TTL)
+	var results []sale.Result
+	var problems []string
+	for _, mode := range sale.Modes {
+		fmt.Println(mode, "...")
+		err := onServers(ctx, testenv.Options{}, func(env *testenv.Env) error {
+			servers := worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "sale_" + rand.Text()}
+			r, err := sale.Run(ctx, mode, servers, load)
+			results, problems = append(results, r), append(problems, r.Problems()...)
+			return err
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", mode, err)
+		}
+	}
+	fmt.Println()
+	if err := sale.WriteTable(os.Stdout, results); err != nil {
+		return err
+	}
+	if len(problems) > 0 {
+		fmt.Println(strings.Join(problems, "\n"))
+		return errors.New("an invariant does not hold")
+	}
+	fmt.Println("\nAll invariants hold.")
+	return nil
 }
 
 // with runs a command with the URLs of servers in its environment. When ctx ends it interrupts the
@@ -107,7 +147,7 @@ func with(ctx context.Context, command []string) error {
 	if len(command) == 0 {
 		return errors.New("with what? Such as: with go run ./examples/jobs")
 	}
-	return onServers(context.WithoutCancel(ctx), func(env *testenv.Env) error {
+	return onServers(context.WithoutCancel(ctx), testenv.Options{}, func(env *testenv.Env) error {
 		for _, note := range env.Notes {
 			fmt.Fprintln(os.Stderr, note)
 		}

@@ -29,6 +29,7 @@ import (
 
 	"github.com/fencedb/fencedb/internal/demo/page"
 	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // patience bounds everything that a test waits for.
@@ -68,10 +69,12 @@ func open(t *testing.T, speed string) *tab {
 func (w *tab) start(port int) {
 	w.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
+	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true})
+	require.NoError(w, err)
 	reader, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := page.Run(ctx, port, out)
+		err := errors.Join(page.Run(ctx, env, port, out), env.Close())
 		_ = out.CloseWithError(fmt.Errorf("the program has ended: %w", err))
 		ended <- err
 	}()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
@@ -158,12 +159,13 @@ func TestItEndsWithItsContextBeforeAnythingIsStarted(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	port := taken.Addr().(*net.TCPAddr).Port
-	require.ErrorContains(t, Run(t.Context(), port, io.Discard), "-port")
+	require.ErrorContains(t, Run(t.Context(), &testenv.Env{}, port, io.Discard), "-port")
 	require.NoError(t, taken.Close())
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.Error(t, Run(ctx, port, io.Discard))
+	env := &testenv.Env{PostgresURL: testenv.PostgresURL(t), RedisURL: "redis://" + testenv.Redis(t).Options().Addr}
+	require.ErrorIs(t, Run(ctx, env, port, io.Discard), context.Canceled)
 	_, err = net.Dial("tcp", taken.Addr().String())
 	require.Error(t, err)
 }

@@ -2,7 +2,6 @@ package page
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,22 +14,16 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// Run is the whole program: it serves the page on a port of the loopback, 0 for a free one, until ctx ends, and
-// returns when nothing of it is left. Nobody else can reach it: the buttons kill processes and empty servers. out is
-// told the addresses.
-func Run(ctx context.Context, port int, out io.Writer) (err error) {
+// Run serves the page on a port of the loopback, 0 for a free one, until ctx ends, and returns when nothing of it is
+// left. Nobody else can reach it: the buttons kill processes and empty servers. The Redis of env is private. out is told
+// the addresses.
+func Run(ctx context.Context, env *testenv.Env, port int, out io.Writer) error {
 	logging.Disable() // the Redis client would write that a Redis is down, which is meant to be
 	listener, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
 	if err != nil {
 		return fmt.Errorf("-port: %w", err)
 	}
 	defer listener.Close()
-	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, env.Close()) }()
-
 	j := NewJournal()
 	servers := worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL}
 	s, err := Open(ctx, Config{servers, env.StopRedis, env.StartRedis}, j)

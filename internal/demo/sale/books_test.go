@@ -90,7 +90,7 @@ func fine(mode Mode) Result {
 
 func TestTheVerdictNamesEachProblem(t *testing.T) {
 	t.Parallel()
-	for _, mode := range modes {
+	for _, mode := range Modes {
 		require.Empty(t, fine(mode).Problems(), mode)
 	}
 	for says, tc := range map[string]struct {

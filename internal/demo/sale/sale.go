@@ -9,10 +9,7 @@ package sale
 
 import (
 	"context"
-	crand "crypto/rand"
-	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"time"
 
@@ -20,7 +17,6 @@ import (
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/demo/worker"
-	"github.com/fencedb/fencedb/internal/testenv"
 )
 
 // Mode is what keeps two buyers apart.
@@ -34,7 +30,8 @@ const (
 	Optimistic Mode = "optimistic"
 )
 
-var modes = []Mode{Fenced, Lock, ForUpdate, Optimistic}
+// Modes are all of them.
+var Modes = []Mode{Fenced, Lock, ForUpdate, Optimistic}
 
 // Workers is how many processes the buyers come through.
 const Workers = 3
@@ -101,48 +98,4 @@ func (l Load) levels() (levels []shop.Level) {
 		levels = append(levels, shop.Level{SKU: sku(n + 1), Start: l.Stock, Cents: int64(1000 + 10*n)})
 	}
 	return levels
-}
-
-// Compare plays the sale in each mode, and prints a table. It returns an error if any books are wrong,
-// or if those of the control are right.
-func Compare(ctx context.Context, load Load, out io.Writer) error {
-	if err := load.Validate(); err != nil {
-		return err
-	}
-	fmt.Fprintf(out, "%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped "+
-		"for %v, leases last %v\n",
-		load.Buyers, Workers, load.SKUs, load.For, load.Pauses, load.Pause, load.TTL)
-	var results []Result
-	var problems []string
-	for _, mode := range modes {
-		fmt.Fprintf(out, "%s ...\n", mode)
-		r, err := playOn(ctx, mode, load)
-		if err != nil {
-			return fmt.Errorf("%s: %w", mode, err)
-		}
-		results = append(results, r)
-		problems = append(problems, r.Problems()...)
-	}
-	fmt.Fprintln(out)
-	if err := WriteTable(out, results); err != nil {
-		return err
-	}
-	for _, p := range problems {
-		fmt.Fprintln(out, p)
-	}
-	if len(problems) > 0 {
-		return errors.New("an invariant does not hold")
-	}
-	fmt.Fprintln(out, "\nAll invariants hold.")
-	return nil
-}
-
-// playOn gives each sale servers of its own, if they are ours to start.
-func playOn(ctx context.Context, mode Mode, load Load) (r Result, err error) {
-	env, err := testenv.Start(ctx, testenv.Options{})
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, env.Close()) }()
-	return Run(ctx, mode, worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "sale_" + crand.Text()}, load)
 }
