@@ -21,7 +21,8 @@ type PgBouncerServer struct {
 	bin     string
 	backend *pgconn.Config
 	port    int
-	version string
+
+	Version string // such as "PgBouncer 1.21.0"
 }
 
 // PgBouncer starts a private PgBouncer in front of the database that a URL names, in a pool mode:
@@ -48,13 +49,6 @@ func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgB
 	settings = append([]string{"pool_mode=" + poolMode}, settings...)
 	check(t, onFreePort(ctx, func(port int) error { return n.start(ctx, port, settings) }))
 	return n
-}
-
-// AtLeast reports whether the PgBouncer has a version, such as 1, 21, or a newer one.
-func (n *PgBouncerServer) AtLeast(major, minor int) bool {
-	var has [2]int
-	_, err := fmt.Sscanf(n.version, "PgBouncer %d.%d", &has[0], &has[1])
-	return err == nil && (has[0] > major || has[0] == major && has[1] >= minor)
 }
 
 func (n *PgBouncerServer) configFile() string { return filepath.Join(n.dir, "pgbouncer.ini") }
@@ -105,7 +99,7 @@ func (n *PgBouncerServer) ready(ctx context.Context) bool {
 	rows, _ := conn.Query(ctx, "SHOW CONFIG") // its error is in rows as well
 	settings, err := pgx.CollectRows(rows, pgx.RowToMap)
 	ours := func(setting map[string]any) bool { return setting["value"] == n.configFile() }
-	return err == nil && slices.ContainsFunc(settings, ours) && conn.QueryRow(ctx, "SHOW VERSION").Scan(&n.version) == nil
+	return err == nil && slices.ContainsFunc(settings, ours) && conn.QueryRow(ctx, "SHOW VERSION").Scan(&n.Version) == nil
 }
 
 // URL returns the URL of the database behind the PgBouncer.
