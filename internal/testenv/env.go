@@ -19,7 +19,7 @@ type Env struct {
 	RedisURL    string   // shared with others if it came from the environment: use a namespace
 	Notes       []string // what was found or started, one sentence each, for the user to read
 
-	private *redisNode     // nil unless PrivateRedis
+	private *redisNode     // nil if the Redis is that of the environment
 	ends    []func() error // in the order to call them
 }
 
@@ -59,10 +59,7 @@ func start(ctx context.Context, h host, opts Options) (_ *Env, err error) {
 		return nil, err
 	}
 	env.ends = append(env.ends, redis.stop)
-	env.RedisURL, env.Notes = redis.url, []string{postgres.source, redis.source}
-	if opts.PrivateRedis {
-		env.private = redis.node
-	}
+	env.RedisURL, env.Notes, env.private = redis.url, []string{postgres.source, redis.source}, redis.node
 	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the
 	// supervisors from being garbage collected, which would end the servers of a program that only
 	// remembered their addresses.
@@ -72,24 +69,14 @@ func start(ctx context.Context, h host, opts Options) (_ *Env, err error) {
 
 // StopRedis ends the Redis of [Options].PrivateRedis, which keeps nothing on disk. One call of this
 // and StartRedis at a time, and none after Close.
-func (e *Env) StopRedis() error {
-	if e.private == nil {
-		return errNotPrivate
-	}
-	return e.private.end(syscall.SIGTERM)
-}
+func (e *Env) StopRedis() error { return e.private.end(syscall.SIGTERM) }
 
 // StartRedis starts it again, on its port, and returns once it answers.
 func (e *Env) StartRedis(ctx context.Context) error {
-	if e.private == nil {
-		return errNotPrivate
-	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	return e.private.start(ctx)
 }
-
-var errNotPrivate = errors.New("testenv: this Redis is not ours to stop and start; see Options.PrivateRedis")
 
 // Close stops what was started and drops the database. Calling it again does nothing.
 func (e *Env) Close() error {

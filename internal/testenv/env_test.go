@@ -73,12 +73,6 @@ func TestAPrivateRedisIsNotTheOneOfTheEnvironmentAndRestartsEmpty(t *testing.T) 
 	require.Error(t, client.Ping(t.Context()).Err())
 }
 
-func TestARedisOfOthersIsNotRestarted(t *testing.T) {
-	t.Parallel()
-	require.ErrorIs(t, (&Env{}).StopRedis(), errNotPrivate)
-	require.ErrorIs(t, (&Env{}).StartRedis(t.Context()), errNotPrivate)
-}
-
 func TestStartDropsItsDatabaseOnAnExternalServer(t *testing.T) {
 	t.Parallel()
 	own, h := OwnPostgres(t), thisHost()

@@ -53,7 +53,7 @@ type service struct {
 	dirVar   string                                    // names a directory to take the program from; may be empty
 	programs []string                                  // that serve, best first
 	patterns []string                                  // where distributions keep a program, off PATH
-	usable   func(context.Context, host, string) error // what is wrong with a program; nil: nothing ever is
+	usable   func(context.Context, host, string) error // what is wrong with a program
 	packages struct{ apt, brew string }
 }
 
@@ -83,15 +83,19 @@ var (
 			"/usr/sbin/*-server", "/opt/homebrew/bin/*-server", "/usr/local/bin/*-server",
 			"/home/linuxbrew/.linuxbrew/bin/*-server", "/opt/local/bin/*-server",
 		},
+		usable:   anyVersion,
 		packages: struct{ apt, brew string }{"redis-server", "redis"},
 	}
 	pgbouncerService = service{
 		name:     "PgBouncer",
 		programs: []string{"pgbouncer"},
 		patterns: []string{"/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"},
+		usable:   anyVersion,
 		packages: struct{ apt, brew string }{"pgbouncer", "pgbouncer"},
 	}
 )
+
+func anyVersion(context.Context, host, string) error { return nil }
 
 // oldestPostgres is the first major version that has everything the migrations need.
 const oldestPostgres = 15
@@ -115,22 +119,16 @@ func usablePostgres(ctx context.Context, h host, postgres string) error {
 // program finds the program of a service: in the directory of dirVar, on PATH, or where a
 // distribution keeps it. The error says where there is none, and which ones cannot be used.
 func (s service) program(ctx context.Context, h host) (string, error) {
-	usable := func(path string) error {
-		if s.usable == nil {
-			return nil
-		}
-		return s.usable(ctx, h, path)
-	}
-	if s.dirVar != "" && h.getenv(s.dirVar) != "" {
-		path := filepath.Join(h.getenv(s.dirVar), s.programs[0])
-		if err := usable(path); err != nil {
+	if dir := h.getenv(s.dirVar); dir != "" {
+		path := filepath.Join(dir, s.programs[0])
+		if err := s.usable(ctx, h, path); err != nil {
 			return "", fmt.Errorf("%w, as %s says", err, s.dirVar)
 		}
 		return path, nil
 	}
 	var unusable []string
 	for _, path := range s.candidates(h) {
-		err := usable(path)
+		err := s.usable(ctx, h, path)
 		if err == nil {
 			return path, nil
 		}

@@ -16,7 +16,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -136,13 +135,10 @@ func (c *postgresCluster) put(name string, text []byte) error {
 
 // initdb runs under a supervisor as the server does, so that it leaves nothing when we are killed.
 func (c *postgresCluster) initdb(ctx context.Context) error {
-	initdb, err := supervise(c.dir, c.account, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
+	done := func(context.Context) bool { return c.process.ended && c.process.status == 0 }
+	err := c.run(ctx, done, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
 		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
 	if err != nil {
-		return err
-	}
-	c.process = initdb
-	if err := initdb.finish(ctx); err != nil {
 		return fmt.Errorf("initdb: %w", err)
 	}
 	return nil
@@ -161,9 +157,16 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 	return nil
 }
 
-// restart starts the server on the port it had. After a crash the old server's children need a
-// moment to notice, and until then a new one refuses to touch their shared memory.
+// restart starts the server on the port it had, and a standby for the first time. It is shut down in
+// good order first if it still runs. After a crash the old server's children need a moment to notice,
+// and until then a new one refuses to touch their shared memory.
 func (c *postgresCluster) restart(ctx context.Context) error {
+	if c.process == nil {
+		return onFreePort(ctx, func(port int) error { return c.start(ctx, port) })
+	}
+	if err := c.end(fastShutdown); err != nil {
+		return err
+	}
 	for {
 		err := c.start(ctx, c.port)
 		if !errors.Is(err, errExited) || ctx.Err() != nil {
@@ -171,6 +174,9 @@ func (c *postgresCluster) restart(ctx context.Context) error {
 		}
 	}
 }
+
+// fastShutdown ends a server and its connections in good order.
+const fastShutdown = syscall.SIGINT
 
 // ready reads the status that the postmaster keeps in its own data directory. Unlike a connection
 // to the port, it cannot be answered by another server.
@@ -194,7 +200,7 @@ func (c *postgresCluster) String() string { return "Postgres on port " + strconv
 
 // stop also removes the shared memory of a server that crashed.
 func (c *postgresCluster) stop() error {
-	crashed := c.process != nil && c.process.exited(time.Now().Add(pollEvery))
+	crashed := c.process != nil && c.process.exited(pollEvery)
 	segment, found := c.sharedMemory()
 	failed := c.node.stop()
 	if crashed && found {
@@ -293,27 +299,12 @@ func (s *PostgresServer) Standby() *PostgresServer {
 	cluster := &postgresCluster{node: base, bin: s.cluster.bin, config: s.cluster.config}
 	standby := &PostgresServer{own{t: s.t, server: cluster}, cluster}
 	s.t.Cleanup(standby.Stop)
-	s.must("shut down", s.cluster.end(syscall.SIGINT))
+	s.must("shut down", s.cluster.end(fastShutdown))
 	_, err = output(ctx, "cp", "-a", s.cluster.data(), standby.cluster.data()) // with its owner
 	s.must("copy", err)
 	s.must("restart", s.cluster.restart(ctx))
 	s.must("mark the copy of", standby.cluster.put("standby.signal", nil))
 	return standby
-}
-
-// Restart starts the server again, on its port and its data, and returns once it takes connections.
-// A server that still runs is shut down in good order first, ending its connections.
-func (s *PostgresServer) Restart() {
-	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
-	defer cancel()
-	const fastShutdown = syscall.SIGINT
-	if s.cluster.process == nil { // a standby
-		s.must("start", onFreePort(ctx, func(port int) error { return s.cluster.start(ctx, port) }))
-		return
-	}
-	s.must("shut down", s.cluster.end(fastShutdown))
-	s.must("restart", s.cluster.restart(ctx))
 }
 
 // createDatabase makes a database and returns its URL. With a template it starts as a copy of it.

@@ -132,6 +132,15 @@ func (n *redisNode) start(ctx context.Context) error {
 	return nil
 }
 
+// restart starts the server on the port it had. It is shut down in good order first if it still runs,
+// which saves its data if it has save points.
+func (n *redisNode) restart(ctx context.Context) error {
+	if err := n.end(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return n.start(ctx)
+}
+
 // answers reports whether it is our process that answers on the port, and not another server that
 // was quicker to bind it.
 func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
@@ -194,16 +203,6 @@ func (s *RedisServer) Addr() string { return s.node.addr() }
 
 // Dir returns the server's data directory.
 func (s *RedisServer) Dir() string { return s.node.dir }
-
-// Restart starts the server again, on its port and its data, and returns once it answers. A server
-// that still runs is shut down in good order first, which saves its data if it has save points.
-func (s *RedisServer) Restart() {
-	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
-	defer cancel()
-	s.must("shut down", s.node.end(syscall.SIGTERM))
-	s.must("restart", s.node.start(ctx))
-}
 
 //go:embed clock.c.txt
 var clockCode []byte // not named .c, or go build would want cgo

@@ -55,7 +55,8 @@ type process struct {
 	hold   io.WriteCloser // our end of the supervisor's stdin: the server lives while it is open
 	report *os.File       // the supervisor's stdout
 	lines  *bufio.Reader  // of report
-	status *int           // how the server ended; nil while that is not known
+	ended  bool
+	status int // exit status, when it has ended; -1 if its supervisor was killed
 }
 
 // supervise starts a command under a supervisor, which writes its log to dir and removes dir at the
@@ -101,45 +102,26 @@ func (p *process) readReport(deadline time.Time, format string, value *int) erro
 	return err
 }
 
-// exited reports whether the server has ended, waiting for it until the deadline.
-func (p *process) exited(deadline time.Time) bool {
-	if p.status != nil {
-		return true
+// exited reports whether the server has ended, waiting for it for some time.
+func (p *process) exited(within time.Duration) bool {
+	if !p.ended {
+		p.status = -1
+		err := p.readReport(time.Now().Add(within), "exited %d", &p.status)
+		p.ended = !errors.Is(err, os.ErrDeadlineExceeded)
 	}
-	status := statusUnknown
-	if err := p.readReport(deadline, "exited %d", &status); errors.Is(err, os.ErrDeadlineExceeded) {
-		return false
-	}
-	p.status = &status
-	return true
+	return p.ended
 }
-
-// statusUnknown is the exit status of a server whose supervisor was killed.
-const statusUnknown = -1
 
 // await calls ready until it returns true. It gives up when the server or ctx has ended, with an
 // error that shows the log of the server.
 func (p *process) await(ctx context.Context, ready func(context.Context) bool) error {
 	for !ready(ctx) {
-		if p.exited(time.Now().Add(pollEvery)) {
-			return fmt.Errorf("%w with status %d; %s", errExited, *p.status, p.log())
+		if p.exited(pollEvery) && !ready(ctx) {
+			return fmt.Errorf("%w with status %d; %s", errExited, p.status, p.log())
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("no answer: %w; %s", context.Cause(ctx), p.log())
 		}
-	}
-	return nil
-}
-
-// finish waits for a command that ends by itself, and requires success.
-func (p *process) finish(ctx context.Context) error {
-	for !p.exited(time.Now().Add(pollEvery)) {
-		if ctx.Err() != nil {
-			return fmt.Errorf("not done: %w; %s", context.Cause(ctx), p.log())
-		}
-	}
-	if *p.status != 0 {
-		return fmt.Errorf("exit status %d; %s", *p.status, p.log())
 	}
 	return nil
 }
@@ -161,7 +143,7 @@ func (p *process) log() string {
 
 // signal sends a signal to the server, unless it has ended and the PID may be somebody else's.
 func (p *process) signal(sig syscall.Signal) error {
-	if p.exited(time.Now().Add(time.Millisecond)) {
+	if p.exited(time.Millisecond) {
 		return errExited
 	}
 	return syscall.Kill(p.pid, sig)
@@ -174,7 +156,7 @@ func (p *process) end(sig syscall.Signal) error {
 	} else if err != nil {
 		return err
 	}
-	if !p.exited(time.Now().Add(stopTimeout)) {
+	if !p.exited(stopTimeout) {
 		return fmt.Errorf("process %d is still there %v after %v", p.pid, stopTimeout, sig)
 	}
 	return nil
@@ -206,7 +188,7 @@ func newNode(a *account) (node, error) {
 // two steps, both supervisors remove the directory, which is as good as one.
 func (n *node) run(ctx context.Context, ready func(context.Context) bool, stop string, argv ...string) error {
 	before := n.process
-	if before != nil && !before.exited(time.Now().Add(pollEvery)) {
+	if before != nil && !before.exited(pollEvery) {
 		return fmt.Errorf("process %d is still running in %s", before.pid, n.dir)
 	}
 	next, err := supervise(n.dir, n.account, stop, argv...)
@@ -252,6 +234,7 @@ type own struct {
 		fmt.Stringer
 		signal(sig syscall.Signal) error
 		end(sig syscall.Signal) error
+		restart(ctx context.Context) error
 		stop() error
 	}
 }
@@ -275,6 +258,16 @@ func (o *own) Pause() {
 func (o *own) Resume() {
 	o.t.Helper()
 	o.must("resume", o.server.signal(syscall.SIGCONT))
+}
+
+// Restart starts the server again, on its port and its data, and returns once it serves. One that still
+// runs is shut down in good order first, ending its connections; a Redis saves its data then, if it has
+// save points.
+func (o *own) Restart() {
+	o.t.Helper()
+	ctx, cancel := context.WithTimeout(o.t.Context(), startTimeout)
+	defer cancel()
+	o.must("restart", o.server.restart(ctx))
 }
 
 // Stop ends the server for good and removes its data. The end of the test does the same.

@@ -106,10 +106,12 @@ func TestACommandThatIsNotDoneInTimeIsStopped(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, slow.finish(ctx), context.Canceled)
+	require.ErrorIs(t, slow.await(ctx, never), context.Canceled)
 	require.NoError(t, slow.stop())
 	require.Empty(t, entries(t, dir))
 }
+
+func never(context.Context) bool { return false }
 
 // Somebody may kill the supervisor. The server is then as good as gone, and must not be waited for.
 func TestAKilledSupervisorIsNoticed(t *testing.T) {
@@ -118,7 +120,6 @@ func TestAKilledSupervisorIsNoticed(t *testing.T) {
 	require.NoError(t, err)
 	defer os.RemoveAll(node.dir)
 	require.NoError(t, node.process.shell.Process.Kill())
-	never := func(context.Context) bool { return false }
 	require.ErrorIs(t, node.process.await(t.Context(), never), errExited)
 	require.Error(t, node.stop(), "that is, the supervisor was killed")
 }
