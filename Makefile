@@ -126,7 +126,7 @@ bench-service: ## Sell with each way to exclude others: how fast, and how much t
 .PHONY: bench-memory
 bench-memory: ## Lease a million resources once each, and weigh what that leaves in Redis (three minutes)
 	@internal/tools/ensure.sh go programs
-	go -C integration/bench run . -resources 1000000
+	go -C integration/bench test -count=1 -timeout 1h -run Memory -scale -v .
 
 .PHONY: bench-scale
 bench-scale: ## Measure what grows with leases, processes, fences and servers: docs/scaling.md (half an hour, an idle machine)

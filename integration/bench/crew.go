@@ -43,7 +43,7 @@ func (c crew) dismiss() (all record, err error) {
 		one, failed := p.Next(context.Background())
 		p.Kill()
 		err = errors.Join(err, failed)
-		all.Turns, all.Trips = append(all.Turns, one.Turns...), append(all.Trips, one.Trips...)
+		all.Turns, all.Pings = append(all.Turns, one.Turns...), append(all.Pings, one.Pings...)
 	}
 	return all, err
 }
@@ -71,7 +71,7 @@ type turn struct {
 // record is what a process, or a crew, has done.
 type record struct {
 	Turns []turn
-	Trips []trip
+	Pings []ping
 }
 
 // serve is the life of a process: it does the job until its orders end, and tells the record.
@@ -102,7 +102,7 @@ func serve(ctx context.Context, self *worker.Self) error {
 		})
 	}
 	all.Go(func() (err error) {
-		done.Trips, err = probe(ctx, j.Addr)
+		done.Pings, err = pings(ctx, j.Addr)
 		return err
 	})
 	if err := all.Wait(); err != nil {

@@ -24,12 +24,10 @@ const warmUp = 500 * time.Millisecond
 // result of one load.
 type result struct {
 	grants    int
-	overlaps  int             // grants before the holder before had begun to give back: two holders at once
-	gaps      []time.Duration // from the call of a release to the return of the next acquisition
+	gaps      []time.Duration // from the call of a release to the return of the next acquisition; below 0: two holders at once
 	waits     []time.Duration // of all that ended, and of those still going on at the end
 	overtaken int             // the most grants to later callers that one waiter had to see before its own
 	pings     []time.Duration // round trips of the waiting processes meanwhile
-	scripts   []time.Duration // the same with a script that does nothing
 
 	perSecond       float64 // grants
 	commands, reads float64 // of Redis, for each grant
@@ -48,12 +46,12 @@ func measure(ctx context.Context, client *redis.Client, j job, during time.Durat
 		return r, err
 	}
 	r.judge(all.Turns, from.at.UnixNano(), to.at.UnixNano())
-	for _, t := range all.Trips {
-		if t.At >= from.at.UnixNano() && t.At < to.at.UnixNano() {
-			r.pings, r.scripts = append(r.pings, t.Ping), append(r.scripts, t.Script)
+	for _, p := range all.Pings {
+		if p.At >= from.at.UnixNano() && p.At < to.at.UnixNano() {
+			r.pings = append(r.pings, p.Took)
 		}
 	}
-	own := float64(requestsPerTrip*len(r.pings) + requestsPerReading)
+	own := float64(len(r.pings) + requestsPerReading)
 	grants := float64(max(r.grants, 1))
 	r.commands, r.reads = (to.commands-from.commands-own)/grants, (to.reads-from.reads-own)/grants
 	r.perSecond = float64(r.grants) / to.at.Sub(from.at).Seconds()
@@ -80,11 +78,7 @@ func (r *result) judge(turns []turn, from, to int64) {
 		r.waits = append(r.waits, time.Duration(t.Granted-t.Called))
 		r.overtaken = max(r.overtaken, overtaking(turns[:n], t))
 		if n > 0 {
-			gap := time.Duration(t.Granted - turns[n-1].Released)
-			r.gaps = append(r.gaps, gap)
-			if gap < 0 {
-				r.overlaps++
-			}
+			r.gaps = append(r.gaps, time.Duration(t.Granted-turns[n-1].Released))
 		}
 	}
 }
@@ -102,53 +96,33 @@ func overtaking(earlier []turn, t turn) (n int) {
 	return n
 }
 
-// probeEvery is how often each process makes its round trips: rare enough to be no load.
-const probeEvery = 40 * time.Millisecond
+// pingEvery is how often each process makes a round trip: rare enough to be no load.
+const pingEvery = 40 * time.Millisecond
 
-// trip is a PING, and a script that does nothing behind it, from a process that waits: what one round trip costs those that the
-// load consists of.
-type trip struct {
-	At     int64 // when the PING was sent, as the times of a turn
-	Ping   time.Duration
-	Script time.Duration
+// ping is a round trip of a process that waits: what one costs those that the load consists of.
+type ping struct {
+	At   int64 // when it was sent, as the times of a turn
+	Took time.Duration
 }
 
-// What a trip, and what a reading, adds to the counters.
-const (
-	requestsPerTrip    = 2
-	requestsPerReading = 2
-)
+// requestsPerReading is what a reading adds to the counters.
+const requestsPerReading = 2
 
-// nothing is what a script costs before it does anything.
-var nothing = redis.NewScript("return 1")
-
-// probe makes trips until ctx ends.
-func probe(ctx context.Context, addr string) (trips []trip, err error) {
+// pings sends PINGs until ctx ends.
+func pings(ctx context.Context, addr string) (all []ping, err error) {
 	client := redis.NewClient(&redis.Options{Addr: addr})
 	defer client.Close()
-	if err := nothing.Load(ctx, client).Err(); err != nil {
-		return nil, err
-	}
-	again := time.NewTicker(probeEvery)
-	defer again.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return trips, nil
-		case <-again.C:
-		}
+	for worker.Sleep(ctx, pingEvery) == nil {
 		start := time.Now()
-		pingErr := client.Ping(ctx).Err()
-		pinged := time.Now()
-		err := errors.Join(pingErr, nothing.EvalSha(ctx, client, nil).Err())
-		switch {
+		switch err := client.Ping(ctx).Err(); {
 		case ctx.Err() != nil:
-			return trips, nil
+			return all, nil
 		case err != nil:
 			return nil, err
 		}
-		trips = append(trips, trip{At: start.UnixNano(), Ping: pinged.Sub(start), Script: time.Since(pinged)})
+		all = append(all, ping{start.UnixNano(), time.Since(start)})
 	}
+	return all, nil
 }
 
 // reading is what Redis has done by some moment.

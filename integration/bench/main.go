@@ -1,11 +1,10 @@
 // Command bench measures what fenced writes and leases cost, side by side with the same work without a fence and with other lock
-// libraries; then what it costs to wait for a lease, and whether the order is kept.
+// libraries; then what it costs to wait for a lease.
 //
 //	go run .                 # about twelve minutes
 //	go run . -quick          # the costs in a minute
-//	go run . -only service   # or costs, order, growth, compare
+//	go run . -only service   # or costs, growth, compare
 //	go run . -d 2s -rounds 1
-//	go run . -resources 1000000
 //
 // It starts a Postgres and a redis-server of its own, and for the waiting four processes, which share the waiters. README.md says what the columns mean.
 package main
@@ -46,9 +45,7 @@ type bench struct {
 	during   time.Duration // of one round
 	rounds   int
 	waiters  int
-	// resources to lease once each instead, to see what it leaves in Redis; 0 for the load of waiters
-	resources int
-	quick     bool // costs only, and fewer of them
+	quick    bool // costs only, and fewer of them
 	// files to write the costs to, or ""
 	json, benchstat, svg string
 	out                  io.Writer
@@ -59,37 +56,31 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	flag.DurationVar(&b.during, "d", 10*time.Second, "how long one round lasts")
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
 	flag.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
-	flag.IntVar(&b.resources, "resources", 0, "instead, lease so many different resources once each, and see what stays in Redis")
 	flag.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
-	only := flag.String("only", "", "this part alone: costs, service, order, growth or compare")
+	only := flag.String("only", "", "this part alone: costs, service, growth or compare")
 	flag.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
 	flag.StringVar(&b.svg, "svg", "", "file for the same, as a picture")
 	flag.StringVar(&b.benchstat, "benchstat", "", "file for the same, in the form that benchstat reads")
-	addr := flag.String("redis", "", "host:port of a Redis 7 that nobody else uses; by default a redis-server is started")
 	flag.Parse()
-	parts := []part{{"costs", b.costs}, {"service", b.service}, {"order", b.order}, {"growth", b.growth}, {"compare", b.compare}}
+	parts := []part{{"costs", b.costs}, {"service", b.service}, {"growth", b.growth}, {"compare", b.compare}}
 	switch {
-	case b.resources > 0:
-		parts = []part{{"memory", b.memory}}
 	case b.quick:
 		parts = parts[:1]
 	case *only != "":
 		parts = slices.DeleteFunc(parts, func(p part) bool { return p.name != *only })
 	}
-	if flag.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || b.resources < 0 || len(parts) == 0 {
+	if flag.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || len(parts) == 0 {
 		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, for -only a part, and nothing else; "+
 			"see -help", processes)
 	}
-	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: *addr == ""})
+	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, env.Close()) }()
-	options := &redis.Options{Addr: *addr}
-	if *addr == "" {
-		if options, err = redis.ParseURL(env.RedisURL); err != nil {
-			return err
-		}
+	options, err := redis.ParseURL(env.RedisURL)
+	if err != nil {
+		return err
 	}
 	b.client, b.postgres = redis.NewClient(options), env.PostgresURL
 	defer b.client.Close()
@@ -115,45 +106,17 @@ func (b *bench) job(lock string, waiters int) job {
 	}
 }
 
-// order compares grants with arrivals. A run of its own, because Redis is slower while somebody listens to all it does.
-func (b *bench) order(ctx context.Context) error {
-	j := b.job(ours, b.waiters)
-	o, r, err := inOrder(ctx, b.client, j, b.during)
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(b.out, "Order: %d waiters in %d processes, %v\n", b.waiters, processes, b.during)
-	fmt.Fprintf(b.out, "  %d grants, %d of them to a waiter in Redis's queue, which was up to %d long\n", o.grants, o.waited, o.longest)
-	fmt.Fprintf(b.out, "  %d grants past a waiter that stood before, %d waiters that lost their place, %d times two holders at once\n",
-		o.overtaken, o.dropped, r.overlaps)
-	fmt.Fprintf(b.out, "  by the time of the call, the local lines included: at most %d later callers were served first\n\n", r.overtaken)
-	return nil
-}
-
-// inOrder runs a load of ours and follows its queue, until before the waiters go home.
-func inOrder(ctx context.Context, client *redis.Client, j job, during time.Duration) (*order, result, error) {
-	o := newOrder(j.Resource)
-	heard, err := o.follow(ctx, j.Addr, warmUp+during)
-	if err != nil {
-		return nil, result{}, err
-	}
-	r, err := measure(ctx, client, j, during)
-	<-heard
-	return o, r, err
-}
-
 // growth shows what more waiters cost.
 func (b *bench) growth(ctx context.Context) error {
-	rows := []string{"waiters\thand-overs/s\tcommands\treads\tmedian gap\tp99 gap\tPING\tno-op script\tgap in PINGs\tin scripts\tlongest wait"}
+	rows := []string{"waiters\thand-overs/s\tcommands\treads\tmedian gap\tp99 gap\tPING\tgap in PINGs\tlongest wait"}
 	for _, waiters := range []int{5, 50, 500} {
 		r, err := measure(ctx, b.client, b.job(ours, waiters), b.during)
 		if err != nil {
 			return err
 		}
-		gap, ping, script := quantile(r.gaps, 0.5), quantile(r.pings, 0.5), quantile(r.scripts, 0.5)
-		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%s\t%.1f\t%.1f\t%s", waiters, r.perSecond, r.commands, r.reads,
-			micro(gap), micro(quantile(r.gaps, 0.99)), micro(ping), micro(script),
-			float64(gap)/float64(ping), float64(gap)/float64(script), milli(quantile(r.waits, 1))))
+		gap, ping := quantile(r.gaps, 0.5), quantile(r.pings, 0.5)
+		rows = append(rows, fmt.Sprintf("%d\t%.0f\t%.1f\t%.2f\t%s\t%s\t%s\t%.1f\t%s", waiters, r.perSecond, r.commands, r.reads,
+			micro(gap), micro(quantile(r.gaps, 0.99)), micro(ping), float64(gap)/float64(ping), milli(quantile(r.waits, 1))))
 	}
 	fmt.Fprintf(b.out, "%s as waiters grow; commands and reads for each hand-over\n", ours)
 	err := table(b.out, rows...)

@@ -8,10 +8,50 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
 )
+
+// With one waiter in each process, each release leaves the resource free for a process that is not in the queue and asks at once.
+// With more, the next of the same process stands in the queue by then.
+func TestGrantsFollowTheOrderOfArrival(t *testing.T) {
+	server, during := testenv.OwnRedis(t), sized(time.Second, 10*time.Second)
+	for _, waiters := range []int{processes, sized(20, 50)} {
+		t.Run(fmt.Sprint(waiters), func(t *testing.T) {
+			o, r, err := inOrder(t.Context(), server.Client(), jobOn(server, waiters), during)
+			for tries := 1; tries < 3 && o.overtaken > 0; tries++ { // who is held up before it listens is passed over
+				o, r, err = inOrder(t.Context(), server.Client(), jobOn(server, waiters), during)
+			}
+			require.NoError(t, err)
+			fmt.Printf("\nOrder: %d waiters in %d processes, %v\n", waiters, processes, during)
+			fmt.Printf("  %d grants, %d of them to a waiter in Redis's queue, which was up to %d long\n", o.grants, o.waited, o.longest)
+			fmt.Printf("  %d grants past a waiter that stood before, %d waiters that lost their place\n", o.overtaken, o.dropped)
+			fmt.Printf("  by the time of the call, the local lines included: at most %d later callers were served first\n", r.overtaken)
+			require.Greater(t, o.waited, 20, "or the order was hardly tried")
+			require.GreaterOrEqual(t, o.longest, processes-1, "all processes but the holder's stand in the queue")
+			require.Zero(t, o.overtaken, "grants past a waiter that stood before")
+			require.Positive(t, slices.Min(r.gaps), "no two holders at once")
+		})
+	}
+}
+
+// inOrder runs a load of ours and follows its queue, until before the waiters go home.
+func inOrder(ctx context.Context, client *redis.Client, j job, during time.Duration) (*order, result, error) {
+	o := newOrder(j.Resource)
+	heard, err := o.follow(ctx, j.Addr, warmUp+during)
+	if err != nil {
+		return nil, result{}, err
+	}
+	r, err := measure(ctx, client, j, during)
+	<-heard
+	return o, r, err
+}
 
 // order follows Redis's queue for one resource command by command. MONITOR shows them in the one order in which Redis executed
 // them, so it knows what no clock can tell: who stood where at each grant.
@@ -92,4 +132,19 @@ func (o *order) grant(id string) {
 	if place > 0 {
 		o.overtaken++
 	}
+}
+
+// Four lines as MONITOR prints them: b stands before c, and c is served first.
+func TestAnOvertakingIsSeen(t *testing.T) {
+	o := newOrder("a")
+	for _, line := range []string{
+		`+1.0 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "1" "b"`,
+		`+1.1 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "2" "c"`,
+		`+1.2 [0 lua] "ZADD" "lease:v1:{a}:queue" "NX" "3" "b"`,
+		`+1.3 [0 lua] "SET" "lease:v1:{a}:owner" "7:1:c" "PX" "10000"`,
+	} {
+		o.see(line)
+	}
+	require.Equal(t, []string{"b"}, o.queue)
+	require.Equal(t, 1, o.overtaken)
 }
