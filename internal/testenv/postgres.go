@@ -20,7 +20,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
-	"golang.org/x/sys/unix"
 
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -181,9 +180,10 @@ const fastShutdown = syscall.SIGINT
 // ready reads the status that the postmaster keeps in its own data directory. Unlike a connection
 // to the port, it cannot be answered by another server.
 func (c *postgresCluster) ready(context.Context) bool {
-	const pid, status = 0, 7 // lines
-	says := c.postmasterPID()
-	return says[pid] == strconv.Itoa(c.process.pid) && strings.TrimSpace(says[status]) == "ready"
+	const pid, status, lines = 0, 7, 8
+	text, _ := os.ReadFile(filepath.Join(c.data(), "postmaster.pid")) // not there yet, perhaps
+	says := strings.Split(string(text), "\n")
+	return len(says) >= lines && says[pid] == strconv.Itoa(c.process.pid) && strings.TrimSpace(says[status]) == "ready"
 }
 
 func (c *postgresCluster) url(database string) string {
@@ -197,43 +197,6 @@ func (c *postgresCluster) url(database string) string {
 }
 
 func (c *postgresCluster) String() string { return "Postgres on port " + strconv.Itoa(c.port) }
-
-// stop also removes the shared memory of a server that crashed.
-func (c *postgresCluster) stop() error {
-	crashed := c.process != nil && c.process.exited(pollEvery)
-	segment, found := c.sharedMemory()
-	failed := c.node.stop()
-	if crashed && found {
-		// A next server in the directory would have removed it. Processes of the crashed one that
-		// are still attached keep the segment; it goes with the last of them.
-		_, err := unix.SysvShmCtl(segment, unix.IPC_RMID, nil)
-		failed = errors.Join(failed, err)
-	}
-	return failed
-}
-
-// sharedMemory returns the id of the System V segment by which a Postgres keeps others out of its
-// data directory. A server that ends in good order removes it, and its name from the file.
-func (c *postgresCluster) sharedMemory() (id int, found bool) {
-	const line = 6 // "key id"
-	words := strings.Fields(c.postmasterPID()[line])
-	if len(words) != 2 {
-		return 0, false
-	}
-	id, err := strconv.Atoi(words[1])
-	return id, err == nil
-}
-
-// postmasterPID returns the lines of the file in which a server describes itself, empty ones where
-// there is none.
-func (c *postgresCluster) postmasterPID() [8]string {
-	var lines [8]string
-	text, err := os.ReadFile(filepath.Join(c.data(), "postmaster.pid"))
-	if err == nil {
-		copy(lines[:], strings.Split(string(text), "\n"))
-	}
-	return lines
-}
 
 // PostgresServer is a Postgres of one test's own, to crash, pause, restart and reconfigure. Its
 // methods fail the test on error and must be called from the test's goroutine.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -90,8 +92,13 @@ func TestAPausedPostgresCanBeStopped(t *testing.T) {
 func TestACrashedPostgresLeavesNoSharedMemory(t *testing.T) {
 	t.Parallel()
 	s := OwnPostgres(t)
-	segment, found := s.cluster.sharedMemory()
-	require.True(t, found)
+	file, err := os.ReadFile(filepath.Join(s.cluster.data(), "postmaster.pid"))
+	require.NoError(t, err)
+	var segment int
+	_, err = fmt.Sscanf(strings.Split(string(file), "\n")[6], "%d %d", new(int), &segment)
+	require.NoError(t, err)
+	_, err = unix.SysvShmCtl(segment, unix.IPC_STAT, new(unix.SysvShmDesc))
+	require.NoError(t, err)
 	s.Kill()
 	s.Stop()
 	require.Eventually(t, func() bool {

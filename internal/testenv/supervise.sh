@@ -38,4 +38,8 @@ kill -s KILL "$watcher" 2>/dev/null # before the PID can belong to somebody else
 echo "exited $status"
 
 read -r _ <&3 && exit 0
+
+# A Postgres that crashed leaves shared memory, with its id in this file. A next server in the directory would
+# have removed it. Processes of the crashed one that are still attached keep it; it goes with the last of them.
+segment=$(sed -n '7s/.* //p' "$directory/data/postmaster.pid" 2>/dev/null) && ipcrm -m "$segment"
 rm -rf "$directory" || { sleep 1 && rm -rf "$directory"; }
