@@ -123,7 +123,7 @@ func cutInCommit(t *testing.T, server *testenv.PostgresServer, admin *pgxpool.Po
 		err := admin.QueryRow(t.Context(), `SELECT count(*)`+sessions+`state <> 'idle'`, own).Scan(&left)
 		return err == nil && left == 0
 	}, time.Minute, 5*time.Millisecond)
-	network.Cut()
+	network.Set(faulty.Weather{Refuse: true})
 	network.Set(faulty.Weather{})
 	return <-done
 }

@@ -91,97 +91,90 @@ func Run(ctx context.Context, c Config) (*Verdict, error) {
 	v.Left, err = c.perform(ctx, "chaos", func(ctx context.Context, s *stage) error {
 		v.Run, v.Began = s.Run, time.Now()
 		fmt.Fprintf(s.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", v.Run, c.Seed, c.Workers, c.Clients, c.TTL)
-		crew, err := s.start(context.WithoutCancel(ctx))
+		crew, err := s.start(context.WithoutCancel(ctx), v)
 		if err != nil {
 			return fmt.Errorf("start the workers: %w", err)
 		}
-		p := &play{crew, v}
-		p.faults(ctx)
+		crew.faults(ctx)
 		crew.stop()
-		return p.judge(context.WithoutCancel(ctx))
+		return crew.judge(context.WithoutCancel(ctx))
 	})
 	return v, err
 }
 
-// play is a run under way.
-type play struct {
-	*crew
-	verdict *Verdict
-}
-
 // since is a time of the time line.
-func (p *play) since(at int64) Span { return Span(at - p.seen.epoch) }
+func (c *crew) since(at int64) Span { return Span(at - c.seen.epoch) }
 
-func (p *play) log(at int64, format string, args ...any) {
-	fmt.Fprintf(p.Log, "%7.1fs  %s\n", time.Duration(p.since(at)).Seconds(), fmt.Sprintf(format, args...))
+func (c *crew) log(at int64, format string, args ...any) {
+	fmt.Fprintf(c.Log, "%7.1fs  %s\n", time.Duration(c.since(at)).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // faults carries the schedule out.
-func (p *play) faults(ctx context.Context) {
-	p.seen.epoch = now()
-	p.healed(ctx, p.seen.epoch, "the start")
-	kinds, _ := p.kinds() // which were checked
-	next := schedule(p.Seed, kinds, p.Workers, p.TTL)
-	for n := 0; ctx.Err() == nil && (n < p.Rounds || p.Rounds == 0 && time.Duration(p.since(now())) < p.For); n++ {
+func (c *crew) faults(ctx context.Context) {
+	c.seen.epoch = now()
+	c.healed(ctx, c.seen.epoch, "the start")
+	kinds, _ := c.kinds() // which were checked
+	next := schedule(c.Seed, kinds, c.Workers, c.TTL)
+	for n := 0; ctx.Err() == nil && (n < c.Rounds || c.Rounds == 0 && time.Duration(c.since(now())) < c.For); n++ {
 		kind, f := next()
 		whom := "all workers"
 		if f.Victim >= 0 {
 			whom = fmt.Sprint("worker ", f.Victim)
 		}
 		begin := now()
-		p.log(begin, "%-28s %s, %v", f.Kind, whom, f.Lasts.Round(time.Millisecond))
-		err := kind.do(ctx, p, f)
+		c.log(begin, "%-28s %s, %v", f.Kind, whom, f.Lasts.Round(time.Millisecond))
+		err := kind.do(ctx, c, f)
 		end := now()
-		happened := Happened{Fault: f, At: p.since(begin), Over: p.since(end)}
+		happened := Happened{Fault: f, At: c.since(begin), Over: c.since(end)}
 		if err != nil && ctx.Err() == nil {
 			happened.Skipped = err.Error()
-			p.log(end, "%-28s not possible here: %v", "", err)
+			c.log(end, "%-28s not possible here: %v", "", err)
 		}
-		happened.Healed = p.since(p.healed(ctx, end, f.Kind))
-		p.verdict.Faults = append(p.verdict.Faults, happened)
+		happened.Healed = c.since(c.healed(ctx, end, f.Kind))
+		c.verdict.Faults = append(c.verdict.Faults, happened)
 	}
 }
 
 // healed waits until every object was written by an attempt that began after a time, and returns
 // when that was. An object may stay idle for what a waiter that was forgotten sleeps, and the limit of
 // an attempt, with room for a machine that is busy.
-func (p *play) healed(ctx context.Context, after int64, what string) int64 {
-	limit := 20*time.Second + 10*p.TTL
-	if p.Control != NoControl {
-		limit = 2 * p.TTL // nothing depends on it
+func (c *crew) healed(ctx context.Context, after int64, what string) int64 {
+	limit := 20*time.Second + 10*c.TTL
+	if c.Control != NoControl {
+		limit = 2 * c.TTL // nothing depends on it
 	}
 	waiting, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	idle := p.awaitHealing(waiting, after)
+	idle := c.awaitHealing(waiting, after)
 	at := now()
-	if ctx.Err() != nil || p.Control != NoControl {
+	if ctx.Err() != nil || c.Control != NoControl {
 		return at
 	}
 	for _, object := range idle {
-		v := Violation{healing, object, fmt.Sprintf("nothing was written for %v after %s", limit, what), p.since(at)}
-		p.verdict.Violations = append(p.verdict.Violations, v)
-		p.log(at, "VIOLATION  %s: %s", object, v.Text)
+		v := Violation{healing, object, fmt.Sprintf("nothing was written for %v after %s", limit, what), c.since(at)}
+		c.verdict.Violations = append(c.verdict.Violations, v)
+		c.log(at, "VIOLATION  %s: %s", object, v.Text)
 	}
 	return at
 }
 
 // judge waits for what is on its way, and completes the verdict.
-func (p *play) judge(ctx context.Context) error {
+func (c *crew) judge(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	v, e := p.verdict, &p.seen
-	if err := p.endSessions(ctx); err != nil {
+	v, e := c.verdict, &c.seen
+	if err := c.endSessions(ctx); err != nil {
 		return err
 	}
-	if err := e.gather(ctx, p.pool); err != nil {
+	if err := e.gather(ctx, c.pool); err != nil {
 		return err
 	}
-	if err := p.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres); err != nil {
+	if err := c.pool.QueryRow(ctx, `SHOW server_version`).Scan(&v.Postgres); err != nil {
 		return err
 	}
 	v.Violations = append(v.Violations, e.judge()...)
-	v.Took = p.since(now())
+	v.Took = c.since(now())
 	v.count(e)
-	p.log(now(), "%d attempts judged, %d violations", len(e.attempts), len(v.Violations))
+	c.log(now(), "%d attempts judged, %d violations", len(e.attempts), len(v.Violations))
 	return nil
 }

@@ -13,9 +13,10 @@ import (
 	"github.com/fencedb/fencedb/internal/faulty"
 )
 
-// crew are the worker processes, and what they tell.
+// crew is a run under way: the worker processes, and what they tell.
 type crew struct {
 	*stage
+	verdict *Verdict
 	members []*member
 	serial  int // of the process that was started last
 
@@ -46,9 +47,9 @@ var (
 	toBoth     = sides{0, 1}
 )
 
-func (s *stage) start(ctx context.Context) (*crew, error) {
+func (s *stage) start(ctx context.Context, v *Verdict) (*crew, error) {
 	c := &crew{
-		stage: s, seen: evidence{task: s.task, attempts: map[int64]*Attempt{}},
+		stage: s, verdict: v, seen: evidence{task: s.task, attempts: map[int64]*Attempt{}},
 		written: map[string]int64{}, changed: make(chan struct{}),
 	}
 	for n := range s.Workers {
@@ -157,15 +158,11 @@ func (c *crew) stricken(f Fault) []*member {
 	return c.members[f.Victim : f.Victim+1]
 }
 
-// set sets the weather of networks of the members that a fault is for. Where connections are refused,
-// those that are there end.
+// set sets the weather of networks of the members that a fault is for.
 func (c *crew) set(f Fault, to sides, w faulty.Weather) {
 	for _, m := range c.stricken(f) {
 		for _, side := range to {
 			m.networks[side].Set(w)
-			if w.Refuse {
-				m.networks[side].Cut()
-			}
 		}
 	}
 }

@@ -36,7 +36,7 @@ type ServerFault struct {
 // kind is a kind of fault: what it does, and returns when it is over.
 type kind struct {
 	name string
-	do   func(context.Context, *play, Fault) error
+	do   func(context.Context, *crew, Fault) error
 }
 
 // kinds are the faults that need no rights over the servers. Delay and Jitter count in delays of the fault.
@@ -54,7 +54,7 @@ var kinds = []kind{
 	{"postgres one-way requests", weather(toPostgres, faulty.Weather{HoldReplies: true})},
 	{"postgres one-way replies", weather(toPostgres, faulty.Weather{HoldRequests: true})},
 	{"redis replies lost", weather(toRedis, faulty.Weather{LoseReplies: true})},
-	{"postgres replies lost", again(12, flicker)},
+	{"postgres replies lost", again(6, weather(toPostgres, faulty.Weather{LoseReplies: true}))}, // again: or no COMMIT is sent
 	{"commit replies lost", commitRepliesLost},
 	{"script flush", again(10, scriptFlush)},
 	{"redis keys lost", again(5, keysLost)},
@@ -66,8 +66,8 @@ var kinds = []kind{
 func (c *Config) kinds() ([]kind, error) {
 	all := slices.Clone(kinds)
 	for _, s := range c.Servers {
-		all = append(all, kind{s.Kind, func(ctx context.Context, p *play, _ Fault) error {
-			return s.Do(ctx, p.keys(), func() { p.healed(ctx, now(), "work before "+s.Kind) })
+		all = append(all, kind{s.Kind, func(ctx context.Context, c *crew, _ Fault) error {
+			return s.Do(ctx, c.keys(), func() { c.healed(ctx, now(), "work before "+s.Kind) })
 		}})
 	}
 	if len(c.Only) == 0 {
@@ -107,11 +107,11 @@ func schedule(seed uint64, kinds []kind, workers int, ttl time.Duration) func() 
 }
 
 // again does something so many times while a fault lasts.
-func again(times int, do func(context.Context, *play, Fault) error) func(context.Context, *play, Fault) error {
-	return func(ctx context.Context, p *play, f Fault) error {
+func again(times int, do func(context.Context, *crew, Fault) error) func(context.Context, *crew, Fault) error {
+	return func(ctx context.Context, c *crew, f Fault) error {
 		f.Lasts /= time.Duration(times)
 		for range times {
-			if err := do(ctx, p, f); err != nil {
+			if err := do(ctx, c, f); err != nil {
 				return err
 			}
 			wait(ctx, f.Lasts)
@@ -121,30 +121,30 @@ func again(times int, do func(context.Context, *play, Fault) error) func(context
 }
 
 // pause stops processes for longer than their leases last.
-func pause(ctx context.Context, p *play, f Fault) (err error) {
-	for _, m := range p.stricken(f) {
+func pause(ctx context.Context, c *crew, f Fault) (err error) {
+	for _, m := range c.stricken(f) {
 		from := now()
 		if err := m.worker.Stop(); err != nil {
 			return err
 		}
 		defer func() { // when all have been stopped for that time
 			err = errors.Join(err, m.worker.Continue())
-			p.seen.pauses = append(p.seen.pauses, Pause{m.task.Process, from, now()})
+			c.seen.pauses = append(c.seen.pauses, Pause{m.task.Process, from, now()})
 		}()
 	}
 	wait(ctx, f.Lasts)
 	return nil
 }
 
-func kill(ctx context.Context, p *play, f Fault) error {
-	for _, m := range p.stricken(f) {
+func kill(ctx context.Context, c *crew, f Fault) error {
+	for _, m := range c.stricken(f) {
 		m.ending.Store(true)
 		m.worker.Abort()
 		m.heard.Wait()
 		m.worker.Kill()
 	}
 	wait(ctx, f.Lasts)
-	for _, m := range p.stricken(f) {
+	for _, m := range c.stricken(f) {
 		if err := m.start(context.WithoutCancel(ctx)); err != nil {
 			return err
 		}
@@ -153,69 +153,58 @@ func kill(ctx context.Context, p *play, f Fault) error {
 }
 
 // pauseAndDelay stops processes while the network of all is slow, and slow for a while after that.
-func pauseAndDelay(ctx context.Context, p *play, f Fault) error {
+func pauseAndDelay(ctx context.Context, c *crew, f Fault) error {
 	all := Fault{Victim: everybody}
-	p.set(all, toBoth, faulty.Weather{Delay: f.Delay, Jitter: f.Delay})
-	defer p.set(all, toBoth, faulty.Weather{})
-	err := pause(ctx, p, f)
+	c.set(all, toBoth, faulty.Weather{Delay: f.Delay, Jitter: f.Delay})
+	defer c.set(all, toBoth, faulty.Weather{})
+	err := pause(ctx, c, f)
 	wait(ctx, f.Lasts/4)
 	return err
 }
 
 // weather sets the weather for as long as a fault lasts. What was held is delivered then.
-func weather(to sides, w faulty.Weather) func(context.Context, *play, Fault) error {
-	return func(ctx context.Context, p *play, f Fault) error {
+func weather(to sides, w faulty.Weather) func(context.Context, *crew, Fault) error {
+	return func(ctx context.Context, c *crew, f Fault) error {
 		scaled := w
 		scaled.Delay *= f.Delay
 		scaled.Jitter *= f.Delay
-		p.set(f, to, scaled)
-		defer p.set(f, to, faulty.Weather{})
+		c.set(f, to, scaled)
+		defer c.set(f, to, faulty.Weather{})
 		wait(ctx, f.Lasts)
 		return nil
 	}
 }
 
-// flicker loses replies of Postgres for a moment, so that also replies to COMMIT are lost.
-func flicker(ctx context.Context, p *play, f Fault) error {
-	p.set(f, toPostgres, faulty.Weather{LoseReplies: true})
-	wait(ctx, f.Lasts/5)
-	p.set(f, toPostgres, faulty.Weather{})
-	return nil
-}
-
 // commitRepliesLost has the workers themselves lose the replies: no network sees a COMMIT through TLS.
-func commitRepliesLost(ctx context.Context, p *play, f Fault) (err error) {
-	for _, losing := range []bool{true, false} {
-		for _, m := range p.stricken(f) {
-			err = errors.Join(err, m.worker.Order(losing))
-		}
-		if losing && err == nil {
-			wait(ctx, f.Lasts)
-		}
+func commitRepliesLost(ctx context.Context, c *crew, f Fault) (err error) {
+	for _, m := range c.stricken(f) {
+		err = errors.Join(err, m.worker.Order(true))
+		defer func() { err = errors.Join(err, m.worker.Order(false)) }()
 	}
+	wait(ctx, f.Lasts)
 	return err
 }
 
 // scriptFlush takes the scripts from Redis, as a restart does: of a Cluster, on all nodes.
-func scriptFlush(ctx context.Context, p *play, _ Fault) error { return p.client.ScriptFlush(ctx).Err() }
+func scriptFlush(ctx context.Context, c *crew, _ Fault) error { return c.client.ScriptFlush(ctx).Err() }
 
 // keysLost takes the keys of this run away, as FLUSHALL or an eviction does.
-func keysLost(ctx context.Context, p *play, _ Fault) error { return p.deleteKeys(ctx, p.keys()) }
+func keysLost(ctx context.Context, c *crew, _ Fault) error { return c.deleteKeys(ctx, c.keys()) }
 
 // keysSetBack puts the owners and the last tokens of this run back to what they were before, as an
 // old snapshot or a replica that lagged does.
-func keysSetBack(ctx context.Context, p *play, f Fault) error {
+func keysSetBack(ctx context.Context, c *crew, f Fault) error {
 	type copied struct {
 		value *redis.StringCmd
 		ttl   *redis.DurationCmd
 	}
 	before := map[string]copied{}
-	keys := slices.DeleteFunc(p.keys(), func(key string) bool { return !strings.HasSuffix(key, ":owner") && !strings.HasSuffix(key, ":fence") })
+	keys := slices.DeleteFunc(c.keys(), func(key string) bool { return !strings.HasSuffix(key, ":owner") && !strings.HasSuffix(key, ":fence") })
 	for _, key := range keys {
-		pipe := p.client.TxPipeline() // at once, or a key that expires in between would come back for good
-		c := copied{pipe.Get(ctx, key), pipe.PTTL(ctx, key)}
-		if _, err := pipe.Exec(ctx); err == nil && c.ttl.Val() != 0 { // 0: it expires within a millisecond
-			before[key] = c
+		pipe := c.client.TxPipeline() // at once, or a key that expires in between would come back for good
+		old := copied{pipe.Get(ctx, key), pipe.PTTL(ctx, key)}
+		if _, err := pipe.Exec(ctx); err == nil && old.ttl.Val() != 0 { // 0: it expires within a millisecond
+			before[key] = old
 		} else if err != nil && !errors.Is(err, redis.Nil) {
 			return err
 		}
@@ -223,8 +212,8 @@ func keysSetBack(ctx context.Context, p *play, f Fault) error {
 	wait(ctx, f.Lasts)
 	for _, key := range keys {
 		if old, ok := before[key]; !ok {
-			_ = p.client.Del(ctx, key).Err()
-		} else if err := p.client.Set(ctx, key, old.value.Val(), max(0, old.ttl.Val())).Err(); err != nil {
+			_ = c.client.Del(ctx, key).Err()
+		} else if err := c.client.Set(ctx, key, old.value.Val(), max(0, old.ttl.Val())).Err(); err != nil {
 			return err
 		}
 	}
@@ -232,9 +221,9 @@ func keysSetBack(ctx context.Context, p *play, f Fault) error {
 }
 
 // sessionsEnded has Postgres end the sessions of the workers, whatever they do.
-func sessionsEnded(ctx context.Context, p *play, _ Fault) error {
-	_, err := p.pool.Exec(ctx, `
+func sessionsEnded(ctx context.Context, c *crew, _ Fault) error {
+	_, err := c.pool.Exec(ctx, `
 		SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-		WHERE application_name = $1 AND usename = current_user AND datname = current_database() AND state <> 'idle'`, p.Run)
+		WHERE application_name = $1 AND usename = current_user AND datname = current_database() AND state <> 'idle'`, c.Run)
 	return err
 }

@@ -19,7 +19,7 @@ type Weather struct {
 	HoldRequests bool // what clients send waits until the weather changes
 	HoldReplies  bool // what servers send waits until the weather changes
 	LoseReplies  bool // what servers send is thrown away, and the connection is closed
-	Refuse       bool // new connections are closed at once
+	Refuse       bool // connections are cut, what was on its way is lost, and new ones are closed at once
 }
 
 // Network carries connections from clients to any server, and disturbs them. It knows no protocol, so
@@ -69,14 +69,10 @@ func (n *Network) Set(w Weather) {
 	n.weather = w
 	close(n.changed)
 	n.changed = make(chan struct{})
-}
-
-// Cut closes all connections; what was on its way is lost.
-func (n *Network) Cut() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for l := range n.links {
-		l.cut()
+	if w.Refuse {
+		for l := range n.links {
+			l.cut()
+		}
 	}
 }
 
@@ -84,7 +80,6 @@ func (n *Network) Cut() {
 func (n *Network) Close() error {
 	err := n.listener.Close()
 	n.Set(Weather{Refuse: true}) // which also refuses those that were just accepted
-	n.Cut()
 	n.ended.Wait()
 	return err
 }

@@ -91,6 +91,6 @@ func TestNetworkWeather(t *testing.T) {
 	say(conn, "again")
 	require.True(t, lines.Scan())
 	require.Equal(t, "again", <-heard)
-	n.Cut()
-	require.False(t, lines.Scan())
+	n.Set(Weather{Refuse: true})
+	require.False(t, lines.Scan(), "a connection that was there ends")
 }
