@@ -2,6 +2,12 @@ package chaos
 
 import (
 	"context"
+	_ "embed" // the clock
+	"encoding/binary"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -167,7 +173,7 @@ func TestEvictedFences(t *testing.T) {
 // Postgres has long passed, and has to be lifted above them.
 func TestTheClockSetBackWithTheDataLost(t *testing.T) {
 	t.Parallel()
-	server, setBack := testenv.RedisWithClock(t)
+	server, setBack := redisWithClock(t)
 	one(t, server.Addr(), true, ServerFault{"clock set back", func(ctx context.Context, _ []string, _ func()) error {
 		setBack(time.Hour)
 		return server.Client().FlushAll(ctx).Err()
@@ -177,7 +183,7 @@ func TestTheClockSetBackWithTheDataLost(t *testing.T) {
 // Leases end later than their holders believe, or earlier, and tokens go on to grow.
 func TestTheClockSetBackAndForth(t *testing.T) {
 	t.Parallel()
-	server, setBack := testenv.RedisWithClock(t)
+	server, setBack := redisWithClock(t)
 	by := 4 * ttl
 	one(t, server.Addr(), false, ServerFault{"clock set", func(ctx context.Context, _ []string, _ func()) error {
 		for range 4 {
@@ -187,4 +193,52 @@ func TestTheClockSetBackAndForth(t *testing.T) {
 		}
 		return ctx.Err()
 	}})
+}
+
+//go:embed clock.c.txt
+var clockCode []byte // not named .c, or go build would want cgo
+
+// redisWithClock is a Redis with a clock of its own, which setBack puts back by so much more, at once; the
+// data stays. It needs a C compiler, and Linux.
+func redisWithClock(t *testing.T) (server *testenv.RedisServer, setBack func(time.Duration)) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("a server gets a clock of its own through LD_PRELOAD, which only Linux has")
+	}
+	dir := t.TempDir()
+	clock, code, library := filepath.Join(dir, "clock"), filepath.Join(dir, "clock.c"), filepath.Join(dir, "clock.so")
+	behind := time.Duration(0)
+	require.NoError(t, os.WriteFile(clock, make([]byte, 8), 0o600))
+	require.NoError(t, os.WriteFile(code, clockCode, 0o600))
+	out, err := exec.CommandContext(t.Context(), "cc", "-shared", "-fPIC", "-o", library, code).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return testenv.OwnRedisWith(t, []string{"CLOCK_BEHIND=" + clock, "LD_PRELOAD=" + library}), func(by time.Duration) {
+		t.Helper()
+		behind += by
+		// The server has the file mapped: it is written to, not replaced.
+		f, err := os.OpenFile(clock, os.O_WRONLY, 0)
+		require.NoError(t, err)
+		defer f.Close()
+		_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(behind.Microseconds())), 0)
+		require.NoError(t, err)
+	}
+}
+
+func TestRedisWithAClockOfItsOwn(t *testing.T) {
+	t.Parallel()
+	server, setBack := redisWithClock(t)
+	client := server.Client()
+	behind := func() time.Duration { return time.Since(client.Time(t.Context()).Val()).Round(time.Minute) }
+	require.Zero(t, behind())
+	require.NoError(t, client.Set(t.Context(), "k", "kept", time.Second).Err())
+
+	setBack(time.Hour)
+	require.Equal(t, time.Hour, behind())
+	require.Greater(t, client.PTTL(t.Context(), "k").Val(), time.Hour, "expiry is a time of that clock")
+	setBack(-2 * time.Hour)
+	require.Equal(t, -time.Hour, behind())
+	require.Zero(t, client.Exists(t.Context(), "k").Val())
+
+	server.Restart()
+	require.Equal(t, -time.Hour, behind())
 }

@@ -3,19 +3,15 @@ package testenv
 import (
 	"context"
 	"crypto/tls"
-	_ "embed" // the library
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
@@ -47,7 +43,7 @@ func obtainRedis(ctx context.Context, h host, own bool) (*redisServer, error) {
 	case from.url != "":
 		return externalRedis(ctx, from.url)
 	}
-	node, err := newRedisNode(ctx, from.program, "")
+	node, err := newRedisNode(ctx, from.program, "", nil)
 	if err != nil {
 		return nil, err
 	}
@@ -88,8 +84,8 @@ type redisNode struct {
 
 // newRedisNode starts a node, over a configuration file if it gets the text of one. On error
 // nothing is left behind.
-func newRedisNode(ctx context.Context, bin, config string, args ...string) (*redisNode, error) {
-	base, err := newNode(nil)
+func newRedisNode(ctx context.Context, bin, config string, env []string, args ...string) (*redisNode, error) {
+	base, err := newNode(nil, env...)
 	if err != nil {
 		return nil, err
 	}
@@ -177,14 +173,20 @@ type RedisServer struct {
 //	OwnRedis(t, "--maxmemory", "2mb", "--maxmemory-policy", "allkeys-lru")
 func OwnRedis(t testing.TB, args ...string) *RedisServer {
 	t.Helper()
-	return ownRedis(t, redisService.own(t), "", args...)
+	return ownRedis(t, "", nil, args...)
 }
 
-func ownRedis(t testing.TB, bin, config string, args ...string) *RedisServer {
+// OwnRedisWith is [OwnRedis] with more in its environment, each name=value.
+func OwnRedisWith(t testing.TB, env []string) *RedisServer {
+	t.Helper()
+	return ownRedis(t, "", env)
+}
+
+func ownRedis(t testing.TB, config string, env []string, args ...string) *RedisServer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	node, err := newRedisNode(ctx, bin, config, args...)
+	node, err := newRedisNode(ctx, redisService.own(t), config, env, args...)
 	check(t, err)
 	s := &RedisServer{own: own{t: t, server: node}, node: node, client: newRedisClient(&redis.Options{Addr: node.addr(), TLSConfig: node.tls})}
 	t.Cleanup(func() {
@@ -203,38 +205,3 @@ func (s *RedisServer) Addr() string { return s.node.addr() }
 
 // Dir returns the server's data directory.
 func (s *RedisServer) Dir() string { return s.node.dir }
-
-//go:embed clock.c.txt
-var clockCode []byte // not named .c, or go build would want cgo
-
-// RedisWithClock is [OwnRedis] with a clock of its own, which setBack puts back by so much more, at
-// once; the data stays. It needs a C compiler, and Linux.
-func RedisWithClock(t testing.TB) (server *RedisServer, setBack func(time.Duration)) {
-	t.Helper()
-	if runtime.GOOS != "linux" {
-		t.Skip("a server gets a clock of its own through LD_PRELOAD, which only Linux has")
-	}
-	dir := t.TempDir()
-	file := func(name string, content []byte) string {
-		path := filepath.Join(dir, name)
-		check(t, os.WriteFile(path, content, 0o700))
-		return path
-	}
-	clock, behind := file("clock", make([]byte, 8)), time.Duration(0)
-	library := filepath.Join(dir, "clock.so")
-	_, err := output(t.Context(), "cc", "-shared", "-fPIC", "-o", library, file("clock.c", clockCode))
-	check(t, err)
-	// exec, so that the process is the server itself.
-	program := file("redis-server", fmt.Appendf(nil, "#!/bin/sh\nCLOCK_BEHIND='%s' LD_PRELOAD='%s' exec '%s' \"$@\"\n", clock, library, redisService.own(t)))
-
-	return ownRedis(t, program, ""), func(by time.Duration) {
-		t.Helper()
-		behind += by
-		// The server has the file mapped: it is written to, not replaced.
-		f, err := os.OpenFile(clock, os.O_WRONLY, 0)
-		check(t, err)
-		defer f.Close()
-		_, err = f.WriteAt(binary.NativeEndian.AppendUint64(nil, uint64(behind.Microseconds())), 0)
-		check(t, err)
-	}
-}

@@ -3,7 +3,6 @@ package testenv
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -138,25 +137,6 @@ func TestSentinelPromotesAReplicaThatLags(t *testing.T) {
 	}, patience, pollEvery, "the client follows")
 	require.Equal(t, "after", promoted.Client().Get(t.Context(), "k").Val())
 	require.Equal(t, "67108864", promoted.Client().ConfigGet(t.Context(), "maxmemory").Val()["maxmemory"])
-}
-
-func TestRedisWithAClockOfItsOwn(t *testing.T) {
-	t.Parallel()
-	server, setBack := RedisWithClock(t)
-	client := server.Client()
-	behind := func() time.Duration { return time.Since(client.Time(t.Context()).Val()).Round(time.Minute) }
-	require.Zero(t, behind())
-	require.NoError(t, client.Set(t.Context(), "k", "kept", time.Second).Err())
-
-	setBack(time.Hour)
-	require.Equal(t, time.Hour, behind())
-	require.Greater(t, client.PTTL(t.Context(), "k").Val(), time.Hour, "expiry is a time of that clock")
-	setBack(-2 * time.Hour)
-	require.Equal(t, -time.Hour, behind())
-	require.Zero(t, client.Exists(t.Context(), "k").Val())
-
-	server.Restart()
-	require.Equal(t, -time.Hour, behind())
 }
 
 func TestClusterServesWhileASlotMoves(t *testing.T) {

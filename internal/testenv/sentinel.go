@@ -55,7 +55,7 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 	config := fmt.Sprintf(sentinelConfig, primary.node.port)
 	sentinelArgs := append(certificatesAmong(args).Redis(), "--sentinel")
 	for range 3 {
-		sentinel := ownRedis(t, redisService.own(t), config, sentinelArgs...)
+		sentinel := ownRedis(t, config, nil, sentinelArgs...)
 		check(t, sentinel.Client().Do(t.Context(), append([]any{"SENTINEL", "DEBUG"}, sentinelPeriods...)...).Err())
 		s.sentinels = append(s.sentinels, sentinel)
 	}

@@ -61,10 +61,10 @@ type process struct {
 
 // supervise starts a command under a supervisor, which writes its log to dir and removes dir at the
 // end. stop is STOP for supervise.sh. On error nothing runs; the directory may be there still.
-func supervise(dir string, a *account, stop string, argv ...string) (*process, error) {
+func supervise(dir string, a *account, env []string, stop string, argv ...string) (*process, error) {
 	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", dir, stop}, argv...)...)
 	shell.Dir = dir
-	shell.Env = serverEnv()
+	shell.Env = append(serverEnv(), env...)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: a.credential()}
 	hold, err := shell.StdinPipe()
 	if err != nil {
@@ -174,13 +174,14 @@ func (p *process) stop() error {
 type node struct {
 	dir     string   // data and log
 	account *account // nil: our own
+	env     []string // beside what is in ours
 	process *process
 }
 
 // newNode makes the directory.
-func newNode(a *account) (node, error) {
+func newNode(a *account, env ...string) (node, error) {
 	dir, err := a.tempDir()
-	return node{dir: dir, account: a}, err
+	return node{dir: dir, account: a, env: env}, err
 }
 
 // run starts a command and returns once it is ready. stop is STOP for supervise.sh. If there was a
@@ -191,7 +192,7 @@ func (n *node) run(ctx context.Context, ready func(context.Context) bool, stop s
 	if before != nil && !before.exited(pollEvery) {
 		return fmt.Errorf("process %d is still running in %s", before.pid, n.dir)
 	}
-	next, err := supervise(n.dir, n.account, stop, argv...)
+	next, err := supervise(n.dir, n.account, n.env, stop, argv...)
 	if err != nil {
 		return err
 	}

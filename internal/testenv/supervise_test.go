@@ -76,7 +76,7 @@ func TestNothingIsLeftWhenTheProgramIsKilledWhileItStarts(t *testing.T) {
 func TestNothingIsLeftWhenAServerDoesNotStart(t *testing.T) {
 	temp := sharedTempDir(t)
 	t.Setenv("TMPDIR", temp)
-	_, err := newRedisNode(t.Context(), redisService.own(t), "", "--no-such-option", "1")
+	_, err := newRedisNode(t.Context(), redisService.own(t), "", nil, "--no-such-option", "1")
 	require.ErrorIs(t, err, errExited)
 	require.ErrorContains(t, err, "no-such-option", "the error shows the server's log")
 	_, err = newPostgresCluster(t.Context(), postgresService.own(t), "no_such_setting=1")
@@ -92,7 +92,7 @@ func TestNothingIsLeftWhenTheStartIsCancelled(t *testing.T) {
 	cancel()
 	_, err := newPostgresCluster(ctx, postgresService.own(t))
 	require.ErrorIs(t, err, context.Canceled)
-	_, err = newRedisNode(ctx, redisService.own(t), "")
+	_, err = newRedisNode(ctx, redisService.own(t), "", nil)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Empty(t, entries(t, temp))
 }
@@ -102,7 +102,7 @@ func TestACommandThatIsNotDoneInTimeIsStopped(t *testing.T) {
 	dir := sharedTempDir(t)
 	inner := filepath.Join(dir, "data")
 	require.NoError(t, os.Mkdir(inner, 0o700))
-	slow, err := supervise(inner, nil, stopByKill, "sleep", "1000")
+	slow, err := supervise(inner, nil, nil, stopByKill, "sleep", "1000")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -116,7 +116,7 @@ func never(context.Context) bool { return false }
 // Somebody may kill the supervisor. The server is then as good as gone, and must not be waited for.
 func TestAKilledSupervisorIsNoticed(t *testing.T) {
 	t.Parallel()
-	node, err := newRedisNode(t.Context(), redisService.own(t), "")
+	node, err := newRedisNode(t.Context(), redisService.own(t), "", nil)
 	require.NoError(t, err)
 	defer os.RemoveAll(node.dir)
 	require.NoError(t, node.process.shell.Process.Kill())
@@ -130,7 +130,7 @@ func TestServersRunWithoutGoroutines(t *testing.T) {
 	cluster, err := newPostgresCluster(t.Context(), postgresService.own(t))
 	require.NoError(t, err)
 	defer cluster.stop()
-	node, err := newRedisNode(t.Context(), redisService.own(t), "")
+	node, err := newRedisNode(t.Context(), redisService.own(t), "", nil)
 	require.NoError(t, err)
 	defer node.stop()
 	goleak.VerifyNone(t, before)
