@@ -178,29 +178,26 @@ var (
 )
 
 // HTML writes the verdict as one page that needs nothing else.
-func (v *Verdict) HTML(out io.Writer) error { return page.Execute(out, drawing{v}) }
+func (v *Verdict) HTML(out io.Writer) error { return page.Execute(out, v) }
 
 // Text writes the verdict for people.
 func (v *Verdict) Text(out io.Writer) error { return sheet.Execute(out, v) }
 
-// drawing is a verdict on a page.
-type drawing struct{ *Verdict }
-
 // X is where a time is on a time line of 1000. Half a unit is as fine as can be seen.
-func (d drawing) X(at Span) float64 { return math.Floor(2000*float64(at)/float64(max(d.Took, 1))) / 2 }
+func (v *Verdict) X(at Span) float64 { return math.Floor(2000*float64(at)/float64(max(v.Took, 1))) / 2 }
 
 // Wide is how wide a fault is.
-func (d drawing) Wide(h Happened) float64 { return max(1, d.X(h.Over-h.At)) }
+func (v *Verdict) Wide(h Happened) float64 { return max(1, v.X(h.Over-h.At)) }
 
 // Lanes are the names of the objects.
-func (d drawing) Lanes() []string { return task{Config: Config{Width: d.Width}}.names() }
+func (v *Verdict) Lanes() []string { return task{Config: Config{Width: v.Width}}.names() }
 
 // Marks are those of an object, those that look the same only once.
-func (d drawing) Marks(object string) []mark {
-	marks := slices.Clone(d.marks[object])
+func (v *Verdict) Marks(object string) []mark {
+	marks := slices.Clone(v.marks[object])
 	slices.SortStableFunc(marks, func(a, b mark) int { return cmp.Compare(a.Outcome, b.Outcome) })
-	return slices.CompactFunc(marks, func(a, b mark) bool { return a.Outcome == b.Outcome && d.X(a.At) == d.X(b.At) })
+	return slices.CompactFunc(marks, func(a, b mark) bool { return a.Outcome == b.Outcome && v.X(a.At) == v.X(b.At) })
 }
 
 // Height is that of all lanes.
-func (d drawing) Height() int { return 40 + 36*len(d.Lanes()) }
+func (v *Verdict) Height() int { return 40 + 36*len(v.Lanes()) }

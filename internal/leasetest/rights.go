@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -154,13 +155,10 @@ func AwaitListener(ctx context.Context, admin redis.UniversalClient, queue, chan
 // page is docs/leases.md.
 func page(t *testing.T) string {
 	t.Helper()
-	for dir, err := os.Getwd(); ; dir = filepath.Dir(dir) {
-		require.NoError(t, err)
-		require.NotEqual(t, "/", dir)
-		if text, err := os.ReadFile(filepath.Join(dir, "docs", "leases.md")); err == nil {
-			return string(text)
-		}
-	}
+	_, here, _, _ := runtime.Caller(0)
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(here), "..", "..", "docs", "leases.md"))
+	require.NoError(t, err)
+	return string(text)
 }
 
 // sentinelRights are those of a client's user on the sentinels, by docs/leases.md.

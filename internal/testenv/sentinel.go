@@ -159,11 +159,6 @@ func (s *SentinelServers) complete(ctx context.Context) bool {
 			return false
 		}
 	}
-	for _, replica := range s.data {
-		if replica != primary && replication(ctx, replica, "master_link_status") != "up" {
-			return false
-		}
-	}
 	return true
 }
 

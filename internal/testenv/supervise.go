@@ -370,7 +370,7 @@ func (a *account) credential() *syscall.Credential {
 func (a *account) tempDir() (string, error) {
 	bases := tempBases()
 	for _, base := range bases {
-		if a != nil && !openToAll(base) {
+		if a != nil && !a.mayWrite(base) {
 			continue
 		}
 		dir, err := os.MkdirTemp(base, "fencedb-testenv-")
@@ -399,7 +399,7 @@ const enoughMemory = 4 << 30
 // tempBases returns where to make directories, best first. TMPDIR comes first if it is set.
 func tempBases() []string {
 	bases := []string{os.TempDir(), "/tmp", "/var/tmp"}
-	if os.Getenv("TMPDIR") == "" && openToAll(memoryDir) && freeIn(memoryDir) >= enoughMemory {
+	if os.Getenv("TMPDIR") == "" && freeIn(memoryDir) >= enoughMemory {
 		bases = append([]string{memoryDir}, bases...)
 	}
 	return bases
@@ -414,21 +414,9 @@ func freeIn(dir string) uint64 {
 	return uint64(stat.Bavail) * uint64(stat.Bsize)
 }
 
-// openToAll reports whether everybody may create files in dir, and pass through all that is above
-// it.
-func openToAll(dir string) bool {
-	const pass, write = 0o001, 0o002
-	info, err := os.Stat(dir)
-	if err != nil || info.Mode()&write == 0 {
-		return false
-	}
-	for ; ; dir = filepath.Dir(dir) {
-		info, err := os.Stat(dir)
-		if err != nil || info.Mode()&pass == 0 {
-			return false
-		}
-		if dir == filepath.Dir(dir) {
-			return true
-		}
-	}
+// mayWrite reports whether the account can get to a directory and make files there.
+func (a *account) mayWrite(dir string) bool {
+	test := exec.Command("/bin/sh", "-c", `test -w "$0" && test -x "$0"`, dir)
+	test.SysProcAttr = &syscall.SysProcAttr{Credential: a.credential()}
+	return test.Run() == nil
 }

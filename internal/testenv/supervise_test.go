@@ -251,30 +251,44 @@ func TestServersRunAsOurselvesUnlessWeAreRoot(t *testing.T) {
 	}
 }
 
-func TestADirectoryIsOpenToAllOnlyIfAllAboveItAre(t *testing.T) {
-	base := sharedTempDir(t)
+// otherAccount is who Postgres runs as when we are root.
+func otherAccount(t *testing.T) *account {
+	t.Helper()
+	other, err := postgresAccount()
+	require.NoError(t, err)
+	if other == nil {
+		t.Skip("only root needs another account")
+	}
+	return other
+}
+
+func TestTheOtherAccountWritesWhereItCanGetToOnly(t *testing.T) {
+	other, base := otherAccount(t), sharedTempDir(t)
 	inside := filepath.Join(base, "inside")
 	require.NoError(t, os.Mkdir(inside, 0o700))
 	require.NoError(t, os.Chmod(inside, 0o777)) // whatever the umask says
-	require.True(t, openToAll(inside))
+	require.True(t, other.mayWrite(inside))
 	require.NoError(t, os.Chmod(inside, 0o755))
-	require.False(t, openToAll(inside), "nobody else may write")
+	require.False(t, other.mayWrite(inside))
 	require.NoError(t, os.Chmod(inside, 0o777))
 	require.NoError(t, os.Chmod(base, 0o700))
-	require.False(t, openToAll(inside), "nobody else can get there")
-	require.False(t, openToAll(filepath.Join(base, "missing")))
+	require.False(t, other.mayWrite(inside), "it cannot get there")
+	require.False(t, other.mayWrite(filepath.Join(base, "missing")))
 }
 
-// Root's TMPDIR may be root's alone.
-func TestTheOtherAccountGetsADirectoryElsewhere(t *testing.T) {
+func TestOurDirectoriesAreInTMPDIR(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	var ourselves *account
 	dir, err := ourselves.tempDir()
 	require.NoError(t, err)
 	require.Equal(t, os.Getenv("TMPDIR"), filepath.Dir(dir))
+}
 
-	other := &account{name: "ourselves, for once", uid: os.Geteuid(), gid: os.Getegid()}
-	dir, err = other.tempDir()
+// Root's TMPDIR may be root's alone.
+func TestTheOtherAccountGetsADirectoryElsewhere(t *testing.T) {
+	other := otherAccount(t)
+	t.Setenv("TMPDIR", t.TempDir())
+	dir, err := other.tempDir()
 	require.NoError(t, err)
 	defer os.RemoveAll(dir)
 	require.NotEqual(t, os.Getenv("TMPDIR"), filepath.Dir(dir))
