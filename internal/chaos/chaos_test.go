@@ -358,3 +358,22 @@ func TestADrillWithoutTheFenceFailsAtTheLateWrite(t *testing.T) {
 	require.Len(t, d.Steps, 4, "the rest is not tried")
 	require.Equal(t, "A writes late", d.Steps[3].Title)
 }
+
+// As a late release might leave it that issues a token on the way.
+func TestADrillSeesAFenceThatHasLeftTheHolderBehind(t *testing.T) {
+	t.Parallel()
+	server, postgres := testenv.OwnRedis(t), ordinaryRole(t)
+	raise := interrupt{"4. A writes late", func() {
+		keys, err := server.Client().Keys(t.Context(), "*register:1}:fence").Result()
+		require.NoError(t, err)
+		require.Len(t, keys, 1)
+		require.NoError(t, server.Client().Incr(t.Context(), keys[0]).Err())
+	}}
+
+	d, err := Drill(t.Context(), Config{PostgresURL: postgres, RedisURL: server.Addr(), Open: open, TTL: ttl, Log: raise})
+
+	require.NoError(t, err)
+	require.Len(t, d.Steps, 5)
+	require.Contains(t, d.Steps[4].Saw, "fence stale")
+	require.False(t, d.Passed())
+}
