@@ -44,7 +44,6 @@ type bench struct {
 	postgres string        // the URL of an empty database
 	during   time.Duration // of one round
 	rounds   int
-	waiters  int
 	quick    bool // costs only, and fewer of them
 	// files to write the costs to, or ""
 	json, benchstat, svg string
@@ -55,7 +54,6 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	b := bench{out: out}
 	flag.DurationVar(&b.during, "d", 10*time.Second, "how long one round lasts")
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
-	flag.IntVar(&b.waiters, "waiters", 50, "waiters in all four processes together")
 	flag.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
 	only := flag.String("only", "", "this part alone: costs, service, growth or compare")
 	flag.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
@@ -69,9 +67,8 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	case *only != "":
 		parts = slices.DeleteFunc(parts, func(p part) bool { return p.name != *only })
 	}
-	if flag.NArg() > 0 || b.during <= 0 || b.rounds < 1 || b.waiters < processes || len(parts) == 0 {
-		return fmt.Errorf("needs a positive -d, at least one of -rounds and %d of -waiters, for -only a part, and nothing else; "+
-			"see -help", processes)
+	if flag.NArg() > 0 || b.during <= 0 || b.rounds < 1 || len(parts) == 0 {
+		return errors.New("needs a positive -d, at least one of -rounds, for -only a part, and nothing else; see -help")
 	}
 	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true})
 	if err != nil {
@@ -124,10 +121,13 @@ func (b *bench) growth(ctx context.Context) error {
 	return err
 }
 
+// waiters of each library that is compared, in all processes together.
+const waiters = 50
+
 // compare runs the libraries beside each other.
 func (b *bench) compare(ctx context.Context) error {
 	results, err := inTurns(b.rounds, contenders, func(c contender) (result, error) {
-		return measure(ctx, b.client, b.job(c.name, b.waiters), b.during)
+		return measure(ctx, b.client, b.job(c.name, waiters), b.during)
 	})
 	if err != nil {
 		return err
@@ -146,7 +146,7 @@ func (b *bench) compare(ctx context.Context) error {
 			over(rounds, 0.5, func(r result) float64 { return r.reads })))
 	}
 	fmt.Fprintf(b.out, "%d waiters in %d processes; medians of %d rounds of %v, the longest wait of all rounds\n",
-		b.waiters, processes, b.rounds, b.during)
+		waiters, processes, b.rounds, b.during)
 	if err := table(b.out, rows...); err != nil {
 		return err
 	}

@@ -133,14 +133,9 @@ func (c *ClusterServers) FinishMove(slot int) {
 	from, to := c.owner[slot], c.next(slot)
 	c.moveKeys(slot, c.nodes[from], c.nodes[to])
 	// The new owner first: should we die in between, a slot with two owners is better than one with
-	// none.
-	for _, node := range []int{to, from} {
-		c.do(c.nodes[node], "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
-	}
-	for i, node := range c.nodes {
-		if i != to && i != from {
-			c.do(node, "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
-		}
+	// none. The old one comes last.
+	for i := range c.nodes {
+		c.do(c.nodes[(to+i)%len(c.nodes)], "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
 	}
 	c.owner[slot] = to
 	await(c.t, "the nodes to agree who has which slot", c.agreed)

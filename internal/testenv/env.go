@@ -34,8 +34,8 @@ func Start(ctx context.Context, opts Options) (*Env, error) {
 
 func start(ctx context.Context, h host, opts Options) (_ *Env, err error) {
 	// Before anything is started, so that the error names both servers when both are missing.
-	_, noPostgres := postgresService.locate(ctx, h, false)
-	_, noRedis := redisService.locate(ctx, h, opts.PrivateRedis)
+	_, _, noPostgres := postgresService.locate(ctx, h, false)
+	_, _, noRedis := redisService.locate(ctx, h, opts.PrivateRedis)
 	if err := errors.Join(noPostgres, noRedis); err != nil {
 		return nil, err
 	}

@@ -177,37 +177,30 @@ func versionIn(text string) float64 {
 	return version
 }
 
-// origin is where a server can be had from. Exactly one field is set.
-type origin struct {
-	url     string
-	program string
-}
-
-// locate finds the first origin in the order of the package documentation, without starting
-// anything. For a server of our own only programs count.
-func (s service) locate(ctx context.Context, h host, own bool) (origin, error) {
+// locate finds where a server can be had from first, in the order of the package documentation: at a
+// URL, or from a program. It starts nothing. For a server of our own only programs count.
+func (s service) locate(ctx context.Context, h host, own bool) (url, program string, err error) {
 	remedy := "install " + s.name + " so that its server is on PATH"
 	var tried []string
 	if !own {
-		if url := h.getenv(s.urlVar); url != "" {
-			return origin{url: url}, nil
+		if url = h.getenv(s.urlVar); url != "" {
+			return url, "", nil
 		}
 		remedy = "docker compose up --wait, then set " + s.urlVar + " as docker-compose.yml says"
 		tried = append(tried, s.urlVar+" is not set")
 	}
-	program, err := s.program(ctx, h)
-	if err == nil {
-		return origin{program: program}, nil
+	if program, err = s.program(ctx, h); err != nil {
+		err = &UnavailableError{Server: s.name, Tried: append(tried, err.Error()), Remedy: s.remedy(h, remedy)}
 	}
-	return origin{}, &UnavailableError{Server: s.name, Tried: append(tried, err.Error()), Remedy: s.remedy(h, remedy)}
+	return "", program, err
 }
 
 // own returns the program for a server of a test's own.
 func (s service) own(t testing.TB) string {
 	t.Helper()
-	from, err := s.locate(t.Context(), thisHost(), true)
+	_, program, err := s.locate(t.Context(), thisHost(), true)
 	check(t, err)
-	return from.program
+	return program
 }
 
 // remedy returns the command that installs the server, or otherwise where we do not know it.
@@ -242,7 +235,7 @@ func Missing(ctx context.Context, own bool) (all []*UnavailableError) {
 			continue
 		}
 		var missing *UnavailableError
-		if _, err := s.locate(ctx, thisHost(), own); errors.As(err, &missing) {
+		if _, _, err := s.locate(ctx, thisHost(), own); errors.As(err, &missing) {
 			all = append(all, missing)
 		}
 	}

@@ -79,7 +79,7 @@ func TestTheRemedyFitsTheMachine(t *testing.T) {
 func TestServersOfATestsOwnAreNeverExternal(t *testing.T) {
 	h := bareHost()
 	h.getenv = env(redisURLVar, "redis://127.0.0.1/0")
-	_, err := redisService.locate(t.Context(), h, true)
+	_, _, err := redisService.locate(t.Context(), h, true)
 	var missing *UnavailableError
 	require.ErrorAs(t, err, &missing)
 	require.Len(t, missing.Tried, 1)

@@ -58,14 +58,14 @@ type postgresServer struct {
 // obtainPostgres returns the first Postgres that can be had, in the order of the package
 // documentation.
 func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
-	from, err := postgresService.locate(ctx, h, false)
+	url, program, err := postgresService.locate(ctx, h, false)
 	switch {
 	case err != nil:
 		return nil, err
-	case from.url != "":
-		return externalPostgres(ctx, from.url)
+	case url != "":
+		return externalPostgres(ctx, url)
 	}
-	cluster, err := newPostgresCluster(ctx, from.program)
+	cluster, err := newPostgresCluster(ctx, program)
 	if err != nil {
 		return nil, err
 	}

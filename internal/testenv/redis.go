@@ -36,14 +36,14 @@ type redisServer struct {
 // obtainRedis returns the first Redis that can be had, in the order of the package documentation,
 // or one of our own.
 func obtainRedis(ctx context.Context, h host, own bool) (*redisServer, error) {
-	from, err := redisService.locate(ctx, h, own)
+	url, program, err := redisService.locate(ctx, h, own)
 	switch {
 	case err != nil:
 		return nil, err
-	case from.url != "":
-		return externalRedis(ctx, from.url)
+	case url != "":
+		return externalRedis(ctx, url)
 	}
-	node, err := newRedisNode(ctx, from.program, "", nil)
+	node, err := newRedisNode(ctx, program, "", nil)
 	if err != nil {
 		return nil, err
 	}
