@@ -22,16 +22,15 @@ type PostgresProxy struct {
 	turns    atomic.Int64
 	hung     atomic.Bool
 
-	mu        sync.Mutex
-	toServer  func(pgproto3.FrontendMessage) Fate // under mu, as is its call: called for one message at a time
-	toClient  func(pgproto3.BackendMessage) Fate  // the same
-	rounds    func(Round) Fate                    // the same
-	orphans   []net.Conn                          // connections that Sever ends
-	delivered int                                 // bytes that clients have got
-	limit     int                                 // of delivered, at which fate strikes; negative: none
-	fate      Fate
-	fired     bool
-	paused    *pause // waits for its statement; nil if none
+	mu       sync.Mutex
+	toServer func(pgproto3.FrontendMessage) Fate // under mu, as is its call: called for one message at a time
+	toClient func(pgproto3.BackendMessage) Fate  // the same
+	rounds   func(Round) Fate                    // the same
+	orphans  []net.Conn                          // connections that Sever ends
+	left     int                                 // bytes that clients get before fate strikes; negative: it does not
+	fate     Fate
+	fired    bool
+	paused   *pause // waits for its statement; nil if none
 }
 
 // pause is what Pause was called with.
@@ -52,7 +51,7 @@ func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &PostgresProxy{listener: listener, limit: -1}
+	p := &PostgresProxy{listener: listener, left: -1}
 	server := u.Host
 	p.upstream.Store(&server)
 	u.Host = listener.Addr().String()
@@ -109,13 +108,6 @@ func (p *PostgresProxy) OnRound(judge func(Round) Fate) {
 	p.rounds = judge
 }
 
-// Delivered is how many bytes clients have got so far.
-func (p *PostgresProxy) Delivered() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.delivered
-}
-
 // AfterBytes lets clients get n more bytes. The fate strikes the connection of what comes next from
 // the server, once: Cut, Reset, Orphan or Silence; or Garble, which inverts the bits of one byte and
 // lets everything after it pass. The values of n from 0 to the length of an answer less 1 cover every
@@ -123,10 +115,7 @@ func (p *PostgresProxy) Delivered() int {
 func (p *PostgresProxy) AfterBytes(n int, fate Fate) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.limit, p.fate, p.fired = -1, fate, false
-	if n >= 0 {
-		p.limit = p.delivered + n
-	}
+	p.left, p.fate, p.fired = n, fate, false
 }
 
 // Fired reports whether the fate of the last AfterBytes has struck.
@@ -405,20 +394,20 @@ func (l *postgresLink) deliver(fate Fate, to net.Conn, msg pgproto3.Message) boo
 	return fate == Pass || l.strike(fate)
 }
 
-// count counts raw as delivered, up to the limit of AfterBytes. There, the fate of AfterBytes
-// replaces fate.
+// count counts raw as delivered. Where the bytes of AfterBytes end, the fate of AfterBytes replaces fate.
 func (l *postgresLink) count(raw []byte, fate Fate) ([]byte, Fate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.limit >= 0 && l.delivered+len(raw) > l.limit {
-		if l.fate == Garble {
-			raw[l.limit-l.delivered] ^= 0xff
-		} else {
-			raw, fate = raw[:l.limit-l.delivered], l.fate
+	if at := l.left; at >= 0 {
+		l.left -= len(raw)
+		l.fired = l.left < 0
+		switch {
+		case l.fired && l.fate == Garble:
+			raw[at] ^= 0xff
+		case l.fired:
+			raw, fate = raw[:at], l.fate
 		}
-		l.limit, l.fired = -1, true
 	}
-	l.delivered += len(raw)
 	return raw, fate
 }
 

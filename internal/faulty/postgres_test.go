@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -40,28 +42,50 @@ func ask(ctx context.Context, conn *pgx.Conn) error {
 	return err
 }
 
+// counted counts what a client gets.
+type counted struct {
+	net.Conn
+	bytes *atomic.Int64
+}
+
+func (c counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.bytes.Add(int64(n))
+	return n, err
+}
+
 func TestAnAnswerEndsAtAnyByteOnce(t *testing.T) {
 	t.Parallel()
-	proxy, conn := connect(t)
-	before := proxy.Delivered()
-	require.NoError(t, ask(t.Context(), conn))
-	length := proxy.Delivered() - before
-
-	for n := range length {
-		before := proxy.Delivered()
-		proxy.AfterBytes(n, faulty.Cut)
-		require.ErrorIs(t, ask(t.Context(), conn), io.ErrUnexpectedEOF, "after %d of %d bytes", n, length)
-		require.Equal(t, n, proxy.Delivered()-before)
-		var err error
-		conn, err = pgx.Connect(t.Context(), proxy.URL())
-		require.NoError(t, err)
+	proxy, _ := connect(t)
+	config, err := pgx.ParseConfig(proxy.URL())
+	require.NoError(t, err)
+	var got atomic.Int64
+	config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return counted{conn, &got}, err
 	}
-	proxy.AfterBytes(length, faulty.Cut)
-	require.NoError(t, ask(t.Context(), conn))
-	require.False(t, proxy.Fired())
-	proxy.AfterBytes(-1, faulty.Cut)
-	require.NoError(t, ask(t.Context(), conn))
-	_ = conn.Close(t.Context())
+	length := int64(0)
+	for n := int64(0); n <= length; n++ {
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		require.NoError(t, err)
+		before := got.Load()
+		if length == 0 {
+			require.NoError(t, ask(t.Context(), conn))
+			length, before = got.Load()-before, got.Load()
+		}
+		proxy.AfterBytes(int(n), faulty.Cut)
+		err = ask(t.Context(), conn)
+		require.Equal(t, n, got.Load()-before)
+		require.Equal(t, n < length, proxy.Fired())
+		if n < length {
+			require.ErrorIs(t, err, io.ErrUnexpectedEOF, "after %d of %d bytes", n, length)
+			continue
+		}
+		require.NoError(t, err)
+		proxy.AfterBytes(-1, faulty.Cut)
+		require.NoError(t, ask(t.Context(), conn))
+		_ = conn.Close(t.Context())
+	}
 }
 
 func TestEachFateLooksDifferentToTheClient(t *testing.T) {
