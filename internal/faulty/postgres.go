@@ -13,13 +13,12 @@ import (
 )
 
 // PostgresProxy stands between clients and a Postgres server and reads the messages in both
-// directions. It can end a connection at a message, within one, or at any byte of an answer, and it
-// counts round trips. It passes everything until told otherwise.
+// directions. It can end a connection at a message, within one, or at any byte of an answer. It
+// passes everything until told otherwise.
 type PostgresProxy struct {
 	listener net.Listener
 	upstream atomic.Pointer[string] // host:port of the server
 	url      string
-	turns    atomic.Int64
 	hung     atomic.Bool
 
 	mu       sync.Mutex
@@ -75,9 +74,6 @@ func (p *PostgresProxy) Redirect(serverURL string) error {
 	}
 	return err
 }
-
-// Turns counts the round trips so far: the Query and Sync messages of all clients.
-func (p *PostgresProxy) Turns() int64 { return p.turns.Load() }
 
 // OnClient judges every message from a client, until the next call. nil passes all.
 func (p *PostgresProxy) OnClient(judge func(pgproto3.FrontendMessage) Fate) {
@@ -258,7 +254,6 @@ func (l *postgresLink) requests() {
 		}
 		switch msg.(type) {
 		case *pgproto3.Query, *pgproto3.Sync:
-			l.turns.Add(1)
 			l.mu.Lock()
 			l.sent = append(l.sent, l.executed)
 			l.mu.Unlock()
