@@ -3,6 +3,7 @@ package testenv
 import (
 	"context"
 	"errors"
+	"sync"
 	"syscall"
 )
 
@@ -19,8 +20,8 @@ type Env struct {
 	RedisURL    string   // shared with others if it came from the environment: use a namespace
 	Notes       []string // what was found or started, one sentence each, for the user to read
 
-	private *redisNode     // nil if the Redis is that of the environment
-	ends    []func() error // in the order to call them
+	private *redisNode // nil if the Redis is that of the environment
+	close   func() error
 }
 
 // Start finds or starts a Postgres and a Redis. They end with Close or with this program, however
@@ -32,34 +33,29 @@ func Start(ctx context.Context, opts Options) (*Env, error) {
 	return start(ctx, thisHost(), opts)
 }
 
-func start(ctx context.Context, h host, opts Options) (_ *Env, err error) {
+func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	// Before anything is started, so that the error names both servers when both are missing.
 	_, _, noPostgres := postgresService.locate(ctx, h, false)
 	_, _, noRedis := redisService.locate(ctx, h, opts.PrivateRedis)
 	if err := errors.Join(noPostgres, noRedis); err != nil {
 		return nil, err
 	}
-	env := &Env{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, env.Close())
-		}
-	}()
 	postgres, err := obtainPostgres(ctx, h)
 	if err != nil {
 		return nil, err
 	}
-	database := "fencedb_demo_" + random()
-	env.ends = append(env.ends, func() error { return postgres.dropDatabase(database) }, postgres.stop)
-	if env.PostgresURL, err = postgres.createDatabase(ctx, database, ""); err != nil {
-		return nil, err
-	}
 	redis, err := obtainRedis(ctx, h, opts.PrivateRedis)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, postgres.stop())
 	}
-	env.ends = append(env.ends, redis.stop)
-	env.RedisURL, env.Notes, env.private = redis.url, []string{postgres.source, redis.source}, redis.node
+	database := "fencedb_demo_" + random()
+	env := &Env{RedisURL: redis.url, Notes: []string{postgres.source, redis.source}, private: redis.node}
+	env.close = sync.OnceValue(func() error {
+		return errors.Join(postgres.dropDatabase(database), postgres.stop(), redis.stop())
+	})
+	if env.PostgresURL, err = postgres.createDatabase(ctx, database, ""); err != nil {
+		return nil, errors.Join(err, env.Close())
+	}
 	// Main closes what the examples of a package leave open. Until then this keeps the pipes to the
 	// supervisors from being garbage collected, which would end the servers of a program that only
 	// remembered their addresses.
@@ -79,11 +75,4 @@ func (e *Env) StartRedis(ctx context.Context) error {
 }
 
 // Close stops what was started and drops the database. Calling it again does nothing.
-func (e *Env) Close() error {
-	var failed error
-	for _, end := range e.ends {
-		failed = errors.Join(failed, end())
-	}
-	e.ends = nil
-	return failed
-}
+func (e *Env) Close() error { return e.close() }
