@@ -6,12 +6,11 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -88,18 +87,13 @@ func (n *PgBouncerServer) start(ctx context.Context, port int, settings []string
 	return nil
 }
 
-// ready asks the console, which speaks the simple protocol only, and which tells our process from
-// another that was quicker to bind the port.
-func (n *PgBouncerServer) ready(ctx context.Context) bool {
-	conn, err := pgx.Connect(ctx, inDatabase(n.URL(), "pgbouncer")+"&default_query_exec_mode=simple_protocol")
-	if err != nil {
-		return false
-	}
-	defer conn.Close(ctx)
-	rows, _ := conn.Query(ctx, "SHOW CONFIG") // its error is in rows as well
-	settings, err := pgx.CollectRows(rows, pgx.RowToMap)
-	ours := func(setting map[string]any) bool { return setting["value"] == n.configFile() }
-	return err == nil && slices.ContainsFunc(settings, ours) && conn.QueryRow(ctx, "SHOW VERSION").Scan(&n.Version) == nil
+var processUp = regexp.MustCompile(`process up: (PgBouncer [0-9.]+)`)
+
+// ready reads the log: in what a client could ask for nothing tells our process from another that was
+// quicker to bind the port.
+func (n *PgBouncerServer) ready(context.Context) bool {
+	n.Version = n.process.logged(processUp)
+	return n.Version != ""
 }
 
 // URL returns the URL of the database behind the PgBouncer.

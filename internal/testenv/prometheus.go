@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
-	"os"
 	"regexp"
 	"testing"
 )
@@ -25,18 +24,13 @@ func Prometheus(t testing.TB, config string) *PrometheusServer {
 	node, err := newNode(nil)
 	check(t, err)
 	t.Cleanup(func() { check(t, node.stop()) })
-	var found [][]byte
-	listens := func(context.Context) bool {
-		log, err := os.ReadFile(node.process.logFile())
-		found = listeningOn.FindSubmatch(log)
-		return err == nil && found != nil
-	}
+	listens := func(context.Context) bool { return node.process.logged(listeningOn) != "" }
 	err = node.run(ctx, listens, stopByKill, "prometheus",
 		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0")
 	if err != nil {
 		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)
 	}
-	return &PrometheusServer{"http://" + string(found[1])}
+	return &PrometheusServer{"http://" + node.process.logged(listeningOn)}
 }
 
 // Ask returns what query has now: the value of each series, as Prometheus writes it.

@@ -128,6 +128,15 @@ func (p *process) await(ctx context.Context, ready func(context.Context) bool) e
 
 func (p *process) logFile() string { return filepath.Join(p.dir, "server.log") }
 
+// logged returns the part of the log that the first group of a pattern matches, or "".
+func (p *process) logged(pattern *regexp.Regexp) string {
+	text, _ := os.ReadFile(p.logFile()) // not there yet, perhaps
+	if found := pattern.FindSubmatch(text); found != nil {
+		return string(found[1])
+	}
+	return ""
+}
+
 // log returns the end of what the server wrote.
 func (p *process) log() string {
 	const most = 4 << 10
