@@ -75,25 +75,19 @@ func (n *PgBouncerServer) config(settings []string) string {
 
 func inQuotes(value string) string { return "'" + strings.ReplaceAll(value, "'", "''") + "'" }
 
+var processUp = regexp.MustCompile(`process up: (PgBouncer [0-9.]+)`)
+
 // start starts the process and returns once it answers.
 func (n *PgBouncerServer) start(ctx context.Context, port int, settings []string) error {
 	n.port = port
 	if err := os.WriteFile(n.configFile(), []byte(n.config(settings)), 0o644); err != nil {
 		return err
 	}
-	if err := n.run(ctx, n.ready, stopByKill, n.bin, n.configFile()); err != nil {
+	if err := n.run(ctx, processUp, stopByKill, n.bin, n.configFile()); err != nil {
 		return fmt.Errorf("PgBouncer from %s on port %d: %w", n.bin, port, err)
 	}
-	return nil
-}
-
-var processUp = regexp.MustCompile(`process up: (PgBouncer [0-9.]+)`)
-
-// ready reads the log: in what a client could ask for nothing tells our process from another that was
-// quicker to bind the port.
-func (n *PgBouncerServer) ready(context.Context) bool {
 	n.Version = n.process.logged(processUp)
-	return n.Version != ""
+	return nil
 }
 
 // URL returns the URL of the database behind the PgBouncer.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -134,14 +135,15 @@ func (c *postgresCluster) put(name string, text []byte) error {
 
 // initdb runs under a supervisor as the server does, so that it leaves nothing when we are killed.
 func (c *postgresCluster) initdb(ctx context.Context) error {
-	done := func(context.Context) bool { return c.process.ended && c.process.status == 0 }
-	err := c.run(ctx, done, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
+	err := c.run(ctx, nil, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
 		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
 	if err != nil {
 		return fmt.Errorf("initdb: %w", err)
 	}
 	return nil
 }
+
+var acceptsConnections = regexp.MustCompile(`(database system is ready to accept)`)
 
 // start starts the postmaster and returns once it takes connections. The one before has ended.
 func (c *postgresCluster) start(ctx context.Context, port int) error {
@@ -150,7 +152,7 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 		argv = append(argv, "-c", setting)
 	}
 	c.port = port
-	if err := c.run(ctx, c.ready, stopPostgres, argv...); err != nil {
+	if err := c.run(ctx, acceptsConnections, stopPostgres, argv...); err != nil {
 		return fmt.Errorf("Postgres from %s on port %d: %w", c.bin, port, err)
 	}
 	return nil
@@ -176,15 +178,6 @@ func (c *postgresCluster) restart(ctx context.Context) error {
 
 // fastShutdown ends a server and its connections in good order.
 const fastShutdown = syscall.SIGINT
-
-// ready reads the status that the postmaster keeps in its own data directory. Unlike a connection
-// to the port, it cannot be answered by another server.
-func (c *postgresCluster) ready(context.Context) bool {
-	const pid, status, lines = 0, 7, 8
-	text, _ := os.ReadFile(filepath.Join(c.data(), "postmaster.pid")) // not there yet, perhaps
-	says := strings.Split(string(text), "\n")
-	return len(says) >= lines && says[pid] == strconv.Itoa(c.process.pid) && strings.TrimSpace(says[status]) == "ready"
-}
 
 func (c *postgresCluster) url(database string) string {
 	return (&url.URL{

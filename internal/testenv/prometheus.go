@@ -24,8 +24,7 @@ func Prometheus(t testing.TB, config string) *PrometheusServer {
 	node, err := newNode(nil)
 	check(t, err)
 	t.Cleanup(func() { check(t, node.stop()) })
-	listens := func(context.Context) bool { return node.process.logged(listeningOn) != "" }
-	err = node.run(ctx, listens, stopByKill, "prometheus",
+	err = node.run(ctx, listeningOn, stopByKill, "prometheus",
 		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0")
 	if err != nil {
 		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)

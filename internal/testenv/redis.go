@@ -5,9 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"syscall"
@@ -108,6 +108,9 @@ func newRedisNode(ctx context.Context, bin, config string, env []string, args ..
 	return n, nil
 }
 
+// redisServes is what a server logs when it has loaded its data, and a sentinel when it listens.
+var redisServes = regexp.MustCompile(`(Ready to accept connections|Sentinel ID is)`)
+
 // start starts the server on its port and returns once it has loaded its data and answers.
 func (n *redisNode) start(ctx context.Context) error {
 	place := []string{"--bind", loopback, "--port", strconv.Itoa(n.port), "--dir", n.dir}
@@ -119,10 +122,7 @@ func (n *redisNode) start(ctx context.Context) error {
 		place = append(place, "--cluster-port", strconv.Itoa(n.port+clusterBus))
 	}
 	argv := slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)
-	client := newRedisClient(&redis.Options{Addr: n.addr(), TLSConfig: n.tls, MaxRetries: -1})
-	defer client.Close()
-	err := n.run(ctx, func(ctx context.Context) bool { return n.answers(ctx, client) }, stopByKill, argv...)
-	if err != nil {
+	if err := n.run(ctx, redisServes, stopByKill, argv...); err != nil {
 		return fmt.Errorf("Redis from %s on port %d: %w", n.bin, n.port, err)
 	}
 	return nil
@@ -135,17 +135,6 @@ func (n *redisNode) restart(ctx context.Context) error {
 		return err
 	}
 	return n.start(ctx)
-}
-
-// answers reports whether it is our process that answers on the port, and not another server that
-// was quicker to bind it.
-func (n *redisNode) answers(ctx context.Context, client *redis.Client) bool {
-	conn, err := net.Dial("tcp", n.addr())
-	if err != nil {
-		return false // the client would try again, and log, where we ask again anyway
-	}
-	_ = conn.Close()
-	return client.InfoMap(ctx, "server").Item("Server", "process_id") == strconv.Itoa(n.process.pid)
 }
 
 func (n *redisNode) addr() string { return address(n.port) }

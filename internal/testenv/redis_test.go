@@ -105,9 +105,12 @@ func TestExternalRedis(t *testing.T) {
 func TestAnotherServerOnThePortIsNotTakenForOurs(t *testing.T) {
 	t.Parallel()
 	theirs := OwnRedis(t)
-	ours := &redisNode{port: theirs.node.port, node: node{process: &process{pid: theirs.node.process.pid + 1}}}
-	require.True(t, theirs.node.answers(t.Context(), theirs.Client()))
-	require.False(t, ours.answers(t.Context(), theirs.Client()))
+	base, err := newNode(nil)
+	require.NoError(t, err)
+	ours := &redisNode{node: base, bin: theirs.node.bin, port: theirs.node.port}
+	t.Cleanup(func() { require.NoError(t, ours.stop()) })
+
+	require.ErrorIs(t, ours.start(t.Context()), errExited)
 }
 
 func TestSentinelPromotesAReplicaThatLags(t *testing.T) {

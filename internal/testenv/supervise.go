@@ -112,11 +112,18 @@ func (p *process) exited(within time.Duration) bool {
 	return p.ended
 }
 
-// await calls ready until it returns true. It gives up when the server or ctx has ended, with an
-// error that shows the log of the server.
-func (p *process) await(ctx context.Context, ready func(context.Context) bool) error {
-	for !ready(ctx) {
-		if p.exited(pollEvery) && !ready(ctx) {
+// await waits until the log has what a server says when it serves, or without that until a command has
+// succeeded. It gives up when the process or ctx has ended, with an error that shows the log. The log is
+// that of our own process: nothing that another server on its port answers counts.
+func (p *process) await(ctx context.Context, says *regexp.Regexp) error {
+	there := func() bool {
+		if says == nil {
+			return p.ended && p.status == 0
+		}
+		return p.logged(says) != ""
+	}
+	for !there() {
+		if p.exited(pollEvery) && !there() {
 			return fmt.Errorf("%w with status %d; %s", errExited, p.status, p.log())
 		}
 		if ctx.Err() != nil {
@@ -128,7 +135,7 @@ func (p *process) await(ctx context.Context, ready func(context.Context) bool) e
 
 func (p *process) logFile() string { return filepath.Join(p.dir, "server.log") }
 
-// logged returns the part of the log that the first group of a pattern matches, or "".
+// logged returns what the first group of a pattern matches in the log, or "".
 func (p *process) logged(pattern *regexp.Regexp) string {
 	text, _ := os.ReadFile(p.logFile()) // not there yet, perhaps
 	if found := pattern.FindSubmatch(text); found != nil {
@@ -193,10 +200,10 @@ func newNode(a *account, env ...string) (node, error) {
 	return node{dir: dir, account: a, env: env}, err
 }
 
-// run starts a command and returns once it is ready. stop is STOP for supervise.sh. If there was a
+// run starts a command and returns when it serves, which await says. stop is STOP for supervise.sh. If there was a
 // command before, it has ended, and leaves its directory to the next. Should we die between these
 // two steps, both supervisors remove the directory, which is as good as one.
-func (n *node) run(ctx context.Context, ready func(context.Context) bool, stop string, argv ...string) error {
+func (n *node) run(ctx context.Context, says *regexp.Regexp, stop string, argv ...string) error {
 	before := n.process
 	if before != nil && !before.exited(pollEvery) {
 		return fmt.Errorf("process %d is still running in %s", before.pid, n.dir)
@@ -212,7 +219,7 @@ func (n *node) run(ctx context.Context, ready func(context.Context) bool, stop s
 			return err
 		}
 	}
-	return next.await(ctx, ready)
+	return next.await(ctx, says)
 }
 
 func (n *node) signal(sig syscall.Signal) error { return n.process.signal(sig) }

@@ -14,6 +14,7 @@
 directory=$1 stop=$2
 shift 2
 
+: >"$directory/server.log" # what a server before wrote does not say that this one is ready
 exec 3<&0 # a background command would get /dev/null for stdin
 
 "$@" </dev/null >>"$directory/server.log" 2>&1 3<&- &
