@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -280,12 +281,19 @@ func (s *servers) lookAround(ctx context.Context, found *inspection) (err error)
 	if found.known() {
 		return nil
 	}
-	err = s.notElsewhere(ctx, found.Resource)
-	if redis.IsPermissionError(err) { // to SCAN
+	search, cancel := context.WithTimeout(ctx, searchTime)
+	defer cancel()
+	err = s.notElsewhere(search, found.Resource)
+	if redis.IsPermissionError(err) || search.Err() != nil && ctx.Err() == nil {
+		found.Notes = append(found.Notes, note{"not_searched", fmt.Sprintf(
+			"Redis does not know this resource here. That it is in no other namespace was not found out: %v.", cmp.Or(search.Err(), err))})
 		return nil
 	}
 	return err
 }
+
+// searchTime bounds a search in Redis that reads all keys.
+const searchTime = 5 * time.Second
 
 // known reports whether Redis knows the resource as one of leases.
 func (r *inspection) known() bool { return r.Holder != nil || r.LastToken != nil || r.Revoked != nil }

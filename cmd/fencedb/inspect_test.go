@@ -155,4 +155,5 @@ func TestInspectWithoutTheNamespaceIsRefused(t *testing.T) {
 	t.Cleanup(func() { w.redis.Do(context.Background(), "ACL", "DELUSER", limited) })
 	got = w.run("--namespace", "", "--redis", "redis://"+limited+":x@"+w.redis.Options().Addr, "inspect", "seat:1")
 	require.Contains(t, got.out, "nobody", "who may not SCAN is told what there is to tell: %s", got.errOut)
+	require.Contains(t, got.out, "That it is in no other namespace was not found out: NOPERM")
 }
