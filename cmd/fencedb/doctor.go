@@ -120,8 +120,10 @@ func (e *examination) run(ctx context.Context) error {
 	e.examineRedis(half)
 	err := e.pool.Ping(ctx)
 	away := err != nil
-	if err == nil {
-		err = e.examinePostgres(ctx)
+	for _, ask := range []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters} {
+		if err == nil {
+			err = ask(ctx)
+		}
 	}
 	refused := new(pgconn.PgError)
 	switch {
@@ -144,16 +146,6 @@ func (e *examination) run(ctx context.Context) error {
 }
 
 var errNoMore = errors.New("what was found lets nothing more be examined")
-
-// examinePostgres stops when nothing more can be examined.
-func (e *examination) examinePostgres(ctx context.Context) error {
-	for _, ask := range []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters} {
-		if err := ask(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 const leastPostgres = 15
 
