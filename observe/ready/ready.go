@@ -16,8 +16,7 @@
 //
 //	{"ready":false,"checks":{"leases":"ok","fences":"failed"}}
 //
-// The answer has no reasons, because anybody may ask. [Config.Failed] receives them, and
-// [Config.Details] adds them.
+// The answer has no reasons, because anybody may ask. [Config.Failed] receives them.
 //
 // # Many requests
 //
@@ -65,10 +64,6 @@ type Config struct {
 	// Failed is called with the reason when a check fails, not for every request, and once at a
 	// time. The answer waits for it. Defaults to nothing.
 	Failed func(name string, err error)
-
-	// Details adds the reasons to the answer. They name hosts, roles and tables, so strangers must
-	// not see them. Defaults to false.
-	Details bool
 }
 
 // New returns the handler, for GET and HEAD. Errors are [ErrInvalid].
@@ -110,15 +105,14 @@ type handler struct {
 	busy []atomic.Bool // for each check: it runs
 
 	turn chan struct{} // full while the checks run; other requests wait for the same answer
-	last answer        // guarded by turn; its maps are never changed
+	last answer        // guarded by turn; its map is never changed
 	till time.Time     // last may be used until then; guarded by turn
 }
 
 // answer is the body of the response.
 type answer struct {
-	Ready   bool              `json:"ready"`
-	Checks  map[string]string `json:"checks"`
-	Reasons map[string]string `json:"reasons,omitempty"`
+	Ready  bool              `json:"ready"`
+	Checks map[string]string `json:"checks"`
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -150,16 +144,12 @@ func (h *handler) answer() answer {
 		all.Go(func() { results[n] = h.run(n) })
 	}
 	all.Wait()
-	a := answer{Ready: true, Checks: make(map[string]string), Reasons: make(map[string]string)}
+	a := answer{Ready: true, Checks: make(map[string]string)}
 	for n, err := range results {
 		name := h.cfg.Checks[n].Name
 		a.Checks[name] = "ok"
-		if err == nil {
-			continue
-		}
-		a.Ready, a.Checks[name] = false, "failed"
-		if h.cfg.Details {
-			a.Reasons[name] = err.Error()
+		if err != nil {
+			a.Ready, a.Checks[name] = false, "failed"
 		}
 	}
 	h.last, h.till = a, time.Now().Add(h.cfg.Fresh) // first, since Failed may panic

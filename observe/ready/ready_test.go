@@ -77,12 +77,6 @@ func TestNotReadyIfOneFails(t *testing.T) {
 	require.Equal(t, map[string]error{"b": errSecret}, failed)
 }
 
-func TestReasonsAreShownOnRequest(t *testing.T) {
-	t.Parallel()
-	w := ask(handler(t, ready.Config{Checks: []ready.Check{good("a"), bad("b")}, Details: true}), http.MethodGet)
-	require.JSONEq(t, `{"ready": false, "checks": {"a": "ok", "b": "failed"}, "reasons": {"b": "`+errSecret.Error()+`"}}`, w.Body.String())
-}
-
 func TestAPanicIsAFailure(t *testing.T) {
 	t.Parallel()
 	check := ready.Check{Name: "a", Run: func(context.Context) error { panic("broken") }}
