@@ -229,14 +229,20 @@ func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	return redis.NewUniversalClient(many), nil
 }
 
-// withoutPassword is what is wrong with an address. Errors quote all of it, or what they take for a port or a
-// path, and in a password with a slash that is the password.
+// withoutPassword is what is wrong with an address, by the part behind the password: errors quote what they
+// take for a port or a path, and in a password with a slash that is the password.
 func withoutPassword(address string, err error) error {
+	scheme, _, found := strings.Cut(address, "://")
+	if at := strings.LastIndex(address, "@"); at >= 0 {
+		if !found {
+			return errors.New("it does not begin with redis:// or another scheme")
+		}
+		if _, _, _, err = parseRedis(scheme + "://" + address[at+1:]); err == nil {
+			return errors.New("user and password cannot be read; in them, / is written as %2F, ? as %3F, # as %23 and % as %25")
+		}
+	}
 	broken := new(url.Error)
-	switch {
-	case strings.Contains(address, "@"):
-		return errors.New("it cannot be read; in user and password, / is written as %2F, ? as %3F, # as %23 and % as %25")
-	case errors.As(err, &broken):
+	if errors.As(err, &broken) {
 		return broken.Err
 	}
 	return err

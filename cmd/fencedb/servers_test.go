@@ -52,6 +52,23 @@ func TestARedisURLThatIsNone(t *testing.T) {
 	}
 }
 
+func TestWhatIsWrongWithARedisURLIsSaidWithoutItsPassword(t *testing.T) {
+	t.Parallel()
+	for address, says := range map[string]string{
+		"redis://u:hunter2@cache/zero":   "invalid database number",
+		"redis://u:hunter2@cache:port":   "invalid port",
+		"redis-sentinel://u:hunter2@a,b": "no name of a primary",
+		"redis-cluster://u:hunter2@a,,b": "host 2 of 3 is empty",
+		"redis://u:hunter2/3@a":          "user and password cannot be read",
+		"u:hunter2@a":                    "does not begin with redis://",
+	} {
+		got := newConsole(t, "--redis", address).run("leases")
+
+		require.Contains(t, got.errOut, says, address)
+		require.NotContains(t, got.errOut, "hunter2", address)
+	}
+}
+
 func TestARedisThatHangsIsGivenUpInTime(t *testing.T) {
 	t.Parallel()
 	for _, scheme := range []string{"redis", "redis-cluster"} {
