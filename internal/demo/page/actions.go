@@ -58,29 +58,23 @@ func (s *Stage) press(name string, do func(*hand) error) (err error) {
 	return err
 }
 
-// pace is how long a lease lasts and the steps of a reservation take.
-type pace struct{ TTL, Card, Write time.Duration }
+// speeds are how long a lease lasts. The steps of a reservation take as much more or less.
+var speeds = map[string]time.Duration{"slow": 8 * time.Second, "normal": 3 * time.Second, "fast": time.Second}
 
-// speeds are how long things take. The card check outlasts the lease, so that renewal can be seen.
-var speeds = map[string]pace{
-	"slow":   {TTL: 8 * time.Second, Card: 10 * time.Second, Write: 3 * time.Second},
-	"normal": {TTL: 3 * time.Second, Card: 4 * time.Second, Write: time.Second},
-	"fast":   {TTL: time.Second, Card: 1200 * time.Millisecond, Write: 300 * time.Millisecond},
-}
-
-func (s *Stage) pace() pace {
+// ttl is how long leases last now.
+func (s *Stage) ttl() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return speeds[s.speed]
 }
 
 func (s *Stage) setSpeed(speed string) error {
-	pace, ok := speeds[speed]
+	ttl, ok := speeds[speed]
 	if !ok {
 		return refuse("There is no speed %q; there are slow, normal and fast.", speed)
 	}
 	s.locked(func() { s.speed = speed })
-	s.journal.Add(Record{Kind: Speed, Cause: speed, TTL: pace.TTL.Milliseconds()})
+	s.journal.Add(Record{Kind: Speed, Cause: speed, TTL: ttl.Milliseconds()})
 	return nil
 }
 
@@ -107,7 +101,7 @@ func (s *Stage) restartRedis(ctx context.Context) error {
 		return err
 	}
 	s.journal.Add(Record{Kind: RedisDown})
-	_ = worker.Sleep(s.life, s.pace().TTL/2) // otherwise it is over before it can be seen
+	_ = worker.Sleep(s.life, s.ttl()/2) // otherwise it is over before it can be seen
 	if err := s.cfg.StartRedis(context.WithoutCancel(ctx)); err != nil {
 		return err
 	}
@@ -147,13 +141,13 @@ var scenes = map[string]func(s *scene, ok func(error) bool) bool{
 	// after it was seen to wait.
 	"zombie": func(s *scene, ok func(error) bool) bool {
 		return ok(s.comes(s.a, held)) && ok(s.until(s.a.atStep(worker.AtWrite))) &&
-			ok(s.press(s.a.name, (*hand).pause)) && ok(s.wait(s.pace().TTL/4)) && ok(s.comes(s.b, quick)) && ok(s.until(s.b.free)) &&
+			ok(s.press(s.a.name, (*hand).pause)) && ok(s.wait(s.ttl()/4)) && ok(s.comes(s.b, quick)) && ok(s.until(s.b.free)) &&
 			ok(s.wait(soon)) && ok(s.press(s.a.name, (*hand).wake)) && ok(s.until(s.a.free))
 	},
 	// The first worker is killed while it holds the lease and another waits.
 	"crash": func(s *scene, ok func(error) bool) bool {
 		return ok(s.comes(s.a)) && ok(s.until(s.a.atStep(worker.AtCard))) && ok(s.comes(s.b)) &&
-			ok(s.wait(s.pace().TTL/2)) && ok(s.press(s.a.name, (*hand).kill)) && ok(s.until(s.b.free))
+			ok(s.wait(s.ttl()/2)) && ok(s.press(s.a.name, (*hand).kill)) && ok(s.until(s.b.free))
 	},
 }
 
@@ -183,8 +177,7 @@ func (s *Stage) play(name string, script func(*scene, func(error) bool) bool) (e
 		return refuse("It takes two idle workers. Wait for them, or wake the one that stands still.")
 	}
 	s.journal.Add(Record{Kind: Scene, Cause: name})
-	pace := s.pace()
-	ctx, cancel := context.WithTimeout(s.life, patience+4*(pace.TTL+pace.Card+pace.Write))
+	ctx, cancel := context.WithTimeout(s.life, patience+12*s.ttl())
 	defer cancel()
 	evening, err := s.nextEvening(ctx)
 	if err != nil {

@@ -41,8 +41,6 @@ func (h *hand) gone() { h.step, h.shown = "", Worker{Name: h.name, Status: Dead}
 // which goes through Redis, is in the journal first.
 const lag = 60 * time.Millisecond
 
-var reached = map[worker.Point]Kind{worker.AtCard: Card, worker.AtWrite: Writing}
-
 // listen hears a process to its end, and then sees to it that there is another one. At the end of the stage it ends
 // the process, also one that was being started when that came.
 func (h *hand) listen(p *worker.Worker) {
@@ -54,7 +52,7 @@ func (h *hand) listen(p *worker.Worker) {
 	}
 	p.Kill() // it has ended, however that came; this leaves nothing of it
 	s.locked(h.gone)
-	rest := s.pace().TTL + time.Second // a supervisor takes a while too
+	rest := s.ttl() + time.Second // a supervisor takes a while too
 	for worker.Sleep(s.life, rest) == nil && h.start(s.life) != nil {
 		rest = time.Second
 	}
@@ -65,7 +63,7 @@ func (h *hand) told(e worker.Event) {
 	j := h.stage.journal
 	if e.Done == nil {
 		h.step = e.At
-		j.Add(Record{Kind: reached[e.At], Worker: h.name})
+		j.Add(Record{Kind: Kind(e.At), Worker: h.name})
 		return
 	}
 	if h.plain && e.Done.Outcome == worker.Booked { // no tracer hears of it
@@ -102,13 +100,14 @@ func (h *hand) reserve(evening int, change ...func(*worker.Request)) error {
 		return refuse("%s is not idle. Wait for it, or wake it if it stands still.", h.name)
 	}
 	s := h.stage
-	guest, pace := people[s.guests%len(people)], speeds[s.speed]
+	guest, ttl := people[s.guests%len(people)], speeds[s.speed]
 	s.guests++
 	h.plain = !s.fenced
 	h.shown.Status, h.shown.Guest, h.shown.Evening = Busy, guest, evening
 	r := worker.Request{
 		Booking: booking.Booking{Table: table, Slot: slot(evening), Guest: guest, Party: 2}, Plain: h.plain,
-		TTL: pace.TTL, Wait: patience * pace.TTL, Card: pace.Card, Write: pace.Write,
+		TTL: ttl, Wait: patience * ttl, Write: ttl / 3,
+		Card: ttl + ttl/3, // it outlasts the lease, so that renewal can be seen
 	}
 	for _, f := range change {
 		f(&r)

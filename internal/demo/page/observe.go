@@ -66,7 +66,7 @@ func (s *Stage) lookAtRedis(ctx context.Context) Redis {
 	}
 	now := Redis{Up: true, Token: found.Token, Fence: found.LastToken, Waiters: found.Waiters, Label: found.Label}
 	if found.Token != 0 {
-		now.Ends, now.TTL = ends.Milliseconds(), s.pace().TTL.Milliseconds()
+		now.Ends, now.TTL = ends.Milliseconds(), s.ttl().Milliseconds()
 	}
 	return now
 }

@@ -9,8 +9,8 @@ type Kind = feed.Kind
 const (
 	Started     Kind = "started"     // a worker process
 	Asked       Kind = "asked"       // a guest asks a worker for an evening
-	Card        Kind = "card"        // the worker asks the guest's bank
-	Writing     Kind = "writing"     // the worker has looked at its lease for the last time
+	Card        Kind = "card"        // a [worker.Point]: the worker asks the guest's bank
+	Writing     Kind = "writing"     // a [worker.Point]: the worker has looked at its lease for the last time
 	Sealed      Kind = "sealed"      // Postgres knows the token before the holder does
 	Wrote       Kind = "wrote"       // a write without a token, while the fence is off
 	Told        Kind = "told"        // what the guest was told: Cause is the outcome

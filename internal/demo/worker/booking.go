@@ -180,7 +180,7 @@ const (
 
 	// AtWrite: in the driver, where it would start to send the write. The lease was good when the
 	// service last looked at it, and nobody looks again between here and Postgres.
-	AtWrite Point = "write"
+	AtWrite Point = "writing"
 )
 
 // Request is a reservation, and how to carry it out.
