@@ -30,12 +30,7 @@ func Booking(ctx context.Context, self *Self) error {
 	}
 	defer d.View.Close()
 	if d.Feed {
-		d.feed = feed.New(d.Redis, feed.Worker(d.Name))
-		defer func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-			defer cancel()
-			_ = d.feed.Close(ctx) // nobody waits for what is not published in time
-		}()
+		d.feed = feed.New(d.Redis, feed.Worker(d.Name)) // never closed: nobody follows a worker whose orders have ended
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // first, so that a request that is held ends and gives its connection back
