@@ -19,34 +19,31 @@ const (
 	indent = 9 // of the steps and states of a story, behind the time
 )
 
-// style is how a terminal is told to show a piece of text.
-type style string
-
+// How a terminal is told to show a piece of text; "" is as usual.
 const (
-	plain style = ""
-	bold  style = "1"
-	dim   style = "2"
-	red   style = "1;31"
-	green style = "1;32"
+	bold  = "1"
+	dim   = "2"
+	red   = "1;31"
+	green = "1;32"
 )
 
-func (p *printer) paint(s style, text string) string {
-	if !p.colour || s == plain {
+func (p *printer) paint(style, text string) string {
+	if !p.colour || style == "" {
 		return text
 	}
-	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
+	return "\x1b[" + style + "m" + text + "\x1b[0m"
 }
 
 func (p *printer) line(text string) { fmt.Fprintln(p.out, strings.TrimRight(text, " ")) }
 
 // paragraph wraps text; the first line follows lead, the others are indented as far.
-func (p *printer) paragraph(lead string, s style, text string) {
+func (p *printer) paragraph(lead, style, text string) {
 	margin := len(lead)
 	for i, line := range wrap(text, width-margin) {
 		if i > 0 {
 			lead = strings.Repeat(" ", margin)
 		}
-		p.line(lead + p.paint(s, line))
+		p.line(lead + p.paint(style, line))
 	}
 }
 
@@ -57,7 +54,7 @@ func (p *printer) opening(cfg config, notes []string) {
 		fmt.Sprintf("Two worker processes, A and B, for each story. A lease lasts %v.", cfg.TTL),
 		"Under each step: what both servers hold at that moment. A token is a number that "+
 			"only rises; Redis takes it from its clock, in microseconds.") {
-		p.paragraph("  ", plain, note)
+		p.paragraph("  ", "", note)
 	}
 	if cfg.Unprotected {
 		p.paragraph("  ", red, "The fence has been taken away, as asked: story 4 must end badly.")
@@ -66,7 +63,7 @@ func (p *printer) opening(cfg config, notes []string) {
 
 func (p *printer) intro(number int, st story) {
 	p.line("\n\n" + p.paint(bold, fmt.Sprintf("%d  %s", number, st.title)))
-	p.paragraph("   ", plain, st.intro)
+	p.paragraph("   ", "", st.intro)
 	p.line("")
 	servers := row{"Redis", "", "", "Postgres"}
 	p.state(servers, servers)
@@ -83,7 +80,7 @@ var widths = [5]int{7, 8, 19, 19}
 
 // step prints an event and the state after it. What the event has changed stands out on a terminal.
 func (p *printer) step(at time.Duration, text string, before, after row) {
-	p.paragraph(fmt.Sprintf("%*s  ", indent-2, seconds(at)), plain, text)
+	p.paragraph(fmt.Sprintf("%*s  ", indent-2, seconds(at)), "", text)
 	before[1] = after[1] // the TTL changes by itself
 	p.state(before, after)
 }
@@ -116,8 +113,8 @@ const (
 
 func (p *printer) verdict(st story, v verdict) {
 	p.line("")
-	p.paragraph("   promised  ", plain, st.promise)
-	p.paragraph("   seen      ", plain, v.seen)
+	p.paragraph("   promised  ", "", st.promise)
+	p.paragraph("   seen      ", "", v.seen)
 	for _, problem := range v.broken {
 		p.paragraph("   but       ", red, problem)
 	}

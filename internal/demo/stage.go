@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"golang.org/x/term"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
@@ -31,11 +30,7 @@ type config struct {
 	Unprotected bool
 }
 
-// errBroken: a story did not end as promised.
-var errBroken = errors.New("a promise was broken")
-
-// tellStories tells all stories. It returns nil if each ended as promised, errBroken if one did not, and
-// another error if they could not be told. Cancelling ctx ends it at once. Either way the workers
+// tellStories tells all stories. It returns nil if each ended as promised. Cancelling ctx ends it at once. Either way the workers
 // have ended when it returns.
 func tellStories(ctx context.Context, cfg config, env *testenv.Env) error {
 	started := time.Now()
@@ -67,7 +62,7 @@ func tellStories(ctx context.Context, cfg config, env *testenv.Env) error {
 		verdicts = append(verdicts, sc.verdict)
 	}
 	if !out.summary(verdicts, time.Since(started)) {
-		return errBroken
+		return errors.New("a promise was broken")
 	}
 	return nil
 }
@@ -268,4 +263,4 @@ type state struct {
 	wrote            int64         // in Postgres: the highest token with which that was written
 }
 
-func (st state) held() bool { return st.Holder != uuid.Nil }
+func (st state) held() bool { return st.Token != 0 }
