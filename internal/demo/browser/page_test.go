@@ -118,6 +118,9 @@ func TestAReloadKeepsThePicture(t *testing.T) {
 func TestThePageFindsTheNextRunOfTheProgram(t *testing.T) {
 	w := open(t, "fast")
 	w.play("race")
+	w.Cleanup(func() { // after the end of the next run, which may cut the stream as well
+		w.forgive("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+	})
 
 	w.restart()
 	w.until(`document.getElementById("link").dataset.up === "true" && document.querySelectorAll("#log li").length === 3`)
@@ -125,7 +128,6 @@ func TestThePageFindsTheNextRunOfTheProgram(t *testing.T) {
 	require.Empty(t, w.rows())
 	w.requireAgreement()
 	require.Zero(t, ask[int](w, `document.querySelectorAll("#plane .bar").length`))
-	w.forgive("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
 }
 
 func TestARefusalIsTold(t *testing.T) {
