@@ -49,15 +49,16 @@ func (a *api) handler() http.Handler {
 	mux.HandleFunc("GET /tables/{table}/bookings", a.answer(a.list))
 	mux.HandleFunc("GET /bookings/{id}", a.answer(a.get))
 	mux.HandleFunc("DELETE /bookings/{id}", a.answer(a.cancel))
-	// The process runs. Whether it can work is for /readyz to say: a restart does not bring a store back.
+	// The process runs. Whether it can work is for /readyz to say: a restart does not bring a store
+	// back.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	mux.Handle("GET /readyz", a.Ready)
 	mux.Handle("GET /metrics", a.Metrics)
 	return a.served(mux)
 }
 
-// served gives each request so much time, and the ID in its header, or a new one if that is missing or
-// not fit for a log.
+// served gives each request so much time, and the ID in its header, or a new one if that is missing
+// or not fit for a log.
 func (a *api) served(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		id := r.Header.Get(requestIDHeader)
@@ -86,8 +87,8 @@ func requestID(ctx context.Context) string {
 	return id
 }
 
-// answer writes what a route returns, as JSON or as a problem, and a line into the log. A nil body is
-// no body.
+// answer writes what a route returns, as JSON or as a problem, and a line into the log. A nil body
+// is no body.
 func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		began, contentType, level := time.Now(), "application/json", slog.LevelInfo

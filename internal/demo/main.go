@@ -107,13 +107,14 @@ func onServers(ctx context.Context, opts testenv.Options, do func(*testenv.Env) 
 	return do(env)
 }
 
-// compare plays the sale in each mode, on servers of its own if they are ours to start, and prints a
-// table. It returns an error if any books are wrong, or if those of the control are right.
+// compare plays the sale in each mode, on servers of its own if they are ours to start, and prints
+// a table. It returns an error if any books are wrong, or if those of the control are right.
 func compare(ctx context.Context, load sale.Load) error {
 	if err := load.Validate(); err != nil {
 		return err
 	}
-	fmt.Printf("%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped for %v, leases last %v\n",
+	fmt.Printf("%d buyers in %d processes want %d SKUs for %v; %d times one of the processes is stopped "+
+		"for %v, leases last %v\n",
 		load.Buyers, sale.Workers, load.SKUs, load.For, load.Pauses, load.Pause, load.TTL)
 	var results []sale.Result
 	var problems []string

@@ -30,8 +30,8 @@ type config struct {
 	Unprotected bool
 }
 
-// tellStories tells all stories. It returns nil if each ended as promised. Cancelling ctx ends it at once. Either way the workers
-// have ended when it returns.
+// tellStories tells all stories. It returns nil if each ended as promised. Cancelling ctx ends it
+// at once. Either way the workers have ended when it returns.
 func tellStories(ctx context.Context, cfg config, env *testenv.Env) error {
 	started := time.Now()
 	// The namespace keeps the leases apart on a Redis that others use too.

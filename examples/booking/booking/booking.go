@@ -237,8 +237,8 @@ func (s *Service) Cancel(ctx context.Context, id uuid.UUID) (err error) {
 // MaxList is how many bookings List returns at most.
 const MaxList = 100
 
-// List returns bookings of a table that begin at from or later. Where there are [MaxList], go on from
-// the hour after the last one.
+// List returns bookings of a table that begin at from or later. Where there are [MaxList], go on
+// from the hour after the last one.
 func (s *Service) List(ctx context.Context, table int, from time.Time) ([]Booking, error) {
 	if err := validateTable(table); err != nil {
 		return nil, err

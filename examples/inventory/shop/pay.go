@@ -115,8 +115,8 @@ func (s *Shop) refund(ctx context.Context, id uuid.UUID) error {
 	})
 }
 
-// Each does one thing for all carts that a statement finds, [Overdue] or [RefundsDue], some at a time.
-// A cart that is busy is left for the next time.
+// Each does one thing for all carts that a statement finds, [Overdue] or [RefundsDue], some at a
+// time. A cart that is busy is left for the next time.
 func (s *Shop) Each(ctx context.Context, find string, do func(context.Context, uuid.UUID) error) error {
 	rows, _ := s.DB.Query(ctx, find)
 	carts, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])

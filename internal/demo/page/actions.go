@@ -9,8 +9,8 @@ import (
 	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
-// Refusal: it cannot be done now, or there is no such thing. Nothing was done; the text says why and
-// what to do.
+// Refusal: it cannot be done now, or there is no such thing. Nothing was done; the text says why
+// and what to do.
 type Refusal string
 
 func (r Refusal) Error() string { return string(r) }
@@ -151,7 +151,8 @@ var scenes = map[string]func(s *scene, ok func(error) bool) bool{
 	},
 }
 
-// play plays a scene to its end, one at a time, and also when the page that has asked for it is closed.
+// play plays a scene to its end, one at a time, and also when the page that has asked for it is
+// closed.
 func (s *Stage) play(name string, script func(*scene, func(error) bool) bool) (err error) {
 	const patience = 20 * time.Second // for everything that does not wait for a TTL or a bank
 	s.work.Add(1)

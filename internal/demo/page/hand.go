@@ -9,8 +9,8 @@ import (
 	"github.com/fencedb/fencedb/internal/demo/worker"
 )
 
-// hand is one of the crew: a place that is filled with one process after the other. All methods but start and listen
-// are called under stage.mu.
+// hand is one of the crew: a place that is filled with one process after the other. All methods but
+// start and listen are called under stage.mu.
 type hand struct {
 	stage *Stage
 	name  string

@@ -14,9 +14,9 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// Run serves the page on a port of the loopback, 0 for a free one, until ctx ends, and returns when nothing of it is
-// left. Nobody else can reach it: the buttons kill processes and empty servers. The Redis of env is private. out is told
-// the addresses.
+// Run serves the page on a port of the loopback, 0 for a free one, until ctx ends, and returns when
+// nothing of it is left. Nobody else can reach it: the buttons kill processes and empty servers.
+// The Redis of env is private. out is told the addresses.
 func Run(ctx context.Context, env *testenv.Env, port int, out io.Writer) error {
 	logging.Disable() // the Redis client would write that a Redis is down, which is meant to be
 	listener, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))

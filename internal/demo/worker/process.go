@@ -224,8 +224,8 @@ func (g Gate) Go() {
 	}
 }
 
-// Hold tells that somebody is held, and waits for Go or the end of ctx. A Go that came before does not
-// count: whoever wakes a process also lets it go on.
+// Hold tells that somebody is held, and waits for Go or the end of ctx. A Go that came before does
+// not count: whoever wakes a process also lets it go on.
 func (g Gate) Hold(ctx context.Context, tell func()) {
 	select {
 	case <-g:

@@ -75,8 +75,8 @@ func (v *View) Migrate(ctx context.Context, migrate func(context.Context, *sql.D
 	return errors.Join(migrate(ctx, db), db.Close())
 }
 
-// Holding is what Redis holds about a resource, and when the lease there ends, by its clock since 1970. While Redis does
-// not answer it fails at once.
+// Holding is what Redis holds about a resource, and when the lease there ends, by its clock since
+// 1970. While Redis does not answer it fails at once.
 func (v *View) Holding(ctx context.Context, resource string) (found lease.Inspection, ends time.Duration, err error) {
 	owner := lease.Key{Namespace: v.Namespace, Resource: resource, Field: "owner"}
 	if ends, err = v.Redis.PExpireTime(ctx, owner.String()).Result(); err == nil { // Inspect would wait for Redis
