@@ -24,7 +24,7 @@ const warmUp = 500 * time.Millisecond
 // result of one load.
 type result struct {
 	grants    int
-	gaps      []time.Duration // from the call of a release to the return of the next acquisition; below 0: two holders at once
+	gaps      []time.Duration // from a release's call to the next acquisition's return; below 0: two holders
 	waits     []time.Duration // of all that ended, and of those still going on at the end
 	overtaken int             // the most grants to later callers that one waiter had to see before its own
 	pings     []time.Duration // round trips of the waiting processes meanwhile

@@ -21,7 +21,8 @@ const (
 	leasers  = 64   // goroutines that lease one resource after the other
 )
 
-// What a lease weighs in Redis, and that resources which were leased once leave nothing. make bench-memory shows it at full size.
+// What a lease weighs in Redis, and that resources which were leased once leave nothing. make
+// bench-memory shows it at full size.
 func TestMemoryOfResourcesThatWereLeasedOnce(t *testing.T) {
 	client := testenv.OwnRedis(t).Client()
 	brief := sized(2*time.Second, 20*time.Second) // short enough to wait for, and outlasts the making of a sample
@@ -80,7 +81,8 @@ func release(ctx context.Context, all lease.Leases) error {
 	return nil
 }
 
-// leaseEachOnce acquires and releases so many resources and returns the most keys that were seen on the way.
+// leaseEachOnce acquires and releases so many resources and returns the most keys that were seen on
+// the way.
 func leaseEachOnce(ctx context.Context, client *redis.Client, issuer *lease.Issuer, resources int) (peak int64, err error) {
 	all, ctx := errgroup.WithContext(ctx)
 	all.SetLimit(leasers)

@@ -18,8 +18,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// With one waiter in each process, each release leaves the resource free for a process that is not in the queue and asks at once.
-// With more, the next of the same process stands in the queue by then.
+// With one waiter in each process, each release leaves the resource free for a process that is not in
+// the queue and asks at once. With more, the next of the same process stands in the queue by then.
 func TestGrantsFollowTheOrderOfArrival(t *testing.T) {
 	server, during := testenv.OwnRedis(t), sized(time.Second, 10*time.Second)
 	for _, waiters := range []int{processes, sized(20, 50)} {

@@ -198,8 +198,8 @@ func TestTheClockSetBackAndForth(t *testing.T) {
 //go:embed clock.c.txt
 var clockCode []byte // not named .c, or go build would want cgo
 
-// redisWithClock is a Redis with a clock of its own, which setBack puts back by so much more, at once; the
-// data stays. It needs a C compiler, and Linux.
+// redisWithClock is a Redis with a clock of its own, which setBack puts back by so much more, at once;
+// the data stays. It needs a C compiler, and Linux.
 func redisWithClock(t *testing.T) (server *testenv.RedisServer, setBack func(time.Duration)) {
 	t.Helper()
 	if runtime.GOOS != "linux" {

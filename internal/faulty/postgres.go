@@ -389,7 +389,8 @@ func (l *postgresLink) deliver(fate Fate, to net.Conn, msg pgproto3.Message) boo
 	return fate == Pass || l.strike(fate)
 }
 
-// count counts raw as delivered. Where the bytes of AfterBytes end, the fate of AfterBytes replaces fate.
+// count counts raw as delivered. Where the bytes of AfterBytes end, the fate of AfterBytes replaces
+// fate.
 func (l *postgresLink) count(raw []byte, fate Fate) ([]byte, Fate) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -37,8 +37,8 @@ func Once(fate Fate) func(script string) Verdict {
 
 // RedisProxy stands between clients and Redis servers, with one connection to a server for each
 // connection of a client, and knows scripts by name. It passes everything until told otherwise. Its
-// Dial is a Dialer for the options of any client, also for Sentinel and Cluster. A connection to a server
-// ends with the one to the client.
+// Dial is a Dialer for the options of any client, also for Sentinel and Cluster. A connection to a
+// server ends with the one to the client.
 type RedisProxy struct {
 	mu    sync.Mutex
 	judge func(script string) Verdict // guarded by mu, also while it runs

@@ -112,9 +112,9 @@ func (p *process) exited(within time.Duration) bool {
 	return p.ended
 }
 
-// await waits until the log has what a server says when it serves, or without that until a command has
-// succeeded. It gives up when the process or ctx has ended, with an error that shows the log. The log is
-// that of our own process: nothing that another server on its port answers counts.
+// await waits until the log has what a server says when it serves, or without that until a command
+// has succeeded. It gives up when the process or ctx has ended, with an error that shows the log. The
+// log is that of our own process: nothing that another server on its port answers counts.
 func (p *process) await(ctx context.Context, says *regexp.Regexp) error {
 	there := func() bool {
 		if says == nil {
@@ -200,9 +200,9 @@ func newNode(a *account, env ...string) (node, error) {
 	return node{dir: dir, account: a, env: env}, err
 }
 
-// run starts a command and returns when it serves, which await says. stop is STOP for supervise.sh. If there was a
-// command before, it has ended, and leaves its directory to the next. Should we die between these
-// two steps, both supervisors remove the directory, which is as good as one.
+// run starts a command and returns when it serves, which await says. stop is STOP for supervise.sh.
+// If there was a command before, it has ended, and leaves its directory to the next. Should we die
+// between these two steps, both supervisors remove the directory, which is as good as one.
 func (n *node) run(ctx context.Context, says *regexp.Regexp, stop string, argv ...string) error {
 	before := n.process
 	if before != nil && !before.exited(pollEvery) {
@@ -277,9 +277,9 @@ func (o *own) Resume() {
 	o.must("resume", o.server.signal(syscall.SIGCONT))
 }
 
-// Restart starts the server again, on its port and its data, and returns once it serves. One that still
-// runs is shut down in good order first, ending its connections; a Redis saves its data then, if it has
-// save points.
+// Restart starts the server again, on its port and its data, and returns once it serves. One that
+// still runs is shut down in good order first, ending its connections; a Redis saves its data then,
+// if it has save points.
 func (o *own) Restart() {
 	o.t.Helper()
 	ctx, cancel := context.WithTimeout(o.t.Context(), startTimeout)
