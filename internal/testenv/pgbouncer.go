@@ -17,12 +17,13 @@ import (
 // PgBouncerServer is a PgBouncer of one test's own, in front of one database.
 type PgBouncerServer struct {
 	node
-	bin     string
 	backend *pgconn.Config
 	port    int
 
 	Version string // such as "PgBouncer 1.21.0"
 }
+
+var processUp = regexp.MustCompile(`process up: (PgBouncer [0-9.]+)`)
 
 // PgBouncer starts a private PgBouncer in front of the database that a URL names, in a pool mode:
 // session, transaction or statement. It keeps one connection to Postgres, so that clients meet each
@@ -39,18 +40,27 @@ func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgB
 	check(t, err)
 	base, err := newNode(account)
 	check(t, err)
-	n := &PgBouncerServer{node: base, bin: bin, backend: backend}
+	n := &PgBouncerServer{node: base, backend: backend}
 	t.Cleanup(func() {
 		if err := n.stop(); err != nil {
 			t.Errorf("testenv: stop PgBouncer on port %d: %v", n.port, err)
 		}
 	})
 	settings = append([]string{"pool_mode=" + poolMode}, settings...)
-	check(t, onFreePort(ctx, func(port int) error { return n.start(ctx, port, settings) }))
+	file := filepath.Join(n.dir, "pgbouncer.ini")
+	err = onFreePort(ctx, func(port int) error {
+		n.port = port
+		if err := os.WriteFile(file, []byte(n.config(settings)), 0o644); err != nil {
+			return err
+		}
+		return n.run(ctx, processUp, stopByKill, bin, file)
+	})
+	if err != nil {
+		t.Fatalf("testenv: PgBouncer from %s on port %d: %v", bin, n.port, err)
+	}
+	n.Version = n.logged(processUp)
 	return n
 }
-
-func (n *PgBouncerServer) configFile() string { return filepath.Join(n.dir, "pgbouncer.ini") }
 
 // config accepts every client, as the user in the URL of the database.
 func (n *PgBouncerServer) config(settings []string) string {
@@ -74,21 +84,6 @@ func (n *PgBouncerServer) config(settings []string) string {
 }
 
 func inQuotes(value string) string { return "'" + strings.ReplaceAll(value, "'", "''") + "'" }
-
-var processUp = regexp.MustCompile(`process up: (PgBouncer [0-9.]+)`)
-
-// start starts the process and returns once it answers.
-func (n *PgBouncerServer) start(ctx context.Context, port int, settings []string) error {
-	n.port = port
-	if err := os.WriteFile(n.configFile(), []byte(n.config(settings)), 0o644); err != nil {
-		return err
-	}
-	if err := n.run(ctx, processUp, stopByKill, n.bin, n.configFile()); err != nil {
-		return fmt.Errorf("PgBouncer from %s on port %d: %w", n.bin, port, err)
-	}
-	n.Version = n.process.logged(processUp)
-	return nil
-}
 
 // URL returns the URL of the database behind the PgBouncer.
 func (n *PgBouncerServer) URL() string {

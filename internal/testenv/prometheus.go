@@ -29,7 +29,7 @@ func Prometheus(t testing.TB, config string) *PrometheusServer {
 	if err != nil {
 		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)
 	}
-	return &PrometheusServer{"http://" + node.process.logged(listeningOn)}
+	return &PrometheusServer{"http://" + node.logged(listeningOn)}
 }
 
 // Ask returns what query has now: the value of each series, as Prometheus writes it.

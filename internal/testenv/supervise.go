@@ -191,7 +191,7 @@ type node struct {
 	dir     string   // data and log
 	account *account // nil: our own
 	env     []string // beside what is in ours
-	process *process
+	*process
 }
 
 // newNode makes the directory.
@@ -221,11 +221,6 @@ func (n *node) run(ctx context.Context, says *regexp.Regexp, stop string, argv .
 	}
 	return next.await(ctx, says)
 }
-
-func (n *node) signal(sig syscall.Signal) error { return n.process.signal(sig) }
-
-// end sends a signal and waits until the process is gone. The directory stays.
-func (n *node) end(sig syscall.Signal) error { return n.process.end(sig) }
 
 // stop ends the server and removes its directory.
 func (n *node) stop() error {
