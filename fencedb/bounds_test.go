@@ -389,13 +389,17 @@ func TestALockOnTheLedgerDoesNotStretchTheLease(t *testing.T) {
 			require.NoError(t, err)
 			_, err = maintenance.Exec(t.Context(), `LOCK TABLE fencedb.fences`)
 			require.NoError(t, err)
-			over := time.Now().Add(500 * time.Millisecond)
 			sealed := make(chan error, 1)
 			go func() {
+				over := time.Now().Add(500 * time.Millisecond)
 				sealed <- fencedb.Seal(context.Background(), conn, fencedb.NewGrant("table:12", 42, id, over))
 			}()
 			w.awaitBlocked(conn.PgConn().PID())
-			<-time.After(time.Until(over))
+			var left time.Duration // the server counts from when it began
+			err = w.pool.QueryRow(t.Context(), `SELECT query_start + interval '750 ms' - clock_timestamp() FROM pg_stat_activity WHERE pid = $1`,
+				conn.PgConn().PID()).Scan(&left)
+			require.NoError(t, err)
+			<-time.After(left)
 
 			require.NoError(t, maintenance.Rollback(t.Context()))
 
