@@ -93,7 +93,7 @@ func (i *Issuer) ready(resources ...string) error {
 		return protocol.Invalid("an Issuer or a Semaphore is made by lease.New, lease.NewQuorum or lease.NewSemaphore")
 	}
 	for _, resource := range resources {
-		if err := protocol.CheckResource(resource, "table:12"); err != nil {
+		if err := protocol.CheckRequired("resource", resource, "table:12", protocol.MaxResource); err != nil {
 			return err
 		}
 	}

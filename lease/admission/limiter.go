@@ -203,13 +203,10 @@ type Decision struct {
 // cause of ctx if that is over. The decision is then a refusal. When ctx ends while Redis is asked,
 // that is in [Decision.Err].
 func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
-	switch {
-	case l == nil || l.redis == nil:
+	if l == nil || l.redis == nil {
 		return Decision{}, protocol.Invalid("the Limiter was not made by admission.New")
-	case key == "":
-		return Decision{}, protocol.Invalid("key is empty; name who is limited, such as %q", "tenant:7")
 	}
-	if err := protocol.CheckName("key", key, MaxKey); err != nil {
+	if err := protocol.CheckRequired("key", key, "tenant:7", MaxKey); err != nil {
 		return Decision{}, err
 	}
 	if ctx.Err() != nil {

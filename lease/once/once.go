@@ -191,13 +191,10 @@ const (
 )
 
 func (o *Once) check(key string) error {
-	switch {
-	case o == nil || o.redis == nil:
+	if o == nil || o.redis == nil {
 		return protocol.Invalid("the Once was not made by once.New")
-	case key == "":
-		return protocol.Invalid("key is empty; name what is to be done once, such as %q", "order:7")
 	}
-	return protocol.CheckName("key", key, MaxKey)
+	return protocol.CheckRequired("key", key, "order:7", MaxKey)
 }
 
 // Once runs work once for each key. One per process and [Config] is enough; it is safe for

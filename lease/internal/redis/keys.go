@@ -127,13 +127,12 @@ const (
 	MaxResource  = 512
 )
 
-// CheckResource refuses a name that cannot be part of a key, with [ErrInvalid]. example is a good
-// one.
-func CheckResource(resource, example string) error {
-	if resource == "" {
-		return Invalid("resource is empty; name it, such as %q", example)
+// CheckRequired is [CheckName] of a name that must not be empty. example is a good one.
+func CheckRequired(what, name, example string, limit int) error {
+	if name == "" {
+		return Invalid("%s is empty; name it, such as %q", what, example)
 	}
-	return CheckName("resource", resource, MaxResource)
+	return CheckName(what, name, limit)
 }
 
 // CheckName refuses what cannot be part of a key, with [ErrInvalid]. limit is in bytes.

@@ -57,10 +57,10 @@ func TestKeysAreDistinctAndTagged(t *testing.T) {
 
 func TestResourceIsChecked(t *testing.T) {
 	for _, resource := range []string{"table:12", " ", "{}", strings.Repeat("x", 512), strings.Repeat("é", 256)} {
-		require.NoError(t, CheckResource(resource, "table:12"))
+		require.NoError(t, CheckRequired("resource", resource, "table:12", MaxResource))
 	}
 	for _, resource := range []string{"", "a\x00b", "\xff", "a\xc3", strings.Repeat("x", 513), strings.Repeat("é", 257)} {
-		require.ErrorIs(t, CheckResource(resource, "table:12"), ErrInvalid, "%q", resource)
+		require.ErrorIs(t, CheckRequired("resource", resource, "table:12", MaxResource), ErrInvalid, "%q", resource)
 	}
 }
 

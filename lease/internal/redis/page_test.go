@@ -100,10 +100,10 @@ func TestTheVectorsName(t *testing.T) {
 	for _, name := range v.Names {
 		keys := protocol.KeysOf(name.Kind, name.Namespace, name.Resource, name.Hashed)
 		require.Equal(t, []any{name.Owner, name.Fence, name.Wake}, []any{keys.Owner, keys.Fence, keys.Channel})
-		require.NoError(t, protocol.CheckResource(name.Resource, "table:12"))
+		require.NoError(t, protocol.CheckRequired("resource", name.Resource, "table:12", protocol.MaxResource))
 	}
 	for _, name := range v.Refused {
-		require.Error(t, errors.Join(protocol.CheckResource(name.Resource, "table:12"), protocol.CheckName("namespace", name.Namespace, protocol.MaxNamespace)))
+		require.Error(t, errors.Join(protocol.CheckRequired("resource", name.Resource, "table:12", protocol.MaxResource), protocol.CheckName("namespace", name.Namespace, protocol.MaxNamespace)))
 	}
 }
 
