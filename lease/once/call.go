@@ -93,7 +93,6 @@ func (fs *flights) forget(key string) {
 type call struct {
 	once        *Once
 	key         string
-	names       names
 	fingerprint string // SHA-256 of the request, "" if there is none
 	fn          Func
 	noWait      bool
@@ -104,7 +103,7 @@ type call struct {
 
 // attempt replays the result, or claims the key and runs.
 func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err error) {
-	seen, err := c.once.look(ctx, c.names)
+	seen, err := c.once.look(ctx, c.key)
 	switch {
 	case err != nil:
 		return nil, false, c.failed(ctx, err)
@@ -126,7 +125,7 @@ func (c *call) attempt(ctx context.Context) (result []byte, replayed bool, err e
 
 	// Another run may have ended between the look and the claim. Under the claim nobody else can
 	// end one.
-	if seen, err = c.once.look(ctx, c.names); err != nil {
+	if seen, err = c.once.look(ctx, c.key); err != nil {
 		return nil, false, c.failed(ctx, err)
 	}
 	if seen.Phase == Done {

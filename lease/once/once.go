@@ -255,7 +255,7 @@ func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts
 	if err := o.check(key); err != nil {
 		return nil, false, err
 	}
-	c := &call{once: o, key: key, names: o.cfg.names(key), fn: fn}
+	c := &call{once: o, key: key, fn: fn}
 	if request != nil {
 		sum := sha256.Sum256(request)
 		c.fingerprint = string(sum[:])

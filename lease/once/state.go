@@ -52,7 +52,7 @@ func (o *Once) State(ctx context.Context, key string) (State, error) {
 	if err := o.check(key); err != nil {
 		return State{}, err
 	}
-	s, err := o.look(ctx, o.cfg.names(key))
+	s, err := o.look(ctx, key)
 	if err != nil {
 		return State{}, fmt.Errorf("once: state of %q: %w", key, err)
 	}
@@ -67,7 +67,8 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 	if err := o.check(key); err != nil {
 		return err
 	}
-	_, err := protocol.Ask(ctx, o.redis, protocol.OnceForget.Call(1, o.cfg.names(key).record), protocol.Only("forgotten"))
+	_, record := o.names(key)
+	_, err := protocol.Ask(ctx, o.redis, protocol.OnceForget.Call(1, record), protocol.Only("forgotten"))
 	o.flights.forget(key)
 	if err != nil {
 		return fmt.Errorf("once: forget %q: %w", key, err)
@@ -75,12 +76,14 @@ func (o *Once) Forget(ctx context.Context, key string) error {
 	return nil
 }
 
-func (o *Once) look(ctx context.Context, n names) (State, error) {
-	return protocol.Ask(ctx, o.redis, protocol.OnceLook.Call(2, n.owner, n.record), decodeLook)
+func (o *Once) look(ctx context.Context, key string) (State, error) {
+	owner, record := o.names(key)
+	return protocol.Ask(ctx, o.redis, protocol.OnceLook.Call(2, owner, record), decodeLook)
 }
 
 func (o *Once) record(ctx context.Context, c *call, claim *lease.Lease, result []byte) error {
-	recorded, err := protocol.Ask(ctx, o.redis, protocol.OnceRecord.Call(2, c.names.owner, c.names.record,
+	owner, record := o.names(c.key)
+	recorded, err := protocol.Ask(ctx, o.redis, protocol.OnceRecord.Call(2, owner, record,
 		claim.LeaseID().String(), claim.Token(), o.cfg.Done.Milliseconds(), c.fingerprint, result), decodeRecord)
 	if err == nil && !recorded {
 		err = lease.ErrLost
@@ -106,15 +109,12 @@ var decodeRecord = protocol.OneOf(map[string]bool{"recorded": true, "lost": fals
 // are only locks, here and in the ledger of fences.
 func resource(key string) string { return "once:" + key }
 
-// names are the keys of one key in Redis. They share a Cluster slot.
-type names struct {
-	owner  any    // a string, of the lease on the key; written by package lease
-	record string // hash: by (lease id and token), fingerprint, result; expires after Config.Done
-}
-
-func (c Config) names(key string) names {
-	return names{
-		owner:  protocol.KeysOf(protocol.LeaseKind, c.Namespace, resource(key), c.HashKeys).Owner,
-		record: protocol.KeyOf(protocol.OnceKind, c.Namespace, resource(key), c.HashKeys).For("record"),
+// names are what Redis knows about a key by: the owner of the lease on it, which package lease writes,
+// and the record, a hash of by (lease id and token), fingerprint and result that expires after
+// Config.Done. They share a Cluster slot.
+func (o *Once) names(key string) (owner, record string) {
+	of := func(kind, field string) string {
+		return protocol.KeyOf(kind, o.cfg.Namespace, resource(key), o.cfg.HashKeys).For(field)
 	}
+	return of(protocol.LeaseKind, "owner"), of(protocol.OnceKind, "record")
 }
