@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -423,8 +424,11 @@ func TestALostConnectionThatDatabaseSQLHasClosedIsGivenUp(t *testing.T) {
 
 	err := fencedb.TxSQL(ctx, db, grant("table:12", 41), func(tx *sql.Tx) error {
 		proxy.AfterBytes(0, faulty.Silence)
-		late, cancelLate := context.WithTimeout(ctx, 50*time.Millisecond)
-		defer cancelLate()
+		late, cancelLate := context.WithTimeout(ctx, 10*time.Second)
+		go func() {
+			defer cancelLate()
+			assert.Eventually(t, proxy.Fired, 10*time.Second, time.Millisecond) // or the next connection would fall silent
+		}()
 		_, err := tx.ExecContext(late, bookAnn)
 		require.Error(t, err)
 		cancel()
