@@ -318,7 +318,7 @@ var guards = []struct {
 	{"lease/acquire.go", []guard{
 		{"S8", "a lease that ends while it is sealed is not handed out", "			err = l.Err() // that may have taken longer than it lasts\n", "", "lease.TestSealThatOutlastsTheLease"},
 		{"S8", "a lease that cannot be sealed is given back", "	sealed := false\n", "	sealed := true\n", "lease.TestSeal"},
-		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseDuringASeal"},
+		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L5", "an answer that comes after its own trust window is none", "\tcase !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):\n\t\treturn nil, errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 		{"L1", "who cannot get all gives back what it has", "\t\t\ta.behind.giveBack(a.caller, leases...)\n\t\t\treturn nil, err\n", "\t\t\treturn nil, err\n", "lease.TestAcquireAllWaits"},

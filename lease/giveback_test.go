@@ -252,6 +252,39 @@ func TestCloseDuringASeal(t *testing.T) {
 	})
 }
 
+// holdBegins is a tracer that waits when a lease begins, which the issuer does not list yet.
+type holdBegins struct{ granted, goOn chan struct{} }
+
+func (h holdBegins) TraceLeaseStart(ctx context.Context, s lease.TraceStart) context.Context {
+	if s.Op == lease.OpHold {
+		close(h.granted)
+		<-h.goOn
+	}
+	return ctx
+}
+
+func (holdBegins) TraceLeaseEnd(context.Context, lease.TraceEnd) {}
+
+func TestCloseWhileALeaseIsGranted(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		h := holdBegins{make(chan struct{}), make(chan struct{})}
+		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, Tracers: []lease.Tracer{h}})
+		acquired := make(chan error, 1)
+		go func() {
+			_, err := i.TryAcquire(context.Background(), "a")
+			acquired <- err
+		}()
+		<-h.granted
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, i.Close(ctx), context.DeadlineExceeded, "the call has not come to its end")
+		close(h.goOn)
+		require.ErrorIs(t, <-acquired, lease.ErrClosed)
+		require.NoError(t, i.Close(t.Context()))
+		require.Empty(t, w.client.Get(t.Context(), w.key("a", "owner")).Val())
+	})
+}
+
 // slowRelease is a tracer that takes its time when a release begins.
 type slowRelease struct{}
 
