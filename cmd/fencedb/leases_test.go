@@ -118,7 +118,7 @@ func TestLeasesOfACluster(t *testing.T) {
 		_, err := i.TryAcquire(t.Context(), resource)
 		require.NoError(t, err)
 	}
-	w := &world{console: newConsole(t, "--redis", "redis-cluster://"+cluster.Nodes()[0].Addr()+","+cluster.Nodes()[1].Addr())}
+	w := &world{console: newConsole(t, "--redis", "redis-cluster://"+cluster.Nodes()[0].Addr()+"?addr="+cluster.Nodes()[1].Addr())}
 
 	names, _ := w.listed()
 

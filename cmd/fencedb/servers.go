@@ -196,10 +196,10 @@ func issuedAt(token int64) *time.Time {
 // redisForms describes the URLs that newRedis accepts.
 const redisForms = `   redis://user:password@host:6379/0
       one server
-   redis-sentinel://user:password@host1,host2/NAME/0
-      the primary that Sentinel calls NAME; ?sentinel_username= and
-      ?sentinel_password= are those of the Sentinels
-   redis-cluster://user:password@host1:6379,host2:6379
+   redis-sentinel://host:26379/0?master_name=NAME&addr=host2:26379
+      the primary that Sentinels call NAME; ?username= and ?password= are for
+      it, a user before the host is for the Sentinels
+   redis-cluster://user:password@host:6379?addr=host2:6379
       a Cluster, by some of its nodes
    rediss://, rediss-sentinel://, rediss-cluster://
       the same with TLS; ?sslrootcert=, ?sslcert= and ?sslkey= name files as
@@ -208,25 +208,13 @@ const redisForms = `   redis://user:password@host:6379/0
 // dialer makes a connection; nil stands for the usual way.
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// newRedis accepts parameters of go-redis, such as ?dial_timeout=2s; of Sentinels and of a Cluster, those
-// that are copied here count. Its clients heed the deadlines of contexts, or a Redis that hangs would outlast
-// --timeout.
+// newRedis makes the client that a URL names.
 func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
-	one, many, files, err := parseRedis(address)
+	client, err := parseRedis(address, dial)
 	if err != nil {
 		return nil, withoutPassword(address, err)
 	}
-	if one.Dialer, err = files.around(dial, one.TLSConfig); err != nil {
-		return nil, err
-	}
-	one.ContextTimeoutEnabled = true
-	if many == nil {
-		return redis.NewClient(one), nil
-	}
-	many.Username, many.Password, many.DB, many.Protocol = one.Username, one.Password, one.DB, one.Protocol
-	many.DialTimeout, many.ReadTimeout, many.WriteTimeout = one.DialTimeout, one.ReadTimeout, one.WriteTimeout
-	many.TLSConfig, many.Dialer, many.ContextTimeoutEnabled = one.TLSConfig, one.Dialer, true
-	return redis.NewUniversalClient(many), nil
+	return client, nil
 }
 
 // withoutPassword is what is wrong with an address, by the part behind the password: errors quote what they
@@ -237,9 +225,12 @@ func withoutPassword(address string, err error) error {
 		if !found {
 			return errors.New("it does not begin with redis:// or another scheme")
 		}
-		if _, _, _, err = parseRedis(scheme + "://" + address[at+1:]); err == nil {
+		client, err2 := parseRedis(scheme+"://"+address[at+1:], nil)
+		if err2 == nil {
+			_ = client.Close()
 			return errors.New("user and password cannot be read; in them, / is written as %2F, ? as %3F, # as %23 and % as %25")
 		}
+		err = err2
 	}
 	broken := new(url.Error)
 	if errors.As(err, &broken) {
@@ -248,64 +239,63 @@ func withoutPassword(address string, err error) error {
 	return err
 }
 
-// parseRedis returns what a URL says of each server, and what it says of many: of Sentinels or a Cluster, nil
-// if it names one server.
-func parseRedis(address string) (one *redis.Options, many *redis.UniversalOptions, files certificates, err error) {
-	scheme, rest, _ := strings.Cut(address, "://")
-	plain, topology, _ := strings.Cut(scheme, "-")
-	switch topology {
-	case "":
-	case "cluster":
-		many = &redis.UniversalOptions{IsClusterMode: true}
-		many.Addrs, rest, err = splitHosts(rest, "6379")
-	case "sentinel":
-		many = new(redis.UniversalOptions)
-		many.Addrs, rest, err = splitHosts(rest, "26379")
-	default:
-		err = fmt.Errorf("there is no scheme %q", scheme)
-	}
+// parseRedis leaves the URL to go-redis, with all its parameters, but for the scheme and the files. The clients heed the
+// deadlines of contexts, or a Redis that hangs would outlast --timeout.
+func parseRedis(address string, dial dialer) (redis.UniversalClient, error) {
+	u, err := url.Parse(address)
 	if err != nil {
-		return nil, nil, files, err
-	}
-	u, err := url.Parse(plain + "://" + rest)
-	if err != nil {
-		return nil, nil, files, err
+		return nil, err
 	}
 	query := u.Query()
-	files = certificates{take(query, "sslrootcert"), take(query, "sslcert"), take(query, "sslkey")}
-	if topology == "sentinel" {
-		many.MasterName, u.Path, _ = strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
-		if many.MasterName == "" {
-			return nil, nil, files, errors.New("no name of a primary after the hosts")
+	files := certificates{take(query, "sslrootcert"), take(query, "sslcert"), take(query, "sslkey")}
+	scheme, topology, _ := strings.Cut(u.Scheme, "-")
+	u.Scheme, u.RawQuery = scheme, query.Encode()
+	switch {
+	case strings.Contains(u.Host, ","):
+		return nil, errors.New("the URL names one host; further ones are parameters, as in ?addr=host2:6379&addr=host3:6379")
+	case topology == "":
+		o, err := redis.ParseURL(u.String())
+		if err == nil {
+			o.ContextTimeoutEnabled = true
+			o.Dialer, err = files.around(dial, o.TLSConfig)
 		}
-		many.SentinelUsername, many.SentinelPassword = take(query, "sentinel_username"), take(query, "sentinel_password")
+		if err != nil {
+			return nil, err
+		}
+		return redis.NewClient(o), nil
+	case topology == "cluster":
+		o, err := redis.ParseClusterURL(u.String())
+		if err == nil {
+			o.ContextTimeoutEnabled = true
+			o.Dialer, err = files.around(dial, o.TLSConfig)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return redis.NewClusterClient(o), nil
+	case topology == "sentinel" && !query.Has("master_name"):
+		return nil, errors.New("Sentinels need the name of a primary: ?master_name=NAME")
+	case topology == "sentinel":
+		if u.Port() == "" {
+			u.Host += ":26379"
+		}
+		o, err := redis.ParseFailoverURL(u.String())
+		if err == nil {
+			o.ContextTimeoutEnabled = true
+			o.Dialer, err = files.around(dial, o.TLSConfig)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return redis.NewFailoverClient(o), nil
 	}
-	u.RawQuery = query.Encode()
-	one, err = redis.ParseURL(u.String())
-	return one, many, files, err
+	return nil, fmt.Errorf("there is no scheme %q", u.Scheme+"-"+topology)
 }
 
 // take returns a parameter and removes it.
 func take(query url.Values, name string) string {
 	defer query.Del(name)
 	return query.Get(name)
-}
-
-// splitHosts takes the hosts out of "user:password@host1,host2:port/path?query", and leaves the first one
-// in rest.
-func splitHosts(address, defaultPort string) (hosts []string, rest string, err error) {
-	end := strings.IndexAny(address+"/", "/?")
-	at := strings.LastIndex(address[:end], "@") + 1
-	hosts = strings.Split(address[at:end], ",")
-	for i, host := range hosts {
-		if host == "" {
-			return nil, "", fmt.Errorf("host %d of %d is empty", i+1, len(hosts))
-		}
-		if _, _, err := net.SplitHostPort(host); err != nil {
-			hosts[i] = net.JoinHostPort(strings.Trim(host, "[]"), defaultPort)
-		}
-	}
-	return hosts, address[:at] + hosts[0] + address[end:], nil
 }
 
 // certificates are files for TLS, in the parameters that a URL of Postgres has for them: go-redis

@@ -14,20 +14,21 @@ import (
 
 func TestARedisURLOfACluster(t *testing.T) {
 	t.Parallel()
-	client, err := newRedis("rediss-cluster://ann:s%40cret@a,b:7000,[::1]:7001?dial_timeout=2s", nil)
+	client, err := newRedis("rediss-cluster://ann:s%40cret@a?addr=b:7000&addr=[::1]:7001&dial_timeout=2s&pool_size=7", nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 
 	options := client.(*redis.ClusterClient).Options()
 	require.Equal(t, []string{"a:6379", "b:7000", "[::1]:7001"}, options.Addrs)
 	require.Equal(t, []string{"ann", "s@cret", "2s"}, []string{options.Username, options.Password, options.DialTimeout.String()})
+	require.Equal(t, 7, options.PoolSize, "parameters of go-redis count")
 	require.NotNil(t, options.TLSConfig)
 	require.Empty(t, options.TLSConfig.ServerName)
 }
 
 func TestARedisURLOfSentinels(t *testing.T) {
 	t.Parallel()
-	client, err := newRedis("redis-sentinel://ann:secret@a,b:7000/main/3?sentinel_password=other&read_timeout=2s", nil)
+	client, err := newRedis("redis-sentinel://:other@a/3?master_name=main&addr=b:7000&username=ann&password=secret&read_timeout=2s", nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 
@@ -39,10 +40,10 @@ func TestARedisURLOfSentinels(t *testing.T) {
 func TestARedisURLThatIsNone(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{
-		"cache:6379", "http://cache", "redis-sentinel://a,b", "redis-cluster://a,,b", "redis-cluster://", "redis-ring://a",
-		"redis://cache/zero", "redis://u:hunter2@[", "redis-sentinel://u:hunter2@a:x/main", "redis-cluster://a?colour=red",
+		"cache:6379", "http://cache", "redis-sentinel://a", "redis-cluster://a,b", "redis-ring://a",
+		"redis://cache/zero", "redis://u:hunter2@[", "redis-sentinel://u:hunter2@a:x?master_name=main", "redis-cluster://a?colour=red",
 		"redis://u:hunter2/3@a", "redis://u:6379/hunter2@a", "redis://u:1?hunter2@a", "redis://u:hunter2#3@a", "redis:/u:hunter2@a",
-		"hunter2:6379@a", "redis-cluster://u:hunter2/3@a,b", "redis-sentinel://u:hunter2/3@a/main", "redis://u:%hunter2@a",
+		"hunter2:6379@a", "redis-cluster://u:hunter2/3@a", "redis-sentinel://u:hunter2/3@a?master_name=main", "redis://u:%hunter2@a",
 	} {
 		got := newConsole(t, "--redis", address).run("leases")
 
@@ -55,12 +56,12 @@ func TestARedisURLThatIsNone(t *testing.T) {
 func TestWhatIsWrongWithARedisURLIsSaidWithoutItsPassword(t *testing.T) {
 	t.Parallel()
 	for address, says := range map[string]string{
-		"redis://u:hunter2@cache/zero":   "invalid database number",
-		"redis://u:hunter2@cache:port":   "invalid port",
-		"redis-sentinel://u:hunter2@a,b": "no name of a primary",
-		"redis-cluster://u:hunter2@a,,b": "host 2 of 3 is empty",
-		"redis://u:hunter2/3@a":          "user and password cannot be read",
-		"u:hunter2@a":                    "does not begin with redis://",
+		"redis://u:hunter2@cache/zero":  "invalid database number",
+		"redis://u:hunter2@cache:port":  "invalid port",
+		"redis-sentinel://u:hunter2@a":  "?master_name=NAME",
+		"redis-cluster://u:hunter2@a,b": "as in ?addr=host2:6379",
+		"redis://u:hunter2/3@a":         "user and password cannot be read",
+		"u:hunter2@a":                   "does not begin with redis://",
 	} {
 		got := newConsole(t, "--redis", address).run("leases")
 
@@ -106,7 +107,7 @@ func TestLeasesThroughSentinels(t *testing.T) {
 	_, err := newIssuer(t, sentinel.Client(), lease.Config{}).TryAcquire(t.Context(), "table:12")
 	require.NoError(t, err)
 	options := sentinel.Options()
-	address := "redis-sentinel://" + options.SentinelAddrs[0] + "," + options.SentinelAddrs[1] + "/" + options.MasterName
+	address := "redis-sentinel://" + options.SentinelAddrs[0] + "?addr=" + options.SentinelAddrs[1] + "&master_name=" + options.MasterName
 	w := &world{console: newConsole(t, "--redis", address)}
 
 	names, _ := w.listed()

@@ -69,12 +69,12 @@ func TestLeasesOfAClusterAndOfSentinelsOverTLS(t *testing.T) {
 	certs := testenv.NewCertificates(t)
 	cluster, sentinel := testenv.Cluster(t, certs.Redis()...), testenv.Sentinel(t, certs.Redis()...)
 	for address, client := range map[string]redis.UniversalClient{
-		"rediss-cluster://" + cluster.Nodes()[0].Addr():                         cluster.Client(),
-		"rediss-sentinel://" + sentinel.Options().SentinelAddrs[0] + "/fencedb": sentinel.Client(),
+		"rediss-cluster://" + cluster.Nodes()[0].Addr() + "?":                                cluster.Client(),
+		"rediss-sentinel://" + sentinel.Options().SentinelAddrs[0] + "?master_name=fencedb&": sentinel.Client(),
 	} {
 		_, err := newIssuer(t, client, lease.Config{}).TryAcquire(t.Context(), "table:12")
 		require.NoError(t, err)
-		w := &world{console: newConsole(t, "--redis", address+"?"+certs.Query().Encode())}
+		w := &world{console: newConsole(t, "--redis", address+certs.Query().Encode())}
 
 		names, _ := w.listed()
 
@@ -91,14 +91,14 @@ func TestWhatIsWrongWithACertificateIsSaid(t *testing.T) {
 		code int
 		says string
 	}{
-		"rediss://" + server.Addr():                                           {exitFailed, "certificate signed by unknown authority"},
-		"rediss://" + server.Addr() + "?sslrootcert=" + others.CA:             {exitFailed, "certificate signed by unknown authority"},
-		"rediss://" + host + "?" + certs.Query().Encode():                     {exitFailed, "wanted to match localhost"},
-		"rediss://" + server.Addr() + "?sslrootcert=" + certs.CA:              {exitFailed, "certificate required|reset by peer|broken pipe"},
-		"rediss://cache?sslrootcert=/nowhere.pem":                             {exitUsage, "sslrootcert: open /nowhere.pem"},
-		"rediss-cluster://cache?sslrootcert=" + url.QueryEscape(certs.Key):    {exitUsage, "has no certificate"},
-		"rediss-sentinel://cache/main?sslcert=" + url.QueryEscape(certs.Cert): {exitUsage, "sslcert and sslkey: "},
-		"redis://cache?sslrootcert=" + certs.CA:                               {exitUsage, "has to begin with rediss"},
+		"rediss://" + server.Addr():                                                       {exitFailed, "certificate signed by unknown authority"},
+		"rediss://" + server.Addr() + "?sslrootcert=" + others.CA:                         {exitFailed, "certificate signed by unknown authority"},
+		"rediss://" + host + "?" + certs.Query().Encode():                                 {exitFailed, "wanted to match localhost"},
+		"rediss://" + server.Addr() + "?sslrootcert=" + certs.CA:                          {exitFailed, "certificate required|reset by peer|broken pipe"},
+		"rediss://cache?sslrootcert=/nowhere.pem":                                         {exitUsage, "sslrootcert: open /nowhere.pem"},
+		"rediss-cluster://cache?sslrootcert=" + url.QueryEscape(certs.Key):                {exitUsage, "has no certificate"},
+		"rediss-sentinel://cache?master_name=main&sslcert=" + url.QueryEscape(certs.Cert): {exitUsage, "sslcert and sslkey: "},
+		"redis://cache?sslrootcert=" + certs.CA:                                           {exitUsage, "has to begin with rediss"},
 	} {
 		got := newConsole(t, "--redis", address).run("leases")
 
