@@ -228,7 +228,7 @@ func patience(ctx context.Context) *int64 {
 		return nil
 	}
 	left := time.Until(deadline)
-	ms := min(max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds(), math.MaxInt32) // as remaining
+	ms := max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds()
 	return &ms
 }
 

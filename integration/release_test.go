@@ -117,10 +117,12 @@ func rehearse(t *testing.T) *rehearsal {
 	require.NoError(t, archive.Close())
 
 	r := &rehearsal{T: t, cache: t.TempDir()}
-	// What our tests were built with is taken from the cache of this machine, without the network.
-	downloads := filepath.Join(strings.TrimSpace(r.run(root, "go", "env", "GOMODCACHE")), "cache", "download")
+	// What our tests were built with is in the cache of this machine. What only the module of a stranger asks for, such
+	// as the go.mod of an older version, may not be.
+	here := strings.Fields(r.run(root, "go", "env", "GOMODCACHE", "GOPROXY"))
+	downloads := filepath.Join(here[0], "cache", "download")
 	r.env = []string{
-		"GOMODCACHE=" + r.cache, "GOPROXY=file://" + proxy + ",file://" + downloads, "GONOSUMDB=" + published.Path,
+		"GOMODCACHE=" + r.cache, "GOPROXY=file://" + proxy + ",file://" + downloads + "," + here[1], "GONOSUMDB=" + published.Path,
 		"GOSUMDB=off", "GOWORK=off", "GOTOOLCHAIN=local", "CGO_ENABLED=0", "GOFLAGS=-modcacherw -trimpath", "GOENV=off",
 	}
 	return r

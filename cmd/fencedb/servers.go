@@ -274,7 +274,7 @@ func parseRedis(address string, dial dialer) (redis.UniversalClient, error) {
 		}
 		return redis.NewClusterClient(o), nil
 	case topology == "sentinel" && !query.Has("master_name"):
-		return nil, errors.New("Sentinels need the name of a primary: ?master_name=NAME")
+		return nil, errors.New("no name of a primary for Sentinels: ?master_name=NAME")
 	case topology == "sentinel":
 		if u.Port() == "" {
 			u.Host += ":26379"
