@@ -64,7 +64,7 @@ func TestProtectIsNotFooledByAPlantedTrigger(t *testing.T) {
 	planter := s.withRole("allow")
 	s.exec(`GRANT TRIGGER ON seats TO ` + planter + `; CREATE SCHEMA planter AUTHORIZATION ` + planter + `; SET SESSION AUTHORIZATION ` + planter + `;
 		CREATE FUNCTION planter.fencedb_guard_seats() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
-		COMMENT ON FUNCTION planter.fencedb_guard_seats() IS '{"mode": "ledger", "resource": " room ", "columns_added": ["room"]}';
+		COMMENT ON FUNCTION planter.fencedb_guard_seats() IS '{"mode": "ledger", "resource": "room", "columns_added": ["room"], "stamp": true}';
 		CREATE TRIGGER "~fencedb_row" BEFORE INSERT ON seats FOR EACH ROW EXECUTE FUNCTION planter.fencedb_guard_seats(); RESET SESSION AUTHORIZATION`)
 	s.refused("42710", `SELECT fencedb.protect('seats', $$ room $$)`)
 	s.exec(`SELECT fencedb.unprotect('seats')`)
