@@ -84,11 +84,13 @@ SELECT p.table_name::text FROM fencedb.protected_tables p WHERE p.observed ORDER
 SELECT format('%s on %s until %s', t.role, c.oid::regclass, to_char(t.until, 'YYYY-MM-DD HH24:MI')) FROM fencedb.take_overs t JOIN pg_class c ON c.oid = t.target
 WHERE t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass ORDER BY 1;
 
--- warning superuser_writer: sessions of superuser %s are connected, and there are protected tables
--- Why: a superuser can switch triggers off, so its writes are fenced only while it does not
--- Do: let applications log in as a role without SUPERUSER that fencedb.allow has let in
-SELECT DISTINCT r.rolname::text FROM pg_stat_activity s JOIN pg_roles r ON r.oid = s.usesysid
-WHERE r.rolsuper AND s.datname = current_database() AND s.application_name IS DISTINCT FROM current_setting('application_name')
+-- warning superuser_writer: sessions of %s are connected, and there are protected tables
+-- Why: it can switch triggers off, so its writes are fenced only while it does not
+-- Do: let applications log in as a role that fencedb.allow has let in, without SUPERUSER and without SET ON PARAMETER session_replication_role
+SELECT DISTINCT CASE WHEN r.rolsuper THEN 'superuser ' || r.rolname ELSE r.rolname || ', which may set session_replication_role,' END
+FROM pg_stat_activity s JOIN pg_roles r ON r.oid = s.usesysid
+WHERE has_parameter_privilege(r.oid, 'session_replication_role', 'SET')
+  AND s.datname = current_database() AND s.application_name IS DISTINCT FROM current_setting('application_name')
   AND (s.backend_type = 'client backend' OR s.backend_type IS NULL)
   AND EXISTS (SELECT FROM fencedb.protected_tables) ORDER BY 1;
 

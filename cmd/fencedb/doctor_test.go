@@ -277,6 +277,15 @@ func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
+func TestDoctorNamesARoleThatMaySwitchTheGuardsOff(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	loader, err := pgx.Connect(t.Context(), w.login("loader", `GRANT SET ON PARAMETER session_replication_role TO %[2]s`))
+	require.NoError(t, err)
+	require.Regexp(t, `of\s+loader_\w+,\s+which\s+may\s+set\s+session_replication_role`, w.ok("doctor"))
+	require.NoError(t, loader.Close(t.Context()))
+}
+
 func TestDoctorNamesARoleForWhichTriggersDoNotFire(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
