@@ -128,7 +128,11 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 	}
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	body.DisallowUnknownFields()
-	if err := body.Decode(&want); err != nil {
+	err := body.Decode(&want)
+	if err == nil && body.More() {
+		err = errors.New("more than one JSON value")
+	}
+	if err != nil {
 		return 0, nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	b := booking.Booking{Table: tableOf(r), Slot: want.Slot, Guest: want.Guest, Party: want.Party}

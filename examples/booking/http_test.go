@@ -156,6 +156,7 @@ func TestABodyThatCannotBeReadIsToldWhy(t *testing.T) {
 		"guest no text":   {`{"guest":["Ann"]}`, "guest"},
 		"party no number": {`{"party":"4"}`, "party"},
 		"party in parts":  {`{"party":4.5}`, "party"},
+		"two values":      {`{"guest":"Ann"} {}`, "more than one"},
 		"unknown":         {`{"tip":5}`, "tip"},
 		"ID of one's own": {annJSON, "id"},
 	} {

@@ -91,7 +91,11 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 	}
 	body := json.NewDecoder(r.Body)
 	body.DisallowUnknownFields()
-	if err := body.Decode(&want); err != nil {
+	err := body.Decode(&want)
+	if err == nil && body.More() {
+		err = errors.New("more than one JSON value")
+	}
+	if err != nil {
 		return 0, nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
 	c, err := a.shop.Reserve(r.Context(), want.Buyer, want.Lines)
