@@ -127,8 +127,12 @@ var (
 	_ fencedb.Tracer = (*Feed)(nil)
 )
 
-// New starts a goroutine that publishes; [Feed.Close] ends it. Close the client after the feed.
+// New starts a goroutine that publishes; [Feed.Close] ends it. Close the client after the feed. It
+// panics without a client.
 func New(client redis.UniversalClient, opts ...Option) *Feed {
+	if client == nil {
+		panic("feed: New needs a client of Redis")
+	}
 	f := &Feed{
 		client:  client,
 		options: newOptions(opts),

@@ -111,6 +111,12 @@ func commit(f *feed.Feed, resource string) {
 	wrote(f, fencedb.OpWrite, nil, fencedb.NewGrant(resource, 1, one, time.Time{}))
 }
 
+// Not in the goroutine that publishes, at the first event.
+func TestAFeedWithoutAClientPanicsAtOnce(t *testing.T) {
+	t.Parallel()
+	require.PanicsWithValue(t, "feed: New needs a client of Redis", func() { feed.New(nil) })
+}
+
 func TestTheWorkerIsHostAndProcessUnlessNamed(t *testing.T) {
 	t.Parallel()
 	s := newStream(t)
