@@ -57,12 +57,14 @@
 // transaction, each for this transaction only and never looser than what was set before). So a
 // paused holder delays the next one by its remaining validity at the most (S7). On Postgres 15 and
 // 16, which cannot limit a transaction as a whole, the limits are drawn in with every statement
-// that writes to a protected table; one that only reads may be idle for the validity it had when it
-// entered, and nothing limits what deferred triggers do at COMMIT. A holder that means to write for longer than its lease says so with Hold.
+// that writes to a protected table; one that only reads may be idle for the validity it had when
+// it entered, and nothing limits what deferred triggers do at COMMIT. A holder that means to write
+// for longer than its lease says so with Hold.
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds. That is
 // the time for asking what became of a lost COMMIT. After half of that without an answer, the
-// connection is closed and counts as lost: a network can drop it in silence. A grant without validity is bounded by contexts alone.
+// connection is closed and counts as lost: a network can drop it in silence. A grant without
+// validity is bounded by contexts alone.
 //
 // # Outcomes
 //

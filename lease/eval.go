@@ -17,8 +17,9 @@ import (
 // That is for data in the Redis of the leases, such as a cache entry or a state; it holds among
 // those who write the data through Eval, [Lease.Set] or [Lease.HSet] under leases on one resource.
 // The script finds keys and args in KEYS and ARGV, and its result is returned as go-redis returns
-// it: nil, string, int64, []any. Pass what varies in args: Redis and this process keep each script. On a Cluster the keys must be in the slot of the lease, which
-// [Key] with another Kind sees to; otherwise the error is [ErrInvalid].
+// it: nil, string, int64, []any. Pass what varies in args: Redis and this process keep each script.
+// On a Cluster the keys must be in the slot of the lease, which [Key] with another Kind sees to;
+// otherwise the error is [ErrInvalid].
 //
 // What was written after an error:
 //

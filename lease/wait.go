@@ -188,8 +188,8 @@ const (
 // then it asks. (A step that is no longer than the news was on its way cannot be seen, and adds itself.)
 //
 // The waiter also asks if too little of the grant is left, if replicas have to confirm, or if a lock
-// around the lease has to be renewed.
-// Otherwise the lease is full as soon as its first renewal is answered.
+// around the lease has to be renewed. Otherwise the lease is full as soon as its first renewal is
+// answered.
 func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
 	c, last := a.core, a.standing
 	granted := in.subscription.told().granted

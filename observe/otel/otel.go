@@ -28,11 +28,11 @@
 // # Attributes and status
 //
 // Always fencedb.resource, fencedb.lease_id (8 characters), fencedb.token and fencedb.outcome;
-// fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The resource
-// is its type and the first 12 hexadecimal digits of the SHA-256 of its name, as in
-// "table:38ab6cd93feb", unless [Config.Plain] is set. docs/observing.md lists the outcomes. The status is unset for what is normal under contention: a
-// busy resource, a caller that cancels, a release, an error of the caller's own function. It is an error for what needs
-// attention.
+// fencedb.resources, fencedb.kind, fencedb.namespace and fencedb.stored if they apply. The
+// resource is its type and the first 12 hexadecimal digits of the SHA-256 of its name, as in
+// "table:38ab6cd93feb", unless [Config.Plain] is set. docs/observing.md lists the outcomes. The
+// status is unset for what is normal under contention: a busy resource, a caller that cancels, a
+// release, an error of the caller's own function. It is an error for what needs attention.
 package otel
 
 import (
