@@ -153,7 +153,10 @@ func with(ctx context.Context, command []string) error {
 			fmt.Fprintln(os.Stderr, note)
 		}
 		cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+		cmd.Cancel = func() error {
+			_ = cmd.Process.Signal(os.Interrupt)
+			return os.ErrProcessDone // how the command ends is what counts
+		}
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 		cmd.Env = append(os.Environ(), "FENCEDB_POSTGRES_URL="+env.PostgresURL, "FENCEDB_REDIS_URL="+env.RedisURL)
 		return cmd.Run()

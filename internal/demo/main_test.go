@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"io"
 	"os"
@@ -143,6 +144,19 @@ func TestACommandGetsServers(t *testing.T) {
 	require.ErrorAs(t, err, &exit)
 	require.Equal(t, 3, exit.ExitCode())
 	require.Regexp(t, `^postgres\S+ redis://\S+\n$`, string(said))
+}
+
+func TestACommandThatEndsWellWhenInterruptedHasSucceeded(t *testing.T) {
+	t.Parallel()
+	cmd := program(t, "with", "sh", "-c", "trap 'exit 0' INT; echo ready; while :; do sleep 0.1; done")
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "ready\n", line)
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	require.NoError(t, cmd.Wait())
 }
 
 // running is the demo under test.
