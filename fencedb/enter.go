@@ -71,10 +71,11 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	}
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
-	if err := tx.QueryRow(bounded, sql, args...).Scan(&e.xid, &e.epoch); err != nil {
+	var answer string
+	if err := tx.QueryRow(bounded, sql, args...).Scan(&answer); err != nil {
 		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
 	}
-	return nil
+	return e.admission(answer)
 }
 
 // Outcome tells what became of the transaction, whatever err its COMMIT, or the library that commits

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -92,12 +93,27 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 	return e, check(e.grants)
 }
 
+// What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two columns.
+// enterFirst is for the first statement of a transaction of ours, where no savepoint can be: the
+// common case, a fence that this token has entered before, is part of the statement then, and not a
+// function that it calls.
 const (
-	enterOne = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)`
-	enterAll = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)`
-	carryOne = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.carry($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint)`
-	carryAll = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.carry_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint)`
+	enterOne   = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)::pg_catalog.text`
+	enterAll   = `SELECT fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)::pg_catalog.text`
+	carryOne   = `SELECT fencedb.carry($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint)::pg_catalog.text`
+	carryAll   = `SELECT fencedb.carry_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint)::pg_catalog.text`
+	enterFirst = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), ` +
+		`(SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text))`
 )
+
+// admission takes the answer to one of them.
+func (e *entry) admission(answer string) (err error) {
+	xid, epoch, _ := strings.Cut(strings.Trim(answer, "()"), ",")
+	if e.xid, err = strconv.ParseUint(xid, 10, 64); err == nil {
+		e.epoch, err = strconv.ParseInt(epoch, 10, 64)
+	}
+	return err
+}
 
 // batch is what begins the transaction: BEGIN unless the batch is to be the transaction, enter, and
 // copies of the queries behind them, since pgx notes on each to which connection it was sent.
@@ -109,6 +125,9 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	b := &pgx.Batch{QueuedQueries: make([]*pgx.QueuedQuery, 0, len(behind)+2)} // enter before them, COMMIT behind
 	if !implicit {
 		b.BeginTx(e.txOptions)
+	}
+	if sql == enterOne && e.pg != nil && e.pg.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+		sql = enterFirst // to plan it each time would cost more than it saves
 	}
 	b.Queue(sql, args...)
 	own := make([]pgx.QueuedQuery, len(behind))
@@ -169,7 +188,11 @@ func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
 			return err
 		}
 	}
-	return results.QueryRow().Scan(&e.xid, &e.epoch)
+	var answer string
+	if err := results.QueryRow().Scan(&answer); err != nil {
+		return err
+	}
+	return e.admission(answer)
 }
 
 // rollback ends a transaction whose COMMIT, if one was sent, the server has skipped.

@@ -51,7 +51,7 @@ func TestWritesWithoutATokenSaySo(t *testing.T) {
 	w := newWorld(t)
 
 	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), `SELECT set_config('fencedb.granted', '', true)`); err != nil {
+		if _, err := tx.Exec(t.Context(), `SELECT set_config('fencedb.entered', '', true)`); err != nil {
 			return err
 		}
 		return book(t.Context(), tx, 12, "ann")

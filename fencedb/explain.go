@@ -76,7 +76,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 // batch before it sends the first.
 func (e *entry) notPrepared(err error) bool {
 	var failed pgx.ErrPreprocessingBatch
-	return errors.As(err, &failed) && !slices.Contains([]string{enterOne, enterAll, carryOne, carryAll, e.stillEntered()}, failed.SQL())
+	return errors.As(err, &failed) && !slices.Contains([]string{enterFirst, enterOne, enterAll, carryOne, carryAll, e.stillEntered()}, failed.SQL())
 }
 
 // undecided reports whether the deadline passed before the server had decided: there is no answer

@@ -282,14 +282,14 @@ func TestAHolderThatIsOvertakenBehindItsSealIsStale(t *testing.T) {
 func TestATokenThatStaysUnsealedIsRefusedInTheEnd(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`CREATE OR REPLACE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
+	w.exec(`CREATE OR REPLACE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, OUT xid xid8, OUT epoch bigint)
 		LANGUAGE plpgsql AS $$
 		BEGIN
 			IF current_setting('transaction_isolation') <> 'read committed' THEN
 				RAISE EXCEPTION 'not sealed' USING ERRCODE = '40001';
 			END IF;
-			PERFORM set_config('fencedb.granted', 'by the test', true);
 			xid := pg_current_xact_id();
+			PERFORM set_config('fencedb.entered', xid || ' 60000 60000 by the test', true);
 			epoch := 1;
 		END $$`)
 	level := fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.RepeatableRead})

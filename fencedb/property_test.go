@@ -358,7 +358,7 @@ func (m *model) raw(r *rapid.T) {
 		`UPDATE notes SET token = 0 WHERE resource = '%s'`,
 		`DELETE FROM notes WHERE resource = '%s'`,
 		`TRUNCATE notes -- %s`,
-		`SELECT set_config('fencedb.granted', '{"grants": {"%[1]s": {"token": 99, "entered": true}}}', false); DELETE FROM notes WHERE resource = '%[1]s'`,
+		`SELECT set_config('fencedb.entered', '1 60000 60000 99 6ba7b810-9dad-11d1-80b4-00c04fd430c8 %[1]s', false); DELETE FROM notes WHERE resource = '%[1]s'`,
 	}).Draw(r, "sql")
 	_, err := m.pool.Exec(context.Background(), fmt.Sprintf(`SET lock_timeout = '5ms'; `+sql, m.resource(r)))
 	var pgErr *pgconn.PgError

@@ -251,7 +251,11 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	}
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
-	if err := queryOne(bounded, tx, query, args, &e.xid, &e.epoch); err != nil {
+	var answer string
+	if err := queryOne(bounded, tx, query, args, &answer); err != nil {
+		return err
+	}
+	if err := e.admission(answer); err != nil {
 		return err
 	}
 	if _, ok := tx.(interface{ Commit() error }); ok {

@@ -42,7 +42,8 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	const enter = `SELECT xid::pg_catalog.text::bigint, epoch FROM fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)`
+	const enter = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), ` +
+		`(SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text))`
 
 	require.NoError(t, fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), insertAnn, 1); err != nil {

@@ -244,17 +244,17 @@ func TestAChildThatComesLaterIsGuardedByProtectingAgain(t *testing.T) {
 // As after a dump that got into the wrong hands.
 func TestANewSigningKeyEndsWhatTheFormerOneSigned(t *testing.T) {
 	t.Parallel()
-	s := newSeats(t)
+	s := newJobs(t)
 	forger := s.beside()
-	const forge = `BEGIN; SELECT set_config('fencedb.granted', fencedb.sign(body) || body, true)
-		FROM (VALUES ('{"grants": {"room:red": {"token": 99, "lease": "6ba7b810-9dad-11d1-80b4-00c04fd430c8", "entered": true}}, "until": null}')) v(body)`
-	forger.exec(forge + `; UPDATE seats SET guest = 'eve' WHERE id = 1; ROLLBACK`)
+	const forge = `BEGIN; SELECT set_config('fencedb.entered', concat(pg_current_xact_id(), ' 60000 60000'), true), set_config('fencedb.carried', fencedb.sign(body) || body, true)
+		FROM (VALUES ('{"job:1": {"token": 99, "lease": "6ba7b810-9dad-11d1-80b4-00c04fd430c8"}}')) v(body)`
+	forger.exec(forge + `; UPDATE jobs SET state = 'EVE' WHERE id = 1; ROLLBACK`)
 	forger.exec(forge)
-	s.exec("BEGIN; " + enter(41, "room:red"))
+	s.exec("BEGIN; " + enter(41, "job:1"))
 
 	s.beside().exec(`UPDATE fencedb.signing_key SET key = DEFAULT`)
 
-	forger.refused("FN002", `UPDATE seats SET guest = 'eve' WHERE id = 1`)
-	s.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`)
-	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
+	forger.refused("FN003", `UPDATE jobs SET state = 'EVE' WHERE id = 1`)
+	s.exec(`UPDATE jobs SET state = 'RUNNING' WHERE id = 1; COMMIT`)
+	s.exec(s.carried(41, "job:1", `UPDATE jobs SET state = 'DONE' WHERE id = 1`))
 }

@@ -22,17 +22,24 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 	s.exec(`SET track_functions = 'all'; BEGIN; ` + enter(41, "room:red"))
 	require.Equal(t, "enter 1", s.one(calls), "entering what has entered before is one function")
 	s.exec(`INSERT INTO seats SELECT i, 'red' FROM generate_series(10, 109) i; UPDATE seats SET guest = 'zoe' WHERE id > 9`)
-	require.Equal(t, "enter 1, fencedb_guard_seats 200, guard_statement 2", s.one(calls),
-		"statements and rows are compared with the note, and none is judged by fencedb.require")
+	require.Equal(t, "enter 1, fencedb_guard_seats 200, guard_statement 2, require 2", s.one(calls),
+		"the first row is judged, the second also noted, and the others compared with the note")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`) // the counts begin again
 	s.exec("BEGIN; " + enter(42, "room:red"))
 	require.Equal(t, "enter 1", s.one(calls), "and so is entering with a newer token")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
 
+	s.exec(`BEGIN`)
+	require.NotEmpty(t, s.one(strings.Replace(enter(42, "room:red"), "fencedb.enter", "r FROM fencedb.reenter", 1)+` r`))
+	require.Empty(t, s.one(calls), "entering behind BEGIN what has entered before is no function")
+	s.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 10`)
+	require.Equal(t, "fencedb_guard_seats 1, guard_statement 1, require 1", s.one(calls))
+	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
+
 	s.exec(`BEGIN; SELECT fencedb.enter_all(array_agg('room:' || i), array_agg(i), array_agg(gen_random_uuid())) FROM generate_series(1, 50) i`)
 	s.exec(`INSERT INTO seats SELECT 1000 + i, i % 50 + 1 FROM generate_series(1, 100) i`)
-	require.Equal(t, "fencedb_guard_seats 100, granted 1, guard_statement 1, require 100", s.one(calls+
-		` WHERE funcname ~ '^(fencedb_guard_seats|granted|guard_statement|require)$'`),
+	require.Equal(t, "fencedb_guard_seats 100, grants 1, guard_statement 1, require 100", s.one(calls+
+		` WHERE funcname ~ '^(fencedb_guard_seats|grants|guard_statement|require|require_all|held)$'`),
 		"rows of many resources are judged by the locks of their fences; the list of grants is read when entering, and not again")
 	s.exec(`COMMIT`)
 }
@@ -45,7 +52,7 @@ func TestWhatACarriedWriteCosts(t *testing.T) {
 	require.Empty(t, s.leastWAL(carry(41, "job:1")), "it writes nothing and locks nothing")
 	s.exec(`SET track_functions = 'all'; BEGIN; ` + carry(41, "job:1"))
 	s.exec(`UPDATE jobs SET state = 'DONE' WHERE id = 1`)
-	require.Equal(t, "carry 1, fencedb_guard_jobs 1, granted 2, guard_statement 1, judge_statement 1, require_row 1",
+	require.Equal(t, "carried 1, carry 1, fencedb_guard_jobs 1, guard_statement 1, require_row 1",
 		s.one(`SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) FROM pg_stat_xact_user_functions`))
 	s.exec(`COMMIT`)
 }

@@ -319,30 +319,79 @@ func TestEnteringSeveralIsAllOrNone(t *testing.T) {
 	s.exec(`SELECT fencedb.enter_all('{d,e,d}'::text[], '{1,2,1}', ARRAY[` + lease + `, ` + lease + `, ` + lease + `])`)
 }
 
+// reenter is enter in the form that is part of the statement which calls it.
+func reenter(token int, resource, remaining string) string {
+	return strings.TrimSuffix(strings.Replace(enter(token, resource), "fencedb.enter", "coalesce(max(r), 'nothing') FROM fencedb.reenter", 1), ")") + ", " + remaining + ") r"
+}
+
+func TestReenterIsEnterWhereNobodyStandsInTheWay(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	const nothing, said = "nothing", `coalesce(current_setting('fencedb.entered', true), '')`
+	s.exec(enter(41, "a"))
+
+	for why, reenters := range map[string]string{
+		"a newer token":                reenter(42, "a", "5000"),
+		"an older token":               reenter(40, "a", "5000"),
+		"another lease":                strings.Replace(reenter(40, "a", "5000"), "40", "41", 1),
+		"a resource without a fence":   reenter(41, "b", "5000"),
+		"a lease that is over":         reenter(41, "a", "0"),
+		"a limit of its own":           `set_config('statement_timeout', '1h', true); SELECT ` + strings.TrimPrefix(reenter(41, "a", "5000"), "SELECT "),
+		"a transaction that has begun": `pg_sleep(0.021); SELECT ` + strings.TrimPrefix(reenter(41, "a", "5000"), "SELECT "),
+		"one that has entered":         strings.TrimPrefix(enter(41, "a"), "SELECT ") + `; ` + reenter(41, "a", "5000"),
+	} {
+		s.exec("BEGIN")
+		first, second, both := strings.Cut(strings.TrimPrefix(reenters, "SELECT "), "; ")
+		if both {
+			s.exec("SELECT " + first)
+			first = second
+		}
+		require.Equal(t, nothing, s.one(`SELECT `+strings.TrimPrefix(first, "SELECT ")), why)
+		s.exec("ROLLBACK")
+	}
+
+	newcomer := s.beside()
+	newcomer.exec("BEGIN; " + enter(42, "a"))
+	s.exec("BEGIN")
+	require.Equal(t, nothing, s.one(reenter(41, "a", "5000")), "it waits for nobody")
+	require.Empty(t, s.one(said), "and says nothing of a fence that it could not lock")
+	s.exec("ROLLBACK")
+	newcomer.exec("ROLLBACK")
+
+	s.exec("BEGIN")
+	require.Regexp(t, `^\(\d+,\d+\)$`, s.one(reenter(41, "a", "5000")))
+	require.Regexp(t, `^\d+ 5000 5000 41 [0-9a-f-]{36} a$`, s.one(said))
+	require.Regexp(t, left5s, s.one(`current_setting('statement_timeout')`))
+	require.Regexp(t, left5s, s.one(`current_setting('idle_in_transaction_session_timeout')`))
+	newcomer.refused("55P03", strings.Replace(enter(42, "a"), "')", "', 60000, 20)", 1)) // the fence is held
+	s.exec("COMMIT")
+	newcomer.exec(enter(42, "a"))
+
+	s.refused("0A000", strings.Replace(enter(42, "a"), "enter", "reenter", 1)) // outside of FROM
+}
+
 // left5s is a limit of five seconds, some of which may be over: the server's clock judges.
 const left5s = `^(5s|4\d\d\dms)$`
 
 func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
-	s.exec(`SET statement_timeout = '1s'; SET lock_timeout = '1h'`) // one tighter than the lease, one not
+	s.exec(`SET statement_timeout = '1s'; SET idle_in_transaction_session_timeout = '1h'`) // one tighter than the lease, one not
 
 	s.exec("BEGIN; SELECT fencedb.enter('a', 1, gen_random_uuid(), 5000)")
-	require.Regexp(t, left5s, s.one(`current_setting('lock_timeout')`), "lowered")
 	require.Equal(t, "1s", s.one(`current_setting('statement_timeout')`), "tighter than the lease: stays")
-	require.Regexp(t, left5s, s.one(`current_setting('idle_in_transaction_session_timeout')`), "was off: set")
+	require.Regexp(t, left5s, s.one(`current_setting('idle_in_transaction_session_timeout')`), "lowered")
 	if s.conn.PgConn().ParameterStatus("server_version") >= "17" {
 		require.Regexp(t, left5s, s.one(`current_setting('transaction_timeout')`))
 	}
 	s.exec("COMMIT")
 
-	require.Equal(t, "1h", s.one(`current_setting('lock_timeout')`))
 	require.Equal(t, "1s", s.one(`current_setting('statement_timeout')`))
-	require.Equal(t, "0", s.one(`current_setting('idle_in_transaction_session_timeout')`))
+	require.Equal(t, "1h", s.one(`current_setting('idle_in_transaction_session_timeout')`))
 
 	s.exec("RESET ALL; " + enter(1, "b"))
 	s.exec("BEGIN; " + strings.Replace(enter(1, "b"), "')", "', 5000)", 1)) // the common case
-	limits := []string{"lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout"}
+	limits := []string{"statement_timeout", "idle_in_transaction_session_timeout"}
 	for _, limit := range limits {
 		require.Regexp(t, left5s, s.one(`current_setting('`+limit+`')`), limit)
 	}

@@ -23,7 +23,7 @@ func TestANoteWithAForgedSumOpensNothing(t *testing.T) {
 		return uint64(n)
 	}
 
-	s.exec(`BEGIN; ` + enter(1, "blue"))
+	s.exec(`BEGIN; ` + enter(1, "blue") + `; INSERT INTO seats VALUES (8, 'blue'), (9, 'blue')`)
 	own := s.one(`SELECT current_setting('fencedb.judged')`)
 	require.Len(t, own, 69+len("blue"), "or what is forged has another form")
 	forged := own[:14] + fmt.Sprintf("%019d", 1000) + forge(own[:14]+fmt.Sprintf("%019d", 1000), "red",
@@ -38,8 +38,9 @@ func TestANoteWithAForgedSumOpensNothing(t *testing.T) {
 func TestANoteCannotBeKnownBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
+	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL); SELECT fencedb.protect('seats', 'room')`)
 	note := func() string {
-		s.exec(`BEGIN; ` + enter(1, "blue"))
+		s.exec(`BEGIN; ` + enter(1, "blue") + `; INSERT INTO seats VALUES (8, 'blue'), (9, 'blue')`)
 		defer s.exec(`ROLLBACK`)
 		return s.one(`SELECT current_setting('fencedb.judged')`)
 	}

@@ -189,7 +189,7 @@ func (s *session) callsWithNULL() (calls []string) {
 // innerFunctions fix no search_path of their own: they are called in every fenced transaction or for every row, and
 // SET costs microseconds each time. They have the path of the doors that call them, and are for their owner alone.
 const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
-	AND p.proname IN ('sign', 'granted', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit')`
+	AND p.proname IN ('sign', 'carried', 'grants', 'held', 'outermost', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit')`
 
 func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 	t.Parallel()
@@ -197,7 +197,7 @@ func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 
 	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p
 		WHERE p.pronamespace = 'fencedb'::regnamespace AND p.oid NOT IN (`+innerFunctions+`)
-		AND p.proname <> 'guard_statement' -- in every statement, so it names the schema of all it uses, as guards of rows do
+		AND p.proname NOT IN ('guard_statement', 'require') -- in every statement, so they name the schema of all they use, as guards of rows do
 		AND p.prosqlbody IS NULL AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)`),
 		"give it SET search_path = pg_catalog, pg_temp, or a body with RETURN")
 	require.Empty(t, s.one(`SELECT string_agg(p.oid::regprocedure::text, ', ') FROM pg_proc p

@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -113,13 +114,13 @@ func TestADeletedRowCannotBeReinsertedWithAnOlderToken(t *testing.T) {
 func TestASessionThatIsResetHasToEnterAgain(t *testing.T) {
 	t.Parallel()
 	s := newSeatsWithDetours(t)
-	for reset, code := range map[string]string{"RESET ALL": "FN002", "DISCARD SEQUENCES": "55000"} {
-		for _, write := range writes {
-			begun := `BEGIN; ` + enter(41, "room:red") + `; ` + reset + `; `
-			s.refused(code, begun+write)
-			s.exec(begun + enter(41, "room:red") + `; ` + write + `; ROLLBACK`)
-		}
+	for _, write := range writes {
+		begun := `BEGIN; ` + enter(41, "room:red") + `; `
+		s.refused("FN002", begun+`RESET ALL; `+write)
+		s.exec(begun + `RESET ALL; ` + enter(41, "room:red") + `; ` + write + `; ROLLBACK`)
+		s.exec(begun + `DISCARD SEQUENCES; ` + write + `; ROLLBACK`) // its lock is still there, and no row was noted yet
 	}
+	s.refused("55000", `BEGIN; `+enter(41, "room:red")+`; UPDATE seats SET guest = 'zoe' WHERE room = 'red'; DISCARD SEQUENCES; UPDATE seats SET guest = 'ann' WHERE id = 1`)
 }
 
 func TestTheStampCannotBeChosen(t *testing.T) {
@@ -146,29 +147,51 @@ func TestASettingForgedByHandOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
 	const write = `UPDATE seats SET guest = 'zoe' WHERE id = 1`
+	s.exec(enter(41, "room:red"))
 	s.exec("BEGIN; " + enter(41, "room:red"))
-	signed := s.one(`current_setting('fencedb.granted')`)
+	own := s.one(`current_setting('fencedb.entered')`)
 	s.exec("COMMIT")
-	require.Contains(t, signed, `"room:red"`)
+	require.Regexp(t, `^\d+ \d+ \d+ 41 [0-9a-f-]{36} room:red$`, own)
 
 	for _, setting := range map[string]string{
-		"copied from an earlier transaction": signed,
-		"unsigned":                           signed[64:],
-		"signature of something else":        signed[:64] + `{"grants": {"room:red": {"token": 99, "entered": true}}}`,
-		"only a signature":                   signed[:64],
+		"copied from an earlier transaction": own,
 		"nothing":                            "",
 		"nonsense":                           "{",
 	} {
-		_, err := s.conn.Exec(t.Context(), `SELECT set_config('fencedb.granted', $1, false)`, setting)
+		_, err := s.conn.Exec(t.Context(), `SELECT set_config('fencedb.entered', $1, false)`, setting)
 		require.NoError(t, err)
 		s.refused("FN002", write)
 		s.exec(enter(41, "room:blue")) // whatever stands there keeps nobody from entering
-		s.refused("FN002", `BEGIN; SELECT set_config('fencedb.granted', '`+setting+`', true); `+write)
+		s.refused("FN002", `BEGIN; SELECT set_config('fencedb.entered', '`+setting+`', true); `+write)
 	}
 
+	// The transaction is this one, and token and lease are those of the fence; but nobody has locked it.
+	s.exec(`RESET ALL`)
+	forge := `SELECT set_config('fencedb.entered', regexp_replace('` + own + `', '^\d+', pg_current_xact_id()::text), true), set_config('fencedb.grants', '{"room:red": {"token": 41}}', true); `
+	s.refused("FN003", "BEGIN; "+forge+write)
+	s.refused("FN003", "BEGIN; SAVEPOINT a; "+forge+write)
 	s.refused("FN003", "BEGIN; "+enter(41, "room:blue")+`; `+write)
-	s.refused("FN002", "BEGIN; "+enter(41, "room:blue")+`;
-		SELECT set_config('fencedb.granted', replace(current_setting('fencedb.granted'), 'room:blue', 'room:red'), true); `+write)
+	s.refused("FN003", "BEGIN; "+enter(41, "room:blue")+`; `+forge+write)
+	s.refused("FN002", `BEGIN; SELECT set_config('fencedb.entered', '1 60000 60000', true); DELETE FROM seats WHERE false`)
+	s.refused("FN001", "BEGIN; "+strings.Replace(forge, " 41 ", " 40 ", 1)+strings.Replace(enter(41, "room:red"), "41", "40", 1)) // whatever it says
+}
+
+// Transactions of one lease share the fence, and each of them has locked it; what others share opens nothing.
+func TestASharedFenceIsTheirsWhoShareIt(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(enter(41, "room:red"))
+	first, second, stranger := s.beside(), s.beside(), s.beside()
+	const write = `UPDATE seats SET guest = 'zoe' WHERE room = 'red'`
+	for _, holder := range []*session{first, second} {
+		holder.exec("BEGIN; " + enter(41, "room:red"))
+	}
+	require.Equal(t, "true", s.one(`SELECT (pg_get_multixact_members(f.xmax)).mode = 'sh' FROM fencedb.fences f LIMIT 1`))
+
+	stranger.refused("FN003", "BEGIN; "+enter(41, "room:blue")+"; "+write)
+	first.exec(write + "; " + write)
+	first.exec("COMMIT")
+	second.exec(write + "; COMMIT")
 }
 
 // What the guard notes of the last row that it judged saves it from judging the next one anew, and opens nothing else.
@@ -176,16 +199,17 @@ func TestANoteOfTheGuardForgedByHandOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
 	const write = `UPDATE seats SET guest = 'zoe' WHERE id = 3` // of the blue room
-	judged := "BEGIN; " + enter(41, "room:red") + "; UPDATE seats SET guest = 'ann' WHERE id = 1; "
+	judged := "BEGIN; " + enter(41, "room:red") + "; UPDATE seats SET guest = 'ann' WHERE room = 'red'; "
 	s.exec(judged)
 	note := s.one(`current_setting('fencedb.judged')`)
-	require.Regexp(t, `^9999999999\.0000{17}41[0-9a-f-]{36}room:red$`, note)
+	require.Regexp(t, `^\d{10}\.\d{3}0{17}41[0-9a-f-]{36}room:red$`, note)
 	s.exec("COMMIT")
 	forged := note[:69] + "room:blue"
 
 	// In the transaction whose guard has noted something, before it has, in another one, and by a function within the write.
 	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
 	s.refused("FN003", "BEGIN; "+enter(41, "room:red")+`; SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
+	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', ' ', true); `+write)
 	s.refused("FN003", judged+`UPDATE seats SET guest = set_config('fencedb.judged', '`+forged+`', true) WHERE room = 'blue'`)
 	for _, setting := range []string{note, forged, "{", note[:20]} {
 		s.exec(`SELECT set_config('fencedb.judged', '` + setting + `', false)`)
@@ -285,8 +309,8 @@ func TestTheGrantThatEndsFirstBoundsTheWholeTransaction(t *testing.T) {
 	const lease = `'6ba7b810-9dad-11d1-80b4-00c04fd430c8'`
 
 	for _, grants := range []string{
-		`fencedb.enter('room:blue', 41, ` + lease + `, 100), fencedb.enter('room:red', 41, ` + lease + `, 60000)`,
-		`fencedb.enter('room:red', 41, ` + lease + `, 60000), fencedb.carry('job:1', 41, ` + lease + `, 100)`,
+		`fencedb.enter('room:blue', 41, ` + lease + `, 100); SELECT fencedb.enter('room:red', 41, ` + lease + `, 60000)`,
+		`fencedb.enter('room:red', 41, ` + lease + `, 60000); UPDATE seats SET guest = 'ann' WHERE room = 'red'; SELECT fencedb.carry('job:1', 41, ` + lease + `, 100)`,
 	} {
 		s.refused("FN006", `BEGIN; SELECT `+grants+`;
 			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';

@@ -27,7 +27,8 @@ CREATE TABLE fencedb.fences (
     last_fencing_token bigint      NOT NULL CHECK (last_fencing_token >= 0),
     lease_id           uuid        NOT NULL,
     advanced_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    annulled           text[]
+    annulled           text[],
+    share              boolean CHECK (share IS NULL)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
 COMMENT ON TABLE  fencedb.fences IS 'The ledger: the highest fencing token that has entered, per resource. It outlives the rows it protects; deleting from it by hand lets stale holders write again.';
@@ -37,13 +38,15 @@ COMMENT ON COLUMN fencedb.fences.lease_id           IS 'The lease that carries t
 COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token entered first, by the clock of this server.';
 COMMENT ON COLUMN fencedb.fences.annulled           IS 'NULL unless fencedb.reset_fence has set this fence back: the tokens from which, each followed by its lease id. Rows that were stamped before do not count any more.';
 
+COMMENT ON COLUMN fencedb.fences.share              IS 'Always NULL. Postgres lets those lock a row who may update one of its columns: this one, for fencedb.reenter.';
+
 CREATE TABLE fencedb.signing_key (
     singleton boolean PRIMARY KEY DEFAULT true CHECK (singleton),
     key       bytea   NOT NULL CHECK (octet_length(key) >= 32)
                       DEFAULT uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())
 );
 
-COMMENT ON TABLE fencedb.signing_key IS 'Signs what enter leaves for the triggers, so that set_config by hand opens nothing. Read only by the functions of this schema.';
+COMMENT ON TABLE fencedb.signing_key IS 'Signs what carry leaves for the triggers, so that set_config by hand opens nothing. Read only by the functions of this schema.';
 
 INSERT INTO fencedb.signing_key DEFAULT VALUES;
 
@@ -59,7 +62,7 @@ CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
 
--- A guard need not judge every row anew: who has judged a resource, or just entered it, notes the answer in the setting
+-- A guard need not judge every row anew: fencedb.require notes its answer, from the second row on, in the setting
 -- fencedb.judged (until when, the token, a nonce, the resource), which ends with the transaction and goes back with a savepoint.
 -- Anybody can set that. So its checksum, which contains the transaction id, is the session's own value of this sequence,
 -- which nobody else knows, and which only who may change the sequence can set. Whoever has entered one resource knows a
@@ -108,12 +111,12 @@ $$;
 COMMENT ON FUNCTION fencedb.sign(text) IS 'Inner function. The signature of body for this transaction: 64 hexadecimal digits.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.granted() RETURNS jsonb
+CREATE FUNCTION fencedb.carried() RETURNS jsonb
     LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
     -- A local setting of an earlier transaction reads as '', not as NULL.
-    signed text := nullif(current_setting('fencedb.granted', true), '');
+    signed text := nullif(current_setting('fencedb.carried', true), '');
 BEGIN
     IF signed IS NULL THEN -- to sign takes a transaction id, which a refusal must not use up
         RETURN NULL;
@@ -125,7 +128,44 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.granted() IS 'Inner function. The grants of this transaction: {"grants": {resource: {"token": ..., "lease": ..., "entered": boolean}}, "until": milliseconds since 1970 or null}. NULL when it has none, or when somebody else wrote the setting.';
+COMMENT ON FUNCTION fencedb.carried() IS 'Inner function. The grants that this transaction carries: {resource: {"token": ..., "lease": ...}}. NULL when it carries none, or when somebody else wrote the setting.';
+
+-- What a transaction says of itself once it has entered or carries, in the setting fencedb.entered: its id, how many
+-- milliseconds from its start it may write, to how many its time limits were drawn in last (0 without a limit), and what it has entered: the token,
+-- the lease id and the resource, or, if these are several, an object of JSON in fencedb.grants. The id tells the setting from
+-- one that a session has set for longer. No guard believes it: it shortens what a transaction may do, and is for messages.
+CREATE FUNCTION fencedb.until() RETURNS float8
+    LANGUAGE sql STABLE
+    RETURN CASE WHEN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text
+                THEN date_part('epoch', transaction_timestamp()) * 1000 + split_part(current_setting('fencedb.entered', true), ' ', 2)::float8 END;
+
+COMMENT ON FUNCTION fencedb.until() IS 'Until when this transaction may write, in milliseconds since 1970, by what it said when it entered or carried. NULL when it did neither.';
+
+-- Where it is known that the setting is of this transaction. VOLATILE, as the clock is, or it would cost a call.
+CREATE FUNCTION fencedb.left_ms() RETURNS float8
+    LANGUAGE sql
+    RETURN ('0' || split_part(current_setting('fencedb.entered', true), ' ', 2))::float8 - date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000;
+
+COMMENT ON FUNCTION fencedb.left_ms() IS 'How many milliseconds are left until then.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.grants() RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+AS $$
+DECLARE
+    entered text[] := regexp_match(current_setting('fencedb.entered', true), '^\S+ \S+ \S+ (\S+) (\S+) (.*)');
+BEGIN
+    IF fencedb.until() IS NULL THEN
+        RETURN '{}';
+    ELSIF entered IS NOT NULL THEN
+        RETURN jsonb_build_object(entered[3], jsonb_build_object('token', entered[1]::bigint, 'lease', entered[2]));
+    END IF;
+    RETURN coalesce(nullif(current_setting('fencedb.grants', true), ''), '{}');
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.grants() IS 'Inner function. What this transaction says that it has entered: {resource: {"token": ..., "lease": ...}}.';
 
 CREATE FUNCTION fencedb.sum_of(note text, salt bigint) RETURNS bigint
     LANGUAGE sql STABLE
@@ -133,13 +173,13 @@ CREATE FUNCTION fencedb.sum_of(note text, salt bigint) RETURNS bigint
 
 COMMENT ON FUNCTION fencedb.sum_of(text, bigint) IS 'The checksum of fencedb.judged, for fencedb.judgement.';
 
--- Fixed places, so that a guard reads them fast. Without a limit the note holds until 2286.
-CREATE FUNCTION fencedb.note(resource text, token bigint, until numeric) RETURNS bigint
+-- Fixed places, so that a guard reads them fast; until 2286.
+CREATE FUNCTION fencedb.note(resource text, token bigint, until float8) RETURNS bigint
     LANGUAGE sql
-    RETURN setval('fencedb.judgement', fencedb.sum_of(set_config('fencedb.judged', to_char(coalesce(until / 1000, 9999999999), 'FM0000000000.000')
+    RETURN setval('fencedb.judgement', fencedb.sum_of(set_config('fencedb.judged', to_char((until / 1000)::numeric, 'FM0000000000.000')
         || to_char(token, 'FM0000000000000000000') || gen_random_uuid()::text || resource, true), txid_current()));
 
-COMMENT ON FUNCTION fencedb.note(text, bigint, numeric) IS 'Inner function. Notes for the guards that rows of resource may be written, until when (milliseconds since 1970, NULL for no limit), and the token to stamp on them.';
+COMMENT ON FUNCTION fencedb.note(text, bigint, float8) IS 'Inner function. Notes for the guards that rows of resource may be written, until when (milliseconds since 1970), and the token to stamp on them.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
@@ -164,24 +204,34 @@ COMMENT ON FUNCTION fencedb.raise_stale(text, bigint, bigint) IS 'Inner function
 -- Only a lock owned by the outermost transaction lasts until its end. One taken after a savepoint is given back by
 -- ROLLBACK TO, and the fence with it, while the transaction goes on and commits.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.require_outermost(locker xid) RETURNS void
+CREATE FUNCTION fencedb.outermost(locker xid) RETURNS boolean
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    me         xid := pg_current_xact_id()::xid;
-    share_lock boolean;
+    me xid := pg_current_xact_id()::xid;
 BEGIN
     IF locker = me THEN
-        RETURN;
+        RETURN true;
     END IF;
     -- A fence that several transactions share has a multixact there, which lists them. So a bare number is either that or
-    -- a subtransaction of ours; to look up the latter as a multixact fails, or finds one without us.
+    -- one transaction; to look up the latter as a multixact fails, or finds one without us.
     BEGIN
-        share_lock := EXISTS (SELECT FROM pg_get_multixact_members(locker) m WHERE m.xid = me);
+        RETURN EXISTS (SELECT FROM pg_get_multixact_members(locker) m WHERE m.xid = me);
     EXCEPTION WHEN internal_error OR invalid_parameter_value THEN
-        share_lock := false;
+        RETURN false;
     END;
-    IF NOT share_lock THEN
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.outermost(xid) IS 'Inner function. Whether locker, the xmax of a fence, is the outermost transaction, or several with it among them. Numbers begin anew: for a fence that this transaction has not locked itself, true may be by chance.';
+
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.require_outermost(locker xid) RETURNS void
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF NOT fencedb.outermost(locker) THEN
         RAISE EXCEPTION USING
             ERRCODE = 'active_sql_transaction',
             MESSAGE = 'fencedb.enter must come before any savepoint',
@@ -193,6 +243,41 @@ $$;
 -- +goose StatementEnd
 
 COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Inner function. Raises unless locker, as found on a fence that this transaction has just locked, is the outermost transaction.';
+
+-- The lock itself is the witness that a transaction has entered: only who may enter can lock a fence, and no setting forged
+-- by hand does. It has to be of the outermost transaction. An xmin may be of four billion transactions ago, and an xmax may be
+-- the number of a multixact, unless none has come as far as ours. Where others share the lock, to take it once more tells for
+-- sure: a transaction that has it gets nothing new. A reset of a fence changes it too, and is no entry; after one, the lease id
+-- has to be ours as well.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.held(resource text, OUT token bigint, OUT lease_id uuid)
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    me     xid := pg_current_xact_id()::xid;
+    locker xid;
+    own    boolean;
+BEGIN
+    SELECT f.last_fencing_token, f.lease_id, f.xmax,
+           f.xmax = me AND mxid_age(me) <= 0 OR f.xmin = me AND f.advanced_at >= transaction_timestamp()
+    INTO token, lease_id, locker, own
+    FROM fencedb.fences f
+    WHERE f.resource = held.resource COLLATE "C" AND (f.annulled IS NULL OR f.lease_id::text = fencedb.grants() -> held.resource ->> 'lease');
+    IF own IS NOT TRUE AND locker <> '0' AND fencedb.outermost(locker) THEN
+        PERFORM FROM fencedb.fences f
+        WHERE f.resource = held.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = held.lease_id
+        FOR SHARE SKIP LOCKED;
+        own := FOUND;
+    END IF;
+    IF own IS NOT TRUE THEN
+        token := NULL;
+        lease_id := NULL;
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.held(text) IS 'Inner function. The token and lease id of a fence that this transaction has entered; NULLs if it has not.';
 
 -- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the others do not see it
 -- within a tenth of a second, they draw one too: who entered with a number that is overwritten cannot be asked about,
@@ -354,11 +439,11 @@ COMMENT ON FUNCTION fencedb.take(text, bigint, uuid, numeric) IS 'Inner function
 -- transaction_timeout (17 and newer) counts from the start of the transaction, or from when it is switched on anew, hence
 -- the 0 before it. Once that is done it needs no drawing in: only admit names it.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.bound(until numeric, names text[] DEFAULT '{lock_timeout,statement_timeout,idle_in_transaction_session_timeout}') RETURNS void
+CREATE FUNCTION fencedb.bound(until float8, names text[] DEFAULT '{statement_timeout,idle_in_transaction_session_timeout}') RETURNS void
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    remaining_ms int := least(2147483647, greatest(1, ceil(until - extract(epoch FROM clock_timestamp()) * 1000)));
+    remaining_ms int := least(2147483647, greatest(1, ceil(until - date_part('epoch', clock_timestamp()) * 1000)));
     name         text;
     current_ms   numeric;
 BEGIN
@@ -377,12 +462,11 @@ BEGIN
             PERFORM set_config(name, remaining_ms::text, true);
         END IF;
     END LOOP;
-    PERFORM set_config('fencedb.limit', remaining_ms::text, true);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.bound(numeric, text[]) IS 'Inner function. Lowers time limits of this transaction to what is left until a time, in milliseconds since 1970; they go back when it ends. Does nothing for NULL.';
+COMMENT ON FUNCTION fencedb.bound(float8, text[]) IS 'Inner function. Lowers time limits of this transaction to what is left until a time, in milliseconds since 1970; they go back when it ends. Does nothing for NULL.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
@@ -408,8 +492,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
 
--- admit checks and bounds, takes the fences if enter is true (fencedb.carry of 00004 takes none), and signs what the
--- triggers are to see. A transaction may be admitted several times, for more resources.
+-- admit checks and bounds, takes the fences if enter is true, or else (fencedb.carry of 00004) signs the grants for the
+-- triggers. A transaction may be admitted several times, for more resources.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.admit(enter boolean, resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint, wait_ms bigint, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql
@@ -418,15 +502,15 @@ DECLARE
     n        int     := coalesce(cardinality(resources), 0);
     places   int[]   := ARRAY[1];
     i        int;
-    before   jsonb   := fencedb.granted();
-    grants   jsonb   := coalesce(before -> 'grants', '{}');
-    until    numeric := (before ->> 'until')::numeric;
-    start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
+    until    float8  := fencedb.until();
+    entered  jsonb   := fencedb.grants();
+    carried  jsonb   := fencedb.carried();
+    start    float8  := date_part('epoch', clock_timestamp()) * 1000;
     deadline numeric; -- of the wait for all fences together
     last     text;
     present  jsonb;
     added    text[]; -- what becomes of grants, in the order of places
-    body     text;
+    grants   jsonb;
     signed   text;
 BEGIN
     IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
@@ -442,7 +526,7 @@ BEGIN
         RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     END IF;
-    until := least(until, start + CASE WHEN remaining_ms > 2147483647 THEN 2147483647 ELSE remaining_ms END); -- where settings of Postgres end
+    until := least(until, start + least(remaining_ms, 2147483647)); -- where settings of Postgres end
     deadline := least(until, start + wait_ms,
         start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
 
@@ -451,38 +535,40 @@ BEGIN
         places := ARRAY(SELECT p FROM generate_series(1, n) p ORDER BY resources[p] COLLATE "C");
     END IF;
     FOREACH i IN ARRAY places LOOP
-        present := CASE WHEN resources[i] COLLATE "C" = last THEN added[cardinality(added)]::jsonb ELSE grants -> resources[i] END;
+        grants := CASE WHEN resources[i] COLLATE "C" = last THEN added[cardinality(added)]::jsonb ELSE entered -> resources[i] END;
         last := resources[i];
+        present := coalesce(grants, carried -> resources[i]);
         IF (present ->> 'token')::bigint <> tokens[i] OR (present ->> 'lease')::uuid <> lease_ids[i] THEN
             RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', resources[i], present ->> 'token'
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
         END IF;
-        IF enter AND (present ->> 'entered')::boolean IS NOT TRUE THEN
+        IF enter AND (grants IS NULL OR (SELECT h.token FROM fencedb.held(resources[i]) h) IS NULL) THEN
             PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i], deadline);
         END IF;
-        added := added || jsonb_build_object('token', tokens[i], 'lease', lease_ids[i], 'entered', enter OR coalesce((present ->> 'entered')::boolean, false))::text;
+        added := added || jsonb_build_object('token', tokens[i], 'lease', lease_ids[i])::text;
     END LOOP;
-    IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
+    IF until < date_part('epoch', clock_timestamp()) * 1000 THEN
         RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     END IF;
     PERFORM fencedb.bound(until);
     PERFORM fencedb.bound(until, '{transaction_timeout}');
 
-    body := jsonb_build_object('grants', grants || (SELECT jsonb_object_agg(resources[p], added[k]::jsonb) FROM unnest(places) WITH ORDINALITY u(p, k)), 'until', until)::text;
-    signed := fencedb.sign(body) || body;
-    IF signed IS NULL THEN -- a database made from a dump of the schema alone has no key
-        INSERT INTO fencedb.signing_key DEFAULT VALUES ON CONFLICT DO NOTHING;
-        signed := fencedb.sign(body) || body;
-    END IF;
-    PERFORM set_config('fencedb.granted', signed, true);
-    IF enter THEN
-        PERFORM fencedb.note(resources[n], tokens[n], until);
-    ELSE -- what was noted so far may have another limit
-        PERFORM set_config('fencedb.judged', '', true);
+    grants := (SELECT jsonb_object_agg(resources[p], added[k]::jsonb) FROM unnest(places) WITH ORDINALITY u(p, k));
+    IF NOT enter THEN
+        carried := coalesce(carried, '{}') || grants;
+        signed := fencedb.sign(carried::text);
+        IF signed IS NULL THEN -- a database made from a dump of the schema alone has no key
+            INSERT INTO fencedb.signing_key DEFAULT VALUES ON CONFLICT DO NOTHING;
+            signed := fencedb.sign(carried::text);
+        END IF;
+        PERFORM set_config('fencedb.carried', signed || carried::text, true);
     END IF;
     xid := pg_current_xact_id();
     epoch := fencedb.epoch();
+    PERFORM set_config('fencedb.entered', concat_ws(' ', xid, until - date_part('epoch', transaction_timestamp()) * 1000, ceil(until - start)::bigint % 2147483647), true),
+            set_config('fencedb.grants', (entered || CASE WHEN enter THEN grants ELSE '{}' END)::text, true),
+            set_config('fencedb.judged', '', true); -- what was noted so far may have another limit
 END
 $$;
 -- +goose StatementEnd
@@ -502,68 +588,88 @@ $$;
 
 COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
+-- Whether a transaction has entered nothing yet and has no time limits of its own, so that nothing has to be compared.
+-- transaction_timeout is NULL before Postgres 17.
+CREATE FUNCTION fencedb.untouched() RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN current_setting('statement_timeout') || current_setting('idle_in_transaction_session_timeout') || coalesce(current_setting('transaction_timeout', true), '0')
+        || coalesce(current_setting('fencedb.entered', true), '') = '000';
+
+COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transaction has neither entered nor any time limits.';
+
+-- What is left behind for a transaction that has entered or carries, and was untouched: as an expression it costs no call.
+CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, entered text) RETURNS xid8
+    LANGUAGE sql
+    RETURN CASE WHEN concat(set_config('statement_timeout', remaining_ms::text, true), set_config('idle_in_transaction_session_timeout', remaining_ms::text, true),
+        CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', remaining_ms::text, true) END,
+        set_config('fencedb.entered', concat_ws(' ', pg_current_xact_id(), since_start_ms + remaining_ms, remaining_ms % 2147483647, entered), true)) IS NOT NULL
+    THEN pg_current_xact_id() END;
+
+COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, text) IS 'Inner function. Bounds this transaction to remaining_ms from now, which is since_start_ms from its start, and notes what it has entered; returns its id.';
+
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, OUT xid xid8, OUT epoch bigint)
+CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    limit_ms text := least(remaining_ms, 2147483647);
-    start    numeric := extract(epoch FROM clock_timestamp()) * 1000;
-    until    numeric;
-    locker   xid;
-    key      bytea;
-    body     text;
+    start   timestamptz := CASE WHEN first THEN transaction_timestamp() ELSE clock_timestamp() END;
+    now     timestamptz;
+    locker  xid;
 BEGIN
-    -- The common cases, without calls: nothing has been entered, nobody stands in the way, and the fence has this token
-    -- and lease already, or an older token. admit does the rest. What take says of the order of locks, holds here too.
-    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND coalesce(remaining_ms > 0, true) THEN
-        until := start + CASE WHEN remaining_ms > 2147483647 THEN 2147483647 ELSE remaining_ms END;
-        PERFORM FROM fencedb.fences f
-        WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
-        FOR SHARE SKIP LOCKED;
-        IF FOUND THEN
-            SELECT f.xmax, k.key INTO locker, key FROM fencedb.fences f, fencedb.signing_key k WHERE f.resource = enter.resource COLLATE "C";
-        ELSIF token <= 9007199254740991 AND lease_id IS NOT NULL AND current_setting('transaction_isolation') LIKE 'read %' THEN
+    -- The common cases, without calls: nobody stands in the way, and the fence has an older token, or this one and this
+    -- lease already. admit does the rest. What take says of the order of locks, holds here too.
+    IF fencedb.untouched() AND coalesce(remaining_ms > 0, true) AND token <= 9007199254740991 AND lease_id IS NOT NULL THEN
+        IF current_setting('transaction_isolation') LIKE 'read %' THEN
+            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = clock_timestamp()
+            FROM (SELECT o.ctid FROM fencedb.fences o WHERE o.resource = enter.resource COLLATE "C" AND o.last_fencing_token < token FOR NO KEY UPDATE SKIP LOCKED) older
+            WHERE f.ctid = older.ctid
+            RETURNING f.xmin, pg_sequence_last_value('fencedb.server_epoch') INTO locker, epoch;
+        END IF;
+        IF locker IS NULL THEN
             PERFORM FROM fencedb.fences f
-            WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token < token
-            FOR NO KEY UPDATE SKIP LOCKED;
+            WHERE f.resource = enter.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = enter.lease_id
+            FOR SHARE SKIP LOCKED;
             IF FOUND THEN
-                UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = clock_timestamp()
-                FROM fencedb.signing_key k WHERE f.resource = enter.resource COLLATE "C"
-                RETURNING f.xmin, k.key INTO locker, key;
+                SELECT f.xmax, pg_sequence_last_value('fencedb.server_epoch') INTO locker, epoch FROM fencedb.fences f WHERE f.resource = enter.resource COLLATE "C";
             END IF;
         END IF;
-        IF key IS NOT NULL THEN
-            epoch := pg_sequence_last_value('fencedb.server_epoch');
-        END IF;
         -- A lock on the whole ledger, as VACUUM FULL takes it, may have been waited for; then what is left is less.
-        IF epoch IS NOT NULL AND extract(epoch FROM clock_timestamp()) * 1000 < start + 20 THEN
-            xid := pg_current_xact_id();
+        now := clock_timestamp();
+        IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
+            xid := fencedb.admitted((date_part('epoch', now - transaction_timestamp()) * 1000)::bigint, least(remaining_ms, 2147483647), concat_ws(' ', token, lease_id, resource));
             IF locker <> xid::xid THEN
                 PERFORM fencedb.require_outermost(locker);
             END IF;
-            IF current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0' AND remaining_ms IS NOT NULL
-               AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0' THEN
-                body := set_config('lock_timeout', limit_ms, true) || set_config('statement_timeout', limit_ms, true)
-                     || set_config('idle_in_transaction_session_timeout', limit_ms, true) || set_config('fencedb.limit', limit_ms, true)
-                     || CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', limit_ms, true) END;
-            ELSIF remaining_ms IS NOT NULL THEN
-                PERFORM fencedb.bound(until), fencedb.bound(until, '{transaction_timeout}');
-            END IF;
-            body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": true}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
-            body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true);
-            until := fencedb.note(resource, token, until);
             RETURN;
         END IF;
     END IF;
     SELECT a.xid, a.epoch INTO xid, epoch
-    FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id], coalesce(floor(until - extract(epoch FROM clock_timestamp()) * 1000)::bigint, remaining_ms), wait_ms) a;
+    FROM fencedb.admit(true, ARRAY[resource], ARRAY[token], ARRAY[lease_id],
+        floor(remaining_ms - extract(epoch FROM clock_timestamp() - start) * 1000)::bigint, wait_ms) a;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint) IS 'Enters the fence of resource: the first statement of every fenced transaction, before any savepoint. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
+COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean) IS 'Enters the fence of resource: the first statement of every fenced transaction, before any savepoint. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
+
+-- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own is read into the query
+-- that calls it, and costs no call. It cannot be called any other way; Postgres refuses the lock then.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS SETOF text
+    LANGUAGE sql STABLE ROWS 1
+BEGIN ATOMIC
+    SELECT '(' || fencedb.admitted(0, least(reenter.remaining_ms, 2147483647), concat_ws(' ', reenter.token, reenter.lease_id, reenter.resource))
+           || ',' || pg_sequence_last_value('fencedb.server_epoch') || ')'
+    FROM (SELECT FROM fencedb.fences f
+          WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
+            AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
+            AND clock_timestamp() < transaction_timestamp() + interval '20 milliseconds' -- as in enter
+          FOR SHARE SKIP LOCKED) locked; -- what is selected is computed before the lock is tried, so it has a query of its own
+END;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.reenter(text, bigint, uuid, bigint) IS 'enter for a token that has entered before, where nobody stands in the way: what enter returns, as text, or nothing, and then call enter. Only in FROM, and only right after BEGIN: it does not look for savepoints.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
@@ -588,8 +694,7 @@ CREATE FUNCTION fencedb.require_entered(xid xid8 DEFAULT NULL) RETURNS void
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF coalesce(current_setting('fencedb.granted', true), '') = ''
-       OR xid IS NOT NULL AND xid IS DISTINCT FROM pg_current_xact_id_if_assigned() THEN
+    IF fencedb.until() IS NULL OR xid IS NOT NULL AND xid <> pg_current_xact_id_if_assigned() THEN
         RAISE EXCEPTION 'the transaction that entered the fence has ended'
             USING ERRCODE = 'FN007',
             DETAIL = 'A statement since then was COMMIT, ROLLBACK, PREPARE TRANSACTION or the like.',
@@ -676,7 +781,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint) TO PUBLIC; -- by the guards
+GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint), fencedb.until(), fencedb.left_ms() TO PUBLIC; -- by the guards
 GRANT EXECUTE ON FUNCTION fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
 
 -- +goose StatementBegin
@@ -689,9 +794,10 @@ DECLARE
 BEGIN
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
-                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
+                WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'untouched', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
+    EXECUTE format('GRANT SELECT (resource, last_fencing_token, lease_id), UPDATE (share) ON fencedb.fences TO %s', writer); -- for reenter
     EXECUTE format('GRANT SELECT ON fencedb.goose_db_version TO %s', writer); -- so that a service can ask whether it is migrated
 END
 $$;
@@ -709,20 +815,28 @@ DROP FUNCTION fencedb.prepared_writers();
 DROP FUNCTION fencedb.last_token(text);
 DROP FUNCTION fencedb.require_entered(xid8);
 DROP FUNCTION fencedb.outcome(xid8, bigint);
-DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint);
+DROP FUNCTION fencedb.reenter(text, bigint, uuid, bigint);
+DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean);
+DROP FUNCTION fencedb.admitted(bigint, bigint, text);
+DROP FUNCTION fencedb.untouched();
 DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
-DROP FUNCTION fencedb.bound(numeric, text[]);
+DROP FUNCTION fencedb.bound(float8, text[]);
 DROP FUNCTION fencedb.take(text, bigint, uuid, numeric);
 DROP FUNCTION fencedb.await(text, boolean, numeric);
 DROP FUNCTION fencedb.raise_busy(text);
 DROP FUNCTION fencedb.epoch();
+DROP FUNCTION fencedb.held(text);
 DROP FUNCTION fencedb.require_outermost(xid);
+DROP FUNCTION fencedb.outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
-DROP FUNCTION fencedb.note(text, bigint, numeric);
+DROP FUNCTION fencedb.note(text, bigint, float8);
 DROP FUNCTION fencedb.sum_of(text, bigint);
-DROP FUNCTION fencedb.granted();
+DROP FUNCTION fencedb.grants();
+DROP FUNCTION fencedb.left_ms();
+DROP FUNCTION fencedb.until();
+DROP FUNCTION fencedb.carried();
 DROP FUNCTION fencedb.sign(text);
 DROP FUNCTION fencedb.signature(bytea, text);
 DROP TABLE fencedb.foreign_issuers;

@@ -74,50 +74,25 @@ COMMENT ON FUNCTION fencedb.raise_overdue() IS 'Inner function. Raises FN006.';
 -- The judge of one row. before and after are the resources of the old and the new row, as far as
 -- operation has them; stored is the token in the old row.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.require(target regclass, operation text, before text[], after text[], stored bigint) RETURNS bigint
+CREATE FUNCTION fencedb.require_all(target regclass, operation text, before text[], after text[], stored bigint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    note     text   := coalesce(current_setting('fencedb.judged', true), '');
     wanted   text[] := CASE operation WHEN 'INSERT' THEN after WHEN 'DELETE' THEN before ELSE before || after END;
-    me       xid;
-    until    numeric;
-    granted  jsonb;
-    grants   jsonb;
+    own      text   := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END; -- that gives its token to the row
+    until    float8 := fencedb.until();
     resource text;
+    held     bigint;
     token    bigint;
 BEGIN
-    -- The grants are long where the transaction has entered many fences. A note says that it has entered, and until
-    -- when. Then its lock on a fence says which: only enter locks one for as long as that. An xmin may be of four
-    -- billion transactions ago, and an xmax may be the number of a multixact, unless none has come as far as ours.
-    IF note <> '' AND wanted[1] = ALL (wanted) AND fencedb.sum_of(note, txid_current()) = currval('fencedb.judgement') THEN
-        me := pg_current_xact_id()::xid;
-        SELECT f.last_fencing_token INTO token
-        FROM fencedb.fences f
-        WHERE f.resource = wanted[1] AND f.annulled IS NULL AND f.last_fencing_token >= coalesce(stored, 0)
-          AND (f.xmax = me AND mxid_age(me) <= 0 OR f.xmin = me AND f.advanced_at >= transaction_timestamp());
-        IF FOUND THEN
-            until := left(note, 14)::numeric * 1000;
-            IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
-                PERFORM fencedb.raise_overdue();
-            END IF;
-            until := fencedb.note(wanted[1], token, until);
-            RETURN token;
-        END IF;
-    END IF;
-
-    granted := fencedb.granted();
-    grants := granted -> 'grants';
-    IF granted IS NULL THEN
+    IF until IS NULL THEN
         token := fencedb.overtake(target, operation, before, after, stored);
         IF token IS NOT NULL THEN
             RETURN token;
         END IF;
         PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after[1], before[1]), NULL);
-    END IF;
-    until := (granted ->> 'until')::numeric;
-    IF until < extract(epoch FROM clock_timestamp()) * 1000 THEN
+    ELSIF fencedb.left_ms() < 0 THEN
         PERFORM fencedb.raise_overdue();
     END IF;
 
@@ -125,32 +100,65 @@ BEGIN
         IF resource IS NULL THEN
             RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
                 USING ERRCODE = 'null_value_not_allowed', HINT = 'Every row needs a resource: make the columns of the resource expression NOT NULL.';
-        ELSIF (grants -> resource ->> 'entered')::boolean IS NOT TRUE THEN
+        END IF;
+        CONTINUE WHEN resource = own AND token IS NOT NULL;
+        held := (SELECT h.token FROM fencedb.held(resource) h);
+        IF held IS NULL THEN
             RAISE EXCEPTION USING
                 ERRCODE = 'FN003',
                 MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target, resource),
-                DETAIL  = jsonb_build_object('table', target, 'resource', resource, 'entered', (SELECT coalesce(jsonb_agg(g.key ORDER BY g.key) FILTER (WHERE (g.value ->> 'entered')::boolean), '[]') FROM jsonb_each(grants) g))::text,
+                DETAIL  = jsonb_build_object('table', target, 'resource', resource, 'entered', (SELECT coalesce(jsonb_agg(k ORDER BY k), '[]') FROM jsonb_object_keys(fencedb.grants()) k))::text,
                 HINT    = 'Enter with the grants of all resources the transaction writes to. Nothing was written.';
+        -- The ledger has already refused stale tokens. This catches a ledger that was emptied under its rows. Where the
+        -- fence was set back on purpose, rows still have the stamps from before.
+        ELSIF resource = before[1] AND held < stored THEN
+            PERFORM fencedb.raise_stale(resource, held, stored)
+            WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
+        END IF;
+        IF resource = own THEN
+            token := held;
         END IF;
     END LOOP;
 
-    -- The ledger has already refused stale tokens. This catches a ledger that was emptied under its rows. Where the
-    -- fence was set back on purpose, rows still have the stamps from before.
-    token := (grants -> before[1] ->> 'token')::bigint;
-    IF token < stored THEN
-        PERFORM fencedb.raise_stale(before[1], token, stored)
-        WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
-    END IF;
-
-    resource := CASE operation WHEN 'DELETE' THEN before[1] ELSE after[1] END;
-    token := (grants -> resource ->> 'token')::bigint;
-    until := fencedb.note(resource, token, until);
+    PERFORM fencedb.note(own, token, until);
     RETURN token;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
+COMMENT ON FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
+
+-- The common case: a row that has one resource and keeps it, and whose fence this transaction has locked alone (see
+-- fencedb.held). The first row is not noted, since a note pays only from the next one on. As in guard_statement, there is no
+-- search_path, and so every name has its schema.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.require(target regclass, operation text, before text, after text, stored bigint) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+DECLARE
+    me    pg_catalog.xid := pg_catalog.pg_current_xact_id()::pg_catalog.xid;
+    token pg_catalog.int8;
+    noted pg_catalog.text;
+BEGIN
+    SELECT f.last_fencing_token, pg_catalog.current_setting('fencedb.judged', true) INTO token, noted
+    FROM fencedb.fences f
+    WHERE f.resource OPERATOR(pg_catalog.=) coalesce(after, before) AND f.annulled IS NULL AND f.last_fencing_token OPERATOR(pg_catalog.>=) coalesce(stored, 0)
+      AND (f.xmax OPERATOR(pg_catalog.=) me AND pg_catalog.mxid_age(me) OPERATOR(pg_catalog.<=) 0
+           OR f.xmin OPERATOR(pg_catalog.=) me AND f.advanced_at OPERATOR(pg_catalog.>=) pg_catalog.transaction_timestamp())
+      AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0;
+    IF token IS NULL OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
+        RETURN fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
+    ELSIF noted OPERATOR(pg_catalog.<>) '' THEN
+        PERFORM fencedb.note(coalesce(after, before), token, fencedb.until());
+    ELSE
+        PERFORM pg_catalog.set_config('fencedb.judged', ' ', true);
+    END IF;
+    RETURN token;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.require(regclass, text, text, text, bigint) IS 'require_all for a row of one resource.';
 
 -- Refuses before the first row is touched, also where no row matches. A cascade from another table is left to the row
 -- trigger: it may match nothing, and then it writes nothing. Later statements of a long transaction get only what is
@@ -162,10 +170,9 @@ CREATE FUNCTION fencedb.judge_statement(target oid, operation text, guard text, 
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    note    text  := coalesce(current_setting('fencedb.judged', true), '');
-    granted jsonb;
-    until   numeric;
-    left_ms numeric;
+    said    text   := current_setting('fencedb.entered', true);
+    until   float8 := fencedb.until();
+    left_ms float8 := ceil(fencedb.left_ms());
 BEGIN
     IF inherited THEN
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
@@ -179,27 +186,18 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF coalesce(current_setting('fencedb.granted', true), '') <> '' THEN
-        IF (CASE WHEN note <> '' THEN fencedb.sum_of(note, txid_current()) = currval('fencedb.judgement') END) THEN
-            until := left(note, 14)::numeric * 1000; -- it has entered
-        ELSE
-            granted := fencedb.granted();
-            until := (granted ->> 'until')::numeric;
-        END IF;
-    END IF;
-    IF until IS NULL AND granted IS NULL OR operation = 'TRUNCATE' THEN
+    IF until IS NULL OR operation = 'TRUNCATE' THEN
         IF NOT fencedb.let_pass(target, operation, 'FN002', false, guard) THEN
             PERFORM fencedb.raise_no_token(target::regclass::text, operation, NULL, (SELECT facts.resource FROM fencedb.guard_facts(to_regprocedure(guard || '()')) AS facts));
         END IF;
         RETURN;
     END IF;
-    left_ms := ceil(until - extract(epoch FROM clock_timestamp()) * 1000);
     IF left_ms < 0 THEN
         IF NOT fencedb.let_pass(target, operation, 'FN006', false, guard) THEN
             PERFORM fencedb.raise_overdue();
         END IF;
-    ELSIF left_ms < nullif(current_setting('fencedb.limit', true), '')::numeric THEN -- a millisecond has passed
-        PERFORM fencedb.bound(until);
+    ELSIF left_ms < split_part(said, ' ', 3)::float8 THEN -- a millisecond has passed
+        PERFORM fencedb.bound(until), set_config('fencedb.entered', regexp_replace(said, '^(\S+ \S+) \S+', '\1 ' || left_ms), true);
     END IF;
 END
 $$;
@@ -208,7 +206,7 @@ $$;
 COMMENT ON FUNCTION fencedb.judge_statement(oid, text, text, boolean) IS 'Inner function. What guard_statement does beside the common cases.';
 
 -- The common cases: a statement of another trigger, one right after enter, and one that a guard which observes has recorded
--- lately (the same as in fencedb.let_pass). They are one expression, because PL/pgSQL sets each expression up anew in every
+-- lately (the same as in fencedb.let_pass). Each is one expression, because PL/pgSQL sets each expression up anew in every
 -- transaction. The function has no search_path of its own, and its trigger no WHEN, because either costs
 -- more than the expression. So every name in it has its schema. (NULLIF, IN and BETWEEN have operators without one.)
 -- +goose StatementBegin
@@ -216,24 +214,32 @@ CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    granted  pg_catalog.bool := coalesce(pg_catalog.current_setting('fencedb.granted', true), '') OPERATOR(pg_catalog.<>) '';
-    setting  pg_catalog.text := CASE WHEN granted THEN 'fencedb.judged' ELSE pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP) END;
-    noted    pg_catalog.text := coalesce(pg_catalog.current_setting(setting, true), '');
+    said    pg_catalog.text := coalesce(pg_catalog.current_setting('fencedb.entered', true), '');
+    setting pg_catalog.text;
+    noted   pg_catalog.text;
 BEGIN
-    IF TG_NARGS OPERATOR(pg_catalog.=) 1 AND TG_OP OPERATOR(pg_catalog.<>) 'TRUNCATE' AND (CASE
-        WHEN pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1 THEN true
-        WHEN noted OPERATOR(pg_catalog.=) '' THEN false
-        WHEN granted THEN
-            fencedb.sum_of(noted, pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
-            AND pg_catalog.ceil((pg_catalog."left"(noted, 14)::pg_catalog.float8 OPERATOR(pg_catalog.-) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())) OPERATOR(pg_catalog.*) 1000)
-                OPERATOR(pg_catalog.>=) pg_catalog.concat('0', pg_catalog.current_setting('fencedb.limit', true))::pg_catalog.float8
-        WHEN pg_catalog.substr(noted, 36) OPERATOR(pg_catalog.=) pg_catalog.concat('FN002 ', pg_catalog.current_setting('role'), ' ', session_user, ' ', pg_catalog.current_setting('application_name'))
-             AND pg_catalog.substr(noted, 16, 10) OPERATOR(pg_catalog.<>) '1000000000'
-             AND pg_catalog.substr(noted, 2, 14)::pg_catalog.float8 OPERATOR(pg_catalog.>) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) THEN
-            pg_catalog.set_config(setting, pg_catalog.concat(pg_catalog."left"(noted, 15), pg_catalog.substr(noted, 16, 10)::pg_catalog.int8 OPERATOR(pg_catalog.-) 1, pg_catalog.substr(noted, 26)), false) IS NOT NULL
-        ELSE false
-    END) THEN
-        RETURN NULL;
+    IF TG_NARGS OPERATOR(pg_catalog.=) 1 AND TG_OP OPERATOR(pg_catalog.<>) 'TRUNCATE' THEN
+        IF said OPERATOR(pg_catalog.<>) '' THEN
+            IF pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1
+               OR pg_catalog.split_part(said, ' ', 1) OPERATOR(pg_catalog.=) pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text
+               AND pg_catalog.ceil(fencedb.left_ms()) OPERATOR(pg_catalog.>=) pg_catalog.concat('0', pg_catalog.split_part(said, ' ', 3))::pg_catalog.float8 THEN
+                RETURN NULL;
+            END IF;
+        ELSE
+            setting := pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP);
+            noted := coalesce(pg_catalog.current_setting(setting, true), '');
+            IF (CASE
+                WHEN pg_catalog.pg_trigger_depth() OPERATOR(pg_catalog.>) 1 THEN true
+                WHEN noted OPERATOR(pg_catalog.=) '' THEN false
+                WHEN pg_catalog.substr(noted, 36) OPERATOR(pg_catalog.=) pg_catalog.concat('FN002 ', pg_catalog.current_setting('role'), ' ', session_user, ' ', pg_catalog.current_setting('application_name'))
+                     AND pg_catalog.substr(noted, 16, 10) OPERATOR(pg_catalog.<>) '1000000000'
+                     AND pg_catalog.substr(noted, 2, 14)::pg_catalog.float8 OPERATOR(pg_catalog.>) pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) THEN
+                    pg_catalog.set_config(setting, pg_catalog.concat(pg_catalog."left"(noted, 15), pg_catalog.substr(noted, 16, 10)::pg_catalog.int8 OPERATOR(pg_catalog.-) 1, pg_catalog.substr(noted, 26)), false) IS NOT NULL
+                ELSE false
+            END) THEN
+                RETURN NULL;
+            END IF;
+        END IF;
     END IF;
     PERFORM fencedb.judge_statement(TG_RELID, TG_OP, TG_ARGV[0], TG_NARGS OPERATOR(pg_catalog.>) 1);
     RETURN NULL;
@@ -607,13 +613,11 @@ BEGIN
                    ELSE true
                END),
         format(fencedb.stamped(stamp, body), format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
-            CASE WHEN compiled.several THEN 'false' ELSE fencedb.stamped(stamp, $fast$"~note" OPERATOR(pg_catalog.<>) ''
-       AND fencedb.sum_of("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
+            CASE WHEN compiled.several THEN 'false' ELSE fencedb.stamped(stamp, $fast$fencedb.sum_of("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
        AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog."left"("~note", 14)::pg_catalog.float8
        AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~new")
        AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~old"
-            AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$) END,
-            CASE WHEN compiled.several THEN '"~old"' ELSE 'ARRAY["~old"]' END, CASE WHEN compiled.several THEN '"~new"' ELSE 'ARRAY["~new"]' END));
+            AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$) END, CASE WHEN compiled.several THEN 'fencedb.require_all' ELSE 'fencedb.require' END));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
@@ -743,7 +747,7 @@ COMMENT ON FUNCTION fencedb.check_target(regclass, text, text, text, boolean) IS
 --     %1$s, %2$s  the resource expression over the old and the new row
 --     %3$s        its type
 --     %4$s        whether fencedb.judged says that the row may be written
---     %5$s, %6$s  the lists of resources of the old and the new row
+--     %5$s        the function that judges it otherwise
 -- The settings are those with which a session could make the same row read as another resource. The guard has them from here.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text, starts text, stamp boolean) RETURNS void
@@ -804,10 +808,13 @@ DECLARE
     "~note"  pg_catalog.text := coalesce(pg_catalog.current_setting('fencedb.judged', true), '');
     "~old"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %1$s END;
     "~new"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN %2$s END;
-    "~token" pg_catalog.int8 := CASE WHEN %4$s THEN pg_catalog.substr("~note", 15, 19)::pg_catalog.int8 END;
+    "~token" pg_catalog.int8;
 BEGIN
+    IF pg_catalog.length("~note") OPERATOR(pg_catalog.>) 69 THEN
+        "~token" := CASE WHEN %4$s THEN pg_catalog.substr("~note", 15, 19)::pg_catalog.int8 END;
+    END IF;
     IF "~token" IS NULL THEN
-        "~token" := fencedb.require(TG_RELID, TG_OP, %5$s, %6$s, CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN OLD.last_fencing_token END);
+        "~token" := %5$s(TG_RELID, TG_OP, "~old", "~new", CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN OLD.last_fencing_token END);
     END IF;
     IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
         RETURN OLD;
@@ -907,7 +914,8 @@ DROP FUNCTION fencedb.guard_facts(oid);
 DROP FUNCTION fencedb.members(regclass);
 DROP FUNCTION fencedb.guard_statement();
 DROP FUNCTION fencedb.judge_statement(oid, text, text, boolean);
-DROP FUNCTION fencedb.require(regclass, text, text[], text[], bigint);
+DROP FUNCTION fencedb.require(regclass, text, text, text, bigint);
+DROP FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint);
 DROP FUNCTION fencedb.raise_overdue();
 DROP FUNCTION fencedb.raise_no_token(text, text, text, text);
 DROP FUNCTION fencedb.text_of(anyelement);

@@ -25,28 +25,16 @@ CREATE FUNCTION fencedb.carry(resource text, token bigint, lease_id uuid, remain
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    limit_ms text    := least(remaining_ms, 2147483647);
-    until    numeric := extract(epoch FROM clock_timestamp()) * 1000 + CASE WHEN remaining_ms > 2147483647 THEN 2147483647 ELSE remaining_ms END;
-    key      bytea;
-    body     text;
+    key  bytea;
+    body text;
 BEGIN
     -- The common case, without calls, as in enter: nothing has been entered or carried. admit does the rest, and refuses.
-    IF coalesce(current_setting('fencedb.granted', true), '') = '' AND octet_length(resource) BETWEEN 1 AND 512
-       AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true) THEN
-        key := (SELECT k.key FROM fencedb.signing_key k);
-        epoch := pg_sequence_last_value('fencedb.server_epoch');
-        IF key IS NOT NULL AND epoch IS NOT NULL THEN
-            xid := pg_current_xact_id();
-            IF current_setting('lock_timeout') = '0' AND current_setting('statement_timeout') = '0' AND remaining_ms IS NOT NULL
-               AND current_setting('idle_in_transaction_session_timeout') = '0' AND coalesce(current_setting('transaction_timeout', true), '0') = '0' THEN
-                body := set_config('lock_timeout', limit_ms, true) || set_config('statement_timeout', limit_ms, true)
-                     || set_config('idle_in_transaction_session_timeout', limit_ms, true) || set_config('fencedb.limit', limit_ms, true)
-                     || CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', limit_ms, true) END;
-            ELSIF remaining_ms IS NOT NULL THEN
-                PERFORM fencedb.bound(until), fencedb.bound(until, '{transaction_timeout}');
-            END IF;
-            body := format('{"until": %s, "grants": {%s: {"token": %s, "lease": "%s", "entered": false}}}', coalesce(until::text, 'null'), to_json(resource), token, lease_id);
-            body := set_config('fencedb.granted', fencedb.signature(key, body) || body, true);
+    IF fencedb.untouched() AND octet_length(resource) BETWEEN 1 AND 512 AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true) THEN
+        SELECT k.key, pg_sequence_last_value('fencedb.server_epoch') INTO key, epoch FROM fencedb.signing_key k;
+        IF epoch IS NOT NULL THEN
+            xid := fencedb.admitted((date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000)::bigint, least(remaining_ms, 2147483647), NULL);
+            body := format('{%s: {"token": %s, "lease": "%s"}}', to_json(resource), token, lease_id);
+            body := set_config('fencedb.carried', fencedb.signature(key, body) || body, true);
             RETURN;
         END IF;
     END IF;
@@ -61,19 +49,20 @@ COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, fo
 -- Plain >= would let two holders of one number both write; plain > would refuse the holder's own second write.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
-    LANGUAGE plpgsql STABLE SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    granted jsonb := fencedb.granted();
-    own     jsonb := granted -> 'grants' -> after;
-    carried bigint := (own ->> 'token')::bigint;
-    overtakes boolean := granted IS NULL AND fencedb.overtakes(target);
+    until     float8 := fencedb.until();
+    carried   jsonb  := fencedb.carried() -> after;
+    own_token bigint := (carried ->> 'token')::bigint;
+    own_lease uuid   := (carried ->> 'lease')::uuid;
+    overtakes boolean := until IS NULL AND fencedb.overtakes(target);
 BEGIN
-    IF granted IS NULL AND NOT overtakes THEN
+    IF until IS NULL AND NOT overtakes THEN
         PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after, before), NULL);
     END IF;
-    IF (granted ->> 'until')::numeric < extract(epoch FROM clock_timestamp()) * 1000 THEN
+    IF fencedb.left_ms() < 0 THEN
         PERFORM fencedb.raise_overdue();
     ELSIF after IS NULL THEN
         RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
@@ -87,21 +76,25 @@ BEGIN
             lease := fencedb.overtaking_lease();
         END IF;
         RETURN;
-    ELSIF own IS NULL THEN
+    END IF;
+    IF carried IS NULL THEN
+        SELECT h.token, h.lease_id INTO own_token, own_lease FROM fencedb.held(after) h;
+    END IF;
+    IF own_token IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'FN003',
             MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", which this transaction has no grant for', operation, target, after),
-            DETAIL  = jsonb_build_object('table', target, 'resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(granted -> 'grants') k))::text,
+            DETAIL  = jsonb_build_object('table', target, 'resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(fencedb.grants() || coalesce(fencedb.carried(), '{}')) k))::text,
             HINT    = 'Carry the grants of all resources the transaction writes to. Nothing was written.';
-    ELSIF token > carried OR token = carried AND lease <> (own ->> 'lease')::uuid THEN
+    ELSIF token > own_token OR token = own_token AND lease <> own_lease THEN
         -- A stamp that fencedb.reset_fence has annulled counts as the fence that it left. What a later holder stamps
         -- counts again.
-        PERFORM fencedb.raise_stale(after, carried, token)
+        PERFORM fencedb.raise_stale(after, own_token, token)
         WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = after AND concat_ws(' ', token, lease) = ANY (f.annulled)
-                          AND (carried > f.last_fencing_token OR carried = f.last_fencing_token AND (own ->> 'lease')::uuid = f.lease_id));
+                          AND (own_token > f.last_fencing_token OR own_token = f.last_fencing_token AND own_lease = f.lease_id));
     END IF;
-    token := carried;
-    lease := (own ->> 'lease')::uuid;
+    token := own_token;
+    lease := own_lease;
 END
 $$;
 -- +goose StatementEnd

@@ -192,7 +192,7 @@ DECLARE
     head     text := fencedb.observing() || $head$    "~code"   pg_catalog.text;
     "~detail" pg_catalog.text;
 BEGIN
-    IF coalesce(pg_catalog.current_setting('fencedb.granted', true), '') OPERATOR(pg_catalog.=) ''
+    IF coalesce(pg_catalog.current_setting('fencedb.entered', true), '') OPERATOR(pg_catalog.=) ''
        AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.+) 10000000000
            OPERATOR(pg_catalog.<=) pg_catalog.concat('0', pg_catalog."left"(pg_catalog.current_setting(pg_catalog.concat('fencedb.seen_', TG_RELID, '_', TG_OP), true), 15))::pg_catalog.float8 THEN
         IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
@@ -463,7 +463,7 @@ BEGIN
     IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER'), false) THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % does not own %', session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
-    ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint)', 'EXECUTE') THEN
+    ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean)', 'EXECUTE') THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
     ELSIF (SELECT c.relpersistence = 't' FROM pg_class c WHERE c.oid = target) THEN
