@@ -169,6 +169,9 @@ func (b *bench) costs(ctx context.Context) error {
 	fmt.Fprintf(b.out, costRow, "work", "entrant", "cost", "times", "least", "most", "bar", "")
 	var all []cost
 	for _, w := range s.works() {
+		if !b.works.MatchString(w.name) {
+			continue
+		}
 		costs, err := measureWork(ctx, w, rounds, during)
 		if err != nil {
 			return err

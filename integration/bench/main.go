@@ -17,6 +17,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"regexp"
 	"slices"
 	"syscall"
 	"time"
@@ -44,7 +45,8 @@ type bench struct {
 	postgres string        // the URL of an empty database
 	during   time.Duration // of one round
 	rounds   int
-	quick    bool // costs only, and fewer of them
+	quick    bool           // costs only, and fewer of them
+	works    *regexp.Regexp // the works that are measured, by their names
 	// files to write the costs to, or ""
 	json, benchstat, svg string
 	out                  io.Writer
@@ -56,13 +58,17 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	flag.IntVar(&b.rounds, "rounds", 3, "rounds for each library, interleaved")
 	flag.BoolVar(&b.quick, "quick", false, "what things cost alone, in shorter rounds on smaller tables: about a minute")
 	only := flag.String("only", "", "this part alone: costs, service, growth or compare")
+	works := flag.String("works", "", "of the costs, those alone whose work matches this regular expression")
 	flag.StringVar(&b.json, "json", "", "file for the costs of all rounds, as JSON")
 	flag.StringVar(&b.svg, "svg", "", "file for the same, as a picture")
 	flag.StringVar(&b.benchstat, "benchstat", "", "file for the same, in the form that benchstat reads")
 	flag.Parse()
+	if b.works, err = regexp.Compile(*works); err != nil {
+		return fmt.Errorf("-works: %w", err)
+	}
 	parts := []part{{"costs", b.costs}, {"service", b.service}, {"growth", b.growth}, {"compare", b.compare}}
 	switch {
-	case b.quick:
+	case b.quick, *works != "":
 		parts = parts[:1]
 	case *only != "":
 		parts = slices.DeleteFunc(parts, func(p part) bool { return p.name != *only })
