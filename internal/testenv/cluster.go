@@ -39,8 +39,7 @@ func Cluster(t testing.TB, args ...string) *ClusterServers {
 			"--cluster-config-file", "nodes.conf",
 			"--cluster-node-timeout", "2000", // ms
 		}, args...)...)
-		id, err := node.Client().ClusterMyID(t.Context()).Result()
-		check(t, err)
+		id := must(node.Client().ClusterMyID(t.Context()).Result())(t)
 		c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
 		// It says in advance whose claim counts, which the nodes would have to agree on otherwise.
 		c.do(node, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
@@ -53,15 +52,13 @@ func Cluster(t testing.TB, args ...string) *ClusterServers {
 			c.do(c.nodes[0], "CLUSTER", "MEET", loopback, node.node.port, node.node.port+clusterBus)
 		}
 	}
-	await(t, "the cluster to form", c.formed)
-	return c
-}
-
-// formed reports whether every node sees every slot served, for which it has to know all others.
-func (c *ClusterServers) formed(ctx context.Context) bool {
-	return !slices.ContainsFunc(c.nodes, func(node *RedisServer) bool {
-		return !strings.Contains(node.Client().ClusterInfo(ctx).Val(), "cluster_state:ok")
+	// Every node sees every slot served, for which it has to know all others.
+	await(t, "the cluster to form", func(ctx context.Context) bool {
+		return !slices.ContainsFunc(c.nodes, func(node *RedisServer) bool {
+			return !strings.Contains(node.Client().ClusterInfo(ctx).Val(), "cluster_state:ok")
+		})
 	})
+	return c
 }
 
 // Nodes returns the masters.
@@ -89,9 +86,7 @@ func (c *ClusterServers) Client() *redis.ClusterClient {
 // Slot returns the slot of a key.
 func (c *ClusterServers) Slot(key string) int {
 	c.t.Helper()
-	slot, err := c.nodes[0].Client().ClusterKeySlot(c.t.Context(), key).Result()
-	check(c.t, err)
-	return int(slot)
+	return int(must(c.nodes[0].Client().ClusterKeySlot(c.t.Context(), key).Result())(c.t))
 }
 
 // Owner returns the master that serves a slot.
@@ -154,8 +149,7 @@ func (c *ClusterServers) moveKeys(slot int, from, to *RedisServer) {
 	c.t.Helper()
 	const atOnce, timeout = 100, 5000 // keys, milliseconds
 	for {
-		keys, err := from.Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result()
-		check(c.t, err)
+		keys := must(from.Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result())(c.t)
 		if len(keys) == 0 {
 			return
 		}

@@ -3,7 +3,6 @@ package testenv
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -34,21 +33,12 @@ func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgB
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	bin := pgbouncerService.own(t)
-	backend, err := pgconn.ParseConfig(database)
-	check(t, err)
-	account, err := postgresAccount() // PgBouncer refuses to run as root too
-	check(t, err)
-	base, err := newNode(account)
-	check(t, err)
-	n := &PgBouncerServer{node: base, backend: backend}
-	t.Cleanup(func() {
-		if err := n.stop(); err != nil {
-			t.Errorf("testenv: stop PgBouncer on port %d: %v", n.port, err)
-		}
-	})
+	account := must(postgresAccount())(t) // PgBouncer refuses to run as root too
+	n := &PgBouncerServer{node: must(newNode(account))(t), backend: must(pgconn.ParseConfig(database))(t)}
+	t.Cleanup(func() { check(t, n.stop()) })
 	settings = append([]string{"pool_mode=" + poolMode}, settings...)
 	file := filepath.Join(n.dir, "pgbouncer.ini")
-	err = onFreePort(ctx, func(port int) error {
+	err := onFreePort(ctx, func(port int) error {
 		n.port = port
 		if err := os.WriteFile(file, []byte(n.config(settings)), 0o644); err != nil {
 			return err
@@ -87,11 +77,5 @@ func inQuotes(value string) string { return "'" + strings.ReplaceAll(value, "'",
 
 // URL returns the URL of the database behind the PgBouncer.
 func (n *PgBouncerServer) URL() string {
-	return (&url.URL{
-		Scheme:   "postgres",
-		User:     url.User(n.backend.User),
-		Host:     address(n.port),
-		Path:     "/" + n.backend.Database,
-		RawQuery: "sslmode=disable",
-	}).String()
+	return postgresURL(n.backend.User, n.port, n.backend.Database, "")
 }

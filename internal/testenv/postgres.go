@@ -60,11 +60,19 @@ type postgresServer struct {
 // documentation.
 func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
 	url, program, err := postgresService.locate(ctx, h, false)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case url != "":
-		return externalPostgres(ctx, url)
+	}
+	if url != "" {
+		conn, err := pgx.Connect(ctx, url)
+		if err != nil {
+			return nil, fmt.Errorf("%s is set, so no other Postgres was looked for, but: %w", postgresURLVar, err)
+		}
+		return &postgresServer{
+			adminURL: url,
+			source:   "Postgres at " + conn.Config().Host + ", from " + postgresURLVar,
+			stop:     func() error { return nil },
+		}, conn.Close(ctx)
 	}
 	cluster, err := newPostgresCluster(ctx, program)
 	if err != nil {
@@ -76,18 +84,6 @@ func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
 		private:  true,
 		stop:     cluster.stop,
 	}, nil
-}
-
-func externalPostgres(ctx context.Context, url string) (*postgresServer, error) {
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		return nil, fmt.Errorf("%s is set, so no other Postgres was looked for, but: %w", postgresURLVar, err)
-	}
-	return &postgresServer{
-		adminURL: url,
-		source:   "Postgres at " + conn.Config().Host + ", from " + postgresURLVar,
-		stop:     func() error { return nil },
-	}, conn.Close(ctx)
 }
 
 // postgresCluster is a data directory of our own and, while it runs, the postmaster over it.
@@ -113,10 +109,10 @@ func newPostgresCluster(ctx context.Context, postgres string, settings ...string
 	}
 	c := &postgresCluster{node: base, bin: filepath.Dir(postgres)}
 	c.config = slices.Concat(fastSettings, loopbackOnly, settings)
-	if err := c.initdb(ctx); err != nil {
-		return nil, errors.Join(err, c.stop())
+	if err = c.initdb(ctx); err == nil {
+		err = onFreePort(ctx, func(port int) error { return c.start(ctx, port) })
 	}
-	if err := onFreePort(ctx, func(port int) error { return c.start(ctx, port) }); err != nil {
+	if err != nil {
 		return nil, errors.Join(err, c.stop())
 	}
 	return c, nil
@@ -180,12 +176,17 @@ func (c *postgresCluster) restart(ctx context.Context) error {
 const fastShutdown = syscall.SIGINT
 
 func (c *postgresCluster) url(database string) string {
+	return postgresURL("postgres", c.port, database, c.security)
+}
+
+// postgresURL is without TLS unless the parameters say otherwise.
+func postgresURL(user string, port int, database, parameters string) string {
 	return (&url.URL{
 		Scheme:   "postgres",
-		User:     url.User("postgres"),
-		Host:     address(c.port),
+		User:     url.User(user),
+		Host:     address(port),
 		Path:     "/" + database,
-		RawQuery: cmp.Or(c.security, "sslmode=disable"),
+		RawQuery: cmp.Or(parameters, "sslmode=disable"),
 	}).String()
 }
 
@@ -206,8 +207,7 @@ func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	cluster, err := newPostgresCluster(ctx, postgresService.own(t), settings...)
-	check(t, err)
+	cluster := must(newPostgresCluster(ctx, postgresService.own(t), settings...))(t)
 	s := &PostgresServer{own{t: t, server: cluster}, cluster}
 	t.Cleanup(s.Stop)
 	return s
@@ -291,10 +291,10 @@ func (s *postgresServer) dropDatabase(name string) error {
 // createTemplate makes a database that holds the migrated schema and nothing else, to be copied.
 func (s *postgresServer) createTemplate(ctx context.Context, name string) error {
 	url, err := s.createDatabase(ctx, name, "")
-	if err != nil {
-		return err
+	if err == nil {
+		err = migrate(ctx, url)
 	}
-	if err := migrate(ctx, url); err != nil {
+	if err != nil {
 		return err
 	}
 	// Without connections, since a template cannot be copied while anybody is connected to it.

@@ -21,10 +21,9 @@ func Prometheus(t testing.TB, config string) *PrometheusServer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	node, err := newNode(nil)
-	check(t, err)
+	node := must(newNode(nil))(t)
 	t.Cleanup(func() { check(t, node.stop()) })
-	err = node.run(ctx, listeningOn, stopByKill, "prometheus",
+	err := node.run(ctx, listeningOn, stopByKill, "prometheus",
 		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0")
 	if err != nil {
 		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)

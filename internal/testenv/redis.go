@@ -37,11 +37,24 @@ type redisServer struct {
 // or one of our own.
 func obtainRedis(ctx context.Context, h host, own bool) (*redisServer, error) {
 	url, program, err := redisService.locate(ctx, h, own)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case url != "":
-		return externalRedis(ctx, url)
+	}
+	if url != "" {
+		options, err := redis.ParseURL(url)
+		if err != nil {
+			return nil, fmt.Errorf("%s is set, but: %w", redisURLVar, err)
+		}
+		client := redis.NewClient(options)
+		defer client.Close()
+		if err := client.Ping(ctx).Err(); err != nil {
+			return nil, fmt.Errorf("%s is set, so no other Redis was looked for, but: %w", redisURLVar, err)
+		}
+		return &redisServer{
+			url:    url,
+			source: "Redis at " + options.Addr + ", from " + redisURLVar,
+			stop:   func() error { return nil },
+		}, nil
 	}
 	node, err := newRedisNode(ctx, program, "", nil)
 	if err != nil {
@@ -52,23 +65,6 @@ func obtainRedis(ctx context.Context, h host, own bool) (*redisServer, error) {
 		source: "Redis started from " + node.bin + " on port " + strconv.Itoa(node.port) + ", for this run only",
 		stop:   node.stop,
 		node:   node,
-	}, nil
-}
-
-func externalRedis(ctx context.Context, url string) (*redisServer, error) {
-	options, err := redis.ParseURL(url)
-	if err != nil {
-		return nil, fmt.Errorf("%s is set, but: %w", redisURLVar, err)
-	}
-	client := redis.NewClient(options)
-	defer client.Close()
-	if err := client.Ping(ctx).Err(); err != nil {
-		return nil, fmt.Errorf("%s is set, so no other Redis was looked for, but: %w", redisURLVar, err)
-	}
-	return &redisServer{
-		url:    url,
-		source: "Redis at " + options.Addr + ", from " + redisURLVar,
-		stop:   func() error { return nil },
 	}, nil
 }
 
@@ -95,13 +91,12 @@ func newRedisNode(ctx context.Context, bin, config string, env []string, args ..
 		n.config = []string{filepath.Join(n.dir, "redis.conf")}
 		err = os.WriteFile(n.config[0], []byte(config), 0o600)
 	}
-	if err != nil {
-		return nil, errors.Join(err, n.stop())
+	if err == nil {
+		err = onFreePort(ctx, func(port int) error {
+			n.port = port
+			return n.start(ctx)
+		})
 	}
-	err = onFreePort(ctx, func(port int) error {
-		n.port = port
-		return n.start(ctx)
-	})
 	if err != nil {
 		return nil, errors.Join(err, n.stop())
 	}
@@ -175,8 +170,7 @@ func ownRedis(t testing.TB, config string, env []string, args ...string) *RedisS
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
-	node, err := newRedisNode(ctx, redisService.own(t), config, env, args...)
-	check(t, err)
+	node := must(newRedisNode(ctx, redisService.own(t), config, env, args...))(t)
 	s := &RedisServer{own: own{t: t, server: node}, node: node, client: newRedisClient(&redis.Options{Addr: node.addr(), TLSConfig: node.tls})}
 	t.Cleanup(func() {
 		_ = s.client.Close() // the test may have closed it

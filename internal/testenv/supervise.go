@@ -64,7 +64,10 @@ type process struct {
 func supervise(dir string, a *account, env []string, stop string, argv ...string) (*process, error) {
 	shell := exec.Command("/bin/sh", append([]string{"-c", superviseCode, "supervise", dir, stop}, argv...)...)
 	shell.Dir = dir
-	shell.Env = append(serverEnv(), env...)
+	shell.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { // what changes the defaults of servers or clients
+		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
+	})
+	shell.Env = append(append(shell.Env, "LC_ALL=C"), env...)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: a.credential()}
 	hold, err := shell.StdinPipe()
 	if err != nil {
@@ -230,14 +233,6 @@ func (n *node) stop() error {
 	return n.process.stop()
 }
 
-// serverEnv is our environment without what would change a server's or a client's defaults.
-func serverEnv() []string {
-	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
-		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
-	})
-	return append(env, "LC_ALL=C")
-}
-
 // own is what a Redis and a Postgres of one test's own have in common.
 type own struct {
 	t       testing.TB
@@ -377,9 +372,23 @@ func (a *account) credential() *syscall.Credential {
 	return &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
 }
 
-// tempDir makes a directory that the account owns, can reach and can remove.
+// memoryDir is where Linux keeps files in memory. A database is some 300 files, and to copy and
+// drop one for each test is ten times as fast there as on many a disk.
+const memoryDir = "/dev/shm"
+
+// enoughMemory, in bytes free, for the servers of several test binaries at once. Containers that
+// get memoryDir at its usual 64 MiB stay with the disk.
+const enoughMemory = 4 << 30
+
+// tempDir makes a directory that the account owns, can reach and can remove: in TMPDIR if that is
+// set, otherwise in memory if there is enough.
 func (a *account) tempDir() (string, error) {
-	bases := tempBases()
+	bases := []string{os.TempDir(), "/tmp", "/var/tmp"}
+	var memory syscall.Statfs_t
+	enough := syscall.Statfs(memoryDir, &memory) == nil && uint64(memory.Bavail)*uint64(memory.Bsize) >= enoughMemory
+	if os.Getenv("TMPDIR") == "" && enough {
+		bases = append([]string{memoryDir}, bases...)
+	}
 	for _, base := range bases {
 		if a != nil && !a.mayWrite(base) {
 			continue
@@ -397,32 +406,6 @@ func (a *account) tempDir() (string, error) {
 	}
 	return "", fmt.Errorf("we are root, so Postgres is to run as %s, who can make a directory in none of %q; "+
 		"point TMPDIR at one that everybody can write to", a.name, bases)
-}
-
-// memoryDir is where Linux keeps files in memory. A database is some 300 files, and to copy and
-// drop one for each test is ten times as fast there as on many a disk.
-const memoryDir = "/dev/shm"
-
-// enoughMemory, in bytes free, for the servers of several test binaries at once. Containers that
-// get memoryDir at its usual 64 MiB stay with the disk.
-const enoughMemory = 4 << 30
-
-// tempBases returns where to make directories, best first. TMPDIR comes first if it is set.
-func tempBases() []string {
-	bases := []string{os.TempDir(), "/tmp", "/var/tmp"}
-	if os.Getenv("TMPDIR") == "" && freeIn(memoryDir) >= enoughMemory {
-		bases = append([]string{memoryDir}, bases...)
-	}
-	return bases
-}
-
-// freeIn returns the bytes free in the file system of a directory, or 0.
-func freeIn(dir string) uint64 {
-	var stat syscall.Statfs_t
-	if err := syscall.Statfs(dir, &stat); err != nil {
-		return 0
-	}
-	return uint64(stat.Bavail) * uint64(stat.Bsize)
 }
 
 // mayWrite reports whether the account can get to a directory and make files there.

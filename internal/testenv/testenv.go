@@ -75,18 +75,14 @@ func PostgresURL(t testing.TB) string {
 // when the test passes; when it fails, the database stays and the log says where.
 func Postgres(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	template, err := sharedTemplate()
-	check(t, err)
-	return newPool(t, newDatabase(t, template))
+	return newPool(t, newDatabase(t, must(sharedTemplate())(t)))
 }
 
 func newDatabase(t testing.TB, template string) string {
 	t.Helper()
-	server, err := sharedPostgres()
-	check(t, err)
+	server := must(sharedPostgres())(t)
 	name := "fencedb_test_" + unique(t)
-	url, err := server.createDatabase(t.Context(), name, template)
-	check(t, err)
+	url := must(server.createDatabase(t.Context(), name, template))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("testenv: database kept: %s%s", url, keptUntil(server.private, postgresURLVar))
@@ -101,8 +97,7 @@ func newDatabase(t testing.TB, template string) string {
 
 func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), url)
-	check(t, err)
+	pool := must(pgxpool.New(t.Context(), url))(t)
 	t.Cleanup(func() { closePool(t, pool, cleanupTimeout) })
 	return pool
 }
@@ -127,16 +122,12 @@ func closePool(t testing.TB, pool *pgxpool.Pool, patience time.Duration) {
 // concerns the server as a whole.
 func Redis(t testing.TB) *redis.Client {
 	t.Helper()
-	server, err := sharedRedis()
-	check(t, err)
-	return server.client(t)
+	return must(sharedRedis())(t).client(t)
 }
 
 func (s *redisServer) client(t testing.TB) *redis.Client {
 	t.Helper()
-	options, err := redis.ParseURL(s.url)
-	check(t, err)
-	client := newRedisClient(options)
+	client := newRedisClient(must(redis.ParseURL(s.url))(t))
 	t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
 	return client
 }
@@ -146,18 +137,20 @@ func (s *redisServer) client(t testing.TB) *redis.Client {
 // it fails, the keys stay and the log names them, or the first hundred.
 func Namespace(t testing.TB) string {
 	t.Helper()
-	server, err := sharedRedis()
-	check(t, err)
 	const maxNamed = 100 // of the keys in the log of a failed test
-	namespace := unique(t)
+	server, namespace := must(sharedRedis())(t), unique(t)
 	client := server.client(t)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 		defer cancel()
-		keys, err := keysOf(ctx, client, namespace)
+		var keys []string
+		scan := client.Scan(ctx, 0, "*"+namespace+"*", 1000).Iterator() // with no character special to MATCH
+		for scan.Next(ctx) {
+			keys = append(keys, scan.Val())
+		}
 		switch {
-		case err != nil:
-			t.Errorf("testenv: look for the keys of %s: %v", namespace, err)
+		case scan.Err() != nil:
+			t.Errorf("testenv: look for the keys of %s: %v", namespace, scan.Err())
 		case len(keys) == 0:
 		case t.Failed():
 			t.Logf("testenv: %d keys kept on %s: %q%s", len(keys), server.url, keys[:min(maxNamed, len(keys))],
@@ -169,16 +162,6 @@ func Namespace(t testing.TB) string {
 		}
 	})
 	return namespace
-}
-
-// keysOf returns all keys that contain the namespace, which holds no character special to MATCH.
-func keysOf(ctx context.Context, client *redis.Client, namespace string) ([]string, error) {
-	var keys []string
-	scan := client.Scan(ctx, 0, "*"+namespace+"*", 1000).Iterator()
-	for scan.Next(ctx) {
-		keys = append(keys, scan.Val())
-	}
-	return keys, scan.Err()
 }
 
 // keptUntil is the end of the message about what a failed test leaves.
@@ -263,22 +246,14 @@ func atEnd(stop func() error) {
 // test binary does, and it fails when one of them cannot be stopped.
 func Main(m *testing.M) {
 	code := m.Run()
-	if err := stopShared(); err != nil {
-		fmt.Fprintln(os.Stderr, "testenv:", err)
-		code = max(code, 1)
+	ends.mu.Lock()
+	for _, stop := range ends.stops {
+		if err := stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "testenv:", err)
+			code = max(code, 1)
+		}
 	}
 	os.Exit(code)
-}
-
-func stopShared() error {
-	ends.mu.Lock()
-	defer ends.mu.Unlock()
-	var failed error
-	for _, stop := range ends.stops {
-		failed = errors.Join(failed, stop())
-	}
-	ends.stops = nil
-	return failed
 }
 
 // await calls done until it returns true, because servers do not report when they agree.
@@ -305,5 +280,14 @@ func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatalf("testenv: %v", err)
+	}
+}
+
+// must takes what a function returns, and gives the value to a test, which ends on an error.
+func must[V any](value V, err error) func(testing.TB) V {
+	return func(t testing.TB) V {
+		t.Helper()
+		check(t, err)
+		return value
 	}
 }

@@ -39,28 +39,22 @@ func NewCertificates(t testing.TB) *Certificates {
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		NotBefore:   authority.NotBefore, NotAfter: authority.NotAfter,
 	}
-	caKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check(t, err)
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check(t, err)
-	ca, err := x509.CreateCertificate(rand.Reader, authority, authority, caKey.Public(), caKey)
-	check(t, err)
-	cert, err := x509.CreateCertificate(rand.Reader, both, authority, key.Public(), caKey)
-	check(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	check(t, err)
-	check(t, writePEM(c.CA, "CERTIFICATE", ca))
-	check(t, writePEM(c.Cert, "CERTIFICATE", cert))
-	check(t, writePEM(c.Key, "PRIVATE KEY", secret))
+	caKey := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	ca := must(x509.CreateCertificate(rand.Reader, authority, authority, caKey.Public(), caKey))(t)
+	cert := must(x509.CreateCertificate(rand.Reader, both, authority, key.Public(), caKey))(t)
+	for path, block := range map[string]pem.Block{
+		c.CA:   {Type: "CERTIFICATE", Bytes: ca},
+		c.Cert: {Type: "CERTIFICATE", Bytes: cert},
+		c.Key:  {Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))(t)},
+	} {
+		check(t, os.WriteFile(path, pem.EncodeToMemory(&block), 0o600))
+	}
 	return c
 }
 
 func certificatesIn(dir string) *Certificates {
 	return &Certificates{filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")}
-}
-
-func writePEM(path, kind string, der []byte) error {
-	return os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
 }
 
 // Query is what a client adds to a URL to verify the server and to show its own certificate.
@@ -71,9 +65,7 @@ func (c *Certificates) Query() url.Values {
 // Config is how a client verifies the server and shows its own certificate.
 func (c *Certificates) Config(t testing.TB) *tls.Config {
 	t.Helper()
-	config, err := c.config()
-	check(t, err)
-	return config
+	return must(c.config())(t)
 }
 
 func (c *Certificates) config() (*tls.Config, error) {
