@@ -311,7 +311,7 @@ const maxClockDifference = time.Second
 
 // askClock compares both clocks with this process's, not as [lease.Issuer.Check] would with
 // Postgres's for a Config.Clock: a Postgres that hangs must not keep Redis from being examined, and
-// floor needs Redis's clock by this process's.
+// askCounters needs Redis's clock by this process's.
 func (e *examination) askClock(ctx context.Context) error {
 	sent := time.Now()
 	now, err := fencedb.Clock(e.pool)(ctx)
@@ -343,8 +343,10 @@ func (e *examination) askCounters(ctx context.Context) error {
 		return nil
 	}
 	const most = 100 // that are named; one is enough to act
+	slowest := slices.MinFunc(e.redis, func(a, b lease.ServerHealth) int { return cmp.Compare(a.Clock, b.Clock) })
 	rows, _ := e.pool.Query(ctx, `SELECT f.resource, f.last_fencing_token FROM fencedb.fences f
-		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.resource LIMIT $2`, e.floor().UnixMicro(), most)
+		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.resource LIMIT $2`,
+		time.Now().Add(slowest.Clock).UnixMicro(), most)
 	type ahead struct {
 		Resource string
 		Token    int64
@@ -366,13 +368,4 @@ func (e *examination) askCounters(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// floor is the current time of the slowest clock from which tokens come.
-func (e *examination) floor() time.Time {
-	slowest := e.redis[0].Clock
-	for _, s := range e.redis {
-		slowest = min(slowest, s.Clock)
-	}
-	return time.Now().Add(slowest)
 }

@@ -29,7 +29,15 @@ if programs publish events (see watch). Of a semaphore, fencedb leases shows
 who has its permits.
 
    fencedb inspect table:12`,
-		Action: a.inspectResource,
+		Action: func(ctx context.Context, cmd *cli.Command) error {
+			return a.read(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
+				found, err := s.look(ctx, cmd.Args().First())
+				if err == nil {
+					err = s.lookAround(ctx, found)
+				}
+				return found, err
+			})
+		},
 	}
 }
 
@@ -57,16 +65,6 @@ type holder struct {
 	Label       string     `json:"label"` // who holds, for people: lease.Config.Holder; "": not known
 }
 
-func (a *app) inspectResource(ctx context.Context, cmd *cli.Command) error {
-	return a.read(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
-		found, err := s.look(ctx, cmd.Args().First())
-		if err == nil {
-			err = s.lookAround(ctx, found)
-		}
-		return found, err
-	})
-}
-
 // look reads Redis first, so that the fence is never older than the lease it is compared with.
 func (s *servers) look(ctx context.Context, resource string) (*inspection, error) {
 	known, err := s.issuer.Inspect(ctx, resource)
@@ -80,8 +78,10 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 	if found.Fence, err = readFence(ctx, s.pool, resource); err != nil {
 		return nil, err
 	}
-	if found.Transactions, err = readTransactions(ctx, s.pool, resource); err != nil {
-		return nil, err
+	rows, _ := s.pool.Query(ctx, `SELECT pid, coalesce(application, '') AS application, coalesce(state, '') AS state, coalesce(open_ms, 0) AS open_ms
+		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC`, resource)
+	if found.Transactions, err = pgx.AppendRows([]transaction{}, rows, pgx.RowToStructByPos[transaction]); err != nil {
+		return nil, explained(err)
 	}
 	found.Notes = found.conclude()
 	return found, nil
@@ -263,13 +263,6 @@ type transaction struct {
 	Application string `json:"application"`
 	State       string `json:"state"`
 	OpenMS      int64  `json:"open_ms"`
-}
-
-func readTransactions(ctx context.Context, pool *pgxpool.Pool, resource string) ([]transaction, error) {
-	rows, _ := pool.Query(ctx, `SELECT pid, coalesce(application, '') AS application, coalesce(state, '') AS state, coalesce(open_ms, 0) AS open_ms
-		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC`, resource)
-	open, err := pgx.AppendRows([]transaction{}, rows, pgx.RowToStructByPos[transaction])
-	return open, explained(err)
 }
 
 // lookAround adds the refusals, which do not matter for who can write. It refuses a resource that nobody seems

@@ -133,12 +133,12 @@ Exit codes:
 fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.adopt(), a.prune(), a.doctor()}
 	root := &cli.Command{
 		Name:                            "fencedb",
 		Usage:                           "operate leases and fences",
 		Description:                     description,
-		Flags:                           a.globalFlags(),
-		Commands:                        a.commands(),
+		Commands:                        append(all, a.ofUnix()...),
 		EnableShellCompletion:           true,
 		Version:                         version(),
 		ConfigureShellCompletionCommand: a.completion,
@@ -148,6 +148,14 @@ func (a *app) root() *cli.Command {
 		ErrWriter:                       a.errOut,
 		ExitErrHandler:                  func(context.Context, *cli.Command, error) {}, // only run exits
 		Action:                          unknownCommand,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "postgres", Destination: &a.postgresURL, Usage: "`URL` of the database with the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
+			&cli.StringFlag{Name: "redis", Destination: &a.redisURL, Usage: "`URL` of the Redis with the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
+			&cli.StringFlag{Name: "namespace", Destination: &a.names.namespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
+			&cli.BoolFlag{Name: "hash-resources", Destination: &a.names.hashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
+			&cli.BoolFlag{Name: "json", Destination: &a.json, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
+			&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Validator: positive, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
+		},
 	}
 	_ = root.Walk(func(c *cli.Command) error {
 		c.OnUsageError = wrongFlag
@@ -165,22 +173,6 @@ func version() string {
 		return info.Main.Version
 	}
 	return "unknown"
-}
-
-func (a *app) commands() []*cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.adopt(), a.prune(), a.doctor()}
-	return append(all, a.ofUnix()...)
-}
-
-func (a *app) globalFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{Name: "postgres", Destination: &a.postgresURL, Usage: "`URL` of the database with the fences", Sources: cli.EnvVars("FENCEDB_POSTGRES_URL")},
-		&cli.StringFlag{Name: "redis", Destination: &a.redisURL, Usage: "`URL` of the Redis with the leases", Sources: cli.EnvVars("FENCEDB_REDIS_URL")},
-		&cli.StringFlag{Name: "namespace", Destination: &a.names.namespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
-		&cli.BoolFlag{Name: "hash-resources", Destination: &a.names.hashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
-		&cli.BoolFlag{Name: "json", Destination: &a.json, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
-		&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Validator: positive, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
-	}
 }
 
 // atLeast is the condition of a flag.

@@ -207,7 +207,7 @@ func TestHelpIsHelp(t *testing.T) {
 	require.Contains(t, c.ok(), "Exit codes:")
 	require.Contains(t, c.ok("migrate"), "status")
 	require.Contains(t, c.ok("--version"), "fencedb version")
-	for _, command := range (&app{}).commands() {
+	for _, command := range (&app{}).root().Commands {
 		help := c.ok(command.Name, "--help")
 		require.Contains(t, help, "fencedb "+command.Name, "it teaches by example")
 		requireNarrow(t, help)

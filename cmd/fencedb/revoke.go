@@ -294,18 +294,14 @@ func (e *event) complete() error {
 		return usage("--reason is required: it is written to the audit")
 	}
 	if e.operator == "" {
-		e.operator = whoami()
+		var name string
+		if u, err := user.Current(); err == nil {
+			name = u.Username
+		}
+		host, _ := os.Hostname()
+		e.operator = cmp.Or(name, "unknown") + "@" + cmp.Or(host, "unknown")
 	}
 	return nil
-}
-
-func whoami() string {
-	var name string
-	if u, err := user.Current(); err == nil {
-		name = u.Username
-	}
-	host, _ := os.Hostname()
-	return cmp.Or(name, "unknown") + "@" + cmp.Or(host, "unknown")
 }
 
 type querier interface {

@@ -208,7 +208,8 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...), Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
 	// A group of its own lets signals reach what the command has started. In a terminal it would be a
 	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
-	alone := !w.atTerminal()
+	in, isFile := w.in.(*os.File)
+	alone := !isFile || !term.IsTerminal(int(in.Fd()))
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: alone}
 	if err := command.Start(); err != nil {
 		return withCode{exitNotExecutable, err}
@@ -246,22 +247,13 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 			if w.lost == nil {
 				w.lost = w.loss()
 			}
-			w.code = codeOf(command.ProcessState)
+			w.code = command.ProcessState.ExitCode()
+			if status, ok := command.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+				w.code = exitSignaled + int(status.Signal())
+			}
 			return nil
 		}
 	}
-}
-
-func (a *app) atTerminal() bool {
-	in, isFile := a.in.(*os.File)
-	return isFile && term.IsTerminal(int(in.Fd()))
-}
-
-func codeOf(state *os.ProcessState) int {
-	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return exitSignaled + int(status.Signal())
-	}
-	return state.ExitCode()
 }
 
 // loss is which lease is over, and why; nil if none is.
