@@ -53,14 +53,17 @@ func (f *Feed) TraceLeaseEnd(_ context.Context, e lease.TraceEnd) {
 		}
 		event.Took = e.Took
 		f.publish(event)
-	case lease.OpExtend:
-		f.ifDone(Extended, e)
-	case lease.OpRevoke:
-		f.ifDone(Revoked, e)
-	case lease.OpHeal:
-		f.ifDone(Healed, e)
+	case lease.OpExtend, lease.OpRevoke, lease.OpHeal:
+		if e.Err == nil {
+			event := about(done[e.Op], e.TraceStart)
+			event.TTL, event.Took = e.ValidFor, e.Took
+			f.publish(event)
+		}
 	}
 }
+
+// done are the kinds of what is published only if it went well.
+var done = map[lease.Op]Kind{lease.OpExtend: Extended, lease.OpRevoke: Revoked, lease.OpHeal: Healed}
 
 // during calls note, with mu held, if an acquisition with this id is in progress. A healed lease
 // has none.
@@ -96,15 +99,6 @@ func (f *Feed) acquired(e lease.TraceEnd) {
 		granted.TTL, granted.Took = e.ValidFor, a.waited
 		f.publish(granted)
 	}
-}
-
-func (f *Feed) ifDone(kind Kind, e lease.TraceEnd) {
-	if e.Err != nil {
-		return
-	}
-	event := about(kind, e.TraceStart)
-	event.TTL, event.Took = e.ValidFor, e.Took
-	f.publish(event)
 }
 
 func about(kind Kind, s lease.TraceStart) Event {

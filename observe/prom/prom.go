@@ -83,17 +83,6 @@ type Config struct {
 	Exemplar func(ctx context.Context) prometheus.Labels
 }
 
-func (c Config) withDefaults() Config {
-	if c.MaxTypes <= 0 {
-		c.MaxTypes = 50
-	}
-	c.Downstream = cmp.Or(c.Downstream, "postgres")
-	if len(c.HoldBuckets) == 0 {
-		c.HoldBuckets = workBuckets
-	}
-	return c
-}
-
 // Metrics is a tracer of leases and of writes, and a collector to be registered once. It is safe
 // for concurrent use.
 type Metrics struct {
@@ -122,14 +111,21 @@ var (
 
 // New returns metrics for a registry, for issuers and for pools.
 func New(cfg Config) *Metrics {
-	m := &Metrics{cfg: cfg.withDefaults(), all: prometheus.NewRegistry()}
-	limit := m.cfg.MaxTypes
+	if cfg.MaxTypes <= 0 {
+		cfg.MaxTypes = 50
+	}
+	cfg.Downstream = cmp.Or(cfg.Downstream, "postgres")
+	if len(cfg.HoldBuckets) == 0 {
+		cfg.HoldBuckets = workBuckets
+	}
+	m := &Metrics{cfg: cfg, all: prometheus.NewRegistry()}
+	limit := cfg.MaxTypes
 	if len(cfg.Types) > 0 {
 		limit = math.MaxInt // the list is the limit
 	}
 	m.leases = newTable(limit, m.leaseVectors())
 	m.writes = newTable(limit, m.writeVectors())
-	m.namespaces = newTable(m.cfg.MaxTypes, func(namespace string) string { return namespace })
+	m.namespaces = newTable(cfg.MaxTypes, func(namespace string) string { return namespace })
 	return m
 }
 

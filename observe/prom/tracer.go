@@ -132,24 +132,21 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 		m.observe(ctx, series.commitTook, e.Took)
 		return
 	}
-	m.followed(series, e, about, result)
-	if result == "stale" {
-		m.count(ctx, series.rejected)
-	}
-}
-
-// followed keeps the failures that follow one another. A fence that was entered is a success too.
-func (m *Metrics) followed(series *writeSeries, e fencedb.TraceEnd, about fencedb.Grant, result string) {
-	if result != "committed" {
-		series.failing[result].failed(place{resource: about.Resource()}, e.Took)
-		if leases, known := m.leases.known(m.cfg.typeOf(about.Resource())); result == "stale" && known && leases.held.has(leaseName{about.LeaseID(), about.Token()}) {
-			series.failing[failStaleHeld].failed(place{resource: about.Resource()}, e.Took)
+	if result == "committed" { // a fence that was entered is a success too
+		for _, g := range e.Grants {
+			for _, f := range m.writes.row(m.cfg.typeOf(g.Resource())).failing {
+				f.succeeded(place{resource: g.Resource()})
+			}
 		}
 		return
 	}
-	for _, g := range e.Grants {
-		for _, f := range m.writes.row(m.cfg.typeOf(g.Resource())).failing {
-			f.succeeded(place{resource: g.Resource()})
+	at := place{resource: about.Resource()}
+	series.failing[result].failed(at, e.Took)
+	if result == "stale" {
+		m.count(ctx, series.rejected)
+		leases, known := m.leases.known(m.cfg.typeOf(at.resource))
+		if known && leases.held.has(leaseName{about.LeaseID(), about.Token()}) {
+			series.failing[failStaleHeld].failed(at, e.Took)
 		}
 	}
 }
