@@ -38,6 +38,17 @@ func (l link) cut() {
 	_ = l.server.Close()
 }
 
+// accept hands over each connection that is made, until the listener is closed.
+func accept(listener net.Listener, serve func(client net.Conn)) {
+	for {
+		client, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		serve(client)
+	}
+}
+
 // reset cuts the link; the client finds its connection reset.
 func (l link) reset() {
 	_ = l.client.(*net.TCPConn).SetLinger(0)

@@ -42,7 +42,9 @@ func NewNetwork(socket string) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{listener: listener, changed: make(chan struct{}), links: map[link]bool{}}
-	n.ended.Go(n.serve)
+	n.ended.Go(func() {
+		accept(listener, func(client net.Conn) { n.ended.Go(func() { n.carry(client) }) })
+	})
 	return n, nil
 }
 
@@ -88,16 +90,6 @@ func (n *Network) now() (Weather, <-chan struct{}) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.weather, n.changed
-}
-
-func (n *Network) serve() {
-	for {
-		client, err := n.listener.Accept()
-		if err != nil {
-			return
-		}
-		n.ended.Go(func() { n.carry(client) })
-	}
 }
 
 // carry carries one connection until either end closes it.

@@ -16,7 +16,6 @@ import (
 // directions. It can end a connection at a message, within one, or at any byte of an answer. It
 // passes everything until told otherwise.
 type PostgresProxy struct {
-	listener net.Listener
 	upstream atomic.Pointer[string] // host:port of the server
 	url      string
 	hung     atomic.Bool
@@ -50,7 +49,7 @@ func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &PostgresProxy{listener: listener, left: -1}
+	p := &PostgresProxy{left: -1}
 	server := u.Host
 	p.upstream.Store(&server)
 	u.Host = listener.Addr().String()
@@ -59,7 +58,7 @@ func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
 		_ = listener.Close()
 		p.Sever()
 	})
-	go p.serve()
+	go accept(listener, func(client net.Conn) { go p.relay(client) })
 	return p
 }
 
@@ -143,16 +142,6 @@ func (p *PostgresProxy) Sever() {
 		_ = conn.Close()
 	}
 	p.orphans = nil
-}
-
-func (p *PostgresProxy) serve() {
-	for {
-		client, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		go p.relay(client)
-	}
 }
 
 // postgresLink is a link with the decoders of its messages.

@@ -36,9 +36,11 @@ func deployments(t *testing.T) []deployment {
 	secure, args := certificates.Config(t), certificates.Redis()
 	single, sentinel, cluster := testenv.OwnRedis(t, args...), testenv.Sentinel(t, args...), testenv.Cluster(t, args...)
 	watched := sentinel.Options()
+	rights := regexp.MustCompile("`(\\+sentinel[^`]*)`").FindStringSubmatch(page(t)) // of a client's user on the sentinels
+	require.NotNil(t, rights)
 	for _, addr := range watched.SentinelAddrs {
 		admin := redis.NewClient(&redis.Options{Addr: addr, TLSConfig: secure})
-		SetUser(t, admin, "follower", sentinelRights(t))
+		SetUser(t, admin, "follower", strings.Fields(rights[1]))
 		require.NoError(t, admin.Close())
 	}
 	return []deployment{
@@ -159,14 +161,6 @@ func page(t *testing.T) string {
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(here), "..", "..", "docs", "leases.md"))
 	require.NoError(t, err)
 	return string(text)
-}
-
-// sentinelRights are those of a client's user on the sentinels, by docs/leases.md.
-func sentinelRights(t *testing.T) []string {
-	t.Helper()
-	rights := regexp.MustCompile("`(\\+sentinel[^`]*)`").FindStringSubmatch(page(t))
-	require.NotNil(t, rights)
-	return strings.Fields(rights[1])
 }
 
 // Documented reads the tables of docs/leases.md.
