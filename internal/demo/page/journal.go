@@ -25,7 +25,8 @@ type Journal struct {
 
 // NewJournal returns an empty journal.
 func NewJournal() *Journal {
-	return &Journal{ID: rand.Text(), changed: make(chan struct{}), narrator: newNarrator()}
+	n := narrator{map[string]actor{}, map[int64]*term{}, &term{}, map[int][]string{}, true}
+	return &Journal{ID: rand.Text(), changed: make(chan struct{}), narrator: n}
 }
 
 // Add gives the record its number and its sentence. A time that is not set is now.

@@ -65,10 +65,6 @@ type facts struct {
 // Stood is for how many milliseconds the worker has stood still.
 func (f facts) Stood() int64 { return f.At - f.Actor.Paused }
 
-func newNarrator() narrator {
-	return narrator{map[string]actor{}, map[int64]*term{}, &term{}, map[int][]string{}, true}
-}
-
 // missed is the end of the lease before, if r shows that there is a new one and nothing was heard
 // of that end: then it ran out.
 func (n *narrator) missed(r Record) (Record, bool) {
@@ -82,8 +78,11 @@ func (n *narrator) tell(r Record) Record {
 	a := n.actors[r.Worker]
 	f := facts{
 		Record: &r, Actor: a, Lease: cmp.Or(n.terms[cmp.Or(r.Token, a.token)], &term{}),
-		Before: n.newest, Asleep: n.actors[n.newest.Worker].Paused != 0,
-		Other: n.otherTold(r.Evening, r.Guest), Fence: n.fence,
+		Before: n.newest, Asleep: n.actors[n.newest.Worker].Paused != 0, Fence: n.fence,
+	}
+	others := slices.DeleteFunc(slices.Clone(n.told[r.Evening]), func(guest string) bool { return guest == r.Guest })
+	if len(others) > 0 {
+		f.Other = others[0]
 	}
 	var text strings.Builder
 	if err := sentences.ExecuteTemplate(&text, string(r.Kind), f); err != nil {
@@ -161,14 +160,4 @@ func (n *narrator) believes(worker string) int64 {
 		return t.token
 	}
 	return 0
-}
-
-// otherTold is a guest who was told that the evening is theirs, and is not this one.
-func (n *narrator) otherTold(evening int, guest string) string {
-	for _, g := range n.told[evening] {
-		if g != guest {
-			return g
-		}
-	}
-	return ""
 }

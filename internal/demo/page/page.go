@@ -39,7 +39,8 @@ func Handler(j *Journal, do Do) http.Handler {
 	mux.Handle("POST /do/{action}", button(do))
 	guarded := http.NewCrossOriginProtection().Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !loopback(r.Host) { // a page of another site may have its name resolve to this machine (DNS rebinding)
+		host := (&url.URL{Host: r.Host}).Hostname()
+		if host != "localhost" && !net.ParseIP(host).IsLoopback() { // a page of another site may have its name resolve to this machine (DNS rebinding)
 			http.Error(w, "This page is for this machine: open it by 127.0.0.1 or localhost.", http.StatusMisdirectedRequest)
 			return
 		}
@@ -50,11 +51,6 @@ func Handler(j *Journal, do Do) http.Handler {
 		h.Set("Cache-Control", "no-store") // the next run of the program may have other files
 		guarded.ServeHTTP(w, r)
 	})
-}
-
-func loopback(hostport string) bool {
-	host := (&url.URL{Host: hostport}).Hostname()
-	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +

@@ -140,8 +140,12 @@ const abandon = 0.1 // of the carts are never paid
 
 // buy is one cart of a buyer.
 func (c *crowd) buy(ctx context.Context, name string) {
+	var wishes []shop.Line // one or two units of one to three SKUs
+	for _, n := range rand.Perm(c.SKUs)[:min(c.SKUs, 1+rand.IntN(3))] {
+		wishes = append(wishes, shop.Line{SKU: sku(n + 1), Units: 1 + rand.IntN(2)})
+	}
 	a, began := &attempt{}, time.Now()
-	cart, err := c.shop.Reserve(context.WithValue(ctx, attemptKey{}, a), name, c.wishes())
+	cart, err := c.shop.Reserve(context.WithValue(ctx, attemptKey{}, a), name, wishes)
 	c.count(func(t *Tally) {
 		t.Reserve[t.note(err)]++
 		switch {
@@ -159,14 +163,6 @@ func (c *crowd) buy(ctx context.Context, name string) {
 	}
 	err = c.shop.Pay(ctx, cart.ID)
 	c.count(func(t *Tally) { t.Pay[t.note(err)]++ })
-}
-
-// wishes are one or two units of one to three SKUs.
-func (c *crowd) wishes() (lines []shop.Line) {
-	for _, n := range rand.Perm(c.SKUs)[:min(c.SKUs, 1+rand.IntN(3))] {
-		lines = append(lines, shop.Line{SKU: sku(n + 1), Units: 1 + rand.IntN(2)})
-	}
-	return lines
 }
 
 // TraceBatchStart implements [pgx.BatchTracer].

@@ -144,11 +144,8 @@ const selfVar = "FENCEDB_DEMO_WORKER"
 // the test binary, must call [Become] first thing. What [Spawn] says holds.
 func Start[E any](ctx context.Context, kind string, config any) (*Process[E], error) {
 	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	text, err := json.Marshal(config)
-	if err != nil {
+	text, err2 := json.Marshal(config)
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	command := exec.Command(self)
