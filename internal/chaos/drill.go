@@ -96,8 +96,8 @@ func (s *stage) drill(ctx context.Context, result *Drilled) error {
 		defer cancel()
 		_ = errors.Join(d.a.Close(ctx), d.b.Close(ctx)) // what is not given back is deleted with the rest
 	}()
-	for n, step := range d.script() {
-		saw, err := step.do(ctx)
+	for n, step := range script {
+		saw, err := step.do(d, ctx)
 		kept, mark := true, "kept "
 		if errors.As(err, new(broken)) || errors.Is(err, fencedb.ErrStale) {
 			kept, mark, saw = false, "BROKEN", err.Error()
@@ -117,21 +117,18 @@ func (s *stage) issuer(client redis.UniversalClient) (*lease.Issuer, error) {
 	return lease.New(client, lease.Config{TTL: s.TTL, Namespace: s.Run})
 }
 
-type scripted struct {
+// script is what happens, what it is for, and what carries it out and says what was seen.
+var script = []struct {
 	title, why string
-	do         func(context.Context) (saw string, err error)
-}
-
-func (d *drill) script() []scripted {
-	return []scripted{
-		{"A acquires the lease and writes", "A is an ordinary holder: its lease is renewed, its write carries its token.", d.acquire},
-		{"A's renewals fail", "From here on A's connection to Redis is held in both directions. A must end its lease by its own clock. B has begun to wait for it.", d.failRenewals},
-		{"The lease expires, and B takes over", "B must not get the lease before A's has ended, and its token must be higher.", d.takeOver},
-		{"A writes late", "A looks at nothing but its old token, as after a long pause. Postgres must refuse it, and B's write must stand.", d.writeLate},
-		{"A releases late", "A reaches Redis again: the renewals that were on their way arrive, and a release. Neither may touch B's lease.", d.releaseLate},
-		{"A renews late", "A renewal never brings a lease back, not even when the resource is free.", d.renewLate},
-		{"Clients compete on purpose", "Eight clients count one number up, each with the lease, reading first and writing then. No two may be at it at once, and no count may be lost.", d.compete},
-	}
+	do         func(*drill, context.Context) (saw string, err error)
+}{
+	{"A acquires the lease and writes", "A is an ordinary holder: its lease is renewed, its write carries its token.", (*drill).acquire},
+	{"A's renewals fail", "From here on A's connection to Redis is held in both directions. A must end its lease by its own clock. B has begun to wait for it.", (*drill).failRenewals},
+	{"The lease expires, and B takes over", "B must not get the lease before A's has ended, and its token must be higher.", (*drill).takeOver},
+	{"A writes late", "A looks at nothing but its old token, as after a long pause. Postgres must refuse it, and B's write must stand.", (*drill).writeLate},
+	{"A releases late", "A reaches Redis again: the renewals that were on their way arrive, and a release. Neither may touch B's lease.", (*drill).releaseLate},
+	{"A renews late", "A renewal never brings a lease back, not even when the resource is free.", (*drill).renewLate},
+	{"Clients compete on purpose", "Eight clients count one number up, each with the lease, reading first and writing then. No two may be at it at once, and no count may be lost.", (*drill).compete},
 }
 
 func (d *drill) acquire(ctx context.Context) (saw string, err error) {
