@@ -193,12 +193,8 @@ func over[R any, T cmp.Ordered](rounds []R, part float64, of func(R) T) T {
 // table writes columns of equal width. Each row is a line of words with tabs between.
 func table(w io.Writer, rows ...string) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, row := range rows {
-		if _, err := fmt.Fprintln(t, row+"\t"); err != nil {
-			return err
-		}
-	}
-	return t.Flush()
+	_, err := fmt.Fprint(t, strings.Join(rows, "\t\n")+"\t\n")
+	return errors.Join(err, t.Flush())
 }
 
 func micro(d time.Duration) string { return d.Round(time.Microsecond).String() }

@@ -141,11 +141,6 @@ func row(worker int) fencedb.Grant     { return grant("row:" + strconv.Itoa(id(w
 func carried(worker int) fencedb.Grant { return fencedb.Carry(row(worker)) }
 func room(int) fencedb.Grant           { return grant("room:1") }
 
-// oneOf is any of n fences.
-func oneOf(n int) holder {
-	return func(int) fencedb.Grant { return grant("many:" + strconv.Itoa(rand.IntN(n)+1)) }
-}
-
 // write sends a statement for a worker, in one of several ways.
 type write func(ctx context.Context, worker int, sql string, args ...any) error
 
@@ -290,8 +285,10 @@ func (s *stores) works() []work {
 			begin, exec(0, row), s.update("Tx", "plain", fencedTx(s.pool), 0)}})
 }
 
+// ofMany writes behind any of n fences.
 func (s *stores) ofMany(n int, bar float64) entrant {
-	return s.update(fmt.Sprint("one of ", n), "plain", fenced(s.pool, oneOf(n)), bar)
+	anyOf := func(int) fencedb.Grant { return grant("many:" + strconv.Itoa(rand.IntN(n)+1)) }
+	return s.update(fmt.Sprint("one of ", n), "plain", fenced(s.pool, anyOf), bar)
 }
 
 func (s *stores) updateMany() work {
@@ -406,10 +403,7 @@ func (s *stores) redisCPU(ctx context.Context) (float64, error) {
 
 // postgresCPU is what the sessions of Postgres have used, in microseconds, where it runs beside this program on Linux.
 func (s *stores) postgresCPU(ctx context.Context) (used float64, err error) {
-	rows, err := s.pool.Query(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'`)
-	if err != nil {
-		return 0, err
-	}
+	rows, _ := s.pool.Query(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'`)
 	pids, err := pgx.CollectRows(rows, pgx.RowTo[int32])
 	for _, pid := range pids {
 		name, nameErr := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
