@@ -114,11 +114,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 		return nil, errReplica
 	}
 	r := &pruning{OlderThanMS: p.older.Milliseconds(), Applied: p.apply}
-	err := p.sweep(ctx, func(_ context.Context, free []string, held int) error {
-		r.Found += int64(len(free))
-		r.Held += int64(held)
-		return nil
-	})
+	err := p.sweep(ctx, r, false)
 	question := fmt.Sprintf("%d fences older than %s", r.Found, span(p.older))
 	if err == nil && p.auditOlder > 0 {
 		r.Audit = &auditPruning{OlderThanMS: p.auditOlder.Milliseconds()}
@@ -131,27 +127,22 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	if err := p.confirm(ctx, "Forget "+question+"? A resource without its fence accepts any token again."); err != nil {
 		return nil, err
 	}
-	err = p.sweep(ctx, func(ctx context.Context, free []string, _ int) error {
-		forgotten, err := p.forget(ctx, free)
-		r.Forgotten += forgotten
-		return err
-	})
+	err = p.sweep(ctx, r, true)
 	for more := r.Audit != nil; more && err == nil; {
 		more, err = p.forgetRecords(ctx, r.Audit)
 	}
 	return r, err
 }
 
-// sweep reads the ledger in the order of resources. It calls batch with the old ones that are free and the
-// number of those that are held.
-func (p *pruner) sweep(ctx context.Context, batch func(ctx context.Context, free []string, held int) error) (err error) {
+// sweep reads the old fences in the order of resources, and forgets those that are free or counts all.
+func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) (err error) {
 	for after, more := "", true; more && err == nil; {
-		after, more, err = p.next(ctx, after, batch)
+		after, more, err = p.next(ctx, after, r, forget)
 	}
 	return err
 }
 
-func (p *pruner) next(ctx context.Context, after string, batch func(context.Context, []string, int) error) (last string, more bool, err error) {
+func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool) (last string, more bool, err error) {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
 	rows, _ := p.pool.Query(ctx, `SELECT resource FROM fencedb.fences
@@ -171,13 +162,19 @@ func (p *pruner) next(ctx context.Context, after string, batch func(context.Cont
 			free = append(free, resource)
 		}
 	}
-	return old[len(old)-1], len(old) == batchSize, batch(ctx, free, len(old)-len(free))
+	if forget {
+		err = p.forget(ctx, free, r)
+	} else {
+		r.Found, r.Held = r.Found+int64(len(free)), r.Held+int64(len(old)-len(free))
+	}
+	return old[len(old)-1], len(old) == batchSize, err
 }
 
 // forget keeps fences that have advanced since they were found. A holder that acquired meanwhile
 // has a newer token, and has entered already or will be the first to enter again.
-func (p *pruner) forget(ctx context.Context, free []string) (forgotten int64, err error) {
-	err = pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
+func (p *pruner) forget(ctx context.Context, free []string, r *pruning) error {
+	var forgotten int64
+	err := pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, `SELECT fencedb.forget_fences($1, make_interval(secs => $2))`, free, p.older.Seconds()).Scan(&forgotten)
 		if err != nil || forgotten == 0 {
 			return err
@@ -185,7 +182,8 @@ func (p *pruner) forget(ctx context.Context, free []string) (forgotten int64, er
 		_, err = p.record(ctx, tx, map[string]any{"fences": forgotten, "older_than": p.older.String()})
 		return err
 	})
-	return forgotten, explained(err)
+	r.Forgotten += forgotten
+	return explained(err)
 }
 
 func (p *pruner) countRecords(ctx context.Context, r *auditPruning) error {

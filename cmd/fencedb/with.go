@@ -247,13 +247,17 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 			if w.lost == nil {
 				w.lost = w.loss()
 			}
-			w.code = command.ProcessState.ExitCode()
-			if status, ok := command.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-				w.code = exitSignaled + int(status.Signal())
-			}
+			w.code = codeOf(command.ProcessState)
 			return nil
 		}
 	}
+}
+
+func codeOf(state *os.ProcessState) int {
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return exitSignaled + int(status.Signal())
+	}
+	return state.ExitCode()
 }
 
 // loss is which lease is over, and why; nil if none is.

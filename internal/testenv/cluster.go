@@ -114,8 +114,19 @@ func (c *ClusterServers) BeginMove(slot int) {
 // message from the old owner that is still on its way, the slot would go back.
 func (c *ClusterServers) FinishMove(slot int) {
 	c.t.Helper()
+	const atOnce, timeout = 100, 5000 // keys, milliseconds
 	from, to := c.owner[slot], c.next(slot)
-	c.moveKeys(slot, c.nodes[from], c.nodes[to])
+	for {
+		keys := must(c.nodes[from].Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result())(c.t)
+		if len(keys) == 0 {
+			break
+		}
+		migrate := []any{"MIGRATE", loopback, c.nodes[to].node.port, "", 0, timeout, "KEYS"}
+		for _, key := range keys {
+			migrate = append(migrate, key)
+		}
+		c.do(c.nodes[from], migrate...)
+	}
 	// The new owner first: should we die in between, a slot with two owners is better than one with
 	// none. The old one comes last.
 	for i := range c.nodes {
@@ -143,22 +154,6 @@ func (c *ClusterServers) agreed(ctx context.Context) bool {
 		views = append(views, strings.Join(view, "\n"))
 	}
 	return len(slices.Compact(views)) == 1
-}
-
-func (c *ClusterServers) moveKeys(slot int, from, to *RedisServer) {
-	c.t.Helper()
-	const atOnce, timeout = 100, 5000 // keys, milliseconds
-	for {
-		keys := must(from.Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result())(c.t)
-		if len(keys) == 0 {
-			return
-		}
-		migrate := []any{"MIGRATE", loopback, to.node.port, "", 0, timeout, "KEYS"}
-		for _, key := range keys {
-			migrate = append(migrate, key)
-		}
-		c.do(from, migrate...)
-	}
 }
 
 func (c *ClusterServers) next(slot int) int { return (c.owner[slot] + 1) % len(c.nodes) }

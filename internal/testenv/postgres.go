@@ -109,7 +109,12 @@ func newPostgresCluster(ctx context.Context, postgres string, settings ...string
 	}
 	c := &postgresCluster{node: base, bin: filepath.Dir(postgres)}
 	c.config = slices.Concat(fastSettings, loopbackOnly, settings)
-	if err = c.initdb(ctx); err == nil {
+	// Under a supervisor as the server is, so that it leaves nothing when we are killed.
+	err = c.run(ctx, nil, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
+		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
+	if err != nil {
+		err = fmt.Errorf("initdb: %w", err)
+	} else {
 		err = onFreePort(ctx, func(port int) error { return c.start(ctx, port) })
 	}
 	if err != nil {
@@ -127,16 +132,6 @@ func (c *postgresCluster) put(name string, text []byte) error {
 		return err
 	}
 	return os.Chown(path, c.account.uid, c.account.gid)
-}
-
-// initdb runs under a supervisor as the server does, so that it leaves nothing when we are killed.
-func (c *postgresCluster) initdb(ctx context.Context) error {
-	err := c.run(ctx, nil, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
-		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
-	if err != nil {
-		return fmt.Errorf("initdb: %w", err)
-	}
-	return nil
 }
 
 var acceptsConnections = regexp.MustCompile(`(database system is ready to accept)`)

@@ -155,16 +155,12 @@ func (s *SentinelServers) complete(ctx context.Context) bool {
 		}
 	}
 	for _, sentinel := range s.sentinels {
-		if !sees(ctx, sentinel, "num-other-sentinels", "2") || !sees(ctx, sentinel, "num-slaves", "2") {
+		seen := redis.NewMapStringStringCmd(ctx, "SENTINEL", "MASTER", primaryName)
+		if sentinel.Client().Process(ctx, seen) != nil || seen.Val()["num-other-sentinels"] != "2" || seen.Val()["num-slaves"] != "2" {
 			return false
 		}
 	}
 	return true
-}
-
-func sees(ctx context.Context, sentinel *RedisServer, what, number string) bool {
-	primary := redis.NewMapStringStringCmd(ctx, "SENTINEL", "MASTER", primaryName)
-	return sentinel.Client().Process(ctx, primary) == nil && primary.Val()[what] == number
 }
 
 func replication(ctx context.Context, server *RedisServer, field string) string {
