@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // SentinelServers is a Redis primary with two replicas, watched by three sentinels. Its methods
@@ -165,4 +166,159 @@ func (s *SentinelServers) complete(ctx context.Context) bool {
 
 func replication(ctx context.Context, server *RedisServer, field string) string {
 	return server.Client().InfoMap(ctx, "replication").Item("Replication", field)
+}
+
+// ClusterServers is a Redis Cluster of three masters without replicas. Its methods fail the test on
+// error and must be called from the test's goroutine.
+type ClusterServers struct {
+	t     testing.TB
+	nodes []*RedisServer
+	ids   []string // of the nodes, by which cluster commands name them
+	owner []int    // node of each slot, by our own doing
+}
+
+const (
+	// clusterEnabled is the argument by which a node knows that it has a bus.
+	clusterEnabled = "--cluster-enabled"
+
+	clusterMasters = 3
+	clusterSlots   = 16384
+	clusterBus     = 1 // above the port of a node: that of its bus
+)
+
+// Cluster starts three processes, shares the slots out evenly and returns once all three serve. The
+// arguments are those of redis-server, for each of them. Everything ends with the test.
+func Cluster(t testing.TB, args ...string) *ClusterServers {
+	t.Helper()
+	c := &ClusterServers{t: t, owner: make([]int, clusterSlots)}
+	for i := range clusterMasters {
+		node := OwnRedis(t, append([]string{
+			clusterEnabled, "yes",
+			"--cluster-config-file", "nodes.conf",
+			"--cluster-node-timeout", "2000", // ms
+		}, args...)...)
+		id := must(node.Client().ClusterMyID(t.Context()).Result())(t)
+		c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
+		// It says in advance whose claim counts, which the nodes would have to agree on otherwise.
+		c.do(node, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
+		first, end := i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters
+		check(t, node.Client().ClusterAddSlotsRange(t.Context(), first, end-1).Err())
+		for slot := first; slot < end; slot++ {
+			c.owner[slot] = i
+		}
+		if i > 0 {
+			c.do(c.nodes[0], "CLUSTER", "MEET", loopback, node.node.port, node.node.port+clusterBus)
+		}
+	}
+	// Every node sees every slot served, for which it has to know all others.
+	await(t, "the cluster to form", func(ctx context.Context) bool {
+		return !slices.ContainsFunc(c.nodes, func(node *RedisServer) bool {
+			return !strings.Contains(node.Client().ClusterInfo(ctx).Val(), "cluster_state:ok")
+		})
+	})
+	return c
+}
+
+// Nodes returns the masters.
+func (c *ClusterServers) Nodes() []*RedisServer { return c.nodes }
+
+// Options returns what redis.NewClusterClient needs.
+func (c *ClusterServers) Options() *redis.ClusterOptions {
+	options := &redis.ClusterOptions{
+		TLSConfig:                c.nodes[0].node.tls,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	}
+	for _, node := range c.nodes {
+		options.Addrs = append(options.Addrs, node.Addr())
+	}
+	return options
+}
+
+// Client returns a new client of the cluster; it is closed at the end of the test.
+func (c *ClusterServers) Client() *redis.ClusterClient {
+	client := redis.NewClusterClient(c.Options())
+	c.t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
+	return client
+}
+
+// Slot returns the slot of a key.
+func (c *ClusterServers) Slot(key string) int {
+	c.t.Helper()
+	return int(must(c.nodes[0].Client().ClusterKeySlot(c.t.Context(), key).Result())(c.t))
+}
+
+// Owner returns the master that serves a slot.
+func (c *ClusterServers) Owner(slot int) *RedisServer { return c.nodes[c.owner[slot]] }
+
+// MoveSlot gives a slot and its keys to the next master, while clients go on using them, and
+// returns once every node knows.
+func (c *ClusterServers) MoveSlot(slot int) {
+	c.t.Helper()
+	c.BeginMove(slot)
+	c.FinishMove(slot)
+}
+
+// BeginMove leaves a slot on its way to the next master: keys still at the old one are served
+// there, and for all others it answers ASK. Multi-key commands over both answer TRYAGAIN.
+func (c *ClusterServers) BeginMove(slot int) {
+	c.t.Helper()
+	from, to := c.owner[slot], c.next(slot)
+	c.do(c.nodes[to], "CLUSTER", "SETSLOT", slot, "IMPORTING", c.ids[from])
+	c.do(c.nodes[from], "CLUSTER", "SETSLOT", slot, "MIGRATING", c.ids[to])
+}
+
+// FinishMove moves the keys and then the slot, and returns once all nodes agree on every owner and its
+// epoch. The new owner outbids the epochs that it knows. If one that it does not know yet were in a
+// message from the old owner that is still on its way, the slot would go back.
+func (c *ClusterServers) FinishMove(slot int) {
+	c.t.Helper()
+	const atOnce, timeout = 100, 5000 // keys, milliseconds
+	from, to := c.owner[slot], c.next(slot)
+	for {
+		keys := must(c.nodes[from].Client().ClusterGetKeysInSlot(c.t.Context(), slot, atOnce).Result())(c.t)
+		if len(keys) == 0 {
+			break
+		}
+		migrate := []any{"MIGRATE", loopback, c.nodes[to].node.port, "", 0, timeout, "KEYS"}
+		for _, key := range keys {
+			migrate = append(migrate, key)
+		}
+		c.do(c.nodes[from], migrate...)
+	}
+	// The new owner first: should we die in between, a slot with two owners is better than one with
+	// none. The old one comes last.
+	for i := range c.nodes {
+		c.do(c.nodes[(to+i)%len(c.nodes)], "CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
+	}
+	c.owner[slot] = to
+	await(c.t, "the nodes to agree who has which slot", c.agreed)
+}
+
+func (c *ClusterServers) agreed(ctx context.Context) bool {
+	var views []string
+	for _, node := range c.nodes {
+		text, err := node.Client().ClusterNodes(ctx).Result()
+		if err != nil {
+			return false
+		}
+		var view []string
+		for line := range strings.Lines(text) {
+			const id, epoch, slots = 0, 6, 8
+			words := strings.Fields(line)
+			owns := slices.DeleteFunc(words[slots:], func(word string) bool { return word[0] == '[' }) // on its way
+			view = append(view, words[id]+" "+words[epoch]+" "+strings.Join(owns, " "))
+		}
+		slices.Sort(view)
+		views = append(views, strings.Join(view, "\n"))
+	}
+	return len(slices.Compact(views)) == 1
+}
+
+func (c *ClusterServers) next(slot int) int { return (c.owner[slot] + 1) % len(c.nodes) }
+
+func (c *ClusterServers) do(node *RedisServer, command ...any) {
+	c.t.Helper()
+	if err := node.Client().Do(c.t.Context(), command...).Err(); err != nil {
+		c.t.Fatalf("testenv: %v on %s: %v", command[:2], node.Addr(), err)
+	}
 }
