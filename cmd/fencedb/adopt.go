@@ -69,13 +69,12 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
 		WHERE (parts = ARRAY[n.nspname, c.relname]::text[] OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.mode IS NOT NULL`,
 		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees)
-	if errors.Is(err, pgx.ErrNoRows) {
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
-	}
-	if !sees {
+	case !sees:
 		return nil, errMayNot
 	}
 	rows, _ := pool.Query(ctx, `SELECT role::text, application, statement, reason, first_at, last_at, times, resource FROM fencedb.unfenced_writes

@@ -139,7 +139,17 @@ did not go as it must.`,
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "ttl", Destination: &c.TTL, Usage: "`TIME` that a lease lasts", Value: 2 * time.Second, Validator: positive},
 		},
-		Action: a.outlived(&c, func(ctx context.Context) error { return a.runDrill(ctx, c) }),
+		Action: a.outlived(&c, func(ctx context.Context) error {
+			d, err := chaos.Drill(ctx, c)
+			if err != nil {
+				return err
+			}
+			err = a.show(scene{d})
+			if err == nil && !d.Passed() {
+				err = fmt.Errorf("%w: step %d", errViolated, len(d.Steps))
+			}
+			return err
+		}),
 	}
 }
 
@@ -153,16 +163,4 @@ func (s scene) print(p page) {
 	if s.Passed() {
 		fmt.Fprintln(p.out, "PASSED: every step went as it must.")
 	}
-}
-
-func (a *app) runDrill(ctx context.Context, c chaos.Config) error {
-	d, err := chaos.Drill(ctx, c)
-	if err != nil {
-		return err
-	}
-	err = a.show(scene{d})
-	if err == nil && !d.Passed() {
-		err = fmt.Errorf("%w: step %d", errViolated, len(d.Steps))
-	}
-	return err
 }

@@ -33,8 +33,29 @@ otherwise 1. If one server does not answer, that is a finding, and the other
 is examined.
 
    fencedb doctor || page somebody`,
-		Flags:  []cli.Flag{&cli.DurationFlag{Name: "long", Destination: &long, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},
-		Action: func(ctx context.Context, _ *cli.Command) error { return a.examine(ctx, long) },
+		Flags: []cli.Flag{&cli.DurationFlag{Name: "long", Destination: &long, Usage: "report fenced transactions open for this `TIME`", Value: time.Minute}},
+		Action: func(ctx context.Context, _ *cli.Command) error {
+			ctx, cancel := a.bounded(ctx)
+			defer cancel()
+			s, err := a.open(ctx, onBoth) // to connect is a part of the examination
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			e := &examination{servers: s, findings: []finding{}, long: long}
+			if err := e.run(ctx); err != nil {
+				return err
+			}
+			// Errors first, otherwise in the order of the examination.
+			slices.SortStableFunc(e.findings, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
+			if err := a.show(&diagnosis{e.findings}); err != nil {
+				return err
+			}
+			if len(e.findings) > 0 && e.findings[0].Severity == failure {
+				return errFindings
+			}
+			return nil
+		},
 	}
 }
 
@@ -74,29 +95,6 @@ func (d *diagnosis) print(p page) {
 }
 
 var errFindings = errors.New("errors were found")
-
-func (a *app) examine(ctx context.Context, long time.Duration) error {
-	ctx, cancel := a.bounded(ctx)
-	defer cancel()
-	s, err := a.open(ctx, onBoth) // to connect is a part of the examination
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	e := &examination{servers: s, findings: []finding{}, long: long}
-	if err := e.run(ctx); err != nil {
-		return err
-	}
-	// Errors first, otherwise in the order of the examination.
-	slices.SortStableFunc(e.findings, func(a, b finding) int { return cmp.Compare(a.Severity, b.Severity) })
-	if err := a.show(&diagnosis{e.findings}); err != nil {
-		return err
-	}
-	if len(e.findings) > 0 && e.findings[0].Severity == failure {
-		return errFindings
-	}
-	return nil
-}
 
 // examination is a run of doctor.
 type examination struct {

@@ -48,9 +48,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 		err, own.code = usage("%w", err), exitUsage // of the parser
 	}
 	fmt.Fprintln(a.errOut, "fencedb:", err)
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Hint != "" && !strings.Contains(err.Error(), pgErr.Hint) {
-		fmt.Fprintln(a.errOut, "hint:", pgErr.Hint)
+	if e, is := errors.AsType[*pgconn.PgError](err); is && e.Hint != "" && !strings.Contains(err.Error(), e.Hint) {
+		fmt.Fprintln(a.errOut, "hint:", e.Hint)
 	}
 	return own.code
 }

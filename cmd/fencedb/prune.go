@@ -134,7 +134,7 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	return r, err
 }
 
-// sweep reads the old fences in the order of resources, and forgets those that are free or counts all.
+// sweep reads the old fences in the order of resources. It counts all, or forgets the free ones.
 func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) (err error) {
 	for after, more := "", true; more && err == nil; {
 		after, more, err = p.next(ctx, after, r, forget)

@@ -100,8 +100,11 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error)
 		return nil, fmt.Errorf("%w: the fence of %s is at token %d, which no revocation gets past either; fencedb reset it first",
 			errUnchanged, visible(found.Resource), found.Fence.Token)
 	}
-	if found.shutOut() {
-		return &revocation{Resource: found.Resource, Token: found.revokedTo, LeaseID: found.Fence.LeaseID}, nil
+	// If the last holder was revoked and sealed a moment ago and the resource was free since, there
+	// is nothing left to revoke or to record.
+	last, fence := found.revokedTo, value(found.Fence)
+	if found.Holder == nil && last > 0 && value(found.LastToken) == last && fence.Token >= last {
+		return &revocation{Resource: found.Resource, Token: last, LeaseID: fence.LeaseID}, nil
 	}
 	question := "Nobody holds it. Shut former holders out?"
 	if found.Holder != nil {
@@ -111,12 +114,6 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error)
 		return nil, err
 	}
 	return s.revokeLease(ctx, e, found)
-}
-
-// shutOut reports whether the last holder was revoked and sealed a moment ago and the resource was
-// free since. Then nothing is left to revoke or to record.
-func (r *inspection) shutOut() bool {
-	return r.Holder == nil && r.revokedTo > 0 && value(r.LastToken) == r.revokedTo && value(r.Fence).Token >= r.revokedTo
 }
 
 // prepare checks what has to be true before a resource is changed with these functions, and changes nothing.
@@ -217,11 +214,10 @@ func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 		done.AuditID, err = e.record(ctx, tx, done.details(true))
 		return err
 	})
-	newer := new(fencedb.StaleError)
 	switch {
 	case err == nil:
 		return nil
-	case errors.As(err, &newer): // the next holder has entered, which shuts the former one out as well
+	case errors.As(err, new(*fencedb.StaleError)): // the next holder has entered, which shuts the former one out as well
 		done.AuditID, err = e.record(ctx, s.pool, done.details(true))
 		return err
 	}

@@ -45,18 +45,38 @@ type names struct {
 }
 
 // open does not connect yet.
-func (a *app) open(ctx context.Context, where needs) (*servers, error) {
+func (a *app) open(ctx context.Context, where needs) (_ *servers, err error) {
 	s := &servers{app: a}
-	var err error
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
 	if where&onRedis != 0 {
-		err = s.openRedis()
+		if s.redisURL == "" {
+			return nil, usage("no Redis: set --redis or FENCEDB_REDIS_URL")
+		}
+		if s.client, err = newRedis(s.redisURL, nil); err != nil {
+			return nil, usage("--redis: %w; it takes\n%s", err, redisForms)
+		}
+		if s.issuer, err = lease.New(s.client, s.names.config()); err != nil {
+			return nil, usage("%w", err)
+		}
 	}
-	if err == nil && where&onPostgres != 0 {
-		err = s.openPostgres(ctx)
-	}
-	if err != nil {
-		s.close()
-		return nil, err
+	if where&onPostgres != 0 {
+		if s.postgresURL == "" {
+			return nil, usage("no Postgres: set --postgres or FENCEDB_POSTGRES_URL")
+		}
+		config, err := pgxpool.ParseConfig(s.postgresURL)
+		if err != nil {
+			return nil, usage("--postgres: %w", err) // pgx blanks the password
+		}
+		if config.ConnConfig.RuntimeParams["application_name"] == "" {
+			config.ConnConfig.RuntimeParams["application_name"] = "fencedb"
+		}
+		if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }
@@ -129,21 +149,6 @@ func (s *servers) connect(ctx context.Context) error {
 	return nil
 }
 
-func (s *servers) openPostgres(ctx context.Context) error {
-	if s.postgresURL == "" {
-		return usage("no Postgres: set --postgres or FENCEDB_POSTGRES_URL")
-	}
-	config, err := pgxpool.ParseConfig(s.postgresURL)
-	if err != nil {
-		return usage("--postgres: %w", err) // pgx blanks the password
-	}
-	if config.ConnConfig.RuntimeParams["application_name"] == "" {
-		config.ConnConfig.RuntimeParams["application_name"] = "fencedb"
-	}
-	s.pool, err = pgxpool.NewWithConfig(ctx, config)
-	return err
-}
-
 // SQLSTATEs of an incomplete set-up.
 const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction = "42501", "42P01", "3F000", "42883"
 
@@ -160,19 +165,6 @@ func explained(err error) error {
 		return fmt.Errorf("postgres: the schema fencedb is missing or older than this command; run fencedb migrate up: %w", err)
 	}
 	return err
-}
-
-func (s *servers) openRedis() (err error) {
-	if s.redisURL == "" {
-		return usage("no Redis: set --redis or FENCEDB_REDIS_URL")
-	}
-	if s.client, err = newRedis(s.redisURL, nil); err != nil {
-		return usage("--redis: %w; it takes\n%s", err, redisForms)
-	}
-	if s.issuer, err = lease.New(s.client, s.names.config()); err != nil {
-		return usage("%w", err)
-	}
-	return nil
 }
 
 var errReplica = fmt.Errorf("%w: this Redis is a replica, which may not know who holds what", errUnchanged)
@@ -232,8 +224,7 @@ func withoutPassword(address string, err error) error {
 		}
 		err = err2
 	}
-	broken := new(url.Error)
-	if errors.As(err, &broken) {
+	if broken, is := errors.AsType[*url.Error](err); is {
 		return broken.Err
 	}
 	return err
