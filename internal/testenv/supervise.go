@@ -70,13 +70,10 @@ func supervise(dir string, a *account, env []string, stop string, argv ...string
 	shell.Env = append(append(shell.Env, "LC_ALL=C"), env...)
 	shell.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: a.credential()}
 	hold, err := shell.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
 	// An os.Pipe of our own instead of StdoutPipe: it takes deadlines, so nobody has to sit and
 	// read.
-	report, theirs, err := os.Pipe()
-	if err != nil {
+	report, theirs, err2 := os.Pipe()
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
