@@ -92,21 +92,16 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 
 func (t *Tracer) ofLease(s lease.TraceStart) []slog.Attr {
 	attrs := []slog.Attr{slog.String("resource", t.name(s.Resource))}
-	if s.Resources > 1 {
-		attrs = append(attrs, slog.Int("resources", s.Resources))
+	add := func(there bool, a slog.Attr) {
+		if there {
+			attrs = append(attrs, a)
+		}
 	}
-	if s.Kind != "lease" {
-		attrs = append(attrs, slog.String("kind", s.Kind))
-	}
-	if s.Namespace != "" {
-		attrs = append(attrs, slog.String("namespace", s.Namespace))
-	}
-	if s.LeaseID != uuid.Nil {
-		attrs = append(attrs, slog.String("lease_id", s.LeaseID.String()[:8]))
-	}
-	if s.Token != 0 {
-		attrs = append(attrs, slog.Int64("token", s.Token))
-	}
+	add(s.Resources > 1, slog.Int("resources", s.Resources))
+	add(s.Kind != "lease", slog.String("kind", s.Kind))
+	add(s.Namespace != "", slog.String("namespace", s.Namespace))
+	add(s.LeaseID != uuid.Nil, slog.String("lease_id", s.LeaseID.String()[:8]))
+	add(s.Token != 0, slog.Int64("token", s.Token))
 	return attrs
 }
 
