@@ -211,19 +211,16 @@ func (c cost) write(out io.Writer, first bool) {
 	if c.Bar > 0 && times > c.Bar {
 		missed = "missed"
 	}
-	fmt.Fprintf(out, costRow, name, c.Entrant, c.show(),
+	perOp := quantile(c.PerOp, 0.5)
+	shown := fmt.Sprintf("%.1f %s", perOp, c.Unit)
+	if c.Unit == "ns" {
+		shown = time.Duration(perOp).Round(100 * time.Nanosecond).String()
+	}
+	fmt.Fprintf(out, costRow, name, c.Entrant, shown,
 		multiple(times), multiple(slices.Min(c.Times)), multiple(slices.Max(c.Times)), bar, missed)
 }
 
 func multiple(x float64) string { return fmt.Sprintf("%.2f", x) }
-
-func (c cost) show() string {
-	perOp := quantile(c.PerOp, 0.5)
-	if c.Unit != "ns" {
-		return fmt.Sprintf("%.1f %s", perOp, c.Unit)
-	}
-	return time.Duration(perOp).Round(100 * time.Nanosecond).String()
-}
 
 // benchstat are the lines of go test -bench, one for each round.
 func benchstat(all []cost) string {
@@ -244,11 +241,9 @@ var peers = regexp.MustCompile(`(pgx/v5|gorm|optimisticlock|redislock|redsync/v4
 // machine says on what it was measured.
 func (s *stores) machine(ctx context.Context, out io.Writer) error {
 	var postgres string
-	if err := s.pool.QueryRow(ctx, `SHOW server_version`).Scan(&postgres); err != nil {
-		return err
-	}
-	info, err := s.redis.InfoMap(ctx, "server").Result()
-	if err != nil {
+	err := s.pool.QueryRow(ctx, `SHOW server_version`).Scan(&postgres)
+	info, err2 := s.redis.InfoMap(ctx, "server").Result()
+	if err := errors.Join(err, err2); err != nil {
 		return err
 	}
 	cpu, _ := os.ReadFile("/proc/cpuinfo") // where there is none, nothing is said about it

@@ -198,13 +198,12 @@ func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (s *
 	if s.pool, err = openPool(ctx, b.postgres, conns); err != nil {
 		return nil, err
 	}
-	plain := lease.Config{TTL: ttl, RenewEvery: lease.Never}
-	if s.issuer, err = lease.New(b.client, plain); err != nil {
+	config := lease.Config{TTL: ttl, RenewEvery: lease.Never}
+	if s.issuer, err = lease.New(b.client, config); err != nil {
 		return nil, err
 	}
-	sealed := plain
-	sealed.Seal = fencedb.Sealer(s.pool)
-	if s.sealed, err = lease.New(b.client, sealed); err != nil {
+	config.Seal = fencedb.Sealer(s.pool)
+	if s.sealed, err = lease.New(b.client, config); err != nil {
 		return nil, err
 	}
 	_, err = s.pool.Exec(ctx, fmt.Sprintf(`
