@@ -276,8 +276,8 @@ func (d *desk) step(ctx context.Context, random *rand.Rand) {
 		defer release()
 		a.granted(g)
 		err = d.update(ctx, random, a, o, g, d.think(random))
-		var stale *fencedb.StaleError
-		if errors.As(err, &stale) && d.Control == NoControl { // Redis may have gone back; elsewhere package guard heals
+		// Redis may have gone back; elsewhere package guard heals.
+		if stale, is := errors.AsType[*fencedb.StaleError](err); is && d.Control == NoControl {
 			_, _ = d.issuers[0].Raise(ctx, stale.Resource, stale.Stored)
 		}
 		return err

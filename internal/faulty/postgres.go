@@ -50,8 +50,7 @@ func NewPostgresProxy(t testing.TB, serverURL string) *PostgresProxy {
 		t.Fatal(err)
 	}
 	p := &PostgresProxy{left: -1}
-	server := u.Host
-	p.upstream.Store(&server)
+	p.upstream.Store(new(u.Host))
 	u.Host = listener.Addr().String()
 	p.url = u.String()
 	t.Cleanup(func() {
