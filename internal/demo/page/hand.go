@@ -76,6 +76,8 @@ func (h *hand) told(e worker.Event) {
 	}
 }
 
+const notThere = "%s is not there. It is started again in a moment."
+
 func (h *hand) free() bool { return h.shown.Guest == "" }
 
 // atStep is true at the step, and also when the worker has gone past it or is gone; what comes next
@@ -120,7 +122,7 @@ func (h *hand) reserve(evening int, change ...func(*worker.Request)) error {
 func (h *hand) pause() error {
 	switch h.shown.Status {
 	case Dead:
-		return h.notThere()
+		return refuse(notThere, h.name)
 	case Asleep:
 		return refuse("%s stands still already. Wake it.", h.name)
 	}
@@ -148,14 +150,10 @@ func (h *hand) wake() error {
 // kill ends the process with SIGKILL.
 func (h *hand) kill() error {
 	if h.shown.Status == Dead {
-		return h.notThere()
+		return refuse(notThere, h.name)
 	}
 	h.stage.journal.Add(Record{Kind: Killed, Worker: h.name, PID: h.shown.PID})
 	h.process.Abort()
 	h.gone()
 	return nil
-}
-
-func (h *hand) notThere() error {
-	return refuse("%s is not there. It is started again in a moment.", h.name)
 }

@@ -82,8 +82,7 @@ func (d *desk) reserve(ctx context.Context, r Request) {
 		const noKey = "" // each request is sent once
 		_, err = service.Reserve(ctx, noKey, r.Booking)
 	}
-	done := result(err)
-	d.Tell(Event{Done: &done})
+	d.Tell(Event{Done: new(result(err))})
 }
 
 // bank accepts every card. It does not look at the context it is given, which ends with the lease;
@@ -140,15 +139,13 @@ func result(err error) Result {
 	if err == nil {
 		return Result{Outcome: Booked}
 	}
-	var (
-		r     = Result{Outcome: Failed, Error: err.Error()}
-		held  *lease.HeldError
-		stale *fencedb.StaleError
-	)
+	r := Result{Outcome: Failed, Error: err.Error()}
+	held, isHeld := errors.AsType[*lease.HeldError](err)
+	stale, isStale := errors.AsType[*fencedb.StaleError](err)
 	switch {
-	case errors.As(err, &held):
+	case isHeld:
 		r.Outcome, r.RetryAfter = Held, held.RetryAfter
-	case errors.As(err, &stale):
+	case isStale:
 		r.Outcome, r.Carried, r.Stored = Stale, stale.Token, stale.Stored
 	case errors.Is(err, booking.ErrTaken):
 		r.Outcome = Taken

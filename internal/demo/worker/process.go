@@ -43,11 +43,8 @@ func Spawn[E any](ctx context.Context, command *exec.Cmd) (*Process[E], error) {
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Stderr = os.Stderr
 	stdin, err := command.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	stdout, err := command.StdoutPipe()
-	if err != nil {
+	stdout, err2 := command.StdoutPipe()
+	if err := errors.Join(err, err2); err != nil {
 		return nil, err
 	}
 	if err := command.Start(); err != nil {
