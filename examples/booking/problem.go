@@ -37,22 +37,19 @@ var away = []error{
 // explain says what an error means to the sender. The first case that fits counts.
 func explain(err error) problem {
 	const urn = "urn:problem-type:booking:"
-	var (
-		invalid *booking.InvalidError
-		large   *http.MaxBytesError
-		held    *lease.HeldError
-	)
+	invalid, isInvalid := errors.AsType[*booking.InvalidError](err)
+	large, isLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case errors.Is(err, fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
 		return problem{Type: urn + "unsettled", Status: http.StatusServiceUnavailable, retryAfter: shortly,
 			Title: "Not known whether it was written; send it again with the same Idempotency-Key"}
-	case errors.As(err, &invalid):
+	case isInvalid:
 		return problem{Type: urn + "invalid", Status: http.StatusUnprocessableEntity,
 			Title: "The request is not valid", Field: invalid.Field, Detail: invalid.Problem}
 	case errors.Is(err, fencedb.ErrKeyReused):
 		return problem{Type: urn + "key-reused", Status: http.StatusUnprocessableEntity,
 			Title: "The Idempotency-Key was used for another request"}
-	case errors.As(err, &large):
+	case isLarge:
 		return problem{Type: urn + "too-large", Status: http.StatusRequestEntityTooLarge,
 			Title: "The body is too large", Detail: fmt.Sprintf("at most %d bytes", large.Limit)}
 	case errors.Is(err, errMalformed):
@@ -66,7 +63,7 @@ func explain(err error) problem {
 		return problem{Type: urn + "taken", Status: http.StatusConflict, Title: "The table is taken at that time"}
 	case lease.IsLost(err): // held by another, or taken over meanwhile
 		after := shortly
-		if errors.As(err, &held) {
+		if held, is := errors.AsType[*lease.HeldError](err); is {
 			after = max(held.RetryAfter, shortly)
 		}
 		return problem{Type: urn + "busy", Status: http.StatusConflict, retryAfter: after,

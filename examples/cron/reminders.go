@@ -51,8 +51,8 @@ func (s *scheduler) Run(ctx context.Context, opts ...lease.LeadOption) error {
 func (s *scheduler) sendAll(ctx context.Context, l *lease.Lease) error {
 	for {
 		found, err := s.sendNext(ctx, l)
-		var stale *fencedb.StaleError
-		if errors.As(err, &stale) { // if Redis has gone backwards, the next term's token must be higher
+		// If Redis has gone backwards, the next term's token must be higher.
+		if stale, is := errors.AsType[*fencedb.StaleError](err); is {
 			_, raiseErr := s.Leases.Raise(ctx, role, stale.Stored)
 			err = errors.Join(err, raiseErr)
 		}

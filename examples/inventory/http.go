@@ -132,13 +132,11 @@ type problem struct {
 const unavailable = 2 * time.Second
 
 func problemOf(err error) problem {
-	var tooLarge *http.MaxBytesError
-	var held *lease.HeldError
 	switch {
 	case errors.Is(err, fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
 		return problem{"Not known whether it was done", http.StatusServiceUnavailable,
 			"A payment can be sent again. A reservation that was made all the same runs out by itself.", unavailable}
-	case errors.As(err, &tooLarge):
+	case errors.As(err, new(*http.MaxBytesError)):
 		return problem{"The request is too large", http.StatusRequestEntityTooLarge, "", 0}
 	case errors.Is(err, errMalformed):
 		return problem{"The request cannot be read", http.StatusBadRequest, err.Error(), 0}
@@ -152,7 +150,7 @@ func problemOf(err error) problem {
 		return problem{"The reservation is over", http.StatusGone, "What was paid is given back.", 0}
 	case lease.IsLost(err): // held by another, or taken over meanwhile
 		after := unavailable
-		if errors.As(err, &held) {
+		if held, is := errors.AsType[*lease.HeldError](err); is {
 			after = max(held.RetryAfter, time.Second)
 		}
 		return problem{"Busy", http.StatusConflict, "Somebody else works on it, or may by now. Look at the cart, and try again.", after}

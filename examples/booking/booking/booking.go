@@ -255,8 +255,7 @@ func (s *Service) acquire(ctx context.Context, table int) (*lease.Lease, error) 
 		wait = lease.WaitAtMost(s.Wait)
 	}
 	l, err := s.leases.Acquire(ctx, Resource(table), wait)
-	var stale *fencedb.StaleError
-	if errors.As(err, &stale) {
+	if stale, is := errors.AsType[*fencedb.StaleError](err); is {
 		if _, err = s.leases.Raise(ctx, stale.Resource, stale.Stored); err == nil {
 			l, err = s.leases.Acquire(ctx, Resource(table), wait)
 		}

@@ -144,16 +144,13 @@ func explain(err error) error {
 }
 
 func unavailable(err error) bool {
-	var answer *pgconn.PgError
-	if errors.As(err, &answer) {
+	if answer, is := errors.AsType[*pgconn.PgError](err); is {
 		switch fmt.Sprintf("%.2s", answer.Code) { // the class of the SQLSTATE
 		case "08", "53", "57": // connection, resources, shutting down or starting up
 			return true
 		}
 	}
-	var dial *pgconn.ConnectError
-	var network net.Error
-	return errors.As(err, &dial) || errors.As(err, &network) ||
+	return errors.As(err, new(*pgconn.ConnectError)) || errors.As(err, new(net.Error)) ||
 		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
 		errors.Is(err, context.Canceled)
 }
