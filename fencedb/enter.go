@@ -72,10 +72,11 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
 	var answer string
-	if err := tx.QueryRow(bounded, sql, args...).Scan(&answer); err != nil {
+	err = tx.QueryRow(bounded, sql, args...).Scan(&answer)
+	if err := e.admission(answer, err); err != nil {
 		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
 	}
-	return e.admission(answer)
+	return nil
 }
 
 // Outcome tells what became of the transaction, whatever err its COMMIT, or the library that commits

@@ -106,13 +106,17 @@ const (
 		`(SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text))`
 )
 
-// admission takes the answer to one of them.
-func (e *entry) admission(answer string) (err error) {
-	xid, epoch, _ := strings.Cut(strings.Trim(answer, "()"), ",")
-	if e.xid, err = strconv.ParseUint(xid, 10, 64); err == nil {
-		e.epoch, err = strconv.ParseInt(epoch, 10, 64)
+// admission takes the answer to one of them, also if what comes behind it was lost, which is err: then
+// there is an id to ask about.
+func (e *entry) admission(answer string, err error) error {
+	if answer == "" {
+		return err
 	}
-	return err
+	xid, epoch, _ := strings.Cut(strings.Trim(answer, "()"), ",")
+	var noXID, noEpoch error
+	e.xid, noXID = strconv.ParseUint(xid, 10, 64)
+	e.epoch, noEpoch = strconv.ParseInt(epoch, 10, 64)
+	return cmp.Or(err, noXID, noEpoch)
 }
 
 // batch is what begins the transaction: BEGIN unless the batch is to be the transaction, enter, and
@@ -189,10 +193,8 @@ func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
 		}
 	}
 	var answer string
-	if err := results.QueryRow().Scan(&answer); err != nil {
-		return err
-	}
-	return e.admission(answer)
+	err := results.QueryRow().Scan(&answer)
+	return e.admission(answer, err)
 }
 
 // rollback ends a transaction whose COMMIT, if one was sent, the server has skipped.

@@ -252,10 +252,8 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	bounded, cancel := e.untilOverdue(ctx)
 	defer cancel()
 	var answer string
-	if err := queryOne(bounded, tx, query, args, &answer); err != nil {
-		return err
-	}
-	if err := e.admission(answer); err != nil {
+	err = queryOne(bounded, tx, query, args, &answer)
+	if err := e.admission(answer, err); err != nil {
 		return err
 	}
 	if _, ok := tx.(interface{ Commit() error }); ok {

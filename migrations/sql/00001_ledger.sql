@@ -797,8 +797,8 @@ BEGIN
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'untouched', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP
         EXECUTE format('GRANT EXECUTE ON FUNCTION %s TO %s', door, writer);
     END LOOP;
-    EXECUTE format('GRANT SELECT (resource, last_fencing_token, lease_id), UPDATE (share) ON fencedb.fences TO %s', writer); -- for reenter
-    EXECUTE format('GRANT SELECT ON fencedb.goose_db_version TO %s', writer); -- so that a service can ask whether it is migrated
+    EXECUTE format('GRANT SELECT (resource, last_fencing_token, lease_id), UPDATE (share) ON fencedb.fences TO %s', writer); -- for reenter,
+    EXECUTE format('GRANT SELECT ON fencedb.server_epoch, fencedb.goose_db_version TO %s', writer); -- and to ask whether it is migrated
 END
 $$;
 -- +goose StatementEnd
