@@ -328,7 +328,9 @@ func TestReenterIsEnterWhereNobodyStandsInTheWay(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	const nothing, said = "nothing", `coalesce(current_setting('fencedb.entered', true), '')`
-	s.exec(enter(41, "a"))
+	s.exec(enter(41, "a") + "; " + enter(41, "z") + "; SELECT fencedb.reset_fence('z', 0, 'ann@host', 'by mistake')")
+	s.exec(`UPDATE fencedb.fences SET lease_id = '` + uuid.NewSHA1(leases, []byte{0, 0}).String() + `' WHERE resource = 'z'`)
+	s.refused("22023", enter(0, "z"))
 
 	for why, reenters := range map[string]string{
 		"a newer token":                reenter(42, "a", "5000"),
@@ -336,6 +338,7 @@ func TestReenterIsEnterWhereNobodyStandsInTheWay(t *testing.T) {
 		"another lease":                strings.Replace(reenter(40, "a", "5000"), "40", "41", 1),
 		"a resource without a fence":   reenter(41, "b", "5000"),
 		"a lease that is over":         reenter(41, "a", "0"),
+		"no token":                     reenter(0, "z", "5000"),
 		"a limit of its own":           `set_config('statement_timeout', '1h', true); SELECT ` + strings.TrimPrefix(reenter(41, "a", "5000"), "SELECT "),
 		"a transaction that has begun": `pg_sleep(0.021); SELECT ` + strings.TrimPrefix(reenter(41, "a", "5000"), "SELECT "),
 		"one that has entered":         strings.TrimPrefix(enter(41, "a"), "SELECT ") + `; ` + reenter(41, "a", "5000"),

@@ -189,6 +189,7 @@ func TestASharedFenceIsTheirsWhoShareIt(t *testing.T) {
 	require.Equal(t, "true", s.one(`SELECT (pg_get_multixact_members(f.xmax)).mode = 'sh' FROM fencedb.fences f LIMIT 1`))
 
 	stranger.refused("FN003", "BEGIN; "+enter(41, "room:blue")+"; "+write)
+	stranger.refused("FN003", "BEGIN; "+enter(41, "room:blue")+"; SELECT FROM fencedb.fences WHERE resource = 'room:red' FOR SHARE; "+write) // as if a number were met by chance
 	first.exec(write + "; " + write)
 	first.exec("COMMIT")
 	second.exec(write + "; COMMIT")

@@ -71,6 +71,21 @@ func TestATakeOverIsOfWhatIsWritten(t *testing.T) {
 }
 
 // What no holder may do, who overtakes may not.
+// Whatever it says of itself, and whichever tables have rows of the resource.
+func TestWhatIsOvertakenForOneTableAdmitsToNoOther(t *testing.T) {
+	t.Parallel()
+	s, legacy, role := newLegacy(t)
+	s.exec(enter(41, "room:red") + "; " + enter(41, "job:1"))
+	s.exec(`CREATE TABLE notes (room text NOT NULL); SELECT fencedb.protect('notes', 'room'); CREATE TABLE jobs (id text PRIMARY KEY); INSERT INTO jobs VALUES ('room:red');
+		SELECT fencedb.protect_row('jobs', 'id'); GRANT ALL ON notes, jobs TO ` + role)
+	const overtaken = `BEGIN; UPDATE seats SET guest = 'zoe' WHERE id = 1; `
+	const forged = overtaken + `SELECT set_config('fencedb.entered', pg_current_xact_id() || ' 60000 60000 41 6ba7b810-9dad-11d1-80b4-00c04fd430c8 room:red', true); `
+
+	legacy.refused("FN002", overtaken+`INSERT INTO notes VALUES ('room:red')`)
+	legacy.refused("FN003", forged+`INSERT INTO notes VALUES ('room:red')`)
+	legacy.refused("FN003", forged+`UPDATE jobs SET id = id`)
+}
+
 func TestATakeOverIsNoWayRound(t *testing.T) {
 	t.Parallel()
 	s, legacy, _ := newLegacy(t)

@@ -35,7 +35,7 @@ COMMENT ON TABLE  fencedb.fences IS 'The ledger: the highest fencing token that 
 COMMENT ON COLUMN fencedb.fences.resource           IS 'type:id, as the lease names it; compared byte by byte.';
 COMMENT ON COLUMN fencedb.fences.last_fencing_token IS 'No transaction with a lower token commits for this resource again, unless fencedb.reset_fence sets it back.';
 COMMENT ON COLUMN fencedb.fences.lease_id           IS 'The lease that carries this token. The same token under another lease is stale: issuers that lose their data can issue a number twice.';
-COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token entered first, by the clock of this server.';
+COMMENT ON COLUMN fencedb.fences.advanced_at        IS 'When this token entered first, by the clock of this server, but not before that transaction began.';
 COMMENT ON COLUMN fencedb.fences.annulled           IS 'NULL unless fencedb.reset_fence has set this fence back: the tokens from which, each followed by its lease id. Rows that were stamped before do not count any more.';
 
 COMMENT ON COLUMN fencedb.fences.share              IS 'Always NULL. Postgres lets those lock a row who may update one of its columns: this one, for fencedb.reenter.';
@@ -246,9 +246,10 @@ COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Inner function. Raises un
 
 -- The lock itself is the witness that a transaction has entered: only who may enter can lock a fence, and no setting forged
 -- by hand does. It has to be of the outermost transaction. An xmin may be of four billion transactions ago, and an xmax may be
--- the number of a multixact, unless none has come as far as ours. Where others share the lock, to take it once more tells for
--- sure: a transaction that has it gets nothing new. A reset of a fence changes it too, and is no entry; after one, the lease id
--- has to be ours as well.
+-- the number of a multixact, unless none has come as far as ours. Where others share the lock, a number may be met by chance:
+-- there the transaction has to say, too, that it has entered, and takes the lock once more, which gives nothing new to whoever
+-- has it. A reset of a fence changes it too, and is no entry; after one, the lease id has to be ours as well. Nor is it one
+-- what a role that overtakes has locked (00007): that is for one table.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.held(resource text, OUT token bigint, OUT lease_id uuid)
     LANGUAGE plpgsql
@@ -262,8 +263,9 @@ BEGIN
            f.xmax = me AND mxid_age(me) <= 0 OR f.xmin = me AND f.advanced_at >= transaction_timestamp()
     INTO token, lease_id, locker, own
     FROM fencedb.fences f
-    WHERE f.resource = held.resource COLLATE "C" AND (f.annulled IS NULL OR f.lease_id::text = fencedb.grants() -> held.resource ->> 'lease');
-    IF own IS NOT TRUE AND locker <> '0' AND fencedb.outermost(locker) THEN
+    WHERE f.resource = held.resource COLLATE "C" AND f.lease_id <> fencedb.overtaking_lease()
+      AND (f.annulled IS NULL OR f.lease_id::text = fencedb.grants() -> held.resource ->> 'lease');
+    IF own IS NOT TRUE AND locker <> '0' AND fencedb.grants() ? resource AND fencedb.outermost(locker) THEN
         PERFORM FROM fencedb.fences f
         WHERE f.resource = held.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = held.lease_id
         FOR SHARE SKIP LOCKED;
@@ -408,8 +410,8 @@ BEGIN
                 HINT    = 'Nothing was written. Call fencedb.enter with the same grant in a READ COMMITTED transaction, commit that, and begin this one again.';
         ELSIF stored.token IS NULL THEN
             PERFORM fencedb.bound(deadline, '{lock_timeout}'); -- another transaction may be inserting the fence
-            INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id)
-            VALUES (take.resource, token, take.lease_id)
+            INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id, advanced_at)
+            VALUES (take.resource, token, take.lease_id, greatest(clock_timestamp(), transaction_timestamp()))
             ON CONFLICT DO NOTHING
             RETURNING f.xmin INTO locker;
             PERFORM set_config('lock_timeout', own, true);
@@ -419,7 +421,7 @@ BEGIN
             PERFORM FROM fencedb.fences f WHERE f.resource = take.resource COLLATE "C" FOR NO KEY UPDATE SKIP LOCKED;
             IF FOUND THEN
                 UPDATE fencedb.fences f
-                SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = clock_timestamp()
+                SET last_fencing_token = token, lease_id = take.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
                 WHERE f.resource = take.resource COLLATE "C" AND token > f.last_fencing_token
                 RETURNING f.xmin INTO locker;
                 EXIT WHEN FOUND;
@@ -619,9 +621,9 @@ DECLARE
 BEGIN
     -- The common cases, without calls: nobody stands in the way, and the fence has an older token, or this one and this
     -- lease already. admit does the rest. What take says of the order of locks, holds here too.
-    IF fencedb.untouched() AND coalesce(remaining_ms > 0, true) AND token <= 9007199254740991 AND lease_id IS NOT NULL THEN
+    IF fencedb.untouched() AND coalesce(remaining_ms > 0, true) AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL THEN
         IF current_setting('transaction_isolation') LIKE 'read %' THEN
-            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = clock_timestamp()
+            UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
             FROM (SELECT o.ctid FROM fencedb.fences o WHERE o.resource = enter.resource COLLATE "C" AND o.last_fencing_token < token FOR NO KEY UPDATE SKIP LOCKED) older
             WHERE f.ctid = older.ctid
             RETURNING f.xmin, pg_sequence_last_value('fencedb.server_epoch') INTO locker, epoch;
@@ -663,7 +665,7 @@ BEGIN ATOMIC
            || ',' || pg_sequence_last_value('fencedb.server_epoch') || ')'
     FROM (SELECT FROM fencedb.fences f
           WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
-            AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
+            AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
             AND clock_timestamp() < transaction_timestamp() + interval '20 milliseconds' -- as in enter
           FOR SHARE SKIP LOCKED) locked; -- what is selected is computed before the lock is tried, so it has a query of its own
 END;

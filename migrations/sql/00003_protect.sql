@@ -145,6 +145,7 @@ BEGIN
     WHERE f.resource OPERATOR(pg_catalog.=) coalesce(after, before) AND f.annulled IS NULL AND f.last_fencing_token OPERATOR(pg_catalog.>=) coalesce(stored, 0)
       AND (f.xmax OPERATOR(pg_catalog.=) me AND pg_catalog.mxid_age(me) OPERATOR(pg_catalog.<=) 0
            OR f.xmin OPERATOR(pg_catalog.=) me AND f.advanced_at OPERATOR(pg_catalog.>=) pg_catalog.transaction_timestamp())
+      AND f.lease_id OPERATOR(pg_catalog.<>) fencedb.overtaking_lease()
       AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0;
     IF token IS NULL OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
         RETURN fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
