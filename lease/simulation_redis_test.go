@@ -106,6 +106,12 @@ func (m *memoryRedis) run(args []string) any {
 		return []any{strconv.FormatInt(m.micros/1e6, 10), strconv.FormatInt(m.micros%1e6, 10)}
 	case "PUBLISH":
 		return int64(m.publish(rest[0], rest[1]))
+	case "EXISTS":
+		n := int64(0)
+		for _, key := range rest {
+			n += existed(m.at(key))
+		}
+		return n
 	case "TYPE":
 		if d := m.at(rest[0]); d != nil {
 			return status(d.kind)

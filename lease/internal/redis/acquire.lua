@@ -19,23 +19,20 @@
 
 -- The common case: one resource, which is free, and nobody waits for it. It comes before the helpers, because to define
 -- them takes longer than all that it does. Whatever it does not expect is for the rest.
-if #KEYS == 4 and #ARGV == 9 and #ARGV[2] <= 64 and #ARGV[8] <= 64 and ARGV[9] ~= ''
-  and #ARGV[3] <= 15 and #ARGV[4] <= 15 and #ARGV[5] <= 15
-  and string.find(table.concat(ARGV, ' ', 1, 8), -- the arguments as above
-    '^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x '
-      .. '[%w%-]+ [1-9]%d* [1-9]%d* [1-9]%d* %l+ S?PUBLISH [%w%-]+$')
-  and not string.find(ARGV[1], '%u') and (ARGV[6] == 'try' or ARGV[6] == 'wait' or ARGV[6] == 'barge')
-  and redis.pcall('GET', KEYS[1]) == false and next(redis.pcall('ZRANGE', KEYS[3], 0, 0)) == nil then
-  local last = redis.pcall('GET', KEYS[2]) or '0'
-  if type(last) == 'string' and #last <= 16 and string.find(last, '^%d+$') then
-    local time = redis.call('TIME')
-    local token = math.max(last + 1, time[1] * 1000000 + time[2])
-    if token <= 9007199254740991 then
-      token = string.format('%.0f', token)
-      redis.call('SET', KEYS[2], token, 'PX', ARGV[5]) -- before the owner, so that there is no owner without its token
-      redis.call('SET', KEYS[1], ARGV[1] .. ':' .. token .. ':' .. ARGV[2], 'PX', ARGV[4])
-      return {'granted', token}
-    end
+if #KEYS == 4 and #ARGV == 9 and #ARGV[2] <= 64 and #ARGV[3] <= 15 and #ARGV[4] <= 15 and #ARGV[5] <= 15
+  and string.find(table.concat(ARGV, ' ', 1, 5), -- the arguments as above
+    '^[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+ [0-9A-Za-z-]+ [1-9]%d* [1-9]%d* [1-9]%d*$')
+  and string.find(ARGV[1], '^........%-....%-....%-....%-............$')
+  and (ARGV[6] == 'try' or ARGV[6] == 'wait' or ARGV[6] == 'barge') and (ARGV[7] == 'PUBLISH' or ARGV[7] == 'SPUBLISH')
+  and #ARGV[8] <= 64 and string.find(ARGV[8], '^[0-9A-Za-z-]+$') and ARGV[9] ~= ''
+  and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
+  local last, time = redis.pcall('GET', KEYS[2]) or '0', redis.call('TIME')
+  local token = time[1] .. string.sub('00000' .. time[2], -6) -- below 2^53 until the year 2255
+  -- As text, because to make numbers of it and text again takes longer. It is for the rest if the clock is behind.
+  if type(last) == 'string' and (#last < #token or #last == #token and last < token) and string.find(last, '^%d+$') then
+    redis.call('SET', KEYS[2], token, 'PX', ARGV[5]) -- before the owner, so that there is no owner without its token
+    redis.call('SET', KEYS[1], ARGV[1] .. ':' .. token .. ':' .. ARGV[2], 'PX', ARGV[4])
+    return {'granted', token}
   end
 end
 

@@ -12,12 +12,11 @@
 --         {'corrupt', key, problem}  of the owner; no other key can keep a holder from renewing
 
 -- The common case, before the helpers as in acquire.lua: it is held.
-if #KEYS == 3 and #ARGV == 4 and #ARGV[2] <= 16 and #ARGV[3] <= 15 and #ARGV[4] <= 15
-  and string.find(table.concat(ARGV, ' '),
-    '^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x [1-9]%d* [1-9]%d* [1-9]%d*$')
-  and not string.find(ARGV[1], '%u') then
+if #KEYS == 3 and #ARGV == 4 and #ARGV[1] == 36 and #ARGV[3] <= 15 and #ARGV[4] <= 15
+  and string.find(ARGV[3] .. ' ' .. ARGV[4], '^[1-9]%d* [1-9]%d*$') then
   local held, mine = redis.pcall('GET', KEYS[1]), ARGV[1] .. ':' .. ARGV[2] .. ':'
-  if type(held) == 'string' and string.sub(held, 1, #mine) == mine and string.find(held, '^[%w%-,]+$', #mine + 1) then
+  if type(held) == 'string' and string.sub(held, 1, #mine) == mine
+    and string.find(held, '^[0-9A-Za-z,-]+$', #mine + 1) then
     redis.call('PEXPIRE', KEYS[2], ARGV[4])
     redis.call('PEXPIRE', KEYS[1], ARGV[3])
     return {'extended'}
