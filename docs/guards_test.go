@@ -343,7 +343,7 @@ var guards = []struct {
 	}},
 	{"lease/giveback.go", []guard{
 		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},
-		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(ctx), bound,", "protocol.Insist(ctx, bound,", "lease.TestReleaseOutlivesItsCaller"},
+		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until),", "protocol.Insist(ctx, time.Until(d.until),", "lease.TestReleaseOutlivesItsCaller"},
 		{"L8", "what could not be given back is named", "		r.failed = append(r.failed, d.blocked()...)\n", "", "lease.TestCloseSaysWhatWasRefused"},
 		{"L8", "nothing is asked of Redis after Close", "\tif r.closed {\n\t\treturn nil, ErrClosed\n\t}\n", "", "lease.TestClose"},
 	}},

@@ -55,7 +55,7 @@ func TestMutationsAreOfGuardsThatAreThere(t *testing.T) {
 		"mutations` removes each of these %d, one at a time, and runs the test beside it, which has to fail: a guard that no test misses could\n"+
 		"be lost in any change. The list with the exact texts is `docs/guards_test.go`; a test compares it with the code and with this page\n"+
 		"(`TestMutationsAreOfGuardsThatAreThere`; `FENCEDB_MUTATIONS=write go test ./docs -run Mutations` writes it).\n\n"+
-		"The rules of the scripts and the trust window have mutants of their own, which the simulation has to find within a thousand seeds\n"+
+		"The rules of the scripts and the trust window have mutants of their own, which the simulation has to find within two thousand seeds\n"+
 		"(`make simulate`; `TestTheSimulationFindsMutantsOfTheScripts`, `TestTheSimulationFindsMutantsOfTheGo`), and those of the protocol as\n"+
 		"such are refuted by the [model](model/README.md). They are not repeated here.\n\n"+
 		"S1 order, S2 no late write, S3 stable reads, S4 no way round, S5 deletes do not forget, S6 the outcome is known, S7 a zombie cannot\n"+

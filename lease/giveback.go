@@ -163,28 +163,23 @@ func (d *debt) settle(err error) {
 func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func(context.Context) error, resources ...string) *debt {
 	bound := max(ttl, minGiveBack)
 	d := r.owe(new(debt), bound, resources...)
-	d.pay(ctx, bound, attempt, nil)
+	go d.pay(ctx, nil, attempt, func() {})
 	return d
 }
 
-// pay makes attempts until one has an answer that counts or the bound is over. The end of ctx does
-// not stop it: a caller that was cancelled has to give back too. of is the release that this is, nil
-// if it is none; it ends before the debt is settled.
-func (d *debt) pay(ctx context.Context, bound time.Duration, attempt func(context.Context) error, of *release) {
-	go func() {
-		var err error
-		defer func() { d.settle(err) }() // also if the caller's code ends the goroutine
-		err = protocol.Insist(context.WithoutCancel(ctx), bound, func(ctx context.Context) error {
-			err := attempt(ctx)
-			if err != nil || d.last != nil { // which nobody else writes
-				d.note(err)
-			}
-			return err
-		})
-		if of != nil {
-			of.ended()
+// pay makes attempts until one has an answer that counts or the time is over. The end of ctx does not
+// stop it: a caller that was cancelled has to give back too. err is that of an attempt before. ended
+// is called before the debt is settled.
+func (d *debt) pay(ctx context.Context, err error, attempt func(context.Context) error, ended func()) {
+	defer func() { d.settle(err) }() // also if the caller's code ends the goroutine
+	err = protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until), err, func(ctx context.Context) error {
+		err := attempt(ctx)
+		if err != nil || d.last != nil { // which nobody else writes
+			d.note(err)
 		}
-	}()
+		return err
+	})
+	ended()
 }
 
 func (d *debt) note(err error) {

@@ -353,8 +353,12 @@ func (l *Lease) Release(ctx context.Context) error {
 	if err := l.granted(); err != nil {
 		return err
 	}
-	r := l.release(ctx, ErrReleased)
-	cause := r.wait(ctx, releaseTime)
+	called := time.Now()
+	r, begun := l.beginRelease(ctx, ErrReleased)
+	if begun {
+		r.first(ctx)
+	}
+	cause := r.wait(ctx, releaseTime-time.Since(called))
 	if cause == nil {
 		return r.err
 	}
@@ -375,28 +379,64 @@ type release struct {
 	done   bool   // it was answered; set before the debt is settled
 }
 
-// release ends the lease for that reason, an [ErrReleased], and begins to give it back, unless that has happened or is
-// under way.
+// release ends the lease for that reason and gives it back in the background.
 func (l *Lease) release(ctx context.Context, why error) *release {
+	r, begun := l.beginRelease(ctx, why)
+	if begun {
+		r.goOn(nil)
+	}
+	return r
+}
+
+// beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless that
+// has happened or is under way.
+func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	over := l.check(time.Now())
 	if l.back != nil && !l.back.unanswered() {
-		return l.back
+		return l.back, false
 	}
-	r := &release{lease: l, over: over, around: l.outer, trace: tracing{ctx: ctx}}
-	bound := max(l.core.cfg.TTL, minGiveBack)
-	l.core.registry.owe(&r.debt, bound, l.resource) // before the lease ends, or Close would see neither
-	defer func() {                                  // also if a tracer panics
-		r.pay(r.trace.ctx, bound, r.attempt, r)
+	r = &release{lease: l, over: over, around: l.outer, trace: tracing{ctx: ctx}}
+	l.core.registry.owe(&r.debt, max(l.core.cfg.TTL, minGiveBack), l.resource) // before the lease ends, or Close would see neither
+	defer func() {
 		l.back = r
+		if !begun { // but a tracer panicked
+			r.goOn(nil)
+		}
 	}()
 	if over == nil {
 		l.end(why)
 	}
 	r.trace = l.trace(ctx, OpRelease)
-	return r
+	return r, true
 }
+
+// first makes the first attempt. The caller does that itself, because it takes longer to start a
+// goroutine and to be woken by it. What is left to do goes on in the background, also when ctx ends
+// meanwhile.
+func (r *release) first(ctx context.Context) {
+	if ctx.Err() != nil || r.around != nil { // or the lock around it would keep the caller
+		r.goOn(nil)
+		return
+	}
+	b, cancel := protocol.Within(r.trace.ctx, protocol.OneOfMany(time.Until(r.until)))
+	defer cancel()
+	err := r.attempt(b)
+	over := ctx.Err() != nil // which says nothing about Redis
+	if err != nil && (over || protocol.Transient(err)) {
+		if !over {
+			r.note(err)
+		}
+		r.goOn(err)
+		return
+	}
+	defer r.settle(err) // also if a tracer panics
+	r.ended()
+}
+
+// goOn gives it back in the background. err is that of the first attempt.
+func (r *release) goOn(err error) { go r.pay(r.trace.ctx, err, r.attempt, r.ended) }
 
 func (r *release) attempt(ctx context.Context) error {
 	l := r.lease

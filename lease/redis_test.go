@@ -107,7 +107,7 @@ func TestAllocations(t *testing.T) {
 		err = errors.Join(err, acquireErr, l.Release(ctx))
 	})
 	require.NoError(t, err)
-	require.LessOrEqual(t, leases, bare+31)
+	require.LessOrEqual(t, leases, bare+28)
 }
 
 // calls is how often INFO commandstats says that a command was called.

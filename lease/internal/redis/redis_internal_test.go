@@ -51,7 +51,7 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 			return err
 		},
 		"Insist": func(ctx context.Context, attempt func(context.Context) error) error {
-			return Insist(ctx, 200*time.Millisecond, attempt)
+			return Insist(ctx, 200*time.Millisecond, nil, attempt)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -411,13 +411,12 @@ func Persist[T any](ctx context.Context, bound time.Duration, attempt func(ctx c
 }
 
 // Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
-// the client is closed. It is for releases behind the caller.
-func Insist(ctx context.Context, bound time.Duration, attempt func(ctx context.Context) error) error {
+// the client is closed. It is for releases behind the caller. err is that of an attempt before, nil if
+// there was none.
+func Insist(ctx context.Context, bound time.Duration, err error, attempt func(ctx context.Context) error) error {
 	end := time.Now().Add(bound)
-	most := min(max(bound/4, shortest), longest)
-	var err error
 	for wait := pause; ; wait = min(2*wait, longestPause) {
-		b := newBound(ctx, min(most, time.Until(end)), err != nil)
+		b := newBound(ctx, min(OneOfMany(bound), time.Until(end)), err != nil)
 		last := attempt(b)
 		b.stop()
 		if !Transient(last) {
@@ -429,6 +428,9 @@ func Insist(ctx context.Context, bound time.Duration, attempt func(ctx context.C
 		}
 	}
 }
+
+// OneOfMany is how long one attempt of many within bound may take.
+func OneOfMany(bound time.Duration) time.Duration { return min(max(bound/4, shortest), longest) }
 
 // Ended adds the cause of the end of ctx, if it has ended, to an earlier error.
 func Ended(ctx context.Context, err error) error {
