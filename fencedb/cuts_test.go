@@ -279,3 +279,23 @@ func TestASealThatIsCutAtAnyByteIsNoReasonForALie(t *testing.T) {
 		})
 	}
 }
+
+// As rows of pgx do, whose callers rely on it.
+func TestRowsThatCannotBeScannedGiveTheConnectionBack(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for n, use := range []func(rows pgx.Rows) error{
+		func(rows pgx.Rows) error { return rows.Scan(new(time.Time)) },
+		func(rows pgx.Rows) error { return rows.Scan(new(int), new(int)) },
+	} {
+		id := n + 1
+		rows, err := fencedb.Query(t.Context(), w.pool, grant(tableOf(id), 41), insertReturning, id)
+		require.NoError(t, err)
+		require.True(t, rows.Next())
+
+		require.Error(t, use(rows))
+
+		w.awaitIdle(w.pool)
+		require.Len(t, w.guests(), id, "it has committed all the same")
+	}
+}

@@ -304,6 +304,23 @@ func (r *firstRows) Next() bool {
 	return false
 }
 
+// Scan closes the rows if it fails, as that of pgx does.
+func (r *firstRows) Scan(dest ...any) error {
+	err := r.Rows.Scan(dest...)
+	if err != nil {
+		r.Close()
+	}
+	return err
+}
+
+func (r *firstRows) Values() ([]any, error) {
+	values, err := r.Rows.Values()
+	if err != nil {
+		r.Close()
+	}
+	return values, err
+}
+
 func (r *firstRows) Close() {
 	r.Rows.Close()
 	if !r.closed {
