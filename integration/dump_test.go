@@ -219,7 +219,7 @@ func TestRowsAloneNeedTheTriggersOff(t *testing.T) {
 	w.requireProtected(restored)
 }
 
-// As test databases are often made. The key that signs grants is data, and the copy makes its own.
+// As test databases are often made. The key that signs what carry leaves is data: the copy makes its own, at the first carry.
 func TestADumpOfTheSchemaAloneIsProtectedToo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -232,6 +232,8 @@ func TestADumpOfTheSchemaAloneIsProtectedToo(t *testing.T) {
 	w.refused(restored, "FN002", `INSERT INTO seats VALUES (1, 'red')`)
 	w.exec(restored, `INSERT INTO rooms VALUES ('red')`)
 	w.exec(restored, `BEGIN; `+enter(1, "room:red")+`; INSERT INTO seats VALUES (1, 'red'); COMMIT`)
+	w.refused(restored, "FN002", `INSERT INTO jobs VALUES (1, 'new')`)
+	w.exec(restored, `BEGIN; `+carry(1, "job:1")+`; INSERT INTO jobs VALUES (1, 'new'); COMMIT`)
 	require.NotEqual(t, w.one(w.origin, `SELECT key FROM fencedb.signing_key`), w.one(restored, `SELECT key FROM fencedb.signing_key`))
 }
 
