@@ -207,10 +207,11 @@ func TestTypesOfTheApplicationAreNotTakenForOurs(t *testing.T) {
 	}
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(ctx) }()
 	entry, err := fencedb.Enter(ctx, tx, two)
 	require.NoError(t, err)
 	var busy *fencedb.BusyError
-	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	short, cancel := context.WithTimeout(ctx, 2*time.Second) // the server gives up 250 ms before
 	defer cancel()
 	require.ErrorAs(t, fencedb.Seal(short, pool, grant("table:13", 43)), &busy)
 	require.Len(t, busy.Blockers, 1)

@@ -338,13 +338,22 @@ func TestEveryWriteDrawsTheTimeLimitsIn(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
 	const limit = `extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000`
-	s.exec(`BEGIN; SELECT fencedb.enter('room:red', 41, gen_random_uuid(), 60000)`)
-	before := s.one(limit)
-	require.Regexp(t, `^(60|59)\d\d\d\.`, before)
+	const write = `UPDATE seats SET guest = 'zoe' WHERE id = 1`
+	begin := func(remainingMS string) string {
+		s.exec(`BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', ` + remainingMS + `)`)
+		return s.one(limit)
+	}
 
-	s.exec(`SELECT pg_sleep(0.005); UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	before := begin("600000")
+	require.Regexp(t, `^597[56]\d\d\.`, before, "short of the lease by one part in 256, about two seconds")
+	s.exec(write)
+	require.Equal(t, before, s.one(limit), "which have not passed yet")
+	s.exec(`COMMIT`)
 
-	require.Equal(t, "true", s.one(limit+` <= $1::numeric - 5`, before))
+	before = begin("10000")
+	s.exec(`SELECT pg_sleep(0.1); ` + write)
+	require.Equal(t, "true", s.one(limit+` <= $1::numeric - 60`, before), "40 ms have passed")
+	require.Equal(t, "true", s.one(limit+` <= fencedb.left_ms()`), "no statement outlasts the lease")
 	s.exec(`COMMIT`)
 }
 

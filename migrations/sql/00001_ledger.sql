@@ -131,7 +131,7 @@ $$;
 COMMENT ON FUNCTION fencedb.carried() IS 'Inner function. The grants that this transaction carries: {resource: {"token": ..., "lease": ...}}. NULL when it carries none, or when somebody else wrote the setting.';
 
 -- What a transaction says of itself once it has entered or carries, in the setting fencedb.entered: its id, how many
--- milliseconds from its start it may write, to how many its time limits were drawn in last (0 without a limit), and what it has entered: the token,
+-- milliseconds from its start it may write, its time limit for statements (0 without one), and what it has entered: the token,
 -- the lease id and the resource, or, if these are several, an object of JSON in fencedb.grants. The id tells the setting from
 -- one that a session has set for longer. No guard believes it: it shortens what a transaction may do, and is for messages.
 CREATE FUNCTION fencedb.until() RETURNS float8
@@ -438,6 +438,14 @@ $$;
 COMMENT ON FUNCTION fencedb.take(text, bigint, uuid, numeric) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001, 40001, or 55P03 at the deadline.';
 
 -- No transaction may outlive its lease, and the server itself ends it. What the application or the role set tighter stays.
+-- A limit counts from the start of each statement, so a later one would get more time than is left. The limits are 1/256 short
+-- of what is left, and a guard draws them in again when that much has passed, instead of in each millisecond.
+CREATE FUNCTION fencedb.limit_ms(left_ms bigint) RETURNS bigint
+    LANGUAGE sql STABLE
+    RETURN left_ms - left_ms / 256;
+
+COMMENT ON FUNCTION fencedb.limit_ms(bigint) IS 'How long a statement may take of which left_ms milliseconds are left.';
+
 -- transaction_timeout (17 and newer) counts from the start of the transaction, or from when it is switched on anew, hence
 -- the 0 before it. Once that is done it needs no drawing in: only admit names it.
 -- +goose StatementBegin
@@ -445,7 +453,8 @@ CREATE FUNCTION fencedb.bound(until float8, names text[] DEFAULT '{statement_tim
     LANGUAGE plpgsql
 AS $$
 DECLARE
-    remaining_ms int := least(2147483647, greatest(1, ceil(until - date_part('epoch', clock_timestamp()) * 1000)));
+    left_ms      int := least(2147483647, greatest(1, ceil(until - date_part('epoch', clock_timestamp()) * 1000)));
+    limit_ms     int;
     name         text;
     current_ms   numeric;
 BEGIN
@@ -453,15 +462,16 @@ BEGIN
         RETURN;
     END IF;
     FOREACH name IN ARRAY names LOOP
+        limit_ms := CASE name WHEN 'transaction_timeout' THEN left_ms ELSE fencedb.limit_ms(left_ms) END;
         current_ms := CASE current_setting(name, true) WHEN '0' THEN 0 ELSE extract(epoch FROM current_setting(name, true)::interval) * 1000 END;
         IF name = 'transaction_timeout' AND current_ms > 0 THEN
             current_ms := greatest(1, current_ms - extract(epoch FROM clock_timestamp() - transaction_timestamp()) * 1000);
         END IF;
-        IF current_ms = 0 OR current_ms > remaining_ms THEN
+        IF current_ms = 0 OR current_ms > limit_ms THEN
             IF name = 'transaction_timeout' THEN
                 PERFORM set_config(name, '0', true);
             END IF;
-            PERFORM set_config(name, remaining_ms::text, true);
+            PERFORM set_config(name, limit_ms::text, true);
         END IF;
     END LOOP;
 END
@@ -568,7 +578,7 @@ BEGIN
     END IF;
     xid := pg_current_xact_id();
     epoch := fencedb.epoch();
-    PERFORM set_config('fencedb.entered', concat_ws(' ', xid, until - date_part('epoch', transaction_timestamp()) * 1000, ceil(until - start)::bigint % 2147483647), true),
+    PERFORM set_config('fencedb.entered', concat_ws(' ', xid, until - date_part('epoch', transaction_timestamp()) * 1000, fencedb.limit_ms(ceil(until - start)::bigint % 2147483647)), true),
             set_config('fencedb.grants', (entered || CASE WHEN enter THEN grants ELSE '{}' END)::text, true),
             set_config('fencedb.judged', '', true); -- what was noted so far may have another limit
 END
@@ -602,9 +612,9 @@ COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transac
 -- What is left behind for a transaction that has entered or carries, and was untouched: as an expression it costs no call.
 CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, entered text) RETURNS xid8
     LANGUAGE sql
-    RETURN CASE WHEN concat(set_config('statement_timeout', remaining_ms::text, true), set_config('idle_in_transaction_session_timeout', remaining_ms::text, true),
+    RETURN CASE WHEN concat(set_config('statement_timeout', fencedb.limit_ms(remaining_ms)::text, true), set_config('idle_in_transaction_session_timeout', fencedb.limit_ms(remaining_ms)::text, true),
         CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', remaining_ms::text, true) END,
-        set_config('fencedb.entered', concat_ws(' ', pg_current_xact_id(), since_start_ms + remaining_ms, remaining_ms % 2147483647, entered), true)) IS NOT NULL
+        set_config('fencedb.entered', concat_ws(' ', pg_current_xact_id(), since_start_ms + remaining_ms, fencedb.limit_ms(remaining_ms % 2147483647), entered), true)) IS NOT NULL
     THEN pg_current_xact_id() END;
 
 COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, text) IS 'Inner function. Bounds this transaction to remaining_ms from now, which is since_start_ms from its start, and notes what it has entered; returns its id.';
@@ -783,7 +793,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint), fencedb.until(), fencedb.left_ms() TO PUBLIC; -- by the guards
+GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint), fencedb.until(), fencedb.left_ms(), fencedb.limit_ms(bigint) TO PUBLIC; -- by the guards and reenter
 GRANT EXECUTE ON FUNCTION fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
 
 -- +goose StatementBegin
@@ -825,6 +835,7 @@ DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
 DROP FUNCTION fencedb.bound(float8, text[]);
+DROP FUNCTION fencedb.limit_ms(bigint);
 DROP FUNCTION fencedb.take(text, bigint, uuid, numeric);
 DROP FUNCTION fencedb.await(text, boolean, numeric);
 DROP FUNCTION fencedb.raise_busy(text);

@@ -129,8 +129,8 @@ $$;
 COMMENT ON FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
 
 -- The common case: a row that has one resource and keeps it, and whose fence this transaction has locked alone (see
--- fencedb.held). The first row is not noted, since a note pays only from the next one on. As in guard_statement, there is no
--- search_path, and so every name has its schema.
+-- fencedb.held). The first row is only marked, since a note pays only from the next one on. As in guard_statement, there is no
+-- search_path, and so every name has its schema. A PERFORM costs more than an assignment.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require(target regclass, operation text, before text, after text, stored bigint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -140,7 +140,9 @@ DECLARE
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
-    SELECT f.last_fencing_token, pg_catalog.current_setting('fencedb.judged', true) INTO token, noted
+    SELECT f.last_fencing_token,
+           CASE WHEN coalesce(pg_catalog.current_setting('fencedb.judged', true), '') OPERATOR(pg_catalog.<>) '' THEN 'before' ELSE pg_catalog.set_config('fencedb.judged', ' ', true) END
+    INTO token, noted
     FROM fencedb.fences f
     WHERE f.resource OPERATOR(pg_catalog.=) coalesce(after, before) AND f.annulled IS NULL AND f.last_fencing_token OPERATOR(pg_catalog.>=) coalesce(stored, 0)
       AND (f.xmax OPERATOR(pg_catalog.=) me AND pg_catalog.mxid_age(me) OPERATOR(pg_catalog.<=) 0
@@ -149,10 +151,8 @@ BEGIN
       AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0;
     IF token IS NULL OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
         RETURN fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
-    ELSIF noted OPERATOR(pg_catalog.<>) '' THEN
-        PERFORM fencedb.note(coalesce(after, before), token, fencedb.until());
-    ELSE
-        PERFORM pg_catalog.set_config('fencedb.judged', ' ', true);
+    ELSIF noted OPERATOR(pg_catalog.=) 'before' THEN
+        noted := fencedb.note(coalesce(after, before), token, fencedb.until());
     END IF;
     RETURN token;
 END
@@ -197,8 +197,8 @@ BEGIN
         IF NOT fencedb.let_pass(target, operation, 'FN006', false, guard) THEN
             PERFORM fencedb.raise_overdue();
         END IF;
-    ELSIF left_ms < split_part(said, ' ', 3)::float8 THEN -- a millisecond has passed
-        PERFORM fencedb.bound(until), set_config('fencedb.entered', regexp_replace(said, '^(\S+ \S+) \S+', '\1 ' || left_ms), true);
+    ELSIF left_ms < split_part(said, ' ', 3)::float8 THEN -- what the limits were short has passed
+        PERFORM fencedb.bound(until), set_config('fencedb.entered', regexp_replace(said, '^(\S+ \S+) \S+', '\1 ' || fencedb.limit_ms(left_ms::bigint)), true);
     END IF;
 END
 $$;

@@ -48,7 +48,7 @@ COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, fo
 -- The judge of one row. Greater, or equal under the same lease, so that a holder can write RUNNING and then DONE.
 -- Plain >= would let two holders of one number both write; plain > would refuse the holder's own second write.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.require_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
+CREATE FUNCTION fencedb.require_any_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -99,7 +99,39 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN003 or FN006 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
+COMMENT ON FUNCTION fencedb.require_any_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN003 or FN006 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
+
+-- The common case: a row that keeps its resource and has an older token, or the same, and what this transaction carries was
+-- signed by fencedb.sign. As in fencedb.require, there is no search_path, and so every name has its schema.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.require_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
+    LANGUAGE plpgsql SECURITY DEFINER
+AS $$
+DECLARE
+    signed    pg_catalog.text := pg_catalog.current_setting('fencedb.carried', true);
+    key       pg_catalog.bytea;
+    own       pg_catalog.jsonb;
+    own_token pg_catalog.int8;
+    own_lease pg_catalog.uuid;
+BEGIN
+    IF signed OPERATOR(pg_catalog.<>) '' AND operation OPERATOR(pg_catalog.=) 'UPDATE' AND before OPERATOR(pg_catalog.=) after THEN
+        SELECT k.key INTO key FROM fencedb.signing_key k;
+        own := CASE WHEN pg_catalog."left"(signed, 64) OPERATOR(pg_catalog.=) fencedb.signature(key, pg_catalog.substr(signed, 65)) AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0
+            THEN pg_catalog.substr(signed, 65)::pg_catalog.jsonb OPERATOR(pg_catalog.->) after END;
+        own_token := (own OPERATOR(pg_catalog.->>) 'token')::pg_catalog.int8;
+        own_lease := (own OPERATOR(pg_catalog.->>) 'lease')::pg_catalog.uuid;
+    END IF;
+    IF own_token OPERATOR(pg_catalog.>) token OR own_token OPERATOR(pg_catalog.=) token AND own_lease OPERATOR(pg_catalog.=) lease THEN
+        token := own_token;
+        lease := own_lease;
+    ELSE
+        SELECT r.token, r.lease INTO token, lease FROM fencedb.require_any_row(target, operation, before, after, token, lease) r;
+    END IF;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid) IS 'require_any_row for a row that is updated under a grant that is carried.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_row_key(target regclass, columns name[], several boolean) RETURNS void
@@ -151,5 +183,6 @@ SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('fencedb.
 DROP FUNCTION fencedb.protect_row(regclass, text, text);
 DROP FUNCTION fencedb.check_row_key(regclass, name[], boolean);
 DROP FUNCTION fencedb.require_row(regclass, text, text, text, bigint, uuid);
+DROP FUNCTION fencedb.require_any_row(regclass, text, text, text, bigint, uuid);
 DROP FUNCTION fencedb.carry(text, bigint, uuid, bigint);
 DROP FUNCTION fencedb.carry_all(text[], bigint[], uuid[], bigint);
