@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -159,12 +160,11 @@ func (s service) candidates(h host) []string {
 	var elsewhere []string
 	for _, pattern := range s.patterns {
 		matches, _ := h.glob(pattern) // fails only for a malformed pattern
-		for _, path := range matches {
-			if slices.Contains(s.programs, filepath.Base(path)) {
-				elsewhere = append(elsewhere, path)
-			}
-		}
+		elsewhere = append(elsewhere, matches...)
 	}
+	elsewhere = slices.DeleteFunc(elsewhere, func(path string) bool {
+		return !slices.Contains(s.programs, filepath.Base(path))
+	})
 	slices.SortStableFunc(elsewhere, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
 	return append(paths, elsewhere...)
 }
@@ -193,6 +193,26 @@ func (s service) locate(ctx context.Context, h host, own bool) (url, program str
 		err = &UnavailableError{Server: s.name, Tried: append(tried, err.Error()), Remedy: s.remedy(h, remedy)}
 	}
 	return "", program, err
+}
+
+// found is a server that tests share.
+type found struct {
+	url     string
+	source  string       // for Notes
+	private bool         // was started here, and ends with this program
+	stop    func() error // calling it again does nothing
+}
+
+// external is a server that somebody else runs.
+func (s service) external(url, host string) found {
+	return found{url, s.name + " at " + host + ", from " + s.urlVar, false, func() error { return nil }}
+}
+
+// started is a server that was started here. At the latest it stops in [Main].
+func (s service) started(url, program string, port int, stop func() error) found {
+	stop = sync.OnceValue(stop)
+	atEnd(stop)
+	return found{url, fmt.Sprintf("%s started from %s on port %d, for this run only", s.name, program, port), true, stop}
 }
 
 // own returns the program for a server of a test's own.

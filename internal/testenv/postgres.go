@@ -45,12 +45,10 @@ var loopbackOnly = []string{
 	"dynamic_shared_memory_type=mmap", // in the data directory, so that it goes with it
 }
 
-// postgresServer is a Postgres that was started here, or one that somebody else runs.
+// postgresServer is a Postgres that tests share. One that was started here has the URL of a superuser,
+// in the database postgres.
 type postgresServer struct {
-	adminURL string // of a superuser, in the database postgres, for one that was started here
-	source   string // for Notes
-	private  bool   // ends with this program
-	stop     func() error
+	found
 
 	// One connection for all tests, because to start a backend costs as much as to copy a database.
 	mu   sync.Mutex
@@ -69,21 +67,14 @@ func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s is set, so no other Postgres was looked for, but: %w", postgresURLVar, err)
 		}
-		return &postgresServer{
-			adminURL: url,
-			source:   "Postgres at " + conn.Config().Host + ", from " + postgresURLVar,
-			stop:     func() error { return nil },
-		}, conn.Close(ctx)
+		return &postgresServer{found: postgresService.external(url, conn.Config().Host)}, conn.Close(ctx)
 	}
 	cluster, err := newPostgresCluster(ctx, program)
 	if err != nil {
 		return nil, err
 	}
 	return &postgresServer{
-		adminURL: cluster.url("postgres"),
-		source:   "Postgres started from " + cluster.bin + " on port " + strconv.Itoa(cluster.port) + ", for this run only",
-		private:  true,
-		stop:     cluster.stop,
+		found: postgresService.started(cluster.url("postgres"), cluster.bin, cluster.port, cluster.stop),
 	}, nil
 }
 
@@ -201,9 +192,7 @@ type PostgresServer struct {
 //	OwnPostgres(t, "fsync=on", "synchronous_commit=on", "full_page_writes=on")
 func OwnPostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
-	cluster := must(newPostgresCluster(ctx, postgresService.own(t), settings...))(t)
+	cluster := must(newPostgresCluster(starting(t), postgresService.own(t), settings...))(t)
 	s := &PostgresServer{own{t: t, server: cluster}, cluster}
 	t.Cleanup(s.Stop)
 	return s
@@ -244,8 +233,7 @@ func (s *PostgresServer) Pool() *pgxpool.Pool {
 // itself is restarted on the way.
 func (s *PostgresServer) Standby() *PostgresServer {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), startTimeout)
-	defer cancel()
+	ctx := starting(s.t)
 	base, err := newNode(s.cluster.account)
 	s.must("make a directory beside", err)
 	cluster := &postgresCluster{node: base, bin: s.cluster.bin, config: s.cluster.config}
@@ -269,7 +257,7 @@ func (s *postgresServer) createDatabase(ctx context.Context, name, template stri
 	if err := s.admin(ctx, sql); err != nil {
 		return "", fmt.Errorf("create a database for the test, at %s: %w", s.source, err)
 	}
-	return inDatabase(s.adminURL, name), nil
+	return inDatabase(s.url, name), nil
 }
 
 // dropDatabase ends whatever is still connected to the database and removes it, if it is there. A
@@ -310,7 +298,7 @@ func (s *postgresServer) admin(ctx context.Context, sql string) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.conn == nil || s.conn.IsClosed() {
-		if s.conn, err = pgx.Connect(ctx, s.adminURL); err != nil {
+		if s.conn, err = pgx.Connect(ctx, s.url); err != nil {
 			return err
 		}
 	}
@@ -346,8 +334,7 @@ var processUp = regexp.MustCompile(`process up: (PgBouncer [0-9.]+)`)
 // It ends with the test.
 func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgBouncerServer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
+	ctx := starting(t)
 	bin := pgbouncerService.own(t)
 	account := must(postgresAccount())(t) // PgBouncer refuses to run as root too
 	n := &PgBouncerServer{node: must(newNode(account))(t), backend: must(pgconn.ParseConfig(database))(t)}

@@ -180,7 +180,7 @@ func TestExternalPostgres(t *testing.T) {
 	t.Run("is used and not stopped", func(t *testing.T) {
 		server, err := obtainPostgres(t.Context(), here)
 		require.NoError(t, err)
-		require.Equal(t, own.URL(), server.adminURL)
+		require.Equal(t, own.URL(), server.url)
 		require.NoError(t, server.stop())
 		require.Equal(t, 1, count(t, newPool(t, own.URL()), "generate_series(1, 1)"))
 	})
@@ -200,7 +200,7 @@ func TestExternalPostgres(t *testing.T) {
 		url, err := server.createDatabase(t.Context(), "copy_"+random(), name)
 		require.NoError(t, err)
 		require.Equal(t, 0, count(t, newPool(t, url), "fencedb.fences"))
-		_, err = pgx.Connect(t.Context(), inDatabase(server.adminURL, name))
+		_, err = pgx.Connect(t.Context(), inDatabase(server.url, name))
 		require.Error(t, err, "a visitor would keep the template from being copied")
 		require.NoError(t, server.dropDatabase(name))
 		require.NoError(t, server.dropDatabase(name), "again")

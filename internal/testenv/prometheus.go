@@ -1,7 +1,6 @@
 package testenv
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,11 +18,9 @@ var listeningOn = regexp.MustCompile(`msg="Listening on".* address=(\S+)`)
 // Prometheus starts one that ends with the test.
 func Prometheus(t testing.TB, config string) *PrometheusServer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
 	node := must(newNode(nil))(t)
 	t.Cleanup(func() { check(t, node.stop()) })
-	err := node.run(ctx, listeningOn, stopByKill, "prometheus",
+	err := node.run(starting(t), listeningOn, stopByKill, "prometheus",
 		"--config.file="+config, "--storage.tsdb.path="+node.dir, "--web.listen-address="+loopback+":0")
 	if err != nil {
 		t.Fatalf("Prometheus does not start; make alerts installs it: %v", err)

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -25,12 +26,10 @@ var redisDefaults = []string{
 	"--maxmemory-policy", "noeviction",
 }
 
-// redisServer is a Redis that was started here, or one that somebody else runs.
+// redisServer is a Redis that tests share.
 type redisServer struct {
-	url    string
-	source string // for Notes
-	stop   func() error
-	node   *redisNode // ends with this program; nil if somebody else runs the server
+	found
+	node *redisNode // nil if somebody else runs the server
 }
 
 // obtainRedis returns the first Redis that can be had, in the order of the package documentation,
@@ -50,22 +49,13 @@ func obtainRedis(ctx context.Context, h host, own bool) (*redisServer, error) {
 		if err := client.Ping(ctx).Err(); err != nil {
 			return nil, fmt.Errorf("%s is set, so no other Redis was looked for, but: %w", redisURLVar, err)
 		}
-		return &redisServer{
-			url:    url,
-			source: "Redis at " + options.Addr + ", from " + redisURLVar,
-			stop:   func() error { return nil },
-		}, nil
+		return &redisServer{found: redisService.external(url, options.Addr)}, nil
 	}
 	node, err := newRedisNode(ctx, program, "", nil)
 	if err != nil {
 		return nil, err
 	}
-	return &redisServer{
-		url:    "redis://" + node.addr() + "/0",
-		source: "Redis started from " + node.bin + " on port " + strconv.Itoa(node.port) + ", for this run only",
-		stop:   node.stop,
-		node:   node,
-	}, nil
+	return &redisServer{redisService.started("redis://"+node.addr()+"/0", node.bin, node.port, node.stop), node}, nil
 }
 
 // redisNode is one redis-server of ours.
@@ -136,11 +126,19 @@ func (n *redisNode) addr() string { return address(n.port) }
 
 func (n *redisNode) String() string { return "Redis on " + n.addr() }
 
-// newRedisClient is redis.NewClient without the probe for the notifications of a managed service,
-// which costs a round trip and a goroutine for each connection.
+// unprobed keeps a client from asking for the notifications of a managed service, which costs a
+// round trip and a goroutine for each connection.
+var unprobed = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+
 func newRedisClient(options *redis.Options) *redis.Client {
-	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	options.MaintNotificationsConfig = unprobed
 	return redis.NewClient(options)
+}
+
+// closedAtEnd closes a client at the end of the test, which may have closed it before.
+func closedAtEnd[C io.Closer](t testing.TB, client C) C {
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }
 
 // RedisServer is a Redis of one test's own, to kill, pause, restart, flush and reconfigure. Its
@@ -168,14 +166,10 @@ func OwnRedisWith(t testing.TB, env []string) *RedisServer {
 
 func ownRedis(t testing.TB, config string, env []string, args ...string) *RedisServer {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
-	node := must(newRedisNode(ctx, redisService.own(t), config, env, args...))(t)
-	s := &RedisServer{own: own{t: t, server: node}, node: node, client: newRedisClient(&redis.Options{Addr: node.addr(), TLSConfig: node.tls})}
-	t.Cleanup(func() {
-		_ = s.client.Close() // the test may have closed it
-		s.Stop()
-	})
+	node := must(newRedisNode(starting(t), redisService.own(t), config, env, args...))(t)
+	s := &RedisServer{own: own{t: t, server: node}, node: node}
+	t.Cleanup(s.Stop)
+	s.client = closedAtEnd(t, newRedisClient(&redis.Options{Addr: node.addr(), TLSConfig: node.tls}))
 	return s
 }
 

@@ -151,10 +151,7 @@ func (p *process) log() string {
 	if err != nil {
 		return fmt.Sprintf("its log cannot be read: %v", err)
 	}
-	if len(text) > most {
-		text = text[len(text)-most:]
-	}
-	return "its log ends:\n" + strings.TrimSpace(string(text))
+	return "its log ends:\n" + strings.TrimSpace(string(text[max(0, len(text)-most):]))
 }
 
 // signal sends a signal to the server, unless it has ended and the PID may be somebody else's.
@@ -269,9 +266,7 @@ func (o *own) Resume() {
 // if it has save points.
 func (o *own) Restart() {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(o.t.Context(), startTimeout)
-	defer cancel()
-	o.must("restart", o.server.restart(ctx))
+	o.must("restart", o.server.restart(starting(o.t)))
 }
 
 // Stop ends the server for good and removes its data. The end of the test does the same.
@@ -353,10 +348,9 @@ func postgresAccount() (*account, error) {
 		if err != nil {
 			continue
 		}
-		uid, uidErr := strconv.Atoi(found.Uid)
-		gid, gidErr := strconv.Atoi(found.Gid)
-		if uidErr == nil && gidErr == nil {
-			return &account{name: name, uid: uid, gid: gid}, nil
+		a := &account{name: name}
+		if _, err := fmt.Sscan(found.Uid+" "+found.Gid, &a.uid, &a.gid); err == nil {
+			return a, nil
 		}
 	}
 	return nil, errors.New("Postgres refuses to run as root, and there is neither a user postgres nor a user nobody to run it as")

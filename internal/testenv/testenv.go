@@ -128,9 +128,7 @@ func Redis(t testing.TB) *redis.Client {
 
 func (s *redisServer) client(t testing.TB) *redis.Client {
 	t.Helper()
-	client := newRedisClient(must(redis.ParseURL(s.url))(t))
-	t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
-	return client
+	return closedAtEnd(t, newRedisClient(must(redis.ParseURL(s.url))(t)))
 }
 
 // Namespace returns a namespace for keys on the shared Redis that nobody else uses: lower-case
@@ -155,7 +153,7 @@ func Namespace(t testing.TB) string {
 		case len(keys) == 0:
 		case t.Failed():
 			t.Logf("testenv: %d keys kept on %s: %q%s", len(keys), server.url, keys[:min(maxNamed, len(keys))],
-				keptUntil(server.node != nil, redisURLVar))
+				keptUntil(server.private, redisURLVar))
 		default:
 			if err := client.Unlink(ctx, keys...).Err(); err != nil {
 				t.Errorf("testenv: delete the keys of %s: %v", namespace, err)
@@ -189,13 +187,7 @@ func random() string { return strconv.FormatUint(rand.Uint64()>>16, 36) }
 
 // The servers of this test binary.
 var (
-	sharedPostgres = once(func(ctx context.Context) (*postgresServer, error) {
-		server, err := obtainPostgres(ctx, thisHost())
-		if err == nil {
-			atEnd(server.stop)
-		}
-		return server, err
-	})
+	sharedPostgres = once(func(ctx context.Context) (*postgresServer, error) { return obtainPostgres(ctx, thisHost()) })
 
 	sharedTemplate = once(func(ctx context.Context) (string, error) {
 		server, err := sharedPostgres()
@@ -209,13 +201,7 @@ var (
 		return name, server.createTemplate(ctx, name)
 	})
 
-	sharedRedis = once(func(ctx context.Context) (*redisServer, error) {
-		server, err := obtainRedis(ctx, thisHost(), false)
-		if err == nil {
-			atEnd(server.stop)
-		}
-		return server, err
-	})
+	sharedRedis = once(func(ctx context.Context) (*redisServer, error) { return obtainRedis(ctx, thisHost(), false) })
 )
 
 // once starts something at its first use: a test that comes after a failed start gets the same
@@ -255,6 +241,13 @@ func Main(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// starting bounds what starts a server for a test.
+func starting(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // await calls done until it returns true, because servers do not report when they agree.

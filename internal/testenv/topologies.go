@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // SentinelServers is a Redis primary with two replicas, watched by three sentinels. Its methods
@@ -66,18 +65,12 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 
 // Options returns what redis.NewFailoverClient needs.
 func (s *SentinelServers) Options() *redis.FailoverOptions {
-	options := &redis.FailoverOptions{MasterName: primaryName, TLSConfig: s.data[0].node.tls}
-	for _, sentinel := range s.sentinels {
-		options.SentinelAddrs = append(options.SentinelAddrs, sentinel.Addr())
-	}
-	return options
+	return &redis.FailoverOptions{MasterName: primaryName, SentinelAddrs: addrs(s.sentinels), TLSConfig: s.data[0].node.tls}
 }
 
 // Client returns a new client that follows the primary; it is closed at the end of the test.
 func (s *SentinelServers) Client() *redis.Client {
-	client := redis.NewFailoverClient(s.Options())
-	s.t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
-	return client
+	return closedAtEnd(s.t, redis.NewFailoverClient(s.Options()))
 }
 
 // Primary returns the server that the sentinels agree on.
@@ -164,6 +157,14 @@ func (s *SentinelServers) complete(ctx context.Context) bool {
 	return true
 }
 
+// addrs are host:port of servers.
+func addrs(servers []*RedisServer) (all []string) {
+	for _, server := range servers {
+		all = append(all, server.Addr())
+	}
+	return all
+}
+
 func replication(ctx context.Context, server *RedisServer, field string) string {
 	return server.Client().InfoMap(ctx, "replication").Item("Replication", field)
 }
@@ -224,21 +225,12 @@ func (c *ClusterServers) Nodes() []*RedisServer { return c.nodes }
 
 // Options returns what redis.NewClusterClient needs.
 func (c *ClusterServers) Options() *redis.ClusterOptions {
-	options := &redis.ClusterOptions{
-		TLSConfig:                c.nodes[0].node.tls,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	}
-	for _, node := range c.nodes {
-		options.Addrs = append(options.Addrs, node.Addr())
-	}
-	return options
+	return &redis.ClusterOptions{Addrs: addrs(c.nodes), TLSConfig: c.nodes[0].node.tls, MaintNotificationsConfig: unprobed}
 }
 
 // Client returns a new client of the cluster; it is closed at the end of the test.
 func (c *ClusterServers) Client() *redis.ClusterClient {
-	client := redis.NewClusterClient(c.Options())
-	c.t.Cleanup(func() { _ = client.Close() }) // the test may have closed it
-	return client
+	return closedAtEnd(c.t, redis.NewClusterClient(c.Options()))
 }
 
 // Slot returns the slot of a key.
