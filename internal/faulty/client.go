@@ -80,21 +80,25 @@ func (f *Redis) fault(cmd redis.Cmder) Fault {
 	return (*choose)(cmd)
 }
 
-func (f *Redis) apply(ctx context.Context, fault Fault, pass func() error) error {
-	switch fault {
-	case LoseRequest:
-		return ErrBroken
+// apply carries out the fault of commands that are sent together. pass sends them.
+func (f *Redis) apply(ctx context.Context, cmds []redis.Cmder, pass func() error) error {
+	err := ErrBroken
+	switch f.fault(cmds[0]) {
+	case None:
+		return pass()
 	case LoseReply:
-		if err := pass(); redis.HasErrorPrefix(err, "NOSCRIPT") {
+		if answer := pass(); redis.HasErrorPrefix(answer, "NOSCRIPT") {
 			f.owed.Store(true)
-			return err
+			err = answer
 		}
-		return ErrBroken
 	case Hang:
 		<-ctx.Done()
-		return ctx.Err()
+		err = ctx.Err()
 	}
-	return pass()
+	for _, cmd := range cmds {
+		cmd.SetErr(err)
+	}
+	return err
 }
 
 // DialHook implements [redis.Hook].
@@ -103,23 +107,14 @@ func (*Redis) DialHook(next redis.DialHook) redis.DialHook { return next }
 // ProcessHook implements [redis.Hook].
 func (f *Redis) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		err := f.apply(ctx, f.fault(cmd), func() error { return next(ctx, cmd) })
-		cmd.SetErr(err)
-		return err
+		return f.apply(ctx, []redis.Cmder{cmd}, func() error { return next(ctx, cmd) })
 	}
 }
 
 // ProcessPipelineHook implements [redis.Hook].
 func (f *Redis) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		fault := f.fault(cmds[0])
-		err := f.apply(ctx, fault, func() error { return next(ctx, cmds) })
-		if fault != None {
-			for _, cmd := range cmds {
-				cmd.SetErr(err)
-			}
-		}
-		return err
+		return f.apply(ctx, cmds, func() error { return next(ctx, cmds) })
 	}
 }
 

@@ -8,7 +8,10 @@
 // own.
 package faulty
 
-import "net"
+import (
+	"net"
+	"sync"
+)
 
 // Fate is what a proxy does to one message: a message of Postgres in either direction, or the call
 // of a script in Redis.
@@ -29,6 +32,24 @@ const (
 	Answer    // Redis: the server never sees the call; the client gets the text of the verdict
 	Garble    // Redis: the server acts on the call; the client gets the text of the verdict. Postgres: see AfterBytes
 )
+
+// set sets a field that mu guards.
+func set[T any](mu *sync.Mutex, field *T, value T) {
+	mu.Lock()
+	defer mu.Unlock()
+	*field = value
+}
+
+// judged has a judge, which mu guards also while it runs, decide what happens to a message. It passes if there
+// is none.
+func judged[M, V any](mu *sync.Mutex, judge *func(M) V, message M) (verdict V) {
+	mu.Lock()
+	defer mu.Unlock()
+	if *judge != nil {
+		verdict = (*judge)(message)
+	}
+	return verdict
+}
 
 // link is a client's connection and the one to the server behind it.
 type link struct{ client, server net.Conn }

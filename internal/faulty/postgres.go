@@ -75,16 +75,12 @@ func (p *PostgresProxy) Redirect(serverURL string) error {
 
 // OnClient judges every message from a client, until the next call. nil passes all.
 func (p *PostgresProxy) OnClient(judge func(pgproto3.FrontendMessage) Fate) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.toServer = judge
+	set(&p.mu, &p.toServer, judge)
 }
 
 // OnServer judges every message from the server, until the next call. nil passes all.
 func (p *PostgresProxy) OnServer(judge func(pgproto3.BackendMessage) Fate) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.toClient = judge
+	set(&p.mu, &p.toClient, judge)
 }
 
 // Round is a round trip of one connection that the server has answered completely.
@@ -96,11 +92,7 @@ type Round struct {
 
 // OnRound judges every round trip at the last message of its answer, until the next call. nil passes
 // all.
-func (p *PostgresProxy) OnRound(judge func(Round) Fate) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rounds = judge
-}
+func (p *PostgresProxy) OnRound(judge func(Round) Fate) { set(&p.mu, &p.rounds, judge) }
 
 // AfterBytes lets clients get n more bytes. The fate strikes the connection of what comes next from
 // the server, once: Cut, Reset, Orphan or Silence; or Garble, which inverts the bits of one byte and
@@ -123,9 +115,7 @@ func (p *PostgresProxy) Fired() bool {
 // of it reaches the server, and calls then. When that has returned, the messages go on. Other
 // connections are not stopped, so then can use the server. A call replaces the one before.
 func (p *PostgresProxy) Pause(at func(sql string) bool, then func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.paused = &pause{at, then}
+	set(&p.mu, &p.paused, &pause{at, then})
 }
 
 // Hang simulates a network that drops everything: it silences the connections that exist for good,
@@ -247,7 +237,7 @@ func (l *postgresLink) requests() {
 			l.mu.Unlock()
 			l.executed = nil
 		}
-		fate := judged(l.PostgresProxy, &l.toServer, msg)
+		fate := judged(&l.mu, &l.toServer, msg)
 		if fate == Pass && l.hold(msg, sql) {
 			continue
 		}
@@ -308,12 +298,9 @@ func (l *postgresLink) hold(msg pgproto3.FrontendMessage, sql string) (held bool
 		return true
 	}
 	if l.due != nil {
-		done := make(chan struct{})
-		go func() {
-			defer close(done) // also when a test ends in it
-			l.due.then()
-		}()
-		<-done
+		var then sync.WaitGroup
+		then.Go(l.due.then) // a test may end in it
+		then.Wait()
 	}
 	_, _ = l.server.Write(l.held) // the answers end if it fails
 	l.held, l.due = nil, nil
@@ -336,7 +323,7 @@ func (l *postgresLink) answers() {
 			raw, _ := auth.Encode(nil)                                  // with its kind behind type and length
 			_ = l.backend.SetAuthType(binary.BigEndian.Uint32(raw[5:])) // all kinds of password share one type byte
 		}
-		fate := judged(l.PostgresProxy, &l.toClient, msg)
+		fate := judged(&l.mu, &l.toClient, msg)
 		if end := l.answered(msg); fate == Pass {
 			fate = end
 		}
@@ -344,15 +331,6 @@ func (l *postgresLink) answers() {
 			return
 		}
 	}
-}
-
-func judged[M any](p *PostgresProxy, judge *func(M) Fate, msg M) Fate {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if *judge == nil {
-		return Pass
-	}
-	return (*judge)(msg)
 }
 
 // deliver carries out fate and reports whether the link is still open.

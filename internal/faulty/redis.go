@@ -55,11 +55,7 @@ type held struct {
 
 // OnScript sets the function that decides the verdict on every call of a script. A script has the
 // name of its file, which its source says. Nil passes all calls.
-func (p *RedisProxy) OnScript(judge func(script string) Verdict) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.judge = judge
-}
+func (p *RedisProxy) OnScript(judge func(script string) Verdict) { set(&p.mu, &p.judge, judge) }
 
 // Stop holds up everything from now on, like a stopped server: clients can connect and write, and
 // what they wrote reaches the server after Go, even if the client is gone by then.
@@ -172,7 +168,7 @@ func (l *redisLink) relay() {
 		case request == nil:
 			verdict = Verdict{Fate: Answer, Text: "-NOSCRIPT this proxy has not seen it in full\r\n"}
 		case verb == "eval", verb == "evalsha":
-			verdict = l.verdict(name)
+			verdict = judged(&l.mu, &l.judge, name)
 		}
 		if verdict.Fate == Silence {
 			through() // nobody answers it
@@ -198,15 +194,6 @@ func (l *redisLink) wait() (through func()) {
 	}
 	<-gate
 	return sync.OnceFunc(l.waits.Done)
-}
-
-func (l *redisLink) verdict(script string) Verdict {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.judge == nil {
-		return Verdict{}
-	}
-	return l.judge(script)
 }
 
 // carryOut reports whether the link is still open.
