@@ -51,8 +51,7 @@ func NewNetwork(socket string) (*Network, error) {
 // Through returns a dial function that reaches servers through the network on socket.
 func Through(socket string) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, "unix", socket)
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
 		if err != nil {
 			return nil, err
 		}

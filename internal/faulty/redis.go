@@ -107,8 +107,7 @@ func (h held) deliver() error {
 
 // Dial connects a client to the server at addr.
 func (p *RedisProxy) Dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	var d net.Dialer
-	server, err := d.DialContext(ctx, network, addr)
+	server, err := new(net.Dialer).DialContext(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -129,8 +128,7 @@ func pair(ctx context.Context) (near, far net.Conn, err error) {
 		return nil, nil, err
 	}
 	defer listener.Close()
-	var d net.Dialer
-	if near, err = d.DialContext(ctx, "tcp", listener.Addr().String()); err != nil {
+	if near, err = new(net.Dialer).DialContext(ctx, "tcp", listener.Addr().String()); err != nil {
 		return nil, nil, err
 	}
 	if far, err = listener.Accept(); err != nil {
@@ -321,11 +319,10 @@ func readValue(r *bufio.Reader) ([]byte, error) {
 		return append(line, body...), err
 	case '*', '~', '>':
 		values = n
-	case '%', '|':
+	case '%':
 		values = 2 * n
-	}
-	if line[0] == '|' {
-		values++ // attributes come before the value that they belong to
+	case '|':
+		values = 2*n + 1 // attributes come before the value that they belong to
 	}
 	for range values {
 		value, err := readValue(r)

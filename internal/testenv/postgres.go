@@ -104,9 +104,7 @@ func newPostgresCluster(ctx context.Context, postgres string, settings ...string
 	// Under a supervisor as the server is, so that it leaves nothing when we are killed.
 	err = c.run(ctx, nil, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
 		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
-	if err != nil {
-		err = fmt.Errorf("initdb: %w", err)
-	} else {
+	if err == nil {
 		err = onFreePort(ctx, func(port int) error { return c.start(ctx, port) })
 	}
 	if err != nil {
@@ -135,10 +133,7 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 		argv = append(argv, "-c", setting)
 	}
 	c.port = port
-	if err := c.run(ctx, acceptsConnections, stopPostgres, argv...); err != nil {
-		return fmt.Errorf("Postgres from %s on port %d: %w", c.bin, port, err)
-	}
-	return nil
+	return c.run(ctx, acceptsConnections, stopPostgres, argv...)
 }
 
 // restart starts the server on the port it had, and a standby for the first time. It is shut down in
@@ -341,16 +336,13 @@ func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgB
 	t.Cleanup(func() { check(t, n.stop()) })
 	settings = append([]string{"pool_mode=" + poolMode}, settings...)
 	file := filepath.Join(n.dir, "pgbouncer.ini")
-	err := onFreePort(ctx, func(port int) error {
+	check(t, onFreePort(ctx, func(port int) error {
 		n.port = port
 		if err := os.WriteFile(file, []byte(n.config(settings)), 0o644); err != nil {
 			return err
 		}
 		return n.run(ctx, processUp, stopByKill, bin, file)
-	})
-	if err != nil {
-		t.Fatalf("testenv: PgBouncer from %s on port %d: %v", bin, n.port, err)
-	}
+	}))
 	n.Version = n.logged(processUp)
 	return n
 }

@@ -107,10 +107,7 @@ func (n *redisNode) start(ctx context.Context) error {
 		place = append(place, "--cluster-port", strconv.Itoa(n.port+clusterBus))
 	}
 	argv := slices.Concat([]string{n.bin}, n.config, place, redisDefaults, n.args)
-	if err := n.run(ctx, redisServes, stopByKill, argv...); err != nil {
-		return fmt.Errorf("Redis from %s on port %d: %w", n.bin, n.port, err)
-	}
-	return nil
+	return n.run(ctx, redisServes, stopByKill, argv...)
 }
 
 // restart starts the server on the port it had. It is shut down in good order first if it still runs,

@@ -216,7 +216,10 @@ func (n *node) run(ctx context.Context, says *regexp.Regexp, stop string, argv .
 			return err
 		}
 	}
-	return next.await(ctx, says)
+	if err := next.await(ctx, says); err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(argv, " "), err)
+	}
+	return nil
 }
 
 // stop ends the server and removes its directory.

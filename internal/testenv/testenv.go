@@ -195,9 +195,7 @@ var (
 			return "", err
 		}
 		name := "fencedb_template_" + random()
-		if !server.private {
-			atEnd(func() error { return server.dropDatabase(name) })
-		}
+		atEnd(func() error { return server.dropDatabase(name) })
 		return name, server.createTemplate(ctx, name)
 	})
 

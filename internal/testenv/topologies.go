@@ -191,7 +191,7 @@ const (
 // arguments are those of redis-server, for each of them. Everything ends with the test.
 func Cluster(t testing.TB, args ...string) *ClusterServers {
 	t.Helper()
-	c := &ClusterServers{t: t, owner: make([]int, clusterSlots)}
+	c := &ClusterServers{t: t}
 	for i := range clusterMasters {
 		node := OwnRedis(t, append([]string{
 			clusterEnabled, "yes",
@@ -204,9 +204,7 @@ func Cluster(t testing.TB, args ...string) *ClusterServers {
 		c.do(node, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
 		first, end := i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters
 		check(t, node.Client().ClusterAddSlotsRange(t.Context(), first, end-1).Err())
-		for slot := first; slot < end; slot++ {
-			c.owner[slot] = i
-		}
+		c.owner = append(c.owner, slices.Repeat([]int{i}, end-first)...)
 		if i > 0 {
 			c.do(c.nodes[0], "CLUSTER", "MEET", loopback, node.node.port, node.node.port+clusterBus)
 		}
