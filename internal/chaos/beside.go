@@ -34,9 +34,9 @@ func (t task) keysBeside() []string {
 // may trust it.
 func (d *desk) permit(ctx context.Context, random *rand.Rand) {
 	d.attempt(ctx, "permit", permits, func(ctx context.Context, a *Attempt) error {
-		s, work := d.permits[0], upTo(random, d.TTL/4)
+		s, work := d.permits[true], upTo(random, d.TTL/4)
 		if random.IntN(20) == 0 {
-			s, work = d.permits[1], d.pastTheEnd(random)
+			s, work = d.permits[false], d.pastTheEnd(random)
 		}
 		l, err := s.Acquire(ctx, permits)
 		if err != nil {

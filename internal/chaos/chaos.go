@@ -47,9 +47,10 @@ type Config struct {
 	Clients int           // of each process. Defaults to 3
 	Width   int           // how often there is each object. Defaults to 1
 	Control Control
-	Only    []string      // the kinds of faults. Defaults to all
-	Servers []ServerFault `json:"-"` // faults that need more than a client may
-	Lenient bool          // Redis's clock is set back, so that the tokens it issues may fall
+	Only    []string // the kinds of faults. Defaults to all
+
+	servers []kind // faults of servers that a test may disturb, beside the others
+	lenient bool   // Redis's clock is set back, so that the tokens it issues may fall
 
 	Log io.Writer `json:"-"` // gets the time line. Defaults to none
 }
@@ -71,7 +72,7 @@ func (c *Config) complete() {
 // Check refuses what Run would refuse before it asks a server.
 func (c Config) Check() error {
 	c.complete()
-	if _, known := ways[c.Control]; !known {
+	if c.Control != NoControl && !slices.Contains(Controls(), c.Control) {
 		return fmt.Errorf("there is no control %q; there are %v", c.Control, Controls())
 	}
 	if c.For < 0 || c.TTL < 100*time.Millisecond || c.Workers < 1 || c.Clients < 1 || c.Width < 1 {
@@ -85,19 +86,18 @@ func (c Config) Check() error {
 // Run tries, judges and takes everything that it has made off the servers. When ctx ends, or c.Log
 // cannot be written to any more, it stops early and judges what there is. An error means that there is
 // no verdict.
-func Run(ctx context.Context, c Config) (*Verdict, error) {
+func Run(ctx context.Context, c Config) (v *Verdict, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
 	c.complete()
-	v := &Verdict{
+	v = &Verdict{
 		Seed: c.Seed, Control: c.Control, TTL: Span(c.TTL), Workers: c.Workers, Clients: c.Clients, Width: c.Width,
 		Faults: []Happened{}, Violations: []Violation{},
 	}
-	var err error
 	v.Left, err = c.perform(ctx, "chaos", func(ctx context.Context, s *stage) error {
 		v.Run, v.Began = s.Run, time.Now()
-		fmt.Fprintf(s.Log, "run %s: seed %d, %d processes of %d clients, leases of %v\n", v.Run, c.Seed, c.Workers, c.Clients, c.TTL)
+		s.say("run %s: seed %d, %d processes of %d clients, leases of %v\n", v.Run, c.Seed, c.Workers, c.Clients, c.TTL)
 		crew, err := s.start(context.WithoutCancel(ctx), v)
 		if err != nil {
 			return fmt.Errorf("start the workers: %w", err)
@@ -113,7 +113,7 @@ func Run(ctx context.Context, c Config) (*Verdict, error) {
 func (c *crew) since(at int64) Span { return Span(at - c.seen.epoch) }
 
 func (c *crew) log(at int64, format string, args ...any) {
-	fmt.Fprintf(c.Log, "%7.1fs  %s\n", time.Duration(c.since(at)).Seconds(), fmt.Sprintf(format, args...))
+	c.say("%7.1fs  %s\n", time.Duration(c.since(at)).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // faults carries the schedule out.

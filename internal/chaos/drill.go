@@ -72,10 +72,9 @@ func Drill(ctx context.Context, c Config) (result *Drilled, err error) {
 	return result, err
 }
 
-func (s *stage) drill(ctx context.Context, result *Drilled) error {
+func (s *stage) drill(ctx context.Context, result *Drilled) (err error) {
 	d := &drill{stage: s, resource: s.resource(objects[register].resources[0]), taken: make(chan error, 1)}
 	socket := filepath.Join(s.dir, "a")
-	var err error
 	if d.toA, err = faulty.NewNetwork(socket); err != nil {
 		return err
 	}
@@ -105,7 +104,7 @@ func (s *stage) drill(ctx context.Context, result *Drilled) error {
 			return fmt.Errorf("step %d, %s, could not be carried out: %w", n+1, step.title, cmp.Or(context.Cause(ctx), err))
 		}
 		result.Steps = append(result.Steps, Step{step.title, step.why, saw, kept})
-		fmt.Fprintf(s.Log, "%d. %s\n   %s\n   %s %s\n\n", n+1, step.title, step.why, mark, saw)
+		s.say("%d. %s\n   %s\n   %s %s\n\n", n+1, step.title, step.why, mark, saw)
 		if !kept {
 			break
 		}
@@ -136,10 +135,7 @@ func (d *drill) acquire(ctx context.Context) (saw string, err error) {
 		return "", err
 	}
 	d.sure = fencedb.NewGrant(d.resource, d.leaseA.Token(), d.leaseA.LeaseID(), time.Time{})
-	if err := d.set(ctx, d.sure, 1); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("A has token %d, and has written", d.leaseA.Token()), nil
+	return fmt.Sprintf("A has token %d, and has written", d.leaseA.Token()), d.set(ctx, d.sure, 1)
 }
 
 // set writes the register under a grant, or with the control without.
@@ -178,22 +174,21 @@ func (d *drill) takeOver(ctx context.Context) (string, error) {
 	if err := <-d.taken; err != nil { // ctx bounds it
 		return "", err
 	}
-	switch early := d.leaseA.ValidUntil().Sub(d.tookOver); {
+	early := d.leaseA.ValidUntil().Sub(d.tookOver)
+	switch {
 	case early > 0:
 		return "", brokenf("the lease came to B %v before that of A had ended", early)
 	case d.leaseB.Token() <= d.leaseA.Token():
 		return "", brokenf("the token %d of B is not higher than %d of A", d.leaseB.Token(), d.leaseA.Token())
 	}
-	if err := d.set(ctx, d.leaseB, 2); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("B has token %d, %v after A's trust ended, and has written", d.leaseB.Token(), Span(d.tookOver.Sub(d.leaseA.ValidUntil()))), nil
+	saw := fmt.Sprintf("B has token %d, %v after A's trust ended, and has written", d.leaseB.Token(), Span(-early))
+	return saw, d.set(ctx, d.leaseB, 2)
 }
 
 func (d *drill) writeLate(ctx context.Context) (string, error) {
 	err := d.set(ctx, d.sure, 3)
-	var stale *fencedb.StaleError
-	if !errors.As(err, &stale) {
+	stale, refused := errors.AsType[*fencedb.StaleError](err)
+	if !refused {
 		return "", brokenf("the write with the old token was not refused as stale: %v", err)
 	}
 	var value int64

@@ -25,14 +25,6 @@ type Fault struct {
 	Delay  time.Duration `json:"-"` // where the kind has one
 }
 
-// ServerFault is a disturbance of a server, by who may do that.
-type ServerFault struct {
-	Kind string
-	// Do returns when it is over. keys are what the run can have in Redis. It may wait until every
-	// object was written once more, so that there is something to lose.
-	Do func(ctx context.Context, keys []string, written func()) error
-}
-
 // kind is a kind of fault: what it does, and returns when it is over.
 type kind struct {
 	name string
@@ -64,12 +56,7 @@ var kinds = []kind{
 
 // kinds are the faults of a run, those of servers included.
 func (c *Config) kinds() ([]kind, error) {
-	all := slices.Clone(kinds)
-	for _, s := range c.Servers {
-		all = append(all, kind{s.Kind, func(ctx context.Context, c *crew, _ Fault) error {
-			return s.Do(ctx, c.keys(), func() { c.healed(ctx, now(), "work before "+s.Kind) })
-		}})
-	}
+	all := slices.Concat(kinds, c.servers)
 	if len(c.Only) == 0 {
 		return all, nil
 	}
@@ -222,8 +209,6 @@ func keysSetBack(ctx context.Context, c *crew, f Fault) error {
 
 // sessionsEnded has Postgres end the sessions of the workers, whatever they do.
 func sessionsEnded(ctx context.Context, c *crew, _ Fault) error {
-	_, err := c.pool.Exec(ctx, `
-		SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-		WHERE application_name = $1 AND usename = current_user AND datname = current_database() AND state <> 'idle'`, c.Run)
+	_, err := c.pool.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM `+sessions+` AND state <> 'idle'`, c.Run)
 	return err
 }

@@ -96,10 +96,10 @@ func (e *evidence) judge() []Violation {
 			e.money(o, effects)
 		}
 	}
-	if !e.Lenient {
+	if !e.lenient {
 		e.issued()
 	}
-	if len(e.Servers) == 0 { // which may have lost permits and results
+	if len(e.servers) == 0 { // which may have lost permits and results
 		e.crowded()
 		e.ordered()
 	}
@@ -126,18 +126,14 @@ func (e *evidence) doubt(o object, promise, format string, args ...any) {
 
 // answers compares what was told with what is there.
 func (e *evidence) answers() {
-	type change struct {
-		attempt  int64
-		resource string
-	}
-	there, times := map[int64]bool{}, map[change]int{}
+	there, times := map[int64]bool{}, map[Effect]int{} // by attempt and resource
 	for _, x := range e.effects {
 		if x.Token == 0 && e.Control.intruded() {
 			e.accuse(x.Attempt, noWayRound, "has no token, and has committed")
 		}
 		there[x.Attempt] = true
-		c := change{x.Attempt, x.Resource}
-		if times[c]++; times[c] == 2 {
+		one := Effect{Attempt: x.Attempt, Resource: x.Resource}
+		if times[one]++; times[one] == 2 {
 			e.accuse(x.Attempt, nilIsTrue, "has committed more than once")
 		}
 	}
@@ -185,11 +181,9 @@ func (e *evidence) chain(o object, resource string, effects []Effect) {
 	}
 }
 
-// change is what one operation does to an object: it finds the versions read, and leaves those
-// written. Resources that it does not touch have -1.
-type change struct{ read, wrote [3]int64 }
-
-var untouched = [3]int64{-1, -1, -1}
+// change is what one operation does to an object: for each resource, the version that it finds and the one
+// that it leaves. Resources that it does not touch have nil.
+type change [3]*Effect
 
 // linearizable asks porcupine whether the attempts of an object can be put in one order, each
 // between its call and its return, in which all have read what the ones before have written.
@@ -197,11 +191,8 @@ func (e *evidence) linearizable(o object, attempts []*Attempt, effects map[strin
 	changes := map[int64]change{}
 	for part, resource := range o.resources {
 		for _, x := range effects[resource] {
-			c, ok := changes[x.Attempt]
-			if !ok {
-				c = change{untouched, untouched}
-			}
-			c.read[part], c.wrote[part] = x.Read, x.Wrote
+			c := changes[x.Attempt]
+			c[part] = &x
 			changes[x.Attempt] = c
 		}
 	}
@@ -210,7 +201,7 @@ func (e *evidence) linearizable(o object, attempts []*Attempt, effects map[strin
 		c, wrote := changes[a.ID]
 		switch {
 		case a.Work == "look" && a.Outcome == Committed:
-			c = change{[3]int64{a.Read, -1, -1}, untouched}
+			c = change{{Read: a.Read, Wrote: a.Read}}
 		case !wrote:
 			continue
 		}
@@ -233,13 +224,14 @@ func (e *evidence) linearizable(o object, attempts []*Attempt, effects map[strin
 var model = porcupine.Model{
 	Init: func() any { return [3]int64{} },
 	Step: func(state, input, _ any) (bool, any) {
-		versions, c := state.([3]int64), input.(change)
-		for i := range versions {
-			if c.read[i] >= 0 && c.read[i] != versions[i] {
+		versions := state.([3]int64)
+		for i, x := range input.(change) {
+			switch {
+			case x == nil:
+			case x.Read != versions[i]:
 				return false, state
-			}
-			if c.wrote[i] >= 0 {
-				versions[i] = c.wrote[i]
+			default:
+				versions[i] = x.Wrote
 			}
 		}
 		return true, versions

@@ -89,7 +89,7 @@ func TestTheJudgeSeesEachViolation(t *testing.T) {
 		"a permit over before it was had": {func(b *book) { b.permits(10, 20, 10, 20, 15, 12) }, nil},
 		"a permit that a server forgot": {func(b *book) {
 			b.permits(10, 20, 10, 20, 19, 30)
-			b.Servers = make([]ServerFault, 1)
+			b.servers = make([]kind, 1)
 		}, nil},
 		"a result that is replayed, then forgotten": {func(b *book) {
 			b.order(20, 1, 2, 10, 12, 20)

@@ -20,13 +20,22 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
+// serverFault is a fault of a server that a test may disturb. do returns when it is over. keys are what the
+// run can have in Redis. It may wait until every object was written once more, so that there is something to
+// lose.
+func serverFault(name string, do func(ctx context.Context, keys []string, written func()) error) kind {
+	return kind{name, func(ctx context.Context, c *crew, _ Fault) error {
+		return do(ctx, c.keys(), func() { c.healed(ctx, now(), "work before "+name) })
+	}}
+}
+
 // Faults of servers that this test may kill, beside those of clients and networks.
 func TestFaultsOfServersBreakNoPromise(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnRedis(t)
 	postgres := testenv.OwnPostgres(t, "fsync=on", "synchronous_commit=on", "full_page_writes=on")
-	servers := []ServerFault{
-		{"redis killed, old snapshot", func(ctx context.Context, _ []string, written func()) error {
+	servers := []kind{
+		serverFault("redis killed, old snapshot", func(ctx context.Context, _ []string, written func()) error {
 			if err := server.Client().Save(ctx).Err(); err != nil {
 				return err
 			}
@@ -34,14 +43,14 @@ func TestFaultsOfServersBreakNoPromise(t *testing.T) {
 			server.Kill()
 			server.Restart()
 			return nil
-		}},
-		{"redis stopped", func(ctx context.Context, _ []string, _ func()) error {
+		}),
+		serverFault("redis stopped", func(ctx context.Context, _ []string, _ func()) error {
 			server.Pause()
 			wait(ctx, 2*ttl)
 			server.Resume()
 			return nil
-		}},
-		{"flushall", func(ctx context.Context, _ []string, _ func()) (err error) {
+		}),
+		serverFault("flushall", func(ctx context.Context, _ []string, _ func()) (err error) {
 			for range 20 {
 				if err = server.Client().FlushAll(ctx).Err(); err != nil {
 					return err
@@ -49,8 +58,8 @@ func TestFaultsOfServersBreakNoPromise(t *testing.T) {
 				wait(ctx, ttl/10)
 			}
 			return nil
-		}},
-		{"postgres backend killed", func(ctx context.Context, _ []string, _ func()) error {
+		}),
+		serverFault("postgres backend killed", func(ctx context.Context, _ []string, _ func()) error {
 			conn, err := pgx.Connect(ctx, postgres.URL())
 			if err != nil {
 				return err
@@ -62,19 +71,19 @@ func TestFaultsOfServersBreakNoPromise(t *testing.T) {
 				return err
 			}
 			return syscall.Kill(pid, syscall.SIGKILL) // Postgres ends all sessions, and recovers
-		}},
-		{"postgres killed", func(context.Context, []string, func()) error {
+		}),
+		serverFault("postgres killed", func(context.Context, []string, func()) error {
 			postgres.Kill()
 			postgres.Restart()
 			return nil
-		}},
+		}),
 	}
 	var only []string
 	for _, s := range servers {
-		only = append(only, s.Kind)
+		only = append(only, s.name)
 	}
 	v := try(t, Config{
-		PostgresURL: postgres.URL(), RedisURL: server.Addr(), Servers: servers,
+		PostgresURL: postgres.URL(), RedisURL: server.Addr(), servers: servers,
 		Only: append(only, "pause", "kill"), Rounds: 2 * (len(servers) + 2), Workers: 3,
 	})
 	require.Empty(t, v.Violations)
@@ -84,11 +93,11 @@ func TestFaultsOfServersBreakNoPromise(t *testing.T) {
 }
 
 // one runs the suite with one fault of servers, beside pauses.
-func one(t *testing.T, redis string, lenient bool, fault ServerFault) {
+func one(t *testing.T, redis string, lenient bool, fault kind) {
 	t.Helper()
 	v := try(t, Config{
-		PostgresURL: testenv.PostgresURL(t), RedisURL: redis, Servers: []ServerFault{fault},
-		Only: []string{fault.Kind, "pause"}, Rounds: 4, Workers: 3, Lenient: lenient,
+		PostgresURL: testenv.PostgresURL(t), RedisURL: redis, servers: []kind{fault},
+		Only: []string{fault.name, "pause"}, Rounds: 4, Workers: 3, lenient: lenient,
 	})
 	require.Empty(t, v.Violations)
 }
@@ -99,7 +108,7 @@ func TestAPromotedReplicaThatWasCutOff(t *testing.T) {
 	sentinel := testenv.Sentinel(t)
 	options := sentinel.Options()
 	first := true
-	one(t, "sentinel "+options.MasterName+" "+strings.Join(options.SentinelAddrs, " "), false, ServerFault{"promotion", func(_ context.Context, _ []string, written func()) error {
+	one(t, "sentinel "+options.MasterName+" "+strings.Join(options.SentinelAddrs, " "), false, serverFault("promotion", func(_ context.Context, _ []string, written func()) error {
 		if !first {
 			return nil // a cut-off replica follows nobody any more
 		}
@@ -114,13 +123,13 @@ func TestAPromotedReplicaThatWasCutOff(t *testing.T) {
 		sentinel.AwaitPromotion(old)
 		old.Resume()
 		return nil
-	}})
+	}))
 }
 
 func TestReshardingUnderLoad(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
-	one(t, "cluster "+strings.Join(cluster.Options().Addrs, " "), false, ServerFault{"resharding", func(_ context.Context, keys []string, written func()) error {
+	one(t, "cluster "+strings.Join(cluster.Options().Addrs, " "), false, serverFault("resharding", func(_ context.Context, keys []string, written func()) error {
 		moved := map[int]bool{}
 		for _, key := range keys {
 			if slot := cluster.Slot(key); !moved[slot] {
@@ -130,7 +139,7 @@ func TestReshardingUnderLoad(t *testing.T) {
 		}
 		written()
 		return nil
-	}})
+	}))
 }
 
 func TestEvictedFences(t *testing.T) {
@@ -144,7 +153,7 @@ func TestEvictedFences(t *testing.T) {
 	_, err := evictions.Receive(t.Context())
 	require.NoError(t, err)
 	evicted := evictions.Channel()
-	one(t, server.Addr(), false, ServerFault{"eviction", func(ctx context.Context, keys []string, _ func()) error {
+	one(t, server.Addr(), false, serverFault("eviction", func(ctx context.Context, keys []string, _ func()) error {
 		wanted := map[string]bool{}
 		for _, key := range keys {
 			if strings.HasSuffix(key, "}:fence") {
@@ -166,7 +175,7 @@ func TestEvictedFences(t *testing.T) {
 			}
 		}
 		return ctx.Err()
-	}})
+	}))
 }
 
 // Redis loses its data and wakes up an hour ago. Its clock is no help then: it grants tokens that
@@ -174,10 +183,10 @@ func TestEvictedFences(t *testing.T) {
 func TestTheClockSetBackWithTheDataLost(t *testing.T) {
 	t.Parallel()
 	server, setBack := redisWithClock(t)
-	one(t, server.Addr(), true, ServerFault{"clock set back", func(ctx context.Context, _ []string, _ func()) error {
+	one(t, server.Addr(), true, serverFault("clock set back", func(ctx context.Context, _ []string, _ func()) error {
 		setBack(time.Hour)
 		return server.Client().FlushAll(ctx).Err()
-	}})
+	}))
 }
 
 // Leases end later than their holders believe, or earlier, and tokens go on to grow.
@@ -185,14 +194,14 @@ func TestTheClockSetBackAndForth(t *testing.T) {
 	t.Parallel()
 	server, setBack := redisWithClock(t)
 	by := 4 * ttl
-	one(t, server.Addr(), false, ServerFault{"clock set", func(ctx context.Context, _ []string, _ func()) error {
+	one(t, server.Addr(), false, serverFault("clock set", func(ctx context.Context, _ []string, _ func()) error {
 		for range 4 {
 			setBack(by)
 			by = -by
 			wait(ctx, ttl/2)
 		}
 		return ctx.Err()
-	}})
+	}))
 }
 
 //go:embed clock.c.txt

@@ -5,7 +5,6 @@ import (
 	_ "embed" // the tables
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -113,30 +112,23 @@ type stage struct {
 	task
 	pool     *pgxpool.Pool
 	client   redis.UniversalClient
+	end      context.CancelCauseFunc
 	dir      string // for the sockets of networks
 	migrated bool   // by this run
 }
 
-// watched is a log that ends a run when nobody reads it any more.
-type watched struct {
-	io.Writer
-	end context.CancelCauseFunc
-}
-
-func (w watched) Write(line []byte) (int, error) {
-	n, err := w.Writer.Write(line)
-	if err != nil {
-		w.end(fmt.Errorf("nobody reads the log any more: %w", err))
+// say writes to the log, and ends the run when nobody reads it any more.
+func (s *stage) say(format string, args ...any) {
+	if _, err := fmt.Fprintf(s.Log, format, args...); err != nil {
+		s.end(fmt.Errorf("nobody reads the log any more: %w", err))
 	}
-	return n, err
 }
 
 // perform has a scene on a stage of its own, and says what could not be taken off the servers.
 func (c Config) perform(ctx context.Context, name string, scene func(context.Context, *stage) error) (left []string, err error) {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	c.Log = watched{c.Log, end}
-	s := &stage{task: task{Config: c, Run: name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36)}}
+	s := &stage{task: task{Config: c, Run: name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36)}, end: end}
 	if s.dir, err = os.MkdirTemp("", "fencedb-"); err != nil {
 		return nil, err
 	}
@@ -200,8 +192,7 @@ func (s *stage) setUp(ctx context.Context) error {
 	case !may:
 		return errors.New("postgres: this role may not enter fences; its owner calls fencedb.allow, or use a database without the schema fencedb")
 	}
-	_, err = s.pool.Exec(ctx, `CREATE SCHEMA `+s.Run+`;`+tables, pgx.QueryExecModeSimpleProtocol)
-	if err != nil {
+	if _, err = s.pool.Exec(ctx, `CREATE SCHEMA `+s.Run+`;`+tables, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return fmt.Errorf("postgres: make the schema of this run, for which the role needs CREATE on the database: %w", err)
 	}
 	b := new(pgx.Batch)
@@ -259,14 +250,16 @@ func (s *stage) deleteKeys(ctx context.Context, keys []string) error {
 	return nil
 }
 
+// sessions are those of the workers, by the name of the run.
+const sessions = `pg_stat_activity
+	WHERE application_name = $1 AND usename = current_user AND datname = current_database()`
+
 // endSessions ends what is left of the sessions of workers, and returns when they are gone: until
 // then a COMMIT that was on its way can still arrive.
 func (s *stage) endSessions(ctx context.Context) error {
 	for {
 		var left int
-		err := s.pool.QueryRow(ctx, `
-			SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-			WHERE application_name = $1 AND usename = current_user AND datname = current_database()`, s.Run).Scan(&left)
+		err := s.pool.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM `+sessions, s.Run).Scan(&left)
 		if err != nil || left == 0 {
 			return err
 		}

@@ -51,17 +51,14 @@ type way struct {
 	again   func(error) (believed bool)                        // whether these are tried again; nil: never
 }
 
+// ways has the controls that write in another way; the others are wrong elsewhere.
 var ways = map[Control]way{
-	NoControl:         {},
 	NoFence:           {open: true, begin: noFence},
 	LockOnly:          {open: true, begin: noFence, lock: true},
 	PlainCounter:      {lock: true, counter: true},
 	UncheckedSnapshot: {open: true, begin: enterUnchecked, level: pgx.RepeatableRead},
 	SafeToRetry:       {begin: enter, level: pgx.ReadCommitted, again: pgconn.SafeToRetry},
 	NoTrigger:         {open: true},
-	NoRowFence:        {},
-	EndlessPermit:     {},
-	OwnKey:            {},
 }
 
 // intruded says whether somebody writes without a token. It is refused where the tables are protected.
@@ -95,7 +92,7 @@ func enterUnchecked(ctx context.Context, tx pgx.Tx, g fencedb.Grant) error {
 // twice, when the first transaction has written nothing.
 func (d *desk) guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel, fn func(pgx.Tx, []fencedb.Grant) error) error {
 	if !d.way.lock && d.way.begin == nil {
-		return guard.TxAll(ctx, d.issuers[0], d.at(level), resources, func(_ context.Context, ls lease.Leases, tx pgx.Tx) error {
+		return guard.TxAll(ctx, d.issuers[true], d.at(level), resources, func(_ context.Context, ls lease.Leases, tx pgx.Tx) error {
 			grants := make([]fencedb.Grant, len(ls))
 			for i, l := range ls {
 				grants[i] = l
@@ -124,11 +121,7 @@ func (d *desk) hold(ctx context.Context, resource string, renewed bool) (g fence
 	if d.way.lock {
 		return d.lock(ctx, resource)
 	}
-	issuer := d.issuers[0]
-	if !renewed {
-		issuer = d.issuers[1]
-	}
-	l, err := issuer.Acquire(ctx, resource)
+	l, err := d.issuers[renewed].Acquire(ctx, resource)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -47,13 +47,12 @@ const Kind = "chaos"
 // thing, under the name [Kind]: the suite starts that program again for each worker. It tells of each
 // attempt twice: when it begins, and when it has returned.
 func Worker(open OpenRedis) worker.Life {
-	return func(ctx context.Context, self *worker.Self) error {
-		d := &desk{self: self}
+	return func(ctx context.Context, self *worker.Self) (err error) {
+		d := &desk{self: self, issuers: map[bool]*lease.Issuer{}, permits: map[bool]*lease.Semaphore{}}
 		if err := self.Config(&d.task); err != nil {
 			return err
 		}
 		d.objects, d.way = d.copies(), ways[d.Control]
-		var err error
 		if d.client, err = open(d.RedisURL, faulty.Through(d.ToRedis)); err != nil {
 			return err
 		}
@@ -81,8 +80,8 @@ func Worker(open OpenRedis) worker.Life {
 		clients.Wait()
 		closing, done := context.WithTimeout(ctx, 2*d.TTL)
 		defer done()
-		for i := range d.issuers { // what is not given back expires
-			_, _ = d.issuers[i].Close(closing), d.permits[i].Close(closing)
+		for renews := range d.issuers { // what is not given back expires
+			_, _ = d.issuers[renews].Close(closing), d.permits[renews].Close(closing)
 		}
 		_ = d.orders.Close(closing)
 		return nil
@@ -138,8 +137,8 @@ type desk struct {
 	client  redis.UniversalClient
 	objects []object
 	way     way
-	issuers [2]*lease.Issuer    // the second does not renew
-	permits [2]*lease.Semaphore // nor here
+	issuers map[bool]*lease.Issuer    // true: renews
+	permits map[bool]*lease.Semaphore // the same
 	orders  *once.Once
 	count   atomic.Int64 // of attempts
 	turns   [job + 1]atomic.Int64
@@ -151,15 +150,15 @@ type desk struct {
 // employ makes the issuers and what works beside them. Every other process seals.
 func (d *desk) employ() (err error) {
 	config := lease.Config{TTL: d.TTL, Namespace: d.Run}
-	for i, renewEvery := range []time.Duration{0, lease.Never} {
-		config.RenewEvery, config.Seal = renewEvery, nil
-		if d.permits[i], err = lease.NewSemaphore(d.client, lease.SemaphoreConfig{Limit: limit, Lease: config}); err != nil {
+	for renews, every := range map[bool]time.Duration{true: 0, false: lease.Never} {
+		config.RenewEvery, config.Seal = every, nil
+		if d.permits[renews], err = lease.NewSemaphore(d.client, lease.SemaphoreConfig{Limit: limit, Lease: config}); err != nil {
 			return err
 		}
 		if d.Process%2 == 0 && d.Control == NoControl {
 			config.Seal = fencedb.Sealer(d.pool)
 		}
-		if d.issuers[i], err = lease.New(d.client, config); err != nil {
+		if d.issuers[renews], err = lease.New(d.client, config); err != nil {
 			return err
 		}
 	}
@@ -278,7 +277,7 @@ func (d *desk) step(ctx context.Context, random *rand.Rand) {
 		err = d.update(ctx, random, a, o, g, d.think(random))
 		// Redis may have gone back; elsewhere package guard heals.
 		if stale, is := errors.AsType[*fencedb.StaleError](err); is && d.Control == NoControl {
-			_, _ = d.issuers[0].Raise(ctx, stale.Resource, stale.Stored)
+			_, _ = d.issuers[true].Raise(ctx, stale.Resource, stale.Stored)
 		}
 		return err
 	})
