@@ -83,7 +83,6 @@ type postgresCluster struct {
 	node
 	bin    string
 	config []string // name=value
-	port   int
 
 	security string // parameters of the URL; none: without TLS
 }
@@ -105,7 +104,7 @@ func newPostgresCluster(ctx context.Context, postgres string, settings ...string
 	err = c.run(ctx, nil, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
 		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
 	if err == nil {
-		err = onFreePort(ctx, func(port int) error { return c.start(ctx, port) })
+		err = c.onFreePort(ctx, c.start)
 	}
 	if err != nil {
 		return nil, errors.Join(err, c.stop())
@@ -127,12 +126,11 @@ func (c *postgresCluster) put(name string, text []byte) error {
 var acceptsConnections = regexp.MustCompile(`(database system is ready to accept)`)
 
 // start starts the postmaster and returns once it takes connections. The one before has ended.
-func (c *postgresCluster) start(ctx context.Context, port int) error {
-	argv := []string{filepath.Join(c.bin, "postgres"), "-D", c.data(), "-p", strconv.Itoa(port)}
+func (c *postgresCluster) start(ctx context.Context) error {
+	argv := []string{filepath.Join(c.bin, "postgres"), "-D", c.data(), "-p", strconv.Itoa(c.port)}
 	for _, setting := range c.config {
 		argv = append(argv, "-c", setting)
 	}
-	c.port = port
 	return c.run(ctx, acceptsConnections, stopPostgres, argv...)
 }
 
@@ -141,13 +139,13 @@ func (c *postgresCluster) start(ctx context.Context, port int) error {
 // and until then a new one refuses to touch their shared memory.
 func (c *postgresCluster) restart(ctx context.Context) error {
 	if c.process == nil {
-		return onFreePort(ctx, func(port int) error { return c.start(ctx, port) })
+		return c.onFreePort(ctx, c.start)
 	}
 	if err := c.end(fastShutdown); err != nil {
 		return err
 	}
 	for {
-		err := c.start(ctx, c.port)
+		err := c.start(ctx)
 		if !errors.Is(err, errExited) || ctx.Err() != nil {
 			return err
 		}
@@ -229,13 +227,12 @@ func (s *PostgresServer) Pool() *pgxpool.Pool {
 func (s *PostgresServer) Standby() *PostgresServer {
 	s.t.Helper()
 	ctx := starting(s.t)
-	base, err := newNode(s.cluster.account)
-	s.must("make a directory beside", err)
+	base := must(newNode(s.cluster.account))(s.t)
 	cluster := &postgresCluster{node: base, bin: s.cluster.bin, config: s.cluster.config}
 	standby := &PostgresServer{own{t: s.t, server: cluster}, cluster}
 	s.t.Cleanup(standby.Stop)
 	s.must("shut down", s.cluster.end(fastShutdown))
-	_, err = output(ctx, "cp", "-a", s.cluster.data(), standby.cluster.data()) // with its owner
+	_, err := output(ctx, "cp", "-a", s.cluster.data(), standby.cluster.data()) // with its owner
 	s.must("copy", err)
 	s.must("restart", s.cluster.restart(ctx))
 	s.must("mark the copy of", standby.cluster.put("standby.signal", nil))
@@ -316,7 +313,6 @@ func inDatabase(conn, database string) string {
 type PgBouncerServer struct {
 	node
 	backend *pgconn.Config
-	port    int
 
 	Version string // such as "PgBouncer 1.21.0"
 }
@@ -329,15 +325,13 @@ var processUp = regexp.MustCompile(`process up: (PgBouncer [0-9.]+)`)
 // It ends with the test.
 func PgBouncer(t testing.TB, database, poolMode string, settings ...string) *PgBouncerServer {
 	t.Helper()
-	ctx := starting(t)
 	bin := pgbouncerService.own(t)
 	account := must(postgresAccount())(t) // PgBouncer refuses to run as root too
 	n := &PgBouncerServer{node: must(newNode(account))(t), backend: must(pgconn.ParseConfig(database))(t)}
 	t.Cleanup(func() { check(t, n.stop()) })
 	settings = append([]string{"pool_mode=" + poolMode}, settings...)
 	file := filepath.Join(n.dir, "pgbouncer.ini")
-	check(t, onFreePort(ctx, func(port int) error {
-		n.port = port
+	check(t, n.onFreePort(starting(t), func(ctx context.Context) error {
 		if err := os.WriteFile(file, []byte(n.config(settings)), 0o644); err != nil {
 			return err
 		}

@@ -62,7 +62,6 @@ func obtainRedis(ctx context.Context, h host, own bool) (*redisServer, error) {
 type redisNode struct {
 	node
 	bin    string
-	port   int
 	config []string // path of a configuration file, or none
 	args   []string // those of redis-server; they count more than the file and the defaults
 	tls    *tls.Config
@@ -82,10 +81,7 @@ func newRedisNode(ctx context.Context, bin, config string, env []string, args ..
 		err = os.WriteFile(n.config[0], []byte(config), 0o600)
 	}
 	if err == nil {
-		err = onFreePort(ctx, func(port int) error {
-			n.port = port
-			return n.start(ctx)
-		})
+		err = n.onFreePort(ctx, n.start)
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.stop())

@@ -107,7 +107,8 @@ func TestAnotherServerOnThePortIsNotTakenForOurs(t *testing.T) {
 	theirs := OwnRedis(t)
 	base, err := newNode(nil)
 	require.NoError(t, err)
-	ours := &redisNode{node: base, bin: theirs.node.bin, port: theirs.node.port}
+	base.port = theirs.node.port
+	ours := &redisNode{node: base, bin: theirs.node.bin}
 	t.Cleanup(func() { require.NoError(t, ours.stop()) })
 
 	require.ErrorIs(t, ours.start(t.Context()), errExited)

@@ -178,8 +178,7 @@ func (p *process) end(sig syscall.Signal) error {
 // stop ends the server and removes its directory.
 func (p *process) stop() error {
 	closed := p.hold.Close()
-	overdue := time.AfterFunc(stopTimeout, func() { _ = syscall.Kill(-p.shell.Process.Pid, syscall.SIGKILL) })
-	defer overdue.Stop()
+	defer time.AfterFunc(stopTimeout, func() { _ = syscall.Kill(-p.shell.Process.Pid, syscall.SIGKILL) }).Stop()
 	return errors.Join(closed, p.shell.Wait(), p.report.Close())
 }
 
@@ -188,6 +187,7 @@ type node struct {
 	dir     string   // data and log
 	account *account // nil: our own
 	env     []string // beside what is in ours
+	port    int      // 0: not by our choice
 	*process
 }
 
@@ -298,18 +298,18 @@ const (
 
 const portAttempts = 20
 
-// onFreePort calls start with a port that was free a moment ago, as was the next one, which the bus
-// of a Redis Cluster takes. It takes another port when start failed and one of the two is taken by
-// then: between asking and binding lies a race that cannot be closed, only run again.
-func onFreePort(ctx context.Context, start func(port int) error) error {
+// onFreePort calls start when the node has a port that was free a moment ago, as was the next one,
+// which the bus of a Redis Cluster takes. It takes another port when start failed and one of the two
+// is taken by then: between asking and binding lies a race that cannot be closed, only run again.
+func (n *node) onFreePort(ctx context.Context, start func(context.Context) error) error {
 	failure := errors.New("found no free port on " + loopback)
 	for range portAttempts {
-		port := lowestPort + rand.IntN(highestPort-lowestPort)
-		if !portFree(port) {
+		n.port = lowestPort + rand.IntN(highestPort-lowestPort)
+		if !portFree(n.port) {
 			continue
 		}
-		failure = start(port)
-		if failure == nil || ctx.Err() != nil || portFree(port) {
+		failure = start(ctx)
+		if failure == nil || ctx.Err() != nil || portFree(n.port) {
 			return failure
 		}
 	}

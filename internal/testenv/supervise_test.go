@@ -211,14 +211,15 @@ func processesNaming(t *testing.T, text string) []string {
 }
 
 func TestATakenPortIsTriedAgainWithAnother(t *testing.T) {
+	var n node
 	var ports []int
-	err := onFreePort(t.Context(), func(port int) error {
-		ports = append(ports, port)
+	err := n.onFreePort(t.Context(), func(context.Context) error {
+		ports = append(ports, n.port)
 		if len(ports) == 3 {
 			return nil
 		}
 		// As another program may, a moment before us. The next port is that of a cluster's bus.
-		taken, err := net.Listen("tcp", address(port+len(ports)-1))
+		taken, err := net.Listen("tcp", address(n.port+len(ports)-1))
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, taken.Close()) })
 		return errors.New("address already in use")
@@ -229,14 +230,15 @@ func TestATakenPortIsTriedAgainWithAnother(t *testing.T) {
 
 func TestAFailureThatIsNotThePortsIsFinal(t *testing.T) {
 	attempts, broken := 0, errors.New("broken")
-	require.ErrorIs(t, onFreePort(t.Context(), func(int) error { attempts++; return broken }), broken)
+	require.ErrorIs(t, new(node).onFreePort(t.Context(), func(context.Context) error { attempts++; return broken }), broken)
 	require.Equal(t, 1, attempts)
 }
 
 func TestPortsStayBelowThoseOfOutgoingConnections(t *testing.T) {
+	var n node
 	for range 100 {
-		require.NoError(t, onFreePort(t.Context(), func(port int) error {
-			require.Less(t, port, 32768)
+		require.NoError(t, n.onFreePort(t.Context(), func(context.Context) error {
+			require.Less(t, n.port, 32768)
 			return nil
 		}))
 	}

@@ -241,7 +241,7 @@ func Main(m *testing.M) {
 	os.Exit(code)
 }
 
-// starting bounds what starts a server for a test.
+// starting bounds what it takes a test to have its servers ready.
 func starting(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	t.Cleanup(cancel)
@@ -251,15 +251,12 @@ func starting(t testing.TB) context.Context {
 // await calls done until it returns true, because servers do not report when they agree.
 func await(t testing.TB, what string, done func(context.Context) bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
-	defer cancel()
-	again := time.NewTicker(pollEvery)
-	defer again.Stop()
+	ctx := starting(t)
 	for !done(ctx) {
 		select {
 		case <-ctx.Done():
 			t.Fatalf("testenv: waited for %s: %v", what, context.Cause(ctx))
-		case <-again.C:
+		case <-time.After(pollEvery):
 		}
 	}
 }

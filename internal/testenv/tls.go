@@ -108,9 +108,7 @@ func certificatesAmong(args []string) *Certificates {
 func (s *PostgresServer) RequireTLS(c *Certificates) {
 	s.t.Helper()
 	for name, path := range map[string]string{"ca.crt": c.CA, "server.crt": c.Cert, "server.key": c.Key} {
-		text, err := os.ReadFile(path)
-		s.must("read a certificate for", err)
-		s.must("give a certificate to", s.cluster.put(name, text))
+		s.must("give a certificate to", s.cluster.put(name, must(os.ReadFile(path))(s.t)))
 	}
 	s.must("configure", s.cluster.put("pg_hba.conf", []byte("hostssl all all all trust clientcert=verify-full\n")))
 	s.cluster.config = append(slices.Clip(s.cluster.config), "ssl=on", "ssl_ca_file=ca.crt")
