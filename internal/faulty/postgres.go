@@ -202,10 +202,8 @@ func (l *postgresLink) startup() bool {
 			_, _ = l.client.Write([]byte("N")) // or there is no next message
 			continue
 		}
-		raw, err := msg.Encode(nil)
-		if err == nil {
-			_, err = l.server.Write(raw)
-		}
+		l.frontend.Send(msg)
+		err = l.frontend.Flush()
 		if _, cancel := msg.(*pgproto3.CancelRequest); cancel {
 			_, _ = io.Copy(io.Discard, l.server)
 			return false
