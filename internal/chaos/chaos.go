@@ -204,20 +204,16 @@ type crew struct {
 type member struct {
 	crew     *crew
 	task     task               // of the process that is there
-	networks [2]*faulty.Network // to Postgres and to Redis
+	networks [2]*faulty.Network // by toPostgres and toRedis
 	worker   *worker.Process[Attempt]
 	ending   atomic.Bool // because it was told to, or killed
 	heard    sync.WaitGroup
 }
 
-// sides are servers, seen from the workers.
-type sides []int
-
 // The places of networks.
-var (
-	toPostgres = sides{0}
-	toRedis    = sides{1}
-	toBoth     = sides{0, 1}
+const (
+	toPostgres = iota
+	toRedis
 )
 
 func (s *stage) start(ctx context.Context, v *Verdict) (*crew, error) {
@@ -229,8 +225,8 @@ func (s *stage) start(ctx context.Context, v *Verdict) (*crew, error) {
 		m := &member{crew: c, task: s.task}
 		m.task.ToPostgres, m.task.ToRedis = filepath.Join(s.dir, fmt.Sprint("p", n)), filepath.Join(s.dir, fmt.Sprint("r", n))
 		var err error
-		if m.networks[0], err = faulty.NewNetwork(m.task.ToPostgres); err == nil {
-			m.networks[1], err = faulty.NewNetwork(m.task.ToRedis)
+		if m.networks[toPostgres], err = faulty.NewNetwork(m.task.ToPostgres); err == nil {
+			m.networks[toRedis], err = faulty.NewNetwork(m.task.ToRedis)
 		}
 		if err == nil {
 			err = m.start(ctx)
@@ -332,7 +328,7 @@ func (c *crew) stricken(f Fault) []*member {
 }
 
 // set sets the weather of networks of the members that a fault is for.
-func (c *crew) set(f Fault, to sides, w faulty.Weather) {
+func (c *crew) set(f Fault, w faulty.Weather, to ...int) {
 	for _, m := range c.stricken(f) {
 		for _, side := range to {
 			m.networks[side].Set(w)

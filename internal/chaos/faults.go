@@ -36,17 +36,17 @@ var kinds = []kind{
 	{"pause", pause},
 	{"kill", kill},
 	{"pause and delay", pauseAndDelay},
-	{"delay to redis", weather(toRedis, faulty.Weather{Delay: 1})},
-	{"delay to postgres", weather(toPostgres, faulty.Weather{Delay: 1})},
-	{"jitter", weather(toBoth, faulty.Weather{Jitter: 2})},
-	{"redis cut", weather(toRedis, faulty.Weather{Refuse: true})},
-	{"postgres cut", weather(toPostgres, faulty.Weather{Refuse: true})},
-	{"redis one-way requests", weather(toRedis, faulty.Weather{HoldReplies: true})},
-	{"redis one-way replies", weather(toRedis, faulty.Weather{HoldRequests: true})},
-	{"postgres one-way requests", weather(toPostgres, faulty.Weather{HoldReplies: true})},
-	{"postgres one-way replies", weather(toPostgres, faulty.Weather{HoldRequests: true})},
-	{"redis replies lost", weather(toRedis, faulty.Weather{LoseReplies: true})},
-	{"postgres replies lost", again(6, weather(toPostgres, faulty.Weather{LoseReplies: true}))}, // again: or no COMMIT is sent
+	{"delay to redis", weather(faulty.Weather{Delay: 1}, toRedis)},
+	{"delay to postgres", weather(faulty.Weather{Delay: 1}, toPostgres)},
+	{"jitter", weather(faulty.Weather{Jitter: 2}, toPostgres, toRedis)},
+	{"redis cut", weather(faulty.Weather{Refuse: true}, toRedis)},
+	{"postgres cut", weather(faulty.Weather{Refuse: true}, toPostgres)},
+	{"redis one-way requests", weather(faulty.Weather{HoldReplies: true}, toRedis)},
+	{"redis one-way replies", weather(faulty.Weather{HoldRequests: true}, toRedis)},
+	{"postgres one-way requests", weather(faulty.Weather{HoldReplies: true}, toPostgres)},
+	{"postgres one-way replies", weather(faulty.Weather{HoldRequests: true}, toPostgres)},
+	{"redis replies lost", weather(faulty.Weather{LoseReplies: true}, toRedis)},
+	{"postgres replies lost", again(6, weather(faulty.Weather{LoseReplies: true}, toPostgres))}, // again: or no COMMIT is sent
 	{"commit replies lost", commitRepliesLost},
 	{"script flush", again(10, scriptFlush)},
 	{"redis keys lost", again(5, keysLost)},
@@ -142,21 +142,21 @@ func kill(ctx context.Context, c *crew, f Fault) error {
 // pauseAndDelay stops processes while the network of all is slow, and slow for a while after that.
 func pauseAndDelay(ctx context.Context, c *crew, f Fault) error {
 	all := Fault{Victim: everybody}
-	c.set(all, toBoth, faulty.Weather{Delay: f.Delay, Jitter: f.Delay})
-	defer c.set(all, toBoth, faulty.Weather{})
+	c.set(all, faulty.Weather{Delay: f.Delay, Jitter: f.Delay}, toPostgres, toRedis)
+	defer c.set(all, faulty.Weather{}, toPostgres, toRedis)
 	err := pause(ctx, c, f)
 	wait(ctx, f.Lasts/4)
 	return err
 }
 
 // weather sets the weather for as long as a fault lasts. What was held is delivered then.
-func weather(to sides, w faulty.Weather) func(context.Context, *crew, Fault) error {
+func weather(w faulty.Weather, to ...int) func(context.Context, *crew, Fault) error {
 	return func(ctx context.Context, c *crew, f Fault) error {
 		scaled := w
 		scaled.Delay *= f.Delay
 		scaled.Jitter *= f.Delay
-		c.set(f, to, scaled)
-		defer c.set(f, to, faulty.Weather{})
+		c.set(f, scaled, to...)
+		defer c.set(f, faulty.Weather{}, to...)
 		wait(ctx, f.Lasts)
 		return nil
 	}
