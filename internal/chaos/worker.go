@@ -152,7 +152,8 @@ func (d *desk) employ() (err error) {
 	config := lease.Config{TTL: d.TTL, Namespace: d.Run}
 	for renews, every := range map[bool]time.Duration{true: 0, false: lease.Never} {
 		config.RenewEvery, config.Seal = every, nil
-		if d.permits[renews], err = lease.NewSemaphore(d.client, lease.SemaphoreConfig{Limit: limit, Lease: config}); err != nil {
+		permits := lease.SemaphoreConfig{Limit: limit, Lease: config}
+		if d.permits[renews], err = lease.NewSemaphore(d.client, permits); err != nil {
 			return err
 		}
 		if d.Process%2 == 0 && d.Control == NoControl {

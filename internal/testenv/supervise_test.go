@@ -230,7 +230,8 @@ func TestATakenPortIsTriedAgainWithAnother(t *testing.T) {
 
 func TestAFailureThatIsNotThePortsIsFinal(t *testing.T) {
 	attempts, broken := 0, errors.New("broken")
-	require.ErrorIs(t, new(node).onFreePort(t.Context(), func(context.Context) error { attempts++; return broken }), broken)
+	err := new(node).onFreePort(t.Context(), func(context.Context) error { attempts++; return broken })
+	require.ErrorIs(t, err, broken)
 	require.Equal(t, 1, attempts)
 }
 

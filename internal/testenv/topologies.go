@@ -65,7 +65,8 @@ func Sentinel(t testing.TB, args ...string) *SentinelServers {
 
 // Options returns what redis.NewFailoverClient needs.
 func (s *SentinelServers) Options() *redis.FailoverOptions {
-	return &redis.FailoverOptions{MasterName: primaryName, SentinelAddrs: addrs(s.sentinels), TLSConfig: s.data[0].node.tls}
+	tls := s.data[0].node.tls
+	return &redis.FailoverOptions{MasterName: primaryName, SentinelAddrs: addrs(s.sentinels), TLSConfig: tls}
 }
 
 // Client returns a new client that follows the primary; it is closed at the end of the test.
