@@ -27,12 +27,10 @@ are still open. When nothing would have been refused for longer than the
 rarest job takes to come round, call fencedb.enforce for the table.
 
    fencedb adopt bookings`,
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			return a.read(ctx, onPostgres, func(ctx context.Context, s *servers) (report, error) {
-				found, err := readAdoption(ctx, s.pool, cmd.Args().First())
-				return found, explained(err)
-			})
-		},
+		Action: a.read(onPostgres, nil, func(ctx context.Context, s *servers) (report, error) {
+			found, err := readAdoption(ctx, s.pool, a.argument)
+			return found, explained(err)
+		}),
 	}
 }
 

@@ -69,7 +69,7 @@ The exit code is 1 if a promise was broken.`,
 // outlived checks the settings and both servers before a run, and keeps a broken pipe from ending the program: then a
 // run could not take away what it has made. It ends in good order when nobody reads what it says.
 func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.ActionFunc {
-	return func(ctx context.Context, _ *cli.Command) error {
+	return func(ctx context.Context, cmd *cli.Command) error {
 		c.PostgresURL, c.RedisURL, c.Open, c.Log = a.postgresURL, a.redisURL, newRedis, a.out
 		if a.json {
 			c.Log = a.errOut
@@ -77,12 +77,12 @@ func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.Act
 		if err := c.Check(); err != nil {
 			return usage("%w", err)
 		}
-		err := a.on(ctx, onBoth, func(_ context.Context, s *servers) (report, error) {
+		err := a.on(onBoth, nil, func(_ context.Context, s *servers) (report, error) {
 			if s.replica {
 				return nil, errReplica
 			}
 			return nil, nil
-		})
+		})(ctx, cmd)
 		if err != nil {
 			return err
 		}

@@ -38,10 +38,10 @@ is examined.
 			ctx, cancel := a.bounded(ctx)
 			defer cancel()
 			s, err := a.open(ctx, onBoth) // to connect is a part of the examination
+			defer s.close()
 			if err != nil {
 				return err
 			}
-			defer s.close()
 			e := &examination{servers: s, findings: []finding{}, long: long}
 			if err := e.run(ctx); err != nil {
 				return err
@@ -123,7 +123,7 @@ func (e *examination) run(ctx context.Context) error {
 			err = ask(ctx)
 		}
 	}
-	refused := new(pgconn.PgError)
+	refused, is := errors.AsType[*pgconn.PgError](err)
 	switch {
 	case err == nil || err == errNoMore:
 		return nil
@@ -134,7 +134,7 @@ func (e *examination) run(ctx context.Context) error {
 			"nothing fenced can be written, and the ledger and the tables were not examined",
 			"see that it runs and that the URL is right, and run doctor again")
 		return nil
-	case errors.As(err, &refused) && refused.Code == insufficientPrivilege:
+	case is && refused.Code == insufficientPrivilege:
 		e.add(failure, "missing_rights", fmt.Sprintf("permission denied for role %s: %s", e.pool.Config().ConnConfig.User, refused.Message),
 			"the ledger and the tables were not examined, or not all",
 			"let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")

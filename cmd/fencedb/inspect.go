@@ -29,15 +29,13 @@ if programs publish events (see watch). Of a semaphore, fencedb leases shows
 who has its permits.
 
    fencedb inspect table:12`,
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			return a.read(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
-				found, err := s.look(ctx, cmd.Args().First())
-				if err == nil {
-					err = s.lookAround(ctx, found)
-				}
-				return found, err
-			})
-		},
+		Action: a.read(onBoth, nil, func(ctx context.Context, s *servers) (report, error) {
+			found, err := s.look(ctx, a.argument)
+			if err == nil {
+				err = s.lookAround(ctx, found)
+			}
+			return found, err
+		}),
 	}
 }
 

@@ -36,15 +36,12 @@ nobody. A resource that is acquired or released meanwhile may be missing.
 			&cli.BoolFlag{Name: "oldest", Destination: &wanted.oldest, Usage: "sort by how long they are held, longest first"},
 			&cli.DurationFlag{Name: "older-than", Destination: &wanted.olderThan, Usage: "only those held for longer than this `TIME`", Validator: notNegative},
 		},
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			wanted.prefix = cmd.Args().First()
-			if wanted.prefix != "" && a.names.hashed {
+		Action: a.read(onRedis, func(*cli.Command) error {
+			if wanted.prefix = a.argument; wanted.prefix != "" && a.names.hashed {
 				return usage("with --hash-resources Redis does not know how resources begin; list them without a prefix")
 			}
-			return a.read(ctx, onRedis, func(ctx context.Context, s *servers) (report, error) {
-				return s.findLeases(ctx, wanted)
-			})
-		},
+			return nil
+		}, func(ctx context.Context, s *servers) (report, error) { return s.findLeases(ctx, wanted) }),
 	}
 }
 
@@ -117,12 +114,7 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 	}
 
 	now := time.Now()
-	age := func(h held) (age time.Duration) { // new where the token does not tell
-		if h.IssuedAt != nil {
-			age = now.Sub(*h.IssuedAt)
-		}
-		return age
-	}
+	age := func(h held) time.Duration { return now.Sub(*cmp.Or(h.IssuedAt, &now)) } // new where the token does not tell
 	all, problems := make([][]held, len(keys)), make([]error, len(keys))
 	asking, ctx := errgroup.WithContext(ctx)
 	asking.SetLimit(16)

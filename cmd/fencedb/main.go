@@ -86,7 +86,8 @@ type app struct {
 	in          io.Reader
 	out, errOut io.Writer
 	screen      screen
-	checked     bool // the call is no usage error of the parser
+	checked     bool   // the call is no usage error of the parser
+	argument    string // the first one of the command, or ""
 
 	postgresURL, redisURL string
 	names                 names
@@ -212,9 +213,9 @@ var arguments = map[string]struct {
 
 // checkCall checks what commands have in common, before any of them begins.
 func (a *app) checkCall(_ context.Context, cmd *cli.Command) error {
-	a.checked = true
+	a.checked, a.argument = true, cmd.Args().First()
 	takes, known := arguments[cmd.ArgsUsage] // not those of with
-	if n := cmd.Args().Len(); known && (n < takes.least || n > takes.most || takes.least > 0 && cmd.Args().First() == "") {
+	if n := cmd.Args().Len(); known && (n < takes.least || n > takes.most || takes.least > 0 && a.argument == "") {
 		return usage("%s takes %s, got %q", cmd.FullName(), takes.text, cmd.Args().Slice())
 	}
 	return nil

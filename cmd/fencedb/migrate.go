@@ -45,10 +45,7 @@ func (r schemaReport) print(p page) {
 		return []string{fmt.Sprint(m.Version), m.Name, map[bool]string{true: "applied", false: "pending"}[m.Applied]}
 	})
 	if len(r.Changed) > 0 {
-		verb := "applied"
-		if r.removed {
-			verb = "removed"
-		}
+		verb := map[bool]string{true: "removed", false: "applied"}[r.removed]
 		fmt.Fprintf(p.out, "\n%s now: %s\n", verb, strings.Join(r.Changed, ", "))
 	}
 }
@@ -65,28 +62,26 @@ func (a *app) migrateDown(ctx context.Context, cmd *cli.Command) error {
 
 // onSchema changes the schema and shows what came of it.
 func (a *app) onSchema(change func(context.Context, *sql.DB) error) cli.ActionFunc {
-	return func(ctx context.Context, _ *cli.Command) error {
-		return a.read(ctx, onPostgres, func(ctx context.Context, s *servers) (report, error) {
-			db := stdlib.OpenDBFromPool(s.pool)
-			defer db.Close()
-			before, err := migrations.Status(ctx, db)
-			if err == nil {
-				err = change(ctx, db)
+	return a.read(onPostgres, nil, func(ctx context.Context, s *servers) (report, error) {
+		db := stdlib.OpenDBFromPool(s.pool)
+		defer db.Close()
+		before, err := migrations.Status(ctx, db)
+		if err == nil {
+			err = change(ctx, db)
+		}
+		if err != nil {
+			return nil, err
+		}
+		after, err := migrations.Status(ctx, db)
+		r := schemaReport{Migrations: []migration{}, Changed: []string{}}
+		for i, m := range after {
+			r.Migrations = append(r.Migrations, migration(m))
+			if m.Applied != before[i].Applied {
+				r.Changed, r.removed = append(r.Changed, m.Name), !m.Applied
 			}
-			if err != nil {
-				return nil, err
-			}
-			after, err := migrations.Status(ctx, db)
-			r := schemaReport{Migrations: []migration{}, Changed: []string{}}
-			for i, m := range after {
-				r.Migrations = append(r.Migrations, migration(m))
-				if m.Applied != before[i].Applied {
-					r.Changed, r.removed = append(r.Changed, m.Name), !m.Applied
-				}
-			}
-			return r, err
-		})
-	}
+		}
+		return r, err
+	})
 }
 
 func (a *app) migratePrint(_ context.Context, cmd *cli.Command) error {

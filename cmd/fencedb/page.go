@@ -77,26 +77,20 @@ func (a *app) yesFlag() cli.Flag {
 
 // span formats a duration with at most two units.
 func span(d time.Duration) string {
-	switch {
-	case d >= day:
-		return units(d, day, "d", time.Hour, "h")
-	case d >= time.Hour:
-		return units(d, time.Hour, "h", time.Minute, "m")
-	case d >= time.Minute:
-		return units(d, time.Minute, "m", time.Second, "s")
-	case d >= time.Second:
+	units := [][2]time.Duration{{day, time.Hour}, {time.Hour, time.Minute}, {time.Minute, time.Second}}
+	for n, unit := range units {
+		if large, small := unit[0], unit[1]; d >= large {
+			text := fmt.Sprintf("%d%c", d/large, "dhm"[n])
+			if rest := d % large / small; rest > 0 { // otherwise it is left out
+				text += fmt.Sprintf("%d%c", rest, "hms"[n])
+			}
+			return text
+		}
+	}
+	if d >= time.Second {
 		return d.Round(100 * time.Millisecond).String()
 	}
 	return d.Round(time.Millisecond).String()
-}
-
-// units leaves out the smaller unit if it is 0.
-func units(d, large time.Duration, largeName string, small time.Duration, smallName string) string {
-	text := fmt.Sprint(int64(d/large), largeName)
-	if rest := d % large / small; rest > 0 {
-		text += fmt.Sprint(int64(rest), smallName)
-	}
-	return text
 }
 
 func millis(ms int64) string { return span(time.Duration(ms) * time.Millisecond) }

@@ -44,15 +44,10 @@ it is protected.
 			&cli.DurationFlag{Name: "audit-older-than", Destination: &p.auditOlder, Usage: "remove records this `TIME` old too", Validator: atLeast(leastAuditAge)},
 			&cli.BoolFlag{Name: "apply", Destination: &p.apply, Usage: "remove them, after asking"},
 		),
-		Action: func(ctx context.Context, _ *cli.Command) error {
-			if err := p.check(); err != nil {
-				return err
-			}
-			return a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
-				p.servers = s
-				return p.run(ctx)
-			})
-		},
+		Action: a.on(onBoth, p.check, func(ctx context.Context, s *servers) (report, error) {
+			p.servers = s
+			return p.run(ctx)
+		}),
 	}
 }
 
@@ -97,7 +92,7 @@ type pruner struct {
 	*servers
 }
 
-func (p *pruner) check() error {
+func (p *pruner) check(*cli.Command) error {
 	switch {
 	case p.older < leastAge:
 		return usage("--older-than must be at least %v, got %v", leastAge, p.older)

@@ -49,21 +49,16 @@ last_fencing_token and last_lease_id.
 			&cli.Int64Flag{Name: "row-token", Destination: &asked.rowToken, Usage: "the `TOKEN` in a row that refuses others"},
 			&cli.StringFlag{Name: "row-lease", Usage: "the lease `ID` in that row"},
 		),
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			if err := asked.complete(cmd); err != nil {
-				return err
+		Action: a.on(onBoth, asked.complete, func(ctx context.Context, s *servers) (report, error) {
+			found, err := s.prepareReset(ctx, asked)
+			if err != nil {
+				return nil, err
 			}
-			return a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
-				found, err := s.prepareReset(ctx, asked)
-				if err != nil {
-					return nil, err
-				}
-				if err := a.confirm(ctx, asked.question(found), found); err != nil {
-					return nil, err
-				}
-				return s.resetFence(ctx, asked, found)
-			})
-		},
+			if err := a.confirm(ctx, asked.question(found), found); err != nil {
+				return nil, err
+			}
+			return s.resetFence(ctx, asked, found)
+		}),
 	}
 }
 
@@ -113,7 +108,7 @@ func (r *resetting) complete(cmd *cli.Command) error {
 	case r.rowLease != nil && err != nil:
 		return usage("--row-lease: %w", err)
 	}
-	return r.of(cmd.Args().First())
+	return r.of(cmd)
 }
 
 var errUnchanged = errors.New("nothing was changed")
@@ -177,8 +172,8 @@ const lockNotAvailable = "55P03"
 
 // busy adds to the error of a fence that could not be had whose transactions hold it.
 func busy(err error) error {
-	refused := new(pgconn.PgError)
-	if !errors.As(err, &refused) || refused.Code != lockNotAvailable {
+	refused, is := errors.AsType[*pgconn.PgError](err)
+	if !is || refused.Code != lockNotAvailable {
 		return err
 	}
 	var detail struct {

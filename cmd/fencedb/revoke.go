@@ -41,12 +41,9 @@ the open transaction can still commit.
    fencedb revoke table:12 --reason 'worker 7 hangs'
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
 		Flags: e.flags(a.yesFlag()),
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			if err := e.of(cmd.Args().First()); err != nil {
-				return err
-			}
-			return a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) { return s.confirmAndRevoke(ctx, e) })
-		},
+		Action: a.on(onBoth, e.of, func(ctx context.Context, s *servers) (report, error) {
+			return s.confirmAndRevoke(ctx, e)
+		}),
 	}
 }
 
@@ -279,9 +276,9 @@ func (e *event) flags(more ...cli.Flag) []cli.Flag {
 	}, more...)
 }
 
-// of completes an event that is about one resource.
-func (e *event) of(resource string) error {
-	e.resource = &resource
+// of completes an event that is about one resource, the argument of the command.
+func (e *event) of(cmd *cli.Command) error {
+	e.resource = new(cmd.Args().First())
 	return e.complete()
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/lease"
 )
@@ -44,39 +45,33 @@ type names struct {
 	hashed    bool
 }
 
-// open does not connect yet.
-func (a *app) open(ctx context.Context, where needs) (_ *servers, err error) {
-	s := &servers{app: a}
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
+// open does not connect yet. What it returns is to be closed, also with an error.
+func (a *app) open(ctx context.Context, where needs) (s *servers, err error) {
+	s = &servers{app: a}
 	if where&onRedis != 0 {
 		if s.redisURL == "" {
-			return nil, usage("no Redis: set --redis or FENCEDB_REDIS_URL")
+			return s, usage("no Redis: set --redis or FENCEDB_REDIS_URL")
 		}
 		if s.client, err = newRedis(s.redisURL, nil); err != nil {
-			return nil, usage("--redis: %w; it takes\n%s", err, redisForms)
+			return s, usage("--redis: %w; it takes\n%s", err, redisForms)
 		}
 		if s.issuer, err = lease.New(s.client, s.names.config()); err != nil {
-			return nil, usage("%w", err)
+			return s, usage("%w", err)
 		}
 	}
 	if where&onPostgres != 0 {
 		if s.postgresURL == "" {
-			return nil, usage("no Postgres: set --postgres or FENCEDB_POSTGRES_URL")
+			return s, usage("no Postgres: set --postgres or FENCEDB_POSTGRES_URL")
 		}
 		config, err := pgxpool.ParseConfig(s.postgresURL)
 		if err != nil {
-			return nil, usage("--postgres: %w", err) // pgx blanks the password
+			return s, usage("--postgres: %w", err) // pgx blanks the password
 		}
 		if config.ConnConfig.RuntimeParams["application_name"] == "" {
 			config.ConnConfig.RuntimeParams["application_name"] = "fencedb"
 		}
-		if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
-			return nil, err
-		}
+		s.pool, err = pgxpool.NewWithConfig(ctx, config)
+		return s, err
 	}
 	return s, nil
 }
@@ -100,30 +95,40 @@ func (s *servers) close() {
 	}
 }
 
-// on connects before fn begins, so that a server that is away is reported before anything is changed. It
-// shows what fn returns.
-func (a *app) on(ctx context.Context, where needs, fn func(context.Context, *servers) (report, error)) error {
-	s, err := a.open(ctx, where)
-	if err != nil {
-		return err
+// work is what a command does with its servers.
+type work = func(context.Context, *servers) (report, error)
+
+// on is the action of a command. It connects before do begins, so that a server that is away is reported before
+// anything is changed, and shows what do returns. A check, if there is one, comes before all that.
+func (a *app) on(where needs, check func(*cli.Command) error, do work) cli.ActionFunc {
+	return func(ctx context.Context, cmd *cli.Command) error {
+		if check != nil {
+			if err := check(cmd); err != nil {
+				return err
+			}
+		}
+		s, err := a.open(ctx, where)
+		defer s.close()
+		if err != nil {
+			return err
+		}
+		if err := s.connect(ctx); err != nil {
+			return err
+		}
+		r, err := do(ctx, s)
+		if err != nil || r == nil {
+			return err
+		}
+		return a.show(r)
 	}
-	defer s.close()
-	if err := s.connect(ctx); err != nil {
-		return err
-	}
-	r, err := fn(ctx, s)
-	if err != nil || r == nil {
-		return err
-	}
-	return a.show(r)
 }
 
 // read is on for a command that asks no person, so that --timeout limits all that it asks the servers.
-func (a *app) read(ctx context.Context, where needs, fn func(context.Context, *servers) (report, error)) error {
-	return a.on(ctx, where, func(ctx context.Context, s *servers) (report, error) {
+func (a *app) read(where needs, check func(*cli.Command) error, do work) cli.ActionFunc {
+	return a.on(where, check, func(ctx context.Context, s *servers) (report, error) {
 		ctx, cancel := a.bounded(ctx)
 		defer cancel()
-		return fn(ctx, s)
+		return do(ctx, s)
 	})
 }
 
@@ -154,11 +159,7 @@ const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction 
 
 // explained adds the remedy to errors of an incomplete set-up.
 func explained(err error) error {
-	refused := new(pgconn.PgError)
-	if !errors.As(err, &refused) {
-		return err
-	}
-	switch refused.Code {
+	switch refused, _ := errors.AsType[*pgconn.PgError](err); value(refused).Code {
 	case insufficientPrivilege:
 		return fmt.Errorf("%w: %w", errMayNot, err)
 	case undefinedTable, undefinedSchema, undefinedFunction:

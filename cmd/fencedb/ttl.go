@@ -34,12 +34,12 @@ for the histogram of observe/prom.
 			&cli.DurationFlag{Name: "pause", Destination: &m.pause, Usage: "a holder may be paused for this `TIME`", Value: time.Second, Validator: notNegative},
 			&cli.DurationFlag{Name: "network", Destination: &m.network, Usage: "an answer of Redis may take this `TIME`", Value: 200 * time.Millisecond, Validator: notNegative},
 		},
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			if m.kind = cmd.Args().First(); strings.Contains(m.kind, ":") {
+		Action: a.read(onRedis, func(cmd *cli.Command) error {
+			if m.kind = a.argument; strings.Contains(m.kind, ":") {
 				return usage("%s takes %s, got %q", cmd.FullName(), arguments[cmd.ArgsUsage].text, m.kind)
 			}
-			return a.read(ctx, onRedis, func(ctx context.Context, s *servers) (report, error) { return m.take(ctx, s) })
-		},
+			return nil
+		}, func(ctx context.Context, s *servers) (report, error) { return m.take(ctx, s) }),
 	}
 }
 

@@ -40,8 +40,10 @@ Kinds: ` + strings.Replace(words(kinds), ", healed", ",\nhealed", 1) + `.`,
 			&cli.DurationFlag{Name: "since", Destination: &wanted.since, Usage: "begin this `TIME` ago", Validator: notNegative},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			wanted.prefix = cmd.Args().First()
-			err := a.on(ctx, onRedis, func(ctx context.Context, s *servers) (report, error) { return nil, s.follow(ctx, wanted) })
+			wanted.prefix = a.argument
+			err := a.on(onRedis, nil, func(ctx context.Context, s *servers) (report, error) {
+				return nil, s.follow(ctx, wanted)
+			})(ctx, cmd)
 			if ctx.Err() != nil {
 				return nil // Ctrl-C ends watch
 			}

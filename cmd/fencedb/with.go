@@ -71,13 +71,10 @@ command, 128 + N if signal N ended it, or
 			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss", Value: 10 * time.Second, Validator: notNegative},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			if err := w.complete(cmd, a.names); err != nil {
-				return err
-			}
-			err := a.on(ctx, onBoth, func(ctx context.Context, s *servers) (report, error) {
+			err := a.on(onBoth, w.complete, func(ctx context.Context, s *servers) (report, error) {
 				w.servers = s
 				return nil, w.run(ctx)
-			})
+			})(ctx, cmd)
 			if err == nil || errors.As(err, new(withCode)) {
 				return err
 			}
@@ -112,14 +109,13 @@ type wrapping struct {
 	lost, released error // nil: held to the end, released
 }
 
-func (w *wrapping) complete(cmd *cli.Command, n names) error {
+func (w *wrapping) complete(cmd *cli.Command) error {
 	// The parser drops the first "--", but not from what the root was given.
 	typed := cmd.Root().Args().Slice()
 	if i := slices.Index(typed, "--"); i >= 0 {
 		w.command = typed[i+1:]
 	}
 	w.resources = cmd.Args().Slice()[:cmd.Args().Len()-len(w.command)]
-	w.cfg.Namespace, w.cfg.HashResources, w.cfg.FenceRetention = n.namespace, n.hashed, fenceRetention
 	w.cfg.MaxHold = max(w.cfg.MaxHold, w.cfg.TTL)
 	w.hold = cmp.Or(w.hold, w.cfg.TTL)
 	switch {
@@ -164,6 +160,7 @@ func (w *wrapping) run(ctx context.Context) error {
 
 // acquire acquires and seals all resources, or none.
 func (w *wrapping) acquire(ctx context.Context) error {
+	w.cfg.Namespace, w.cfg.HashResources, w.cfg.FenceRetention = w.names.namespace, w.names.hashed, fenceRetention
 	w.cfg.Seal = fencedb.Sealer(w.pool)
 	i, err := lease.New(w.client, w.cfg)
 	if err != nil {
@@ -186,8 +183,8 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	}
 	for tries := 0; ; tries++ {
 		w.leases, err = i.AcquireAll(ctx, w.resources, opt)
-		stale := new(fencedb.StaleError)
-		if tries == len(w.resources) || !errors.As(err, &stale) {
+		stale, is := errors.AsType[*fencedb.StaleError](err)
+		if tries == len(w.resources) || !is {
 			return err
 		}
 		if _, err := i.Raise(ctx, stale.Resource, stale.Stored); err != nil { // Redis is behind the ledger
