@@ -38,12 +38,9 @@ func (p *printer) line(text string) { fmt.Fprintln(p.out, strings.TrimRight(text
 
 // paragraph wraps text; the first line follows lead, the others are indented as far.
 func (p *printer) paragraph(lead, style, text string) {
-	margin := len(lead)
-	for i, line := range wrap(text, width-margin) {
-		if i > 0 {
-			lead = strings.Repeat(" ", margin)
-		}
+	for _, line := range wrap(text, width-len(lead)) {
 		p.line(lead + p.paint(style, line))
+		lead = strings.Repeat(" ", len(lead))
 	}
 }
 
@@ -138,18 +135,13 @@ func (p *printer) summary(verdicts []verdict, took time.Duration) (all bool) {
 
 // wrap breaks text at spaces into lines of at most so many columns; a longer word gets a line of
 // its own.
-func wrap(text string, columns int) []string {
-	var lines []string
+func wrap(text string, columns int) (lines []string) {
 	line := ""
-	for _, word := range strings.Fields(text) {
-		switch {
-		case line == "":
-			line = word
-		case len(line)+1+len(word) <= columns:
-			line += " " + word
-		default:
-			lines, line = append(lines, line), word
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && len(line)+1+len(word) > columns {
+			lines, line = append(lines, line), ""
 		}
+		line = strings.TrimPrefix(line+" "+word, " ")
 	}
 	return append(lines, line)
 }

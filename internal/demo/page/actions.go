@@ -158,20 +158,20 @@ func (s *Stage) play(name string, script func(*scene, func(error) bool) bool) (e
 	s.work.Add(1)
 	defer s.work.Done()
 	var idle []*hand
-	busy := false
+	err = refuse("One scene at a time: wait until the one that is playing is over.")
 	s.locked(func() {
-		if busy = s.scene != ""; busy {
+		if s.scene != "" {
 			return
 		}
-		s.scene = name
+		s.scene, err = name, nil
 		for _, h := range s.crew {
 			if h.shown.Status == Idle {
 				idle = append(idle, h)
 			}
 		}
 	})
-	if busy {
-		return refuse("One scene at a time: wait until the one that is playing is over.")
+	if err != nil {
+		return err
 	}
 	defer s.locked(func() { s.scene = "" })
 	if len(idle) < 2 {
