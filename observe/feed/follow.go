@@ -68,18 +68,16 @@ func persist[T any](ctx context.Context, attempt func(context.Context) (T, error
 // within returns when the attempt does or ctx ends, whichever is first. The client library observes
 // contexts only if its owner has configured that.
 func within[T any](ctx context.Context, attempt func(context.Context) (T, error)) (value T, err error) {
-	type answer struct {
-		value T
-		err   error
-	}
-	answered := make(chan answer, 1)
+	var answer T
+	var failed error
+	answered := make(chan struct{})
 	go func() {
-		value, err := attempt(ctx)
-		answered <- answer{value, err}
+		defer close(answered)
+		answer, failed = attempt(ctx)
 	}()
 	select {
-	case a := <-answered:
-		return a.value, a.err
+	case <-answered:
+		return answer, failed
 	case <-ctx.Done():
 		return value, context.Cause(ctx)
 	}
