@@ -105,8 +105,11 @@ type examination struct {
 	redis []lease.ServerHealth // that answered with their clock
 }
 
-func (e *examination) add(severity severity, code, what, why, do string) {
-	e.findings = append(e.findings, finding{severity, code, what, why, do})
+// add adds the finding of that code in doctor.sql. Each of about is text, an error or a duration.
+func (e *examination) add(code string, about ...any) {
+	f := texts[slices.IndexFunc(texts, func(f []string) bool { return f[2] == code })]
+	what := fmt.Sprintf(f[3], about[:strings.Count(f[3], "%s")]...)
+	e.findings = append(e.findings, finding{severity(f[1]), code, what, f[4], f[5]})
 }
 
 // run returns an error if there is no diagnosis. Redis has half of the time, so that one that hangs leaves
@@ -130,14 +133,10 @@ func (e *examination) run(ctx context.Context) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return err
 	case away || ctx.Err() != nil:
-		e.add(failure, "postgres_unreachable", fmt.Sprintf("Postgres cannot be reached: %v", err),
-			"nothing fenced can be written, and the ledger and the tables were not examined",
-			"see that it runs and that the URL is right, and run doctor again")
+		e.add("postgres_unreachable", err)
 		return nil
 	case is && refused.Code == insufficientPrivilege:
-		e.add(failure, "missing_rights", fmt.Sprintf("permission denied for role %s: %s", e.pool.Config().ConnConfig.User, refused.Message),
-			"the ledger and the tables were not examined, or not all",
-			"let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')")
+		e.add("missing_rights", e.pool.Config().ConnConfig.User, refused.Message)
 		return nil
 	}
 	return explained(err)
@@ -145,7 +144,7 @@ func (e *examination) run(ctx context.Context) error {
 
 var errNoMore = errors.New("what was found lets nothing more be examined")
 
-const leastPostgres = 15
+const leastPostgres = 15 // as doctor.sql says
 
 // askVersion reads the version that the server reports when a client connects.
 func (e *examination) askVersion(ctx context.Context) error {
@@ -156,8 +155,7 @@ func (e *examination) askVersion(ctx context.Context) error {
 	})
 	var major int
 	if _, noNumber := fmt.Sscanf(version, "%d", &major); err == nil && noNumber == nil && major < leastPostgres {
-		e.add(failure, "postgres_version", "Postgres is version "+version,
-			fmt.Sprintf("fencedb needs %d or newer, and is tested from there on", leastPostgres), "upgrade Postgres")
+		e.add("postgres_version", version)
 		return errNoMore
 	}
 	return err
@@ -169,8 +167,7 @@ func (e *examination) askSchema(ctx context.Context) error {
 	steps, err := migrations.Status(ctx, db)
 	for _, m := range steps {
 		if !m.Applied {
-			e.add(failure, "schema_pending", fmt.Sprintf("the database lacks %s, and perhaps later migrations", m.Name),
-				"what programs and this command call may not be there", "run fencedb migrate up")
+			e.add("schema_pending", m.Name)
 			return errNoMore
 		}
 	}
@@ -180,8 +177,14 @@ func (e *examination) askSchema(ctx context.Context) error {
 //go:embed doctor.sql
 var doctorSQL string
 
-// questions are the parts of doctor.sql: severity, code, what, why, what to do, and the query.
-var questions = regexp.MustCompile(`(?m)^-- (error|warning) (\w+): (.+)\n-- Why: (.+)\n-- Do: (.+)\n((?:.+\n)+)`).FindAllStringSubmatch(doctorSQL, -1)
+// The parts of doctor.sql: severity, code, what, why and what to do of each finding; and the query of those that have
+// one.
+const parts = `(?m)^-- (error|warning) (\w+): (.+)\n-- Why: (.+)\n-- Do: (.+)\n`
+
+var (
+	texts     = regexp.MustCompile(parts).FindAllStringSubmatch(doctorSQL, -1)
+	questions = regexp.MustCompile(parts+`((?:.+\n)+)`).FindAllStringSubmatch(doctorSQL, -1)
+)
 
 func (e *examination) askQuestions(ctx context.Context) error {
 	for _, q := range questions {
@@ -191,25 +194,20 @@ func (e *examination) askQuestions(ctx context.Context) error {
 			return err
 		}
 		for _, subject := range subjects {
-			e.add(severity(q[1]), q[2], strings.Replace(q[3], "%s", visible(subject), 1), q[4], q[5])
+			e.add(q[2], visible(subject))
 		}
 	}
 	return nil
 }
 
-// warnings are the findings for warnings of package lease, but for their text. One of the clock is about the
-// clock of this machine, which does not matter; see askClock. Others are about settings of an issuer.
-var warnings = map[lease.WarningCode]finding{
-	lease.WarnUnlogged: {warning, "redis_unlogged", "",
-		"two then hold at once until the older lease has run out, and tokens rise only by the clock; fences stand", "CONFIG SET appendonly yes, and write it into the configuration"},
-	lease.WarnEviction: {warning, "redis_may_evict", "",
-		"if a maxmemory is set some day, Redis evicts leases", "CONFIG SET maxmemory-policy noeviction, and write it into the configuration"},
-	lease.WarnReplicas: {warning, "redis_replicas", "",
-		"after the fail-over two hold at once until the older lease has run out; fences stand", "set min-replicas-to-write 1 and min-replicas-max-lag 10"},
-	lease.WarnVersion: {warning, "redis_version", "",
-		"it may lack what leases need", "upgrade Redis, or use a server that behaves like a newer one"},
-	lease.WarnHidden: {warning, "redis_hidden", "",
-		"it may be a replica, evict leases, or lose them in a crash, without a warning", "let the user run INFO: ACL SETUSER ... +info; or ask the provider"},
+// warnings are the findings for warnings of package lease. One of the clock is about the clock of this machine, which
+// does not matter; see askClock. Others are about settings of an issuer.
+var warnings = map[lease.WarningCode]string{
+	lease.WarnUnlogged: "redis_unlogged",
+	lease.WarnEviction: "redis_may_evict",
+	lease.WarnReplicas: "redis_replicas",
+	lease.WarnVersion:  "redis_version",
+	lease.WarnHidden:   "redis_hidden",
 }
 
 func (e *examination) examineRedis(ctx context.Context) {
@@ -219,8 +217,8 @@ func (e *examination) examineRedis(ctx context.Context) {
 	}
 	for _, s := range health.Servers {
 		for _, w := range s.Warnings {
-			if f, known := warnings[w.Code]; known {
-				e.add(f.Severity, f.Code, s.Addr+": "+w.Text, f.Why, f.Do)
+			if code, matters := warnings[w.Code]; matters {
+				e.add(code, s.Addr, w.Text)
 			}
 		}
 		if s.RoundTrip > 0 {
@@ -246,61 +244,43 @@ func (e *examination) examineLeases(ctx context.Context) {
 	defer cancel()
 	found, err := e.findLeases(ctx, selection{limit: 1000})
 	if err != nil {
-		e.add(warning, "leases_hidden", fmt.Sprintf("the leases in Redis were not examined: %v", err),
-			"some may never end, or be corrupt",
-			"let the user run SCAN: ACL SETUSER ... +scan; if Redis is slow or holds much else, use fencedb leases --timeout")
+		e.add("leases_hidden", err)
 		return
 	}
 	for _, problem := range found.Problems[:min(most, len(found.Problems))] {
-		e.add(failure, "redis_corrupt", visible(problem), "nobody can acquire, renew or see that lease; what fences protect stays safe",
-			"find who wrote to the key, and follow docs/runbook/redis.md, a key is not what it should be")
+		e.add("redis_corrupt", visible(problem))
 	}
-	named := 0
+	limit := len(e.findings) + most
 	for _, h := range found.Leases {
 		left, who := time.Duration(h.ExpiresInMS)*time.Millisecond, cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
 		switch {
-		case named == most:
+		case len(e.findings) == limit:
 			return
 		case left > longTTL:
-			e.add(warning, "lease_ttl", fmt.Sprintf("%s is held by %s for another %s without renewal", visible(h.Resource), who, span(left)),
-				"if its holder dies, it stays blocked for that long",
-				"give the program's leases a TTL of seconds; renewal makes them as long as the work, and MaxHold bounds it")
+			e.add("lease_ttl", visible(h.Resource), who, span(left))
 		case h.IssuedAt != nil && time.Since(*h.IssuedAt) > longHold:
-			e.add(warning, "lease_unbounded", fmt.Sprintf("%s has been held by %s for %s", visible(h.Resource), who, elapsed(*h.IssuedAt)),
-				"nothing bounds it: a holder that is stuck keeps it for ever",
-				"leave it if it is a role that one process has for as long as it lives; otherwise set lease.Config.MaxHold, and see who it is")
-		default:
-			continue
+			e.add("lease_unbounded", visible(h.Resource), who, elapsed(*h.IssuedAt))
 		}
-		named++
 	}
 }
 
 // addProblem finds the server that the error of Check is about, if possible.
 func (e *examination) addProblem(health lease.Health, problem error) {
-	found := false
+	before := len(e.findings)
 	for _, s := range health.Servers {
 		switch {
 		case s.Role != "" && s.Role != "master":
-			e.add(failure, "redis_replica", s.Addr+" is a replica", "it accepts no writes, so it grants nothing, and its leases may be old",
-				"give the address of the primary, or redis-sentinel:// to follow fail-overs")
+			e.add("redis_replica", s.Addr)
 		case s.Limited && s.Eviction != "" && s.Eviction != "noeviction":
-			e.add(failure, "redis_evicts", fmt.Sprintf("%s has a maxmemory, and maxmemory-policy is %s", s.Addr, s.Eviction),
-				"short of memory it throws away leases that are held, and two hold at once; fences stand",
-				"CONFIG SET maxmemory-policy noeviction, and write it into the configuration")
-		default:
-			continue
+			e.add("redis_evicts", s.Addr, s.Eviction)
 		}
-		found = true
 	}
 	switch {
-	case found:
+	case len(e.findings) > before:
 	case errors.Is(problem, lease.ErrUnreachable), errors.Is(problem, context.DeadlineExceeded):
-		e.add(failure, "redis_unreachable", fmt.Sprintf("Redis cannot be reached: %v", problem),
-			"nobody can acquire or keep a lease; what fences protect stays safe", "see that it runs and that the URL is right, and run doctor again")
+		e.add("redis_unreachable", problem)
 	default:
-		e.add(failure, "redis_unfit", problem.Error(),
-			"leases cannot be acquired, or can be lost while they are held; what fences protect stays safe", "change what is named and run doctor again")
+		e.add("redis_unfit", problem)
 	}
 }
 
@@ -327,9 +307,7 @@ func (e *examination) askClock(ctx context.Context) error {
 		if ahead < 0 {
 			way = "behind"
 		}
-		e.add(warning, "clock_difference", fmt.Sprintf("the clock of %s is %v %s Postgres's", s.Addr, ahead.Abs().Round(time.Second), way),
-			"tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up",
-			"run NTP on both machines; let the clock be slewed, not stepped")
+		e.add("clock_difference", s.Addr, ahead.Abs().Round(time.Second), way)
 	}
 	return nil
 }
@@ -359,10 +337,7 @@ func (e *examination) askCounters(ctx context.Context) error {
 			return err
 		}
 		if known.LastToken < f.Token {
-			e.add(failure, "redis_behind", fmt.Sprintf("the ledger has token %d for %s, Redis knows %s",
-				f.Token, visible(f.Resource), cmp.Or(tokenText(known.LastToken), "none")),
-				"Redis has lost data and its clock is behind, so new holders are refused",
-				"run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself")
+			e.add("redis_behind", fmt.Sprint(f.Token), visible(f.Resource), cmp.Or(tokenText(known.LastToken), "none"))
 		}
 	}
 	return nil

@@ -1,5 +1,82 @@
--- What fencedb doctor asks Postgres. Each row of an answer is a finding. Its one column says about what, and stands
--- for %s. @long is the number of seconds in --long.
+-- What fencedb doctor can find. Where a query follows, it is for Postgres, and each row of the answer is a finding. Its
+-- one column says about what, and stands for %s. @long is the number of seconds in --long. The others, which come first,
+-- are found by doctor.go.
+
+-- error postgres_unreachable: Postgres cannot be reached: %s
+-- Why: nothing fenced can be written, and the ledger and the tables were not examined
+-- Do: see that it runs and that the URL is right, and run doctor again
+
+-- error missing_rights: permission denied for role %s: %s
+-- Why: the ledger and the tables were not examined, or not all
+-- Do: let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')
+
+-- error postgres_version: Postgres is version %s
+-- Why: fencedb needs 15 or newer, and is tested from there on
+-- Do: upgrade Postgres
+
+-- error schema_pending: the database lacks %s, and perhaps later migrations
+-- Why: what programs and this command call may not be there
+-- Do: run fencedb migrate up
+
+-- warning redis_unlogged: %s: %s
+-- Why: two then hold at once until the older lease has run out, and tokens rise only by the clock; fences stand
+-- Do: CONFIG SET appendonly yes, and write it into the configuration
+
+-- warning redis_may_evict: %s: %s
+-- Why: if a maxmemory is set some day, Redis evicts leases
+-- Do: CONFIG SET maxmemory-policy noeviction, and write it into the configuration
+
+-- warning redis_replicas: %s: %s
+-- Why: after the fail-over two hold at once until the older lease has run out; fences stand
+-- Do: set min-replicas-to-write 1 and min-replicas-max-lag 10
+
+-- warning redis_version: %s: %s
+-- Why: it may lack what leases need
+-- Do: upgrade Redis, or use a server that behaves like a newer one
+
+-- warning redis_hidden: %s: %s
+-- Why: it may be a replica, evict leases, or lose them in a crash, without a warning
+-- Do: let the user run INFO: ACL SETUSER ... +info; or ask the provider
+
+-- error redis_replica: %s is a replica
+-- Why: it accepts no writes, so it grants nothing, and its leases may be old
+-- Do: give the address of the primary, or redis-sentinel:// to follow fail-overs
+
+-- error redis_evicts: %s has a maxmemory, and maxmemory-policy is %s
+-- Why: short of memory it throws away leases that are held, and two hold at once; fences stand
+-- Do: CONFIG SET maxmemory-policy noeviction, and write it into the configuration
+
+-- error redis_unreachable: Redis cannot be reached: %s
+-- Why: nobody can acquire or keep a lease; what fences protect stays safe
+-- Do: see that it runs and that the URL is right, and run doctor again
+
+-- error redis_unfit: %s
+-- Why: leases cannot be acquired, or can be lost while they are held; what fences protect stays safe
+-- Do: change what is named and run doctor again
+
+-- warning leases_hidden: the leases in Redis were not examined: %s
+-- Why: some may never end, or be corrupt
+-- Do: let the user run SCAN: ACL SETUSER ... +scan; if Redis is slow or holds much else, use fencedb leases --timeout
+
+-- error redis_corrupt: %s
+-- Why: nobody can acquire, renew or see that lease; what fences protect stays safe
+-- Do: find who wrote to the key, and follow docs/runbook/redis.md, a key is not what it should be
+
+-- warning lease_ttl: %s is held by %s for another %s without renewal
+-- Why: if its holder dies, it stays blocked for that long
+-- Do: give the program's leases a TTL of seconds; renewal makes them as long as the work, and MaxHold bounds it
+
+-- warning lease_unbounded: %s has been held by %s for %s
+-- Why: nothing bounds it: a holder that is stuck keeps it for ever
+-- Do: leave it if it is a role that one process has for as long as it lives; otherwise set lease.Config.MaxHold, and see who it is
+
+-- warning clock_difference: the clock of %s is %s %s Postgres's
+-- Why: tokens carry Redis's time; if a clock that is ahead is put right and Redis then forgets a token, the next ones are refused until its clock has caught up
+-- Do: run NTP on both machines; let the clock be slewed, not stepped
+
+-- error redis_behind: the ledger has token %s for %s, Redis knows %s
+-- Why: Redis has lost data and its clock is behind, so new holders are refused
+-- Do: run fencedb revoke for the resource, which takes Redis above the ledger; package guard does it by itself
 
 -- error postgres_replica: this Postgres is a standby
 -- Why: it shows what the primary has sent so far, and nothing can be revoked or written here

@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -75,6 +78,23 @@ func TestDoctorAsksEveryQuestionInItsFile(t *testing.T) {
 	require.Len(t, questions, strings.Count(doctorSQL, "\nSELECT "))
 	for _, q := range questions {
 		require.Equal(t, 1, strings.Count(q[6], ";"), q[2])
+	}
+}
+
+// A finding that is not in the file would end the program.
+func TestDoctorHasATextForEveryFinding(t *testing.T) {
+	t.Parallel()
+	source, err := os.ReadFile("doctor.go")
+	require.NoError(t, err)
+	codes := slices.Collect(maps.Values(warnings))
+	for _, call := range regexp.MustCompile(`e\.add\("(\w+)"`).FindAllStringSubmatch(string(source), -1) {
+		codes = append(codes, call[1])
+	}
+	require.Len(t, codes, len(texts)-len(questions), "and none without a use")
+	for _, code := range codes {
+		e := &examination{}
+		e.add(code, "this", "that", "other")
+		require.NotContains(t, e.findings[0].What, "%")
 	}
 }
 
