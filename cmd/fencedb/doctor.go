@@ -59,23 +59,18 @@ is examined.
 	}
 }
 
-type severity string
+// With an error, writes or leases are unsafe now, or do not work. A warning is something to look at.
+const failure = "error"
 
-// The severities, in the order in which they are shown.
-const (
-	failure severity = "error"   // writes or leases are unsafe now, or do not work
-	warning severity = "warning" // something to look at
-)
-
-var styles = map[severity]string{failure: red, warning: yellow}
+var styles = map[string]string{failure: red, "warning": yellow}
 
 // finding is one fault of the set-up. Its code is for programs and does not change.
 type finding struct {
-	Severity severity `json:"severity"`
-	Code     string   `json:"code"`
-	What     string   `json:"what"`
-	Why      string   `json:"why"`
-	Do       string   `json:"do"`
+	Severity string `json:"severity"`
+	Code     string `json:"code"`
+	What     string `json:"what"`
+	Why      string `json:"why"`
+	Do       string `json:"do"`
 }
 
 type diagnosis struct {
@@ -87,7 +82,7 @@ func (d *diagnosis) print(p page) {
 		if i > 0 {
 			fmt.Fprintln(p.out)
 		}
-		fmt.Fprintln(p.out, p.styled(string(f.Severity), styles[f.Severity])+" "+f.Code)
+		fmt.Fprintln(p.out, p.styled(f.Severity, styles[f.Severity])+" "+f.Code)
 		for _, text := range []string{f.What, "Why: " + f.Why, "Do: " + f.Do} {
 			p.paragraph("  ", text)
 		}
@@ -109,7 +104,7 @@ type examination struct {
 func (e *examination) add(code string, about ...any) {
 	f := texts[slices.IndexFunc(texts, func(f []string) bool { return f[2] == code })]
 	what := fmt.Sprintf(f[3], about[:strings.Count(f[3], "%s")]...)
-	e.findings = append(e.findings, finding{severity(f[1]), code, what, f[4], f[5]})
+	e.findings = append(e.findings, finding{f[1], code, what, f[4], f[5]})
 }
 
 // run returns an error if there is no diagnosis. Redis has half of the time, so that one that hangs leaves

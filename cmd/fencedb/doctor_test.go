@@ -60,7 +60,7 @@ func (w *world) diagnosed(code int) []string {
 	w.decode("doctor", &d, got.out)
 	var codes []string
 	for _, f := range d.Findings {
-		codes = append(codes, string(f.Severity)+" "+f.Code)
+		codes = append(codes, f.Severity+" "+f.Code)
 	}
 	return codes
 }

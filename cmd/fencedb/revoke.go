@@ -226,13 +226,12 @@ func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 }
 
 func (r *revocation) details(sealed bool) map[string]any {
-	details := map[string]any{
-		"token": r.Token, "lease_id": r.LeaseID, "former_token": nil, "former_lease_id": nil, "former_holder": nil, "sealed": sealed,
+	held := r.Former != nil
+	former := value(r.Former)
+	return map[string]any{
+		"token": r.Token, "lease_id": r.LeaseID, "sealed": sealed, "former_token": optional(former.Token, held),
+		"former_lease_id": optional(former.LeaseID, held), "former_holder": optional(former.Label, held),
 	}
-	if r.Former != nil {
-		details["former_token"], details["former_lease_id"], details["former_holder"] = r.Former.Token, r.Former.LeaseID, r.Former.Label
-	}
-	return details
 }
 
 var errPublished = errors.New("there are events")
