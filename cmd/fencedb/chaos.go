@@ -77,13 +77,8 @@ func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.Act
 		if err := c.Check(); err != nil {
 			return usage("%w", err)
 		}
-		err := a.on(onBoth, nil, func(_ context.Context, s *servers) (report, error) {
-			if s.replica {
-				return nil, errReplica
-			}
-			return nil, nil
-		})(ctx, cmd)
-		if err != nil {
+		nothing := func(context.Context, *servers) (report, error) { return nil, nil }
+		if err := a.on(onBoth|onPrimary, nil, nothing)(ctx, cmd); err != nil {
 			return err
 		}
 		nobody := make(chan os.Signal, 1)

@@ -49,7 +49,7 @@ last_fencing_token and last_lease_id.
 			&cli.Int64Flag{Name: "row-token", Destination: &asked.rowToken, Usage: "the `TOKEN` in a row that refuses others"},
 			&cli.StringFlag{Name: "row-lease", Usage: "the lease `ID` in that row"},
 		),
-		Action: a.on(onBoth, asked.complete, func(ctx context.Context, s *servers) (report, error) {
+		Action: a.on(onBoth|onPrimary, asked.complete, func(ctx context.Context, s *servers) (report, error) {
 			found, err := s.prepareReset(ctx, asked)
 			if err != nil {
 				return nil, err

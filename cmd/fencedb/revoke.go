@@ -41,7 +41,7 @@ the open transaction can still commit.
    fencedb revoke table:12 --reason 'worker 7 hangs'
    fencedb revoke table:12 --reason 'host is gone' --yes --json`,
 		Flags: e.flags(a.yesFlag()),
-		Action: a.on(onBoth, e.of, func(ctx context.Context, s *servers) (report, error) {
+		Action: a.on(onBoth|onPrimary, e.of, func(ctx context.Context, s *servers) (report, error) {
 			return s.confirmAndRevoke(ctx, e)
 		}),
 	}
@@ -118,9 +118,6 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error)
 func (s *servers) prepare(ctx context.Context, resource string, force bool, functions ...string) (*inspection, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	if s.replica {
-		return nil, errReplica
-	}
 	if err := mayCall(ctx, s.pool, functions...); err != nil {
 		return nil, err
 	}

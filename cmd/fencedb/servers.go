@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -36,7 +37,8 @@ type needs int
 const (
 	onRedis needs = 1 << iota
 	onPostgres
-	onBoth = onRedis | onPostgres
+	onPrimary // and Redis must not be a replica
+	onBoth    = onRedis | onPostgres
 )
 
 // names say how the programs name keys in Redis.
@@ -112,8 +114,8 @@ func (a *app) on(where needs, check func(*cli.Command) error, do work) cli.Actio
 		if err != nil {
 			return err
 		}
-		if err := s.connect(ctx); err != nil {
-			return err
+		if err := s.connect(ctx); err != nil || s.replica && where&onPrimary != 0 {
+			return cmp.Or(err, errReplica)
 		}
 		r, err := do(ctx, s)
 		if err != nil || r == nil {
