@@ -193,27 +193,23 @@ func (b *bench) service(ctx context.Context) error {
 	return nil
 }
 
-func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (s *shop, err error) {
-	s = &shop{ttl: ttl, rarely: rarely, bank: banks[0]}
-	if s.pool, err = openPool(ctx, b.postgres, conns); err != nil {
+func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (*shop, error) {
+	pool, err := openPool(ctx, b.postgres, conns)
+	if err != nil {
 		return nil, err
 	}
 	config := lease.Config{TTL: ttl, RenewEvery: lease.Never}
-	if s.issuer, err = lease.New(b.client, config); err != nil {
-		return nil, err
-	}
-	config.Seal = fencedb.Sealer(s.pool)
-	if s.sealed, err = lease.New(b.client, config); err != nil {
-		return nil, err
-	}
-	_, err = s.pool.Exec(ctx, fmt.Sprintf(`
+	issuer, issuerErr := lease.New(b.client, config)
+	config.Seal = fencedb.Sealer(pool)
+	sealed, sealedErr := lease.New(b.client, config)
+	_, err = pool.Exec(ctx, fmt.Sprintf(`
 		DROP TABLE IF EXISTS stock, fenced;
 		CREATE TABLE stock (article int PRIMARY KEY, pieces bigint NOT NULL) WITH (fillfactor = 50);
 		CREATE TABLE fenced (LIKE stock INCLUDING ALL) WITH (fillfactor = 50);
 		INSERT INTO stock SELECT i, %[1]d FROM generate_series(0, %[2]d) i;
 		INSERT INTO fenced TABLE stock;
 		SELECT fencedb.protect('fenced', $$ 'article:' || article $$)`, pieces, articles-1))
-	return s, err
+	return &shop{pool, issuer, sealed, ttl, rarely, banks[0]}, errors.Join(issuerErr, sealedErr, err)
 }
 
 // open lets customers in for a while, and counts afterwards.

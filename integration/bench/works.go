@@ -61,11 +61,7 @@ func openPool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, erro
 		return nil, err
 	}
 	db := stdlib.OpenDBFromPool(pool)
-	if err := errors.Join(migrations.Up(ctx, db), db.Close()); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return pool, nil
+	return pool, errors.Join(migrations.Up(ctx, db), db.Close())
 }
 
 func openStores(ctx context.Context, client *redis.Client, url string, bulk, many int) (*stores, error) {
@@ -78,17 +74,9 @@ func openStores(ctx context.Context, client *redis.Client, url string, bulk, man
 		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 		return slowConn{conn}, err
 	}
-	slow, err := pgxpool.NewWithConfig(ctx, late)
-	if err != nil {
-		pool.Close()
-		return nil, err
-	}
-	s := &stores{pool, slow, client, bulk, many}
-	_, err = s.pool.Exec(ctx, fmt.Sprintf(createTables, rows, bulk, leaseID, many))
-	if err != nil {
-		s.close()
-	}
-	return s, err
+	slow, slowErr := pgxpool.NewWithConfig(ctx, late)
+	_, err = pool.Exec(ctx, fmt.Sprintf(createTables, rows, bulk, leaseID, many))
+	return &stores{pool, slow, client, bulk, many}, errors.Join(slowErr, err)
 }
 
 // slowConn is a connection through a network in which a round trip takes 2 ms more.
