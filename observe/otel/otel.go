@@ -131,18 +131,15 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 
 func (t *Tracer) ofLease(s lease.TraceStart) []attribute.KeyValue {
 	attrs := append(make([]attribute.KeyValue, 0, 6), t.resource(s.Resource), keyLeaseID.String(short(s.LeaseID)))
-	if s.Token != 0 {
-		attrs = append(attrs, keyToken.Int64(s.Token))
+	add := func(there bool, a attribute.KeyValue) {
+		if there {
+			attrs = append(attrs, a)
+		}
 	}
-	if s.Resources > 1 {
-		attrs = append(attrs, keyResources.Int(s.Resources))
-	}
-	if s.Kind != "lease" {
-		attrs = append(attrs, keyKind.String(s.Kind))
-	}
-	if s.Namespace != "" {
-		attrs = append(attrs, keyNamespace.String(s.Namespace))
-	}
+	add(s.Token != 0, keyToken.Int64(s.Token))
+	add(s.Resources > 1, keyResources.Int(s.Resources))
+	add(s.Kind != "lease", keyKind.String(s.Kind))
+	add(s.Namespace != "", keyNamespace.String(s.Namespace))
 	return attrs
 }
 

@@ -80,9 +80,9 @@ func (n *narrator) tell(r Record) Record {
 		Record: &r, Actor: a, Lease: cmp.Or(n.terms[cmp.Or(r.Token, a.token)], &term{}),
 		Before: n.newest, Asleep: n.actors[n.newest.Worker].Paused != 0, Fence: n.fence,
 	}
-	others := slices.DeleteFunc(slices.Clone(n.told[r.Evening]), func(guest string) bool { return guest == r.Guest })
-	if len(others) > 0 {
-		f.Other = others[0]
+	told := n.told[r.Evening]
+	if i := slices.IndexFunc(told, func(guest string) bool { return guest != r.Guest }); i >= 0 {
+		f.Other = told[i]
 	}
 	var text strings.Builder
 	if err := sentences.ExecuteTemplate(&text, string(r.Kind), f); err != nil {
