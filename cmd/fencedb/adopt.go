@@ -28,8 +28,7 @@ rarest job takes to come round, call fencedb.enforce for the table.
 
    fencedb adopt bookings`,
 		Action: a.read(onPostgres, nil, func(ctx context.Context, s *servers) (report, error) {
-			found, err := readAdoption(ctx, s.pool, a.argument)
-			return found, explained(err)
+			return readAdoption(ctx, s.pool, a.argument)
 		}),
 	}
 }
@@ -71,7 +70,7 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
 	case err != nil:
-		return nil, err
+		return nil, explained(err)
 	case !sees:
 		return nil, errMayNot
 	}
@@ -89,7 +88,7 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 		}
 		found.Mode, found.ObservedSince, found.QuietSince = "observe", &since, &quiet
 	}
-	return found, err
+	return found, explained(err)
 }
 
 // reasons are words for what a guard refuses.

@@ -102,7 +102,7 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 	slices.SortFunc(keys, func(a, b lease.Key) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Kind, b.Kind))
 	})
-	list := &leaseList{Leases: []held{}, Problems: []string{}}
+	list := &leaseList{Leases: []held{}}
 	if !wanted.oldest && wanted.olderThan == 0 { // otherwise all have to be looked at
 		list.More = len(keys) > wanted.limit
 		keys = keys[:min(wanted.limit, len(keys))]
@@ -115,14 +115,14 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 
 	now := time.Now()
 	age := func(h held) time.Duration { return now.Sub(*cmp.Or(h.IssuedAt, &now)) } // new where the token does not tell
-	all, problems := make([][]held, len(keys)), make([]error, len(keys))
+	all, problems := make([][]held, len(keys)), make([]string, len(keys))
 	asking, ctx := errgroup.WithContext(ctx)
 	asking.SetLimit(16)
 	for n, key := range keys {
 		asking.Go(func() error {
 			found, err := holders(ctx, key, i, places)
 			if errors.Is(err, lease.ErrCorrupt) {
-				problems[n], err = err, nil
+				problems[n], err = err.Error(), nil
 			}
 			all[n] = slices.DeleteFunc(found, func(h held) bool { return wanted.olderThan > 0 && age(h) <= wanted.olderThan })
 			return err
@@ -131,11 +131,7 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 	if err := asking.Wait(); err != nil {
 		return nil, err
 	}
-	for _, problem := range problems {
-		if problem != nil {
-			list.Problems = append(list.Problems, problem.Error())
-		}
-	}
+	list.Problems = slices.DeleteFunc(problems, func(problem string) bool { return problem == "" })
 	all = slices.DeleteFunc(all, func(some []held) bool { return len(some) == 0 })
 	if wanted.oldest {
 		slices.SortStableFunc(all, func(a, b []held) int { return cmp.Compare(age(b[0]), age(a[0])) })

@@ -164,11 +164,7 @@ func (s *Stage) play(name string, script func(*scene, func(error) bool) bool) (e
 			return
 		}
 		s.scene, err = name, nil
-		for _, h := range s.crew {
-			if h.shown.Status == Idle {
-				idle = append(idle, h)
-			}
-		}
+		idle = slices.DeleteFunc(slices.Clone(s.crew), func(h *hand) bool { return h.shown.Status != Idle })
 	})
 	if err != nil {
 		return err
