@@ -113,7 +113,8 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	question := fmt.Sprintf("%d fences older than %s", r.Found, span(p.older))
 	if err == nil && p.auditOlder > 0 {
 		r.Audit = &auditPruning{OlderThanMS: p.auditOlder.Milliseconds()}
-		err = p.countRecords(ctx, r.Audit)
+		r.Audit.Found, err = p.number(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`,
+			p.auditOlder.Seconds())
 		question = fmt.Sprintf("%d records older than %s, and %s", r.Audit.Found, span(p.auditOlder), question)
 	}
 	if err != nil || !p.apply || r.Found == 0 && (r.Audit == nil || r.Audit.Found == 0) {
@@ -124,7 +125,11 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 	}
 	err = p.sweep(ctx, r, true)
 	for more := r.Audit != nil; more && err == nil; {
-		more, err = p.forgetRecords(ctx, r.Audit)
+		var forgotten int64
+		forgotten, err = p.number(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,
+			p.auditOlder.Seconds(), p.operator, p.reason, auditBatchSize)
+		r.Audit.Forgotten += forgotten
+		more = forgotten == auditBatchSize
 	}
 	return r, err
 }
@@ -181,19 +186,10 @@ func (p *pruner) forget(ctx context.Context, free []string, r *pruning) error {
 	return explained(err)
 }
 
-func (p *pruner) countRecords(ctx context.Context, r *auditPruning) error {
+// number asks Postgres for one.
+func (p *pruner) number(ctx context.Context, sql string, args ...any) (n int64, err error) {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	return explained(p.pool.QueryRow(ctx, `SELECT count(*) FROM fencedb.old_audit(make_interval(secs => $1))`, p.auditOlder.Seconds()).Scan(&r.Found))
-}
-
-// forgetRecords forgets one batch and reports whether there may be more.
-func (p *pruner) forgetRecords(ctx context.Context, r *auditPruning) (more bool, err error) {
-	ctx, cancel := p.bounded(ctx)
-	defer cancel()
-	var forgotten int64
-	err = p.pool.QueryRow(ctx, `SELECT fencedb.forget_audit(make_interval(secs => $1), $2, $3, $4)`,
-		p.auditOlder.Seconds(), p.operator, p.reason, auditBatchSize).Scan(&forgotten)
-	r.Forgotten += forgotten
-	return forgotten == auditBatchSize, explained(err)
+	err = p.pool.QueryRow(ctx, sql, args...).Scan(&n)
+	return n, explained(err)
 }
