@@ -43,7 +43,7 @@ run() {
 	[ -x "$bin/postgres" ] || fail "no Postgres $1; package.json in $pins pins the versions there are"
 	echo "versions: $("$bin/postgres" --version)"
 	shift
-	env -u FENCEDB_POSTGRES_URL FENCEDB_POSTGRES_BIN="$bin" go test -count=1 "$@"
+	env -u FENCEDB_POSTGRES_URL FENCEDB_POSTGRES_BIN="$bin" go test -count=1 -timeout 30m "$@"
 }
 
 if [ -n "${VERSIONS_TEST:-}" ]; then
