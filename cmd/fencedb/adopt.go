@@ -62,9 +62,13 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	var oid uint32
 	var sees bool // otherwise the list of writers is empty
 	// A cast to regclass would ask for rights to the schema of the table, which operators need not have.
-	err := pool.QueryRow(ctx, `SELECT c.oid, p.table_name::text, p.resource, p.observed_since, pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
-		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
-		WHERE (parts = ARRAY[n.nspname, c.relname]::text[] OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.mode IS NOT NULL`,
+	err := pool.QueryRow(ctx, `
+		SELECT c.oid, p.table_name::text, p.resource, p.observed_since,
+			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
+		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
+			JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
+		WHERE (parts = ARRAY[n.nspname, c.relname]::text[]
+			OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.mode IS NOT NULL`,
 		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):

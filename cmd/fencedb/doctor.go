@@ -116,7 +116,8 @@ func (e *examination) run(ctx context.Context) error {
 	e.examineRedis(half)
 	err := e.pool.Ping(ctx)
 	away := err != nil
-	for _, ask := range []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters} {
+	asks := []func(context.Context) error{e.askVersion, e.askSchema, e.askClock, e.askQuestions, e.askCounters}
+	for _, ask := range asks {
 		if err == nil {
 			err = ask(ctx)
 		}

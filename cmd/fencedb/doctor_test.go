@@ -416,7 +416,9 @@ func TestDoctorNamesLeasesWithoutAnEnd(t *testing.T) {
 	w := sound(t)
 	w.acquire("seat:1")
 	for resource, ttl := range map[string]time.Duration{"seat:2": 2 * time.Hour, "seat:3": time.Minute} {
-		i, err := lease.New(w.own.Client(), lease.Config{TTL: ttl, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label})
+		i, err := lease.New(w.own.Client(), lease.Config{
+			TTL: ttl, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label,
+		})
 		require.NoError(t, err)
 		_, err = i.TryAcquire(t.Context(), resource)
 		require.NoError(t, err)

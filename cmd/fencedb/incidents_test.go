@@ -248,15 +248,7 @@ var incidents = map[string]incident{
 			require.NoError(n, err)
 			_, err = fencedb.Enter(n.Context(), tx, n.grant("table:12", 41))
 			require.NoError(n, err)
-			n.fail = func() { // with a deadline that is shorter than the lease
-				var err error
-				for within := 60 * time.Millisecond; within < 10*time.Second && !errors.Is(err, fencedb.ErrBusy); within *= 2 { // or it may not have begun to wait
-					ctx, cancel := context.WithTimeout(n.Context(), within)
-					err = fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil })
-					cancel()
-				}
-				n.refused(err, fencedb.ErrBusy)
-			}
+			n.fail = n.blocked
 			n.miss = func() {
 				n.wrote("seat:1", fencedb.ErrBusy)
 				n.wrote("seat:1", nil)
@@ -302,15 +294,7 @@ var incidents = map[string]incident{
 			n.enter("table:12", 41)
 			n.exec(fmt.Sprintf(`BEGIN; SELECT fencedb.enter('table:12', 41, '%s'); PREPARE TRANSACTION '%s'`, n.grant("table:12", 41).LeaseID(), gid))
 			n.Cleanup(func() { _, _ = n.pool.Exec(context.Background(), `ROLLBACK PREPARED '`+gid+`'`) })
-			n.fail = func() {
-				var err error
-				for within := 60 * time.Millisecond; within < 10*time.Second && !errors.Is(err, fencedb.ErrBusy); within *= 2 { // or it may not have begun to wait
-					ctx, cancel := context.WithTimeout(n.Context(), within)
-					err = fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil })
-					cancel()
-				}
-				n.refused(err, fencedb.ErrBusy)
-			}
+			n.fail = n.blocked
 			n.well = func() { n.enter("table:12", 42) }
 		},
 		names: `forgotten-.*prepared transaction`,
@@ -451,7 +435,10 @@ type gauge struct{ real, told float64 }
 
 func newNight(t *testing.T) *night {
 	t.Helper()
-	n := &night{world: sound(t), metrics: prom.New(prom.Config{}), registry: promclient.NewRegistry(), samples: map[string][]string{}, gauges: map[string]gauge{}}
+	n := &night{
+		world: sound(t), metrics: prom.New(prom.Config{}), registry: promclient.NewRegistry(),
+		samples: map[string][]string{}, gauges: map[string]gauge{},
+	}
 	n.redis = n.own.Client()
 	n.registry.MustRegister(n.metrics)
 	n.issuer = n.lease(lease.Config{TTL: time.Minute})
@@ -468,10 +455,24 @@ func (n *night) lease(cfg lease.Config) *lease.Issuer {
 		defer cancel()
 		_ = events.Close(ctx)
 	})
-	cfg.Namespace, cfg.RenewEvery, cfg.Holder, cfg.Tracers = n.namespace, lease.Never, label, []lease.Tracer{n.metrics, events}
+	cfg.Namespace, cfg.RenewEvery, cfg.Holder = n.namespace, lease.Never, label
+	cfg.Tracers = []lease.Tracer{n.metrics, events}
 	i, err := lease.New(n.redis, cfg)
 	require.NoError(n, err)
 	return i
+}
+
+// blocked writes while another transaction is in the way, with a deadline that is shorter than the
+// lease, and with a later one if the write may not have begun to wait.
+func (n *night) blocked() {
+	n.Helper()
+	var err error
+	for within := 60 * time.Millisecond; within < 10*time.Second && !errors.Is(err, fencedb.ErrBusy); within *= 2 {
+		ctx, cancel := context.WithTimeout(n.Context(), within)
+		err = fencedb.Tx(ctx, n.db, n.grant("table:12", 42), func(pgx.Tx) error { return nil })
+		cancel()
+	}
+	n.refused(err, fencedb.ErrBusy)
 }
 
 // lose holds a resource until its lease has run out, in Redis too, which is a little later. Redis may

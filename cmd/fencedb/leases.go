@@ -98,7 +98,8 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 	if err != nil {
 		return nil, fmt.Errorf("redis: scan: %w", err)
 	}
-	keys = slices.DeleteFunc(keys, func(k lease.Key) bool { return k.Namespace != shown.namespace }) // a pattern cannot tell them apart
+	// A pattern cannot tell them apart.
+	keys = slices.DeleteFunc(keys, func(k lease.Key) bool { return k.Namespace != shown.namespace })
 	slices.SortFunc(keys, func(a, b lease.Key) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Kind, b.Kind))
 	})

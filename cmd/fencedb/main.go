@@ -133,7 +133,8 @@ Exit codes:
 fencedb with has codes of its own.`
 
 func (a *app) root() *cli.Command {
-	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(), a.ttl(), a.adopt(), a.prune(), a.doctor()}
+	all := []*cli.Command{a.migrate(), a.inspect(), a.leases(), a.watch(), a.revoke(), a.reset(),
+		a.ttl(), a.adopt(), a.prune(), a.doctor()}
 	root := &cli.Command{
 		Name:                            "fencedb",
 		Usage:                           "operate leases and fences",
@@ -154,7 +155,8 @@ func (a *app) root() *cli.Command {
 			&cli.StringFlag{Name: "namespace", Destination: &a.names.namespace, Usage: "`NAME` in lease.Config.Namespace", Sources: cli.EnvVars("FENCEDB_NAMESPACE")},
 			&cli.BoolFlag{Name: "hash-resources", Destination: &a.names.hashed, Usage: "as in lease.Config", Sources: cli.EnvVars("FENCEDB_HASH_RESOURCES")},
 			&cli.BoolFlag{Name: "json", Destination: &a.json, Usage: "print JSON, see schema.json", Sources: cli.EnvVars("FENCEDB_JSON")},
-			&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`", Value: 30 * time.Second, Validator: positive, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
+			&cli.DurationFlag{Name: "timeout", Destination: &a.timeout, Usage: "give up after this `TIME`",
+				Value: 30 * time.Second, Validator: positive, Sources: cli.EnvVars("FENCEDB_TIMEOUT")},
 		},
 	}
 	_ = root.Walk(func(c *cli.Command) error {

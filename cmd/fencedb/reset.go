@@ -160,7 +160,8 @@ func (s *servers) resetFence(ctx context.Context, asked resetting, found *inspec
 	var token *int64
 	var lease *uuid.UUID
 	err := s.pool.QueryRow(ctx, `SELECT former_token, former_lease_id, lease_id, audit_id FROM fencedb.reset_fence($1, $2, $3, $4, $5, $6, $7)`,
-		asked.resource, asked.to, asked.operator, asked.reason, optional(asked.rowToken, asked.rowToken != 0), asked.rowLease, wait.Milliseconds()).
+		asked.resource, asked.to, asked.operator, asked.reason,
+		optional(asked.rowToken, asked.rowToken != 0), asked.rowLease, wait.Milliseconds()).
 		Scan(&token, &lease, &done.LeaseID, &done.AuditID)
 	if token != nil && lease != nil {
 		done.Former = &former{LeaseID: *lease, Token: *token}

@@ -218,7 +218,8 @@ func (s *servers) seal(ctx context.Context, e event, done *revocation) error {
 	recording, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline) // also after Ctrl-C
 	defer cancel()
 	_, unrecorded := e.record(recording, s.pool, done.details(false))
-	return errors.Join(fmt.Errorf("%w: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and revoke again: %w",
+	return errors.Join(fmt.Errorf(
+		"%w: the former holder can still write until a token from %d on has entered; see fencedb inspect, end the transaction in the way, and revoke again: %w",
 		errHalf, done.Token, err), unrecorded)
 }
 

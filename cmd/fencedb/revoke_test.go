@@ -173,7 +173,8 @@ func TestRevokeEndsAHolderWhoseCounterRedisHasLost(t *testing.T) {
 
 // servers are those of a call of the command.
 func (w *world) servers() *servers {
-	return &servers{app: &app{names: names{namespace: w.namespace}, timeout: time.Minute}, client: w.redis, issuer: w.issuer, pool: w.pool}
+	a := &app{names: names{namespace: w.namespace}, timeout: time.Minute}
+	return &servers{app: a, client: w.redis, issuer: w.issuer, pool: w.pool}
 }
 
 func TestRevokeEndsNobodyButTheHolderThatWasShown(t *testing.T) {

@@ -145,7 +145,8 @@ func (s *servers) connect(ctx context.Context) error {
 	}
 	if one, is := s.client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
 		if s.replica = strings.Contains(one.Info(ctx, "replication").Val(), "role:slave"); s.replica {
-			fmt.Fprintf(s.errOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. Give the address of the primary.\n", one.Options().Addr)
+			fmt.Fprintf(s.errOut, "fencedb: the Redis at %s is a replica: what it says may be old, and it changes nothing. "+
+				"Give the address of the primary.\n", one.Options().Addr)
 		}
 	}
 	if s.pool != nil {
@@ -185,7 +186,8 @@ func (n names) config() lease.Config {
 // follows a higher token.
 func issuedAt(token int64) *time.Time {
 	at := time.UnixMicro(token).UTC()
-	return optional(at, at.Year() >= 2020 && at.Before(time.Now().Add(time.Hour))) // or it follows a token that was no time
+	// Otherwise it follows a token that was no time.
+	return optional(at, at.Year() >= 2020 && at.Before(time.Now().Add(time.Hour)))
 }
 
 // redisForms describes the URLs that newRedis accepts.
@@ -233,8 +235,8 @@ func withoutPassword(address string, err error) error {
 	return err
 }
 
-// parseRedis leaves the URL to go-redis, with all its parameters, but for the scheme and the files. The clients heed the
-// deadlines of contexts, or a Redis that hangs would outlast --timeout.
+// parseRedis leaves the URL to go-redis, with all its parameters, but for the scheme and the files.
+// The clients heed the deadlines of contexts, or a Redis that hangs would outlast --timeout.
 func parseRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	u, err := url.Parse(address)
 	if err != nil {

@@ -32,7 +32,8 @@ for the histogram of observe/prom.
    fencedb ttl table --pause 5s        the holder may be paused for so long`,
 		Flags: []cli.Flag{
 			&cli.DurationFlag{Name: "pause", Destination: &m.pause, Usage: "a holder may be paused for this `TIME`", Value: time.Second, Validator: notNegative},
-			&cli.DurationFlag{Name: "network", Destination: &m.network, Usage: "an answer of Redis may take this `TIME`", Value: 200 * time.Millisecond, Validator: notNegative},
+			&cli.DurationFlag{Name: "network", Destination: &m.network, Usage: "an answer of Redis may take this `TIME`",
+				Value: 200 * time.Millisecond, Validator: notNegative},
 		},
 		Action: a.read(onRedis, func(cmd *cli.Command) error {
 			if m.kind = a.argument; strings.Contains(m.kind, ":") {

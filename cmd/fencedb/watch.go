@@ -16,8 +16,8 @@ import (
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-var kinds = []feed.Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked, feed.Healed,
-	feed.Committed, feed.Refused, feed.Failed}
+var kinds = []feed.Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked,
+	feed.Healed, feed.Committed, feed.Refused, feed.Failed}
 
 func (a *app) watch() *cli.Command {
 	var wanted filter
@@ -124,7 +124,8 @@ func (a *app) eventWriter() func(feed.Event) error {
 const clock = "15:04:05.000"
 
 func (p page) event(e feed.Event, widths []int) error {
-	cells := []string{e.At.Local().Format(clock), p.name(e.Worker), p.name(string(e.Kind)), p.name(e.Resource), tokenText(e.Token)}
+	cells := []string{e.At.Local().Format(clock), p.name(e.Worker), p.name(string(e.Kind)), p.name(e.Resource),
+		tokenText(e.Token)}
 	for i, cell := range cells {
 		widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 	}
@@ -146,7 +147,8 @@ func (p page) name(text string) string {
 }
 
 // colors mark events that may need attention.
-var colors = map[feed.Kind]string{feed.Lost: yellow, feed.Revoked: yellow, feed.Healed: yellow, feed.Refused: red, feed.Failed: red}
+var colors = map[feed.Kind]string{feed.Lost: yellow, feed.Revoked: yellow, feed.Healed: yellow,
+	feed.Refused: red, feed.Failed: red}
 
 func tokenText(token int64) string {
 	if token == 0 {

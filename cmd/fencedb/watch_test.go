@@ -158,8 +158,10 @@ func TestWatchFromNowOnSurvivesARestartOfRedis(t *testing.T) {
 	server := testenv.OwnRedis(t, "--appendonly", "yes")
 	tell := func(resource string) {
 		f := feed.New(server.Client())
-		f.TraceWriteEnd(t.Context(), fencedb.TraceEnd{TraceStart: fencedb.TraceStart{Op: fencedb.OpWrite, Grants: []fencedb.Grant{
-			fencedb.NewGrant(resource, 41, [16]byte{1}, time.Time{})}}})
+		grants := []fencedb.Grant{fencedb.NewGrant(resource, 41, [16]byte{1}, time.Time{})}
+		f.TraceWriteEnd(t.Context(), fencedb.TraceEnd{
+			TraceStart: fencedb.TraceStart{Op: fencedb.OpWrite, Grants: grants},
+		})
 		require.NoError(t, f.Close(t.Context()))
 		require.Zero(t, f.Dropped())
 	}
@@ -236,7 +238,8 @@ func TestNoWordOfAnEventControlsTheTerminal(t *testing.T) {
 	for _, kind := range append(slices.Clone(kinds), odd) {
 		shown := onScreen(screen{}, func(p page) {
 			a := &app{out: p.out}
-			require.NoError(t, a.eventWriter()(feed.Event{Kind: kind, Worker: odd, Resource: odd, LeaseID: odd, Holder: odd, Cause: odd}))
+			event := feed.Event{Kind: kind, Worker: odd, Resource: odd, LeaseID: odd, Holder: odd, Cause: odd}
+			require.NoError(t, a.eventWriter()(event))
 		})
 		require.NotContains(t, shown, "\x1b", kind)
 		require.Equal(t, 1, strings.Count(shown, "\n"), kind)

@@ -68,7 +68,8 @@ command, 128 + N if signal N ended it, or
 			&cli.DurationFlag{Name: "ttl", Destination: &w.cfg.TTL, Usage: "`TIME` that a lease lasts without renewal", Value: time.Minute, Validator: positive},
 			&cli.DurationFlag{Name: "max-hold", Destination: &w.cfg.MaxHold, Usage: "renew for this `TIME` at most, or for --ttl", Value: time.Hour},
 			&cli.DurationFlag{Name: "hold", Destination: &w.hold, Usage: "`TIME` that one transaction may take", DefaultText: "as --ttl", Validator: positive},
-			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss", Value: 10 * time.Second, Validator: notNegative},
+			&cli.DurationFlag{Name: "grace", Destination: &w.grace, Usage: "`TIME` from SIGTERM to SIGKILL, after a loss",
+				Value: 10 * time.Second, Validator: notNegative},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			err := a.on(onBoth, w.complete, func(ctx context.Context, s *servers) (report, error) {
@@ -202,7 +203,8 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w; the command was not run", context.Cause(ctx))
 	}
-	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...), Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
+	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...),
+		Stdin: w.in, Stdout: w.out, Stderr: w.errOut}
 	// A group of its own lets signals reach what the command has started. In a terminal it would be a
 	// group in the background, which may not read; there Ctrl-C reaches all of them anyway.
 	in, isFile := w.in.(*os.File)

@@ -324,7 +324,9 @@ func linesOf(t *testing.T, r io.Reader) func() string {
 func TestSignalsArePassedOn(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2} {
+	for _, s := range []syscall.Signal{
+		syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2,
+	} {
 		program := fmt.Sprintf(`trap 'echo "got %d"; exit 7' %d; echo ready; while :; do sleep 1; done`, s, s)
 		command, errOut := w.process(under([]string{"seat:1"}, "sh", "-c", program)...)
 		out, err := command.StdoutPipe()

@@ -89,7 +89,10 @@ func (w *world) acquire(resource string) *lease.Lease {
 
 func (w *world) semaphore(limit int) *lease.Semaphore {
 	w.Helper()
-	s, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: limit, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label}})
+	s, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{
+		Limit: limit,
+		Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never, Namespace: w.namespace, Holder: label},
+	})
 	require.NoError(w, err)
 	return s
 }
