@@ -66,7 +66,7 @@ func (e *evidence) crowded() {
 			edges = append(edges, edge{a.From, 1, a.ID}, edge{a.Until, -1, a.ID})
 		}
 	}
-	slices.SortStableFunc(edges, func(a, b edge) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.more, b.more)) })
+	slices.SortStableFunc(edges, func(a, b edge) int { return cmp.Or(cmp.Compare(a.at, b.at), a.more-b.more) })
 	held := 0
 	for _, x := range edges {
 		if held += x.more; x.more > 0 && held > limit {
@@ -94,7 +94,8 @@ func (d *desk) order(ctx context.Context, random *rand.Rand) {
 		if random.IntN(20) == 0 {
 			work = d.pastTheEnd(random)
 		}
-		result, _, err := d.orders.Do(ctx, d.orderKey(d.Process), nil, func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
+		key := d.orderKey(d.Process)
+		result, _, err := d.orders.Do(ctx, key, nil, func(ctx context.Context, _ *lease.Lease) ([]byte, error) {
 			a.From = now()
 			wait(context.WithoutCancel(ctx), work)
 			a.Until = now()

@@ -32,7 +32,9 @@ func open(address string, dial Dial) (redis.UniversalClient, error) {
 	case "cluster":
 		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: words[1:], Dialer: dial}), nil
 	case "sentinel":
-		return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: words[1], SentinelAddrs: words[2:], Dialer: dial}), nil
+		return redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: words[1], SentinelAddrs: words[2:], Dialer: dial,
+		}), nil
 	}
 	return redis.NewClient(&redis.Options{Addr: address, Dialer: dial}), nil
 }
@@ -324,7 +326,9 @@ func TestDrill(t *testing.T) {
 	t.Parallel()
 	client, postgres := testenv.Redis(t), ordinaryRole(t)
 
-	d, err := Drill(t.Context(), Config{PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 2 * ttl, Log: t.Output()})
+	d, err := Drill(t.Context(), Config{
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 2 * ttl, Log: t.Output(),
+	})
 
 	require.NoError(t, err)
 	require.True(t, d.Passed())
@@ -351,7 +355,10 @@ func TestADrillWithoutTheFenceFailsAtTheLateWrite(t *testing.T) {
 	t.Parallel()
 	client, postgres := testenv.Redis(t), ordinaryRole(t)
 
-	d, err := Drill(t.Context(), Config{PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: ttl, Log: t.Output(), Control: NoFence})
+	d, err := Drill(t.Context(), Config{
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: ttl, Log: t.Output(),
+		Control: NoFence,
+	})
 
 	require.NoError(t, err)
 	require.False(t, d.Passed())

@@ -84,7 +84,8 @@ func schedule(seed uint64, kinds []kind, workers int, ttl time.Duration) func() 
 			random.Shuffle(len(round), func(i, j int) { round[i], round[j] = round[j], round[i] })
 		}
 		k := round[0]
-		f := Fault{Kind: k.name, Victim: everybody, Lasts: ttl + ttl/4 + upTo(random, ttl), Delay: ttl/20 + upTo(random, ttl/10)}
+		f := Fault{Kind: k.name, Victim: everybody,
+			Lasts: ttl + ttl/4 + upTo(random, ttl), Delay: ttl/20 + upTo(random, ttl/10)}
 		round = round[1:]
 		if victim := random.IntN(workers); random.IntN(3) > 0 || k.name == "kill" {
 			f.Victim = victim

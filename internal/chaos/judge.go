@@ -46,7 +46,7 @@ type evidence struct {
 	effects  []Effect
 	pauses   []Pause
 	fallen   []string         // what processes did that should not have: ended, or did not end
-	final    map[string]int64 // what the tables hold in the end: versions by resource, and balances by balanceOf + resource
+	final    map[string]int64 // what the tables hold in the end: versions by resource, balances by balanceOf + resource
 	epoch    int64            // of the time line
 
 	all   []*Attempt // in their order

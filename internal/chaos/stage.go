@@ -125,7 +125,9 @@ func (s *stage) say(format string, args ...any) {
 }
 
 // perform has a scene on a stage of its own, and says what could not be taken off the servers.
-func (c Config) perform(ctx context.Context, name string, scene func(context.Context, *stage) error) (left []string, err error) {
+func (c Config) perform(
+	ctx context.Context, name string, scene func(context.Context, *stage) error,
+) (left []string, err error) {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	s := &stage{task: task{Config: c, Run: name + "_" + strconv.FormatUint(rand.Uint64()>>24, 36)}, end: end}

@@ -38,7 +38,8 @@ const (
 
 // Controls lists the controls.
 func Controls() []Control {
-	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry, NoTrigger, NoRowFence, EndlessPermit, OwnKey}
+	return []Control{NoFence, LockOnly, PlainCounter, UncheckedSnapshot, SafeToRetry, NoTrigger, NoRowFence,
+		EndlessPermit, OwnKey}
 }
 
 // way is what a control does otherwise than the right way.
@@ -90,15 +91,17 @@ func enterUnchecked(ctx context.Context, tx pgx.Tx, g fencedb.Grant) error {
 
 // guarded acquires resources, runs fn in a transaction and gives the resources back. It may run fn
 // twice, when the first transaction has written nothing.
-func (d *desk) guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel, fn func(pgx.Tx, []fencedb.Grant) error) error {
+func (d *desk) guarded(ctx context.Context, resources []string, level pgx.TxIsoLevel,
+	fn func(pgx.Tx, []fencedb.Grant) error) error {
 	if !d.way.lock && d.way.begin == nil {
-		return guard.TxAll(ctx, d.issuers[true], d.at(level), resources, func(_ context.Context, ls lease.Leases, tx pgx.Tx) error {
-			grants := make([]fencedb.Grant, len(ls))
-			for i, l := range ls {
-				grants[i] = l
-			}
-			return fn(tx, grants)
-		})
+		return guard.TxAll(ctx, d.issuers[true], d.at(level), resources,
+			func(_ context.Context, ls lease.Leases, tx pgx.Tx) error {
+				grants := make([]fencedb.Grant, len(ls))
+				for i, l := range ls {
+					grants[i] = l
+				}
+				return fn(tx, grants)
+			})
 	}
 	var grants []fencedb.Grant
 	for _, resource := range slices.Sorted(slices.Values(resources)) { // or two would wait for each other

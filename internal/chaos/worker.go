@@ -244,7 +244,8 @@ func (a *Attempt) granted(grants ...fencedb.Grant) {
 }
 
 // levels are what transactions draw from.
-var levels = append(slices.Repeat([]pgx.TxIsoLevel{pgx.ReadCommitted}, 7), pgx.RepeatableRead, pgx.RepeatableRead, pgx.Serializable)
+var levels = append(slices.Repeat([]pgx.TxIsoLevel{pgx.ReadCommitted}, 7),
+	pgx.RepeatableRead, pgx.RepeatableRead, pgx.Serializable)
 
 // think is the time between reading and writing: usually little, sometimes half a TTL.
 func (d *desk) think(random *rand.Rand) time.Duration {
@@ -260,7 +261,7 @@ func (d *desk) once(ctx context.Context, random *rand.Rand, kind int) {
 	d.attempt(ctx, o.work, o.name, func(ctx context.Context, a *Attempt) error {
 		return d.guarded(ctx, o.resources, pick(random, levels...), func(tx pgx.Tx, grants []fencedb.Grant) error {
 			a.granted(grants...)
-			return d.change(ctx, tx, a, o, grants[0], d.think(random))
+			return rewrite(ctx, tx, a, o, grants[0], d.think(random))
 		})
 	})
 }
@@ -301,7 +302,7 @@ func (d *desk) intrude(ctx context.Context, kind int) {
 	d.attempt(ctx, "intrude", o.name, func(ctx context.Context, a *Attempt) error {
 		a.plain = true
 		nobody := fencedb.NewGrant(o.resources[0], 0, uuid.Nil, time.Time{})
-		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.change(ctx, tx, a, o, nobody, 0) })
+		return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return rewrite(ctx, tx, a, o, nobody, 0) })
 	})
 }
 
@@ -373,23 +374,24 @@ func (d *desk) pastTheEnd(random *rand.Rand) time.Duration {
 }
 
 // update changes an object under a grant, which for a job is carried.
-func (d *desk) update(ctx context.Context, random *rand.Rand, a *Attempt, o object, g fencedb.Grant, pause time.Duration) error {
+func (d *desk) update(ctx context.Context, random *rand.Rand, a *Attempt, o object, g fencedb.Grant,
+	pause time.Duration) error {
 	if o.kind == job {
 		g = fencedb.Carry(g)
 	}
 	return d.write(ctx, []fencedb.Grant{g}, pick(random, levels...), func(tx pgx.Tx) error {
-		return d.change(ctx, tx, a, o, g, pause)
+		return rewrite(ctx, tx, a, o, g, pause)
 	})
 }
 
 // errSlot: the row is not as the versions say. Only a write past the fence can have done that.
 var errSlot = errors.New("the row of the slot is there and should not be, or the other way round")
 
-// change reads the one resource of an object and writes it. A counter is a table that only grows,
+// rewrite reads the one resource of an object and writes it. A counter is a table that only grows,
 // so that no lock on a row stands in for the fence. The versions of the slot are those of its effects,
 // because its row cannot count while it is not there. A job is locked before it is read, as a grant
 // that is carried demands.
-func (d *desk) change(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Grant, pause time.Duration) error {
+func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Grant, pause time.Duration) error {
 	read, write, notes := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`, "effects"
 	switch o.kind {
 	case register:

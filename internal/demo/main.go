@@ -78,8 +78,9 @@ func run(ctx context.Context, args []string) error {
 		own := flags.Bool("own", false, "also what the tests start of their own, whatever the environment names")
 		do = func() error {
 			for _, err := range testenv.Missing(ctx, *own) {
-				fmt.Println(strings.ToLower(err.Server)) // postgres, redis or pgbouncer, which can neither be reached nor started here
-				fmt.Fprintln(os.Stderr, err)             // what was tried
+				// It is postgres, redis or pgbouncer, which can neither be reached nor started here.
+				fmt.Println(strings.ToLower(err.Server))
+				fmt.Fprintln(os.Stderr, err) // what was tried
 			}
 			return nil
 		}

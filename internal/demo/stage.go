@@ -208,7 +208,8 @@ func (s *scene) look() (st state) {
 	st.Inspection, st.ends, err = s.Holding(s.ctx, resource)
 	s.must(err)
 	s.must(s.DB.QueryRow(s.ctx, `
-		SELECT coalesce(fencedb.last_token($1), 0), coalesce(string_agg(guest, ', '), ''), coalesce(max(last_fencing_token), 0)
+		SELECT coalesce(fencedb.last_token($1), 0), coalesce(string_agg(guest, ', '), ''),
+			coalesce(max(last_fencing_token), 0)
 		FROM bookings WHERE table_id = $2`, resource, s.story.table).Scan(&st.fence, &st.guests, &st.wrote))
 	return st
 }

@@ -116,7 +116,8 @@ func (p *RedisProxy) Dial(ctx context.Context, network, addr string) (net.Conn, 
 		_ = server.Close()
 		return nil, err
 	}
-	l := &redisLink{RedisProxy: p, link: link{far, server}, addr: addr, requests: bufio.NewReader(far), replies: bufio.NewReader(server)}
+	l := &redisLink{RedisProxy: p, link: link{far, server}, addr: addr,
+		requests: bufio.NewReader(far), replies: bufio.NewReader(server)}
 	go l.relay()
 	return near, nil
 }

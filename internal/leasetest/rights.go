@@ -81,7 +81,8 @@ func SetUser(t *testing.T, server *redis.Client, user string, rights []string) {
 
 // Everything makes each call that a package offers. It hands every error to try, which gives it back
 // and, of one that says denied, ends ctx: then the rest is of no interest. admin has all rights.
-type Everything func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string, try func(error) error)
+type Everything func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string,
+	try func(error) error)
 
 func (everything Everything) run(t *testing.T, client, admin redis.UniversalClient, namespace string) (errs []error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -136,7 +137,8 @@ func AwaitListener(ctx context.Context, admin redis.UniversalClient, queue, chan
 	}
 	var listens atomic.Bool
 	ask := func(ctx context.Context, server *redis.Client) error {
-		for _, list := range []func(context.Context, string) *redis.StringSliceCmd{server.PubSubChannels, server.PubSubShardChannels} {
+		lists := []func(context.Context, string) *redis.StringSliceCmd{server.PubSubChannels, server.PubSubShardChannels}
+		for _, list := range lists {
 			if channels, err := list(ctx, channel+":*").Result(); err != nil {
 				return err
 			} else if len(channels) > 0 {

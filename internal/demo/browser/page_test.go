@@ -219,7 +219,8 @@ func TestThePunchLineStaysAndIsSeen(t *testing.T) {
 						const text = document.getElementById("caption-title").textContent;
 						if (text === captions.at(-1)?.text) return;
 						const boxes = ["caption-title", "caption-why"].map((id) => document.getElementById(id).getBoundingClientRect());
-						captions.push({ text, at: performance.now(), seen: scrollY === 0 && boxes.every((b) => b.height > 0 && b.top >= 0 && b.bottom <= innerHeight) });
+						captions.push({ text, at: performance.now(),
+							seen: scrollY === 0 && boxes.every((b) => b.height > 0 && b.top >= 0 && b.bottom <= innerHeight) });
 					}).observe(document.getElementById("caption-title"), { childList: true, characterData: true, subtree: true });`))
 
 				w.click("#scenes [data-do=zombie]")

@@ -151,8 +151,12 @@ func TestAReaderGetsWhatFollowsAndIsWoken(t *testing.T) {
 
 func TestEveryKindIsExplained(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []Kind{feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked, feed.Healed, feed.Committed, feed.Refused, feed.Failed, Started, Asked,
-		Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Forgotten, Flushed, RedisDown, RedisUp, Unprotected, Protected, Speed, Scene} {
+	for _, kind := range []Kind{
+		feed.Waiting, feed.Granted, feed.Held, feed.Extended, feed.Released, feed.Lost, feed.Revoked, feed.Healed,
+		feed.Committed, feed.Refused, feed.Failed,
+		Started, Asked, Card, Writing, Sealed, Wrote, Told, Paused, Woken, Killed, Expired, Forgotten, Flushed,
+		RedisDown, RedisUp, Unprotected, Protected, Speed, Scene,
+	} {
 		got := told(Record{Kind: kind, Worker: "A", Token: 41, Stored: 42, Cause: "expired", Guest: "Ann", Evening: 1})[0]
 		require.NotEmpty(t, got.Title, kind)
 		require.NotEmpty(t, got.Why, kind)

@@ -37,7 +37,7 @@ var errChanged = errors.New("the stock has changed")
 
 // alone runs fn in one transaction on a cart and its SKUs: under leases on them, or, if fn finds
 // that somebody else was faster, again for as long as the context allows.
-func (s *rival) alone(ctx context.Context, id uuid.UUID, skus []string, fn func(tx pgx.Tx, held lease.Leases) error) error {
+func (s *rival) alone(ctx context.Context, id uuid.UUID, skus []string, fn func(pgx.Tx, lease.Leases) error) error {
 	var held lease.Leases
 	if s.mode == Lock {
 		resources := []string{lease.Resource("cart", id)}

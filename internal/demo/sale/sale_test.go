@@ -26,7 +26,8 @@ func TestMain(m *testing.M) {
 }
 
 // light is a load that a busy machine can bear, with one process stopped in the middle.
-var light = Load{Buyers: 24, SKUs: 4, Stock: 2000, For: 4 * time.Second, Pauses: 1, Pause: 2 * time.Second, TTL: time.Second}
+var light = Load{Buyers: 24, SKUs: 4, Stock: 2000, For: 4 * time.Second, Pauses: 1, Pause: 2 * time.Second,
+	TTL: time.Second}
 
 func serversOf(t *testing.T) worker.Servers {
 	return worker.Servers{

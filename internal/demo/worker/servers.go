@@ -30,7 +30,8 @@ type View struct {
 }
 
 // Connect connects to both servers, under a name that they show.
-func (s Servers) Connect(ctx context.Context, name string, ttl time.Duration, change ...func(*pgxpool.Config)) (*View, error) {
+func (s Servers) Connect(ctx context.Context, name string, ttl time.Duration,
+	change ...func(*pgxpool.Config)) (*View, error) {
 	client, err := Redis(s.RedisURL, name)
 	if err != nil {
 		return nil, err
