@@ -26,7 +26,8 @@ const (
 // stream was trimmed past them. If Redis has lost the stream, it continues with the first event of
 // the new one. If Redis has lost only the end, as after a fail-over to a replica that lagged, that
 // looks the same: events from before come again, with the same ID.
-func Follow(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
+func Follow(ctx context.Context, client redis.UniversalClient, from string,
+	fn func(Event) error, opts ...Option) error {
 	r := &reader{client: client, key: newOptions(opts).key}
 	var err error
 	if from == "$" { // once; XREAD with "$" would miss events between two calls
@@ -141,7 +142,8 @@ func (r *reader) deliver(ctx context.Context, entries []redis.XMessage, fn func(
 // Replay calls fn with each event after from, in order, one at a time, and returns at the end of
 // the stream. from is as in [Follow], but not "$". It does not retry. Errors are ErrPlace, those of
 // Redis and of fn, and the cause of ctx.
-func Replay(ctx context.Context, client redis.UniversalClient, from string, fn func(Event) error, opts ...Option) error {
+func Replay(ctx context.Context, client redis.UniversalClient, from string,
+	fn func(Event) error, opts ...Option) error {
 	after, err := parsePlace(from)
 	if err != nil {
 		return err

@@ -190,9 +190,8 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 // The client library alone would wait for an answer until its own timeouts are over.
 func TestReadingEndsWithItsContextWhileRedisHangs(t *testing.T) {
 	t.Parallel()
-	for name, read := range map[string]func(context.Context, redis.UniversalClient, string, func(feed.Event) error, ...feed.Option) error{
-		"Follow": feed.Follow, "Replay": feed.Replay,
-	} {
+	type reads func(context.Context, redis.UniversalClient, string, func(feed.Event) error, ...feed.Option) error
+	for name, read := range map[string]reads{"Follow": feed.Follow, "Replay": feed.Replay} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newStream(t)

@@ -90,7 +90,9 @@ func TestCommandsOfRedisAreWithinTheirAcquisition(t *testing.T) {
 	client := redis.NewClient(&options)
 	defer client.Close()
 	require.NoError(t, redisotel.InstrumentTracing(client, redisotel.WithTracerProvider(r.provider)))
-	issuer, err := lease.New(client, lease.Config{TTL: time.Minute, Namespace: testenv.Namespace(t), Tracers: []lease.Tracer{r}})
+	issuer, err := lease.New(client, lease.Config{
+		TTL: time.Minute, Namespace: testenv.Namespace(t), Tracers: []lease.Tracer{r},
+	})
 	require.NoError(t, err)
 	ctx, request := r.provider.Tracer("test").Start(t.Context(), "request")
 

@@ -175,7 +175,8 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) cont
 		name = "fence enter"
 	}
 	first := s.Grants[0] // there is always one
-	attrs := []attribute.KeyValue{t.resource(first.Resource()), keyLeaseID.String(short(first.LeaseID())), keyToken.Int64(first.Token())}
+	attrs := []attribute.KeyValue{t.resource(first.Resource()),
+		keyLeaseID.String(short(first.LeaseID())), keyToken.Int64(first.Token())}
 	if len(s.Grants) > 1 {
 		attrs = append(attrs, keyResources.Int(len(s.Grants)))
 	}

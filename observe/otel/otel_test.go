@@ -257,7 +257,8 @@ func TestSpansThatAreNotRecorded(t *testing.T) {
 			s := fencedb.TraceStart{Op: fencedb.OpEnter, Grants: []fencedb.Grant{grant("table:12", 7)}}
 			tracer.TraceWriteEnd(tracer.TraceWriteStart(t.Context(), s), fencedb.TraceEnd{TraceStart: s, Err: fencedb.ErrStale})
 			renewal := started(lease.OpExtend)
-			tracer.TraceLeaseEnd(tracer.TraceLeaseStart(t.Context(), renewal), lease.TraceEnd{TraceStart: renewal, Err: lease.ErrUnreachable})
+			tracer.TraceLeaseEnd(tracer.TraceLeaseStart(t.Context(), renewal),
+				lease.TraceEnd{TraceStart: renewal, Err: lease.ErrUnreachable})
 			tracer.TraceLeaseEnd(hold, lease.TraceEnd{TraceStart: started(lease.OpHold), Err: lease.ErrReleased})
 		})
 	}
@@ -267,7 +268,9 @@ func TestTheDocumentationListsEverySpan(t *testing.T) {
 	t.Parallel()
 	r := newRecorder(fenceotel.Config{})
 	made := map[string]bool{}
-	for _, op := range []lease.Op{lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal} {
+	for _, op := range []lease.Op{
+		lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal,
+	} {
 		made[r.lease(t, op, nil).Name()] = true
 	}
 	for _, op := range []fencedb.Op{fencedb.OpWrite, fencedb.OpCommit, fencedb.OpEnter, fencedb.OpOutcome} {

@@ -144,7 +144,9 @@ func TestEveryPanelHasSomethingToShow(t *testing.T) {
 	t.Parallel()
 	service, scraped := busyService(t)
 	server := scraping(t, strings.TrimPrefix(service, "http://"))
-	for range 4 { // a rate takes two, a scrape is stored by the time the next one begins, and one may have been reported long ago
+	// A rate takes two, a scrape is stored by the time the next one begins, and one may have been
+	// reported long ago.
+	for range 4 {
 		<-scraped
 	}
 	anything := strings.NewReplacer("$__rate_interval", "1m", "$job", ".*", "$resource_type", ".*", "$namespace", ".*")

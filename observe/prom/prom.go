@@ -205,9 +205,12 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	oldestHeld := m.gauge("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", resourceType)
 	waiters := m.gauge("redis_lease_waiters", "Calls that wait for a resource.", resourceType)
 	oldestWait := m.gauge("redis_lease_oldest_wait_seconds", "Age of the oldest call that waits now, 0 if there is none.", resourceType)
-	longest := m.gauge("redis_lease_failing_seconds", "For how long one resource has had this failure and no success, of that with the longest.", "failure", resourceType)
-	acquireTook := m.histogram("redis_lease_acquire_duration_seconds", "Time that calls took to acquire or to fail, with waiting and sealing.", requestBuckets, resourceType)
-	waitTook := m.histogram("redis_lease_wait_duration_seconds", "Time from when a resource was found taken to its grant or to giving up.", workBuckets, resourceType)
+	longest := m.gauge("redis_lease_failing_seconds",
+		"For how long one resource has had this failure and no success, of that with the longest.", "failure", resourceType)
+	acquireTook := m.histogram("redis_lease_acquire_duration_seconds",
+		"Time that calls took to acquire or to fail, with waiting and sealing.", requestBuckets, resourceType)
+	waitTook := m.histogram("redis_lease_wait_duration_seconds",
+		"Time from when a resource was found taken to its grant or to giving up.", workBuckets, resourceType)
 	holdTook := m.histogram("redis_lease_hold_duration_seconds", "Time from the grant of a lease to its end, however it ended.", m.cfg.HoldBuckets, resourceType)
 	return func(name string) *leaseSeries {
 		s := &leaseSeries{
@@ -257,10 +260,13 @@ var refusals = append(slices.DeleteFunc(fencedb.Outcomes(), func(word string) bo
 
 func (m *Metrics) writeVectors() func(string) *writeSeries {
 	written := m.counter("fencedb_writes_total", "Fenced writes, by how they ended.", resourceType, "outcome")
-	rejected := m.counter("redis_lease_fencing_rejected_total", "Fenced writes and openings that were refused because their token was stale.", resourceType, "downstream")
+	rejected := m.counter("redis_lease_fencing_rejected_total",
+		"Fenced writes and openings that were refused because their token was stale.", resourceType, "downstream")
 	writeTook := m.histogram("fencedb_write_duration_seconds", "Time of fenced writes until their outcome was known.", requestBuckets, resourceType, "outcome")
-	commitTook := m.histogram("fencedb_commit_duration_seconds", "Time of COMMIT in fenced transactions until its outcome was known.", requestBuckets, resourceType)
-	longest := m.gauge("fencedb_writes_failing_seconds", "For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
+	commitTook := m.histogram("fencedb_commit_duration_seconds",
+		"Time of COMMIT in fenced transactions until its outcome was known.", requestBuckets, resourceType)
+	longest := m.gauge("fencedb_writes_failing_seconds",
+		"For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
 	return func(name string) *writeSeries {
 		return &writeSeries{
 			written:    each(written, name, fencedb.Outcomes()),

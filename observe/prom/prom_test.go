@@ -55,7 +55,9 @@ func requireSeries(t *testing.T, m *prom.Metrics, name string, wanted map[string
 		for _, l := range series.GetLabel() {
 			labels = append(labels, l.GetValue())
 		}
-		if v := series.GetCounter().GetValue() + series.GetGauge().GetValue() + float64(series.GetHistogram().GetSampleCount()); v != 0 {
+		v := series.GetCounter().GetValue() + series.GetGauge().GetValue() +
+			float64(series.GetHistogram().GetSampleCount())
+		if v != 0 {
 			found[strings.Join(labels, " ")] = v
 		}
 	}
@@ -106,7 +108,9 @@ func TestWhatBecomesOfLeases(t *testing.T) {
 func TestRenewalsReleasesAndAuthority(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
-	for _, err := range []error{nil, lease.ErrLost, lease.ErrExpired, lease.ErrRevoked, lease.ErrUnreachable, context.Canceled} {
+	for _, err := range []error{
+		nil, lease.ErrLost, lease.ErrExpired, lease.ErrRevoked, lease.ErrUnreachable, context.Canceled,
+	} {
 		leaseTold(m, lease.OpExtend, "table:12", err)
 		leaseTold(m, lease.OpRelease, "table:12", err)
 		leaseTold(m, lease.OpRevoke, "table:12", err)
@@ -136,8 +140,8 @@ func TestWhatBecomesOfWrites(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
 	for err, times := range map[error]int{
-		nil: 3, fencedb.ErrCommitted: 1, fencedb.ErrNoToken: 2, fencedb.ErrWrongResource: 3, fencedb.ErrLeaseOver: 4, fencedb.ErrBusy: 5,
-		fencedb.ErrCommitUnknown: 6, fencedb.ErrInvalidGrant: 7, errors.New("the caller's"): 8,
+		nil: 3, fencedb.ErrCommitted: 1, fencedb.ErrNoToken: 2, fencedb.ErrWrongResource: 3, fencedb.ErrLeaseOver: 4,
+		fencedb.ErrBusy: 5, fencedb.ErrCommitUnknown: 6, fencedb.ErrInvalidGrant: 7, errors.New("the caller's"): 8,
 	} {
 		for range times {
 			wrote(m, fencedb.OpWrite, err, "table:12")
@@ -281,7 +285,10 @@ func TestTheConventionsOfPrometheusAreKept(t *testing.T) {
 
 // everything that can happen to a resource.
 func everything(m *prom.Metrics, resource string) {
-	for _, op := range []lease.Op{lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpExtend, lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal} {
+	for _, op := range []lease.Op{
+		lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpExtend,
+		lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal,
+	} {
 		leaseTold(m, op, resource, nil)
 		leaseTold(m, op, resource, lease.ErrLost)
 	}

@@ -80,7 +80,8 @@ func TestNotReadyIfOneFails(t *testing.T) {
 func TestAPanicIsAFailure(t *testing.T) {
 	t.Parallel()
 	check := ready.Check{Name: "a", Run: func(context.Context) error { panic("broken") }}
-	require.Equal(t, http.StatusServiceUnavailable, ask(handler(t, ready.Config{Checks: []ready.Check{check}}), http.MethodGet).Code)
+	w := ask(handler(t, ready.Config{Checks: []ready.Check{check}}), http.MethodGet)
+	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 }
 
 // As a test does with t.FailNow.

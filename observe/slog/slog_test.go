@@ -56,7 +56,8 @@ func (j *journal) lease(e lease.TraceEnd) {
 
 func (j *journal) wrote(op fencedb.Op, err error, grants ...fencedb.Grant) {
 	s := fencedb.TraceStart{Op: op, Grants: grants}
-	j.TraceWriteEnd(j.TraceWriteStart(context.Background(), s), fencedb.TraceEnd{TraceStart: s, Took: time.Second, Err: err})
+	j.TraceWriteEnd(j.TraceWriteStart(context.Background(), s),
+		fencedb.TraceEnd{TraceStart: s, Took: time.Second, Err: err})
 }
 
 func grant(resource string, token int64) fencedb.Grant {
