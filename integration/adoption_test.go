@@ -58,7 +58,10 @@ func newAdoption(t *testing.T) *adoption {
 	t.Helper()
 	page, err := os.ReadFile("../docs/adopting.md")
 	require.NoError(t, err)
-	r := &adoption{T: t, url: testenv.OwnPostgres(t).URL(), guide: map[string][]string{}, onRefusal: func() {}, stop: make(chan struct{}), actors: map[string]*actor{}}
+	r := &adoption{
+		T: t, url: testenv.OwnPostgres(t).URL(), guide: map[string][]string{},
+		onRefusal: func() {}, stop: make(chan struct{}), actors: map[string]*actor{},
+	}
 	for _, section := range strings.Split(string(page), "\n## ") {
 		heading, _, _ := strings.Cut(section, "\n")
 		for _, block := range regexp.MustCompile("(?ms)^```sql\n(.*?)^```").FindAllStringSubmatch(section, -1) {
@@ -73,7 +76,8 @@ func newAdoption(t *testing.T) *adoption {
 	return r
 }
 
-// follow runs the next blocks of a section, all of them if n is 0: statement by statement, again if the lock_timeout ends one.
+// follow runs the next blocks of a section, all of them if n is 0: statement by statement, again if
+// the lock_timeout ends one.
 func (r *adoption) follow(section string, n int) {
 	r.Helper()
 	blocks := r.guide[section]
@@ -180,7 +184,9 @@ func (r *adoption) await() {
 		before[a] = a.done.Load()
 	}
 	for name, a := range r.actors {
-		require.Eventually(r, func() bool { return a.done.Load() > before[a]+1 || r.Failed() }, time.Minute, time.Millisecond, name)
+		require.Eventually(r, func() bool {
+			return a.done.Load() > before[a]+1 || r.Failed()
+		}, time.Minute, time.Millisecond, name)
 	}
 	require.False(r, r.Failed())
 }
@@ -197,8 +203,8 @@ func (r *adoption) books() (table, added int64) {
 	return table, added
 }
 
-// watchLocks returns what says, in the end, how long anybody has waited for a lock of the table, and who. Locks of rows are
-// the writers' own business.
+// watchLocks returns what says, in the end, how long anybody has waited for a lock of the table, and
+// who. Locks of rows are the writers' own business.
 func (r *adoption) watchLocks() (longest func() (time.Duration, string)) {
 	r.Helper()
 	conn, err := pgx.Connect(r.Context(), r.url)
@@ -472,7 +478,9 @@ func (r *adoption) overtaken(direct *pgxpool.Pool) error {
 		require.NoError(r, fencedb.Seal(ctx, direct, l))
 		legacy := r.actors["legacy"]
 		before := legacy.done.Load()
-		require.Eventually(r, func() bool { return legacy.done.Load() > before+1 || r.Failed() }, time.Minute, time.Millisecond)
+		require.Eventually(r, func() bool {
+			return legacy.done.Load() > before+1 || r.Failed()
+		}, time.Minute, time.Millisecond)
 		_, err := fencedb.Exec(ctx, direct, l, reserve, 12, 0)
 		return err
 	})

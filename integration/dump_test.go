@@ -219,7 +219,8 @@ func TestRowsAloneNeedTheTriggersOff(t *testing.T) {
 	w.requireProtected(restored)
 }
 
-// As test databases are often made. The key that signs what carry leaves is data: the copy makes its own, at the first carry.
+// As test databases are often made. The key that signs what carry leaves is data: the copy makes its
+// own, at the first carry.
 func TestADumpOfTheSchemaAloneIsProtectedToo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -76,9 +76,12 @@ func TestFencedWritesOverTLS(t *testing.T) {
 		if name == "Exec" { // one round trip: there is no id to ask about
 			continue
 		}
-		require.NoError(t, cutInCommit(t, server, pool, func(pool *pgxpool.Pool) error { return write(t.Context(), pool, current, id+1) }, true), name)
+		writing := func(id int) func(*pgxpool.Pool) error {
+			return func(pool *pgxpool.Pool) error { return write(t.Context(), pool, current, id) }
+		}
+		require.NoError(t, cutInCommit(t, server, pool, writing(id+1), true), name)
 		require.Equal(t, 1, written(id+1), name)
-		err := cutInCommit(t, server, pool, func(pool *pgxpool.Pool) error { return write(t.Context(), pool, current, id+2) }, false)
+		err := cutInCommit(t, server, pool, writing(id+2), false)
 		require.ErrorContains(t, err, "rolled back: ", name)
 		require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
 		require.Zero(t, written(id+2), name)
@@ -86,7 +89,8 @@ func TestFencedWritesOverTLS(t *testing.T) {
 }
 
 // cutInCommit loses the answer to COMMIT, which has succeeded or not.
-func cutInCommit(t *testing.T, server *testenv.PostgresServer, admin *pgxpool.Pool, write func(*pgxpool.Pool) error, commits bool) error {
+func cutInCommit(t *testing.T, server *testenv.PostgresServer, admin *pgxpool.Pool,
+	write func(*pgxpool.Pool) error, commits bool) error {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "net")
 	network, err := faulty.NewNetwork(socket)

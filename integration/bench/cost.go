@@ -90,7 +90,8 @@ func measureWork(ctx context.Context, w work, rounds int, during time.Duration) 
 	return costs, nil
 }
 
-// control is what a round of an entrant is compared with: the same round of the first, and of a lock of ours the cheapest peer.
+// control is what a round of an entrant is compared with: the same round of the first, and of a lock
+// of ours the cheapest peer.
 func (w work) control(n, round int, costs []cost) float64 {
 	var others []float64
 	for i, other := range w.entrants {

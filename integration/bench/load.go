@@ -250,8 +250,8 @@ type job struct {
 	Work     time.Duration
 }
 
-// turn is one round of one waiter, in nanoseconds of the machine's clock, which all processes share. Granted and Released are
-// 0 for a waiter that still waited when the run ended.
+// turn is one round of one waiter, in nanoseconds of the machine's clock, which all processes share.
+// Granted and Released are 0 for a waiter that still waited when the run ended.
 type turn struct {
 	Called   int64 // before it asked for the lock
 	Granted  int64 // after it got it

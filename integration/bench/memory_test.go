@@ -83,7 +83,9 @@ func release(ctx context.Context, all lease.Leases) error {
 
 // leaseEachOnce acquires and releases so many resources and returns the most keys that were seen on
 // the way.
-func leaseEachOnce(ctx context.Context, client *redis.Client, issuer *lease.Issuer, resources int) (peak int64, err error) {
+func leaseEachOnce(
+	ctx context.Context, client *redis.Client, issuer *lease.Issuer, resources int,
+) (peak int64, err error) {
 	all, ctx := errgroup.WithContext(ctx)
 	all.SetLimit(leasers)
 	for n := range resources {

@@ -53,8 +53,8 @@ func inOrder(ctx context.Context, client *redis.Client, j job, during time.Durat
 	return o, r, err
 }
 
-// order follows Redis's queue for one resource command by command. MONITOR shows them in the one order in which Redis executed
-// them, so it knows what no clock can tell: who stood where at each grant.
+// order follows Redis's queue for one resource command by command. MONITOR shows them in the one order
+// in which Redis executed them, so it knows what no clock can tell: who stood where at each grant.
 type order struct {
 	queueKey, ownerKey string
 

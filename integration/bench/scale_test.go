@@ -193,8 +193,10 @@ func TestAResourceHasItsFenceOnOneServer(t *testing.T) {
 	require.Subset(t, servers, []string{"0", "1"})
 }
 
-// spread does op for many resources by several goroutines at once, and prints how much of it the busiest server does.
-func spread(t *testing.T, name string, servers int, meter func(server int) func(context.Context) (float64, error), op func(context.Context, string) error) {
+// spread does op for many resources by several goroutines at once, and prints how much of it the
+// busiest server does.
+func spread(t *testing.T, name string, servers int,
+	meter func(server int) func(context.Context) (float64, error), op func(context.Context, string) error) {
 	t.Helper()
 	var next [16]int
 	e := entrant{op: func(ctx context.Context, worker int) error {

@@ -17,8 +17,9 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// The service sells articles: it looks at the stock, asks a bank, which takes a while, and writes what is left. Now and then a
-// request stands still for longer than its lease lasts. Each way to exclude others does so in turns.
+// The service sells articles: it looks at the stock, asks a bank, which takes a while, and writes what
+// is left. Now and then a request stands still for longer than its lease lasts. Each way to exclude
+// others does so in turns.
 
 const (
 	articles  = 128

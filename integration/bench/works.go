@@ -136,8 +136,8 @@ func begun(pool *pgxpool.Pool, first string) write {
 	}
 }
 
-// batched is a lock that is as fine as a fence and checks nothing, and the statement, in one round trip: what a fence costs at
-// least that is a statement of its own.
+// batched is a lock that is as fine as a fence and checks nothing, and the statement, in one round
+// trip: what a fence costs at least that is a statement of its own.
 func batched(pool *pgxpool.Pool) write {
 	return func(ctx context.Context, worker int, sql string, args ...any) error {
 		var b pgx.Batch

@@ -1,5 +1,5 @@
-// Package compat shows the libraries through which most Go programs reach Postgres behind the fence, each in the way it is
-// meant to be used, and holds all of them to one contract.
+// Package compat shows the libraries through which most Go programs reach Postgres behind the fence,
+// each in the way it is meant to be used, and holds all of them to one contract.
 package compat
 
 import (

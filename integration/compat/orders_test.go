@@ -138,7 +138,10 @@ type street struct {
 
 func newStreet(t *testing.T, old string) *street {
 	t.Helper()
-	w := &street{T: t, client: testenv.Redis(t), pool: testenv.Postgres(t), old: old, space: testenv.Namespace(t), issuer: map[version]*lease.Issuer{}}
+	w := &street{
+		T: t, client: testenv.Redis(t), pool: testenv.Postgres(t), old: old,
+		space: testenv.Namespace(t), issuer: map[version]*lease.Issuer{},
+	}
 	outer := aroundRedislock(redislock.New(w.client))
 	if old == "redsync" {
 		outer = aroundRedsync(redsync.New(goredis.NewPool(w.client)))
@@ -160,7 +163,10 @@ func (w *street) exec(sql string, args ...any) {
 
 // order is one order with an instance of a version.
 func (w *street) order(ctx context.Context, v version, sku string, pay func()) error {
-	s := &Shop{pool: w.pool, locker: redislock.New(w.client), rs: redsync.New(goredis.NewPool(w.client)), issuer: w.issuer[v], pay: pay}
+	s := &Shop{
+		pool: w.pool, locker: redislock.New(w.client), rs: redsync.New(goredis.NewPool(w.client)),
+		issuer: w.issuer[v], pay: pay,
+	}
 	switch {
 	case v != before:
 		return s.Order(ctx, sku)
@@ -219,8 +225,9 @@ func (d *deferred) end() error {
 
 func immediately() {}
 
-// Which versions may run side by side: one customer has decided and pays while another instance gets the next order. All
-// pairs, in each state of the table. Only an old instance beside one with the lease alone sells what is gone.
+// Which versions may run side by side: one customer has decided and pays while another instance gets
+// the next order. All pairs, in each state of the table. Only an old instance beside one with the lease
+// alone sells what is gone.
 func TestWhichVersionsMayRunSideBySide(t *testing.T) {
 	t.Parallel()
 	for _, library := range []string{"redislock", "redsync"} {
@@ -274,8 +281,8 @@ func (w *street) sideBySide(state string, first, second version) {
 	}
 }
 
-// A lock that runs out while the customer pays. The old instance then writes over what its successor has sold, until the
-// table refuses it.
+// A lock that runs out while the customer pays. The old instance then writes over what its successor
+// has sold, until the table refuses it.
 func TestAnOldInstanceThatWakesLateIsRefusedOnceTheTableIsEnforced(t *testing.T) {
 	t.Parallel()
 	for _, library := range []string{"redislock", "redsync"} {
@@ -304,8 +311,9 @@ func TestAnOldInstanceThatWakesLateIsRefusedOnceTheTableIsEnforced(t *testing.T)
 	}
 }
 
-// Three instances are replaced one after the other while customers order. Where the steps of the deployment and those of the
-// table meet in another order than that of the guide, old instances are refused, and nothing is sold twice.
+// Three instances are replaced one after the other while customers order. Where the steps of the
+// deployment and those of the table meet in another order than that of the guide, old instances are
+// refused, and nothing is sold twice.
 func TestARollingDeploymentSellsNothingTwice(t *testing.T) {
 	t.Parallel()
 	deploy := []step{roll(both), roll(after)}
@@ -370,8 +378,8 @@ func interleavings(a, b []step) (all [][]step) {
 	return all
 }
 
-// underLoad takes the steps while customers order from all instances, and says how many orders the table has refused. The
-// books must be right: each of them reads, decides and writes.
+// underLoad takes the steps while customers order from all instances, and says how many orders the
+// table has refused. The books must be right: each of them reads, decides and writes.
 func (w *street) underLoad(steps []step) (refused int64) {
 	w.Helper()
 	const initial = 1000000

@@ -99,7 +99,8 @@ var txSQL = map[string]struct {
 	}},
 	"bun": {openWith("pgx"), bookBun},
 	"GORM": {openWith("pgx"), func(tx *sql.Tx, table int, guest string) error {
-		db, err := gorm.Open(postgres.New(postgres.Config{Conn: tx}), &gorm.Config{Logger: logger.Discard, SkipDefaultTransaction: true})
+		db, err := gorm.Open(postgres.New(postgres.Config{Conn: tx}),
+			&gorm.Config{Logger: logger.Discard, SkipDefaultTransaction: true})
 		if err != nil {
 			return err
 		}
@@ -120,7 +121,8 @@ func bookPlain(tx *sql.Tx, table int, guest string) error {
 }
 
 func bookBun(tx *sql.Tx, table int, guest string) error {
-	_, err := bun.NewDB(new(sql.DB), pgdialect.New()).NewInsert().Conn(tx).Model(&bunBooking{TableID: table, Guest: guest}).Exec(context.Background())
+	_, err := bun.NewDB(new(sql.DB), pgdialect.New()).NewInsert().Conn(tx).
+		Model(&bunBooking{TableID: table, Guest: guest}).Exec(context.Background())
 	return err
 }
 

@@ -245,7 +245,8 @@ func runTxSQL(c *call) error {
 }
 
 func runGuard(c *call) error {
-	return guard.Tx(c, c.issuer, fencedb.With(c.db, c.options()), c.resource, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+	db := fencedb.With(c.db, c.options())
+	return guard.Tx(c, c.issuer, db, c.resource, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
 		own := *c
 		own.Context = ctx
 		err := txExec(&own, tx)

@@ -147,7 +147,8 @@ var faults = []fault{
 	{name: "reset", means: "the connection is reset: the request lost, the answer, COMMIT, its answer, the end",
 		points: chosen, verdict: faulty.Reset, unread: true, allowed: mostly},
 	{name: "silence", means: "at the same places the connection falls silent, and neither side is told",
-		points: chosen, verdict: faulty.Silence, allowed: mostly, validity: silenceValidity, bound: silenceValidity + answering, slow: true},
+		points: chosen, verdict: faulty.Silence, allowed: mostly, validity: silenceValidity,
+		bound: silenceValidity + answering, slow: true},
 	{name: "network silent", means: "the answer to COMMIT is lost in silence, and new connections are silent too",
 		points: lastAnswer, verdict: faulty.Silence, do: partitioned, unasked: true, validity: silenceValidity,
 		bound: silenceValidity + asking, allowed: anything},
@@ -165,7 +166,8 @@ var faults = []fault{
 		points: once, before: overtaken, allowed: only(nothing), outcome: fencedb.ErrStale,
 		unless: func(s setup) bool { return strings.HasPrefix(s.name, "guard.") }}, // whose token is newer
 	{name: "busy", means: "another transaction keeps the fence",
-		points: once, before: held, validity: silenceValidity, bound: silenceValidity, allowed: only(nothing), outcome: fencedb.ErrBusy},
+		points: once, before: held, validity: silenceValidity, bound: silenceValidity, allowed: only(nothing),
+		outcome: fencedb.ErrBusy},
 }
 
 func lastAnswer(rehearsal []sent) []point { return chosen(rehearsal)[3:4] }

@@ -187,9 +187,10 @@ func (w *world) rehearse(t *testing.T, s setup, f *fault) []sent {
 	return o.sent
 }
 
-// sample is all points in full and in the default setup, but of the bytes there only in full: each entry point has others
-// of them, and messages are cut at each of their ends as well. Elsewhere, and for the one-shot forms of guard, which are
-// those of fencedb under a lease, CI has the time for one of those that take long, and for some of those that are many.
+// sample is all points in full and in the default setup, but of the bytes there only in full: each
+// entry point has others of them, and messages are cut at each of their ends as well. Elsewhere, and
+// for the one-shot forms of guard, which are those of fencedb under a lease, CI has the time for one of
+// those that take long, and for some of those that are many.
 func sample(s setup, f *fault, points []point) (some []point) {
 	every := 1
 	byDefault := s.level == levels[0] && s.mode == modes[0] && s.handle == pooled && !(s.oneShot && strings.HasPrefix(s.name, "guard."))

@@ -92,12 +92,15 @@ func newLoad(t *testing.T) *load {
 	config := lease.Config{TTL: 2 * time.Second, Seal: fencedb.Sealer(l.pool)}
 	l.issuer, err = lease.New(l.client, config)
 	require.NoError(t, err)
-	l.permits, err = lease.NewSemaphore(l.client, lease.SemaphoreConfig{Limit: 3, Lease: lease.Config{TTL: 2 * time.Second}})
+	permits := lease.SemaphoreConfig{Limit: 3, Lease: lease.Config{TTL: 2 * time.Second}}
+	l.permits, err = lease.NewSemaphore(l.client, permits)
 	require.NoError(t, err)
 	l.once, err = once.New(l.client, once.Config{InFlight: 2 * time.Second, Done: time.Second})
 	require.NoError(t, err)
 	for _, sliding := range []bool{false, true} {
-		limiter, err := admission.New(l.client, admission.Config{Limit: 50, Window: time.Second, Sliding: sliding, OnError: admission.FailClosed})
+		limiter, err := admission.New(l.client, admission.Config{
+			Limit: 50, Window: time.Second, Sliding: sliding, OnError: admission.FailClosed,
+		})
 		require.NoError(t, err)
 		l.limiters = append(l.limiters, limiter)
 	}

@@ -216,7 +216,9 @@ func do(c *leaseCell, ctx context.Context) error {
 }
 
 func doAll(c *leaseCell, ctx context.Context) error {
-	return c.afterWork(c.own.DoAll(ctx, c.resources, func(_ context.Context, ls lease.Leases) error { return c.work(ls...) }))
+	return c.afterWork(c.own.DoAll(ctx, c.resources, func(_ context.Context, ls lease.Leases) error {
+		return c.work(ls...)
+	}))
 }
 
 func extend(c *leaseCell, ctx context.Context) error {
@@ -260,7 +262,8 @@ func inspect(c *leaseCell, ctx context.Context) error {
 func (c *leaseCell) revoked(r *lease.Revocation, err error) error {
 	held := c.theirs[0]
 	if err != nil {
-		if c.fault.verdict.Fate != faulty.Answer || len(c.direct) > 1 || c.end.name != endings[0].name { // it may have been carried out
+		// It may have been carried out.
+		if c.fault.verdict.Fate != faulty.Answer || len(c.direct) > 1 || c.end.name != endings[0].name {
 			c.theirs, c.doubtful = nil, c.theirs
 		}
 		return err
@@ -386,7 +389,9 @@ func place(c *leaseCell, ctx context.Context) error {
 }
 
 func doPlace(c *leaseCell, ctx context.Context) error {
-	return c.afterWork(c.semaphore(false).Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error { return c.work(l) }))
+	return c.afterWork(c.semaphore(false).Do(ctx, c.resources[0], func(_ context.Context, l *lease.Lease) error {
+		return c.work(l)
+	}))
 }
 
 var errWork = errors.New("the work failed")
@@ -400,8 +405,8 @@ func (c *leaseCell) once() *once.Once {
 func (c *leaseCell) onceKey() string { return c.resources[0][len("once:"):] }
 
 func onceDo(c *leaseCell, ctx context.Context) error {
-	result, replayed, err := c.once().Do(ctx, c.onceKey(), nil, func(_ context.Context, claim *lease.Lease) ([]byte, error) {
-		return []byte("done"), c.work(claim)
+	result, replayed, err := c.once().Do(ctx, c.onceKey(), nil, func(_ context.Context, l *lease.Lease) ([]byte, error) {
+		return []byte("done"), c.work(l)
 	})
 	if err == nil && (replayed || string(result) != "done") {
 		c.Errorf("result %q, replayed %v", result, replayed)

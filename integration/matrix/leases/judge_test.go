@@ -99,7 +99,8 @@ func (c *leaseCell) awaitWaiter(done <-chan struct{}) bool {
 			return false
 		case <-again.C:
 		}
-		if c.look()[c.resources[len(c.resources)-1]].waiters > 0 || len(c.direct) > 1 && time.Since(begin) > 100*time.Millisecond {
+		if c.look()[c.resources[len(c.resources)-1]].waiters > 0 ||
+			len(c.direct) > 1 && time.Since(begin) > 100*time.Millisecond {
 			return true
 		}
 	}

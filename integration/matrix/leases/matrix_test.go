@@ -26,7 +26,8 @@ import (
 
 const readTimeout = 500 * time.Millisecond // of the clients that faults are in front of
 
-// atOnce is how many cells there are at a time. Most of their time they wait; but a bound in time is of a machine that is not held up.
+// atOnce is how many cells there are at a time. Most of their time they wait; but a bound in time is of
+// a machine that is not held up.
 var atOnce = map[bool]int{false: 16, true: 48}[full]
 
 // TestLeases is the matrix: each call, on each deployment, with each fault of each script that it sends, and each end
@@ -113,15 +114,16 @@ func on(servers ...*testenv.RedisServer) connector {
 	}
 }
 
-// has says which cells there are. Of a sample, a call ends by itself under a fault, and at one end of the context, which
-// is not the same for all faults.
+// has says which cells there are. Of a sample, a call ends by itself under a fault, and at one end of
+// the context, which is not the same for all faults.
 func (d deployment) has(call leaseCall, script string, f leaseFault, end ending) bool {
 	switch {
 	case call.alone && d.name == "quorum":
 		return false
 	case call.only != nil && !call.only(script, f, end):
 		return false
-	case f.stops && script != anyScript, f.times > 0 && script == anyScript, f.verdict.Fate == faulty.Pass && script != anyScript:
+	case f.stops && script != anyScript, f.times > 0 && script == anyScript,
+		f.verdict.Fate == faulty.Pass && script != anyScript:
 		return false
 	case call.behind(script) && end.name != "queued" && end.name != "deadline":
 		return false // is not sent otherwise
@@ -237,7 +239,8 @@ func (a *attempt) Errorf(format string, args ...any) {
 
 func (a *attempt) FailNow() { runtime.Goexit() }
 
-// others are the cells under way, of all deployments: each reads, and a cell that is played again writes, so as to be alone.
+// others are the cells under way, of all deployments: each reads, and a cell that is played again
+// writes, so as to be alone.
 var others sync.RWMutex
 
 // try plays a cell. What it finds does not count while the machine holds the servers up, since nearly all is about what
@@ -314,8 +317,8 @@ func (w *leaseWorld) issuer(t require.TestingT, clients []redis.UniversalClient,
 	return i
 }
 
-// measureLag watches how much later than asked this machine lets a program run, and gives what a bound in time has to allow
-// here: a request has four stations on its way.
+// measureLag watches how much later than asked this machine lets a program run, and gives what a bound
+// in time has to allow here: a request has four stations on its way.
 func measureLag(t *testing.T) func() time.Duration {
 	var most atomic.Int64
 	const every = 10 * time.Millisecond
