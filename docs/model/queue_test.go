@@ -50,8 +50,10 @@ type Queue struct {
 func RightQueue() Queue {
 	return Queue{
 		Clients: 2, Calls: 1, Resources: 1,
-		NewIDs: true, SameOrder: true, KeepsTurns: true, SkipsDead: true, Floor: true, Provisional: true, FromRequest: true, NewsAreOld: true,
-		NumberInNews: true, CallInNews: true, Channels: true, AsksAgain: true, TokenInEnd: true, CallInEnd: true, Remembers: true, AwaitsRelease: true,
+		NewIDs: true, SameOrder: true, KeepsTurns: true, SkipsDead: true,
+		Floor: true, Provisional: true, FromRequest: true, NewsAreOld: true,
+		NumberInNews: true, CallInNews: true, Channels: true, AsksAgain: true,
+		TokenInEnd: true, CallInEnd: true, Remembers: true, AwaitsRelease: true,
 	}
 }
 
@@ -398,7 +400,8 @@ func (v *queueMover) faults() {
 	}
 	if p.old != (news{}) {
 		v.fault("news are late", fmt.Sprintf("gets late news of its grant with token %d", p.old.token), func(_ *QueueState, p *client) string {
-			if (p.at == asks || p.at == waits) && (p.old.call == p.call || !v.CallInNews) && (p.old.resource == v.resource(v.i, p.step) || !v.Channels) {
+			if (p.at == asks || p.at == waits) && (p.old.call == p.call || !v.CallInNews) &&
+				(p.old.resource == v.resource(v.i, p.step) || !v.Channels) {
 				p.news.token, p.news.number, p.news.lasts, p.news.ask = p.old.token, p.old.number, p.old.lasts, true
 			}
 			p.old = news{}
