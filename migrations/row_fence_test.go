@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -84,14 +85,37 @@ func TestATransactionThatOnlyReadsCanCarry(t *testing.T) {
 func TestARowFencedWriteOfATriggerNeedsAGrant(t *testing.T) {
 	t.Parallel()
 	s := newJobs(t)
-	s.exec(`CREATE TABLE ticks (id int); CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE jobs SET state = 'X'; RETURN NEW; END $$;
+	s.exec(`CREATE TABLE ticks (id int); CREATE FUNCTION tick() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE jobs SET state = 'X' WHERE id = NEW.id; RETURN NEW; END $$;
 		CREATE TRIGGER tick AFTER INSERT ON ticks FOR EACH ROW EXECUTE FUNCTION tick()`)
 
 	s.refused("FN002", `INSERT INTO ticks VALUES (1)`)
-	s.refused("FN003", s.carried(41, "job:1", `INSERT INTO ticks VALUES (1)`))
-	s.refused("FN006", `BEGIN; SELECT fencedb.carry('job:1', 41, gen_random_uuid(), 100);
+	s.refused("FN003", s.carried(41, "job:1", `INSERT INTO ticks VALUES (2)`))
+	s.exec(s.carried(41, "job:1", `INSERT INTO ticks VALUES (1)`))
+	s.refused("FN006", `BEGIN; SELECT fencedb.carry('job:1', 42, gen_random_uuid(), 100);
 		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
 		SELECT pg_sleep(0.101); INSERT INTO ticks VALUES (1)`)
+}
+
+// What a transaction carries is a setting, which anybody can write, and so it is signed.
+func TestACarriedGrantForgedByHandOpensNothing(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+	s.exec("BEGIN; " + carry(41, "job:1"))
+	own := s.one(`current_setting('fencedb.carried')`)
+	s.exec("COMMIT")
+	require.Regexp(t, `^[0-9a-f]{64}{"job:1": {.*"token": 41\b.*}}$`, own)
+
+	for _, forged := range map[string]string{
+		"copied from an earlier transaction": own,
+		"another token":                      strings.Replace(own, `"token": 41`, `"token": 99`, 1),
+		"a signature made up":                strings.Repeat("0", 64) + own[64:],
+		"no signature":                       own[64:],
+		"nonsense":                           "{",
+	} {
+		for _, write := range []string{`UPDATE jobs SET state = 'EVE' WHERE id = 1`, `INSERT INTO jobs VALUES (1, 'EVE')`} {
+			s.refused("FN003", "BEGIN; "+carry(41, "job:2")+`; SELECT set_config('fencedb.carried', '`+forged+`', true); `+write)
+		}
+	}
 }
 
 func TestARowFenceCannotBeTakenAway(t *testing.T) {
