@@ -150,11 +150,7 @@ func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	}
 	var steps []Migration
 	for _, source := range provider.ListSources() {
-		steps = append(steps, Migration{
-			Version: source.Version,
-			Name:    path.Base(source.Path),
-			Applied: applied[source.Version],
-		})
+		steps = append(steps, Migration{source.Version, path.Base(source.Path), applied[source.Version]})
 	}
 	return steps, nil
 }
@@ -229,11 +225,15 @@ var files embed.FS
 
 // Files returns the migrations as SQL files with goose's annotations, for programs that apply or print them themselves.
 func Files() fs.FS {
-	sub, err := fs.Sub(files, "sql")
+	return must(fs.Sub(files, "sql"))
+}
+
+// must is for what fails only if what is embedded, or its name in here, is wrong.
+func must[T any](value T, err error) T {
 	if err != nil {
-		panic("bug: " + err.Error()) // only for an invalid name
+		panic("bug: " + err.Error())
 	}
-	return sub
+	return value
 }
 
 // Apply brings up an application's database: it calls [Up], and then applies the application's own

@@ -27,10 +27,7 @@ type Script struct {
 // What they leave is what Up leaves, fencedb.goose_db_version included. So Status and Pending tell the truth whoever
 // migrated, and Up and Down can go on from there.
 func Scripts() []Script {
-	names, err := fs.Glob(Files(), "*.sql")
-	if err != nil {
-		panic("bug: " + err.Error()) // only for an invalid pattern
-	}
+	names := must(fs.Glob(Files(), "*.sql"))
 	scripts := make([]Script, len(names))
 	for i, name := range names {
 		scripts[i] = newScript(name)
@@ -42,16 +39,9 @@ func Scripts() []Script {
 }
 
 func newScript(file string) Script {
-	text, err := fs.ReadFile(Files(), file)
-	if err != nil {
-		panic("bug: " + err.Error()) // the file is embedded
-	}
 	number, name, _ := strings.Cut(strings.TrimSuffix(path.Base(file), ".sql"), "_")
-	version, err := strconv.ParseInt(number, 10, 64)
-	if err != nil {
-		panic("bug: " + err.Error()) // goose would have refused the name
-	}
-	up, down := plain(string(text))
+	version := must(strconv.ParseInt(number, 10, 64))
+	up, down := plain(string(must(fs.ReadFile(Files(), file))))
 	return Script{
 		Version: version,
 		Name:    name,
