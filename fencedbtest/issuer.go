@@ -54,7 +54,7 @@ func IssuerOn(t testing.TB, client redis.UniversalClient, cfg lease.Config) *Iss
 	}
 	i := &Issuer{leases, client, cfg}
 	if own {
-		t.Cleanup(func() { i.deleteAll(t) })
+		t.Cleanup(func() { Flush(t, i) })
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
@@ -82,11 +82,6 @@ func Expire(t testing.TB, i *Issuer, resource string) {
 // without persistence: who holds what, who waits, the last tokens, what package once has recorded and
 // package admission has counted.
 func Flush(t testing.TB, i *Issuer) {
-	t.Helper()
-	i.deleteAll(t)
-}
-
-func (i *Issuer) deleteAll(t testing.TB) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // also at the end of the test
 	err := error(nil)
