@@ -79,14 +79,11 @@ type entry struct {
 }
 
 func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
+	if own, ok := db.(withOptions); ok {
+		db, opts = own.DB, slices.Concat(own.opts, opts)
+	}
 	e := &entry{db: db}
 	e.grants, e.carry = uncarry(flatten(grant))
-	if own, ok := db.(withOptions); ok {
-		e.db = own.DB
-		for _, opt := range own.opts {
-			opt(&e.config)
-		}
-	}
 	for _, opt := range opts {
 		opt(&e.config)
 	}

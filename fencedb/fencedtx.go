@@ -29,8 +29,6 @@ type fencedTx struct {
 	savepoints   int
 }
 
-var _ pgx.Tx = (*fencedTx)(nil)
-
 func newTx(ctx context.Context, db DB, grant Grant, opts []Option) (*fencedTx, error) {
 	e, err := newEntry(db, grant, opts)
 	if err != nil {
@@ -239,9 +237,6 @@ func (tx *fencedTx) Rollback(ctx context.Context) error {
 	return tx.inner.Rollback(ctx)
 }
 
-// failed returns results that answer err to everything.
-func failed(err error) pgx.BatchResults { return pgx.FailedBatchResults(&pgx.Batch{}, err) }
-
 // begins reports whether b begins a transaction of its own, which pgx refuses inside another.
 func begins(b *pgx.Batch) bool { return pgx.FailedBatchResults(b, nil).Tx() != nil }
 
@@ -338,7 +333,7 @@ func (r *firstRows) Err() error {
 // noRows returns what Query answers instead of rows. Those of pgx panic when they are asked for
 // what they do not have.
 func noRows(err error) (pgx.Rows, error) {
-	rows, err := failed(err).Query()
+	rows, err := pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
 	return failedRows{rows}, err
 }
 

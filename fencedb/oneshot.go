@@ -20,18 +20,17 @@ import (
 // or TABLE needs one to roll back. So does a statement whose first word does not show that it leaves
 // the transaction open, as the name of a prepared one: it is asked first whether it did. One that
 // ends the transaction is refused with ErrTxEnded.
-func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgconn.CommandTag, error) {
-	var tag pgconn.CommandTag
+func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	b := &pgx.Batch{}
 	b.Queue(sql, args...).Exec(func(ct pgconn.CommandTag) error {
 		tag = ct
 		return nil
 	})
 	if !harmless[firstWord(sql, args)] {
-		err := sendAll(ctx, db, grant, b, nil)
+		err = sendAll(ctx, db, grant, b, nil)
 		return tag, err
 	}
-	err := send(ctx, db, grant, b, nil, true).end()
+	err = send(ctx, db, grant, b, nil, true).end()
 	return tag, err
 }
 

@@ -191,11 +191,6 @@ type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-var (
-	_ SQLTx = (*sql.Tx)(nil)
-	_ SQLTx = (*sql.Conn)(nil)
-)
-
 // EnterSQL is Enter for a transaction of database/sql, whatever the driver: it must come first and
 // before any savepoint, it returns the same errors (also ErrUnsealed above READ COMMITTED), and on
 // error the transaction must be rolled back. Of the options only Hold and Trace have an effect.
