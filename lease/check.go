@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -97,20 +96,17 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	servers, spare, err := i.store.servers(ctx)
 	clock := askReference(ctx, i.cfg.Clock)
 	h := Health{Servers: make([]ServerHealth, len(servers)), Config: i.cfg.warnings()}
-	problems := make([]error, len(servers))
-	var all sync.WaitGroup
-	for n, server := range servers { // at once, so that one that hangs does not delay the others
-		all.Go(func() { h.Servers[n], problems[n] = checkServer(ctx, server, clock) })
-	}
-	all.Wait()
-	for n, problem := range problems {
-		if problem == nil {
+	for n, found := range together(servers, func(_ int, server *redis.Client) (ServerHealth, error) {
+		return checkServer(ctx, server, clock)
+	}) {
+		h.Servers[n] = found.Value
+		if found.Err == nil {
 			continue
 		}
 		if spare--; spare >= 0 {
-			h.Servers[n].warn(WarnMember, "%v", problem)
+			h.Servers[n].warn(WarnMember, "%v", found.Err)
 		} else if err == nil {
-			err = fmt.Errorf("lease: check %s: %w", h.Servers[n].Addr, problem)
+			err = fmt.Errorf("lease: check %s: %w", h.Servers[n].Addr, found.Err)
 		}
 	}
 	return h, err

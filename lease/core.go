@@ -28,11 +28,17 @@ func (c *core) trustedUntil(sent time.Time, ttl time.Duration) time.Time {
 	return sent.Add(ttl - c.cfg.Margin)
 }
 
+// trace begins a pair. Without tracers it is free, and its context is ctx.
 func (c *core) trace(ctx context.Context, s TraceStart) tracing {
-	if len(c.cfg.Tracers) > 0 {
-		s.Kind, s.Namespace, s.Resources = c.cfg.kind(), c.cfg.Namespace, max(s.Resources, 1)
+	if len(c.cfg.Tracers) == 0 {
+		return tracing{ctx: ctx}
 	}
-	return beginTracing(ctx, c.cfg.Tracers, s)
+	s.Kind, s.Namespace, s.Resources = c.cfg.kind(), c.cfg.Namespace, max(s.Resources, 1)
+	t := tracing{tracers: c.cfg.Tracers, start: s, at: time.Now(), ctx: ctx}
+	for _, tracer := range t.tracers {
+		t.ctx = tracer.TraceLeaseStart(t.ctx, s)
+	}
+	return t
 }
 
 // keys remembers the names of the resources that were used lately.
@@ -51,3 +57,14 @@ func (c *core) keys(resource string) *protocol.Keys {
 }
 
 const mostNames = 1000
+
+// together asks about all at once, so that one that hangs does not delay the others.
+func together[A, T any](about []A, ask func(n int, a A) (T, error)) []protocol.Answer[T] {
+	answers := make([]protocol.Answer[T], len(about))
+	var all sync.WaitGroup
+	for n, a := range about {
+		all.Go(func() { answers[n].Value, answers[n].Err = ask(n, a) })
+	}
+	all.Wait()
+	return answers
+}

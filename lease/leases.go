@@ -36,9 +36,7 @@ func (ls Leases) each(f func(*Lease) error) error {
 	errs := make([]error, len(ls))
 	var all sync.WaitGroup
 	for n, l := range ls {
-		all.Go(func() {
-			errs[n] = named(l, f(l))
-		})
+		all.Go(func() { errs[n] = named(l, f(l)) })
 	}
 	all.Wait()
 	return protocol.Join(errs...)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
@@ -160,15 +159,11 @@ func (s nested) acquire(ctx context.Context, a ask) (acquired, error) {
 
 // extend asks for each lease alone, so that a lock that hangs keeps back no other lease.
 func (s nested) extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] {
-	answers := make([]protocol.Answer[outcome], len(batch))
-	var all sync.WaitGroup
-	for n, e := range batch {
-		all.Go(func() {
-			if answers[n].Err = e.outer.renew(ctx); answers[n].Err == nil {
-				answers[n] = s.store.extend(ctx, batch[n:n+1])[0]
-			}
-		})
-	}
-	all.Wait()
-	return answers
+	return together(batch, func(n int, e extension) (outcome, error) {
+		if err := e.outer.renew(ctx); err != nil {
+			return "", err
+		}
+		answer := s.store.extend(ctx, batch[n:n+1])[0]
+		return answer.Value, answer.Err
+	})
 }

@@ -1,11 +1,11 @@
 package lease
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -96,14 +96,12 @@ func undecided[T any](votes []vote[T]) error {
 // done it.
 func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
 	count := make(map[outcome]int)
-	silent := 0
 	for _, v := range votes {
-		if v.Err != nil {
-			silent++
-		} else {
+		if v.Err == nil {
 			count[v.Value]++
 		}
 	}
+	silent := len(votes) - heard(votes)
 	switch {
 	case count[done] >= q.need:
 		return done, nil
@@ -159,17 +157,6 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 		}
 	}
 	return acquired{tokens: tokens, unsure: refused.unsure}, nil
-}
-
-// together asks about all resources at once: a member that hangs is waited for with each question.
-func together[T any](keys []*protocol.Keys, ask func(n int, k *protocol.Keys) (T, error)) []protocol.Answer[T] {
-	answers := make([]protocol.Answer[T], len(keys))
-	var all sync.WaitGroup
-	for n, k := range keys {
-		all.Go(func() { answers[n].Value, answers[n].Err = ask(n, k) })
-	}
-	all.Wait()
-	return answers
 }
 
 func (q *quorum) confirm(ctx context.Context, t term) (outcome, error) {
@@ -246,9 +233,7 @@ func (q *quorum) eval(context.Context, term, string, []string, []any) (any, outc
 }
 
 func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (Revocation, error) {
-		return m.revoke(ctx, k, id, from)
-	})
+	votes := poll(ctx, q, func(ctx context.Context, m *single) (Revocation, error) { return m.revoke(ctx, k, id, from) })
 	var r Revocation
 	var passed error
 	won := 0
@@ -265,10 +250,7 @@ func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, fro
 		}
 	}
 	if won < q.need {
-		if passed != nil {
-			return Revocation{}, passed
-		}
-		return Revocation{}, failure(q, votes)
+		return Revocation{}, cmp.Or(passed, failure(q, votes))
 	}
 	_, err := q.raise(ctx, k, r.token)
 	return r, err

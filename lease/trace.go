@@ -185,18 +185,6 @@ type tracing struct {
 	ctx     context.Context // for the work in between
 }
 
-// beginTracing begins a pair. Without tracers it is free, and its context is ctx.
-func beginTracing(ctx context.Context, tracers []Tracer, s TraceStart) tracing {
-	if len(tracers) == 0 {
-		return tracing{ctx: ctx}
-	}
-	t := tracing{tracers: tracers, start: s, at: time.Now(), ctx: ctx}
-	for _, tracer := range tracers {
-		t.ctx = tracer.TraceLeaseStart(t.ctx, s)
-	}
-	return t
-}
-
 // end ends the pair. validFor is the remaining validity of the lease, if there is one.
 func (t *tracing) end(validFor time.Duration, err error) {
 	if len(t.tracers) == 0 {
