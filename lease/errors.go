@@ -194,14 +194,13 @@ type HeldError struct {
 
 func (e *HeldError) Error() string {
 	by := "another"
-	if e.Holder != "" {
-		by = strconv.Quote(e.Holder)
-	}
 	switch {
-	case e.permit && e.Holder == "":
-		by = "as many as its semaphore allows"
+	case e.permit && e.Holder != "":
+		by = fmt.Sprintf("as many as its semaphore allows, %q among them", e.Holder)
 	case e.permit:
-		by = "as many as its semaphore allows, " + by + " among them"
+		by = "as many as its semaphore allows"
+	case e.Holder != "":
+		by = strconv.Quote(e.Holder)
 	}
 	if e.Cause != nil {
 		return fmt.Sprintf("lease: %q is still held by %s: %v", e.Resource, by, e.Cause)

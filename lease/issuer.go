@@ -137,9 +137,7 @@ const maxResources = 1000
 
 // acquireAll is acquire in byte order, the order that all acquisitions keep.
 func (i *Issuer) acquireAll(ctx context.Context, resources []string, opts []Option, once bool) (Leases, error) {
-	resources = slices.Clone(resources)
-	slices.Sort(resources)
-	resources = slices.Compact(resources)
+	resources = slices.Compact(slices.Sorted(slices.Values(resources)))
 	switch {
 	case len(resources) == 0:
 		return nil, protocol.Invalid("no resources")

@@ -24,17 +24,9 @@ const (
 	FenceStale
 )
 
-func (v Verdict) String() string {
-	switch v {
-	case Current:
-		return "current"
-	case LeaseLost:
-		return "lease lost"
-	case FenceStale:
-		return "fence stale"
-	}
-	return fmt.Sprintf("Verdict(%d)", int(v))
-}
+var verdicts = map[Verdict]string{Current: "current", LeaseLost: "lease lost", FenceStale: "fence stale"}
+
+func (v Verdict) String() string { return cmp.Or(verdicts[v], fmt.Sprintf("Verdict(%d)", int(v))) }
 
 // Revocation is the new last token of a resource whose holder was ended. It is a grant as package
 // fencedb takes it: sealed there, it keeps the former holder from writing.

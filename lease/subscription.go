@@ -60,11 +60,6 @@ func (s *subscription) tell(add func(*notice)) {
 // wakeToAsk wakes the waiter, who should ask now: news may have been missed.
 func (s *subscription) wakeToAsk() { s.tell(func(n *notice) { n.ask = true }) }
 
-// refuse tells the waiter that it will never be woken.
-func (s *subscription) refuse(why error) {
-	s.tell(func(n *notice) { n.ask, n.refused = true, why })
-}
-
 // signal puts the token into a channel that holds one.
 func signal(c chan<- struct{}) {
 	select {
@@ -294,7 +289,7 @@ func (l *listener) refused(err error) bool {
 	if !errors.Is(err, ErrDenied) {
 		return false
 	}
-	l.each(func(e *subscription) { e.refuse(err) })
+	l.each(func(e *subscription) { e.tell(func(n *notice) { n.ask, n.refused = true, err }) })
 	return true
 }
 

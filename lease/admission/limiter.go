@@ -165,10 +165,8 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	case cfg.Timeout < 0:
 		return nil, protocol.Invalid("Timeout (%v) must be positive", cfg.Timeout)
 	}
-	if err := protocol.CheckClient(client); err != nil {
-		return nil, err
-	}
-	if err := protocol.CheckName("namespace", cfg.Namespace, protocol.MaxNamespace); err != nil {
+	namespace := protocol.CheckName("namespace", cfg.Namespace, protocol.MaxNamespace)
+	if err := cmp.Or(protocol.CheckClient(client), namespace); err != nil {
 		return nil, err
 	}
 	return &Limiter{protocol.Over(client), cfg}, nil

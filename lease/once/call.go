@@ -63,9 +63,6 @@ func (fs *flights) join(key string) (f *flight, first bool) {
 	if f, known := fs.byKey[key]; known {
 		return f, false
 	}
-	if fs.byKey == nil {
-		fs.byKey = make(map[string]*flight)
-	}
 	f = &flight{began: time.Now(), landed: make(chan struct{})}
 	fs.byKey[key] = f
 	return f, true

@@ -225,7 +225,8 @@ func New(client redis.UniversalClient, cfg Config) (*Once, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Once{redis: protocol.Over(client), cfg: cfg, claims: claims}, nil
+	return &Once{redis: protocol.Over(client), cfg: cfg, claims: claims,
+		flights: flights{byKey: make(map[string]*flight)}}, nil
 }
 
 // Func is the work. It gets a context that ends with that of the caller or with the claim,

@@ -1,6 +1,7 @@
 package once
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -22,17 +23,9 @@ const (
 	Done
 )
 
-func (p Phase) String() string {
-	switch p {
-	case Absent:
-		return "absent"
-	case InFlight:
-		return "in flight"
-	case Done:
-		return "done"
-	}
-	return fmt.Sprintf("Phase(%d)", int(p))
-}
+var phases = map[Phase]string{Absent: "absent", InFlight: "in flight", Done: "done"}
+
+func (p Phase) String() string { return cmp.Or(phases[p], fmt.Sprintf("Phase(%d)", int(p))) }
 
 // State is what Redis knows about a key. It is about the past by the time it arrives.
 type State struct {

@@ -161,19 +161,15 @@ func Bounded[T any](ctx context.Context, f func() (T, error), abandoned ...func(
 		return answer, unasked(ctx)
 	}
 	answered := make(chan struct{})
-	result := new(struct {
-		answer T
-		err    error
-	})
-	result.err = errGoexit
+	result := &Answer[T]{Err: errGoexit}
 	go func() {
 		defer close(answered)
-		result.answer, result.err = f()
+		result.Value, result.Err = f()
 	}()
 	if err := await(ctx, answered, abandoned...); err != nil {
 		return answer, err
 	}
-	return result.answer, result.err
+	return result.Value, result.Err
 }
 
 var errGoexit = errors.New("the function has ended its goroutine")
@@ -185,19 +181,17 @@ func await(ctx context.Context, answered <-chan struct{}, abandoned ...func() (e
 		defer timer.Stop()
 		select {
 		case <-answered:
-			return nil
 		case <-b.Context.Done():
 		case <-b.over:
 		}
 	} else {
 		select {
 		case <-answered:
-			return nil
 		case <-ctx.Done():
 		}
 	}
 	select {
-	case <-answered: // at the same time, or while the answers to others were awaited
+	case <-answered: // also at the same time, or while the answers to others were awaited
 		return nil
 	default:
 	}
