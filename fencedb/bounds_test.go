@@ -466,7 +466,8 @@ func TestTighterLimitsBoundTheWait(t *testing.T) {
 func TestADeadlineThatPassesWhileTheFenceIsAwaitedIsBusy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for name, write := range map[string]func(ctx context.Context, pool *pgxpool.Pool, told fencedb.Option, g fencedb.Grant) error{
+	for name, write := range map[string]func(
+		ctx context.Context, pool *pgxpool.Pool, told fencedb.Option, g fencedb.Grant) error{
 		"Tx": func(ctx context.Context, pool *pgxpool.Pool, told fencedb.Option, g fencedb.Grant) error {
 			return fencedb.Tx(ctx, pool, g, func(pgx.Tx) error { return nil }, told)
 		},

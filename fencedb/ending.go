@@ -111,7 +111,8 @@ func (tx *fencedTx) checked(queries []*pgx.QueuedQuery) []*pgx.QueuedQuery {
 	byID := tx.entry.xid != 0 // otherwise a statement may have entered once more, and commit asks by id
 	check.Fn = func(results pgx.BatchResults) error {
 		_, err := results.Exec()
-		if byID && tx.inner.Conn().Config().DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol { // or it may be another's result
+		mode := tx.inner.Conn().Config().DefaultQueryExecMode
+		if byID && mode != pgx.QueryExecModeSimpleProtocol { // or it may be another's result
 			tx.mayHaveEnded = err != nil
 		}
 		return err

@@ -47,18 +47,14 @@ type withOptions struct {
 // which costs two more round trips. One that Postgres could not put in order fails with SQLSTATE
 // 40001 and may be tried again. Under Carry that may be the write of a newer holder; then the next
 // try fails with ErrStale.
-func TxOptions(o pgx.TxOptions) Option {
-	return func(c *config) { c.txOptions = o }
-}
+func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
 // Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It
 // is for a holder that keeps renewing its lease while it writes. A holder that takes over waits
 // that long for the fence, even if the lease is lost meanwhile, so keep it within the lease's
 // maximum hold time. The lease must still be valid when the transaction begins. Ignored unless
 // positive.
-func Hold(d time.Duration) Option {
-	return func(c *config) { c.hold = d }
-}
+func Hold(d time.Duration) Option { return func(c *config) { c.hold = d } }
 
 // entry is one passage through fencedb.enter: the grants, and what bounds the transaction that
 // enters.
@@ -150,7 +146,8 @@ const sealTries = 3
 // refusal needs a newer token that is entering, which sealing then finds. It is sent also when it
 // could not be sealed: the transaction is then open and refuses everything, as after any other
 // refusal.
-func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery, implicit bool) (results pgx.BatchResults, err error) {
+func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
+	implicit bool) (results pgx.BatchResults, err error) {
 	var sealErr error
 	for tries := 1; ; tries++ {
 		b, err := e.batch(ctx, behind, implicit)

@@ -16,7 +16,10 @@ import (
 // neither half imports the other.
 type sentinel struct {
 	text string
-	lost bool // another holder has the resource, or may have it by now, and nothing was written; false: something was, or may have been
+
+	// lost: another holder has the resource, or may have it by now, and nothing was written. If it is
+	// false, something was, or may have been.
+	lost bool
 }
 
 func (e *sentinel) Error() string { return e.text }
@@ -323,6 +326,4 @@ func answered(err error) answer {
 
 // values leaves the values zero where the driver, the server's log settings or a middlebox have
 // dropped the detail: the SQLSTATE alone decides what the error is.
-func (a answer) values(into any) {
-	_ = json.Unmarshal([]byte(a.detail), into)
-}
+func (a answer) values(into any) { _ = json.Unmarshal([]byte(a.detail), into) }

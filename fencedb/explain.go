@@ -18,7 +18,8 @@ import (
 // the rollback.
 func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error {
 	code := answered(err).code
-	if code == codeTransactionTimeout && e.xid == 0 && server != nil { // of the role, and nothing came before the wait for the fence
+	// A transaction_timeout of the role; nothing came before the wait for the fence.
+	if code == codeTransactionTimeout && e.xid == 0 && server != nil {
 		return e.busy(e.blockers(ctx, server), err)
 	}
 	if e.overtime(code, lost) {
@@ -76,7 +77,8 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 // batch before it sends the first.
 func (e *entry) notPrepared(err error) bool {
 	var failed pgx.ErrPreprocessingBatch
-	return errors.As(err, &failed) && !slices.Contains([]string{enterFirst, enterOne, enterAll, carryOne, carryAll, e.stillEntered()}, failed.SQL())
+	ours := []string{enterFirst, enterOne, enterAll, carryOne, carryAll, e.stillEntered()}
+	return errors.As(err, &failed) && !slices.Contains(ours, failed.SQL())
 }
 
 // undecided reports whether the deadline passed before the server had decided: there is no answer

@@ -22,7 +22,10 @@ type fencedTx struct {
 	trace  tracing // ended by finish
 
 	inner pgx.Tx // nil until begun, and after the end
-	err   error  // why the fence could not be entered or is lost, or pgx.ErrTxClosed after the end: the answer to everything
+
+	// err is the answer to everything: why the fence could not be entered or is lost, or
+	// pgx.ErrTxClosed after the end.
+	err error
 
 	gaveUp       bool // Rollback was called
 	mayHaveEnded bool // a statement was sent of which keepsOpen is not sure
@@ -173,7 +176,8 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 // errNoSQL stands for a panic of pgx, whose batches cannot describe an empty statement.
 var errNoSQL = errors.New("fencedb: empty SQL")
 
-func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
+func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
+	src pgx.CopyFromSource) (int64, error) {
 	ctx = tx.within(ctx)
 	if err := tx.open(ctx, true); err != nil {
 		return 0, err

@@ -199,7 +199,8 @@ func TestTypesOfTheApplicationAreNotTakenForOurs(t *testing.T) {
 		_ = tx.Conn() // then Tx asks before COMMIT
 		return book(ctx, tx, 12, "ann")
 	}))
-	for _, g := range []fencedb.Grant{one, fencedb.All(one, two), fencedb.Carry(one), fencedb.All(fencedb.Carry(one), fencedb.Carry(two))} {
+	for _, g := range []fencedb.Grant{one, fencedb.All(one, two), fencedb.Carry(one),
+		fencedb.All(fencedb.Carry(one), fencedb.Carry(two))} {
 		require.NoError(t, fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error {
 			_, _, err := fencedb.Once(ctx, tx, "once:1", []byte("request"), func() ([]byte, error) { return []byte("result"), nil })
 			return err

@@ -230,7 +230,8 @@ func TestAHolderThatIsOvertakenWhileItBeginsIsStale(t *testing.T) {
 // Two seals: the first raises the fence, the second finds that a newer holder has done so since.
 func TestAHolderThatIsOvertakenBehindItsSealIsStale(t *testing.T) {
 	t.Parallel()
-	for name, write := range map[string]func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, level fencedb.Option) error{
+	for name, write := range map[string]func(
+		ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, level fencedb.Option) error{
 		"Tx": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, level fencedb.Option) error {
 			return fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return book(ctx, tx, 12, "ann") }, level)
 		},

@@ -31,7 +31,8 @@ import (
 // free, whether the transaction then rolls back or not. So a call with the same key within fn runs
 // its function too. Cancelling ctx closes the connection, as in every pgx call, and nothing is
 // written.
-func Once(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
+func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
+	fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
 	var fingerprint []byte
 	if request != nil {
 		sum := sha256.Sum256(request)
@@ -55,7 +56,8 @@ func Once(ctx context.Context, tx pgx.Tx, key string, request []byte, fn func() 
 }
 
 // OnceJSON is Once for a request and a result that encoding/json can write and read.
-func OnceJSON[T any](ctx context.Context, tx pgx.Tx, key string, request any, fn func() (T, error)) (result T, replayed bool, err error) {
+func OnceJSON[T any](ctx context.Context, tx pgx.Tx, key string, request any,
+	fn func() (T, error)) (result T, replayed bool, err error) {
 	asked, err := json.Marshal(request)
 	if err != nil {
 		return result, false, fmt.Errorf("fencedb: the request of key %q: %w", key, err)

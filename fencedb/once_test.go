@@ -15,7 +15,8 @@ import (
 )
 
 // once runs fn once for key, in a transaction of its own.
-func (w *world) once(key string, request []byte, fn func(pgx.Tx) ([]byte, error)) (result []byte, replayed bool, err error) {
+func (w *world) once(key string, request []byte,
+	fn func(pgx.Tx) ([]byte, error)) (result []byte, replayed bool, err error) {
 	err = pgx.BeginFunc(w.Context(), w.pool, func(tx pgx.Tx) error {
 		result, replayed, err = fencedb.Once(w.Context(), tx, key, request, func() ([]byte, error) { return fn(tx) })
 		return err

@@ -133,7 +133,8 @@ func TestADeferredConstraintIsCheckedBeforeExecReturns(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`ALTER TABLE bookings ADD UNIQUE (guest) DEFERRABLE INITIALLY DEFERRED`)
 	const twice = `INSERT INTO bookings (id, table_id, guest) SELECT i, 12, 'ann' FROM generate_series(1, 2) i`
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		config := w.pool.Config()
 		config.ConnConfig.DefaultQueryExecMode = mode
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)

@@ -76,7 +76,8 @@ func once[M any](matches func(M) bool, verdict faulty.Fate) func(M) faulty.Fate 
 
 // ways are those of writing several statements. do gets a function that runs one and reads the row
 // that it returns.
-var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, do func(row func(sql string, dest any) error) error) error{
+var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant,
+	do func(row func(sql string, dest any) error) error) error{
 	"Tx": func(ctx context.Context, pool *pgxpool.Pool, g fencedb.Grant, do func(func(string, any) error) error) error {
 		return fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error { return do(rowOf(ctx, tx)) })
 	},
@@ -497,7 +498,8 @@ type tally struct {
 
 // cutAtRandom runs n transactions on four connections at once, cuts each at a random message, and
 // compares what run answers with what the database holds.
-func (w *world) cutAtRandom(n int, run func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer) tally {
+func (w *world) cutAtRandom(n int,
+	run func(ctx context.Context, pool *pgxpool.Pool, id int, fn func(pgx.Tx) error) answer) tally {
 	w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
 	const workers = 4
 	var (

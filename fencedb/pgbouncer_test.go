@@ -50,8 +50,10 @@ func (w *world) bookFor(db fencedb.DB, grant fencedb.Grant, guest string) error 
 	})
 }
 
-// withoutNames are the modes of pgx that leave no prepared statement on the server connection: right for every PgBouncer.
-var withoutNames = []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeSimpleProtocol}
+// withoutNames are the modes of pgx that leave no prepared statement on the server connection: right
+// for every PgBouncer.
+var withoutNames = []pgx.QueryExecMode{
+	pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeSimpleProtocol}
 
 // everyWay books table 12 by each entry point of the write layer.
 var everyWay = map[string]func(*world, *pgxpool.Pool, fencedb.Grant) error{
@@ -232,8 +234,9 @@ func TestStatementPoolingRefusesTransactions(t *testing.T) {
 	require.Zero(t, w.fence("table:12"))
 }
 
-// A single round trip is a transaction as well, and passes only if its answers reach PgBouncer in one piece. Otherwise PgBouncer
-// ends the client in the middle of them. Either way the answer is true, or says that nobody knows.
+// A single round trip is a transaction as well, and passes only if its answers reach PgBouncer in
+// one piece. Otherwise PgBouncer ends the client in the middle of them. Either way the answer is
+// true, or says that nobody knows.
 func TestStatementPoolingAndSingleRoundTrips(t *testing.T) {
 	t.Parallel()
 	w := newBouncerWorld(t)

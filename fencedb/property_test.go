@@ -171,7 +171,8 @@ func (m *model) enter(r *rapid.T) {
 	require.NoError(r, err)
 	_, err = tx.Exec(context.Background(), `SET LOCAL lock_timeout = '5ms'`) // to see that it waits, without waiting
 	require.NoError(r, err)
-	t := &modelTx{slot: m.freeSlot(), conn: conn, tx: tx, grants: chosen, advanced: map[string]bool{}, rows: map[string]notes{}}
+	t := &modelTx{slot: m.freeSlot(), conn: conn, tx: tx, grants: chosen,
+		advanced: map[string]bool{}, rows: map[string]notes{}}
 
 	err = enter(context.Background(), tx, fencedb.All(slices.Collect(maps.Values(chosen))...))
 	if want := m.expect(t); want != nil {

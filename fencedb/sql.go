@@ -56,8 +56,8 @@ func (e *entry) txSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, f
 		if !errors.Is(err, ErrUnsealed) || e.xid != 0 || tries == sealTries { // fn runs once at most
 			return err
 		}
-		sealing := &entry{grants: e.grants}
-		if err := sealing.tryTxSQL(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted}, func(*sql.Tx) error { return nil }); err != nil {
+		sealing, nothing := &entry{grants: e.grants}, func(*sql.Tx) error { return nil }
+		if err := sealing.tryTxSQL(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted}, nothing); err != nil {
 			return sealError(err)
 		}
 	}

@@ -24,13 +24,16 @@ import (
 // The error tells what is true of the data:
 //
 //   - nil: committed.
-//   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant: nothing was written.
+//   - ErrStale, ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrBusy, ErrInvalidGrant:
+//     nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
-//   - ErrTxEnded: a statement of fn has ended the transaction. TxEndedError says what that one has written; COMMIT AND
-//     CHAIN, or a BEGIN behind it, saves nothing. After statements that may have done so, all that went through Conn
-//     included, Tx asks the server before COMMIT, in one more round trip.
-//   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when asked: it did not answer, or
-//     it has crashed or failed over since. This is the only case that leaves a doubt.
+//   - ErrTxEnded: a statement of fn has ended the transaction. TxEndedError says what that one has
+//     written; COMMIT AND CHAIN, or a BEGIN behind it, saves nothing. After statements that may have
+//     done so, all that went through Conn included, Tx asks the server before COMMIT, in one more
+//     round trip.
+//   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when
+//     asked: it did not answer, or it has crashed or failed over since. This is the only case that
+//     leaves a doubt.
 //
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
 // over. A panic in fn rolls back and goes on. tx must not be used after fn has returned; its Commit

@@ -220,7 +220,8 @@ func TestADatabaseThatIsNilIsRefused(t *testing.T) {
 		_, queryErr := fencedb.Query(t.Context(), db, g, insertAnn, 1)
 		for _, err := range []error{
 			fencedb.Tx(t.Context(), db, g, func(pgx.Tx) error { return nil }), execErr, queryErr,
-			fencedb.QueryRow(t.Context(), db, g, insertAnn, 1).Scan(), fencedb.SendBatch(t.Context(), db, g, &pgx.Batch{}), fencedb.Seal(t.Context(), db, g),
+			fencedb.QueryRow(t.Context(), db, g, insertAnn, 1).Scan(),
+			fencedb.SendBatch(t.Context(), db, g, &pgx.Batch{}), fencedb.Seal(t.Context(), db, g),
 			fencedb.TxSQL(t.Context(), nil, g, func(*sql.Tx) error { return nil }),
 		} {
 			require.ErrorContains(t, err, "the database is nil", name)

@@ -65,7 +65,8 @@ func Overtake(t testing.TB, issuer interface {
 // error of a driver that fencedb.Explain reads.
 func Refused(t testing.TB, err error) {
 	t.Helper()
-	refusals := []error{fencedb.ErrStale, fencedb.ErrLeaseOver, fencedb.ErrBusy, fencedb.ErrNoToken, fencedb.ErrWrongResource}
+	refusals := []error{fencedb.ErrStale, fencedb.ErrLeaseOver, fencedb.ErrBusy,
+		fencedb.ErrNoToken, fencedb.ErrWrongResource}
 	explained := fencedb.Explain(err)
 	if !slices.ContainsFunc(refusals, func(refusal error) bool { return errors.Is(explained, refusal) }) {
 		t.Errorf("fencedbtest: want a write that the fence has refused, got: %v", err)

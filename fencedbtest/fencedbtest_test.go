@@ -291,7 +291,8 @@ func TestExpireAndFlush(t *testing.T) {
 			require.NoError(t, err)
 			_, _, err = keys.Do(t.Context(), "order:7", nil, func(context.Context, *lease.Lease) ([]byte, error) { return nil, nil })
 			require.NoError(t, err)
-			limiter, err := admission.New(i.Client, admission.Config{Limit: 1, Window: time.Hour, OnError: admission.FailClosed, Namespace: i.Config.Namespace})
+			limiter, err := admission.New(i.Client, admission.Config{Limit: 1, Window: time.Hour,
+				OnError: admission.FailClosed, Namespace: i.Config.Namespace})
 			require.NoError(t, err)
 			allow := func() bool {
 				decision, err := limiter.Allow(t.Context(), "tenant:7")
@@ -345,7 +346,8 @@ func TestAnIssuerEndsWithItsTest(t *testing.T) {
 func TestRefusedKnowsWhatTheFenceRefuses(t *testing.T) {
 	t.Parallel()
 	for err, refused := range map[error]bool{
-		fencedb.ErrStale: true, fencedb.ErrLeaseOver: true, fencedb.ErrBusy: true, fencedb.ErrNoToken: true, fencedb.ErrWrongResource: true,
+		fencedb.ErrStale: true, fencedb.ErrLeaseOver: true, fencedb.ErrBusy: true,
+		fencedb.ErrNoToken: true, fencedb.ErrWrongResource: true,
 		&pgconn.PgError{Code: "FN001"}: true, &pgconn.PgError{Code: "23505"}: false,
 		fencedb.ErrCommitUnknown: false, fencedb.ErrCommitted: false, errors.New("another"): false, error(nil): false,
 	} {

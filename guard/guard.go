@@ -59,7 +59,8 @@ func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources [
 // acquisition waits for as long as ctx allows; options for it come with issuer.
 //
 //	tag, err := guard.Exec(ctx, issuer.With(lease.NoWait()), pool, "table:12", `UPDATE ...`)
-func Exec(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
+func Exec(ctx context.Context, issuer *lease.Issuer, db fencedb.DB,
+	resource, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	err = hold(ctx, issuer, []string{resource}, nil, func(ctx context.Context, ls lease.Leases) (err error) {
 		tag, err = fencedb.Exec(ctx, db, ls[0], sql, args...)
 		return err
@@ -88,7 +89,8 @@ func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 // the statement has committed but a row could not be read, the error is fencedb.ErrCommitted.
 //
 //	seats, err := guard.Query(ctx, issuer, pool, "table:12", pgx.RowTo[int], `UPDATE ... RETURNING seat`)
-func Query[T any](ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string, read pgx.RowToFunc[T], sql string, args ...any) (all []T, err error) {
+func Query[T any](ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
+	read pgx.RowToFunc[T], sql string, args ...any) (all []T, err error) {
 	b := new(pgx.Batch)
 	b.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
 		all, err = pgx.CollectRows(rows, read)
@@ -100,14 +102,16 @@ func Query[T any](ctx context.Context, issuer *lease.Issuer, db fencedb.DB, reso
 
 // SendBatch is Exec for several statements on one or more resources. Its callbacks run after the
 // statements, as those of fencedb.SendBatch.
-func SendBatch(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string, b *pgx.Batch, opts ...lease.Option) error {
+func SendBatch(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string,
+	b *pgx.Batch, opts ...lease.Option) error {
 	return hold(ctx, issuer, resources, opts, func(ctx context.Context, ls lease.Leases) error {
 		return fencedb.SendBatch(ctx, db, fencedb.All(ls...), b)
 	})
 }
 
 // hold runs write under the leases, and once more under healed ones for each resource.
-func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option, write func(context.Context, lease.Leases) error) error {
+func hold(ctx context.Context, issuer *lease.Issuer, resources []string, opts []lease.Option,
+	write func(context.Context, lease.Leases) error) error {
 	leases, err := acquire(ctx, issuer, resources, opts)
 	if err != nil {
 		return err

@@ -160,11 +160,11 @@ func TestEveryResourceIsHealed(t *testing.T) {
 			runs := 0
 
 			ahead()
-			err := guard.TxAll(t.Context(), w.issuer, w.pool, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
+			insert := func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
 				runs++
 				return w.insert(ctx, tx, 12)
-			})
-			require.NoError(t, err)
+			}
+			require.NoError(t, guard.TxAll(t.Context(), w.issuer, w.pool, resources, insert))
 			require.Equal(t, c.runs, runs)
 
 			ahead()
@@ -293,7 +293,8 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 const insertAnn = `INSERT INTO bookings VALUES (12, 'ann') RETURNING guest`
 
 // oneShots are the forms for one statement; each returns the guest that the statement does.
-var oneShots = map[string]func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error){
+var oneShots = map[string]func(
+	ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error){
 	"Exec": func(ctx context.Context, issuer *lease.Issuer, pool *pgxpool.Pool, resource, sql string) (string, error) {
 		tag, err := guard.Exec(ctx, issuer, pool, resource, sql)
 		return map[string]string{"INSERT 0 1": "ann"}[tag.String()], err
@@ -349,7 +350,8 @@ func TestOneShotsThatCannotReadTheirResult(t *testing.T) {
 func TestAPermitIsNoGrant(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, false)
-	permits, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: 2, Lease: lease.Config{TTL: 10 * time.Second, Namespace: w.namespace}})
+	permits, err := lease.NewSemaphore(w.redis, lease.SemaphoreConfig{Limit: 2,
+		Lease: lease.Config{TTL: 10 * time.Second, Namespace: w.namespace}})
 	require.NoError(t, err)
 	permit, err := permits.Acquire(t.Context(), "table:12")
 	require.NoError(t, err)
