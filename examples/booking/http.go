@@ -89,7 +89,8 @@ func requestID(ctx context.Context) string {
 
 // answer writes what a route returns, as JSON or as a problem, and a line into the log. A nil body
 // is no body.
-func (a *api) answer(route func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)) http.HandlerFunc {
+func (a *api) answer(
+	route func(w http.ResponseWriter, r *http.Request) (status int, body any, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		began, contentType, level := time.Now(), "application/json", slog.LevelInfo
 		status, body, err := route(w, r)

@@ -156,9 +156,8 @@ func serve(ctx context.Context, cfg config) error {
 		return err
 	}
 	requestTime := cfg.Wait + 10*time.Second // the wait for the lease, and then the card check and the write
-	routes := &api{
-		Desk: service, Ready: probe, Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), Timeout: requestTime, Log: cfg.Log,
-	}
+	exported := promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	routes := &api{Desk: service, Ready: probe, Metrics: exported, Timeout: requestTime, Log: cfg.Log}
 	const readTime = 5 * time.Second
 	server := &http.Server{ // with bounds on what a client can make us wait for, and keep
 		Handler:        routes.handler(),
@@ -181,7 +180,8 @@ func serve(ctx context.Context, cfg config) error {
 }
 
 func serveUntil(ctx context.Context, s *http.Server, listener net.Listener, grace time.Duration) error {
-	work, cancelWork := context.WithCancelCause(context.WithoutCancel(ctx)) // requests do not end with ctx, but after grace
+	// Requests do not end with ctx, but after grace.
+	work, cancelWork := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancelWork(nil)
 	s.BaseContext = func(net.Listener) context.Context { return work }
 	failed := make(chan error, 1)

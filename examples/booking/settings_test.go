@@ -27,7 +27,8 @@ func TestSettingsHaveDefaults(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "127.0.0.1:8080", s.Addr)
 	require.Equal(t, "booking", s.Namespace)
-	require.Equal(t, []time.Duration{10 * time.Second, 2 * time.Second, 15 * time.Second}, []time.Duration{s.TTL, s.Wait, s.Shutdown})
+	require.Equal(t, []time.Duration{10 * time.Second, 2 * time.Second, 15 * time.Second},
+		[]time.Duration{s.TTL, s.Wait, s.Shutdown})
 	require.Equal(t, "db.example", s.Postgres.ConnConfig.Host)
 	require.Equal(t, "booking", s.Postgres.ConnConfig.RuntimeParams["application_name"])
 	require.Equal(t, "redis.example:6379", s.Redis.Addr)

@@ -30,10 +30,8 @@ type Cache[T any] struct {
 
 // NewCache returns a cache whose values last for that time. The TTL of cfg is how long a builder
 // that has died blocks the others.
-func NewCache[T any](
-	client redis.UniversalClient, cfg lease.Config, lasts time.Duration,
-	build func(ctx context.Context, name string) (T, error),
-) (*Cache[T], error) {
+func NewCache[T any](client redis.UniversalClient, cfg lease.Config, lasts time.Duration,
+	build func(ctx context.Context, name string) (T, error)) (*Cache[T], error) {
 	builders, err := lease.New(client, cfg)
 	if err != nil {
 		return nil, err

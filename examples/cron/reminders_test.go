@@ -51,7 +51,9 @@ func (w *world) run(s *scheduler) (follows <-chan string, terms <-chan error, st
 	leaders, ended, over := make(chan string, 1000), make(chan error, 1000), make(chan error, 1)
 	ctx, cancel := context.WithCancel(w.Context())
 	go func() {
-		over <- s.Run(ctx, lease.OnFollow(func(leader string) { leaders <- leader }), lease.OnTerm(func(err error) { ended <- err }),
+		over <- s.Run(ctx,
+			lease.OnFollow(func(leader string) { leaders <- leader }),
+			lease.OnTerm(func(err error) { ended <- err }),
 			lease.LeadPause(10*time.Millisecond, time.Second))
 	}()
 	stop = sync.OnceFunc(func() {

@@ -111,9 +111,8 @@ func serve(ctx context.Context, log *slog.Logger) error {
 }
 
 // openShop opens the shop, with something to sell.
-func openShop(
-	ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer, tracers ...fencedb.Tracer,
-) (*shop.Shop, error) {
+func openShop(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer,
+	tracers ...fencedb.Tracer) (*shop.Shop, error) {
 	bank := shop.NewPretendBank(db, func() time.Duration { return time.Duration(100+rand.IntN(400)) * time.Millisecond })
 	plain := stdlib.OpenDBFromPool(db)
 	if err := errors.Join(shop.Migrate(ctx, plain), plain.Close()); err != nil {

@@ -361,7 +361,8 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{T: t, leases: fencedbtest.NewIssuer(t, lease.Config{}), store: &memory{answers: map[string]booking.Answer{}}}
+	store := &memory{answers: map[string]booking.Answer{}}
+	w := &world{T: t, leases: fencedbtest.NewIssuer(t, lease.Config{}), store: store}
 	w.config = booking.Config{Lease: w.leases.Config, Store: w.store}
 	return w
 }

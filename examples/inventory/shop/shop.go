@@ -139,7 +139,9 @@ func (s *Shop) Reserve(ctx context.Context, buyer string, lines []Line) (c Cart,
 func (s *Shop) alone(ctx context.Context, resources []string, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	ctx, cancel := context.WithTimeout(ctx, s.Wait)
 	defer cancel()
-	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error { return fn(ctx, tx) })
+	return guard.TxAll(ctx, s.Leases, s.fenced, resources, func(ctx context.Context, _ lease.Leases, tx pgx.Tx) error {
+		return fn(ctx, tx)
+	})
 }
 
 // Stock puts SKUs up for sale. Those that are there already stay as they are.

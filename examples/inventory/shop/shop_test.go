@@ -294,7 +294,8 @@ func newWorldOf(t *testing.T, leases lease.Config) *world {
 	w := &world{T: t, db: db, bank: &fakeBank{}}
 	var err error
 	w.leases = fencedbtest.IssuerOn(t, testenv.Redis(t), leases)
-	w.shop, err = shop.New(shop.Config{DB: db, Leases: w.leases.Issuer, Bank: w.bank, Keep: time.Hour, Wait: 20 * time.Second})
+	w.shop, err = shop.New(shop.Config{DB: db, Leases: w.leases.Issuer, Bank: w.bank,
+		Keep: time.Hour, Wait: 20 * time.Second})
 	require.NoError(t, err)
 	require.NoError(t, w.shop.Stock(t.Context(), []shop.Level{{SKU: "a", Start: 10, Cents: 100}, {SKU: "b", Start: 1, Cents: 100}}))
 	return w

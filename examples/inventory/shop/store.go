@@ -101,9 +101,8 @@ type Cart struct {
 }
 
 // AddCart inserts a cart of priced lines, reserved for a time from now on, by Postgres's clock.
-func AddCart(
-	ctx context.Context, tx pgx.Tx, id uuid.UUID, buyer string, priced []Line, keep time.Duration,
-) (Cart, error) {
+func AddCart(ctx context.Context, tx pgx.Tx, id uuid.UUID, buyer string, priced []Line,
+	keep time.Duration) (Cart, error) {
 	c := Cart{ID: id, Buyer: buyer, State: Reserved, Lines: priced}
 	for _, l := range priced {
 		c.Cents += l.Cents
