@@ -139,8 +139,9 @@ func TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter(t *testing.T) {
 	require.Equal(t, acls[0], acls[1])
 }
 
-// Between the statement that reads the fence and the one that locks it, a newer holder comes and commits. Row security, under
-// which the owner is here and which waits when told to, stands for an unlucky moment.
+// Between the statement that reads the fence and the one that locks it, a newer holder comes and
+// commits. Row security, under which the owner is here and which waits when told to, stands for an
+// unlucky moment.
 func TestAHolderThatIsOvertakenBetweenTwoStatementsOfEnterIsStale(t *testing.T) {
 	t.Parallel()
 	url := testenv.PostgresURL(t)

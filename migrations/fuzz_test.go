@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever text is passed as a resource expression: it is refused, or it protects the table. It never does anything else.
+// Whatever text is passed as a resource expression: it is refused, or it protects the table. It
+// never does anything else.
 func FuzzResourceExpression(f *testing.F) {
 	for _, seed := range []string{
 		`'seat:' || id`, `room`, `ARRAY[room, 'id:' || id]`, `room::varchar`, `coalesce(room, 'none')`, `lower(room) || E'\n'`, // good

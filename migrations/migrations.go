@@ -1,25 +1,29 @@
 // Package migrations brings the storage contract of fencedb into a Postgres database.
 //
-// The SQL in this package is the contract: the ledger of fences, fencedb.enter and fencedb.protect. Everything lives in a
-// schema of its own, fencedb, with a version table of its own, fencedb.goose_db_version, so an application's
-// migrations and their table are not touched. Postgres 15 or newer is needed; the tests run on 15 to 18.
+// The SQL in this package is the contract: the ledger of fences, fencedb.enter and fencedb.protect.
+// Everything lives in a schema of its own, fencedb, with a version table of its own,
+// fencedb.goose_db_version, so an application's migrations and their table are not touched.
+// Postgres 15 or newer is needed; the tests run on 15 to 18.
 //
 // # Ways to migrate
 //
-// Up is all that a Go program needs; Apply is Up and then the application's own migrations. A service that must not change
-// schemas itself asks Pending in its readiness check. Then a program with the rights calls Up, or the command fencedb
-// migrate does it, or the tool that migrates the application, from Scripts. All of them leave the same database, and each can go on where another stopped.
-// Files is for tools that read goose's annotations, such as the goose command; they need the schema beforehand and
-// the table name fencedb.goose_db_version.
+// Up is all that a Go program needs; Apply is Up and then the application's own migrations. A
+// service that must not change schemas itself asks Pending in its readiness check. Then a program
+// with the rights calls Up, or the command fencedb migrate does it, or the tool that migrates the
+// application, from Scripts. All of them leave the same database, and each can go on where another
+// stopped. Files is for tools that read goose's annotations, such as the goose command; they need
+// the schema beforehand and the table name fencedb.goose_db_version.
 //
 // # Why the schema is always called fencedb
 //
-// The functions that the triggers run are SECURITY DEFINER. They fix their search_path, because a caller could otherwise
-// replace what they call by functions of its own. So they call each other, and read the ledger, by names with the schema in
-// them, and so do the guards that protect compiles for every table. With another name, each of them would need another
-// text, made at run time: SQL that nobody has reviewed or tested, in the functions that must be right. A second copy of
-// the ledger in one database would not be a second set of fences: a fence works because all writers meet at the same
-// one. Tenants that must not share fences get resources of different names, or databases of their own.
+// The functions that the triggers run are SECURITY DEFINER. They fix their search_path, because a
+// caller could otherwise replace what they call by functions of its own. So they call each other,
+// and read the ledger, by names with the schema in them, and so do the guards that protect compiles
+// for every table. With another name, each of them would need another text, made at run time: SQL
+// that nobody has reviewed or tested, in the functions that must be right. A second copy of the
+// ledger in one database would not be a second set of fences: a fence works because all writers
+// meet at the same one. Tenants that must not share fences get resources of different names, or
+// databases of their own.
 package migrations
 
 import (
@@ -66,12 +70,12 @@ type Migration struct {
 	Applied bool
 }
 
-// Up applies every migration that the database lacks, each in a transaction of its own, and does nothing when there is
-// none. Programs that migrate at the same moment wait for each other, with a session advisory lock: connect directly, not
-// through PgBouncer in transaction mode.
+// Up applies every migration that the database lacks, each in a transaction of its own, and does
+// nothing when there is none. Programs that migrate at the same moment wait for each other, with a
+// session advisory lock: connect directly, not through PgBouncer in transaction mode.
 //
-// On error the migrations before the failed one stay applied and the failed one has left nothing; call Up again once the
-// cause is gone. Cancelling ctx rolls back the migration under way.
+// On error the migrations before the failed one stay applied and the failed one has left nothing;
+// call Up again once the cause is gone. Cancelling ctx rolls back the migration under way.
 //
 // With pgx, pass stdlib.OpenDBFromPool(pool).
 func Up(ctx context.Context, db *sql.DB) error {
@@ -82,9 +86,10 @@ func Up(ctx context.Context, db *sql.DB) error {
 	return failed("up", err)
 }
 
-// Down removes everything that Up has made, schema and fences included, and does nothing when there is none. Without the
-// fences every old token is accepted again, so Down refuses while a table is still protected, and has changed nothing then;
-// the error names the tables. On another error the migrations not yet undone stay applied.
+// Down removes everything that Up has made, schema and fences included, and does nothing when there
+// is none. Without the fences every old token is accepted again, so Down refuses while a table is
+// still protected, and has changed nothing then; the error names the tables. On another error the
+// migrations not yet undone stay applied.
 func Down(ctx context.Context, db *sql.DB) error {
 	provider, err := open(ctx, db)
 	if err == nil {
@@ -123,8 +128,9 @@ func failed(function string, err error) error {
 	return fmt.Errorf("fencedb/migrations: %s: %w", function, err)
 }
 
-// refuseIfProtected looks before the first migration is undone. The one that made fencedb.protect looks again, for a table that is
-// protected meanwhile and for other tools; by then later migrations are gone, and what they kept.
+// refuseIfProtected looks before the first migration is undone. The one that made fencedb.protect
+// looks again, for a table that is protected meanwhile and for other tools; by then later
+// migrations are gone, and what they kept.
 func refuseIfProtected(ctx context.Context, db *sql.DB) error {
 	var canProtect bool
 	if err := db.QueryRowContext(ctx, "SELECT pg_catalog.to_regclass('fencedb.protected_tables') IS NOT NULL").Scan(&canProtect); err != nil || !canProtect {
@@ -138,7 +144,8 @@ func refuseIfProtected(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// Status lists the migrations this package knows, oldest first, and which of them the database has. It only reads.
+// Status lists the migrations this package knows, oldest first, and which of them the database has.
+// It only reads.
 func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	applied, err := appliedVersions(ctx, db)
 	if err != nil {
@@ -155,8 +162,8 @@ func Status(ctx context.Context, db *sql.DB) ([]Migration, error) {
 	return steps, nil
 }
 
-// Pending reports whether the database lacks a migration that this package knows: not ready, for a readiness check. A database
-// that is ahead, as during a deployment, is ready. It only reads.
+// Pending reports whether the database lacks a migration that this package knows: not ready, for a
+// readiness check. A database that is ahead, as during a deployment, is ready. It only reads.
 func Pending(ctx context.Context, db *sql.DB) (bool, error) {
 	steps, err := Status(ctx, db)
 	if err != nil {
@@ -186,8 +193,8 @@ func appliedVersions(ctx context.Context, db *sql.DB) (map[int64]bool, error) {
 	return applied, err
 }
 
-// open creates the schema before it makes a provider: goose does not create the schema its version table lives in, and a
-// provider that failed over it once stays broken.
+// open creates the schema before it makes a provider: goose does not create the schema its version
+// table lives in, and a provider that failed over it once stays broken.
 func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	if db == nil {
 		return nil, errNilDB
@@ -198,7 +205,8 @@ func open(ctx context.Context, db *sql.DB) (*goose.Provider, error) {
 	return newProvider(db, Files(), versionTable)
 }
 
-// newProvider keeps goose's global registry out, or the application's own Go migrations would run here.
+// newProvider keeps goose's global registry out, or the application's own Go migrations would run
+// here.
 func newProvider(db *sql.DB, files fs.FS, table string) (*goose.Provider, error) {
 	return goose.NewProvider(goose.DialectPostgres, db, files,
 		goose.WithTableName(table),
@@ -207,7 +215,8 @@ func newProvider(db *sql.DB, files fs.FS, table string) (*goose.Provider, error)
 	)
 }
 
-// advisoryLock makes migrators of one database take turns. Unlike goose's own it waits in the server, not by polling.
+// advisoryLock makes migrators of one database take turns. Unlike goose's own it waits in the
+// server, not by polling.
 type advisoryLock struct{}
 
 func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
@@ -223,7 +232,8 @@ func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
 //go:embed sql/*.sql
 var files embed.FS
 
-// Files returns the migrations as SQL files with goose's annotations, for programs that apply or print them themselves.
+// Files returns the migrations as SQL files with goose's annotations, for programs that apply or
+// print them themselves.
 func Files() fs.FS {
 	return must(fs.Sub(files, "sql"))
 }

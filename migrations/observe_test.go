@@ -183,8 +183,8 @@ func TestPartitionsAndChildrenAreObservedWithTheirTable(t *testing.T) {
 	other.refused(notInPrerequisiteState, `UPDATE red SET guest = 'ann'`)
 }
 
-// Three writers that record the same, at every level, while another is open or has committed since their snapshot: none of
-// them waits, and all commit.
+// Three writers that record the same, at every level, while another is open or has committed since
+// their snapshot: none of them waits, and all commit.
 func TestObservedWritersDoNotMeet(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -244,7 +244,8 @@ func TestWhatWasObservedStaysWithItsTable(t *testing.T) {
 	require.Empty(t, s.observed())
 }
 
-// The guard of statements has the name of the guard of rows as an argument, and another function may have that name now.
+// The guard of statements has the name of the guard of rows as an argument, and another function
+// may have that name now.
 func TestATableIsObservedInASchemaThatIsRenamed(t *testing.T) {
 	t.Parallel()
 	const shop = `CREATE SCHEMA shop; CREATE TABLE shop.seats (room text NOT NULL); INSERT INTO shop.seats VALUES ('red'); SELECT fencedb.protect('shop.seats', $$ 'room:' || room $$`

@@ -207,7 +207,8 @@ func TestANoteOfTheGuardForgedByHandOpensNothing(t *testing.T) {
 	s.exec("COMMIT")
 	forged := note[:69] + "room:blue"
 
-	// In the transaction whose guard has noted something, before it has, in another one, and by a function within the write.
+	// In the transaction whose guard has noted something, before it has, in another one, and by a
+	// function within the write.
 	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
 	s.refused("FN003", "BEGIN; "+enter(41, "room:red")+`; SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
 	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', ' ', true); `+write)

@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Script is one migration as plain SQL, for tools that have a file format and a version table of their own.
+// Script is one migration as plain SQL, for tools that have a file format and a version table of
+// their own.
 type Script struct {
 	Version int64
 	Name    string // without number and suffix, for example ledger
@@ -16,16 +17,16 @@ type Script struct {
 	Down    string
 }
 
-// Scripts returns the migrations as plain SQL, oldest first. Apply every Up in order and in a transaction, and the Downs in
-// reverse: with psql, or as the files of another tool:
+// Scripts returns the migrations as plain SQL, oldest first. Apply every Up in order and in a
+// transaction, and the Downs in reverse: with psql, or as the files of another tool:
 //
 //	golang-migrate   000001_fencedb_ledger.up.sql holds Up, 000001_fencedb_ledger.down.sql holds Down
 //	dbmate           one file: "-- migrate:up", Up, "-- migrate:down", Down
 //	goose            one file: "-- +goose Up", "-- +goose StatementBegin", Up, "-- +goose StatementEnd", and so for Down
 //	atlas            one file of the migration directory holds Up
 //
-// What they leave is what Up leaves, fencedb.goose_db_version included. So Status and Pending tell the truth whoever
-// migrated, and Up and Down can go on from there.
+// What they leave is what Up leaves, fencedb.goose_db_version included. So Status and Pending tell
+// the truth whoever migrated, and Up and Down can go on from there.
 func Scripts() []Script {
 	names := must(fs.Glob(Files(), "*.sql"))
 	scripts := make([]Script, len(names))

@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newLegacy is newSeatsWithDetours, and the name of a role that writes to it without a token, as a session that has logged in.
+// newLegacy is newSeatsWithDetours, and the name of a role that writes to it without a token, as a
+// session that has logged in.
 func newLegacy(t *testing.T) (s, legacy *session, role string) {
 	s = newSeatsWithDetours(t)
 	role = s.withRole("allow")
@@ -163,8 +164,8 @@ func TestWhoMayNotEnterLetsNobodyOvertake(t *testing.T) {
 	require.Empty(t, s.one(`fencedb.last_token('table:12')`))
 }
 
-// It waits for the holder's open transaction, as every newcomer does. Where that holder comes to want the row that it has
-// locked meanwhile, the holder is ended, and is stale afterwards.
+// It waits for the holder's open transaction, as every newcomer does. Where that holder comes to
+// want the row that it has locked meanwhile, the holder is ended, and is stale afterwards.
 func TestATakeOverWaitsForTheHolderAndWins(t *testing.T) {
 	t.Parallel()
 	s, legacy, _ := newLegacy(t)
@@ -213,7 +214,8 @@ func TestATakeOverWaitsForTheHolderAndWins(t *testing.T) {
 	legacy.exec(`COMMIT`)
 }
 
-// On a busy server the one that overtakes may wait for longer than it meant to, and look for deadlocks before the holder.
+// On a busy server the one that overtakes may wait for longer than it meant to, and look for
+// deadlocks before the holder.
 func TestATakeOverThatFindsTheDeadlockWins(t *testing.T) {
 	t.Parallel()
 	s, _, role := newLegacy(t)
@@ -347,7 +349,8 @@ func (a *adoption) await(names ...string) {
 	for _, name := range names {
 		count := a.done[name]
 		before := count.Load()
-		require.Eventually(a, func() bool { return count.Load() >= before+5 || len(a.results[name]) > 0 }, time.Minute, time.Millisecond, name)
+		wrote := func() bool { return count.Load() >= before+5 || len(a.results[name]) > 0 }
+		require.Eventually(a, wrote, time.Minute, time.Millisecond, name)
 		if len(a.results[name]) > 0 {
 			require.NoError(a, <-a.results[name], name)
 		}
@@ -392,8 +395,9 @@ func (s *session) increment(id int) error {
 	}
 }
 
-// The whole way of docs/adopting.md, on a table in use: no statement fails on it but those without a token after the last
-// step, and no increment is lost between a holder that reads before it writes and a role that takes over.
+// The whole way of docs/adopting.md, on a table in use: no statement fails on it but those without
+// a token after the last step, and no increment is lost between a holder that reads before it
+// writes and a role that takes over.
 func TestATableInUseIsAdoptedWithoutAFailure(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
