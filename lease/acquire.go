@@ -39,9 +39,7 @@ func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
 // However short the time is, Redis is asked once and has at least a quarter of a second to answer,
 // unless other callers of this process stand in line before this call. So a free resource is
 // granted, and [ErrUnreachable] means that Redis did not answer.
-func WaitAtMost(d time.Duration) Option {
-	return func(a *acquisition) { a.patience = &d }
-}
+func WaitAtMost(d time.Duration) Option { return func(a *acquisition) { a.patience = &d } }
 
 // acquisition is one call of TryAcquire, Acquire, or one of those for several resources.
 type acquisition struct {
@@ -119,7 +117,8 @@ func (a *acquisition) part(n int) *acquisition {
 
 // run is the whole acquisition: what is granted is sealed before the holder learns that it holds.
 func (a *acquisition) run(ctx context.Context) (Leases, error) {
-	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources), LeaseID: a.id, Lead: a.lead})
+	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources),
+		LeaseID: a.id, Lead: a.lead})
 	return a.begun(&t, func(ctx context.Context) (Leases, error) {
 		leases, err := a.obtain(ctx)
 		if err != nil {

@@ -149,11 +149,13 @@ func (i *Issuer) Inspect(ctx context.Context, resource string) (Inspection, erro
 }
 
 // about asks about a resource until there is an answer. An error names what was asked.
-func about[T any](ctx context.Context, i *Issuer, what, resource string, ask func(context.Context, *protocol.Keys) (T, error)) (none T, err error) {
+func about[T any](ctx context.Context, i *Issuer, what, resource string,
+	ask func(context.Context, *protocol.Keys) (T, error)) (none T, err error) {
 	if err := i.ready(resource); err != nil {
 		return none, err
 	}
-	answer, err := protocol.Persist(ctx, protocol.Patience, func(ctx context.Context) (T, error) { return ask(ctx, i.keys(resource)) })
+	attempt := func(ctx context.Context) (T, error) { return ask(ctx, i.keys(resource)) }
+	answer, err := protocol.Persist(ctx, protocol.Patience, attempt)
 	if err != nil {
 		return none, fmt.Errorf("lease: %s %q: %w", what, resource, err)
 	}

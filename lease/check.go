@@ -22,14 +22,16 @@ type Health struct {
 // ServerHealth is the state of one server that grants leases: the primary, each master of a
 // Cluster, each member of a quorum.
 type ServerHealth struct {
-	Addr      string        // empty if the client does not tell
-	Version   string        // "7.2.4"
-	Role      string        // "master" or "slave"
-	Eviction  string        // maxmemory-policy
-	Limited   bool          // whether there is a maxmemory
-	AOF       bool          // whether every write is logged
-	Replicas  int           // connected
-	Clock     time.Duration // how far the server's clock is ahead of [Config.Clock], without its answer of this process's, give or take half of the round trips
+	Addr     string // empty if the client does not tell
+	Version  string // "7.2.4"
+	Role     string // "master" or "slave"
+	Eviction string // maxmemory-policy
+	Limited  bool   // whether there is a maxmemory
+	AOF      bool   // whether every write is logged
+	Replicas int    // connected
+	// Clock is how far the server's clock is ahead of [Config.Clock], without its answer of this
+	// process's, give or take half of the round trips.
+	Clock     time.Duration
 	RoundTrip time.Duration
 
 	// Warnings are for people: leases are granted, but are less safe or less useful than they could

@@ -106,7 +106,8 @@ func listens(t *testing.T, w *world, cluster *testenv.ClusterServers, resource s
 }
 
 // requireWoken hands the lease over to a waiter that is woken, and does not come by asking again.
-func requireWoken(t *testing.T, w *world, cluster *testenv.ClusterServers, holder *lease.Lease, grants chan grant) *lease.Lease {
+func requireWoken(t *testing.T, w *world, cluster *testenv.ClusterServers,
+	holder *lease.Lease, grants chan grant) *lease.Lease {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return listens(t, w, cluster, holder.Resource()) && w.snapshot(t, holder.Resource()).waiters == 1

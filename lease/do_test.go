@@ -213,12 +213,13 @@ func TestASealThatPanicsGivesTheLeaseBack(t *testing.T) {
 		require.Equal(t, "error", told.only(t, lease.OpAcquire).Outcome())
 		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
 
-		i = w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: func(_ context.Context, g lease.Grant) error {
+		seal := func(_ context.Context, g lease.Grant) error {
 			if g.Token() > 1<<52 {
 				panic("on purpose")
 			}
 			return nil
-		}})
+		}
+		i = w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: seal})
 		l := try(t, i, "a")
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.Heal(t.Context(), l, 1<<52) })
 		require.NoError(t, i.Close(t.Context()))

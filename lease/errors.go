@@ -118,8 +118,8 @@ var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is ov
 // that the work under it came to nothing: the answer to a caller is "busy, try again". It asks the
 // errors of this package and of packages once and fencedb, anywhere in the tree of err:
 //
-//   - [ErrHeld], and the causes with which a lease ends: [ErrExpired], [ErrLost], [ErrRevoked], [ErrStale], [ErrReleased],
-//     and [ErrUnreachable] where it ended a lease;
+//   - [ErrHeld], and the causes with which a lease ends: [ErrExpired], [ErrLost], [ErrRevoked],
+//     [ErrStale], [ErrReleased], and [ErrUnreachable] where it ended a lease;
 //   - fencedb.ErrStale, fencedb.ErrLeaseOver and fencedb.ErrBusy, with which nothing was written;
 //   - once.ErrInFlight.
 //

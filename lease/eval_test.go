@@ -180,7 +180,8 @@ func TestWritesToRedisThatCannotBeFenced(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "page")
-	places, err := lease.NewSemaphore(w.client, lease.SemaphoreConfig{Limit: 2, Lease: lease.Config{TTL: time.Minute, Namespace: w.namespace}})
+	places, err := lease.NewSemaphore(w.client, lease.SemaphoreConfig{Limit: 2,
+		Lease: lease.Config{TTL: time.Minute, Namespace: w.namespace}})
 	require.NoError(t, err)
 	place, err := places.TryAcquire(t.Context(), "page")
 	require.NoError(t, err)
@@ -242,7 +243,8 @@ func TestAValueThatCannotBeMarshalledHarmsNobody(t *testing.T) {
 
 	seven, text, at, took := 7, "x", time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), 3*time.Nanosecond
 	for _, value := range []any{
-		nil, text, &text, []byte(text), seven, &seven, int8(7), int16(7), int32(7), int64(7), uint(7), uint8(7), uint16(7), uint32(7), uint64(7),
+		nil, text, &text, []byte(text), seven, &seven,
+		int8(7), int16(7), int32(7), int64(7), uint(7), uint8(7), uint16(7), uint32(7), uint64(7),
 		uintptr(7), float32(0.5), 0.5, true, new(bool), at, &at, took, &took, net.IP("ip"), (*string)(nil), (*time.Time)(nil),
 		dish(func() ([]byte, error) { return []byte("done"), nil }),
 	} {

@@ -206,9 +206,10 @@ func TestASlotOnItsWay(t *testing.T) {
 	require.Eventually(t, func() bool { return settled(g.lease.Release(t.Context())) }, 10*time.Second, 50*ms)
 	require.ErrorIs(t, g.lease.Err(), lease.ErrReleased)
 
-	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}), lease.ErrTooFewReplicas)
+	replicated := lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}
+	require.ErrorIs(t, acquireOn(t, w, replicated), lease.ErrTooFewReplicas)
 	cluster.MoveSlot(slot)
-	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}), lease.ErrTooFewReplicas,
+	require.ErrorIs(t, acquireOn(t, w, replicated), lease.ErrTooFewReplicas,
 		"the right server is found again")
 }
 

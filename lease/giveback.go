@@ -160,9 +160,9 @@ func (d *debt) settle(err error) {
 }
 
 // giveBack registers a debt and pays it.
-func (r *registry) giveBack(ctx context.Context, ttl time.Duration, attempt func(context.Context) error, resources ...string) *debt {
-	bound := max(ttl, minGiveBack)
-	d := r.owe(new(debt), bound, resources...)
+func (r *registry) giveBack(ctx context.Context, ttl time.Duration,
+	attempt func(context.Context) error, resources ...string) *debt {
+	d := r.owe(new(debt), max(ttl, minGiveBack), resources...)
 	go d.pay(ctx, nil, attempt, func() {})
 	return d
 }

@@ -143,7 +143,8 @@ func TestAHandOverForShortWorkIsNotRenewed(t *testing.T) {
 // Longer work is renewed beside it, whatever it asks.
 func TestAHandOverIsMadeFull(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		for _, cfg := range []lease.Config{{TTL: 30 * time.Second}, {TTL: time.Hour, RenewEvery: lease.Never}, {TTL: 300 * ms}} {
+		for _, cfg := range []lease.Config{
+			{TTL: 30 * time.Second}, {TTL: time.Hour, RenewEvery: lease.Never}, {TTL: 300 * ms}} {
 			holder := try(t, w.issuer(t, cfg), "a")
 			grants := make(chan grant)
 			wait(t.Context(), w.issuer(t, cfg), 0, grants)

@@ -203,7 +203,8 @@ func (i *Issuer) AcquireAll(ctx context.Context, resources []string, opts ...Opt
 // if that means "busy". A release that Redis does not answer, or refuses for a moment, is not an
 // error: it is tried again behind Do, and in the end the lease expires in Redis. When ctx is over,
 // Do returns as soon as fn has.
-func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
+func (i *Issuer) Do(ctx context.Context, resource string,
+	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	l, err := i.Acquire(ctx, resource, opts...)
 	if err != nil {
 		return err
@@ -212,7 +213,8 @@ func (i *Issuer) Do(ctx context.Context, resource string, fn func(ctx context.Co
 }
 
 // DoAll is [Issuer.Do] for several resources. The context that fn gets ends with any of the leases.
-func (i *Issuer) DoAll(ctx context.Context, resources []string, fn func(ctx context.Context, ls Leases) error, opts ...Option) error {
+func (i *Issuer) DoAll(ctx context.Context, resources []string,
+	fn func(ctx context.Context, ls Leases) error, opts ...Option) error {
 	leases, err := i.AcquireAll(ctx, resources, opts...)
 	if err != nil {
 		return err

@@ -15,17 +15,13 @@ type LeadOption func(*campaign)
 // OnFollow is told who leads, by its [Config.Holder], when this process finds that somebody else
 // does, and when that changes; it learns of a change within one TTL. It is called on the goroutine
 // of Lead.
-func OnFollow(told func(leader string)) LeadOption {
-	return func(c *campaign) { c.follows = told }
-}
+func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { c.follows = told } }
 
 // OnTerm is told how each term of this process ended, and each campaign that failed: with what fn
 // returned and why the lease ended, as [Issuer.Do] returns it, or with the error of the
 // acquisition. Nil: fn returned nil. It is told of the last term too, which ends with the context of
 // Lead: fn may not have finished. It is called on the goroutine of Lead.
-func OnTerm(told func(err error)) LeadOption {
-	return func(c *campaign) { c.ended = told }
-}
+func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ended = told } }
 
 // LeadPause bounds the pause between a term, or a campaign that failed, and the next campaign: least
 // at first, then twice as long each time, up to most, each less up to a fifth. A term that
@@ -56,13 +52,14 @@ func LeadPause(least, most time.Duration) LeadOption {
 // role or an option was refused. Everything else, also a Redis that does not answer, is told to
 // [OnTerm] and tried again after a pause ([LeadPause]). Who leads is known to [OnFollow], and to
 // [Issuer.Inspect] anywhere. If fn panics, the lease is released and the panic goes on.
-func (i *Issuer) Lead(ctx context.Context, role string, fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
+func (i *Issuer) Lead(ctx context.Context, role string,
+	fn func(ctx context.Context, l *Lease) error, opts ...LeadOption) error {
 	if err := i.ready(); err != nil {
 		return err
 	}
 	ttl := i.cfg.TTL
-	c := &campaign{Issuer: &Issuer{core: i.core}, role: role, fn: fn, least: max(ttl/10, time.Millisecond), most: 3 * min(ttl, math.MaxInt64/3),
-		follows: func(string) {}, ended: func(error) {}}
+	c := &campaign{Issuer: &Issuer{core: i.core}, role: role, fn: fn, follows: func(string) {}, ended: func(error) {},
+		least: max(ttl/10, time.Millisecond), most: 3 * min(ttl, math.MaxInt64/3)}
 	for _, opt := range opts {
 		opt(c)
 	}

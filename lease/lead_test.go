@@ -27,9 +27,11 @@ type candidate struct {
 }
 
 // campaign lets fn lead; without fn, leading lasts until the term ends.
-func campaign(t *testing.T, w *world, cfg lease.Config, fn func(ctx context.Context, l *lease.Lease) error, opts ...lease.LeadOption) *candidate {
+func campaign(t *testing.T, w *world, cfg lease.Config,
+	fn func(ctx context.Context, l *lease.Lease) error, opts ...lease.LeadOption) *candidate {
 	t.Helper()
-	c := &candidate{term: make(chan *lease.Lease, 1000), ended: make(chan error, 1000), follows: make(chan string, 1000), over: make(chan error, 1)}
+	c := &candidate{term: make(chan *lease.Lease, 1000), ended: make(chan error, 1000),
+		follows: make(chan string, 1000), over: make(chan error, 1)}
 	c.issuer = w.issuer(t, cfg)
 	ctx, resign := context.WithCancelCause(t.Context())
 	c.resign = resign
@@ -306,7 +308,8 @@ func TestTheEndOfLeading(t *testing.T) {
 		require.ErrorIs(t, <-leader.over, lease.ErrClosed)
 		require.ErrorIs(t, <-leader.ended, lease.ErrReleased)
 
-		resting := campaign(t, w, leading, func(context.Context, *lease.Lease) error { return errWork }, lease.LeadPause(time.Hour, time.Hour))
+		fails := func(context.Context, *lease.Lease) error { return errWork }
+		resting := campaign(t, w, leading, fails, lease.LeadPause(time.Hour, time.Hour))
 		require.ErrorIs(t, <-resting.ended, errWork)
 		began := time.Now()
 		require.NoError(t, resting.issuer.Close(t.Context()))
@@ -323,7 +326,8 @@ func TestTheEndOfLeading(t *testing.T) {
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.ErrorIs(t, i.Lead(over, role, nothing), context.Canceled)
-		require.ErrorIs(t, w.issuer(t, lease.Config{TTL: 100 * 365 * 24 * time.Hour}).Lead(over, role, nothing), context.Canceled)
+		century := w.issuer(t, lease.Config{TTL: 100 * 365 * 24 * time.Hour})
+		require.ErrorIs(t, century.Lead(over, role, nothing), context.Canceled)
 		for name, err := range map[string]error{
 			"no role":       i.Lead(t.Context(), "", nothing),
 			"no function":   i.Lead(t.Context(), role, nil),

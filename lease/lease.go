@@ -317,7 +317,8 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 	switch {
 	case err != nil:
 		err = protocol.Latest(answer.Err, err)
-	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled, errors.Is(answer.Err, protocol.ErrUnasked): // by the caller, which says nothing about Redis
+	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled, errors.Is(answer.Err, protocol.ErrUnasked):
+		// By the caller, which says nothing about Redis.
 		err = byCaller(r.trace.ctx, answer.Err)
 	case answer.Err != nil:
 		err, l.lastFail = answer.Err, answer.Err
@@ -398,7 +399,8 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 		return l.back, false
 	}
 	r = &release{lease: l, over: over, around: l.outer, trace: tracing{ctx: ctx}}
-	l.core.registry.owe(&r.debt, max(l.core.cfg.TTL, minGiveBack), l.resource) // before the lease ends, or Close would see neither
+	// Before the lease ends, or Close would see neither.
+	l.core.registry.owe(&r.debt, max(l.core.cfg.TTL, minGiveBack), l.resource)
 	defer func() {
 		l.back = r
 		if !begun { // but a tracer panicked

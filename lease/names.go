@@ -36,9 +36,7 @@ func ParseKey(name string) (Key, bool) {
 }
 
 // Resource builds an id of the form type:id, such as "table:12".
-func Resource(kind string, id any) string {
-	return kind + ":" + fmt.Sprint(id)
-}
+func Resource(kind string, id any) string { return kind + ":" + fmt.Sprint(id) }
 
 // ClientName is a name for this process's connections, such as "booking@host-7:4711", to be given
 // to the client in its options:

@@ -243,10 +243,14 @@ func TestAnAcquisitionThatFailsGivesTheLockAroundBack(t *testing.T) {
 func TestALockThatIsTakenTooLateIsGivenBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		goOn, released := make(chan struct{}), false
-		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+		outer := func(context.Context, string, time.Duration) (lease.OuterLock, error) {
 			<-goOn
-			return lease.OuterLock{Renew: func(context.Context) error { return nil }, Release: func(context.Context) error { released = true; return nil }}, nil
-		}})
+			return lease.OuterLock{
+				Renew:   func(context.Context) error { return nil },
+				Release: func(context.Context) error { released = true; return nil },
+			}, nil
+		}
+		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: outer})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
@@ -266,10 +270,11 @@ func TestAFunctionOfOuterThatEndsItsGoroutine(t *testing.T) {
 		goOn := make(chan struct{})
 		close(goOn)
 		end := func() { <-goOn; runtime.Goexit() }
-		taking := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+		takes := func(context.Context, string, time.Duration) (lease.OuterLock, error) {
 			end()
 			return lease.OuterLock{}, nil
-		}})
+		}
+		taking := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: takes})
 		_, err := taking.Acquire(t.Context(), "a")
 		require.ErrorContains(t, err, "the function has ended its goroutine")
 		goOn = make(chan struct{})
@@ -280,9 +285,11 @@ func TestAFunctionOfOuterThatEndsItsGoroutine(t *testing.T) {
 		close(goOn)
 		require.NoError(t, taking.Close(t.Context()))
 
-		giving := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: func(context.Context, string, time.Duration) (lease.OuterLock, error) {
-			return lease.OuterLock{Renew: func(context.Context) error { end(); return nil }, Release: func(context.Context) error { end(); return nil }}, nil
-		}})
+		ends := func(context.Context) error { end(); return nil }
+		gives := func(context.Context, string, time.Duration) (lease.OuterLock, error) {
+			return lease.OuterLock{Renew: ends, Release: ends}, nil
+		}
+		giving := w.issuer(t, lease.Config{TTL: 10 * time.Second, Outer: gives})
 		l, err := giving.Acquire(t.Context(), "a")
 		require.NoError(t, err)
 		time.Sleep(15 * time.Second)
@@ -301,13 +308,13 @@ func TestWhatIsWrongWithOuterIsSaid(t *testing.T) {
 	}
 	_, err := lease.New(w.client, lease.Config{TTL: time.Second, Outer: broken, RenewEvery: lease.Never})
 	require.ErrorIs(t, err, lease.ErrInvalid)
-	_, err = lease.NewSemaphore(w.client, lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: time.Second, Outer: broken}})
+	_, err = lease.NewSemaphore(w.client, lease.SemaphoreConfig{Limit: 1,
+		Lease: lease.Config{TTL: time.Second, Outer: broken}})
 	require.ErrorIs(t, err, lease.ErrInvalid)
 
 	_, err = w.issuer(t, lease.Config{TTL: time.Second, Outer: broken}).Acquire(t.Context(), "a")
 	require.ErrorIs(t, err, errWork, "what is not ErrHeld is not tried again")
-	_, err = w.issuer(t, lease.Config{TTL: time.Second, Outer: func(context.Context, string, time.Duration) (lease.OuterLock, error) {
-		return lease.OuterLock{}, nil
-	}}).Acquire(t.Context(), "a")
+	empty := func(context.Context, string, time.Duration) (lease.OuterLock, error) { return lease.OuterLock{}, nil }
+	_, err = w.issuer(t, lease.Config{TTL: time.Second, Outer: empty}).Acquire(t.Context(), "a")
 	require.ErrorIs(t, err, lease.ErrInvalid)
 }

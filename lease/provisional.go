@@ -7,9 +7,12 @@ import (
 )
 
 const (
-	provisionally = time.Second // how long a lease lasts that was handed over, if its TTL is not shorter; holder.lua has it too
+	// How long a lease lasts that was handed over, if its TTL is not shorter; holder.lua has it too.
+	provisionally = time.Second
 
-	settleAfter = 50 * time.Millisecond  // a lease that was handed over is made full, or before if its validity is asked for
+	// After settleAfter a lease that was handed over is made full, or before if its validity is asked
+	// for.
+	settleAfter = 50 * time.Millisecond
 	settleTry   = 250 * time.Millisecond // for one attempt
 )
 

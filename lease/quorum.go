@@ -178,7 +178,9 @@ func (q *quorum) undone(ctx context.Context, a ask) bool {
 }
 
 func (q *quorum) extend(ctx context.Context, batch []extension) []vote[outcome] {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) ([]vote[outcome], error) { return m.extend(ctx, batch), nil })
+	votes := poll(ctx, q, func(ctx context.Context, m *single) ([]vote[outcome], error) {
+		return m.extend(ctx, batch), nil
+	})
 	answers := make([]vote[outcome], len(batch))
 	for n := range batch {
 		each := make([]vote[outcome], len(votes))
@@ -261,7 +263,8 @@ func (q *quorum) raise(ctx context.Context, k *protocol.Keys, floor int64) (int6
 }
 
 // greatest is the greatest token that a majority has answered, and not below floor.
-func (q *quorum) greatest(ctx context.Context, floor int64, ask func(context.Context, *single) (int64, error)) (int64, error) {
+func (q *quorum) greatest(ctx context.Context, floor int64,
+	ask func(context.Context, *single) (int64, error)) (int64, error) {
 	votes := poll(ctx, q, ask)
 	for _, v := range votes {
 		floor = max(floor, v.Value)
@@ -270,7 +273,9 @@ func (q *quorum) greatest(ctx context.Context, floor int64, ask func(context.Con
 }
 
 func (q *quorum) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
-	token, err := q.greatest(ctx, 0, func(ctx context.Context, m *single) (int64, error) { return m.regrant(ctx, old, id, call, floor) })
+	token, err := q.greatest(ctx, 0, func(ctx context.Context, m *single) (int64, error) {
+		return m.regrant(ctx, old, id, call, floor)
+	})
 	if err != nil {
 		return 0, err
 	}

@@ -240,7 +240,11 @@ func TestALateWithdrawalOfALostVoteSparesTheNext(t *testing.T) {
 		l, err := q.issuer(t, cfg).Acquire(t.Context(), "a")
 		answers <- answer{l, err}
 	}()
-	require.Eventually(t, func() bool { late.mu.Lock(); defer late.mu.Unlock(); return len(late.late) > 0 }, 20*time.Second, ms)
+	require.Eventually(t, func() bool {
+		late.mu.Lock()
+		defer late.mu.Unlock()
+		return len(late.late) > 0
+	}, 20*time.Second, ms)
 	for _, rival := range rivals {
 		require.NoError(t, rival.Release(t.Context()))
 	}

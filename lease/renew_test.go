@@ -107,7 +107,8 @@ func TestABatchOnACluster(t *testing.T) {
 
 func TestEarlyWarning(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Margin: time.Second, WarnBefore: 4 * time.Second, RenewEvery: lease.Never})
+		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Margin: time.Second,
+			WarnBefore: 4 * time.Second, RenewEvery: lease.Never})
 		start := time.Now()
 		l := try(t, i, "a")
 		require.Equal(t, start.Add(9*time.Second), <-l.Expiring())

@@ -65,7 +65,8 @@ func TestRights(t *testing.T) {
 				got <- l
 			}()
 			keys := protocol.KeysOf(protocol.LeaseKind, namespace, "d", false)
-			leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string), func() bool { return len(failed) > 0 })
+			leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string),
+				func() bool { return len(failed) > 0 })
 			try(holder.Release(ctx))
 			try(<-failed)
 			return <-got
@@ -238,7 +239,8 @@ func TestSemaphoreRights(t *testing.T) {
 			try(err)
 		}
 		// A place that its holder has left behind.
-		brief, err := lease.NewSemaphore(admin, lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: time.Millisecond, Namespace: namespace, RenewEvery: lease.Never}})
+		brief, err := lease.NewSemaphore(admin, lease.SemaphoreConfig{Limit: 1,
+			Lease: lease.Config{TTL: time.Millisecond, Namespace: namespace, RenewEvery: lease.Never}})
 		if try(err) != nil {
 			return
 		}
@@ -256,7 +258,8 @@ func TestSemaphoreRights(t *testing.T) {
 				got <- l
 			}()
 			keys := protocol.KeysOf(protocol.SemaphoreKind, namespace, "d", false)
-			leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string), func() bool { return len(failed) > 0 })
+			leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string),
+				func() bool { return len(failed) > 0 })
 			try(holder.Release(ctx))
 			try(<-failed)
 			return <-got
@@ -289,7 +292,8 @@ func TestSemaphoreRights(t *testing.T) {
 func TestSemaphoreRefusalsHaveOneErrorEach(t *testing.T) {
 	t.Parallel()
 	places := func(t *testing.T, client *redis.Client) *lease.Semaphore {
-		s, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 3, Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never}})
+		s, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 3,
+			Lease: lease.Config{TTL: time.Minute, RenewEvery: lease.Never}})
 		require.NoError(t, err)
 		return s
 	}

@@ -99,14 +99,13 @@ func (s *Semaphore) Acquire(ctx context.Context, resource string, opts ...Option
 
 // Do acquires a permit, runs fn under a context that ends with ctx or with the permit, and releases
 // the permit, also when fn panics. It is like [Issuer.Do].
-func (s *Semaphore) Do(ctx context.Context, resource string, fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
+func (s *Semaphore) Do(ctx context.Context, resource string,
+	fn func(ctx context.Context, l *Lease) error, opts ...Option) error {
 	return s.of().Do(ctx, resource, fn, opts...)
 }
 
 // Close releases every permit that is held, in good order. It is like [Issuer.Close].
-func (s *Semaphore) Close(ctx context.Context) error {
-	return s.of().Close(ctx)
-}
+func (s *Semaphore) Close(ctx context.Context) error { return s.of().Close(ctx) }
 
 // SemaphoreInspection is what Redis knows about a resource of a semaphore. It is out of date when
 // it arrives.
@@ -127,7 +126,8 @@ type Permit struct {
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
 	return about(ctx, s.of(), "inspect semaphore", resource, func(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
-		return protocol.Query(ctx, s.redis.redis, protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.redis.cfg.permits), decodeSemaphoreInspect)
+		call := protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.redis.cfg.permits)
+		return protocol.Query(ctx, s.redis.redis, call, decodeSemaphoreInspect)
 	})
 }
 
@@ -182,7 +182,8 @@ func decodeSemaphoreInspect(r protocol.Reply) (SemaphoreInspection, error) {
 	found := SemaphoreInspection{Limit: int(r.Number(0, 1)), Waiters: int(r.Number(1, 0))}
 	for i := 2; i < len(r.Args); i += 2 {
 		held := r.Parts(i, 3)
-		found.Permits = append(found.Permits, Permit{held.ID(0), held.Number(1, 1), r.Milliseconds(i+1, 1), protocol.HolderOf(held.Args[2])})
+		found.Permits = append(found.Permits,
+			Permit{held.ID(0), held.Number(1, 1), r.Milliseconds(i+1, 1), protocol.HolderOf(held.Args[2])})
 		if err := held.Err(); err != nil {
 			return SemaphoreInspection{}, err
 		}

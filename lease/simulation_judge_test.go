@@ -91,7 +91,7 @@ type resource struct {
 	highest                 int64         // token issued
 	lost                    bool          // the last token, since the highest was issued
 	granted, ended, revoked record        // leases, by id and token
-	released                record        // the same, by their holders; whoever gets such a lease once more loses it when that release arrives
+	released                record        // the same, by their holders; who gets one again loses it when that arrives
 	revocations             record        // by their ids
 	wentBack                record        // tokens below others, because data is lost and the clock was set back
 	waiting                 []*waiting    // in order of arrival
@@ -141,7 +141,8 @@ type waiting struct {
 }
 
 func newJudge(s *simulation) *judge {
-	j := &judge{s: s, resources: make(map[string]*resource), calls: make(map[uuid.UUID]*asked), over: make(map[string]time.Duration),
+	j := &judge{s: s, resources: make(map[string]*resource),
+		calls: make(map[uuid.UUID]*asked), over: make(map[string]time.Duration),
 		of: make(map[string]*process), stored: make(map[string]entry), shaken: -time.Hour}
 	for n := range s.resources {
 		name := resourceName(n)
@@ -192,7 +193,7 @@ func (j *judge) lostSince(t time.Duration) bool {
 	return len(j.losses) > 0 && j.losses[len(j.losses)-1].at >= t
 }
 
-// Redis ----------------------------------------------------------------------------------------------------------------
+// Redis -------------------------------------------------------------------------------------------
 
 // watch looks on while Redis carries out a command.
 func (j *judge) watch(p *process, args []string, again bool, do func() any) any {
@@ -290,7 +291,8 @@ func (j *judge) step(r *resource, x execution, n int, before, after owner, fence
 		if before != after {
 			breaks("L3", "a refused acquisition has changed the owner from %v to %v", before, after)
 		}
-		if (fence == nil) != (fenceAfter == nil) || fence != nil && (fence.text != fenceAfter.text || fence.until != fenceAfter.until) {
+		if (fence == nil) != (fenceAfter == nil) ||
+			fence != nil && (fence.text != fenceAfter.text || fence.until != fenceAfter.until) {
 			breaks("L3", "a refused acquisition has changed the last token")
 		}
 	}
@@ -377,8 +379,8 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	j.mu.Lock()
 	c := j.calls[idOf(after.id)]
 	barges := c != nil && c.barges
-	// Before it returns, a call waits for 30 ms for its withdrawal, which is carried out at once where nothing is wrong, and
-	// comes later behind a request that is slow.
+	// Before it returns, a call waits for 30 ms for its withdrawal, which is carried out at once where
+	// nothing is wrong, and comes later behind a request that is slow.
 	ghost := c != nil && c.refused > 0 && !c.p.dead() && max(c.p.disturbed, j.shaken) < c.refused-100*time.Millisecond &&
 		c.p.withdraws[name] <= now &&
 		c.p.held(c.refused, stop, cut, cutIn, cutOut) == c.refused // a fault of the process may go on
@@ -426,7 +428,8 @@ func (j *judge) healthy(w *waiting) bool {
 	over := w.c == nil || w.c.done || now >= w.c.began+w.c.bound
 	j.mu.Unlock()
 	p := j.of[w.name]
-	return !over && p != nil && !p.dead() && p.disturbed+recovery < w.since && j.shaken+recovery < w.since && p.held(now, stop, cut, cutIn, cutOut) == now
+	return !over && p != nil && !p.dead() && p.disturbed+recovery < w.since && j.shaken+recovery < w.since &&
+		p.held(now, stop, cut, cutIn, cutOut) == now
 }
 
 // allListen reports whether somebody waits, and nothing is wrong with any who do.
@@ -565,7 +568,7 @@ func (p plan) calm() bool {
 	return len(p.faults) == 0
 }
 
-// Calls ----------------------------------------------------------------------------------------------------------------
+// Calls -------------------------------------------------------------------------------------------
 
 func (j *judge) begins(c *asked) {
 	j.mu.Lock()

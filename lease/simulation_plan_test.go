@@ -113,7 +113,8 @@ func (o odd) String() string {
 // die.
 func planOf(seed uint64) plan {
 	d := newDice(mix(seed))
-	p := plan{seed: seed, speed: 1, retention: 24 * time.Hour, until: d.between(4*time.Second, 16*time.Second), slowest: d.between(time.Millisecond, 3*time.Second)}
+	p := plan{seed: seed, speed: 1, retention: 24 * time.Hour,
+		until: d.between(4*time.Second, 16*time.Second), slowest: d.between(time.Millisecond, 3*time.Second)}
 	once := newDice(mix(seed, 1))
 	p.passive = once.is(0.2)
 	p.ttl = []time.Duration{300 * time.Millisecond, time.Second, 3 * time.Second, 8 * time.Second}[d.upTo(4)]
@@ -145,7 +146,8 @@ func planOf(seed uint64) plan {
 	}
 	enabled := d.next()
 	for range d.upTo(7) {
-		f := fault{kind: kind(d.upTo(int(kinds))), process: -1, at: d.between(0, p.until), lasts: d.between(time.Millisecond, 2*p.ttl+2*time.Second)}
+		f := fault{kind: kind(d.upTo(int(kinds))), process: -1,
+			at: d.between(0, p.until), lasts: d.between(time.Millisecond, 2*p.ttl+2*time.Second)}
 		if enabled>>f.kind&1 == 0 {
 			continue
 		}
@@ -270,7 +272,7 @@ func textHash(s string) uint64 {
 	return h.Sum64()
 }
 
-// Work -----------------------------------------------------------------------------------------------------------------
+// Work --------------------------------------------------------------------------------------------
 
 // worker is a goroutine of a process that acquires, works and releases, again and again.
 type worker struct {
@@ -386,7 +388,8 @@ func (w *worker) try(n int, id uuid.UUID, opts ...lease.Option) *lease.Lease {
 // as a program does that wants its lease after all.
 func (w *worker) again(n int) {
 	id := w.ids[n]
-	bound := w.d.between(time.Millisecond, []time.Duration{5 * time.Millisecond, 100 * time.Millisecond, 2 * time.Second}[w.d.upTo(3)])
+	most := []time.Duration{5 * time.Millisecond, 100 * time.Millisecond, 2 * time.Second}
+	bound := w.d.between(time.Millisecond, most[w.d.upTo(3)])
 	for range 3 {
 		ctx, cancel := context.WithTimeout(w.p.ctx, bound)
 		c := w.calls("Acquire with its own id", n, id, bound)

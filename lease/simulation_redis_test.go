@@ -56,7 +56,8 @@ func (d *datum) clone() *datum {
 func newMemoryRedis() *memoryRedis {
 	m := &memoryRedis{state: lua.NewState(lua.Options{SkipOpenLibs: true})}
 	for name, open := range map[string]lua.LGFunction{
-		lua.BaseLibName: lua.OpenBase, lua.TabLibName: lua.OpenTable, lua.StringLibName: lua.OpenString, lua.MathLibName: lua.OpenMath,
+		lua.BaseLibName: lua.OpenBase, lua.TabLibName: lua.OpenTable,
+		lua.StringLibName: lua.OpenString, lua.MathLibName: lua.OpenMath,
 	} {
 		m.state.Push(m.state.NewFunction(open))
 		m.state.Push(lua.LString(name))
@@ -461,7 +462,8 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 	ctx, client := t.Context(), testenv.OwnRedis(t).Client()
 	all := protocol.KeysOf(protocol.LeaseKind, "", "r", false)
 	k := struct{ Owner, Fence, Queue, Alive, Ended, Channel string }{
-		fmt.Sprint(all.Owner), fmt.Sprint(all.Fence), fmt.Sprint(all.Queue), fmt.Sprint(all.Alive), fmt.Sprint(all.Ended), fmt.Sprint(all.Channel),
+		fmt.Sprint(all.Owner), fmt.Sprint(all.Fence), fmt.Sprint(all.Queue),
+		fmt.Sprint(all.Alive), fmt.Sprint(all.Ended), fmt.Sprint(all.Channel),
 	}
 	hears := k.Channel + ":hears"
 	subscription := client.Subscribe(ctx, hears)

@@ -105,7 +105,8 @@ type process struct {
 }
 
 func newSimulation(p plan, m *memoryRedis) *simulation {
-	s := &simulation{plan: p, start: time.Now(), redis: m, more: make(chan struct{}, 1), saved: make(map[int]map[string]*datum), channels: make(map[string][]*link)}
+	s := &simulation{plan: p, start: time.Now(), redis: m, more: make(chan struct{}, 1),
+		saved: make(map[int]map[string]*datum), channels: make(map[string][]*link)}
 	s.judge = newJudge(s)
 	m.reset()
 	m.publish = s.publish
@@ -211,7 +212,8 @@ func (s *simulation) begin() {
 func (s *simulation) settle() time.Duration { return 4*s.ttl + 20*time.Second }
 
 func (s *simulation) launch(n int, p processPlan) {
-	one := &process{processPlan: p, s: s, n: n, name: string(rune('A' + n)), sent: make(map[string]int), disturbed: -time.Hour, withdraws: make(map[string]time.Duration)}
+	one := &process{processPlan: p, s: s, n: n, name: string(rune('A' + n)), sent: make(map[string]int),
+		disturbed: -time.Hour, withdraws: make(map[string]time.Duration)}
 	one.ctx, one.kill = context.WithCancel(context.Background())
 	one.client = redis.NewClient(&redis.Options{
 		Addr: "simulated:6379", Protocol: 2, DisableIdentity: true, PoolSize: 1000, MaxRetries: -1, DialerRetries: 1,
@@ -302,7 +304,7 @@ func (s *simulation) end() {
 	time.Sleep(2 * time.Second) // the client library notices that it is closed
 }
 
-// Faults ---------------------------------------------------------------------------------------------------------------
+// Faults ------------------------------------------------------------------------------------------
 
 // strike carries out a fault.
 func (s *simulation) strike(n int, f fault) {
@@ -423,7 +425,7 @@ func (s *simulation) refuses() error {
 	return nil
 }
 
-// Network --------------------------------------------------------------------------------------------------------------
+// Network -----------------------------------------------------------------------------------------
 
 // link is a connection of a process to Redis. What is read and written passes through the director,
 // who delays, loses and repeats it.

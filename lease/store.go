@@ -72,9 +72,11 @@ type store interface {
 	raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error)
 	regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error)
 	inspect(ctx context.Context, k *protocol.Keys) (Inspection, error)
+
 	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
-	spans(k []*protocol.Keys) bool                                           // whether one ask can cover all these resources
-	subscribe(channel, waiter string) *subscription                          // nil if waiters cannot be woken, or not now
+
+	spans(k []*protocol.Keys) bool                  // whether one ask can cover all these resources
+	subscribe(channel, waiter string) *subscription // nil if waiters cannot be woken, or not now
 }
 
 // single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
@@ -93,7 +95,9 @@ type single struct {
 
 func checkClient(client redis.UniversalClient) error {
 	switch client.(type) {
-	case *redis.AutoPipeliner: // on a Cluster a waiter would listen to one node, and several resources be asked for in one script
+	case *redis.AutoPipeliner:
+		// On a Cluster a waiter would listen to one node, and several resources be asked for in one
+		// script.
 		return protocol.Invalid("a redis.AutoPipeliner does not tell what is behind it; take its client, which sends together what is asked at the same time anyway")
 	case *redis.Ring:
 		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Cluster, or NewQuorum")
@@ -102,8 +106,9 @@ func checkClient(client redis.UniversalClient) error {
 }
 
 func newSingle(client redis.UniversalClient, cfg Config) *single {
-	s := &single{cfg: cfg, client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding, listener: uuid.NewString()[:18],
-		listeners: &listeners{client: client, byMaster: make(map[*redis.Client]*listener)}, publish: "PUBLISH",
+	s := &single{cfg: cfg, client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding,
+		listeners: &listeners{client: client, byMaster: make(map[*redis.Client]*listener)},
+		listener:  uuid.NewString()[:18], publish: "PUBLISH",
 		ttl: cfg.TTL.Milliseconds(), retention: cfg.FenceRetention.Milliseconds()}
 	if cfg.permits > 0 {
 		s.scripts = protocol.SemaphoreHolding
@@ -145,9 +150,7 @@ func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, e
 
 // spans is false on a Cluster, where a script sees one slot only; several resources are then
 // acquired step by step.
-func (s *single) spans(k []*protocol.Keys) bool {
-	return s.cluster == nil || len(k) == 1
-}
+func (s *single) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
 
 func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	var room [16]any // for one resource
@@ -202,7 +205,8 @@ func (t term) sureness() any {
 }
 
 func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
-	return protocol.Query(ctx, s.redis, s.scripts.Verify.Call(2, t.keys.Owner, t.keys.Fence, t.name(), t.token), decodeVerify)
+	call := s.scripts.Verify.Call(2, t.keys.Owner, t.keys.Fence, t.name(), t.token)
+	return protocol.Query(ctx, s.redis, call, decodeVerify)
 }
 
 func (s *single) eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error) {
@@ -242,7 +246,8 @@ func (s *single) confirm(ctx context.Context, t term) (outcome, error) {
 }
 
 func (s *single) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
-	return protocol.Query(ctx, s.redis, protocol.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended), decodeInspect)
+	call := protocol.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended)
+	return protocol.Query(ctx, s.redis, call, decodeInspect)
 }
 
 // grants is [protocol.Query] for scripts that grant, which replicas have to confirm if the

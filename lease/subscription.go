@@ -30,9 +30,12 @@ type subscription struct {
 // notice is what a waiter was told since it asked.
 type notice struct {
 	granted *protocol.Granted // the latest; nil if there was none
-	look    time.Duration     // how long the waiter that was woken may go on sleeping, because the one before it has its turn
-	ask     bool              // it should ask now, whatever look says
+	ask     bool              // the waiter should ask now, whatever look says
 	refused error             // why Redis does not let this process listen: the waiter will never be woken
+
+	// look is how long the waiter that was woken may go on sleeping, because the one before it has its
+	// turn.
+	look time.Duration
 }
 
 // listenFor says whose news counts from now on, and forgets earlier news.
@@ -108,8 +111,9 @@ const (
 type listeners struct {
 	client redis.UniversalClient
 
-	mu       sync.Mutex
-	byMaster map[*redis.Client]*listener // those with subscriptions, and a few more; under nil where it is one; guarded by mu
+	mu sync.Mutex
+	// Those with subscriptions, and a few more; under nil where it is one. Guarded by mu.
+	byMaster map[*redis.Client]*listener
 }
 
 // master serves the channel; nil if all servers do.

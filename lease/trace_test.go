@@ -199,7 +199,8 @@ func TestTracersAreToldOfFailure(t *testing.T) {
 	require.ErrorIs(t, err, lease.ErrUnreachable)
 
 	sealing := errors.New("the database is away")
-	failing := newWorld(t).issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j}, Seal: func(context.Context, lease.Grant) error { return sealing }})
+	failing := newWorld(t).issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j},
+		Seal: func(context.Context, lease.Grant) error { return sealing }})
 	_, err = failing.TryAcquire(t.Context(), "table:12")
 	require.ErrorIs(t, err, sealing)
 	require.ErrorIs(t, j.of(lease.OpAcquire)[1].Err, sealing)
@@ -207,7 +208,8 @@ func TestTracersAreToldOfFailure(t *testing.T) {
 	j.closed(t)
 }
 
-// Whoever cancels says nothing about Redis, whatever cause it gives, unless Redis has been silent for long enough by then.
+// Whoever cancels says nothing about Redis, whatever cause it gives, unless Redis has been silent for
+// long enough by then.
 func TestTracersAreToldWhoHasCancelled(t *testing.T) {
 	for after, outcome := range map[time.Duration]string{100 * time.Millisecond: "cancelled", time.Second: "unreachable"} {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -270,7 +272,8 @@ func TestSeveralResourcesAreOneAcquisitionAndManyLives(t *testing.T) {
 }
 
 var allOps = []lease.Op{
-	lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpExtend, lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal,
+	lease.OpAcquire, lease.OpWait, lease.OpHold, lease.OpExtend,
+	lease.OpRelease, lease.OpRevoke, lease.OpRaise, lease.OpHeal,
 }
 
 // A metric has no series for a word that is not listed.
@@ -278,7 +281,8 @@ func TestOutcomesAreOnlyThoseListed(t *testing.T) {
 	t.Parallel()
 	causes := []error{
 		lease.ErrInvalid, &lease.HeldError{Cause: context.DeadlineExceeded}, lease.ErrCorrupt, lease.ErrExhausted,
-		lease.ErrOutOfMemory, lease.ErrReadOnly, lease.ErrLoading, lease.ErrClusterDown, lease.ErrTooFewReplicas, lease.ErrUnfit,
+		lease.ErrOutOfMemory, lease.ErrReadOnly, lease.ErrLoading, lease.ErrClusterDown,
+		lease.ErrTooFewReplicas, lease.ErrUnfit,
 		lease.ErrProtocol, lease.ErrReleased, lease.ErrExpired, lease.ErrUnreachable, lease.ErrLost, lease.ErrRevoked,
 		lease.ErrStale, context.Canceled, errors.New("the caller's own"),
 	}

@@ -143,7 +143,8 @@ func retryAfterIsLongEnough(t *testing.T, make newLimiter) {
 }
 
 func limitsCanBeRaisedAndCut(t *testing.T, make newLimiter) {
-	two, four := make(t, admission.Config{Limit: 2, Window: time.Minute}), make(t, admission.Config{Limit: 4, Window: time.Minute})
+	two := make(t, admission.Config{Limit: 2, Window: time.Minute})
+	four := make(t, admission.Config{Limit: 4, Window: time.Minute})
 	requireAdmitted(t, two, "a")
 	requireAdmitted(t, two, "a")
 	requireRefused(t, two, "a")
@@ -205,8 +206,8 @@ func TestRights(t *testing.T) {
 	t.Parallel()
 	leasetest.RunRights(t, "lease/admission", func(ctx context.Context, t *testing.T, client, _ redis.UniversalClient, namespace string, try func(error) error) {
 		limiter := func(limit int, window time.Duration, sliding bool) *admission.Limiter {
-			l, err := admission.New(client, admission.Config{Limit: limit, Window: window, Sliding: sliding, Namespace: namespace,
-				OnError: admission.FailClosed, Timeout: 10 * time.Second})
+			l, err := admission.New(client, admission.Config{Limit: limit, Window: window, Sliding: sliding,
+				Namespace: namespace, OnError: admission.FailClosed, Timeout: 10 * time.Second})
 			require.NoError(t, err)
 			return l
 		}
@@ -234,7 +235,8 @@ func TestWhyRedisHasNotJudgedHasOneErrorEach(t *testing.T) {
 	t.Parallel()
 	allow := func(sliding bool) leasetest.Request {
 		return leasetest.Request{Effect: leasetest.Writes, Prepare: func(t *testing.T, client *redis.Client) func() error {
-			l, err := admission.New(client, admission.Config{Limit: 2, Window: time.Hour, Sliding: sliding, OnError: admission.FailOpen, Timeout: time.Minute})
+			l, err := admission.New(client, admission.Config{Limit: 2, Window: time.Hour, Sliding: sliding,
+				OnError: admission.FailOpen, Timeout: time.Minute})
 			require.NoError(t, err)
 			return func() error {
 				d, err := l.Allow(t.Context(), "tenant:7")

@@ -252,7 +252,8 @@ func decode(r protocol.Reply) (Decision, error) {
 	case r.Is("admitted", 2):
 		return Decision{Allowed: true, Count: int(r.Number(0, 1)), ResetAfter: r.Milliseconds(1, 1)}, r.Err()
 	case r.Is("refused", 3):
-		return Decision{Count: int(r.Number(0, 1)), RetryAfter: r.Milliseconds(1, 1), ResetAfter: r.Milliseconds(2, 1)}, r.Err()
+		return Decision{Count: int(r.Number(0, 1)),
+			RetryAfter: r.Milliseconds(1, 1), ResetAfter: r.Milliseconds(2, 1)}, r.Err()
 	}
 	return Decision{}, r.Unknown()
 }

@@ -311,7 +311,8 @@ func TestBadInput(t *testing.T) {
 func BenchmarkAllow(b *testing.B) {
 	client, namespace := directClient(b, testenv.Redis(b)), testenv.Namespace(b)
 	l, err := admission.New(client, admission.Config{
-		Limit: admission.MaxLimit, Window: time.Hour, OnError: admission.FailClosed, Namespace: namespace, Timeout: time.Minute,
+		Limit: admission.MaxLimit, Window: time.Hour, OnError: admission.FailClosed,
+		Namespace: namespace, Timeout: time.Minute,
 	})
 	require.NoError(b, err)
 	requests := []func() error{
@@ -361,7 +362,8 @@ func TestTracersAreToldOfEachDecision(t *testing.T) {
 	t.Parallel()
 	first, second := new(decisions), new(decisions)
 	namespace := testenv.Namespace(t)
-	cfg := admission.Config{Limit: 1, Window: time.Hour, OnError: admission.FailOpen, Namespace: namespace, HashKeys: true, Tracers: []admission.Tracer{first, second}}
+	cfg := admission.Config{Limit: 1, Window: time.Hour, OnError: admission.FailOpen,
+		Namespace: namespace, HashKeys: true, Tracers: []admission.Tracer{first, second}}
 	l, err := admission.New(testenv.Redis(t), cfg)
 	require.NoError(t, err)
 	for range 2 {

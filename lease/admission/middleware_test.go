@@ -71,7 +71,8 @@ func TestMiddleware(t *testing.T) {
 }
 
 func TestMiddlewareWithoutRedis(t *testing.T) {
-	for policy, want := range map[admission.Policy]int{admission.FailOpen: http.StatusOK, admission.FailClosed: http.StatusServiceUnavailable} {
+	for policy, want := range map[admission.Policy]int{
+		admission.FailOpen: http.StatusOK, admission.FailClosed: http.StatusServiceUnavailable} {
 		inBubble(t, func(t *testing.T, w *world) {
 			w.faults.Always(faulty.LoseRequest)
 			got := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: policy}), admission.HTTP{Key: apiKey}).get("ann")
@@ -84,7 +85,8 @@ func TestMiddlewareWithoutRedis(t *testing.T) {
 
 func TestMiddlewareTakesNoKeyThatCannotBe(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen}), admission.HTTP{Key: apiKey})
+		limiter := w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen})
+		s := newSite(t, limiter, admission.HTTP{Key: apiKey})
 		require.Equal(t, http.StatusBadRequest, s.get(strings.Repeat("x", admission.MaxKey+1)).Code)
 		require.Zero(t, s.served)
 	})
@@ -93,7 +95,8 @@ func TestMiddlewareTakesNoKeyThatCannotBe(t *testing.T) {
 // The client may still be there: an outer handler's deadline ends the context too.
 func TestMiddlewareDoesNotServeWhenTheContextIsOver(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		s := newSite(t, w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen}), admission.HTTP{Key: apiKey})
+		limiter := w.limiter(t, admission.Config{Limit: 1, Window: time.Second, OnError: admission.FailOpen})
+		s := newSite(t, limiter, admission.HTTP{Key: apiKey})
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		got := s.getWith(ctx, "ann")

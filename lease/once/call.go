@@ -151,8 +151,8 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 		acquire = c.once.claims.TryAcquire
 	}
 	claim, err := acquire(ctx, resource(c.key))
-	if held, refused := errors.AsType[*lease.HeldError](err); refused {
-		return nil, &InFlightError{Key: c.key, Holder: held.Holder, RetryAfter: held.RetryAfter, Cause: held.Cause} // claimed since the look
+	if held, refused := errors.AsType[*lease.HeldError](err); refused { // claimed since the look
+		return nil, &InFlightError{Key: c.key, Holder: held.Holder, RetryAfter: held.RetryAfter, Cause: held.Cause}
 	}
 	if err != nil {
 		return nil, c.failed(ctx, err)

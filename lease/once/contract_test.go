@@ -371,7 +371,8 @@ func TestRights(t *testing.T) {
 					waited <- err
 				}()
 				keys := protocol.KeysOf(protocol.LeaseKind, namespace, "once:"+key, false)
-				leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string), func() bool { return len(waited) > 0 })
+				leasetest.AwaitListener(ctx, admin, keys.Queue.(string), keys.Channel.(string),
+					func() bool { return len(waited) > 0 })
 				return []byte("paid"), nil
 			})
 			try(err)

@@ -96,17 +96,18 @@ func Example_durable() {
 		log.Fatal(err)
 	}
 	charge := func(key string, request []byte) (receipt []byte, err error) {
-		receipt, _, err = keys.Do(ctx, key, request, func(ctx context.Context, claim *lease.Lease) (receipt []byte, err error) {
-			err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
-				receipt, _, err = fencedb.Once(ctx, tx, key, request, func() ([]byte, error) {
-					fmt.Println("charging")
-					_, err := tx.Exec(ctx, `INSERT INTO charges (amount) VALUES ($1)`, 12)
-					return []byte("receipt 1"), err
+		receipt, _, err = keys.Do(ctx, key, request,
+			func(ctx context.Context, claim *lease.Lease) (receipt []byte, err error) {
+				err = fencedb.Tx(ctx, pool, claim, func(tx pgx.Tx) error {
+					receipt, _, err = fencedb.Once(ctx, tx, key, request, func() ([]byte, error) {
+						fmt.Println("charging")
+						_, err := tx.Exec(ctx, `INSERT INTO charges (amount) VALUES ($1)`, 12)
+						return []byte("receipt 1"), err
+					})
+					return err
 				})
-				return err
+				return receipt, err
 			})
-			return receipt, err
-		})
 		return receipt, err
 	}
 

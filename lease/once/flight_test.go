@@ -100,8 +100,8 @@ func TestFollowersShareAnOutage(t *testing.T) {
 	}
 }
 
-// A flight can last longer than the result that it has learned: here because the release behind it gets no answer. By then another
-// process may have carried the work out again.
+// A flight can last longer than the result that it has learned: here because the release behind it
+// gets no answer. By then another process may have carried the work out again.
 func TestAResultThatIsForgottenIsNotShared(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		o, elsewhere := w.once(t, once.Config{Done: time.Second}), w.once(t, once.Config{Done: time.Minute})

@@ -3,9 +3,10 @@
 //
 //	keys, err := once.New(client, once.Config{})
 //	...
-//	answer, replayed, err := keys.Do(ctx, idempotencyKey, requestBody, func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
-//		return charge(ctx, claim) // under ctx, which ends with the claim
-//	})
+//	answer, replayed, err := keys.Do(ctx, idempotencyKey, requestBody,
+//		func(ctx context.Context, claim *lease.Lease) ([]byte, error) {
+//			return charge(ctx, claim) // under ctx, which ends with the claim
+//		})
 //
 // # States
 //
@@ -42,15 +43,20 @@
 //
 // # Failures
 //
-//   - fn returns an error or panics: nothing is recorded, the claim is released, the next caller runs.
-//   - The runner dies: its claim expires after [Config.InFlight], and one of the waiting callers runs.
-//   - The runner is cut off from Redis, or is stopped, for longer than that: its context ends, and its result is refused.
-//   - The reply to a request is lost: it is sent again; a result that was recorded already counts as recorded.
-//   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that of the refusal, such as
-//     [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied]; those that pass soon are tried again first, and their
-//     error is that of all callers of this process that wait for the key. If that happens to the recording, the error is
-//     [ErrNotRecorded] as well.
-//   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is recorded in the background.
+//   - fn returns an error or panics: nothing is recorded, the claim is released, the next caller
+//     runs.
+//   - The runner dies: its claim expires after [Config.InFlight], and one of the waiting callers
+//     runs.
+//   - The runner is cut off from Redis, or is stopped, for longer than that: its context ends, and
+//     its result is refused.
+//   - The reply to a request is lost: it is sent again; a result that was recorded already counts as
+//     recorded.
+//   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that of
+//     the refusal, such as [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied]; those
+//     that pass soon are tried again first, and their error is that of all callers of this process
+//     that wait for the key. If that happens to the recording, the error is [ErrNotRecorded] as well.
+//   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is
+//     recorded in the background.
 //
 // # Rights
 //
@@ -221,7 +227,8 @@ func New(client redis.UniversalClient, cfg Config) (*Once, error) {
 		return nil, protocol.Invalid("MaxRun (%v) must be at least InFlight (%v), or lease.Unlimited", cfg.MaxRun, cfg.InFlight)
 	}
 	claims, err := lease.New(client, // which checks what has the same name there
-		lease.Config{TTL: cfg.InFlight, MaxHold: cfg.MaxRun, Namespace: cfg.Namespace, HashResources: cfg.HashKeys, Tracers: cfg.Tracers})
+		lease.Config{TTL: cfg.InFlight, MaxHold: cfg.MaxRun, Namespace: cfg.Namespace,
+			HashResources: cfg.HashKeys, Tracers: cfg.Tracers})
 	if err != nil {
 		return nil, err
 	}
@@ -252,7 +259,8 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // returns a result all the same, it is recorded; if that takes longer than a moment, it goes on
 // in the background, and the call returns [ErrNotRecorded]. fn must not call Do with its own key: it would
 // wait for itself.
-func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts ...Option) (result []byte, replayed bool, err error) {
+func (o *Once) Do(ctx context.Context, key string, request []byte,
+	fn Func, opts ...Option) (result []byte, replayed bool, err error) {
 	if err := o.check(key); err != nil {
 		return nil, false, err
 	}
@@ -272,7 +280,8 @@ func (o *Once) Do(ctx context.Context, key string, request []byte, fn Func, opts
 
 // DoJSON is [Once.Do] for a request and a result that encoding/json can write and read. A nil
 // request compares with everything.
-func DoJSON[T any](ctx context.Context, o *Once, key string, request any, fn func(ctx context.Context, claim *lease.Lease) (T, error), opts ...Option) (result T, replayed bool, err error) {
+func DoJSON[T any](ctx context.Context, o *Once, key string, request any,
+	fn func(ctx context.Context, claim *lease.Lease) (T, error), opts ...Option) (result T, replayed bool, err error) {
 	asked, err := json.Marshal(request)
 	if err != nil {
 		return result, false, fmt.Errorf("once: the request of %q: %w", key, err)

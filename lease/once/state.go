@@ -29,12 +29,14 @@ func (p Phase) String() string { return cmp.Or(phases[p], fmt.Sprintf("Phase(%d)
 
 // State is what Redis knows about a key. It is about the past by the time it arrives.
 type State struct {
-	Phase     Phase
-	Claim     uuid.UUID     // in flight: the lease id of the claim
-	Token     int64         // in flight: its fencing token
-	Holder    string        // in flight: who runs it, as [lease.Inspection.Label] says; "" if that is not known
-	ExpiresIn time.Duration // in flight: until the claim ends if it is not renewed; done: until the result is forgotten, negative for never
-	Result    []byte        // done
+	Phase  Phase
+	Claim  uuid.UUID // in flight: the lease id of the claim
+	Token  int64     // in flight: its fencing token
+	Holder string    // in flight: who runs it, as [lease.Inspection.Label] says; "" if that is not known
+	// ExpiresIn is, in flight, until the claim ends if it is not renewed; done, until the result is
+	// forgotten, negative for never.
+	ExpiresIn time.Duration
+	Result    []byte // done
 
 	fingerprint string
 }
@@ -89,9 +91,11 @@ func decodeLook(r protocol.Reply) (State, error) {
 	case r.Is("absent", 0):
 		return State{}, nil
 	case r.Is("running", 4):
-		return State{Phase: InFlight, Claim: r.ID(0), Token: r.Number(1, 1), ExpiresIn: r.Milliseconds(2, 0), Holder: protocol.HolderOf(r.Args[3])}, r.Err()
+		return State{Phase: InFlight, Claim: r.ID(0), Token: r.Number(1, 1),
+			ExpiresIn: r.Milliseconds(2, 0), Holder: protocol.HolderOf(r.Args[3])}, r.Err()
 	case r.Is("done", 3):
-		return State{Phase: Done, Result: []byte(r.Args[1]), ExpiresIn: r.Milliseconds(2, -1), fingerprint: r.Args[0]}, r.Err()
+		return State{Phase: Done, Result: []byte(r.Args[1]),
+			ExpiresIn: r.Milliseconds(2, -1), fingerprint: r.Args[0]}, r.Err()
 	}
 	return State{}, r.Unknown()
 }

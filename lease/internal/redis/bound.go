@@ -156,7 +156,8 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 // return, if there is one, and the function that it returns when f has returned too. If ctx was
 // over before, nothing is called, and the error is [ErrUnasked], with its cause. (The client library
 // observes contexts only if its owner has configured that.) An f that ends its goroutine has failed.
-func Bounded[T any](ctx context.Context, f func() (T, error), abandoned ...func() (ended func())) (answer T, err error) {
+func Bounded[T any](ctx context.Context, f func() (T, error),
+	abandoned ...func() (ended func())) (answer T, err error) {
 	if ctx.Err() != nil {
 		return answer, unasked(ctx)
 	}

@@ -41,10 +41,10 @@ func Values(all []any) ([]any, error) {
 	values := slices.Clone(all)
 	for n, value := range all {
 		switch v := value.(type) {
-		case nil, string, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, uintptr, float32, float64, bool,
-			time.Time, time.Duration:
-		case *string, *int, *int8, *int16, *int32, *int64, *uint, *uint8, *uint16, *uint32, *uint64, *uintptr, *float32, *float64, *bool,
-			*time.Time, *time.Duration:
+		case nil, string, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, uintptr,
+			float32, float64, bool, time.Time, time.Duration:
+		case *string, *int, *int8, *int16, *int32, *int64, *uint, *uint8, *uint16, *uint32, *uint64, *uintptr,
+			*float32, *float64, *bool, *time.Time, *time.Duration:
 			if p := reflect.ValueOf(v); !p.IsNil() {
 				values[n] = p.Elem().Interface()
 			}
@@ -389,7 +389,8 @@ const Patience = 5 * time.Second
 // Persist makes up to three attempts within bound, until one has an answer that is not transient.
 // Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
 // hangs leaves half of the time to those after it.
-func Persist[T any](ctx context.Context, bound time.Duration, attempt func(ctx context.Context) (T, error)) (none T, err error) {
+func Persist[T any](ctx context.Context, bound time.Duration,
+	attempt func(ctx context.Context) (T, error)) (none T, err error) {
 	end := time.Now().Add(bound)
 	for n := range attempts {
 		if n > 0 && !sleepUntil(ctx, end, Jitter(pause<<(n-1))) {
@@ -441,18 +442,14 @@ func Ended(ctx context.Context, err error) error {
 }
 
 // Jitter is between four fifths of d and d.
-func Jitter(d time.Duration) time.Duration {
-	return d - Below(d/5+1)
-}
+func Jitter(d time.Duration) time.Duration { return d - Below(d/5+1) }
 
 // Chance is where this package and package lease get their random numbers from. The simulation of
 // package lease replaces it, so that a run can be repeated; nothing else may.
 var Chance = rand.Uint64
 
 // Below is a random duration from 0 to less than d.
-func Below(d time.Duration) time.Duration {
-	return time.Duration(Chance() % uint64(d))
-}
+func Below(d time.Duration) time.Duration { return time.Duration(Chance() % uint64(d)) }
 
 // sleepUntil is Sleep that also returns false if end comes before d is over.
 func sleepUntil(ctx context.Context, end time.Time, d time.Duration) bool {

@@ -263,7 +263,10 @@ func TestPersist(t *testing.T) {
 			{[]error{lease.ErrUnreachable, lease.ErrUnreachable, lease.ErrUnreachable}, lease.ErrUnreachable},
 		} {
 			n := 0
-			_, err := protocol.Persist(t.Context(), time.Minute, func(context.Context) (any, error) { n++; return nil, test.answers[n-1] })
+			_, err := protocol.Persist(t.Context(), time.Minute, func(context.Context) (any, error) {
+				n++
+				return nil, test.answers[n-1]
+			})
 			require.ErrorIs(t, err, test.want)
 			require.Equal(t, len(test.answers), n)
 		}
@@ -271,7 +274,10 @@ func TestPersist(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		n := 0
-		_, err := protocol.Persist(ctx, time.Minute, func(context.Context) (any, error) { n++; return nil, lease.ErrUnreachable })
+		_, err := protocol.Persist(ctx, time.Minute, func(context.Context) (any, error) {
+			n++
+			return nil, lease.ErrUnreachable
+		})
 		require.ErrorIs(t, err, lease.ErrUnreachable)
 		require.Equal(t, 1, n, "no time for another attempt")
 	})
