@@ -149,7 +149,8 @@ func named(list []byte) []Blocker {
 //		WHERE id = $1 AND (last_fencing_token < $2 OR last_fencing_token = $2 AND last_lease_id = $3)`,
 //		id, lease.Token(), lease.LeaseID())
 //	if err == nil && tag.RowsAffected() == 0 {
-//		err = fencedb.ExplainNoRows(ctx, pool, lease, `SELECT last_fencing_token, last_lease_id FROM jobs WHERE id = $1`, id)
+//		err = fencedb.ExplainNoRows(ctx, pool, lease,
+//			`SELECT last_fencing_token, last_lease_id FROM jobs WHERE id = $1`, id)
 //	}
 //
 // sql selects the token stored in the row, and the lease id if the condition compares that too. The

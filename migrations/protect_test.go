@@ -276,7 +276,8 @@ func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 
 	const write, cascade, nothing = `UPDATE seats SET guest = 'zoe' WHERE room = 'red'`, `DELETE FROM rooms WHERE name = 'red'`, `DELETE FROM seats WHERE false`
-	for _, writes := range [][]string{{nothing, write}, {nothing, cascade}, {write, cascade}, {write, nothing}} { // a note of the first is of no use later
+	// What the first leaves as a note is of no use to the second.
+	for _, writes := range [][]string{{nothing, write}, {nothing, cascade}, {write, cascade}, {write, nothing}} {
 		before, write := writes[0], writes[1]
 		s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:red', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 300); `+before+`;
 			SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
