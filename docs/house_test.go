@@ -1,6 +1,8 @@
 package docs
 
 import (
+	"go/scanner"
+	"go/token"
 	"os"
 	"os/exec"
 	"path"
@@ -8,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 )
@@ -118,4 +121,63 @@ func TestPlainWords(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A tab is one column. A line with a text on it, or with a part of one, may be longer.
+func TestLinesOfGoAreShort(t *testing.T) {
+	t.Parallel()
+	const columns = 120
+	for _, file := range tracked(t) {
+		if path.Ext(file) != ".go" || strings.HasPrefix(file, "integration/compat/sqlc/") { // generated
+			continue
+		}
+		source, err := os.ReadFile("../" + file)
+		require.NoError(t, err)
+		texts := linesOfTexts(source)
+		for n, line := range strings.Split(string(source), "\n") {
+			if length := utf8.RuneCountInString(line); length > columns && !texts[n+1] {
+				t.Errorf("%s:%d has %d columns and no text; break it", file, n+1, length)
+			}
+		}
+	}
+}
+
+// linesOfTexts are the numbers of the lines that a string literal touches, or the output of an example.
+func linesOfTexts(source []byte) map[int]bool {
+	var s scanner.Scanner
+	file := token.NewFileSet().AddFile("", -1, len(source))
+	s.Init(file, source, nil, scanner.ScanComments)
+	lines := map[int]bool{}
+	for output := false; ; {
+		at, kind, literal := s.Scan()
+		if kind == token.EOF {
+			return lines
+		}
+		output = kind == token.COMMENT && (output || strings.HasPrefix(literal, "// Output:"))
+		if kind == token.STRING || output {
+			for n := range strings.Count(literal, "\n") + 1 {
+				lines[file.Line(at)+n] = true
+			}
+		}
+	}
+}
+
+func TestTextsAreKnownByTheirLines(t *testing.T) {
+	t.Parallel()
+	source := `package p
+
+// "no text"
+var a, b = "one", 1 // two
+var c = 'c'
+var d = ~three
+four~
+func Example() {
+	// five
+	d()
+	// Output:
+	// six
+}
+`
+	found := linesOfTexts([]byte(strings.ReplaceAll(source, "~", "`")))
+	require.Equal(t, map[int]bool{4: true, 6: true, 7: true, 11: true, 12: true}, found)
 }
