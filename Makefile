@@ -135,7 +135,7 @@ bench-scale: ## Measure what grows with leases, processes, fences and servers: d
 	go -C integration/bench test -count=1 -timeout 2h -run Scale -scale -v .
 
 .PHONY: lint
-lint: ## Check format, go vet, golangci-lint, dead code, spelling, govulncheck, shell syntax and go.mod
+lint: ## Check format, go vet, golangci-lint, dead code, spelling, plain words, govulncheck, shell syntax and go.mod
 	@internal/tools/ensure.sh go
 	@internal/tools/lint.sh
 

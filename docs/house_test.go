@@ -72,57 +72,6 @@ func TestContributingNamesEveryTargetOfCI(t *testing.T) {
 	}
 }
 
-// plainWords are phrases to avoid, riddles and coined words, with what to write instead.
-var plainWords = []struct {
-	avoid, write string
-}{
-	{`\b(token|limit|lease|bucket) %[dsv] is none\b`, "invalid token %d"},
-	{`\bthat is none\b`, "say what is invalid, or what is missing"},
-	{`\bworth (asking|sending) again\b`, "retry after"},
-	{`Others are at it`, "the resource is busy"},
-	{`\bbeliev(e|ed|es) in\b`, "remaining validity"},
-	{`gives? the resource free`, "the lease expires"},
-	{`None cost nothing`, "free when unused"},
-	{`so many holders at once`, "up to N holders at once"},
-	{`should have come out`, "All invariants hold."},
-	{`(?i)\bnothing but an acquisition`, "Only an acquisition ..."},
-	{`(?i)unjudged`, "Err, OnError"},
-	{`\b(ear|ears|poke|pokes|poked)\b`, "subscription, wake"},
-	{`(?i)straggl(e|er|ers|es|ing)\b`, "quorumGrace"},
-	{`turnAway`, "forget"},
-	{`\brides\b`, "canPipeline"},
-	{`WhyNoRow\b`, "ExplainNoRows"},
-	{`\bwho has that\b`, "name the noun: the waiter that ..."},
-	{`\bwrong call\b`, "usage error"},
-	{`\bmay not do this\b`, "permission denied"},
-}
-
-func TestPlainWords(t *testing.T) {
-	t.Parallel()
-	all := make([]string, len(plainWords))
-	for i, phrase := range plainWords {
-		all[i] = phrase.avoid
-	}
-	anyOf := regexp.MustCompile("(" + strings.Join(all, ")|(") + ")") // one pass over each file
-	prose := []string{".go", ".md", ".sql", ".lua", ".sh", ".yml", ".html", ".js", ".css"}
-	for _, file := range tracked(t) {
-		if !slices.Contains(prose, path.Ext(file)) || file == "docs/house_test.go" {
-			continue
-		}
-		text, err := os.ReadFile("../" + file)
-		require.NoError(t, err)
-		found := anyOf.FindString(string(text))
-		if found == "" {
-			continue
-		}
-		for _, phrase := range plainWords {
-			if regexp.MustCompile(phrase.avoid).MatchString(found) {
-				t.Errorf("%s has %q; write instead: %s", file, found, phrase.write)
-			}
-		}
-	}
-}
-
 // A tab is one column. A line with a text on it, or with a part of one, may be longer.
 func TestLinesOfGoAreShort(t *testing.T) {
 	t.Parallel()

@@ -14,7 +14,7 @@ unformatted=$(gofmt -l .)
 # Pinned by a module of its own, so that our go.mod lists what a user pays for and nothing else.
 # The first build of golangci-lint takes minutes.
 go -C internal/tools build -o ../../.bin/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint \
-	golang.org/x/tools/cmd/deadcode golang.org/x/vuln/cmd/govulncheck github.com/golangci/misspell/cmd/misspell
+	golang.org/x/tools/cmd/deadcode golang.org/x/vuln/cmd/govulncheck github.com/golangci/misspell/cmd/misspell github.com/errata-ai/vale/v3/cmd/vale
 root=$PWD
 
 # A module per go.mod: ./... stops at the border of one.
@@ -42,6 +42,11 @@ misspelt=$(git ls-files -z --cached --others --exclude-standard -- '*.md' | spel
 	git ls-files -z --cached --others --exclude-standard -- '*.go' '*.sql' '*.lua' '*.sh' '*.yml' '*.py' '*.js' '*.html' '*.css' Makefile .ci/run docs/protocol.json | spell)
 [ -z "$misspelt" ] || fail "misspelt:
 $misspelt"
+
+# What to write instead of what, everywhere but in the list itself.
+echo "lint: plain words"
+git ls-files -z --cached --others --exclude-standard -- '*.md' '*.go' '*.sql' '*.lua' '*.sh' '*.yml' '*.py' '*.js' '*.html' '*.css' ':!internal/tools/words' |
+	xargs -0 .bin/vale --output=line || fail "these words are hard to understand, or repeated"
 
 # Known weaknesses that what we publish can reach.
 echo "lint: govulncheck"
