@@ -437,15 +437,15 @@ $$;
 
 COMMENT ON FUNCTION fencedb.take(text, bigint, uuid, numeric) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001, 40001, or 55P03 at the deadline.';
 
--- No transaction may outlive its lease, and the server itself ends it. What the application or the role set tighter stays.
--- A limit counts from the start of each statement, so a later one would get more time than is left. The limits are 1/256 short
--- of what is left, and a guard draws them in again when that much has passed, instead of in each millisecond.
+-- A limit counts from the start of each statement, so a later statement would get more time than is left. The limits are one
+-- part in 256 short of what is left, and a guard draws them in again when that much has passed, not in each millisecond.
 CREATE FUNCTION fencedb.limit_ms(left_ms bigint) RETURNS bigint
     LANGUAGE sql STABLE
     RETURN left_ms - left_ms / 256;
 
 COMMENT ON FUNCTION fencedb.limit_ms(bigint) IS 'How long a statement may take of which left_ms milliseconds are left.';
 
+-- No transaction may outlive its lease, and the server itself ends it. What the application or the role set tighter stays.
 -- transaction_timeout (17 and newer) counts from the start of the transaction, or from when it is switched on anew, hence
 -- the 0 before it. Once that is done it needs no drawing in: only admit names it.
 -- +goose StatementBegin
@@ -478,7 +478,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.bound(float8, text[]) IS 'Inner function. Lowers time limits of this transaction to what is left until a time, in milliseconds since 1970; they go back when it ends. Does nothing for NULL.';
+COMMENT ON FUNCTION fencedb.bound(float8, text[]) IS 'Inner function. Lowers time limits of this transaction to what is left, or a little less, until a time, in milliseconds since 1970; they go back when it ends. Does nothing for NULL.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void

@@ -101,8 +101,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require_any_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN003 or FN006 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
 
--- The common case: a row that keeps its resource and has an older token, or the same, and what this transaction carries was
--- signed by fencedb.sign. As in fencedb.require, there is no search_path, and so every name has its schema.
+-- The common case: a row that is updated under a grant that this transaction carries, keeps its resource, and has an older
+-- token, or the same. As in fencedb.require, there is no search_path, and so every name has its schema.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
     LANGUAGE plpgsql SECURITY DEFINER
