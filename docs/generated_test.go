@@ -97,10 +97,12 @@ func TestDependenciesAndTheirLicences(t *testing.T) {
 	t.Parallel()
 	var page strings.Builder
 	page.WriteString("# Dependencies\n\n" +
-		"The modules that come with what fencedb publishes, and their licences. Who imports only a package of fencedb pays for those that it\n" +
-		"needs. The list is generated (`FENCEDB_DEPENDENCIES=write go test ./docs -run Dependencies`), and a test compares it with what Go\n" +
-		"builds (`TestDependenciesAndTheirLicences`); it admits no other licence than these. [sbom.cdx.json](../sbom.cdx.json) is the same as\n" +
-		"a bill of materials (CycloneDX), in which `make release` sets the version. Of tools, tests and benchmarks, see their `go.mod`.\n\n" +
+		"The modules that come with what fencedb publishes, and their licences. Who imports only a package of\n" +
+		"fencedb pays for those that it needs. The list is generated\n" +
+		"(`FENCEDB_DEPENDENCIES=write go test ./docs -run Dependencies`), and a test compares it with what Go\n" +
+		"builds (`TestDependenciesAndTheirLicences`); it admits no other licence than these.\n" +
+		"[sbom.cdx.json](../sbom.cdx.json) is the same as a bill of materials (CycloneDX), in which\n" +
+		"`make release` sets the version. Of tools, tests and benchmarks, see their `go.mod`.\n\n" +
 		"| module | version | licence | needed by |\n| --- | --- | --- | --- |\n")
 	var components []any
 	for _, d := range dependencies(t) {
@@ -177,9 +179,10 @@ func configuration(t *testing.T) string {
 	t.Helper()
 	var page strings.Builder
 	page.WriteString("# Configuration\n\n" +
-		"Every setting of the packages, from the comments on the code. The page is generated, and a test compares it with the code\n" +
-		"(`TestTheConfigurationIsThatOfTheCode`; `FENCEDB_CONFIGURATION=write go test ./docs -run Configuration` writes it). The flags and\n" +
-		"variables of the command are in [command.md](command.md), the numbers to begin with in [ttl.md](ttl.md) and\n" +
+		"Every setting of the packages, from the comments on the code. The page is generated, and a test\n" +
+		"compares it with the code (`TestTheConfigurationIsThatOfTheCode`;\n" +
+		"`FENCEDB_CONFIGURATION=write go test ./docs -run Configuration` writes it). The flags and variables\n" +
+		"of the command are in [command.md](command.md), the numbers to begin with in [ttl.md](ttl.md) and\n" +
 		"[production.md](production.md).\n")
 	for _, dir := range configured {
 		for _, file := range parsed(t, dir) {

@@ -1,6 +1,7 @@
 package docs
 
-// guard is one condition that keeps a promise. with replaces text, which is in the file once; then test goes red.
+// guard is one condition that keeps a promise. with replaces text, which is in the file once; then
+// test goes red.
 type guard struct {
 	promise    string // S1 to S8, L1 to L8
 	words      string

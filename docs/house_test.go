@@ -91,7 +91,36 @@ func TestLinesOfGoAreShort(t *testing.T) {
 	}
 }
 
-// linesOfTexts are the numbers of the lines that a string literal touches, or the output of an example.
+// What cannot be broken may be longer: tables, code, pictures, links and spans of code.
+func TestLinesOfProseAreShort(t *testing.T) {
+	t.Parallel()
+	const columns = 100
+	free := regexp.MustCompile("^(\\||#|    |!|<)|`|\\]\\(")
+	for _, file := range tracked(t) {
+		mark := map[string]string{".go": "// ", ".sql": "-- ", ".md": ""}
+		begin, prose := mark[path.Ext(file)]
+		if !prose || strings.HasPrefix(file, "integration/compat/sqlc/") || path.Base(file) == "doctor.sql" { // generated; texts
+			continue
+		}
+		content, err := os.ReadFile("../" + file)
+		require.NoError(t, err)
+		code := false
+		for n, line := range strings.Split(string(content), "\n") {
+			if begin == "" && strings.HasPrefix(strings.TrimSpace(line), "```") {
+				code = !code
+			}
+			if utf8.RuneCountInString(line) <= columns || code || begin == "" && free.MatchString(line) {
+				continue
+			}
+			if text, found := strings.CutPrefix(strings.TrimSpace(line), begin); found && !strings.HasPrefix(text, "Output: ") {
+				t.Errorf("%s:%d has %d columns of prose; break it", file, n+1, utf8.RuneCountInString(line))
+			}
+		}
+	}
+}
+
+// linesOfTexts are the numbers of the lines that a string literal touches, or the output of an
+// example.
 func linesOfTexts(source []byte) map[int]bool {
 	var s scanner.Scanner
 	file := token.NewFileSet().AddFile("", -1, len(source))

@@ -34,7 +34,8 @@ func (g guard) mutated(t *testing.T, file string) string {
 	return strings.Replace(string(text), g.text, g.with, 1)
 }
 
-// The page is what the list says, and the list is true of the code. FENCEDB_MUTATIONS=write writes it.
+// The page is what the list says, and the list is true of the code. FENCEDB_MUTATIONS=write writes
+// it.
 func TestMutationsAreOfGuardsThatAreThere(t *testing.T) {
 	t.Parallel()
 	var rows strings.Builder
@@ -51,16 +52,20 @@ func TestMutationsAreOfGuardsThatAreThere(t *testing.T) {
 		}
 	}
 	page := fmt.Sprintf("# Guards, and the tests that keep them\n\n"+
-		"A guard is a condition that keeps a promise, of those in [the table of features](features.md) and [promises.md](promises.md). `make\n"+
-		"mutations` removes each of these %d, one at a time, and runs the test beside it, which has to fail: a guard that no test misses could\n"+
-		"be lost in any change. The list with the exact texts is `docs/guards_test.go`; a test compares it with the code and with this page\n"+
-		"(`TestMutationsAreOfGuardsThatAreThere`; `FENCEDB_MUTATIONS=write go test ./docs -run Mutations` writes it).\n\n"+
-		"The rules of the scripts and the trust window have mutants of their own, which the simulation has to find within two thousand seeds\n"+
-		"(`make simulate`; `TestTheSimulationFindsMutantsOfTheScripts`, `TestTheSimulationFindsMutantsOfTheGo`), and those of the protocol as\n"+
-		"such are refuted by the [model](model/README.md). They are not repeated here.\n\n"+
-		"S1 order, S2 no late write, S3 stable reads, S4 no way round, S5 deletes do not forget, S6 the outcome is known, S7 a zombie cannot\n"+
-		"block, S8 sealed grants; L1 one live lease, L2 tokens rise, L4 a lost reply does no harm, L5 the trust window, L6 waiting, L7 healing,\n"+
-		"L8 a context bounds the call.\n%s", total, &rows)
+		"A guard is a condition that keeps a promise, of those in [the table of features](features.md) and\n"+
+		"[promises.md](promises.md). `make mutations` removes each of these %d, one at a time, and runs the\n"+
+		"test beside it, which has to fail: a guard that no test misses could be lost in any change. The list\n"+
+		"with the exact texts is `docs/guards_test.go`; a test compares it with the code and with this page\n"+
+		"(`TestMutationsAreOfGuardsThatAreThere`; `FENCEDB_MUTATIONS=write go test ./docs -run Mutations`\n"+
+		"writes it).\n\n"+
+		"The rules of the scripts and the trust window have mutants of their own, which the simulation has to\n"+
+		"find within two thousand seeds (`make simulate`; `TestTheSimulationFindsMutantsOfTheScripts`,\n"+
+		"`TestTheSimulationFindsMutantsOfTheGo`), and those of the protocol as such are refuted by the\n"+
+		"[model](model/README.md). They are not repeated here.\n\n"+
+		"S1 order, S2 no late write, S3 stable reads, S4 no way round, S5 deletes do not forget, S6 the\n"+
+		"outcome is known, S7 a zombie cannot block, S8 sealed grants; L1 one live lease, L2 tokens rise, L4\n"+
+		"a lost reply does no harm, L5 the trust window, L6 waiting, L7 healing, L8 a context bounds the\n"+
+		"call.\n%s", total, &rows)
 	if os.Getenv("FENCEDB_MUTATIONS") == "write" {
 		require.NoError(t, os.WriteFile("mutations.md", []byte(page), 0o600))
 		return

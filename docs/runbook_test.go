@@ -19,7 +19,8 @@ import (
 
 const runbook, repairs = "../docs/runbook.md", "../docs/runbook/repairs.md"
 
-// index is what the tables of the runbook say: the page and the heading that each alert and each error is sent to.
+// index is what the tables of the runbook say: the page and the heading that each alert and each
+// error is sent to.
 func index(t *testing.T) map[string]string {
 	t.Helper()
 	index := map[string]string{}
@@ -32,7 +33,8 @@ func index(t *testing.T) map[string]string {
 	return index
 }
 
-// sections are the texts under the headings of the runbook, by page and anchor as the index has them.
+// sections are the texts under the headings of the runbook, by page and anchor as the index has
+// them.
 func sections(t *testing.T) map[string]string {
 	t.Helper()
 	sections := map[string]string{}
@@ -65,7 +67,8 @@ func alerts(t *testing.T) map[string]string {
 	return alerts
 }
 
-// sentinels are the exported errors of both halves, by their qualified names, each with its comment.
+// sentinels are the exported errors of both halves, by their qualified names, each with its
+// comment.
 func sentinels(t *testing.T) map[string]string {
 	t.Helper()
 	sentinels := map[string]string{}

@@ -101,7 +101,8 @@ func run(t *testing.T, dir, name string, args ...string) {
 	require.NoError(t, err, "%s %v\n%s", name, args, said)
 }
 
-// Replicas start at the same moment, on a database that has nothing in it, which all examples share.
+// Replicas start at the same moment, on a database that has nothing in it, which all examples
+// share.
 func TestEightOfEachExampleStartAtOnce(t *testing.T) {
 	t.Parallel()
 	bin := t.TempDir()

@@ -193,7 +193,8 @@ func TestAnExpiredGrantIsRefusedBeforeAnythingIsSent(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrLeaseOver, "Hold is for transactions that begin within the lease")
 }
 
-// With Hold the server would grant all of that time: nothing else stands between a lease that is over and a write.
+// With Hold the server would grant all of that time: nothing else stands between a lease that is
+// over and a write.
 func TestHoldBeginsNothingUnderALeaseThatIsOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -373,7 +374,8 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 	}
 }
 
-// As VACUUM FULL takes it. Nothing bounds the wait for it in the server; the time counts all the same.
+// As VACUUM FULL takes it. Nothing bounds the wait for it in the server; the time counts all the
+// same.
 func TestALockOnTheLedgerDoesNotStretchTheLease(t *testing.T) {
 	t.Parallel()
 	for name, stored := range map[string]int64{"the first token": 0, "an older token": 41, "this token": 42} {
@@ -462,7 +464,8 @@ func TestTighterLimitsBoundTheWait(t *testing.T) {
 
 // Most callers have a deadline of their own, shorter than their lease. One that passes while the
 // fence is waited for is told, counted and explained as busy, also if the server's answer comes too
-// late. (Where everything is sent at once, a late answer leaves open whether COMMIT was carried out.)
+// late. (Where everything is sent at once, a late answer leaves open whether COMMIT was carried
+// out.)
 func TestADeadlineThatPassesWhileTheFenceIsAwaitedIsBusy(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -25,9 +25,9 @@
 //
 //	SELECT fencedb.protect('bookings', resource => $$ 'table:' || table_id $$);
 //
-// Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round trip.
-// TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one of
-// database/sql; the Entry that they return finds out what became of it. Seal makes older tokens
+// Exec, QueryRow and SendBatch are Tx for statements without a decision between them, in one round
+// trip. TxSQL is Tx for database/sql. Enter joins a transaction that is already open, EnterSQL one
+// of database/sql; the Entry that they return finds out what became of it. Seal makes older tokens
 // stale without writing anything else.
 //
 // # What the fence is
@@ -36,19 +36,25 @@
 // lease that carried it. Every fenced transaction enters first, as a statement of its own:
 //
 //   - A lower token, or the same token under another lease, is refused at once and locks nothing.
-//   - The stored token under the same lease locks the fence shared: transactions of one lease run side by side.
-//   - A higher token is stored and locks the fence exclusively: it waits for the open transactions of the old holder.
+//   - The stored token under the same lease locks the fence shared: transactions of one lease run
+//     side by side.
+//   - A higher token is stored and locks the fence exclusively: it waits for the open transactions
+//     of the old holder.
 //
 // The lock lasts until the transaction ends. That gives, for each resource and whatever happens to
 // Redis, to the network, to clocks or to holders:
 //
-//   - S1: Committed transactions carry tokens that never go down, and equal tokens come from one lease.
+//   - S1: Committed transactions carry tokens that never go down, and equal tokens come from one
+//     lease.
 //   - S2: Once a transaction has committed with a token, none with a lower token commits.
-//   - S3: No other holder changes what a transaction reads before it commits. Entering at the write instead of first
-//     would let B read, A write with 41, and B write over it with 42. This holds at every isolation level; above READ
-//     COMMITTED the token is sealed before the transaction begins, so that its snapshot is younger than the fence.
-//   - S4: On a protected table every written row needs the token of that row's own resource, from every client.
-//   - S5: The fence outlives the rows: what a newer holder deleted, an older one cannot insert again.
+//   - S3: No other holder changes what a transaction reads before it commits. Entering at the write
+//     instead of first would let B read, A write with 41, and B write over it with 42. This holds
+//     at every isolation level; above READ COMMITTED the token is sealed before the transaction
+//     begins, so that its snapshot is younger than the fence.
+//   - S4: On a protected table every written row needs the token of that row's own resource, from
+//     every client.
+//   - S5: The fence outlives the rows: what a newer holder deleted, an older one cannot insert
+//     again.
 //
 // # Time
 //

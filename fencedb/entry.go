@@ -23,8 +23,8 @@ type config struct {
 	tracers   []Tracer
 }
 
-// With returns db with options for every call that gets it, before those of the call itself. Make it
-// once, where the pool is made. It is how Exec, Query and QueryRow get options.
+// With returns db with options for every call that gets it, before those of the call itself. Make
+// it once, where the pool is made. It is how Exec, Query and QueryRow get options.
 //
 //	serializable := fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: pgx.Serializable}))
 //	tag, err := fencedb.Exec(ctx, serializable, lease, `UPDATE ...`)
@@ -86,10 +86,10 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 	return e, check(e.grants)
 }
 
-// What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two columns.
-// enterFirst is for the first statement of a transaction of ours, where no savepoint can be: the
-// common case, a fence that this token has entered before, is part of the statement then, and not a
-// function that it calls.
+// What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two
+// columns. enterFirst is for the first statement of a transaction of ours, where no savepoint can
+// be: the common case, a fence that this token has entered before, is part of the statement then,
+// and not a function that it calls.
 const (
 	enterOne   = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)::pg_catalog.text`
 	enterAll   = `SELECT fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)::pg_catalog.text`
@@ -99,8 +99,8 @@ const (
 		`(SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text))`
 )
 
-// admission takes the answer to one of them, also if what comes behind it was lost, which is err: then
-// there is an id to ask about.
+// admission takes the answer to one of them, also if what comes behind it was lost, which is err:
+// then there is an id to ask about.
 func (e *entry) admission(answer string, err error) error {
 	if answer == "" {
 		return err
@@ -138,8 +138,8 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 // sealTries is how often a transaction is sent that is refused because its token was not sealed.
 const sealTries = 3
 
-// open begins the transaction: batch, in one round trip. The results that it returns begin with those
-// behind enter. Of an error they are closed, and nil if nothing was sent.
+// open begins the transaction: batch, in one round trip. The results that it returns begin with
+// those behind enter. Of an error they are closed, and nil if nothing was sent.
 //
 // Above READ COMMITTED the server refuses a fence that this token has not entered yet. Then the
 // token is sealed, and everything sent again: the server has skipped what is behind. A second
@@ -315,8 +315,8 @@ func (e *entry) release() {
 
 func (e *entry) lost() bool { return e.pg == nil || e.pg.IsClosed() }
 
-// watch closes the connection when an answer is overdue, and with it whatever is waited for on it. A
-// deadline of the net.Conn would not do: pgx sets and resets that itself, for the contexts of
+// watch closes the connection when an answer is overdue, and with it whatever is waited for on it.
+// A deadline of the net.Conn would not do: pgx sets and resets that itself, for the contexts of
 // statements.
 func (e *entry) watch() {
 	if e.until.IsZero() || e.pg == nil {

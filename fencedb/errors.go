@@ -248,8 +248,8 @@ const (
 
 // Explain returns err as the error of this package that its SQLSTATE stands for: ErrStale,
 // ErrNoToken, ErrWrongResource, ErrLeaseOver, ErrTooLong, ErrKeyReused or ErrTxEnded, with err in
-// its chain. Any other error, and nil, comes back as it is. ErrTxEnded comes without a TxEndedError:
-// for that the server has to be asked, as Entry.Outcome does.
+// its chain. Any other error, and nil, comes back as it is. ErrTxEnded comes without a
+// TxEndedError: for that the server has to be asked, as Entry.Outcome does.
 //
 // Tx, Exec, QueryRow, SendBatch, Enter and EnterSQL explain their own errors. Explain is for what
 // writes without them: an ORM, database/sql, a transaction after Enter. It reads the errors of pgx,

@@ -158,8 +158,8 @@ func TestAConnectionThatIsRefusedIsNotTakenForTheFence(t *testing.T) {
 	}
 }
 
-// pgx prepares the statements of a batch before it sends BEGIN and enter: what the server says of the
-// caller's own is no answer to enter.
+// pgx prepares the statements of a batch before it sends BEGIN and enter: what the server says of
+// the caller's own is no answer to enter.
 func TestAStatementThatCannotBePreparedIsNotTakenForTheFence(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

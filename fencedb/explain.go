@@ -14,8 +14,8 @@ import (
 )
 
 // explain returns what err means for a transaction that has been rolled back. server, unless it is
-// nil, is asked what Postgres did not put into the error; lost says that the connection broke before
-// the rollback.
+// nil, is asked what Postgres did not put into the error; lost says that the connection broke
+// before the rollback.
 func (e *entry) explain(ctx context.Context, server asker, lost bool, err error) error {
 	code := answered(err).code
 	// A transaction_timeout of the role; nothing came before the wait for the fence.
@@ -73,8 +73,8 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	return err
 }
 
-// notPrepared reports whether err is about a statement of the caller: pgx prepares all statements of a
-// batch before it sends the first.
+// notPrepared reports whether err is about a statement of the caller: pgx prepares all statements
+// of a batch before it sends the first.
 func (e *entry) notPrepared(err error) bool {
 	var failed pgx.ErrPreprocessingBatch
 	ours := []string{enterFirst, enterOne, enterAll, carryOne, carryAll, e.stillEntered()}
@@ -154,9 +154,9 @@ func named(list []byte) []Blocker {
 //	}
 //
 // sql selects the token stored in the row, and the lease id if the condition compares that too. The
-// answer is ErrStale if another holder's token is stored, pgx.ErrNoRows if there is no such row, and
-// nil if the row would accept the grant now: then another condition did not hold. Only ctx bounds
-// it.
+// answer is ErrStale if another holder's token is stored, pgx.ErrNoRows if there is no such row,
+// and nil if the row would accept the grant now: then another condition did not hold. Only ctx
+// bounds it.
 //
 // A condition without the lease id, `AND $2 > last_fencing_token`, admits one write for each token.
 // If the row has the token of grant already, the answer is ErrAlreadyWritten.

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The deadline may pass, and end the connection, just after the server has answered. What the server
-// has said counts, and its values stay.
+// The deadline may pass, and end the connection, just after the server has answered. What the
+// server has said counts, and its values stay.
 func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithDeadline(t.Context(), time.Now())

@@ -42,7 +42,8 @@ func newTx(ctx context.Context, db DB, grant Grant, opts []Option) (*fencedTx, e
 }
 
 // begin sends BEGIN, enter and the queries behind them in one round trip. The results that it
-// returns begin with those of the queries; they must be closed. On error the transaction is unusable.
+// returns begin with those of the queries; they must be closed. On error the transaction is
+// unusable.
 func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (results pgx.BatchResults, err error) {
 	defer func() { tx.err = err }()
 
@@ -61,8 +62,8 @@ func (tx *fencedTx) begin(ctx context.Context, behind ...*pgx.QueuedQuery) (resu
 	return results, err
 }
 
-// open begins the transaction for the methods whose own message cannot travel behind enter. It notes
-// whether that message keeps the transaction open or may not.
+// open begins the transaction for the methods whose own message cannot travel behind enter. It
+// notes whether that message keeps the transaction open or may not.
 func (tx *fencedTx) open(ctx context.Context, keepsOpen bool) error {
 	if !tx.begun() {
 		if results, err := tx.begin(ctx); err == nil {
@@ -91,8 +92,8 @@ func (tx *fencedTx) stillOpen() error {
 var errGaveUp = fmt.Errorf("fencedb: rolled back: the function did so itself: %w", pgx.ErrTxClosed)
 
 // first sends a statement together with what opens the transaction, and returns its results. There
-// are none if the transaction is open already, or if the statement cannot travel so: then it is open
-// now.
+// are none if the transaction is open already, or if the statement cannot travel so: then it is
+// open now.
 func (tx *fencedTx) first(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
 	if tx.begun() || !canPipeline(sql, args) {
 		return nil, tx.open(ctx, keepsOpen(sql, args))
@@ -100,8 +101,8 @@ func (tx *fencedTx) first(ctx context.Context, sql string, args []any) (pgx.Batc
 	return tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
 }
 
-// canPipeline reports whether a statement can travel behind enter. Those that pgx sends in other ways
-// cannot: with an option before the arguments, or none or several statements in one string.
+// canPipeline reports whether a statement can travel behind enter. Those that pgx sends in other
+// ways cannot: with an option before the arguments, or none or several statements in one string.
 func canPipeline(sql string, args []any) bool {
 	if len(args) == 0 {
 		sql = strings.Trim(sql, "; \t\r\n")

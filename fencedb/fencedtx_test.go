@@ -430,7 +430,8 @@ func TestASavepointAsTheFirstUse(t *testing.T) {
 	require.Equal(t, []string{"ben", "cleo", "dan"}, w.guests())
 }
 
-// Otherwise what was to be undone would be committed, as would be what a caller was told has failed.
+// Otherwise what was to be undone would be committed, as would be what a caller was told has
+// failed.
 func TestASavepointIsClosedAlsoWhenTheContextIsOver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -253,8 +253,8 @@ func TestARowFenceTakesAHolderFromRunningToDone(t *testing.T) {
 	require.ErrorIs(t, fencedb.Seal(ctx, w.pool, fencedb.Carry(nil)), fencedb.ErrInvalidGrant)
 }
 
-// At REPEATABLE READ, Postgres itself refuses a carried write behind that of a newer holder, and does
-// not say whose it was.
+// At REPEATABLE READ, Postgres itself refuses a carried write behind that of a newer holder, and
+// does not say whose it was.
 func TestACarriedConflictWithANewerHolderIsStaleOnTheNextTry(t *testing.T) {
 	t.Parallel()
 	for name, newer := range map[string]fencedb.Grant{"entered": grant("job:1", 42), "carried": fencedb.Carry(grant("job:1", 42))} {

@@ -175,8 +175,8 @@ func TestANewcomerSeesWhatTheHolderBeforeHasWritten(t *testing.T) {
 	}
 }
 
-// S7. The seal in front waits for the fence until the lease ends. Then it is the fence that was busy, not
-// the lease that was short.
+// S7. The seal in front waits for the fence until the lease ends. Then it is the fence that was
+// busy, not the lease that was short.
 func TestANewcomerThatCannotSealLearnsWhoHasTheFence(t *testing.T) {
 	t.Parallel()
 	for level := range levels {

@@ -17,9 +17,9 @@ import (
 //
 // The first time on a connection pgx needs one more round trip, to prepare the statement, and a
 // refusal of what begins with another word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES
-// or TABLE needs one to roll back. So does a statement whose first word does not show that it leaves
-// the transaction open, as the name of a prepared one: it is asked first whether it did. One that
-// ends the transaction is refused with ErrTxEnded.
+// or TABLE needs one to roll back. So does a statement whose first word does not show that it
+// leaves the transaction open, as the name of a prepared one: it is asked first whether it did. One
+// that ends the transaction is refused with ErrTxEnded.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
 	b := &pgx.Batch{}
 	b.Queue(sql, args...).Exec(func(ct pgconn.CommandTag) error {
@@ -60,8 +60,8 @@ func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 // Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask
 // their Err: only then is known what became of the statement. It is one of the errors of Tx, and
 // ErrCommitted if the statement has committed but its rows did not all come; an error of scanning a
-// row does not undo the statement. Rows can be read for as long as grant is valid. Options come with
-// db: see With.
+// row does not undo the statement. Rows can be read for as long as grant is valid. Options come
+// with db: see With.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	if !keepsOpen(sql, args) {
 		return queryTx(ctx, db, grant, sql, args)
@@ -152,7 +152,8 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 	}))
 }
 
-// Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets it.
+// Sealer returns Seal on db, for lease.Config.Seal: every lease is sealed before its holder gets
+// it.
 //
 //	issuer, err := lease.New(client, lease.Config{TTL: 10 * time.Second, Seal: fencedb.Sealer(pool)})
 //

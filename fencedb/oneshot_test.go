@@ -230,8 +230,8 @@ func TestConnectionsOfEveryKind(t *testing.T) {
 	}
 }
 
-// COMMIT would end a transaction of the caller's own, and a write without one would not be committed
-// when nil is returned.
+// COMMIT would end a transaction of the caller's own, and a write without one would not be
+// committed when nil is returned.
 func TestAConnectionThatIsNotFreeIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -331,7 +331,8 @@ func TestACommitThatRollsBackIsNoCommit(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
-// Only a refusal of the fence is answered with a seal and another try. What the statements fail with is the caller's.
+// Only a refusal of the fence is answered with a seal and another try. What the statements fail
+// with is the caller's.
 func TestAConflictBehindTheFenceIsNotTriedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

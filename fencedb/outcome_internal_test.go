@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// How long the server is asked what became of a transaction, in a bubble whose clock moves only when everything waits.
+// How long the server is asked what became of a transaction, in a bubble whose clock moves only
+// when everything waits.
 
 // answers after that time, or with the end of the try.
 func answers(after time.Duration, status string) asker {

@@ -50,8 +50,8 @@ func (w *world) bookFor(db fencedb.DB, grant fencedb.Grant, guest string) error 
 	})
 }
 
-// withoutNames are the modes of pgx that leave no prepared statement on the server connection: right
-// for every PgBouncer.
+// withoutNames are the modes of pgx that leave no prepared statement on the server connection:
+// right for every PgBouncer.
 var withoutNames = []pgx.QueryExecMode{
 	pgx.QueryExecModeExec, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeSimpleProtocol}
 
@@ -117,8 +117,8 @@ func TestEveryWayInWorksInTransactionMode(t *testing.T) {
 	}
 }
 
-// One server connection serves all clients in turn. Nothing of a holder's transaction may meet the next client: not its
-// token, or a write that forgot to enter would pass, and not its time limits.
+// One server connection serves all clients in turn. Nothing of a holder's transaction may meet the
+// next client: not its token, or a write that forgot to enter would pass, and not its time limits.
 func TestNothingIsLeftForTheNextClient(t *testing.T) {
 	t.Parallel()
 	w := newBouncerWorld(t)
@@ -185,8 +185,9 @@ func TestAStoppedHolderBehindPgBouncerIsEndedToo(t *testing.T) {
 	require.NoError(t, w.bookFor(pool, grant("table:12", 43), "cid"), "PgBouncer has replaced the connection")
 }
 
-// PgBouncer 1.21 and newer keep track of prepared statements; older ones hand clients connections on which others have
-// prepared, under the same names. There pgx's default mode fails, and the write layer writes nothing.
+// PgBouncer 1.21 and newer keep track of prepared statements; older ones hand clients connections
+// on which others have prepared, under the same names. There pgx's default mode fails, and the
+// write layer writes nothing.
 func TestPgxsDefaultModeNeedsANewerPgBouncer(t *testing.T) {
 	t.Parallel()
 	w := newBouncerWorld(t)
@@ -217,7 +218,8 @@ func TestPgxsDefaultModeNeedsANewerPgBouncer(t *testing.T) {
 	require.EqualValues(t, 41, w.fence("table:12"))
 }
 
-// PgBouncer itself ends a client that begins a transaction here, and says why; it has no SQLSTATE of its own for it.
+// PgBouncer itself ends a client that begins a transaction here, and says why; it has no SQLSTATE
+// of its own for it.
 func TestStatementPoolingRefusesTransactions(t *testing.T) {
 	t.Parallel()
 	w := newBouncerWorld(t)
@@ -252,8 +254,9 @@ func TestStatementPoolingAndSingleRoundTrips(t *testing.T) {
 	}
 }
 
-// S6. The connection between PgBouncer and Postgres breaks at COMMIT. To its client PgBouncer answers with an error of
-// its own, which looks like a refusal and is none: it does not know either.
+// S6. The connection between PgBouncer and Postgres breaks at COMMIT. To its client PgBouncer
+// answers with an error of its own, which looks like a refusal and is none: it does not know
+// either.
 func TestTheOutcomeOfACommitThatPgBouncerLost(t *testing.T) {
 	t.Parallel()
 	isCommit := func(msg pgproto3.FrontendMessage) bool {

@@ -26,13 +26,13 @@ import (
 // isolation level and the access mode.
 //
 // fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain.
-// Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at the
-// most, whether it took effect.
+// Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at
+// the most, whether it took effect.
 //
 // When grant's validity is over and the server has not answered for 2.5 s more, the statement is
-// cancelled. With pgx (package stdlib) that closes the connection. lib/pq only asks the server, on a
-// second connection, and goes on reading: so that it does not wait for as long as TCP does when the
-// network falls silent, give it a Dialer whose connections have deadlines or TCP_USER_TIMEOUT.
+// cancelled. With pgx (package stdlib) that closes the connection. lib/pq only asks the server, on
+// a second connection, and goes on reading: so that it does not wait for as long as TCP does when
+// the network falls silent, give it a Dialer whose connections have deadlines or TCP_USER_TIMEOUT.
 func TxSQL(ctx context.Context, db *sql.DB, grant Grant, fn func(tx *sql.Tx) error, opts ...Option) error {
 	e, err := newEntry(nil, grant, opts)
 	if err != nil {
@@ -105,9 +105,10 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	return nil
 }
 
-// rolledBackSQL explains err, because of which the transaction was rolled back. database/sql does not
-// show what fn has sent, so the server is asked whether one of its statements had ended the
-// transaction: what that one has committed, no rollback undoes. It is asked on conn if that is alive.
+// rolledBackSQL explains err, because of which the transaction was rolled back. database/sql does
+// not show what fn has sent, so the server is asked whether one of its statements had ended the
+// transaction: what that one has committed, no rollback undoes. It is asked on conn if that is
+// alive.
 func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive bool, err error) error {
 	server := askSQL(conn) // another connection may not be free
 	if !alive {
@@ -148,12 +149,12 @@ func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
 	})
 }
 
-// giveBack gives the connection back, and closes one of pgx that is lost (see abandon). The second time
-// it does nothing.
+// giveBack gives the connection back, and closes one of pgx that is lost (see abandon). The second
+// time it does nothing.
 //
 // When the context of a transaction ends, database/sql rolls back and closes the connection in a
-// goroutine of its own. Then nobody else will get it, so it is ours to close; and Raw, if it looks in
-// that very moment, follows a nil pointer.
+// goroutine of its own. Then nobody else will get it, so it is ours to close; and Raw, if it looks
+// in that very moment, follows a nil pointer.
 func (c *sqlConn) giveBack() {
 	if c.given {
 		return

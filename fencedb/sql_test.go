@@ -329,7 +329,8 @@ func TestCancellingBetweenStatementsLeavesNoDoubt(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
-// Explain alone cannot know it: any statement_timeout, and any cancellation, ends a statement with 57014.
+// Explain alone cannot know it: any statement_timeout, and any cancellation, ends a statement with
+// 57014.
 func TestTheOutcomeOfASlowStatementNamesTheLimitOfTheLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

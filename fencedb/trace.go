@@ -174,8 +174,8 @@ func (tx *fencedTx) within(ctx context.Context) context.Context {
 }
 
 // inPair is a statement's context with the values of the pair, in place of those that come from the
-// caller. What the function has put in itself, such as a span of its own, stays, and so do values that
-// cannot be compared.
+// caller. What the function has put in itself, such as a span of its own, stays, and so do values
+// that cannot be compared.
 type inPair struct {
 	context.Context
 	caller, pair context.Context

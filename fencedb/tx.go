@@ -28,17 +28,17 @@ import (
 //     nothing was written.
 //   - an error of fn, or of a statement: rolled back, nothing was written.
 //   - ErrTxEnded: a statement of fn has ended the transaction. TxEndedError says what that one has
-//     written; COMMIT AND CHAIN, or a BEGIN behind it, saves nothing. After statements that may have
-//     done so, all that went through Conn included, Tx asks the server before COMMIT, in one more
-//     round trip.
+//     written; COMMIT AND CHAIN, or a BEGIN behind it, saves nothing. After statements that may
+//     have done so, all that went through Conn included, Tx asks the server before COMMIT, in one
+//     more round trip.
 //   - ErrCommitUnknown: the connection was lost during COMMIT and the server could not tell when
 //     asked: it did not answer, or it has crashed or failed over since. This is the only case that
 //     leaves a doubt.
 //
 // Do not call Tx for the same resource within fn: it would wait for itself, until the lease is
 // over. A panic in fn rolls back and goes on. tx must not be used after fn has returned; its Commit
-// and Rollback are for Tx alone to call. Its Begin gives savepoints, which are released or rolled back
-// also when the context of that call is over; if one cannot be rolled back, nothing commits.
+// and Rollback are for Tx alone to call. Its Begin gives savepoints, which are released or rolled
+// back also when the context of that call is over; if one cannot be rolled back, nothing commits.
 // Cancelling ctx before COMMIT has been sent rolls back; after that Tx still finds out, for five
 // seconds at the most, whether it took effect.
 func Tx(ctx context.Context, db DB, grant Grant, fn func(tx pgx.Tx) error, opts ...Option) error {

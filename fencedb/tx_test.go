@@ -193,8 +193,8 @@ func TestAllocations(t *testing.T) {
 	require.LessOrEqual(t, tx, bare, "Tx, whose COMMIT pgx sends without a pipeline")
 }
 
-// The rollback fails on rows that are open, and costs the connection, whose place the pool has to give
-// back before the server is asked.
+// The rollback fails on rows that are open, and costs the connection, whose place the pool has to
+// give back before the server is asked.
 func TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

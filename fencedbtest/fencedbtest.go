@@ -1,5 +1,5 @@
-// Package fencedbtest is for your own tests of code that writes behind the fence: it makes happen, at
-// the point that a test chooses, what otherwise happens at three in the morning.
+// Package fencedbtest is for your own tests of code that writes behind the fence: it makes happen,
+// at the point that a test chooses, what otherwise happens at three in the morning.
 //
 //	leases := fencedbtest.NewIssuer(t, lease.Config{})        // without a server; IssuerOn takes yours
 //	postgres := fencedbtest.NewPostgres(t, os.Getenv("TEST_POSTGRES_URL"))

@@ -15,8 +15,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Issuer is a lease.Issuer to which something can happen. Client and Config make another that shares
-// its resources, as for code under test that makes its own.
+// Issuer is a lease.Issuer to which something can happen. Client and Config make another that
+// shares its resources, as for code under test that makes its own.
 type Issuer struct {
 	*lease.Issuer
 	Client redis.UniversalClient
@@ -79,8 +79,8 @@ func Expire(t testing.TB, i *Issuer, resource string) {
 }
 
 // Flush makes Redis forget everything in the issuer's namespace, as after FLUSHALL or a restart
-// without persistence: who holds what, who waits, the last tokens, what package once has recorded and
-// package admission has counted.
+// without persistence: who holds what, who waits, the last tokens, what package once has recorded
+// and package admission has counted.
 func Flush(t testing.TB, i *Issuer) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // also at the end of the test

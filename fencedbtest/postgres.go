@@ -73,13 +73,13 @@ func (p *Postgres) Pause(text string, then func()) {
 
 // CutCommit loses the answer to the next COMMIT: the server commits, and the connection ends. Tx,
 // Exec and their like find out what became of it and return nil, or ErrCommitted if a result was
-// lost. Code that commits by itself gets an error for work that was done. With lease.Config.Seal the
-// next COMMIT may be that of an acquisition: call it within the work.
+// lost. Code that commits by itself gets an error for work that was done. With lease.Config.Seal
+// the next COMMIT may be that of an acquisition: call it within the work.
 func (p *Postgres) CutCommit() { p.cutNext("CutCommit") }
 
-// CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the function
-// that it returns is called. So nobody can be asked: ErrCommitUnknown, five seconds after the end
-// of the lease or of the context, whichever is earlier. A short lease.Config.TTL, such as
+// CutCommitAndServer is CutCommit, and from then on the server cannot be reached, until the
+// function that it returns is called. So nobody can be asked: ErrCommitUnknown, five seconds after
+// the end of the lease or of the context, whichever is earlier. A short lease.Config.TTL, such as
 // time.Second, or a context that you cancel makes that soon.
 func (p *Postgres) CutCommitAndServer() (restore func()) {
 	down := p.cutNext("CutCommitAndServer")

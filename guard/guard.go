@@ -35,19 +35,19 @@ import (
 //
 // The context that fn gets ends with ctx or with the lease. When Redis had gone backwards, fn can
 // run once more for each resource, after its last run was rolled back; it then gets another lease.
-// The errors are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's context
-// ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A release that
-// fails is not an error: it is tried again in the background, and in the end the lease runs out by
-// itself. So nil means committed, and an error tells what fencedb.Tx says of the data. lease.IsLost
-// tells if it means "busy, try again".
+// The errors are those of acquiring, where nothing was written, and of fencedb.Tx; when fn's
+// context ended with the lease, the cause (lease.ErrExpired, lease.ErrLost...) is among them. A
+// release that fails is not an error: it is tried again in the background, and in the end the lease
+// runs out by itself. So nil means committed, and an error tells what fencedb.Tx says of the data.
+// lease.IsLost tells if it means "busy, try again".
 func Tx(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resource string,
 	fn func(ctx context.Context, l *lease.Lease, tx pgx.Tx) error, opts ...lease.Option) error {
 	one := func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error { return fn(ctx, ls[0], tx) }
 	return TxAll(ctx, issuer, db, []string{resource}, one, opts...)
 }
 
-// TxAll is Tx for several resources: all of them are acquired, and entered, or none. The leases come
-// in the order of their resources, each once.
+// TxAll is Tx for several resources: all of them are acquired, and entered, or none. The leases
+// come in the order of their resources, each once.
 func TxAll(ctx context.Context, issuer *lease.Issuer, db fencedb.DB, resources []string,
 	fn func(ctx context.Context, ls lease.Leases, tx pgx.Tx) error, opts ...lease.Option) error {
 	return hold(ctx, issuer, resources, opts, func(ctx context.Context, ls lease.Leases) error {

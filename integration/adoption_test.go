@@ -203,8 +203,8 @@ func (r *adoption) books() (table, added int64) {
 	return table, added
 }
 
-// watchLocks returns what says, in the end, how long anybody has waited for a lock of the table, and
-// who. Locks of rows are the writers' own business.
+// watchLocks returns what says, in the end, how long anybody has waited for a lock of the table,
+// and who. Locks of rows are the writers' own business.
 func (r *adoption) watchLocks() (longest func() (time.Duration, string)) {
 	r.Helper()
 	conn, err := pgx.Connect(r.Context(), r.url)
@@ -271,7 +271,8 @@ func (r *adoption) writersAsTheyWere(direct *pgxpool.Pool, behind *sql.DB, legac
 	r.deploy("legacy", nil, plain(legacy))
 }
 
-// plain is the writer that is never changed. It writes ten times a second at most: each time it overtakes a holder.
+// plain is the writer that is never changed. It writes ten times a second at most: each time it
+// overtakes a holder.
 func plain(pool *pgxpool.Pool) func(context.Context) (int, error) {
 	return func(ctx context.Context) (int, error) {
 		if _, err := pool.Exec(ctx, `SELECT pg_sleep(0.1)`); err != nil {
@@ -448,7 +449,8 @@ func (r *adoption) writersEnter(direct *pgxpool.Pool, behind *sql.DB) {
 	})
 }
 
-// enforced is the last step, the way back, and the last step again. The books are right from the first time on.
+// enforced is the last step, the way back, and the last step again. The books are right from the
+// first time on.
 func (r *adoption) enforced(direct *pgxpool.Pool) {
 	r.Helper()
 	enforce, back := r.guide["6. Enforce"][0], r.guide["6. Enforce"][1]

@@ -115,7 +115,8 @@ func (w *world) rows(conn *pgx.Conn) string {
 	return w.one(conn, `SELECT json_build_array((SELECT json_agg(s ORDER BY s.id) FROM seats s), (SELECT json_agg(j) FROM jobs j), (SELECT json_agg(r ORDER BY r.name) FROM rooms r))`)
 }
 
-// requireProtected writes to the tables in every way that must be refused, and in those that must not.
+// requireProtected writes to the tables in every way that must be refused, and in those that must
+// not.
 func (w *world) requireProtected(conn *pgx.Conn) {
 	w.Helper()
 	w.refused(conn, "FN002", `INSERT INTO seats VALUES (2, 'red')`)
@@ -202,7 +203,8 @@ func TestADumpOfTheApplicationsSchemaFitsAMigratedDatabase(t *testing.T) {
 	w.requireProtected(restored)
 }
 
-// Rows alone, into tables that are protected already: only who may switch triggers off can load them.
+// Rows alone, into tables that are protected already: only who may switch triggers off can load
+// them.
 func TestRowsAloneNeedTheTriggersOff(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -219,8 +221,8 @@ func TestRowsAloneNeedTheTriggersOff(t *testing.T) {
 	w.requireProtected(restored)
 }
 
-// As test databases are often made. The key that signs what carry leaves is data: the copy makes its
-// own, at the first carry.
+// As test databases are often made. The key that signs what carry leaves is data: the copy makes
+// its own, at the first carry.
 func TestADumpOfTheSchemaAloneIsProtectedToo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -272,7 +274,8 @@ func TestADumpWithoutCommentsRefusesAsBefore(t *testing.T) {
 	w.exec(restored, `SELECT fencedb.observe('jobs'); UPDATE jobs SET state = 'new'`)
 }
 
-// Row security keeps the key that signs grants from a role that reads everything else. The copy makes its own.
+// Row security keeps the key that signs grants from a role that reads everything else. The copy
+// makes its own.
 func TestARoleForBackupsDumpsAllButTheKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

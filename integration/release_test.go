@@ -117,8 +117,8 @@ func rehearse(t *testing.T) *rehearsal {
 	require.NoError(t, archive.Close())
 
 	r := &rehearsal{T: t, cache: t.TempDir()}
-	// What our tests were built with is in the cache of this machine. What only the module of a stranger asks for, such
-	// as the go.mod of an older version, may not be.
+	// What our tests were built with is in the cache of this machine. What only the module of a
+	// stranger asks for, such as the go.mod of an older version, may not be.
 	here := strings.Fields(r.run(root, "go", "env", "GOMODCACHE", "GOPROXY"))
 	downloads := filepath.Join(here[0], "cache", "download")
 	r.env = []string{

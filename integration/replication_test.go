@@ -1,7 +1,7 @@
 package integration
 
-// What logical replication does to a protected table on its subscriber, where changes arrive without
-// having passed a fence.
+// What logical replication does to a protected table on its subscriber, where changes arrive
+// without having passed a fence.
 
 import (
 	"context"
@@ -20,9 +20,9 @@ import (
 
 const insert = `INSERT INTO bookings (id, table_id, guest) VALUES ($1, 12, $2)`
 
-// Both sides are migrated and protected; the ledger is published with the table. Changes arrive past
-// the triggers of the subscriber, which fire for its own clients only: they need a token, and one that
-// is current on the publisher.
+// Both sides are migrated and protected; the ledger is published with the table. Changes arrive
+// past the triggers of the subscriber, which fire for its own clients only: they need a token, and
+// one that is current on the publisher.
 func TestASubscriberIsFilledPastItsFencesAndProtectedByThem(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnPostgres(t, "wal_level=logical")

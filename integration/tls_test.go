@@ -1,7 +1,7 @@
 package integration
 
-// Connections with TLS: the server is verified, and asks for a certificate of the client. What the leases offer
-// runs so in leasetest.RunRights, on one Redis, on Sentinel and on Cluster.
+// Connections with TLS: the server is verified, and asks for a certificate of the client. What the
+// leases offer runs so in leasetest.RunRights, on one Redis, on Sentinel and on Cluster.
 
 import (
 	"context"
@@ -168,8 +168,8 @@ func TestAPostgresThatCannotBeTrustedOrDoesNotTrustUs(t *testing.T) {
 	}
 }
 
-// resetOr is for a server that closes the connection behind the reason: with TLS 1.3 the handshake is over by then, and
-// what the client sends meanwhile can cost it the reason.
+// resetOr is for a server that closes the connection behind the reason: with TLS 1.3 the handshake
+// is over by then, and what the client sends meanwhile can cost it the reason.
 func resetOr(reason string) string { return reason + "|connection reset by peer|broken pipe" }
 
 // The same for Redis: a caller learns it when its context ends, or after one TTL.

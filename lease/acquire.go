@@ -17,8 +17,8 @@ type Option func(*acquisition)
 
 // LeaseID sets the lease id of the acquisition instead of a random one. A program that does not
 // know the outcome of an acquisition asks again with its id and gets the same lease and token, if
-// that lease still holds. Never use one id for two pieces of work: both would hold. Nor again while a
-// release goes on behind its call: that release would end the lease that the new call gets.
+// that lease still holds. Never use one id for two pieces of work: both would hold. Nor again while
+// a release goes on behind its call: that release would end the lease that the new call gets.
 //
 //nolint:revive // options have no With
 func LeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }
@@ -128,8 +128,8 @@ func (a *acquisition) run(ctx context.Context) (Leases, error) {
 	})
 }
 
-// begun wraps everything that may be granted something: Close ends it, and takes its leases back. It
-// ends the tracing, after a panic too.
+// begun wraps everything that may be granted something: Close ends it, and takes its leases back.
+// It ends the tracing, after a panic too.
 func (a *acquisition) begun(t *tracing, ask func(context.Context) (Leases, error)) (leases Leases, err error) {
 	err = errPanicked
 	returned := false
@@ -271,7 +271,8 @@ func (a *acquisition) withdraw() {
 	}
 }
 
-// rename ends the call in Redis and goes on under another name, if a request of it may still be under way.
+// rename ends the call in Redis and goes on under another name, if a request of it may still be
+// under way.
 func (a *acquisition) rename() {
 	if a.call.unsure.Load() {
 		a.withdraw()

@@ -78,7 +78,8 @@ func (h Health) Warnings() []string {
 }
 
 // Check reports whether leases can be granted and kept, for readiness probes: nil means yes. The
-// error is [ErrUnreachable], another error that an acquisition would return, such as [ErrClosed], or
+// error is [ErrUnreachable], another error that an acquisition would return, such as [ErrClosed],
+// or
 // [ErrUnfit] with the reason, such as a policy by which Redis may evict leases, or a disk that it
 // cannot save to. Health is returned with an error too, except after [Issuer.Close]. Where the
 // server does not tell, because an ACL or a provider forbids INFO, that is a warning.

@@ -209,8 +209,9 @@ func TestASubscriptionOfSeveralSlotsIsMadeAgain(t *testing.T) {
 	}
 }
 
-// On a Cluster the resources are acquired one after the other. What was granted before one was refused is given back,
-// and the call then waits under its own name, although one of its first requests went unanswered.
+// On a Cluster the resources are acquired one after the other. What was granted before one was
+// refused is given back, and the call then waits under its own name, although one of its first
+// requests went unanswered.
 func TestAcquireAllWaitsOnAClusterAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]faulty.Fault{"lost reply": faulty.LoseReply, "lost request": faulty.LoseRequest} {

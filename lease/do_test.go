@@ -111,7 +111,8 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// Close ends the lease under the work, which then is not done under a lease that was valid to its end.
+// Close ends the lease under the work, which then is not done under a lease that was valid to its
+// end.
 func TestWorkLearnsThatCloseHasEndedItsLease(t *testing.T) {
 	for name, run := range map[string]func(i *lease.Issuer, work func(context.Context) error) error{
 		"Do": func(i *lease.Issuer, work func(context.Context) error) error {

@@ -60,10 +60,10 @@
 //   - [ErrLost]: Redis no longer has it, although its time was not over;
 //   - [ErrRevoked]: an operator or a supervisor ended it.
 //
-// [IsLost] asks for all of them at once, for [ErrHeld] and [ErrStale], and for the errors with which Postgres
-// refuses a late or a blocked writer: "somebody else may have it now, say busy". It is false for
-// work that was done although its lease was over when it returned; [Issuer.Do] then returns
-// [ErrWorkDone].
+// [IsLost] asks for all of them at once, for [ErrHeld] and [ErrStale], and for the errors with
+// which Postgres refuses a late or a blocked writer: "somebody else may have it now, say busy". It
+// is false for work that was done although its lease was over when it returned; [Issuer.Do] then
+// returns [ErrWorkDone].
 //
 // # Leading
 //

@@ -64,7 +64,8 @@ var (
 	// the rights that docs/leases.md lists. It is not tried again automatically.
 	ErrDenied = protocol.ErrDenied
 
-	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's end, with
+	// ErrClosed: [Issuer.Close] has begun. Nothing is held by this call. As the cause of a lease's
+	// end, with
 	// [ErrReleased]: Close has released it.
 	ErrClosed = errors.New("lease: issuer is closed")
 
@@ -79,7 +80,8 @@ var (
 )
 
 var (
-	// ErrReleased: the holder released the lease, or [Issuer.Close] did; then it is [ErrClosed] as well.
+	// ErrReleased: the holder released the lease, or [Issuer.Close] did; then it is [ErrClosed] as
+	// well.
 	ErrReleased = protocol.Lost("lease: released")
 
 	errReleasedByClose = fmt.Errorf("%w: %w", ErrReleased, ErrClosed)
@@ -127,8 +129,8 @@ var ErrWorkDone = protocol.Settled("lease: the work is done, but its lease is ov
 // once.ErrNotRecorded, fencedb.ErrCommitted, fencedb.ErrCommitUnknown, fencedb.ErrTxEnded,
 // fencedb.ErrAlreadyWritten. An outage of Redis in which nothing was acquired is not a loss either.
 //
-// Errors of other packages take part by a method LeaseLost() bool, which returns true for a loss and
-// false for work that was done or may have been.
+// Errors of other packages take part by a method LeaseLost() bool, which returns true for a loss
+// and false for work that was done or may have been.
 func IsLost(err error) bool {
 	lost, settled := lostIn(err)
 	return lost && !settled

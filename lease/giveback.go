@@ -32,8 +32,8 @@ type registry struct {
 	failed []Blocked           // what could not be given back since Close began; guarded by mu
 }
 
-// begin counts a call that may be granted something: a debt until it ends. Its context ends with ctx
-// and when Close begins.
+// begin counts a call that may be granted something: a debt until it ends. Its context ends with
+// ctx and when Close begins.
 func (r *registry) begin(ctx context.Context, call *debt) (context.Context, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,8 +119,8 @@ func (r *registry) left(cause error) error {
 	return e
 }
 
-// debt is something that is being given back: a lease, a grant, a place in the queue. A call that may
-// be granted something is one too, of no resources.
+// debt is something that is being given back: a lease, a grant, a place in the queue. A call that
+// may be granted something is one too, of no resources.
 type debt struct {
 	registry  *registry
 	resources []string
@@ -167,9 +167,9 @@ func (r *registry) giveBack(ctx context.Context, ttl time.Duration,
 	return d
 }
 
-// pay makes attempts until one has an answer that counts or the time is over. The end of ctx does not
-// stop it: a caller that was cancelled has to give back too. err is that of an attempt before. ended
-// is called before the debt is settled.
+// pay makes attempts until one has an answer that counts or the time is over. The end of ctx does
+// not stop it: a caller that was cancelled has to give back too. err is that of an attempt before.
+// ended is called before the debt is settled.
 func (d *debt) pay(ctx context.Context, err error, attempt func(context.Context) error, ended func()) {
 	defer func() { d.settle(err) }() // also if the caller's code ends the goroutine
 	err = protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until), err, func(ctx context.Context) error {
@@ -194,7 +194,8 @@ func (d *debt) latest() error {
 	return d.last
 }
 
-// blocked is what nobody can acquire while the debt is not paid. The caller holds the registry's mu.
+// blocked is what nobody can acquire while the debt is not paid. The caller holds the registry's
+// mu.
 func (d *debt) blocked() []Blocked {
 	all := make([]Blocked, len(d.resources))
 	for n, resource := range d.resources {

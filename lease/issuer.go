@@ -87,7 +87,8 @@ func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 	return newIssuer(q, cfg)
 }
 
-// ready refuses an Issuer that was not made by New or NewQuorum, and names that cannot be resources.
+// ready refuses an Issuer that was not made by New or NewQuorum, and names that cannot be
+// resources.
 func (i *Issuer) ready(resources ...string) error {
 	if i == nil || i.core == nil {
 		return protocol.Invalid("an Issuer or a Semaphore is made by lease.New, lease.NewQuorum or lease.NewSemaphore")
@@ -116,8 +117,8 @@ func (i *Issuer) acquire(ctx context.Context, resources []string, opts []Option,
 	return a.run(ctx)
 }
 
-// With returns the issuer with options for every acquisition, before those of the call itself. It is
-// how guard.Exec, guard.Query and guard.QueryRow get options.
+// With returns the issuer with options for every acquisition, before those of the call itself. It
+// is how guard.Exec, guard.Query and guard.QueryRow get options.
 //
 //	impatient := issuer.With(lease.NoWait())
 //	tag, err := guard.Exec(ctx, impatient, pool, "table:12", `UPDATE ...`)
@@ -152,9 +153,9 @@ func (i *Issuer) acquireAll(ctx context.Context, resources []string, opts []Opti
 //
 // A request that goes unanswered is sent again, twice at most and within one TTL, with the same
 // lease id; so a lost answer does no harm. Cancelling ctx ends the attempt at once; what it may
-// have been granted is released in the background until the TTL is over, and [Issuer.Close] waits for
-// it. After the return, ctx has no influence on the lease. Every error means that this call holds
-// nothing. After [ErrUnreachable] the resource may stay blocked for up to one TTL.
+// have been granted is released in the background until the TTL is over, and [Issuer.Close] waits
+// for it. After the return, ctx has no influence on the lease. Every error means that this call
+// holds nothing. After [ErrUnreachable] the resource may stay blocked for up to one TTL.
 func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	leases, err := i.acquire(ctx, []string{resource}, opts, true)
 	return leases.first(), err
@@ -167,9 +168,9 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 //
 // The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the
 // resource, as far as is known, the error is [ErrHeld] and also the reason why the context ended;
-// the waiter leaves the queue in the background. Acquire waits through an outage of Redis, such as a
-// fail-over or a server that hangs, for one TTL from the first request without an answer. Otherwise
-// it is like [Issuer.TryAcquire].
+// the waiter leaves the queue in the background. Acquire waits through an outage of Redis, such as
+// a fail-over or a server that hangs, for one TTL from the first request without an answer.
+// Otherwise it is like [Issuer.TryAcquire].
 func (i *Issuer) Acquire(ctx context.Context, resource string, opts ...Option) (*Lease, error) {
 	leases, err := i.acquire(ctx, []string{resource}, opts, false)
 	return leases.first(), err

@@ -19,12 +19,12 @@ func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { 
 
 // OnTerm is told how each term of this process ended, and each campaign that failed: with what fn
 // returned and why the lease ended, as [Issuer.Do] returns it, or with the error of the
-// acquisition. Nil: fn returned nil. It is told of the last term too, which ends with the context of
-// Lead: fn may not have finished. It is called on the goroutine of Lead.
+// acquisition. Nil: fn returned nil. It is told of the last term too, which ends with the context
+// of Lead: fn may not have finished. It is called on the goroutine of Lead.
 func OnTerm(told func(err error)) LeadOption { return func(c *campaign) { c.ended = told } }
 
-// LeadPause bounds the pause between a term, or a campaign that failed, and the next campaign: least
-// at first, then twice as long each time, up to most, each less up to a fifth. A term that
+// LeadPause bounds the pause between a term, or a campaign that failed, and the next campaign:
+// least at first, then twice as long each time, up to most, each less up to a fifth. A term that
 // has lasted for most or longer begins again with least. So a leader that fails at once leads again
 // no more than about once in most, and others get their turn meanwhile. Defaults to a tenth of the
 // TTL and three TTLs.

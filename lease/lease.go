@@ -14,8 +14,8 @@ import (
 )
 
 // Lease is the right to work on one resource for a limited time. It is over when its
-// [Lease.Context] is. It is safe for concurrent use. One that no [Issuer] has granted, nil or zero, is
-// over: its methods answer with zero values and [ErrInvalid].
+// [Lease.Context] is. It is safe for concurrent use. One that no [Issuer] has granted, nil or zero,
+// is over: its methods answer with zero values and [ErrInvalid].
 type Lease struct {
 	core     *core
 	resource string
@@ -83,8 +83,8 @@ func (l *Lease) Token() int64 { return l.some().term.token }
 // LeaseID is unique to this acquisition.
 func (l *Lease) LeaseID() uuid.UUID { return l.some().term.id }
 
-// IsPermit reports whether the lease is a permit of a [Semaphore], whose holders do not exclude each
-// other. Package fencedb refuses it as a grant.
+// IsPermit reports whether the lease is a permit of a [Semaphore], whose holders do not exclude
+// each other. Package fencedb refuses it as a grant.
 func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permits > 0 }
 
 // ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
@@ -389,8 +389,8 @@ func (l *Lease) release(ctx context.Context, why error) *release {
 	return r
 }
 
-// beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless that
-// has happened or is under way.
+// beginRelease ends the lease for that reason, an [ErrReleased]. The caller gives it back, unless
+// that has happened or is under way.
 func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

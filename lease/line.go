@@ -52,8 +52,8 @@ func (s *silence) left(came time.Time, patience time.Duration) time.Duration {
 	return time.Until(since.Add(patience))
 }
 
-// note takes the outcome of a request in, and adds to it what Redis said before. An error that comes
-// when ctx has ended is about this caller and says nothing about Redis.
+// note takes the outcome of a request in, and adds to it what Redis said before. An error that
+// comes when ctx has ended is about this caller and says nothing about Redis.
 func (s *silence) note(ctx context.Context, err error) error {
 	switch {
 	case !protocol.Transient(err):

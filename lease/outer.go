@@ -45,8 +45,8 @@ func (c *core) around(resource string) *outer {
 	return &outer{cfg: c.cfg, resource: resource, turn: make(chan struct{}, 1)}
 }
 
-// alone runs f when it is its turn. It returns when f does or ctx ends, whichever is first: the other
-// library may ignore contexts.
+// alone runs f when it is its turn. It returns when f does or ctx ends, whichever is first: the
+// other library may ignore contexts.
 func (o *outer) alone(ctx context.Context, f func() error) error {
 	_, err := protocol.Bounded(ctx, func() (struct{}, error) {
 		o.turn <- struct{}{}

@@ -112,8 +112,8 @@ func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
 	}
 }
 
-// The client asks again and is refused; then the holder leaves, and the first request arrives. Nobody would hold for a
-// TTL.
+// The client asks again and is refused; then the holder leaves, and the first request arrives.
+// Nobody would hold for a TTL.
 func TestARequestThatArrivesAfterTheRefusalDoesNothing(t *testing.T) {
 	for name, ask := range map[string]func(context.Context, *lease.Issuer) error{
 		"TryAcquire": func(ctx context.Context, i *lease.Issuer) error { _, err := i.TryAcquire(ctx, "a"); return err },
@@ -153,7 +153,8 @@ func TestARequestThatArrivesAfterTheRefusalDoesNothing(t *testing.T) {
 	}
 }
 
-// A renewal that hangs holds up neither the release nor the next holder, and does nothing when it arrives.
+// A renewal that hangs holds up neither the release nor the next holder, and does nothing when it
+// arrives.
 func TestAReleaseDoesNotWaitForARenewal(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: 3 * time.Second, RenewTimeout: 5 * time.Second})

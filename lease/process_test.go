@@ -80,8 +80,8 @@ func TestAHolderThatWasStopped(t *testing.T) {
 	require.NoError(t, next.Release(t.Context()))
 }
 
-// Resources that are leased once and never again leave nothing behind, whether released or not: every
-// key that there is has an end.
+// Resources that are leased once and never again leave nothing behind, whether released or not:
+// every key that there is has an end.
 func TestNothingIsLeftAfterTheRetention(t *testing.T) {
 	t.Parallel()
 	server := testenv.OwnRedis(t)

@@ -16,8 +16,8 @@ const (
 	settleTry   = 250 * time.Millisecond // for one attempt
 )
 
-// settleLater makes a lease that was handed over last for its TTL, beside the work. Work that is done
-// before costs no request for it.
+// settleLater makes a lease that was handed over last for its TTL, beside the work. Work that is
+// done before costs no request for it.
 func (l *Lease) settleLater() {
 	if protocol.Sleep(l.ctx, settleAfter) {
 		for l.pending() {

@@ -180,8 +180,8 @@ func TestAClusterAsAMemberOfAQuorumGrantsSeveralResources(t *testing.T) {
 	require.NoError(t, ls.Release(t.Context()))
 }
 
-// lateMember is a member that hears of withdrawals only when deliver is called, long after they were
-// given up.
+// lateMember is a member that hears of withdrawals only when deliver is called, long after they
+// were given up.
 type lateMember struct {
 	redis.Hook
 	mu   sync.Mutex

@@ -38,7 +38,8 @@ func TestTokensRiseOverTenThousandAcquisitionsAndALoss(t *testing.T) {
 	}
 }
 
-// Counts that do not depend on the machine, so that nobody makes the common case dearer by accident.
+// Counts that do not depend on the machine, so that nobody makes the common case dearer by
+// accident.
 func TestWhatALeaseCostsRedis(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, testenv.OwnRedis(t).Client())
@@ -61,8 +62,8 @@ func TestWhatALeaseCostsRedis(t *testing.T) {
 	require.Equal(t, map[string]int{"evalsha": 1, "exists": 1, "get": 1, "del": 1}, commands(func() { require.NoError(t, l.Release(t.Context())) }))
 }
 
-// A release of what one process waits for. The waiter has its lease without a request of its own; the
-// renewal that makes it full may come before the counts are read.
+// A release of what one process waits for. The waiter has its lease without a request of its own;
+// the renewal that makes it full may come before the counts are read.
 func TestWhatAHandOverCostsRedis(t *testing.T) {
 	t.Parallel()
 	w := worldOn(t, testenv.OwnRedis(t).Client())

@@ -17,10 +17,11 @@ type renewal struct {
 	trace tracing
 }
 
-// watchdog renews the leases of one issuer, those that are due at about the same time in one request.
+// watchdog renews the leases of one issuer, those that are due at about the same time in one
+// request.
 //
-// Lock order: a lease's mu before the watchdog's. So the watchdog never calls a lease while it holds
-// its own.
+// Lock order: a lease's mu before the watchdog's. So the watchdog never calls a lease while it
+// holds its own.
 type watchdog struct {
 	store store
 	cfg   Config
@@ -39,8 +40,8 @@ type batch struct {
 const (
 	batchLimit = 256 // renewals in one request
 	// A batch is gathered from what is due within this part of the interval, whatever comes first. If
-	// only those joined that are due later, each that is due earlier would begin a batch of its own, and
-	// there would be two or three times as many requests.
+	// only those joined that are due later, each that is due earlier would begin a batch of its own,
+	// and there would be two or three times as many requests.
 	batchWindow = 16
 )
 

@@ -97,8 +97,8 @@ func TestRights(t *testing.T) {
 	})
 }
 
-// What is needed where somebody waits for longer, for an option, and while a slot is moved.
-// A connection subscribes only once it is known that it may wake others: a waiter that listens can be
+// What is needed where somebody waits for longer, for an option, and while a slot is moved. A
+// connection subscribes only once it is known that it may wake others: a waiter that listens can be
 // handed the lease before it learns what it may not do.
 func TestAWaiterThatMayNotWakeOthersDoesNotListen(t *testing.T) {
 	t.Parallel()

@@ -109,8 +109,8 @@ func (o odd) String() string {
 }
 
 // planOf is the plan of a seed. Each plan has only some of all that can go wrong, so that one fault
-// does not hide what another brings to light; one in ten has none, and in another one processes only
-// die.
+// does not hide what another brings to light; one in ten has none, and in another one processes
+// only die.
 func planOf(seed uint64) plan {
 	d := newDice(mix(seed))
 	p := plan{seed: seed, speed: 1, retention: 24 * time.Hour,

@@ -455,8 +455,8 @@ func fromLua(value lua.LValue) any {
 	return nil
 }
 
-// The same calls of the scripts, in any order, on a Redis and on the one of the simulation: the same
-// answers, keys and news. Nothing expires here, and both have the same clock.
+// The same calls of the scripts, in any order, on a Redis and on the one of the simulation: the
+// same answers, keys and news. Nothing expires here, and both have the same clock.
 func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 	t.Parallel()
 	ctx, client := t.Context(), testenv.OwnRedis(t).Client()

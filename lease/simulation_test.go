@@ -26,8 +26,8 @@ import (
 	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
-// The code under test asks whatever runs in its bubble for random numbers. Each simulation runs in a
-// year of its own, so that several can run at once.
+// The code under test asks whatever runs in its bubble for random numbers. Each simulation runs in
+// a year of its own, so that several can run at once.
 var years [16]atomic.Pointer[simulation]
 
 func current() *simulation {
@@ -276,8 +276,8 @@ var mutants = []struct{ name, script, old, new string }{
 	{"a revocation does not move the last token", "revoke", "redis.call('SET', fence, digits(new), 'PX', digits(retention))", ""},
 }
 
-// Each is found within two thousand seeds. One that is not is a hole in the judge. Without -seeds this
-// takes a sample.
+// Each is found within two thousand seeds. One that is not is a hole in the judge. Without -seeds
+// this takes a sample.
 func TestTheSimulationFindsMutantsOfTheScripts(t *testing.T) {
 	var next atomic.Int64
 	inYears(t, func(t *testing.T, year int) {

@@ -106,8 +106,8 @@ const (
 	retry  = 100 * time.Millisecond
 )
 
-// listeners are those of one deployment. It has one where every server passes every message on. On a
-// Cluster a message stays on the shard that serves its channel, so there each master has its own.
+// listeners are those of one deployment. It has one where every server passes every message on. On
+// a Cluster a message stays on the shard that serves its channel, so there each master has its own.
 type listeners struct {
 	client redis.UniversalClient
 
@@ -146,7 +146,8 @@ func (s *listeners) subscribe(channel, waiter string) *subscription {
 	})
 }
 
-// listener is one connection for the channels of all its subscriptions. It runs while there are any.
+// listener is one connection for the channels of all its subscriptions. It runs while there are
+// any.
 type listener struct {
 	connect func() connection
 	wake    chan struct{} // holds one token when subscriptions has changed
@@ -161,7 +162,8 @@ func newListener(connect func() connection) *listener {
 	return &listener{connect: connect, wake: make(chan struct{}, 1), subscriptions: make(map[string]*subscription)}
 }
 
-// subscribe listens for the waiter from the start: news may come before the subscription is returned.
+// subscribe listens for the waiter from the start: news may come before the subscription is
+// returned.
 func (l *listener) subscribe(channel, waiter string, moved func() bool) *subscription {
 	e := &subscription{channel: channel, waiter: waiter, wake: make(chan struct{}, 1), listener: l, moved: moved}
 	l.mu.Lock()
@@ -269,9 +271,9 @@ func (l *listener) receive(s connection, broken chan<- struct{}) {
 	}
 }
 
-// probe tries what is needed later, before the connection subscribes to anything: to publish, and to
-// unsubscribe. So a client without these rights learns it when it waits, and not by failing to wake
-// others. It is false if the connection is of no use.
+// probe tries what is needed later, before the connection subscribes to anything: to publish, and
+// to unsubscribe. So a client without these rights learns it when it waits, and not by failing to
+// wake others. It is false if the connection is of no use.
 func (l *listener) probe(s connection, channel string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), pulse)
 	defer cancel()

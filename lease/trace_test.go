@@ -208,8 +208,8 @@ func TestTracersAreToldOfFailure(t *testing.T) {
 	j.closed(t)
 }
 
-// Whoever cancels says nothing about Redis, whatever cause it gives, unless Redis has been silent for
-// long enough by then.
+// Whoever cancels says nothing about Redis, whatever cause it gives, unless Redis has been silent
+// for long enough by then.
 func TestTracersAreToldWhoHasCancelled(t *testing.T) {
 	for after, outcome := range map[time.Duration]string{100 * time.Millisecond: "cancelled", time.Second: "unreachable"} {
 		inBubble(t, func(t *testing.T, w *world) {

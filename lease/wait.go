@@ -183,13 +183,14 @@ const (
 //
 // This is the trust window of every lease, with Redis's clock running from the answer to request 2.
 // News for another request is only a reason to ask. So neither a loss of Redis's data nor a request
-// that was overtaken by the next one can deceive the waiter. Neither can a Redis whose clock was set
-// forward meanwhile: by it the waiter would have longer than what was granted, counted from now, and
-// then it asks. (A step that is no longer than the news was on its way cannot be seen, and adds itself.)
+// that was overtaken by the next one can deceive the waiter. Neither can a Redis whose clock was
+// set forward meanwhile: by it the waiter would have longer than what was granted, counted from
+// now, and then it asks. (A step that is no longer than the news was on its way cannot be seen, and
+// adds itself.)
 //
-// The waiter also asks if too little of the grant is left, if replicas have to confirm, or if a lock
-// around the lease has to be renewed. Otherwise the lease is full as soon as its first renewal is
-// answered.
+// The waiter also asks if too little of the grant is left, if replicas have to confirm, or if a
+// lock around the lease has to be renewed. Otherwise the lease is full as soon as its first renewal
+// is answered.
 func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
 	c, last := a.core, a.standing
 	granted := in.subscription.told().granted

@@ -104,7 +104,8 @@ func TestAWaiterIsNotPassedOverInTheMillisecondOfItsRequest(t *testing.T) {
 	})
 }
 
-// Who is told to ask later would be dead by then if it had asked long ago, and a later one be served first.
+// Who is told to ask later would be dead by then if it had asked long ago, and a later one be
+// served first.
 func TestAWaiterIsToldToLookWhileItCountsAsAlive(t *testing.T) {
 	t.Parallel()
 	const alive = 900 * ms // less than a lease lasts that is handed over

@@ -119,7 +119,8 @@ func TestANewSubscriptionWakesItsWaiter(t *testing.T) {
 	require.Nil(t, l.subscription("a"))
 }
 
-// Redis may confirm a subscription, and news may come, before the waiter looks at it for the first time.
+// Redis may confirm a subscription, and news may come, before the waiter looks at it for the first
+// time.
 func TestTheFirstNewsOfASubscriptionCounts(t *testing.T) {
 	for name, news := range map[string]func(e *subscription){
 		"confirmed": (*subscription).wakeToAsk,

@@ -14,7 +14,8 @@ import (
 
 // What it takes to protect a table that has long been in use.
 
-// The column has a constant default, which Postgres keeps in the catalog: rows are not touched, however many they are.
+// The column has a constant default, which Postgres keeps in the catalog: rows are not touched,
+// however many they are.
 func TestProtectingRewritesNothing(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -100,7 +100,8 @@ func TestProtectRefusesAStampThatItCannotSet(t *testing.T) {
 	s.refused("42804", `SELECT fencedb.protect('seats', $$ room $$)`)
 }
 
-// The first holder ends in time, the second does not: the second wait must not begin with a full time limit.
+// The first holder ends in time, the second does not: the second wait must not begin with a full
+// time limit.
 func TestWaitingForSeveralFencesEndsWithTheLease(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

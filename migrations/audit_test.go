@@ -11,7 +11,8 @@ import (
 
 const insufficientPrivilege = "42501"
 
-// withRole makes a role and drops it at the end; admit is the function of the schema fencedb that lets it in.
+// withRole makes a role and drops it at the end; admit is the function of the schema fencedb that
+// lets it in.
 func (s *session) withRole(admit string) (role string) {
 	s.Helper()
 	role = `"` + admit + `_` + s.one(`current_database()`) + `"`
@@ -72,7 +73,8 @@ func TestAnApplicationDoesNotReachTheAudit(t *testing.T) {
 	}
 }
 
-// protections lists what the audit has about protection, oldest first, without the schema and the user of the test.
+// protections lists what the audit has about protection, oldest first, without the schema and the
+// user of the test.
 func (s *session) protections() string {
 	s.Helper()
 	return s.one(`SELECT string_agg(concat_ws(' ', event, details ->> 'table', details ->> 'mode', details ->> 'expression'), '; ' ORDER BY id)
@@ -153,7 +155,8 @@ func TestNobodyRecordsAProtectionThatIsNotTheirs(t *testing.T) {
 	require.Equal(t, "protect public.seats ledger 'seat:' || id", s.protections())
 }
 
-// The audit cannot be emptied, so nobody may fill it: not with a table that only looks protected, and not by repeating.
+// The audit cannot be emptied, so nobody may fill it: not with a table that only looks protected,
+// and not by repeating.
 func TestAStrangerCannotFloodTheAudit(t *testing.T) {
 	t.Parallel()
 	const plant = `CREATE FUNCTION %[1]s.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$;
@@ -231,7 +234,8 @@ func TestOnlyOldFencesThatNobodyHoldsAreForgotten(t *testing.T) {
 	s.refused(invalidParameter, `SELECT fencedb.forget_fences('{held}', NULL)`)
 }
 
-// aged makes everything that was recorded so far that much older, past the trigger, as only the owner can.
+// aged makes everything that was recorded so far that much older, past the trigger, as only the
+// owner can.
 func (s *session) aged(by string) {
 	s.Helper()
 	s.exec(`ALTER TABLE fencedb.audit DISABLE TRIGGER keep; UPDATE fencedb.audit SET at = at - interval '` + by + `'; ALTER TABLE fencedb.audit ENABLE TRIGGER keep`)

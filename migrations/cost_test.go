@@ -57,8 +57,8 @@ func TestWhatACarriedWriteCosts(t *testing.T) {
 	s.exec(`COMMIT`)
 }
 
-// leastWAL is the least that a statement has written in five transactions: whoever reads a page may have
-// to prune it, and one of the catalog may just be due.
+// leastWAL is the least that a statement has written in five transactions: whoever reads a page may
+// have to prune it, and one of the catalog may just be due.
 func (s *session) leastWAL(statement string) string {
 	s.Helper()
 	var least []string

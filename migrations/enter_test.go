@@ -67,8 +67,8 @@ func TestEnterRefusesAStaleTokenWithoutWaiting(t *testing.T) {
 	holder.exec("COMMIT")
 }
 
-// The first transactions after a crash, all at once: were there two epochs, the outcome of those with the one that was
-// overwritten could not be asked for.
+// The first transactions after a crash, all at once: were there two epochs, the outcome of those
+// with the one that was overwritten could not be asked for.
 func TestFirstTransactionsAtOnceDrawOneEpoch(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -100,7 +100,8 @@ func TestARolledBackTransactionRaisesNoFence(t *testing.T) {
 	require.Empty(t, s.one(`fencedb.last_token('table:12')`))
 }
 
-// Every way to enter after a savepoint: a fence that is new, one that advances, one that is ours, alone and shared.
+// Every way to enter after a savepoint: a fence that is new, one that advances, one that is ours,
+// alone and shared.
 func TestEnterRefusesAfterASavepoint(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -236,7 +237,8 @@ func TestEnterTakesTheLongestTimes(t *testing.T) {
 	require.NoError(t, <-entered)
 }
 
-// Ids wrap round after four billion; a stale writer that tries again and again must not use them up.
+// Ids wrap round after four billion; a stale writer that tries again and again must not use them
+// up.
 func TestARefusalTakesNoTransactionID(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -256,7 +258,8 @@ func TestARefusalTakesNoTransactionID(t *testing.T) {
 	}
 }
 
-// Drivers that do not tell the server the types of parameters leave it to find the one function of that name.
+// Drivers that do not tell the server the types of parameters leave it to find the one function of
+// that name.
 func TestFunctionsOfTheContractHaveOneFormEach(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -267,7 +270,8 @@ func TestFunctionsOfTheContractHaveOneFormEach(t *testing.T) {
 	s.exec(`PREPARE several AS SELECT fencedb.enter_all($1, $2, $3); EXECUTE several('{a}', '{1}', '{6ba7b810-9dad-11d1-80b4-00c04fd430c8}')`)
 }
 
-// A column of the caller's may have a collation of its own, and one by which two names are the same.
+// A column of the caller's may have a collation of its own, and one by which two names are the
+// same.
 func TestTheCollationOfANameDoesNotMatter(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -43,7 +43,8 @@ func ExampleUp() {
 	// Output: pending: true err: <nil> pending: false
 }
 
-// An application embeds its own migrations, with //go:embed *.sql, and applies them behind those of fencedb.
+// An application embeds its own migrations, with //go:embed *.sql, and applies them behind those of
+// fencedb.
 func ExampleApply() {
 	db, drop := nothing()
 	defer drop()

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a resource expression may consist of: the same row must give the same resource in every session, at any time, to
-// any user, and after we have stamped it.
+// What a resource expression may consist of: the same row must give the same resource in every
+// session, at any time, to any user, and after we have stamped it.
 
 func newShelves(t *testing.T) *session {
 	s := newSession(t)
@@ -83,8 +83,8 @@ func TestProtectNamesThePartThatDependsOnMoreThanTheRow(t *testing.T) {
 	require.Equal(t, "0", s.one(`SELECT (SELECT count(*) FROM fencedb.protected_tables) + (SELECT count(*) FROM pg_statistic_ext)`))
 }
 
-// Whatever is accepted gives the same resource whatever the session has set, in the guard as well as when it was
-// protected.
+// Whatever is accepted gives the same resource whatever the session has set, in the guard as well
+// as when it was protected.
 func TestWhatProtectAcceptsDependsOnTheRowAlone(t *testing.T) {
 	t.Parallel()
 	s := newShelves(t)
@@ -185,7 +185,8 @@ func TestProtectWaitsForRowsThatAreBeingWritten(t *testing.T) {
 	require.ErrorContains(t, <-done, "the resource of 1 rows of public.seats is NULL")
 }
 
-// Where no row can be NULL none is read: a table of any size is protected in no time, and writers wait for nothing.
+// Where no row can be NULL none is read: a table of any size is protected in no time, and writers
+// wait for nothing.
 func TestProtectReadsNoRowWhereNoneCanBeNULL(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// hashtextextended is a hash for tables, and a session may read the sum of its own note: a text for another
-// resource that has the same sum can be computed in a second. It must not pass for a note.
+// hashtextextended is a hash for tables, and a session may read the sum of its own note: a text for
+// another resource that has the same sum can be computed in a second. It must not pass for a note.
 func TestANoteWithAForgedSumOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -34,7 +34,8 @@ func TestANoteWithAForgedSumOpensNothing(t *testing.T) {
 	s.refused("FN003", `UPDATE seats SET id = 2; DELETE FROM seats; INSERT INTO seats VALUES (3, 'red'); COMMIT`)
 }
 
-// A sum of 64 bits is soon met by one of many pairs of texts. So no text may be known before it is a note.
+// A sum of 64 bits is soon met by one of many pairs of texts. So no text may be known before it is
+// a note.
 func TestANoteCannotBeKnownBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -47,8 +48,9 @@ func TestANoteCannotBeKnownBeforeItIsWritten(t *testing.T) {
 	require.NotEqual(t, random(), random())
 }
 
-// forge returns 36 characters between head, of 33 bytes, and tail, of 3, with which hashtextextended gives sum: the
-// inverse of lookup3, of which common/hashfn.c of Postgres has the other direction.
+// forge returns 36 characters between head, of 33 bytes, and tail, of 3, with which
+// hashtextextended gives sum: the inverse of lookup3, of which common/hashfn.c of Postgres has the
+// other direction.
 func forge(head, tail string, seed, sum uint64) string {
 	type state struct{ a, b, c uint32 }
 	add := func(s state, block string) state {
@@ -93,7 +95,8 @@ func forge(head, tail string, seed, sum uint64) string {
 		return state{a, b, c}
 	}
 
-	// Six blocks of twelve bytes. The fifth is what takes the state behind the fourth to that before the sixth.
+	// Six blocks of twelve bytes. The fifth is what takes the state behind the fourth to that before
+	// the sixth.
 	const before, after = "eee0123456789ab", "fffffffff"
 	start := uint32(0x9e3779b9 + 72 + 3923095)
 	s := mix(state{start + uint32(seed>>32), start + uint32(seed), start})

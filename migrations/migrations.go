@@ -47,8 +47,8 @@ const (
 	// lockID is the advisory lock that migrators of one database take in turn: "fencedb" in ASCII.
 	lockID = 0x66656e63656462
 
-	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog. One statement, because not every
-	// driver sends several.
+	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog. One
+	// statement, because not every driver sends several.
 	createSchema = `DO $$ BEGIN
     PERFORM pg_catalog.pg_advisory_xact_lock(x'66656e63656462'::bigint);
     IF pg_catalog.to_regnamespace('fencedb') IS NULL THEN

@@ -141,8 +141,8 @@ func TestEveryTableFunctionAndViewIsExplained(t *testing.T) {
 		  AND obj_description(c.oid, 'pg_class') IS NULL`))
 }
 
-// After a crash Postgres empties unlogged tables, and nothing else. The sequences begin anew on purpose:
-// so they tell that there was a crash.
+// After a crash Postgres empties unlogged tables, and nothing else. The sequences begin anew on
+// purpose: so they tell that there was a crash.
 func TestTheLedgerOutlivesACrash(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

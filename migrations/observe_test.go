@@ -67,7 +67,8 @@ func TestEveryReasonIsObserved(t *testing.T) {
 	}
 }
 
-// Whoever enters is stamped as ever. What others write into the column is theirs until the table is enforced.
+// Whoever enters is stamped as ever. What others write into the column is theirs until the table is
+// enforced.
 func TestObservingStampsWhatWouldPassAndChangesNothingElse(t *testing.T) {
 	t.Parallel()
 	s := newObserved(t)
@@ -119,7 +120,8 @@ func TestSwitchingTheModeFailsWhereItWouldNot(t *testing.T) {
 	}
 }
 
-// Protecting in one mode and switching to the other give the same guard, for every form that a guard has.
+// Protecting in one mode and switching to the other give the same guard, for every form that a
+// guard has.
 func TestAGuardIsTheSameAfterItHasObserved(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -228,7 +230,8 @@ func TestObservedWritersDoNotMeet(t *testing.T) {
 	}
 }
 
-// As after a rename, and as in a copy of the database, where another table has the number of this one.
+// As after a rename, and as in a copy of the database, where another table has the number of this
+// one.
 func TestWhatWasObservedStaysWithItsTable(t *testing.T) {
 	t.Parallel()
 	s := newObserved(t)
@@ -388,7 +391,8 @@ func TestProtectTakesAStampThatIsThere(t *testing.T) {
 	}
 }
 
-// A statement without a token that was recorded lately costs its session one call, and each row one comparison.
+// A statement without a token that was recorded lately costs its session one call, and each row one
+// comparison.
 func TestWhatAnObservedWriteCosts(t *testing.T) {
 	t.Parallel()
 	s := newObserved(t)

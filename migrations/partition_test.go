@@ -10,8 +10,8 @@ const notInPrerequisiteState, objectInUse = "55000", "55006"
 
 const protectParts = `SELECT fencedb.protect('parts', $$ 'room:' || room $$);`
 
-// newParts is a session with a protected, partitioned table whose partition red has a row written with 42, and that is
-// part of a tree two levels deep.
+// newParts is a session with a protected, partitioned table whose partition red has a row written
+// with 42, and that is part of a tree two levels deep.
 func newParts(t *testing.T) *session {
 	s := newSession(t)
 	s.exec(`CREATE TABLE parts (id int NOT NULL, room text NOT NULL, guest text) PARTITION BY LIST (room);
@@ -75,7 +75,8 @@ func TestADetachedPartitionCanBeProtectedAgain(t *testing.T) {
 	require.Equal(t, "0", s.one(`SELECT count(*) FROM pg_proc WHERE proname ~ 'fencedb_guard'`))
 }
 
-// A partition that is taken out and put back, as maintenance does, with and without a guard of its own in between.
+// A partition that is taken out and put back, as maintenance does, with and without a guard of its
+// own in between.
 func TestADetachedPartitionCanBeAttachedAgain(t *testing.T) {
 	t.Parallel()
 	for name, between := range map[string]string{

@@ -9,13 +9,14 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// Whoever may create functions in a schema of a search_path must not get one of theirs run by our functions. There are
-// two ways to stand in front of a function of Postgres: the same arguments in a schema that comes earlier, and
-// arguments that fit better than "any" or a coerced type, in a schema that comes later.
+// Whoever may create functions in a schema of a search_path must not get one of theirs run by our
+// functions. There are two ways to stand in front of a function of Postgres: the same arguments in
+// a schema that comes earlier, and arguments that fit better than "any" or a coerced type, in a
+// schema that comes later.
 
-// plantImpostors fills the schema evil. It takes every function and operator of Postgres whose name is somewhere in
-// our SQL, and plants one with the same arguments, and others with combinations of types that our SQL could call it
-// with; catalogs too. All raise.
+// plantImpostors fills the schema evil. It takes every function and operator of Postgres whose name
+// is somewhere in our SQL, and plants one with the same arguments, and others with combinations of
+// types that our SQL could call it with; catalogs too. All raise.
 const plantImpostors = `
 CREATE SCHEMA evil;
 CREATE FUNCTION evil.strike() RETURNS boolean LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''impostor of a catalog''; END';
@@ -106,8 +107,8 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 			s.exec(`SET search_path = ` + path)
 
 			for _, sql := range append([]string{
-				// It may fail, but not through an impostor. An expression of the user's own is read in this path, so
-				// it names nothing.
+				// It may fail, but not through an impostor. An expression of the user's own is read in this
+				// path, so it names nothing.
 				`SELECT fencedb.protect('public.seats', 'room'), fencedb.protect('public.seats', 'room')`,
 				`SELECT fencedb.protect('public.seats', 'id::text')`,
 				`SELECT fencedb.protect_row('public.jobs', 'name')`,
@@ -171,7 +172,8 @@ func TestNoImpostorIsCalledByOurFunctions(t *testing.T) {
 	}
 }
 
-// callsWithNULL calls each function that another role can be let call, so that none is forgotten above.
+// callsWithNULL calls each function that another role can be let call, so that none is forgotten
+// above.
 func (s *session) callsWithNULL() (calls []string) {
 	s.Helper()
 	rows, _ := s.conn.Query(s.Context(), `
@@ -186,8 +188,9 @@ func (s *session) callsWithNULL() (calls []string) {
 	return calls
 }
 
-// innerFunctions fix no search_path of their own: they are called in every fenced transaction or for every row, and
-// SET costs microseconds each time. They have the path of the doors that call them, and are for their owner alone.
+// innerFunctions fix no search_path of their own: they are called in every fenced transaction or
+// for every row, and SET costs microseconds each time. They have the path of the doors that call
+// them, and are for their owner alone.
 const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
 	AND p.proname IN ('sign', 'carried', 'grants', 'held', 'outermost', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit')`
 
@@ -211,7 +214,8 @@ func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 }
 
 // The guard itself is a function in the schema of the table. It fixes its search_path, or it is the
-// same in every one: a plain expression is written into it with all operators and functions qualified.
+// same in every one: a plain expression is written into it with all operators and functions
+// qualified.
 func TestEveryGuardMeansTheSameInEverySearchPath(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

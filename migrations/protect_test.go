@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newSeats is a session with a protected table of three seats, written under token 41 of their rooms.
+// newSeats is a session with a protected table of three seats, written under token 41 of their
+// rooms.
 func newSeats(t *testing.T) *session {
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL, guest text)`)
@@ -165,7 +166,8 @@ func TestASettingForgedByHandOpensNothing(t *testing.T) {
 		s.refused("FN002", `BEGIN; SELECT set_config('fencedb.entered', '`+setting+`', true); `+write)
 	}
 
-	// The transaction is this one, and token and lease are those of the fence; but nobody has locked it.
+	// The transaction is this one, and token and lease are those of the fence; but nobody has locked
+	// it.
 	s.exec(`RESET ALL`)
 	forge := `SELECT set_config('fencedb.entered', regexp_replace('` + own + `', '^\d+', pg_current_xact_id()::text), true), set_config('fencedb.grants', '{"room:red": {"token": 41}}', true); `
 	s.refused("FN003", "BEGIN; "+forge+write)
@@ -176,7 +178,8 @@ func TestASettingForgedByHandOpensNothing(t *testing.T) {
 	s.refused("FN001", "BEGIN; "+strings.Replace(forge, " 41 ", " 40 ", 1)+strings.Replace(enter(41, "room:red"), "41", "40", 1)) // whatever it says
 }
 
-// Transactions of one lease share the fence, and each of them has locked it; what others share opens nothing.
+// Transactions of one lease share the fence, and each of them has locked it; what others share
+// opens nothing.
 func TestASharedFenceIsTheirsWhoShareIt(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
@@ -195,7 +198,8 @@ func TestASharedFenceIsTheirsWhoShareIt(t *testing.T) {
 	second.exec(write + "; COMMIT")
 }
 
-// What the guard notes of the last row that it judged saves it from judging the next one anew, and opens nothing else.
+// What the guard notes of the last row that it judged saves it from judging the next one anew, and
+// opens nothing else.
 func TestANoteOfTheGuardForgedByHandOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
@@ -268,7 +272,8 @@ func TestTheGuardJudgesEveryRowAsIfItWereTheFirst(t *testing.T) {
 	s.refused("FN001", entered+`UPDATE seats SET guest = 'late' WHERE id = 2`)
 }
 
-// Also when the holder has switched off the time limits that enter set, and for rows that a cascade reaches.
+// Also when the holder has switched off the time limits that enter set, and for rows that a cascade
+// reaches.
 func TestAWriteAfterTheLeaseIsOverIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
@@ -305,7 +310,8 @@ func TestANoteThatIsForgedOrGoneDoesNotLengthenTheLease(t *testing.T) {
 	}
 }
 
-// Later grants of the transaction may have more time, and rows of theirs may have been judged before.
+// Later grants of the transaction may have more time, and rows of theirs may have been judged
+// before.
 func TestTheGrantThatEndsFirstBoundsTheWholeTransaction(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
@@ -323,8 +329,8 @@ func TestTheGrantThatEndsFirstBoundsTheWholeTransaction(t *testing.T) {
 	}
 }
 
-// Beside entering, two things change a fence and are no entry: a reset, and a transaction of long ago whose id was the
-// same, before ids began anew.
+// Beside entering, two things change a fence and are no entry: a reset, and a transaction of long
+// ago whose id was the same, before ids began anew.
 func TestAFenceThatChangesIsNotOneThatIsEntered(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
@@ -337,7 +343,8 @@ func TestAFenceThatChangesIsNotOneThatIsEntered(t *testing.T) {
 	}
 }
 
-// So that on servers without transaction_timeout a transaction cannot string one full time limit after the other.
+// So that on servers without transaction_timeout a transaction cannot string one full time limit
+// after the other.
 func TestEveryWriteDrawsTheTimeLimitsIn(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
@@ -509,7 +516,8 @@ func TestTheGuardJudgesTheRowAsItIsStored(t *testing.T) {
 	s.refused("FN003", s.fenced(41, "room:red", `INSERT INTO seats VALUES (9, 'red')`))
 }
 
-// What an operator or a function means is settled when the table is protected, not by the writer's search_path.
+// What an operator or a function means is settled when the table is protected, not by the writer's
+// search_path.
 func TestTheWritersSearchPathDoesNotChangeTheResource(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

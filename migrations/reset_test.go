@@ -17,8 +17,8 @@ func reset(resource string, to int) string {
 	return fmt.Sprintf(`SELECT fencedb.reset_fence('%s', %d, 'ann@host', 'entered by mistake')`, resource, to)
 }
 
-// mistaken is a session with a table in which everything of room red was written under token 41, and then under the
-// mistake.
+// mistaken is a session with a table in which everything of room red was written under token 41,
+// and then under the mistake.
 func mistaken(t *testing.T, table, protect, how string) *session {
 	t.Helper()
 	s := newSession(t)
@@ -204,7 +204,8 @@ func TestAResetWaitsForOpenTransactionsAndNamesThem(t *testing.T) {
 	}
 }
 
-// The expression is its author's code. A reset finds no rows by it, so it runs with nobody's rights.
+// The expression is its author's code. A reset finds no rows by it, so it runs with nobody's
+// rights.
 func TestAResetRunsNoResourceExpression(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -233,7 +234,8 @@ func TestTheHighestTokenOfAnotherIssuerIsSetBack(t *testing.T) {
 	s.exec(write(42))
 }
 
-// What is left of a reset goes with the fence that it is about, and then the rows are what is left to judge by.
+// What is left of a reset goes with the fence that it is about, and then the rows are what is left
+// to judge by.
 func TestAFenceThatWasSetBackIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	s := mistaken(t, `CREATE TABLE seats (id int, room text)`, `SELECT fencedb.protect('seats', $$ 'room:' || room $$)`, "enter")

@@ -129,7 +129,8 @@ func TestARowFenceCannotBeTakenAway(t *testing.T) {
 	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 1`), "the stamp cannot be chosen")
 }
 
-// The older holder's update waits for the newer's row lock, and is then judged by what the newer left.
+// The older holder's update waits for the newer's row lock, and is then judged by what the newer
+// left.
 func TestAStaleUpdateThatWaitedIsJudgedByTheNewRow(t *testing.T) {
 	t.Parallel()
 	s := newJobs(t)

@@ -11,7 +11,8 @@ import (
 	"github.com/fencedb/fencedb/migrations"
 )
 
-// catalog describes everything in the schema, whoever made it: definitions, privileges, comments, rows.
+// catalog describes everything in the schema, whoever made it: definitions, privileges, comments,
+// rows.
 var catalog = map[string]string{
 	"schema": `SELECT nspname, nspacl::text, obj_description(oid, 'pg_namespace') FROM pg_namespace WHERE nspname = 'fencedb'`,
 	"relations": `SELECT oid::regclass, relkind, relacl::text, reloptions, obj_description(oid, 'pg_class'), CASE relkind WHEN 'v' THEN pg_get_viewdef(oid) WHEN 'i' THEN pg_get_indexdef(oid) END

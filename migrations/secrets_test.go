@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// as runs sql as a role that has logged in, in one transaction, and returns the SQLSTATE, empty for success.
+// as runs sql as a role that has logged in, in one transaction, and returns the SQLSTATE, empty for
+// success.
 func (s *session) as(role, sql string) string {
 	s.Helper()
 	s.exec(`RESET SESSION AUTHORIZATION; SET SESSION AUTHORIZATION ` + role)
@@ -22,7 +23,8 @@ func (s *session) as(role, sql string) string {
 	return refused.Code
 }
 
-// The built-in roles for all data reach every table. The key that signs grants must not be among what they reach.
+// The built-in roles for all data reach every table. The key that signs grants must not be among
+// what they reach.
 func TestWhoReadsAndWritesAllDataCannotSignAGrant(t *testing.T) {
 	t.Parallel()
 	s := newSeats(t)
@@ -48,7 +50,8 @@ func TestWhoReadsAndWritesAllDataCannotSignAGrant(t *testing.T) {
 	require.Equal(t, key, s.one(`SELECT encode(key, 'hex') FROM fencedb.signing_key`))
 }
 
-// A result is replayed to whoever knows the request, and where none was told, to the role that stored it.
+// A result is replayed to whoever knows the request, and where none was told, to the role that
+// stored it.
 func TestAResultIsNotReplayedToAStranger(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
@@ -84,7 +87,8 @@ func TestAKeyBelongsToTheRoleThatWasSet(t *testing.T) {
 	require.Empty(t, s.as(login, `SET ROLE `+group+`; SELECT fencedb.once_begin('order:1', NULL)`))
 }
 
-// A claim that was committed without a result is free for whoever claims it anew, and for nobody else to answer.
+// A claim that was committed without a result is free for whoever claims it anew, and for nobody
+// else to answer.
 func TestAStrangerDoesNotAnswerForAnother(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

@@ -136,8 +136,9 @@ func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	s.refused(notInPrerequisiteState, `SELECT fencedb.take_over_as('plain', '`+role+`', now() + interval '1 hour')`)
 }
 
-// Anybody can own a table, temporary ones at least, make it look protected, and say of which resource a row is. So who
-// overtakes could shut every holder out, if it were enough to own a table.
+// Anybody can own a table, temporary ones at least, make it look protected, and say of which
+// resource a row is. So who overtakes could shut every holder out, if it were enough to own a
+// table.
 func TestWhoMayNotEnterLetsNobodyOvertake(t *testing.T) {
 	t.Parallel()
 	const look = `CREATE FUNCTION %[1]s.f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$; COMMENT ON FUNCTION %[1]s.f() IS '{"mode": "ledger", "resource": "x"}';
@@ -247,7 +248,8 @@ func TestATakeOverThatFindsTheDeadlockWins(t *testing.T) {
 	require.Equal(t, "0", s.one(`(SELECT count(*) FROM delays)`))
 }
 
-// Two that overtake in opposite order: Postgres ends one of them, as it does where they lock rows like that.
+// Two that overtake in opposite order: Postgres ends one of them, as it does where they lock rows
+// like that.
 func TestTwoTakeOversInOppositeOrderEnd(t *testing.T) {
 	t.Parallel()
 	for _, before := range []string{"", enter(41, "room:red") + "; " + enter(41, "room:blue")} {
@@ -315,7 +317,8 @@ func TestARoleThatTakesOverIsNotObserved(t *testing.T) {
 	s.refused("FN001", enter(41, "room:red"))
 }
 
-// adoption is a table in use: writers and readers that go on until they fail, or until stop is closed.
+// adoption is a table in use: writers and readers that go on until they fail, or until stop is
+// closed.
 type adoption struct {
 	*session
 	stop    chan struct{}
@@ -368,7 +371,8 @@ func (a *adoption) ended(name string) string {
 	return refused.Code
 }
 
-// increment reads, decides and writes under a token of now, until that is not overtaken or too late.
+// increment reads, decides and writes under a token of now, until that is not overtaken or too
+// late.
 func (s *session) increment(id int) error {
 	for {
 		err := pgx.BeginFunc(s.Context(), s.conn, func(tx pgx.Tx) error {

@@ -61,7 +61,8 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	found := &adoption{Mode: "enforce"}
 	var oid uint32
 	var sees bool // otherwise the list of writers is empty
-	// A cast to regclass would ask for rights to the schema of the table, which operators need not have.
+	// A cast to regclass would ask for rights to the schema of the table, which operators need not
+	// have.
 	err := pool.QueryRow(ctx, `
 		SELECT c.oid, p.table_name::text, p.resource, p.observed_since,
 			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')

@@ -46,7 +46,8 @@ func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 	require.Contains(t, w.ok("adopt", "seats"), "Before that, the writes above would have been.", "the list is not empty")
 }
 
-// For whoever may not see it, the list of writers is empty: nobody may take that for the end of the adoption.
+// For whoever may not see it, the list of writers is empty: nobody may take that for the end of the
+// adoption.
 func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

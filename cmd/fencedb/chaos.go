@@ -66,8 +66,9 @@ The exit code is 1 if a promise was broken.`,
 	}
 }
 
-// outlived checks the settings and both servers before a run, and keeps a broken pipe from ending the program: then a
-// run could not take away what it has made. It ends in good order when nobody reads what it says.
+// outlived checks the settings and both servers before a run, and keeps a broken pipe from ending
+// the program: then a run could not take away what it has made. It ends in good order when nobody
+// reads what it says.
 func (a *app) outlived(c *chaos.Config, run func(context.Context) error) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
 		c.PostgresURL, c.RedisURL, c.Open, c.Log = a.postgresURL, a.redisURL, newRedis, a.out

@@ -46,8 +46,8 @@ func essence(text string) string {
 	return strings.TrimSpace(text)
 }
 
-// It runs what docs/command.md shows, and the pages that it sends to, in order, on the system that the
-// guide tells of.
+// It runs what docs/command.md shows, and the pages that it sends to, in order, on the system that
+// the guide tells of.
 func TestTheGuideShowsWhatIsPrinted(t *testing.T) {
 	t.Parallel()
 	var guide string

@@ -59,7 +59,8 @@ is examined.
 	}
 }
 
-// With an error, writes or leases are unsafe now, or do not work. A warning is something to look at.
+// With an error, writes or leases are unsafe now, or do not work. A warning is something to look
+// at.
 const failure = "error"
 
 var styles = map[string]string{failure: red, "warning": yellow}
@@ -107,8 +108,8 @@ func (e *examination) add(code string, about ...any) {
 	e.findings = append(e.findings, finding{f[1], code, what, f[4], f[5]})
 }
 
-// run returns an error if there is no diagnosis. Redis has half of the time, so that one that hangs leaves
-// some for Postgres.
+// run returns an error if there is no diagnosis. Redis has half of the time, so that one that hangs
+// leaves some for Postgres.
 func (e *examination) run(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
 	half, cancel := context.WithTimeout(ctx, time.Until(deadline)/2)
@@ -173,8 +174,8 @@ func (e *examination) askSchema(ctx context.Context) error {
 //go:embed doctor.sql
 var doctorSQL string
 
-// The parts of doctor.sql: severity, code, what, why and what to do of each finding; and the query of those that have
-// one.
+// The parts of doctor.sql: severity, code, what, why and what to do of each finding; and the query
+// of those that have one.
 const parts = `(?m)^-- (error|warning) (\w+): (.+)\n-- Why: (.+)\n-- Do: (.+)\n`
 
 var (
@@ -196,8 +197,8 @@ func (e *examination) askQuestions(ctx context.Context) error {
 	return nil
 }
 
-// warnings are the findings for warnings of package lease. One of the clock is about the clock of this machine, which
-// does not matter; see askClock. Others are about settings of an issuer.
+// warnings are the findings for warnings of package lease. One of the clock is about the clock of
+// this machine, which does not matter; see askClock. Others are about settings of an issuer.
 var warnings = map[lease.WarningCode]string{
 	lease.WarnUnlogged: "redis_unlogged",
 	lease.WarnEviction: "redis_may_evict",
@@ -232,8 +233,8 @@ const (
 	longHold = day
 )
 
-// examineLeases looks for leases that end late or never, or cannot be read. It gives up after a few seconds: a Redis
-// may hold more than leases.
+// examineLeases looks for leases that end late or never, or cannot be read. It gives up after a few
+// seconds: a Redis may hold more than leases.
 func (e *examination) examineLeases(ctx context.Context) {
 	const most, patience = 10, 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)

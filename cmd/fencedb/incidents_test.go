@@ -385,9 +385,9 @@ var incidents = map[string]incident{
 }
 
 // The drill: the alert comes and names no near miss, although a hundred times as much goes well
-// beside the incident; the first command of the runbook names the cause; what it says to do ends it,
-// and the alert goes. The incident and its repair happen on real servers; what goes well beside it is
-// only told to the metrics.
+// beside the incident; the first command of the runbook names the cause; what it says to do ends
+// it, and the alert goes. The incident and its repair happen on real servers; what goes well beside
+// it is only told to the metrics.
 func TestEachIncidentIsSeenNamedAndRepaired(t *testing.T) {
 	t.Parallel()
 	for name, i := range incidents {
@@ -475,8 +475,8 @@ func (n *night) blocked() {
 	n.refused(err, fencedb.ErrBusy)
 }
 
-// lose holds a resource until its lease has run out, in Redis too, which is a little later. Redis may
-// be too slow for so short a lease.
+// lose holds a resource until its lease has run out, in Redis too, which is a little later. Redis
+// may be too slow for so short a lease.
 func (n *night) lose(short *lease.Issuer, resource string) *lease.Lease {
 	n.Helper()
 	l, err := short.Acquire(n.Context(), resource)
@@ -579,8 +579,8 @@ func (n *night) sample() {
 	}
 }
 
-// minuteOf is when a time was, in minutes of the night: the gauges measure real time, and a minute is
-// as long as what happens in it.
+// minuteOf is when a time was, in minutes of the night: the gauges measure real time, and a minute
+// is as long as what happens in it.
 func (n *night) minuteOf(t time.Time) float64 {
 	i, _ := slices.BinarySearchFunc(n.at, t, time.Time.Compare)
 	if i == 0 {

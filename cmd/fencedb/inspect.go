@@ -263,8 +263,8 @@ type transaction struct {
 	OpenMS      int64  `json:"open_ms"`
 }
 
-// lookAround adds the refusals, which do not matter for who can write. It refuses a resource that nobody seems
-// to hold because a flag is wrong, or because it is a semaphore.
+// lookAround adds the refusals, which do not matter for who can write. It refuses a resource that
+// nobody seems to hold because a flag is wrong, or because it is a semaphore.
 func (s *servers) lookAround(ctx context.Context, found *inspection) (err error) {
 	if found.Refusals, err = s.readRefusals(ctx, found.Resource); err != nil {
 		return fmt.Errorf("redis: the feed: %w", err)

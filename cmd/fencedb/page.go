@@ -35,7 +35,8 @@ func (a *app) show(r report) error {
 }
 
 // confirm shows what the question is about and asks, on stderr so that --json stays clean. It
-// returns errDeclined unless the answer is yes. Ctrl-C is an answer too; what is read later is dropped.
+// returns errDeclined unless the answer is yes. Ctrl-C is an answer too; what is read later is
+// dropped.
 func (a *app) confirm(ctx context.Context, question string, about ...report) error {
 	if a.yes {
 		return nil

@@ -113,8 +113,8 @@ func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error)
 	return s.revokeLease(ctx, e, found)
 }
 
-// prepare checks what has to be true before a resource is changed with these functions, and changes nothing.
-// With force it may be one that Redis does not know here.
+// prepare checks what has to be true before a resource is changed with these functions, and changes
+// nothing. With force it may be one that Redis does not know here.
 func (s *servers) prepare(ctx context.Context, resource string, force bool, functions ...string) (*inspection, error) {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -128,9 +128,9 @@ func (s *servers) prepare(ctx context.Context, resource string, force bool, func
 	return found, err
 }
 
-// notElsewhere refuses a resource that Redis knows only as a semaphore, with the other --hash-resources or, if
-// no namespace was given, in one: who forgot it would be told that nobody holds the resource, and would shut
-// out whoever does.
+// notElsewhere refuses a resource that Redis knows only as a semaphore, with the other
+// --hash-resources or, if no namespace was given, in one: who forgot it would be told that nobody
+// holds the resource, and would shut out whoever does.
 func (s *servers) notElsewhere(ctx context.Context, resource string) error {
 	keys, err := scanKeys(ctx, s.client, lease.Key{Field: "fence"})
 	if err != nil {

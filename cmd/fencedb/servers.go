@@ -100,8 +100,9 @@ func (s *servers) close() {
 // work is what a command does with its servers.
 type work = func(context.Context, *servers) (report, error)
 
-// on is the action of a command. It connects before do begins, so that a server that is away is reported before
-// anything is changed, and shows what do returns. A check, if there is one, comes before all that.
+// on is the action of a command. It connects before do begins, so that a server that is away is
+// reported before anything is changed, and shows what do returns. A check, if there is one, comes
+// before all that.
 func (a *app) on(where needs, check func(*cli.Command) error, do work) cli.ActionFunc {
 	return func(ctx context.Context, cmd *cli.Command) error {
 		if check != nil {
@@ -125,7 +126,8 @@ func (a *app) on(where needs, check func(*cli.Command) error, do work) cli.Actio
 	}
 }
 
-// read is on for a command that asks no person, so that --timeout limits all that it asks the servers.
+// read is on for a command that asks no person, so that --timeout limits all that it asks the
+// servers.
 func (a *app) read(where needs, check func(*cli.Command) error, do work) cli.ActionFunc {
 	return a.on(where, check, func(ctx context.Context, s *servers) (report, error) {
 		ctx, cancel := a.bounded(ctx)
@@ -214,8 +216,8 @@ func newRedis(address string, dial dialer) (redis.UniversalClient, error) {
 	return client, nil
 }
 
-// withoutPassword is what is wrong with an address, by the part behind the password: errors quote what they
-// take for a port or a path, and in a password with a slash that is the password.
+// withoutPassword is what is wrong with an address, by the part behind the password: errors quote
+// what they take for a port or a path, and in a password with a slash that is the password.
 func withoutPassword(address string, err error) error {
 	scheme, _, found := strings.Cut(address, "://")
 	if at := strings.LastIndex(address, "@"); at >= 0 {
@@ -325,7 +327,8 @@ func (c certificates) into(config *tls.Config) error {
 	return nil
 }
 
-// around puts them into config. It adds TLS to dial, because go-redis leaves TLS to a dialer that it is given.
+// around puts them into config. It adds TLS to dial, because go-redis leaves TLS to a dialer that
+// it is given.
 func (c certificates) around(dial dialer, config *tls.Config) (dialer, error) {
 	if err := c.into(config); err != nil || config == nil {
 		return dial, err

@@ -111,7 +111,8 @@ func (s *servers) hintAtFeed(ctx context.Context, stream feed.Option) {
 		"If they set a Namespace, give it as --namespace.")
 }
 
-// eventWriter returns what writes events as they come. Columns become wider when a longer cell comes.
+// eventWriter returns what writes events as they come. Columns become wider when a longer cell
+// comes.
 func (a *app) eventWriter() func(feed.Event) error {
 	if a.json {
 		lines := json.NewEncoder(a.out)

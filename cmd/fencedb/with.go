@@ -194,8 +194,8 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	}
 }
 
-// runCommand runs the command until it ends, and passes signals on, SIGTERM too. It ends the command if a lease is
-// lost.
+// runCommand runs the command until it ends, and passes signals on, SIGTERM too. It ends the
+// command if a lease is lost.
 func (w *wrapping) runCommand(ctx context.Context) error {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, heeded(syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)...)

@@ -39,7 +39,8 @@ func under(flags []string, command ...string) []string {
 	return append(append(append([]string{"with"}, flags...), "--"), command...)
 }
 
-// gate is a line of a script that waits for the function, which returns when the script has come there.
+// gate is a line of a script that waits for the function, which returns when the script has come
+// there.
 func (w *world) gate() (line string, open func()) {
 	w.Helper()
 	path := filepath.Join(w.TempDir(), "gate")
@@ -255,7 +256,8 @@ func TestWithOvertakesALedgerThatRedisIsBehind(t *testing.T) {
 	require.ErrorIs(t, w.book(ahead), fencedb.ErrStale)
 }
 
-// A forgotten namespace: nobody else has the lease there, and sealing would shut the real holder out.
+// A forgotten namespace: nobody else has the lease there, and sealing would shut the real holder
+// out.
 func TestWithWithoutTheNamespaceIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -450,7 +452,8 @@ func (w *world) releasedGrants(resources ...string) (all []fencedb.Grant) {
 	return all
 }
 
-// Each question, and Ctrl-C for an answer: nothing is changed, and nobody has to press return first.
+// Each question, and Ctrl-C for an answer: nothing is changed, and nobody has to press return
+// first.
 func TestCtrlCLeavesEachPrompt(t *testing.T) {
 	t.Parallel()
 	w := aged(t)

@@ -1,5 +1,5 @@
-// Package model is a model of the protocol of fencedb, small enough that a test visits every state of
-// it. The README beside it says what is modelled, what was found, and what is left out.
+// Package model is a model of the protocol of fencedb, small enough that a test visits every state
+// of it. The README beside it says what is modelled, what was found, and what is left out.
 package model
 
 import "fmt"
@@ -410,8 +410,8 @@ func (m *mover) seal(p holder) {
 	})
 }
 
-// refused yields what becomes of a stale holder: it drops its work, or heals if Redis still says that
-// it holds.
+// refused yields what becomes of a stale holder: it drops its work, or heals if Redis still says
+// that it holds.
 func (m *mover) refused(p holder, fence, id uint8) bool {
 	if !m.stale(p.token, fence, id) {
 		return false

@@ -147,7 +147,8 @@ func (r *record) leave(who, call uint8) {
 	}
 }
 
-// walk visits the living waiters in order, and takes out the dead and those that visit says are gone.
+// walk visits the living waiters in order, and takes out the dead and those that visit says are
+// gone.
 func (v *queueMover) walk(r *record, visit func(e *entry) (gone, stop bool)) {
 	for n := 0; n < len(r.queue) && r.queue[n].who > 0; {
 		e := &r.queue[n]
@@ -166,7 +167,8 @@ func (v *queueMover) walk(r *record, visit func(e *entry) (gone, stop bool)) {
 	}
 }
 
-// tell sends news. It answers whether the waiter listens. News of a call that is over are not taken in.
+// tell sends news. It answers whether the waiter listens. News of a call that is over are not taken
+// in.
 func (v *queueMover) tell(n *QueueState, e *entry, resource uint8, change func(*news)) bool {
 	p := &n.p[e.who-1]
 	if !p.hears[resource] {
@@ -208,7 +210,8 @@ func (v *queueMover) before(n *QueueState, r *record, m request) (wait uint8) {
 	return wait
 }
 
-// handOver grants what is free to the first waiter that listens, and tells those behind when to look.
+// handOver grants what is free to the first waiter that listens, and tells those behind when to
+// look.
 func (v *queueMover) handOver(n *QueueState, resource uint8) (broken string) {
 	r := &n.r[resource]
 	var wait uint8

@@ -19,8 +19,8 @@ const (
 	mostResources = 2
 )
 
-// Queue is how waiters wait: their queue in Redis, hand-over, news and withdrawal. RightQueue is the
-// queue of this project. A mutant is RightQueue with one rule changed.
+// Queue is how waiters wait: their queue in Redis, hand-over, news and withdrawal. RightQueue is
+// the queue of this project. A mutant is RightQueue with one rule changed.
 type Queue struct {
 	Clients   int
 	Calls     int // of each client, one after the other
@@ -163,7 +163,8 @@ func (q Queue) start() QueueState {
 	return s
 }
 
-// done says that no process that runs wants anything. Who is stopped is a case of its own when it goes on.
+// done says that no process that runs wants anything. Who is stopped is a case of its own when it
+// goes on.
 func (q Queue) done(s QueueState) bool {
 	for i := range q.Clients {
 		if p := &s.p[i]; p.at != away && !p.stopped {
@@ -227,8 +228,8 @@ func (q Queue) moves(s QueueState, yield func(QueueMove)) {
 	}
 }
 
-// tick is time that passes. What is due comes before: a message takes less than a tick, unless it is
-// slow, which is a fault.
+// tick is time that passes. What is due comes before: a message takes less than a tick, unless it
+// is slow, which is a fault.
 func (q Queue) tick(s QueueState, yield func(QueueMove)) {
 	n := s
 	m := QueueMove{Name: "time passes", Who: -1, Text: "time passes", Time: 1}
@@ -545,7 +546,8 @@ func (v *queueMover) move() {
 	}
 }
 
-// renew is one request with its answer. A holder that waits for the next resource renews what it has.
+// renew is one request with its answer. A holder that waits for the next resource renews what it
+// has.
 func (v *queueMover) renew(r uint8) {
 	if has := v.s.r[r]; int(has.owner) != v.i+1 || has.token != v.s.p[v.i].token[r] {
 		v.to("renew", "learns from its renewal that its lease is lost", func(_ *QueueState, p *client) string {
@@ -587,7 +589,8 @@ func (v *queueMover) answered(p client) {
 	}
 }
 
-// hold takes a resource in, and goes on to the next, or gives back if it has lost an earlier one meanwhile.
+// hold takes a resource in, and goes on to the next, or gives back if it has lost an earlier one
+// meanwhile.
 func (v *queueMover) hold(p *client, token, trust uint8, short bool) {
 	r := v.resource(v.i, p.step)
 	p.token[r], p.trust[r], p.short[r] = token, trust, short

@@ -145,8 +145,8 @@ func (w *search[S]) before() (first []int32, before [][2]int32) {
 	return first, before
 }
 
-// possible goes backwards from the states in which all are done. A state that it does not reach is one
-// from which work never ends, even if nothing goes wrong any more.
+// possible goes backwards from the states in which all are done. A state that it does not reach is
+// one from which work never ends, even if nothing goes wrong any more.
 func (w *search[S]) possible() (steps int, stuck []Move[S]) {
 	first, before := w.before()
 	distance := make([]int32, len(w.all))
@@ -176,8 +176,9 @@ func (w *search[S]) possible() (steps int, stuck []Move[S]) {
 	return steps, nil
 }
 
-// inevitable goes backwards too, but passes a state only when it knows all that can follow. A state that is left
-// is one from which work may never end: it leads to a circle, or to a state where nothing happens.
+// inevitable goes backwards too, but passes a state only when it knows all that can follow. A state
+// that is left is one from which work may never end: it leads to a circle, or to a state where
+// nothing happens.
 func (w *search[S]) inevitable() (time int, stuck []Move[S]) {
 	first, before := w.before()
 	open, longest := make([]int32, len(w.all)), make([]int32, len(w.all))

@@ -16,8 +16,8 @@ COMMENT ON TABLE  report_jobs          IS 'One row for each job, for good. Writt
 COMMENT ON COLUMN report_jobs.attempts IS 'How many owners have begun it.';
 COMMENT ON COLUMN report_jobs.progress IS 'Percent, as its owner last said.';
 
--- Each job is a resource, and its row the ledger of it: an owner writes RUNNING and then DONE with one token, and an owner
--- that was replaced writes nothing any more.
+-- Each job is a resource, and its row the ledger of it: an owner writes RUNNING and then DONE with
+-- one token, and an owner that was replaced writes nothing any more.
 SELECT fencedb.protect_row('report_jobs', resource => $$ 'job:' || id $$);
 
 -- +goose Down

@@ -32,8 +32,8 @@ type event struct {
 	StaleBecause int64 // the token that Postgres had instead
 }
 
-// ownOneJob runs one job. Like much code that is older than its lease, the work does not look at the
-// context that ends with the lease. It takes until an order comes.
+// ownOneJob runs one job. Like much code that is older than its lease, the work does not look at
+// the context that ends with the lease. It takes until an order comes.
 func ownOneJob(ctx context.Context, self *worker.Self) error {
 	var at place
 	if err := self.Config(&at); err != nil {

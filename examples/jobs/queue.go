@@ -20,8 +20,8 @@ import (
 //go:embed *.sql
 var files embed.FS
 
-// Queue is one worker's view of long-running jobs in Postgres, each owned by the holder of the lease
-// on it. It is safe for concurrent use.
+// Queue is one worker's view of long-running jobs in Postgres, each owned by the holder of the
+// lease on it. It is safe for concurrent use.
 //
 //	QUEUED ──▶ RUNNING ──▶ DONE          RUNNING and DONE are written under one lease, with one token.
 //	              │  ▲
@@ -35,8 +35,8 @@ type Queue struct {
 	leases *lease.Issuer
 }
 
-// OpenQueue brings the database up, the fences first, then the jobs, where something is missing. Both
-// stay the caller's.
+// OpenQueue brings the database up, the fences first, then the jobs, where something is missing.
+// Both stay the caller's.
 func OpenQueue(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer) (*Queue, error) {
 	plain := stdlib.OpenDBFromPool(db)
 	return &Queue{db, leases}, errors.Join(migrations.Apply(ctx, plain, files, "jobs_migrations"), plain.Close())

@@ -19,7 +19,8 @@ import (
 //go:embed *.sql
 var files embed.FS
 
-// setUp applies the migrations of fencedb, and then our own. It skips those that are applied already.
+// setUp applies the migrations of fencedb, and then our own. It skips those that are applied
+// already.
 func setUp(ctx context.Context, pool *pgxpool.Pool) error {
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()

@@ -13,8 +13,8 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// Who excludes nobody, or does not stop a holder that comes late, sells what is not there. The others
-// do not.
+// Who excludes nobody, or does not stop a holder that comes late, sells what is not there. The
+// others do not.
 func TestWhoSellsWhatIsNotThere(t *testing.T) {
 	b := &bench{client: testenv.OwnRedis(t).Client(), postgres: testenv.PostgresURL(t)}
 	s, err := openShop(t.Context(), b, 200*time.Millisecond, 100)

@@ -33,7 +33,8 @@ type work struct {
 type entrant struct {
 	name string
 	op   func(ctx context.Context, worker int) error
-	// done says how much of the work is there, as the server sees it, in whatever unit: each op adds one, or at least one.
+	// done says how much of the work is there, as the server sees it, in whatever unit: each op adds
+	// one, or at least one.
 	done    func(ctx context.Context) (float64, error)
 	atLeast bool
 	once    bool    // one op is long enough for a round
@@ -53,7 +54,8 @@ type cost struct {
 	Failed  string    `json:"failed,omitempty"` // why it was left out
 }
 
-// patience is how long a round may take beyond its time. A peer that gets stuck is left out; ours is an error.
+// patience is how long a round may take beyond its time. A peer that gets stuck is left out; ours
+// is an error.
 const patience = 20 * time.Second
 
 // measureWork lets the entrants take turns, so that what the machine does hits all of them.
@@ -90,8 +92,8 @@ func measureWork(ctx context.Context, w work, rounds int, during time.Duration) 
 	return costs, nil
 }
 
-// control is what a round of an entrant is compared with: the same round of the first, and of a lock
-// of ours the cheapest peer.
+// control is what a round of an entrant is compared with: the same round of the first, and of a
+// lock of ours the cheapest peer.
 func (w work) control(n, round int, costs []cost) float64 {
 	var others []float64
 	for i, other := range w.entrants {

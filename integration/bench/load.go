@@ -34,7 +34,8 @@ type result struct {
 	commands, reads float64 // of Redis, for each grant
 }
 
-// measure runs a load. Only what happens between the warm-up and the end counts; a wait counts from its begin.
+// measure runs a load. Only what happens between the warm-up and the end counts; a wait counts from
+// its begin.
 func measure(ctx context.Context, client *redis.Client, j job, during time.Duration) (r result, err error) {
 	c, err := hire(ctx, j)
 	if err != nil {
@@ -143,7 +144,8 @@ func readAfter(ctx context.Context, client *redis.Client, d time.Duration) (read
 	return reading{time.Now(), commands, reads}, errors.Join(commandsErr, readsErr)
 }
 
-// info adds up the numbers in a section of INFO whose names match a pattern. Of a command it is the number of calls.
+// info adds up the numbers in a section of INFO whose names match a pattern. Of a command it is the
+// number of calls.
 func info(ctx context.Context, client *redis.Client, section, pattern string) (sum float64, err error) {
 	sections, err := client.InfoMap(ctx, section).Result()
 	for _, numbers := range sections {
@@ -159,7 +161,8 @@ func info(ctx context.Context, client *redis.Client, section, pattern string) (s
 	return sum, err
 }
 
-// quantile returns the value that a part of all do not exceed: of 0.5 the median; 0 if there are none.
+// quantile returns the value that a part of all do not exceed: of 0.5 the median; 0 if there are
+// none.
 func quantile[T cmp.Ordered](values []T, part float64) (q T) {
 	if len(values) > 0 {
 		q = slices.Sorted(slices.Values(values))[min(int(part*float64(len(values))), len(values)-1)]
@@ -167,7 +170,8 @@ func quantile[T cmp.Ordered](values []T, part float64) (q T) {
 	return q
 }
 
-// inTurns lets entrants take turns, so that what the machine does hits all of them, and returns the rounds of each.
+// inTurns lets entrants take turns, so that what the machine does hits all of them, and returns the
+// rounds of each.
 func inTurns[E, R any](rounds int, entrants []E, round func(E) (R, error)) ([][]R, error) {
 	all := make([][]R, len(entrants))
 	for range rounds {
@@ -208,7 +212,8 @@ const processes = 4
 // crew is a load under way.
 type crew []*worker.Process[record]
 
-// hire starts the processes of a job and deals its waiters out to them. Those that did start are dismissed on error.
+// hire starts the processes of a job and deals its waiters out to them. Those that did start are
+// dismissed on error.
 func hire(ctx context.Context, j job) (crew, error) {
 	var c crew
 	for n := range processes {
@@ -241,7 +246,8 @@ func (c crew) dismiss() (all record, err error) {
 // kind is that of the workers.
 const kind = "bench"
 
-// job is what one process does: so many goroutines that wait for the lock, work, give it back and begin again.
+// job is what one process does: so many goroutines that wait for the lock, work, give it back and
+// begin again.
 type job struct {
 	Lock     string
 	Addr     string // of Redis
@@ -250,8 +256,8 @@ type job struct {
 	Work     time.Duration
 }
 
-// turn is one round of one waiter, in nanoseconds of the machine's clock, which all processes share.
-// Granted and Released are 0 for a waiter that still waited when the run ended.
+// turn is one round of one waiter, in nanoseconds of the machine's clock, which all processes
+// share. Granted and Released are 0 for a waiter that still waited when the run ended.
 type turn struct {
 	Called   int64 // before it asked for the lock
 	Granted  int64 // after it got it

@@ -19,16 +19,19 @@ import (
 // ttl of all locks, far longer than the work: nobody has to renew, nothing runs out.
 const ttl = 10 * time.Second
 
-// acquire waits for the lock on resource, for as long as ctx allows, and returns what gives it back.
+// acquire waits for the lock on resource, for as long as ctx allows, and returns what gives it
+// back.
 type acquire func(ctx context.Context, resource string) (release func() error, err error)
 
-// The names of the lock that is measured, and of the control, which does no more than it has to and cannot wait.
+// The names of the lock that is measured, and of the control, which does no more than it has to and
+// cannot wait.
 const (
 	ours  = "fencedb/lease"
 	setNX = "SET NX and DEL"
 )
 
-// locks are the libraries, some with several settings. A process opens one once, and all its waiters share that.
+// locks are the libraries, some with several settings. A process opens one once, and all its
+// waiters share that.
 var locks = map[string]func(addr string) (acquire, error){
 	ours:                openLease,
 	setNX:               openSetNX,

@@ -1,13 +1,13 @@
-// Command bench measures what fenced writes and leases cost, side by side with the same work without a
-// fence and with other lock libraries; then what it costs to wait for a lease.
+// Command bench measures what fenced writes and leases cost, side by side with the same work
+// without a fence and with other lock libraries; then what it costs to wait for a lease.
 //
 //	go run .                 # about twelve minutes
 //	go run . -quick          # the costs in a minute
 //	go run . -only service   # or costs, growth, compare
 //	go run . -d 2s -rounds 1
 //
-// It starts a Postgres and a redis-server of its own, and for the waiting four processes, which share
-// the waiters. README.md says what the columns mean.
+// It starts a Postgres and a redis-server of its own, and for the waiting four processes, which
+// share the waiters. README.md says what the columns mean.
 package main
 
 import (

@@ -18,8 +18,9 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// With one waiter in each process, each release leaves the resource free for a process that is not in
-// the queue and asks at once. With more, the next of the same process stands in the queue by then.
+// With one waiter in each process, each release leaves the resource free for a process that is not
+// in the queue and asks at once. With more, the next of the same process stands in the queue by
+// then.
 func TestGrantsFollowTheOrderOfArrival(t *testing.T) {
 	server, during := testenv.OwnRedis(t), sized(time.Second, 10*time.Second)
 	for _, waiters := range []int{processes, sized(20, 50)} {
@@ -53,8 +54,9 @@ func inOrder(ctx context.Context, client *redis.Client, j job, during time.Durat
 	return o, r, err
 }
 
-// order follows Redis's queue for one resource command by command. MONITOR shows them in the one order
-// in which Redis executed them, so it knows what no clock can tell: who stood where at each grant.
+// order follows Redis's queue for one resource command by command. MONITOR shows them in the one
+// order in which Redis executed them, so it knows what no clock can tell: who stood where at each
+// grant.
 type order struct {
 	queueKey, ownerKey string
 
@@ -93,7 +95,8 @@ func (o *order) follow(ctx context.Context, addr string, during time.Duration) (
 	return heard, nil
 }
 
-// see takes a line of MONITOR: +1700000000.123456 [0 lua] "SET" "key" "value". Our words have no spaces in them.
+// see takes a line of MONITOR: +1700000000.123456 [0 lua] "SET" "key" "value". Our words have no
+// spaces in them.
 func (o *order) see(line string) {
 	_, command, _ := strings.Cut(line, "] ")
 	words := strings.Fields(strings.ReplaceAll(command, `"`, ""))

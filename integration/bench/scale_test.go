@@ -141,7 +141,8 @@ func TestScaleOfRedis(t *testing.T) {
 	}
 }
 
-// Resources spread over several Postgres servers, each with the fences and the rows of its resources.
+// Resources spread over several Postgres servers, each with the fences and the rows of its
+// resources.
 func TestScaleOfPostgres(t *testing.T) {
 	fmt.Printf("\nPostgres                       fenced statements in a second  CPU of the busiest server for each\n")
 	for _, n := range []int{1, 2} {

@@ -17,9 +17,9 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// The service sells articles: it looks at the stock, asks a bank, which takes a while, and writes what
-// is left. Now and then a request stands still for longer than its lease lasts. Each way to exclude
-// others does so in turns.
+// The service sells articles: it looks at the stock, asks a bank, which takes a while, and writes
+// what is left. Now and then a request stands still for longer than its lease lasts. Each way to
+// exclude others does so in turns.
 
 const (
 	articles  = 128
@@ -77,7 +77,8 @@ type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// ask looks at the stock, and asks the bank. A process that stands still does not see that a context has ended.
+// ask looks at the stock, and asks the bank. A process that stands still does not see that a
+// context has ended.
 func (s *shop) ask(ctx context.Context, db querier, table string, article int, lock string) (left int64, err error) {
 	if err := db.QueryRow(ctx, `SELECT pieces FROM `+table+` WHERE article = $1`+lock, article).Scan(&left); err != nil {
 		return 0, err
@@ -98,7 +99,8 @@ func (s *shop) trade(ctx context.Context, db querier, article int, lock string) 
 	return err
 }
 
-// inTransaction holds a transaction open while the bank is asked, and begins anew where Postgres asks for it.
+// inTransaction holds a transaction open while the bank is asked, and begins anew where Postgres
+// asks for it.
 func inTransaction(options pgx.TxOptions, first, lock string) func(context.Context, *shop, int) (int, error) {
 	return func(ctx context.Context, s *shop, article int) (asked int, err error) {
 		for {

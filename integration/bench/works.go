@@ -176,7 +176,8 @@ func (s *stores) update(name, table string, send write, bar float64) entrant {
 	}}
 }
 
-// versioned is a row with a version, by which gorm notices that somebody else has written since it read.
+// versioned is a row with a version, by which gorm notices that somebody else has written since it
+// read.
 type versioned struct {
 	ID      int
 	Note    int64
@@ -279,8 +280,8 @@ func (s *stores) updateMany() work {
 		}}
 }
 
-// undone is an entrant that writes so many rows in a transaction, behind a fence if there is a grant,
-// and rolls that back: every round begins with the same tables.
+// undone is an entrant that writes so many rows in a transaction, behind a fence if there is a
+// grant, and rolls that back: every round begins with the same tables.
 func (s *stores) undone(
 	name string, bar float64, grant fencedb.Grant, want int, fn func(context.Context, pgx.Tx) (int64, error),
 ) entrant {
@@ -370,7 +371,8 @@ func (s *stores) redisCPU(ctx context.Context) (float64, error) {
 	return seconds * 1e6, err
 }
 
-// postgresCPU is what the sessions of Postgres have used, in microseconds, where it runs beside this program on Linux.
+// postgresCPU is what the sessions of Postgres have used, in microseconds, where it runs beside
+// this program on Linux.
 func (s *stores) postgresCPU(ctx context.Context) (used float64, err error) {
 	rows, _ := s.pool.Query(ctx, `SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'`)
 	pids, err := pgx.CollectRows(rows, pgx.RowTo[int32])

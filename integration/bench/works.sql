@@ -1,5 +1,5 @@
--- The tables of all works. %[1]d is the rows of the small ones, %[2]d those of the large ones, %[3]s the lease of all grants,
--- and %[4]d the fences beside those of the rows.
+-- The tables of all works. %[1]d is the rows of the small ones, %[2]d those of the large ones,
+-- %[3]s the lease of all grants, and %[4]d the fences beside those of the rows.
 
 CREATE TABLE plain (id int PRIMARY KEY, note bigint NOT NULL DEFAULT 0, last_fencing_token bigint NOT NULL DEFAULT 0);
 INSERT INTO plain SELECT i FROM generate_series(1, %[1]d) i;

@@ -1,5 +1,5 @@
-// Package compat shows the libraries through which most Go programs reach Postgres behind the fence,
-// each in the way it is meant to be used, and holds all of them to one contract.
+// Package compat shows the libraries through which most Go programs reach Postgres behind the
+// fence, each in the way it is meant to be used, and holds all of them to one contract.
 package compat
 
 import (
@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// A library is what an application has written with it: one way to book that enters the fence first, one that forgot.
-// Errors come back as the application would judge them, with errors.Is.
+// A library is what an application has written with it: one way to book that enters the fence
+// first, one that forgot. Errors come back as the application would judge them, with errors.Is.
 type library struct {
 	book   func(ctx context.Context, grant fencedb.Grant, table int, guest string) error
 	forget func(ctx context.Context, table int, guest string) error

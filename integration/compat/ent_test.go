@@ -28,8 +28,8 @@ func TestEnt(t *testing.T) {
 	}
 }
 
-// entTx is an open transaction to ent: those that ent begins are part of it. A generated client on it is
-// ent.NewClient(ent.Driver(entTx{...})).
+// entTx is an open transaction to ent: those that ent begins are part of it. A generated client on
+// it is ent.NewClient(ent.Driver(entTx{...})).
 type entTx struct{ dialect.Driver }
 
 func (d entTx) Tx(context.Context) (dialect.Tx, error) { return dialect.NopTx(d), nil }

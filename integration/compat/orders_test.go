@@ -30,7 +30,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// An order service on its way from a lock of another library to leases and fences: docs/migrating.md shows this code.
+// An order service on its way from a lock of another library to leases and fences:
+// docs/migrating.md shows this code.
 
 const ttl = 10 * time.Second
 
@@ -225,9 +226,9 @@ func (d *deferred) end() error {
 
 func immediately() {}
 
-// Which versions may run side by side: one customer has decided and pays while another instance gets
-// the next order. All pairs, in each state of the table. Only an old instance beside one with the lease
-// alone sells what is gone.
+// Which versions may run side by side: one customer has decided and pays while another instance
+// gets the next order. All pairs, in each state of the table. Only an old instance beside one with
+// the lease alone sells what is gone.
 func TestWhichVersionsMayRunSideBySide(t *testing.T) {
 	t.Parallel()
 	for _, library := range []string{"redislock", "redsync"} {
@@ -281,8 +282,8 @@ func (w *street) sideBySide(state string, first, second version) {
 	}
 }
 
-// A lock that runs out while the customer pays. The old instance then writes over what its successor
-// has sold, until the table refuses it.
+// A lock that runs out while the customer pays. The old instance then writes over what its
+// successor has sold, until the table refuses it.
 func TestAnOldInstanceThatWakesLateIsRefusedOnceTheTableIsEnforced(t *testing.T) {
 	t.Parallel()
 	for _, library := range []string{"redislock", "redsync"} {

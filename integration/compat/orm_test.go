@@ -132,7 +132,8 @@ type bunBooking struct {
 	Guest         string
 }
 
-// Bun's own QueryContext writes arguments into the text in place of question marks, so enter on the transaction inside.
+// Bun's own QueryContext writes arguments into the text in place of question marks, so enter on the
+// transaction inside.
 func withBun(db *bun.DB) library {
 	return library{
 		book: func(ctx context.Context, grant fencedb.Grant, table int, guest string) error {

@@ -126,7 +126,8 @@ func bookBun(tx *sql.Tx, table int, guest string) error {
 	return err
 }
 
-// Each library reaches Postgres directly, and behind a PgBouncer in transaction mode that has one connection for all.
+// Each library reaches Postgres directly, and behind a PgBouncer in transaction mode that has one
+// connection for all.
 func TestTxSQL(t *testing.T) {
 	t.Parallel()
 	for name, l := range txSQL {

@@ -33,8 +33,8 @@ func withSqlc(pool *pgxpool.Pool) library {
 	}
 }
 
-// Each kind of generated function, as the first of a transaction, which travels with BEGIN and enter,
-// and as a later one.
+// Each kind of generated function, as the first of a transaction, which travels with BEGIN and
+// enter, and as a later one.
 func TestEveryKindOfGeneratedQuery(t *testing.T) {
 	t.Parallel()
 	for name, queries := range map[string][]func(context.Context, *bookings.Queries) error{

@@ -17,8 +17,9 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// A crash and a fail-over befall all entry points at once: every call is held at the same place, and goes on when the
-// server is back and strangers have been given the transaction ids of those that were lost.
+// A crash and a fail-over befall all entry points at once: every call is held at the same place,
+// and goes on when the server is back and strangers have been given the transaction ids of those
+// that were lost.
 
 func TestCrashes(t *testing.T) {
 	for _, s := range disasters() {
@@ -94,7 +95,8 @@ func newStage(t *testing.T, server *testenv.PostgresServer) *stage {
 	return stage
 }
 
-// disaster lets every entry point come to the chosen place, then lets it happen, and judges them all.
+// disaster lets every entry point come to the chosen place, then lets it happen, and judges them
+// all.
 func (st *stage) disaster(t *testing.T, s setup, f fault, place int, happen func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
@@ -162,8 +164,8 @@ func (st *stage) useUp(ctx context.Context, id uint64) error {
 	return err
 }
 
-// stopWALWriter keeps the log of commits that are not synchronous, as all are here, in memory: until somebody fills 4
-// MB.
+// stopWALWriter keeps the log of commits that are not synchronous, as all are here, in memory:
+// until somebody fills 4 MB.
 func (st *stage) stopWALWriter(t *testing.T) (pid int) {
 	_, err := st.direct.Exec(t.Context(), `CHECKPOINT`) // what was there before stays
 	require.NoError(t, err)
@@ -173,8 +175,8 @@ func (st *stage) stopWALWriter(t *testing.T) (pid int) {
 	return pid
 }
 
-// crash kills a session as a system does that is out of memory. The server ends all others, and recovers from what of
-// the log has reached the disk.
+// crash kills a session as a system does that is out of memory. The server ends all others, and
+// recovers from what of the log has reached the disk.
 func (st *stage) crash(ctx context.Context, walWriter int) error {
 	var conns [2]*pgx.Conn
 	for i := range conns {

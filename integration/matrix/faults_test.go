@@ -24,8 +24,8 @@ type sent struct {
 	name   string // its type, with the SQL or the tag that it carries
 }
 
-// point is a place in the conversation of a call: before a message, or before a byte of an answer. A rehearsal
-// without fault has recorded where they are.
+// point is a place in the conversation of a call: before a message, or before a byte of an answer.
+// A rehearsal without fault has recorded where they are.
 type point struct {
 	name string
 	sent
@@ -108,8 +108,8 @@ type fault struct {
 	outcome  error            // what every error must be
 }
 
-// mostly is what a lost connection may be answered with. unknown is judged by how far the answers came; see
-// mayBeUnknown.
+// mostly is what a lost connection may be answered with. unknown is judged by how far the answers
+// came; see mayBeUnknown.
 func mostly(s setup) []answer {
 	allowed := []answer{committed, resultLost, nothing}
 	if s.oneShot || s.handle != pooled {
@@ -249,9 +249,9 @@ func held(ctx context.Context, w *world, c *call) (func(), error) {
 	return func() { _ = tx.Rollback(ctx) }, err
 }
 
-// mayBeUnknown is S6: a one-shot call that was cut before its first answer. A round trip that only prepares
-// statements leaves no doubt, except at its very end, where pgx does not say that it was still preparing. A single
-// connection that is lost leaves nobody to ask.
+// mayBeUnknown is S6: a one-shot call that was cut before its first answer. A round trip that only
+// prepares statements leaves no doubt, except at its very end, where pgx does not say that it was
+// still preparing. A single connection that is lost leaves nobody to ask.
 func (f *fault) mayBeUnknown(s setup, p point, all, rehearsal []sent) bool {
 	switch {
 	case s.handle != pooled, f.unasked:

@@ -50,7 +50,8 @@ type truth struct {
 	done  bool // the key of Once
 }
 
-// ask waits for the transactions that still hold the fence, and for the sessions that a fault has left, and then looks.
+// ask waits for the transactions that still hold the fence, and for the sessions that a fault has
+// left, and then looks.
 func (w *world) ask(ctx context.Context, c *call) (is truth, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -49,7 +49,8 @@ func newBouncer(t *testing.T, server string) (url string) {
 	return testenv.PgBouncer(t, server, "transaction", "default_pool_size=8").URL()
 }
 
-// prepares is whether an entry point gives a statement a name of its own. Only newer PgBouncers keep track of these.
+// prepares is whether an entry point gives a statement a name of its own. Only newer PgBouncers
+// keep track of these.
 func prepares(s setup) bool { return s.name == "Tx Prepare" }
 
 // bouncerFaults are like faults. What has arrived at PgBouncer may not have been passed on.

@@ -23,7 +23,8 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// level is an isolation level and where it comes from: an option of the call, or the default of the database.
+// level is an isolation level and where it comes from: an option of the call, or the default of the
+// database.
 type level struct {
 	option     pgx.TxIsoLevel
 	byDatabase pgx.TxIsoLevel
@@ -94,8 +95,8 @@ const schema = `
 	CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED
 		FOR EACH ROW WHEN (NEW.resource LIKE 'stalled:%') EXECUTE FUNCTION stall()`
 
-// newWorlds starts one server with n worlds on it. A COMMIT that is synchronous there waits for ever: for a standby
-// that does not exist.
+// newWorlds starts one server with n worlds on it. A COMMIT that is synchronous there waits for
+// ever: for a standby that does not exist.
 func newWorlds(t *testing.T, n int) chan *world {
 	server := testenv.OwnPostgres(t, "synchronous_standby_names=nobody", "max_connections=400")
 	template := server.Pool()

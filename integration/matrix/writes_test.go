@@ -1,5 +1,5 @@
-// Package matrix holds every promise of the write layer against every entry point, isolation level, query mode and
-// fault, and asks the database afterwards.
+// Package matrix holds every promise of the write layer against every entry point, isolation level,
+// query mode and fault, and asks the database afterwards.
 //
 //	go test ./integration/matrix -run 'TestWrites/Exec/.*/.*/.*/cut'    one slice, in the form that CI runs
 //	make matrix                                                   all of it, on every version of Postgres
@@ -38,7 +38,8 @@ func TestMain(m *testing.M) {
 	testenv.Main(m)
 }
 
-// full is whether everything is run, or what CI has the time for; written is whether the page is to show this run.
+// full is whether everything is run, or what CI has the time for; written is whether the page is to
+// show this run.
 var (
 	full    = os.Getenv("FENCEDB_MATRIX") == "full"
 	written = full || os.Getenv("FENCEDB_MATRIX") == "sample"
@@ -65,8 +66,9 @@ func TestWrites(t *testing.T) {
 	}
 }
 
-// TestThePageSaysWhatTheMatrixFound comes last. It writes the page after a whole run that found nothing wrong, if
-// asked to, and compares it with the tables of this package otherwise; FENCEDB_MATRIX=page shows the kept results anew.
+// TestThePageSaysWhatTheMatrixFound comes last. It writes the page after a whole run that found
+// nothing wrong, if asked to, and compares it with the tables of this package otherwise;
+// FENCEDB_MATRIX=page shows the kept results anew.
 func TestThePageSaysWhatTheMatrixFound(t *testing.T) {
 	byVersion := map[string]results{}
 	text, err := os.ReadFile(kept)
@@ -92,9 +94,10 @@ func TestThePageSaysWhatTheMatrixFound(t *testing.T) {
 	require.True(t, withTables(string(shown), byVersion) == string(shown), "FENCEDB_MATRIX=page go test ./integration/matrix -run ThePage writes %s anew", page)
 }
 
-// setups are those in which an entry point meets a fault. Without any, all. Every byte is for the default level in
-// every mode, and for every level in the default mode; CI takes it in the default setup, and of the rest a sample in
-// which each fault meets each level, each mode and each handle, and each entry point each fault.
+// setups are those in which an entry point meets a fault. Without any, all. Every byte is for the
+// default level in every mode, and for every level in the default mode; CI takes it in the default
+// setup, and of the rest a sample in which each fault meets each level, each mode and each handle,
+// and each entry point each fault.
 func setups(e *entry, nth, f int) (all []setup) {
 	fault := &faults[f]
 	for l, level := range levels {
@@ -144,7 +147,8 @@ func (w *world) try(t *testing.T, s setup, f *fault, again *repeats) {
 	}
 }
 
-// repeats are the cases that took too long beside others. Each has the machine to itself at the end of its test.
+// repeats are the cases that took too long beside others. Each has the machine to itself at the end
+// of its test.
 type repeats struct {
 	mu  sync.Mutex
 	all []func(t *testing.T, last bool) (done bool)
@@ -188,9 +192,9 @@ func (w *world) rehearse(t *testing.T, s setup, f *fault) []sent {
 }
 
 // sample is all points in full and in the default setup, but of the bytes there only in full: each
-// entry point has others of them, and messages are cut at each of their ends as well. Elsewhere, and
-// for the one-shot forms of guard, which are those of fencedb under a lease, CI has the time for one of
-// those that take long, and for some of those that are many.
+// entry point has others of them, and messages are cut at each of their ends as well. Elsewhere,
+// and for the one-shot forms of guard, which are those of fencedb under a lease, CI has the time
+// for one of those that take long, and for some of those that are many.
 func sample(s setup, f *fault, points []point) (some []point) {
 	every := 1
 	byDefault := s.level == levels[0] && s.mode == modes[0] && s.handle == pooled && !(s.oneShot && strings.HasPrefix(s.name, "guard."))

@@ -1,4 +1,5 @@
-// Package soak keeps both halves of fencedb under a mixed load, on servers of its own, and looks for what grows.
+// Package soak keeps both halves of fencedb under a mixed load, on servers of its own, and looks
+// for what grows.
 //
 //	go test ./integration/soak    in the form of every change: two minutes
 //	make soak FOR=1h              longer, with more in it
@@ -165,7 +166,8 @@ func add(ctx context.Context, tx pgx.Tx, item string) error {
 	return err
 }
 
-// overtaken writes after its lease was revoked and somebody else has sealed the item, and is refused.
+// overtaken writes after its lease was revoked and somebody else has sealed the item, and is
+// refused.
 func (l *load) overtaken(ctx context.Context, item string) error {
 	held, err := l.issuer.Acquire(ctx, item)
 	if err != nil {

@@ -11,8 +11,9 @@ import (
 	"github.com/fencedb/fencedb/lease"
 )
 
-// Beside the objects there is a semaphore, and an order that is to be carried out once. They protect
-// no data, and are not safe where Redis loses its own, so the faults that take keys leave theirs.
+// Beside the objects there is a semaphore, and an order that is to be carried out once. They
+// protect no data, and are not safe where Redis loses its own, so the faults that take keys leave
+// theirs.
 const (
 	permits = "permits"
 	limit   = 2 // of them at once

@@ -6,15 +6,15 @@
 // between accounts, insert and delete a row, take a job from step to step, hold permits and carry
 // out an order once; some sleep past the end of their lease on purpose and write all the same.
 // Meanwhile they are stopped and killed, their connections are delayed, held and cut by proxies of
-// this program, and what Redis knows of them is taken away or set back. A schedule that follows from
-// a seed says what happens in which order.
+// this program, and what Redis knows of them is taken away or set back. A schedule that follows
+// from a seed says what happens in which order.
 //
 // Every attempt is told before it begins and when it has returned, and leaves a row in the
-// transaction that it makes, so that the judge knows for each one what it was told and what is true.
-// See the promises in judge.go, and docs/chaos.md.
+// transaction that it makes, so that the judge knows for each one what it was told and what is
+// true. See the promises in judge.go, and docs/chaos.md.
 //
-// A suite that finds nothing proves little unless it finds what is there. So each [Control] is a way
-// to write that is wrong, and a run with it must end in a conviction.
+// A suite that finds nothing proves little unless it finds what is there. So each [Control] is a
+// way to write that is wrong, and a run with it must end in a conviction.
 package chaos
 
 import (
@@ -84,8 +84,8 @@ func (c Config) Check() error {
 }
 
 // Run tries, judges and takes everything that it has made off the servers. When ctx ends, or c.Log
-// cannot be written to any more, it stops early and judges what there is. An error means that there is
-// no verdict.
+// cannot be written to any more, it stops early and judges what there is. An error means that there
+// is no verdict.
 func Run(ctx context.Context, c Config) (v *Verdict, err error) {
 	if err := c.Check(); err != nil {
 		return nil, err
@@ -143,8 +143,8 @@ func (c *crew) faults(ctx context.Context) {
 }
 
 // healed waits until every object was written by an attempt that began after a time, and returns
-// when that was. An object may stay idle for what a waiter that was forgotten sleeps, and the limit of
-// an attempt, with room for a machine that is busy.
+// when that was. An object may stay idle for what a waiter that was forgotten sleeps, and the limit
+// of an attempt, with room for a machine that is busy.
 func (c *crew) healed(ctx context.Context, after int64, what string) int64 {
 	limit := 20*time.Second + 10*c.TTL
 	if c.Control != NoControl {

@@ -115,8 +115,8 @@ func nothingIsLeft(t *testing.T, postgres string, client *redis.Client, run stri
 	require.Empty(t, keys)
 }
 
-// Each wrong way to write has to be seen, and for what it is. On a busy machine a run of seconds may not
-// come to it, so there are up to four.
+// Each wrong way to write has to be seen, and for what it is. On a busy machine a run of seconds
+// may not come to it, so there are up to four.
 func TestEveryControlIsConvicted(t *testing.T) {
 	t.Parallel()
 	for control, tc := range map[Control]struct {

@@ -50,8 +50,8 @@ type drill struct {
 	sure           fencedb.Grant // A's grant, as a program has it that looks at nothing but the token
 }
 
-// broken is a promise that was not kept. With any other error a step could not be carried out, which
-// says nothing of promises.
+// broken is a promise that was not kept. With any other error a step could not be carried out,
+// which says nothing of promises.
 type broken string
 
 func (b broken) Error() string { return string(b) }
@@ -59,9 +59,9 @@ func (b broken) Error() string { return string(b) }
 func brokenf(format string, args ...any) error { return broken(fmt.Sprintf(format, args...)) }
 
 // Drill stages one scene on the servers and explains each step to c.Log: a lease expires while its
-// renewals fail, its holder writes late and releases late. Then clients compete on purpose. It takes
-// everything off the servers again. Of the settings it uses the addresses, Open, TTL and Control.
-// An error means that a step could not be carried out.
+// renewals fail, its holder writes late and releases late. Then clients compete on purpose. It
+// takes everything off the servers again. Of the settings it uses the addresses, Open, TTL and
+// Control. An error means that a step could not be carried out.
 func Drill(ctx context.Context, c Config) (result *Drilled, err error) {
 	c.complete()
 	result = &Drilled{TTL: Span(c.TTL)}

@@ -31,7 +31,8 @@ type kind struct {
 	do   func(context.Context, *crew, Fault) error
 }
 
-// kinds are the faults that need no rights over the servers. Delay and Jitter count in delays of the fault.
+// kinds are the faults that need no rights over the servers. Delay and Jitter count in delays of
+// the fault.
 var kinds = []kind{
 	{"pause", pause},
 	{"kill", kill},
@@ -163,7 +164,8 @@ func weather(w faulty.Weather, to ...int) func(context.Context, *crew, Fault) er
 	}
 }
 
-// commitRepliesLost has the workers themselves lose the replies: no network sees a COMMIT through TLS.
+// commitRepliesLost has the workers themselves lose the replies: no network sees a COMMIT through
+// TLS.
 func commitRepliesLost(ctx context.Context, c *crew, f Fault) (err error) {
 	for _, m := range c.stricken(f) {
 		err = errors.Join(err, m.worker.Order(true))

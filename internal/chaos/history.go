@@ -22,8 +22,8 @@ const (
 	Open      Outcome = ""        // the process died before it was told
 )
 
-// outcomeOf reads an answer. With package fencedb only one error leaves a doubt; with pgx alone, which is
-// plain, every error that is not Postgres's own does.
+// outcomeOf reads an answer. With package fencedb only one error leaves a doubt; with pgx alone,
+// which is plain, every error that is not Postgres's own does.
 func outcomeOf(err error, plain bool) Outcome {
 	switch {
 	case err == nil, errors.Is(err, fencedb.ErrCommitted):

@@ -110,7 +110,8 @@ func (e *evidence) judge() []Violation {
 	return e.found
 }
 
-// accuse notes a violation that an attempt shows. The text goes on where the name of the attempt ends.
+// accuse notes a violation that an attempt shows. The text goes on where the name of the attempt
+// ends.
 func (e *evidence) accuse(id int64, promise, format string, args ...any) {
 	v := Violation{Promise: promise, Text: e.describe(id) + " " + fmt.Sprintf(format, args...)}
 	if a := e.attempts[id]; a != nil {
@@ -181,8 +182,8 @@ func (e *evidence) chain(o object, resource string, effects []Effect) {
 	}
 }
 
-// change is what one operation does to an object: for each resource, the version that it finds and the one
-// that it leaves. Resources that it does not touch have nil.
+// change is what one operation does to an object: for each resource, the version that it finds and
+// the one that it leaves. Resources that it does not touch have nil.
 type change [3]*Effect
 
 // linearizable asks porcupine whether the attempts of an object can be put in one order, each

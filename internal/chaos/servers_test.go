@@ -20,9 +20,9 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// serverFault is a fault of a server that a test may disturb. do returns when it is over. keys are what the
-// run can have in Redis. It may wait until every object was written once more, so that there is something to
-// lose.
+// serverFault is a fault of a server that a test may disturb. do returns when it is over. keys are
+// what the run can have in Redis. It may wait until every object was written once more, so that
+// there is something to lose.
 func serverFault(name string, do func(ctx context.Context, keys []string, written func()) error) kind {
 	return kind{name, func(ctx context.Context, c *crew, _ Fault) error {
 		return do(ctx, c.keys(), func() { c.healed(ctx, now(), "work before "+name) })
@@ -207,8 +207,8 @@ func TestTheClockSetBackAndForth(t *testing.T) {
 //go:embed clock.c.txt
 var clockCode []byte // not named .c, or go build would want cgo
 
-// redisWithClock is a Redis with a clock of its own, which setBack puts back by so much more, at once;
-// the data stays. It needs a C compiler, and Linux.
+// redisWithClock is a Redis with a clock of its own, which setBack puts back by so much more, at
+// once; the data stays. It needs a C compiler, and Linux.
 func redisWithClock(t *testing.T) (server *testenv.RedisServer, setBack func(time.Duration)) {
 	t.Helper()
 	if runtime.GOOS != "linux" {

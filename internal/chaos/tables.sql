@@ -1,6 +1,6 @@
--- What is worked on. The indexes serve reading; nothing is unique where a constraint would refuse what
--- the judge has to see. What is done to a job is noted beside the fence, because a grant that is carried
--- does not admit to tables with a ledger.
+-- What is worked on. The indexes serve reading; nothing is unique where a constraint would refuse
+-- what the judge has to see. What is done to a job is noted beside the fence, because a grant that
+-- is carried does not admit to tables with a ledger.
 CREATE TABLE entries (resource text NOT NULL, value bigint NOT NULL);
 CREATE INDEX ON entries (resource, value);
 CREATE TABLE registers (resource text PRIMARY KEY, value bigint NOT NULL);

@@ -62,7 +62,8 @@ var ways = map[Control]way{
 	NoTrigger:         {open: true},
 }
 
-// intruded says whether somebody writes without a token. It is refused where the tables are protected.
+// intruded says whether somebody writes without a token. It is refused where the tables are
+// protected.
 func (c Control) intruded() bool { return !ways[c].open && c != NoRowFence || c == NoTrigger }
 
 func noFence(context.Context, pgx.Tx, fencedb.Grant) error { return nil }

@@ -43,9 +43,9 @@ type task struct {
 // Kind is the name of the workers for [worker.Become].
 const Kind = "chaos"
 
-// Worker is what a worker process does. A program that calls [Run] hands it to [worker.Become] first
-// thing, under the name [Kind]: the suite starts that program again for each worker. It tells of each
-// attempt twice: when it begins, and when it has returned.
+// Worker is what a worker process does. A program that calls [Run] hands it to [worker.Become]
+// first thing, under the name [Kind]: the suite starts that program again for each worker. It tells
+// of each attempt twice: when it begins, and when it has returned.
 func Worker(open OpenRedis) worker.Life {
 	return func(ctx context.Context, self *worker.Self) (err error) {
 		d := &desk{self: self, issuers: map[bool]*lease.Issuer{}, permits: map[bool]*lease.Semaphore{}}
@@ -110,8 +110,8 @@ func (c *forgetful) Read(reply []byte) (int, error) {
 	return n, err
 }
 
-// connect connects to the schema of the run: the suite, which has nil, or a worker through its network.
-// A worker loses replies while losing is set. Its sessions are called as the run is.
+// connect connects to the schema of the run: the suite, which has nil, or a worker through its
+// network. A worker loses replies while losing is set. Its sessions are called as the run is.
 func (t task) connect(ctx context.Context, losing *atomic.Bool) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(t.PostgresURL)
 	if err != nil {
@@ -143,7 +143,8 @@ type desk struct {
 	count   atomic.Int64 // of attempts
 	turns   [job + 1]atomic.Int64
 
-	// When somebody did last: write without a token, ask for a permit, ask for the result of the order, oversleep.
+	// When somebody did last: write without a token, ask for a permit, ask for the result of the
+	// order, oversleep.
 	intruded, admitted, ordered, slept atomic.Int64
 }
 
@@ -167,8 +168,9 @@ func (d *desk) employ() (err error) {
 	return err
 }
 
-// serve makes attempts, one after the other. Only one client at a time oversleeps, and not often: nobody
-// else has its counter then until the lease is over. With a control there is nothing to lose by that.
+// serve makes attempts, one after the other. Only one client at a time oversleeps, and not often:
+// nobody else has its counter then until the lease is over. With a control there is nothing to lose
+// by that.
 func (d *desk) serve(ctx context.Context, random *rand.Rand) {
 	often := 6 * d.TTL
 	if d.Control != NoControl {
@@ -209,8 +211,8 @@ func due(last *atomic.Int64, often time.Duration) bool {
 
 func pick[T any](random *rand.Rand, from ...T) T { return from[random.IntN(len(from))] }
 
-// one is the next object of a kind. They take turns, so that none waits for long to be written again
-// where there are many.
+// one is the next object of a kind. They take turns, so that none waits for long to be written
+// again where there are many.
 func (d *desk) one(kind int) object {
 	turn := int(d.turns[kind].Add(1)) + d.Process
 	return d.objects[turn%d.Width*len(objects)+kind]
@@ -388,9 +390,9 @@ func (d *desk) update(ctx context.Context, random *rand.Rand, a *Attempt, o obje
 var errSlot = errors.New("the row of the slot is there and should not be, or the other way round")
 
 // rewrite reads the one resource of an object and writes it. A counter is a table that only grows,
-// so that no lock on a row stands in for the fence. The versions of the slot are those of its effects,
-// because its row cannot count while it is not there. A job is locked before it is read, as a grant
-// that is carried demands.
+// so that no lock on a row stands in for the fence. The versions of the slot are those of its
+// effects, because its row cannot count while it is not there. A job is locked before it is read,
+// as a grant that is carried demands.
 func rewrite(ctx context.Context, tx pgx.Tx, a *Attempt, o object, g fencedb.Grant, pause time.Duration) error {
 	read, write, notes := `SELECT coalesce(max(value), 0) FROM entries WHERE resource = $1`, `INSERT INTO entries VALUES ($1, $2)`, "effects"
 	switch o.kind {

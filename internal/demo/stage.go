@@ -147,8 +147,8 @@ func (s *scene) perform() {
 // evening is the slot that everybody wants.
 var evening = time.Date(2030, time.June, 1, 19, 0, 0, 0, time.UTC)
 
-// reserve orders a reservation of the story's table for the whole table, which is held at a point or
-// runs through.
+// reserve orders a reservation of the story's table for the whole table, which is held at a point
+// or runs through.
 func (s *scene) reserve(w *worker.Worker, guest string, hold worker.Point, change ...func(*worker.Request)) {
 	r := worker.Request{
 		Booking: booking.Booking{Table: s.story.table, Slot: evening, Guest: guest, Party: 4},

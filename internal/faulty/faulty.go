@@ -40,8 +40,8 @@ func set[T any](mu *sync.Mutex, field *T, value T) {
 	*field = value
 }
 
-// judged has a judge, which mu guards also while it runs, decide what happens to a message. It passes if there
-// is none.
+// judged has a judge, which mu guards also while it runs, decide what happens to a message. It
+// passes if there is none.
 func judged[M, V any](mu *sync.Mutex, judge *func(M) V, message M) (verdict V) {
 	mu.Lock()
 	defer mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// Weather is what a [Network] does to the bytes that it carries. The zero value carries them at once.
+// Weather is what a [Network] does to the bytes that it carries. The zero value carries them at
+// once.
 type Weather struct {
 	Delay  time.Duration // of every byte, in each direction
 	Jitter time.Duration // up to so much more, drawn anew for each piece
@@ -22,8 +23,8 @@ type Weather struct {
 	Refuse       bool // connections are cut, what was on its way is lost, and new ones are closed at once
 }
 
-// Network carries connections from clients to any server, and disturbs them. It knows no protocol, so
-// it also carries TLS and any number of servers: a client says first which one it wants. Clients
+// Network carries connections from clients to any server, and disturbs them. It knows no protocol,
+// so it also carries TLS and any number of servers: a client says first which one it wants. Clients
 // reach it through a socket in the file system, so that the rights of its directory say who may.
 type Network struct {
 	listener net.Listener
@@ -134,8 +135,8 @@ func (n *Network) open(l link) bool {
 	return !n.weather.Refuse
 }
 
-// pump carries one direction until either end closes it or what it carries is lost. What was read at once
-// waits at once; what comes meanwhile waits behind it.
+// pump carries one direction until either end closes it or what it carries is lost. What was read
+// at once waits at once; what comes meanwhile waits behind it.
 func (n *Network) pump(l link, from io.Reader, to io.Writer, fate func(Weather) (hold, lose bool)) {
 	defer l.cut()
 	piece := make([]byte, 16<<10)

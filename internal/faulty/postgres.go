@@ -90,14 +90,14 @@ type Round struct {
 	TxStatus byte // as in [pgproto3.ReadyForQuery]
 }
 
-// OnRound judges every round trip at the last message of its answer, until the next call. nil passes
-// all.
+// OnRound judges every round trip at the last message of its answer, until the next call. nil
+// passes all.
 func (p *PostgresProxy) OnRound(judge func(Round) Fate) { set(&p.mu, &p.rounds, judge) }
 
 // AfterBytes lets clients get n more bytes. The fate strikes the connection of what comes next from
-// the server, once: Cut, Reset, Orphan or Silence; or Garble, which inverts the bits of one byte and
-// lets everything after it pass. The values of n from 0 to the length of an answer less 1 cover every
-// place in it. A negative n cancels it.
+// the server, once: Cut, Reset, Orphan or Silence; or Garble, which inverts the bits of one byte
+// and lets everything after it pass. The values of n from 0 to the length of an answer less 1 cover
+// every place in it. A negative n cancels it.
 func (p *PostgresProxy) AfterBytes(n int, fate Fate) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,8 +185,8 @@ func (l *postgresLink) isSilent() bool {
 	return l.silent.Load()
 }
 
-// startup passes the first message, and reports whether a session follows. It refuses encryption, which
-// would hide the messages.
+// startup passes the first message, and reports whether a session follows. It refuses encryption,
+// which would hide the messages.
 func (l *postgresLink) startup() bool {
 	for {
 		msg, err := l.backend.ReceiveStartupMessage()
@@ -278,8 +278,8 @@ func (l *postgresLink) answered(msg pgproto3.BackendMessage) Fate {
 	return Pass
 }
 
-// hold keeps msg back while a Pause waits, until its round trip is complete; then all of it goes on,
-// after the Pause if it is meant.
+// hold keeps msg back while a Pause waits, until its round trip is complete; then all of it goes
+// on, after the Pause if it is meant.
 func (l *postgresLink) hold(msg pgproto3.FrontendMessage, sql string) (held bool) {
 	l.mu.Lock()
 	waiting := l.paused

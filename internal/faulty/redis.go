@@ -267,12 +267,14 @@ var sources sync.Map
 
 var header = regexp.MustCompile(`(?m)^-- (\w+)\.lua:`)
 
-// helpers are the files that other scripts have in them, before their own text or after its beginning.
+// helpers are the files that other scripts have in them, before their own text or after its
+// beginning.
 var helpers = []string{"common", "holder", "holders"}
 
-// script returns the verb of a request with arguments, and the name of the script that it calls, which
-// is in the last header that is not of a helper. The call is made one with the source, so that a verdict
-// is never spent on a NOSCRIPT error. For a digest that no proxy has seen in full, the request is nil.
+// script returns the verb of a request with arguments, and the name of the script that it calls,
+// which is in the last header that is not of a helper. The call is made one with the source, so
+// that a verdict is never spent on a NOSCRIPT error. For a digest that no proxy has seen in full,
+// the request is nil.
 func script(request []byte) (verb, name string, withSource []byte) {
 	words := strings.SplitN(string(request), "\r\n", 6) // *5 $7 EVALSHA $40 digest, and the rest
 	if len(words) < 6 {

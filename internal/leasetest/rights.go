@@ -1,4 +1,5 @@
-// Package leasetest runs what asks Redis with the documented rights, and against servers that refuse.
+// Package leasetest runs what asks Redis with the documented rights, and against servers that
+// refuse.
 package leasetest
 
 import (
@@ -79,8 +80,9 @@ func SetUser(t *testing.T, server *redis.Client, user string, rights []string) {
 	require.NoError(t, server.ACLSetUser(t.Context(), user, rules...).Err())
 }
 
-// Everything makes each call that a package offers. It hands every error to try, which gives it back
-// and, of one that says denied, ends ctx: then the rest is of no interest. admin has all rights.
+// Everything makes each call that a package offers. It hands every error to try, which gives it
+// back and, of one that says denied, ends ctx: then the rest is of no interest. admin has all
+// rights.
 type Everything func(ctx context.Context, t *testing.T, client, admin redis.UniversalClient, namespace string,
 	try func(error) error)
 

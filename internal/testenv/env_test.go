@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	Main(m)
 }
 
-// startServersAndEnd says "started" on stdout once the servers run, and ends when its stdin does. It
-// never calls Close.
+// startServersAndEnd says "started" on stdout once the servers run, and ends when its stdin does.
+// It never calls Close.
 func startServersAndEnd(way string) {
 	env, err := Start(context.Background(), Options{})
 	if err != nil {

@@ -177,8 +177,8 @@ func versionIn(text string) float64 {
 	return version
 }
 
-// locate finds where a server can be had from first, in the order of the package documentation: at a
-// URL, or from a program. It starts nothing. For a server of our own only programs count.
+// locate finds where a server can be had from first, in the order of the package documentation: at
+// a URL, or from a program. It starts nothing. For a server of our own only programs count.
 func (s service) locate(ctx context.Context, h host, own bool) (url, program string, err error) {
 	remedy := "install " + s.name + " so that its server is on PATH"
 	var tried []string

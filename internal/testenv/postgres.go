@@ -45,8 +45,8 @@ var loopbackOnly = []string{
 	"dynamic_shared_memory_type=mmap", // in the data directory, so that it goes with it
 }
 
-// postgresServer is a Postgres that tests share. One that was started here has the URL of a superuser,
-// in the database postgres.
+// postgresServer is a Postgres that tests share. One that was started here has the URL of a
+// superuser, in the database postgres.
 type postgresServer struct {
 	found
 
@@ -134,9 +134,9 @@ func (c *postgresCluster) start(ctx context.Context) error {
 	return c.run(ctx, acceptsConnections, stopPostgres, argv...)
 }
 
-// restart starts the server on the port it had, and a standby for the first time. It is shut down in
-// good order first if it still runs. After a crash the old server's children need a moment to notice,
-// and until then a new one refuses to touch their shared memory.
+// restart starts the server on the port it had, and a standby for the first time. It is shut down
+// in good order first if it still runs. After a crash the old server's children need a moment to
+// notice, and until then a new one refuses to touch their shared memory.
 func (c *postgresCluster) restart(ctx context.Context) error {
 	if c.process == nil {
 		return c.onFreePort(ctx, c.start)

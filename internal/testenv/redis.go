@@ -106,8 +106,8 @@ func (n *redisNode) start(ctx context.Context) error {
 	return n.run(ctx, redisServes, stopByKill, argv...)
 }
 
-// restart starts the server on the port it had. It is shut down in good order first if it still runs,
-// which saves its data if it has save points.
+// restart starts the server on the port it had. It is shut down in good order first if it still
+// runs, which saves its data if it has save points.
 func (n *redisNode) restart(ctx context.Context) error {
 	if err := n.end(syscall.SIGTERM); err != nil {
 		return err

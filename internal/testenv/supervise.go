@@ -113,8 +113,8 @@ func (p *process) exited(within time.Duration) bool {
 }
 
 // await waits until the log has what a server says when it serves, or without that until a command
-// has succeeded. It gives up when the process or ctx has ended, with an error that shows the log. The
-// log is that of our own process: nothing that another server on its port answers counts.
+// has succeeded. It gives up when the process or ctx has ended, with an error that shows the log.
+// The log is that of our own process: nothing that another server on its port answers counts.
 func (p *process) await(ctx context.Context, says *regexp.Regexp) error {
 	there := func() bool {
 		if says == nil {
@@ -243,8 +243,8 @@ type own struct {
 	}
 }
 
-// Kill crashes the server with SIGKILL and returns once it is gone. The children of a Postgres follow
-// it. What it had saved stays, for Restart.
+// Kill crashes the server with SIGKILL and returns once it is gone. The children of a Postgres
+// follow it. What it had saved stays, for Restart.
 func (o *own) Kill() {
 	o.t.Helper()
 	o.must("kill", o.server.end(syscall.SIGKILL))
@@ -299,8 +299,9 @@ const (
 const portAttempts = 20
 
 // onFreePort calls start when the node has a port that was free a moment ago, as was the next one,
-// which the bus of a Redis Cluster takes. It takes another port when start failed and one of the two
-// is taken by then: between asking and binding lies a race that cannot be closed, only run again.
+// which the bus of a Redis Cluster takes. It takes another port when start failed and one of the
+// two is taken by then: between asking and binding lies a race that cannot be closed, only run
+// again.
 func (n *node) onFreePort(ctx context.Context, start func(context.Context) error) error {
 	failure := errors.New("found no free port on " + loopback)
 	for range portAttempts {

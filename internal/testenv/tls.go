@@ -82,8 +82,8 @@ func (c *Certificates) config() (*tls.Config, error) {
 // authorityFile is the argument of redis-server by which a node knows that it is to speak TLS.
 const authorityFile = "--tls-ca-cert-file"
 
-// Redis are the arguments with which [OwnRedis], [Sentinel] and [Cluster] speak TLS only, to clients
-// that show a certificate of the authority.
+// Redis are the arguments with which [OwnRedis], [Sentinel] and [Cluster] speak TLS only, to
+// clients that show a certificate of the authority.
 func (c *Certificates) Redis() []string {
 	if c == nil {
 		return nil

@@ -258,9 +258,9 @@ func (c *ClusterServers) BeginMove(slot int) {
 	c.do(c.nodes[from], "CLUSTER", "SETSLOT", slot, "MIGRATING", c.ids[to])
 }
 
-// FinishMove moves the keys and then the slot, and returns once all nodes agree on every owner and its
-// epoch. The new owner outbids the epochs that it knows. If one that it does not know yet were in a
-// message from the old owner that is still on its way, the slot would go back.
+// FinishMove moves the keys and then the slot, and returns once all nodes agree on every owner and
+// its epoch. The new owner outbids the epochs that it knows. If one that it does not know yet were
+// in a message from the old owner that is still on its way, the slot would go back.
 func (c *ClusterServers) FinishMove(slot int) {
 	c.t.Helper()
 	const atOnce, timeout = 100, 5000 // keys, milliseconds

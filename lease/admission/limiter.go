@@ -108,9 +108,9 @@ type Config struct {
 	Tracers []Tracer
 }
 
-// Tracer is called for the decisions of a [Limiter], in pairs: each start is followed by one end, which
-// gets the context that the start returned; so does the request to Redis in between. It is called on
-// the path of the request, by many goroutines at once, and must be quick.
+// Tracer is called for the decisions of a [Limiter], in pairs: each start is followed by one end,
+// which gets the context that the start returned; so does the request to Redis in between. It is
+// called on the path of the request, by many goroutines at once, and must be quick.
 type Tracer interface {
 	TraceAdmissionStart(ctx context.Context, s TraceStart) context.Context
 	TraceAdmissionEnd(ctx context.Context, e TraceEnd)

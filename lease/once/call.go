@@ -29,8 +29,8 @@ type flight struct {
 }
 
 // share makes the caller the first of its key, or a follower of the first. If the first fails, one
-// of its followers becomes the next; an outage that the first has waited for fails them all, because
-// one after the other would wait for it.
+// of its followers becomes the next; an outage that the first has waited for fails them all,
+// because one after the other would wait for it.
 func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed bool, err error) {
 	for {
 		f, first := fs.join(c.key)
@@ -52,7 +52,8 @@ func (fs *flights) share(ctx context.Context, c *call) (result []byte, replayed 
 	}
 }
 
-// stands reports whether the flight has learned a result that Redis still has: a flight can last longer than that.
+// stands reports whether the flight has learned a result that Redis still has: a flight can last
+// longer than that.
 func (f *flight) stands() bool {
 	return f.done != nil && (f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)
 }

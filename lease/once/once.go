@@ -49,12 +49,13 @@
 //     runs.
 //   - The runner is cut off from Redis, or is stopped, for longer than that: its context ends, and
 //     its result is refused.
-//   - The reply to a request is lost: it is sent again; a result that was recorded already counts as
-//     recorded.
-//   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that of
-//     the refusal, such as [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied]; those
-//     that pass soon are tried again first, and their error is that of all callers of this process
-//     that wait for the key. If that happens to the recording, the error is [ErrNotRecorded] as well.
+//   - The reply to a request is lost: it is sent again; a result that was recorded already counts
+//     as recorded.
+//   - Redis does not answer, or refuses: nobody runs. The error is [lease.ErrUnreachable] or that
+//     of the refusal, such as [lease.ErrOutOfMemory], [lease.ErrCannotSave] or [lease.ErrDenied];
+//     those that pass soon are tried again first, and their error is that of all callers of this
+//     process that wait for the key. If that happens to the recording, the error is
+//     [ErrNotRecorded] as well.
 //   - The caller's context ends: the call returns within 50 ms. A result that fn had returned is
 //     recorded in the background.
 //
@@ -249,16 +250,16 @@ func NoWait() Option { return func(c *call) { c.noWait = true } }
 // Do returns the recorded result of the key, replayed, or runs fn and records what it returns. The
 // result belongs to the caller.
 //
-// The request is what the key stands for; the same key with another request is [ErrKeyReused]. A nil
-// request matches every request, other than with fencedb.Once, where nil equals nothing but nil. If
-// fn fails, its error is returned, nothing is recorded and the key is free. If the claim was lost
-// while fn failed, the cause is joined. With [ErrNotRecorded] fn has succeeded and its result is
-// returned too, but others may get another one.
+// The request is what the key stands for; the same key with another request is [ErrKeyReused]. A
+// nil request matches every request, other than with fencedb.Once, where nil equals nothing but
+// nil. If fn fails, its error is returned, nothing is recorded and the key is free. If the claim
+// was lost while fn failed, the cause is joined. With [ErrNotRecorded] fn has succeeded and its
+// result is returned too, but others may get another one.
 //
 // Cancelling ctx ends waiting, with [ErrInFlight] and the cause, and ends the context of fn. If fn
-// returns a result all the same, it is recorded; if that takes longer than a moment, it goes on
-// in the background, and the call returns [ErrNotRecorded]. fn must not call Do with its own key: it would
-// wait for itself.
+// returns a result all the same, it is recorded; if that takes longer than a moment, it goes on in
+// the background, and the call returns [ErrNotRecorded]. fn must not call Do with its own key: it
+// would wait for itself.
 func (o *Once) Do(ctx context.Context, key string, request []byte,
 	fn Func, opts ...Option) (result []byte, replayed bool, err error) {
 	if err := o.check(key); err != nil {
@@ -313,8 +314,8 @@ func DoJSON[T any](ctx context.Context, o *Once, key string, request any,
 // Close ends the work in good order, for a program that shuts down. It waits for the results that
 // are being recorded, and then closes the claims as [lease.Issuer.Close] does: the context of every
 // run ends, its claim is released, and calls that would run anything fail with [lease.ErrClosed].
-// Results are replayed as before. If ctx ends first, the claims are closed at once, and a result that
-// has not been recorded by then may be refused, with [ErrNotRecorded].
+// Results are replayed as before. If ctx ends first, the claims are closed at once, and a result
+// that has not been recorded by then may be refused, with [ErrNotRecorded].
 func (o *Once) Close(ctx context.Context) error {
 	if o == nil {
 		return o.check("-")

@@ -106,9 +106,9 @@ var decodeRecord = protocol.OneOf(map[string]bool{"recorded": true, "lost": fals
 // are only locks, here and in the ledger of fences.
 func resource(key string) string { return "once:" + key }
 
-// names are what Redis knows about a key by: the owner of the lease on it, which package lease writes,
-// and the record, a hash of by (lease id and token), fingerprint and result that expires after
-// Config.Done. They share a Cluster slot.
+// names are what Redis knows about a key by: the owner of the lease on it, which package lease
+// writes, and the record, a hash of by (lease id and token), fingerprint and result that expires
+// after Config.Done. They share a Cluster slot.
 func (o *Once) names(key string) (owner, record string) {
 	of := func(kind, field string) string {
 		return protocol.KeyOf(kind, o.cfg.Namespace, resource(key), o.cfg.HashKeys).For(field)

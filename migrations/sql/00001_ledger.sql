@@ -1,23 +1,24 @@
 -- The ledger of fences and the one way to pass it: fencedb.enter.
 --
 -- Errors raised here and in later migrations (stable, for clients in any language):
---   FN001  the token is stale: a newer one, or the same one under another lease, is stored for the resource
+--   FN001  the token is stale: the fence has a newer one, or the same one under another lease
 --   FN002  no token: the transaction wrote to a protected table without having entered a fence
 --   FN003  wrong resource: the transaction entered, but not the fence of this row's resource
---   FN004  lease over: the validity given to enter is not positive, or ended while its fences were entered
+--   FN004  lease over: the validity given to enter is not positive, or ended while it entered
 --   FN005  key reused: an idempotency key was used before, for another request
 --   FN006  too long: the transaction outlasted the validity that it entered with
 --   FN007  ended: the transaction that entered is not open any more
 -- Of Postgres's own, enter raises
 --   55P03  busy: an open transaction held the fence for as long as this one could wait
---   40001  not sealed: above READ COMMITTED, the token has not entered yet (see take); or a newer one is entering
+--   40001  not sealed: above READ COMMITTED, the token has not entered yet (see take), or a newer
+--          one is entering
 -- FN001 to FN003 and 55P03 carry their values as a JSON object in DETAIL.
 
 -- +goose Up
 
--- In every migration: what is read now (defaults, constraints, views, function bodies with RETURN) is not read in the
--- search_path of whoever migrates, where others may have put functions and operators of their own. That path comes
--- back at the end.
+-- In every migration: what is read now (defaults, constraints, views, function bodies with RETURN)
+-- is not read in the search_path of whoever migrates, where others may have put functions and
+-- operators of their own. That path comes back at the end.
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
 -- Ordinary and logged on purpose: a fence that a crash forgets is no fence.
@@ -50,29 +51,33 @@ COMMENT ON TABLE fencedb.signing_key IS 'Signs what carry leaves for the trigger
 
 INSERT INTO fencedb.signing_key DEFAULT VALUES;
 
--- Members of pg_read_all_data and pg_write_all_data reach every table, whatever is revoked, but not past row security.
--- There is no policy, so only the owner reads the key, and with it the functions that run as the owner.
+-- Members of pg_read_all_data and pg_write_all_data reach every table, whatever is revoked, but not
+-- past row security. There is no policy, so only the owner reads the key, and with it the functions
+-- that run as the owner.
 ALTER TABLE fencedb.signing_key ENABLE ROW LEVEL SECURITY;
 
--- Postgres hands transaction ids out again after a crash that lost their WAL, and on a standby that lagged when it was
--- promoted. So an id proves nothing unless the server has run on since it was given. Crash recovery and promotion put every
--- unlogged sequence back to its start, which is how this one tells; and unlike a row, what setval writes is there at once
--- for everybody, whatever becomes of the transaction.
+-- Postgres hands transaction ids out again after a crash that lost their WAL, and on a standby that
+-- lagged when it was promoted. So an id proves nothing unless the server has run on since it was
+-- given. Crash recovery and promotion put every unlogged sequence back to its start, which is how
+-- this one tells; and unlike a row, what setval writes is there at once for everybody, whatever
+-- becomes of the transaction.
 CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
 
--- A guard need not judge every row anew: fencedb.require notes its answer, from the second row on, in the setting
--- fencedb.judged (until when, the token, a nonce, the resource), which ends with the transaction and goes back with a savepoint.
--- Anybody can set that. So its checksum, which contains the transaction id, is the session's own value of this sequence,
--- which nobody else knows, and which only who may change the sequence can set. Whoever has entered one resource knows a
--- sum, and could make another text that has it, or a resource whose sum a forged text has: hence sha256, and the nonce.
+-- A guard need not judge every row anew: fencedb.require notes its answer, from the second row on,
+-- in the setting fencedb.judged (until when, the token, a nonce, the resource), which ends with the
+-- transaction and goes back with a savepoint. Anybody can set that. So its checksum, which contains
+-- the transaction id, is the session's own value of this sequence, which nobody else knows, and
+-- which only who may change the sequence can set. Whoever has entered one resource knows a sum, and
+-- could make another text that has it, or a resource whose sum a forged text has: hence sha256, and
+-- the nonce.
 CREATE UNLOGGED SEQUENCE fencedb.judgement MINVALUE -9223372036854775808;
 
 COMMENT ON SEQUENCE fencedb.judgement IS 'Its currval is the checksum of the setting fencedb.judged.';
 
--- Tokens end at 2^53 - 1 (the largest whole number that Lua, JavaScript and JSON keep exactly), so that a token entered by
--- mistake cannot shut every later holder out.
+-- Tokens end at 2^53 - 1 (the largest whole number that Lua, JavaScript and JSON keep exactly), so
+-- that a token entered by mistake cannot shut every later holder out.
 CREATE TABLE fencedb.foreign_issuers (
     resource_type text COLLATE "C" PRIMARY KEY CHECK (resource_type <> '' AND strpos(resource_type, ':') = 0)
 );
@@ -82,14 +87,15 @@ COMMENT ON TABLE  fencedb.foreign_issuers IS 'The types of resources (the part o
 REVOKE ALL ON fencedb.fences, fencedb.signing_key, fencedb.server_epoch, fencedb.judgement, fencedb.foreign_issuers FROM PUBLIC;
 GRANT SELECT ON fencedb.judgement TO PUBLIC; -- for currval, by the guards
 
--- Which functions and operators a function means must not depend on the search_path of its caller. So each one fixes
--- its own, with SET or, where the body is a single expression, with RETURN, which is read when the migration runs.
--- Functions marked SECURITY DEFINER are the doors. SET costs time in every call, so the inner functions that a door
--- calls each time have none: they run under the door's, and are for no one else (see the REVOKE at the end).
+-- Which functions and operators a function means must not depend on the search_path of its caller.
+-- So each one fixes its own, with SET or, where the body is a single expression, with RETURN, which
+-- is read when the migration runs. Functions marked SECURITY DEFINER are the doors. SET costs time
+-- in every call, so the inner functions that a door calls each time have none: they run under the
+-- door's, and are for no one else (see the REVOKE at the end).
 
--- The signature covers the transaction id: a setting copied from another transaction does not verify.
--- The key is hashed in twice, or a signed text could be extended without it.
--- A body with RETURN that reads no table becomes part of the expression that calls it, and costs no call.
+-- The signature covers the transaction id: a setting copied from another transaction does not
+-- verify. The key is hashed in twice, or a signed text could be extended without it. A body with
+-- RETURN that reads no table becomes part of the expression that calls it, and costs no call.
 CREATE FUNCTION fencedb.signature(key bytea, body text) RETURNS text
     LANGUAGE sql STABLE
     RETURN encode(sha256(key || sha256(key || convert_to(pg_current_xact_id()::text || ' ' || body, 'UTF8'))), 'hex');
@@ -130,10 +136,12 @@ $$;
 
 COMMENT ON FUNCTION fencedb.carried() IS 'Inner function. The grants that this transaction carries: {resource: {"token": ..., "lease": ...}}. NULL when it carries none, or when somebody else wrote the setting.';
 
--- What a transaction says of itself once it has entered or carries, in the setting fencedb.entered: its id, how many
--- milliseconds from its start it may write, its time limit for statements (0 without one), and what it has entered: the token,
--- the lease id and the resource, or, if these are several, an object of JSON in fencedb.grants. The id tells the setting from
--- one that a session has set for longer. No guard believes it: it shortens what a transaction may do, and is for messages.
+-- What a transaction says of itself once it has entered or carries, in the setting fencedb.entered:
+-- its id, how many milliseconds from its start it may write, its time limit for statements (0
+-- without one), and what it has entered: the token, the lease id and the resource, or, if these are
+-- several, an object of JSON in fencedb.grants. The id tells the setting from one that a session
+-- has set for longer. No guard believes it: it shortens what a transaction may do, and is for
+-- messages.
 CREATE FUNCTION fencedb.until() RETURNS float8
     LANGUAGE sql STABLE
     RETURN CASE WHEN split_part(current_setting('fencedb.entered', true), ' ', 1) = pg_current_xact_id_if_assigned()::text
@@ -141,7 +149,8 @@ CREATE FUNCTION fencedb.until() RETURNS float8
 
 COMMENT ON FUNCTION fencedb.until() IS 'Until when this transaction may write, in milliseconds since 1970, by what it said when it entered or carried. NULL when it did neither.';
 
--- Where it is known that the setting is of this transaction. VOLATILE, as the clock is, or it would cost a call.
+-- Where it is known that the setting is of this transaction. VOLATILE, as the clock is, or it would
+-- cost a call.
 CREATE FUNCTION fencedb.left_ms() RETURNS float8
     LANGUAGE sql
     RETURN ('0' || split_part(current_setting('fencedb.entered', true), ' ', 2))::float8 - date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000;
@@ -201,8 +210,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.raise_stale(text, bigint, bigint) IS 'Inner function. Raises FN001.';
 
--- Only a lock owned by the outermost transaction lasts until its end. One taken after a savepoint is given back by
--- ROLLBACK TO, and the fence with it, while the transaction goes on and commits.
+-- Only a lock owned by the outermost transaction lasts until its end. One taken after a savepoint
+-- is given back by ROLLBACK TO, and the fence with it, while the transaction goes on and commits.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.outermost(locker xid) RETURNS boolean
     LANGUAGE plpgsql
@@ -213,8 +222,9 @@ BEGIN
     IF locker = me THEN
         RETURN true;
     END IF;
-    -- A fence that several transactions share has a multixact there, which lists them. So a bare number is either that or
-    -- one transaction; to look up the latter as a multixact fails, or finds one without us.
+    -- A fence that several transactions share has a multixact there, which lists them. So a bare
+    -- number is either that or one transaction; to look up the latter as a multixact fails, or
+    -- finds one without us.
     BEGIN
         RETURN EXISTS (SELECT FROM pg_get_multixact_members(locker) m WHERE m.xid = me);
     EXCEPTION WHEN internal_error OR invalid_parameter_value THEN
@@ -244,12 +254,14 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Inner function. Raises unless locker, as found on a fence that this transaction has just locked, is the outermost transaction.';
 
--- The lock itself is the witness that a transaction has entered: only who may enter can lock a fence, and no setting forged
--- by hand does. It has to be of the outermost transaction. An xmin may be of four billion transactions ago, and an xmax may be
--- the number of a multixact, unless none has come as far as ours. Where others share the lock, a number may be met by chance:
--- there the transaction has to say, too, that it has entered, and takes the lock once more, which gives nothing new to whoever
--- has it. A reset of a fence changes it too, and is no entry; after one, the lease id has to be ours as well. Nor is it one
--- what a role that overtakes has locked (00007): that is for one table.
+-- The lock itself is the witness that a transaction has entered: only who may enter can lock a
+-- fence, and no setting forged by hand does. It has to be of the outermost transaction. An xmin may
+-- be of four billion transactions ago, and an xmax may be the number of a multixact, unless none
+-- has come as far as ours. Where others share the lock, a number may be met by chance: there the
+-- transaction has to say, too, that it has entered, and takes the lock once more, which gives
+-- nothing new to whoever has it. A reset of a fence changes it too, and is no entry; after one, the
+-- lease id has to be ours as well. Nor is it one what a role that overtakes has locked (00007):
+-- that is for one table.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.held(resource text, OUT token bigint, OUT lease_id uuid)
     LANGUAGE plpgsql
@@ -281,9 +293,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.held(text) IS 'Inner function. The token and lease id of a fence that this transaction has entered; NULLs if it has not.';
 
--- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the others do not see it
--- within a tenth of a second, they draw one too: who entered with a number that is overwritten cannot be asked about,
--- which is unknown, and so true.
+-- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the
+-- others do not see it within a tenth of a second, they draw one too: who entered with a number
+-- that is overwritten cannot be asked about, which is unknown, and so true.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.epoch() RETURNS bigint
     LANGUAGE plpgsql
@@ -326,9 +338,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.raise_busy(text) IS 'Inner function. Raises 55P03 with the sessions that hold the fence in DETAIL.';
 
--- await waits as every statement waits for a row, so the deadlock detector and pg_blocking_pids see it. lock_timeout starts
--- anew for each of several lockers, and an error cannot be taken back outside a subtransaction. So the wait is one of many
--- short ones, each in a subtransaction that is rolled back: the lock that it got would belong to the subtransaction.
+-- await waits as every statement waits for a row, so the deadlock detector and pg_blocking_pids see
+-- it. lock_timeout starts anew for each of several lockers, and an error cannot be taken back
+-- outside a subtransaction. So the wait is one of many short ones, each in a subtransaction that is
+-- rolled back: the lock that it got would belong to the subtransaction.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.await(resource text, shared boolean, deadline numeric) RETURNS void
     LANGUAGE plpgsql
@@ -364,20 +377,24 @@ $$;
 
 COMMENT ON FUNCTION fencedb.await(text, boolean, numeric) IS 'Inner function. Returns when the fence could be locked, or raises 55P03 at the deadline, in milliseconds since 1970; NULL for none.';
 
--- take holds the fence of one resource until the transaction ends. Why transactions of one lease share it and a newcomer
--- locks it exclusively:
---     A (41) holds the row FOR SHARE and reads. B (42) must update the row, so it waits for A to end.
---     A commits. B goes on, and its next statement reads what A wrote. A's next transaction finds 42: stale.
+-- take holds the fence of one resource until the transaction ends. Why transactions of one lease
+-- share it and a newcomer locks it exclusively:
+--     A (41) holds the row FOR SHARE and reads. B (42) must update the row, so it waits for A.
+--     A commits. B goes on, and its next statement reads what A wrote.
+--     A's next transaction finds 42: stale.
 --     Two transactions of A share the row and run side by side.
--- A first transaction locks exclusively straight away: two that shared first and updated then would deadlock.
--- Each round reads anew, so a fence that moved while we waited is judged by its new state.
+-- A first transaction locks exclusively straight away: two that shared first and updated then would
+-- deadlock. Each round reads anew, so a fence that moved while we waited is judged by its new
+-- state.
 --
--- Under REPEATABLE READ and SERIALIZABLE the fence must have been advanced before the snapshot was taken. Otherwise:
+-- Under REPEATABLE READ and SERIALIZABLE the fence must have been advanced before the snapshot was
+-- taken. Otherwise:
 --     A (41) holds the row FOR SHARE. B (42) takes its snapshot with this statement, and waits.
---     A books the table and commits. A has only locked the row, so B's update is no conflict for Postgres: no 40001.
+--     A books the table and commits. A has only locked the row, so B's update is no conflict for
+--     Postgres: no 40001.
 --     B reads from its old snapshot that the table is free, and books it as well.
--- A snapshot that shows B's token was taken after B's fence had waited for every A; and if a newer token has entered since,
--- locking the row raises 40001.
+-- A snapshot that shows B's token was taken after B's fence had waited for every A; and if a newer
+-- token has entered since, locking the row raises 40001.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.take(resource text, token bigint, lease_id uuid, deadline numeric) RETURNS void
     LANGUAGE plpgsql
@@ -437,17 +454,19 @@ $$;
 
 COMMENT ON FUNCTION fencedb.take(text, bigint, uuid, numeric) IS 'Inner function. Takes one fence until the end of the transaction, or raises FN001, 40001, or 55P03 at the deadline.';
 
--- A limit counts from the start of each statement, so a later statement would get more time than is left. The limits are one
--- part in 256 short of what is left, and a guard draws them in again when that much has passed, not in each millisecond.
+-- A limit counts from the start of each statement, so a later statement would get more time than is
+-- left. The limits are one part in 256 short of what is left, and a guard draws them in again when
+-- that much has passed, not in each millisecond.
 CREATE FUNCTION fencedb.limit_ms(left_ms bigint) RETURNS bigint
     LANGUAGE sql STABLE
     RETURN left_ms - left_ms / 256;
 
 COMMENT ON FUNCTION fencedb.limit_ms(bigint) IS 'How long a statement may take of which left_ms milliseconds are left.';
 
--- No transaction may outlive its lease, and the server itself ends it. What the application or the role set tighter stays.
--- transaction_timeout (17 and newer) counts from the start of the transaction, or from when it is switched on anew, hence
--- the 0 before it. Once that is done it needs no drawing in: only admit names it.
+-- No transaction may outlive its lease, and the server itself ends it. What the application or the
+-- role set tighter stays. transaction_timeout (17 and newer) counts from the start of the
+-- transaction, or from when it is switched on anew, hence the 0 before it. Once that is done it
+-- needs no drawing in: only admit names it.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.bound(until float8, names text[] DEFAULT '{statement_timeout,idle_in_transaction_session_timeout}') RETURNS void
     LANGUAGE plpgsql
@@ -504,8 +523,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
 
--- admit checks and bounds, takes the fences if enter is true, or else (fencedb.carry of 00004) signs the grants for the
--- triggers. A transaction may be admitted several times, for more resources.
+-- admit checks and bounds, takes the fences if enter is true, or else (fencedb.carry of 00004)
+-- signs the grants for the triggers. A transaction may be admitted several times, for more
+-- resources.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.admit(enter boolean, resources text[], tokens bigint[], lease_ids uuid[], remaining_ms bigint, wait_ms bigint, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql
@@ -542,7 +562,8 @@ BEGIN
     deadline := least(until, start + wait_ms,
         start + nullif(extract(epoch FROM current_setting('lock_timeout')::interval) * 1000, 0));
 
-    -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each other.
+    -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each
+    -- other.
     IF n > 1 THEN
         places := ARRAY(SELECT p FROM generate_series(1, n) p ORDER BY resources[p] COLLATE "C");
     END IF;
@@ -600,8 +621,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
--- Whether a transaction has entered nothing yet and has no time limits of its own, so that nothing has to be compared.
--- transaction_timeout is NULL before Postgres 17.
+-- Whether a transaction has entered nothing yet and has no time limits of its own, so that nothing
+-- has to be compared. transaction_timeout is NULL before Postgres 17.
 CREATE FUNCTION fencedb.untouched() RETURNS boolean
     LANGUAGE sql STABLE
     RETURN current_setting('statement_timeout') || current_setting('idle_in_transaction_session_timeout') || coalesce(current_setting('transaction_timeout', true), '0')
@@ -609,7 +630,8 @@ CREATE FUNCTION fencedb.untouched() RETURNS boolean
 
 COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transaction has neither entered nor any time limits.';
 
--- What is left behind for a transaction that has entered or carries, and was untouched: as an expression it costs no call.
+-- What is left behind for a transaction that has entered or carries, and was untouched: as an
+-- expression it costs no call.
 CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, entered text) RETURNS xid8
     LANGUAGE sql
     RETURN CASE WHEN concat(set_config('statement_timeout', fencedb.limit_ms(remaining_ms)::text, true), set_config('idle_in_transaction_session_timeout', fencedb.limit_ms(remaining_ms)::text, true),
@@ -629,8 +651,9 @@ DECLARE
     now     timestamptz;
     locker  xid;
 BEGIN
-    -- The common cases, without calls: nobody stands in the way, and the fence has an older token, or this one and this
-    -- lease already. admit does the rest. What take says of the order of locks, holds here too.
+    -- The common cases, without calls: nobody stands in the way, and the fence has an older token,
+    -- or this one and this lease already. admit does the rest. What take says of the order of
+    -- locks, holds here too.
     IF fencedb.untouched() AND coalesce(remaining_ms > 0, true) AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL THEN
         IF current_setting('transaction_isolation') LIKE 'read %' THEN
             UPDATE fencedb.fences f SET last_fencing_token = token, lease_id = enter.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
@@ -646,7 +669,8 @@ BEGIN
                 SELECT f.xmax, pg_sequence_last_value('fencedb.server_epoch') INTO locker, epoch FROM fencedb.fences f WHERE f.resource = enter.resource COLLATE "C";
             END IF;
         END IF;
-        -- A lock on the whole ledger, as VACUUM FULL takes it, may have been waited for; then what is left is less.
+        -- A lock on the whole ledger, as VACUUM FULL takes it, may have been waited for; then what
+        -- is left is less.
         now := clock_timestamp();
         IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
             xid := fencedb.admitted((date_part('epoch', now - transaction_timestamp()) * 1000)::bigint, least(remaining_ms, 2147483647), concat_ws(' ', token, lease_id, resource));
@@ -665,8 +689,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean) IS 'Enters the fence of resource: the first statement of every fenced transaction, before any savepoint. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
 
--- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own is read into the query
--- that calls it, and costs no call. It cannot be called any other way; Postgres refuses the lock then.
+-- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own
+-- is read into the query that calls it, and costs no call. It cannot be called any other way;
+-- Postgres refuses the lock then.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
@@ -699,7 +724,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed or failed over since, or the transaction is too old. Ask the server that is the primary now.';
 
--- What enter leaves for the triggers is local to the transaction, so it tells whether that is still open.
+-- What enter leaves for the triggers is local to the transaction, so it tells whether that is still
+-- open.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_entered(xid xid8 DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql
@@ -729,7 +755,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.last_token(text) IS 'The highest token that has entered for resource, as committed now; NULL when none has.';
 
--- A prepared transaction has no process. What it has locked is listed under a virtual transaction of its own.
+-- A prepared transaction has no process. What it has locked is listed under a virtual transaction
+-- of its own.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.prepared_writers() RETURNS TABLE (xid xid)
     LANGUAGE sql STABLE
@@ -744,8 +771,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.prepared_writers() IS 'The prepared transactions that hold fences, those too that they have made.';
 
--- Whose open transactions keep the fences of resources. The xmax of a fence names its locker, or a multixact of several;
--- a fence that is being inserted cannot be seen, then whoever is changing the ledger is named.
+-- Whose open transactions keep the fences of resources. The xmax of a fence names its locker, or a
+-- multixact of several; a fence that is being inserted cannot be seen, then whoever is changing the
+-- ledger is named.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.blockers(resources text[]) RETURNS TABLE (pid int, application text, state text, open_ms bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
@@ -780,7 +808,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. What a role may not see of other sessions is empty (see pg_read_all_stats). pid 0 is a prepared transaction, which no time limit ends.';
 
--- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow), not public.
+-- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
+-- not public.
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fencedb FROM PUBLIC;
 GRANT USAGE ON SCHEMA fencedb TO PUBLIC;
 -- +goose StatementBegin

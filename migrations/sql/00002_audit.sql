@@ -1,4 +1,5 @@
--- A record of what changes who may write, for those who ask later. It comes before protect, which adds to it.
+-- A record of what changes who may write, for those who ask later. It comes before protect, which
+-- adds to it.
 
 -- +goose Up
 
@@ -28,8 +29,8 @@ COMMENT ON COLUMN fencedb.audit.resource IS 'NULL where it concerns many.';
 COMMENT ON COLUMN fencedb.audit.reason   IS 'In the operator''s words.';
 COMMENT ON COLUMN fencedb.audit.details  IS 'revoke: token and lease_id of the revocation, former_token, former_lease_id and former_holder of the holder (or null; former_holder is its label, or empty), sealed: whether its fence was entered. reset: former_token and former_lease_id of the fence (or null), token and lease_id that it has instead, row_token and row_lease_id of a row that was named (or null). declare_foreign: resource_type. take_over_as and end_take_over: table, its oid, role, and until. prune: fences, the number that were forgotten, and older_than. prune_audit: rows, likewise, and older_than. protect, observe (guarded, and nothing is refused) and unprotect: table, its oid, mode, and the first 1000 characters of the expression; recorded when a call of fencedb.protect, observe, enforce or unprotect sees that something has changed.';
 
--- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as the owner and says
--- what it does.
+-- The owner could drop the trigger; nobody gets past it by mistake. fencedb.forget_audit runs as
+-- the owner and says what it does.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.keep_audit() RETURNS trigger
     LANGUAGE plpgsql

@@ -4,7 +4,8 @@
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- Whoever writes to a protected table runs our functions, also where those who migrate have taken that right from everybody.
+-- Whoever writes to a protected table runs our functions, also where those who migrate have taken
+-- that right from everybody.
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
 CREATE FUNCTION fencedb.resources_of(resource text) RETURNS text[]
@@ -109,8 +110,9 @@ BEGIN
                 MESSAGE = format('%s on protected table %s: the row belongs to resource "%s", whose fence this transaction did not enter', operation, target, resource),
                 DETAIL  = jsonb_build_object('table', target, 'resource', resource, 'entered', (SELECT coalesce(jsonb_agg(k ORDER BY k), '[]') FROM jsonb_object_keys(fencedb.grants()) k))::text,
                 HINT    = 'Enter with the grants of all resources the transaction writes to. Nothing was written.';
-        -- The ledger has already refused stale tokens. This catches a ledger that was emptied under its rows. Where the
-        -- fence was set back on purpose, rows still have the stamps from before.
+        -- The ledger has already refused stale tokens. This catches a ledger that was emptied under
+        -- its rows. Where the fence was set back on purpose, rows still have the stamps from
+        -- before.
         ELSIF resource = before[1] AND held < stored THEN
             PERFORM fencedb.raise_stale(resource, held, stored)
             WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = before[1] AND f.annulled IS NOT NULL);
@@ -128,9 +130,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
 
--- The common case: a row that has one resource and keeps it, and whose fence this transaction has locked alone (see
--- fencedb.held). The first row is only marked, since a note pays only from the next one on. As in guard_statement, there is no
--- search_path, and so every name has its schema. A PERFORM costs more than an assignment.
+-- The common case: a row that has one resource and keeps it, and whose fence this transaction has
+-- locked alone (see fencedb.held). The first row is only marked, since a note pays only from the
+-- next one on. As in guard_statement, there is no search_path, and so every name has its schema. A
+-- PERFORM costs more than an assignment.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require(target regclass, operation text, before text, after text, stored bigint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -161,10 +164,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require(regclass, text, text, text, bigint) IS 'require_all for a row of one resource.';
 
--- Refuses before the first row is touched, also where no row matches. A cascade from another table is left to the row
--- trigger: it may match nothing, and then it writes nothing. Later statements of a long transaction get only what is
--- left of the lease. A partition has its row trigger from its parent, and DETACH PARTITION takes that away. So the
--- triggers of a partition have an argument: look whether it is still there.
+-- Refuses before the first row is touched, also where no row matches. A cascade from another table
+-- is left to the row trigger: it may match nothing, and then it writes nothing. Later statements of
+-- a long transaction get only what is left of the lease. A partition has its row trigger from its
+-- parent, and DETACH PARTITION takes that away. So the triggers of a partition have an argument:
+-- look whether it is still there.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.judge_statement(target oid, operation text, guard text, inherited boolean) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -206,10 +210,11 @@ $$;
 
 COMMENT ON FUNCTION fencedb.judge_statement(oid, text, text, boolean) IS 'Inner function. What guard_statement does beside the common cases.';
 
--- The common cases: a statement of another trigger, one right after enter, and one that a guard which observes has recorded
--- lately (the same as in fencedb.let_pass). Each is one expression, because PL/pgSQL sets each expression up anew in every
--- transaction. The function has no search_path of its own, and its trigger no WHEN, because either costs
--- more than the expression. So every name in it has its schema. (NULLIF, IN and BETWEEN have operators without one.)
+-- The common cases: a statement of another trigger, one right after enter, and one that a guard
+-- which observes has recorded lately (the same as in fencedb.let_pass). Each is one expression,
+-- because PL/pgSQL sets each expression up anew in every transaction. The function has no
+-- search_path of its own, and its trigger no WHEN, because either costs more than the expression.
+-- So every name in it has its schema. (NULLIF, IN and BETWEEN have operators without one.)
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_statement() RETURNS trigger
     LANGUAGE plpgsql
@@ -250,8 +255,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.guard_statement() IS 'Statement trigger of protected tables. Its arguments: the guard of rows, and whether that is inherited from a partitioned table, and may have gone.';
 
--- The table itself, its partitions and its children. Row triggers of a partitioned table come to its partitions by
--- themselves, statement triggers do not, and a TRUNCATE may name the partition.
+-- The table itself, its partitions and its children. Row triggers of a partitioned table come to
+-- its partitions by themselves, statement triggers do not, and a TRUNCATE may name the partition.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.members(target regclass) RETURNS TABLE (member regclass, is_partition boolean)
     LANGUAGE sql STABLE
@@ -270,7 +275,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.members(regclass) IS 'A table with all its partitions and inheritance children.';
 
--- Anybody can create a trigger of our name on a table of their own; a comment that is not ours must not break the list.
+-- Anybody can create a trigger of our name on a table of their own; a comment that is not ours must
+-- not break the list.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_facts(guard oid, OUT mode text, OUT resource text, OUT columns_added text[], OUT stamp boolean, OUT observed_since timestamptz)
     LANGUAGE plpgsql STABLE
@@ -294,8 +300,8 @@ CREATE FUNCTION fencedb.observing() RETURNS text
 
 COMMENT ON FUNCTION fencedb.observing() IS 'Inner function. How the text of a guard begins that only observes.';
 
--- Not read with a query: a transaction above READ COMMITTED may be older than the guard, or than its mode, and would be
--- refused where nothing is. NULL if there is no such function.
+-- Not read with a query: a transaction above READ COMMITTED may be older than the guard, or than
+-- its mode, and would be refused where nothing is. NULL if there is no such function.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.observes(guard oid) RETURNS boolean
     LANGUAGE sql STABLE
@@ -348,9 +354,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_no_member(regclass) IS 'Inner function. Raises for a partition or inheritance child of a protected table.';
 
--- protect and unprotect run as whoever calls them, who may not write to the audit but may call this, as often as they
--- like. So nothing here is theirs to say, and calling it again adds nothing: it records what the catalog says of a
--- table, if that is not what was recorded of it last. A temporary table is nobody else's business.
+-- protect and unprotect run as whoever calls them, who may not write to the audit but may call
+-- this, as often as they like. So nothing here is theirs to say, and calling it again adds nothing:
+-- it records what the catalog says of a table, if that is not what was recorded of it last. A
+-- temporary table is nobody else's business.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.record_protection(target regclass) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
@@ -392,11 +399,13 @@ $$;
 
 COMMENT ON FUNCTION fencedb.record_protection(regclass) IS 'Inner function. Adds to fencedb.audit that a table is protected, observed, or neither any more, if that is news.';
 
--- What in an expression depends on more than the values in one row, NULL if nothing. What is not known to be harmless
--- is named, so a construct of a future Postgres is refused and not overlooked.
---   Functions and operators must be immutable. Of the stable ones, those may be used that only put text together.
---   A value may become text only if its type's text depends on the value and on settings that the guard pins: a date
---   may. A regclass, whose text is a name from the catalog, or a row, which contains our stamp, may not.
+-- What in an expression depends on more than the values in one row, NULL if nothing. What is not
+-- known to be harmless is named, so a construct of a future Postgres is refused and not overlooked.
+--   Functions and operators must be immutable. Of the stable ones, those may be used that only put
+--   text together.
+--   A value may become text only if its type's text depends on the value and on settings that the
+--   guard pins: a date may. A regclass, whose text is a name from the catalog, or a row, which
+--   contains our stamp, may not.
 --   Text may become a value only if that is immutable: 'today' is another date tomorrow.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.foreign_parts(tree text) RETURNS text
@@ -437,11 +446,12 @@ $$;
 
 COMMENT ON FUNCTION fencedb.foreign_parts(text) IS 'Inner function. What in an expression (a pg_node_tree, as text) depends on more than one row; NULL if nothing.';
 
--- Refuses what could not give a resource for every row, now instead of at the first write, and returns the expression
--- as Postgres understood it: every function and operator named with its schema, so that no search_path changes its
--- meaning. A statistics object is the probe: it admits expressions over the columns of one row and nothing else, needs
--- no right that a guard does not need, and keeps nobody from reading or writing. Only the two commands that contain
--- the expression run in the caller's search_path, and they name all else in full.
+-- Refuses what could not give a resource for every row, now instead of at the first write, and
+-- returns the expression as Postgres understood it: every function and operator named with its
+-- schema, so that no search_path changes its meaning. A statistics object is the probe: it admits
+-- expressions over the columns of one row and nothing else, needs no right that a guard does not
+-- need, and keeps nobody from reading or writing. Only the two commands that contain the expression
+-- run in the caller's search_path, and they name all else in full.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.compile_resource(target regclass, resource text, mode text, path text, OUT expression text, OUT plain text, OUT columns name[], OUT several boolean, OUT never_null boolean)
     LANGUAGE plpgsql
@@ -482,7 +492,8 @@ BEGIN
 
     plain := fencedb.plain_text(target, tree, expression);
     several := tree ~ format(':funcid %s ', 'fencedb.resources_of(text[])'::regprocedure::oid);
-    -- Put together, by functions that give no NULL, from columns without NULL. A list can contain one.
+    -- Put together, by functions that give no NULL, from columns without NULL. A list can contain
+    -- one.
     never_null := tree !~ format('(:constisnull true|:elements <>|:(?:var|const|result)type %s )', 'text[]'::regtype::oid)
         AND NOT EXISTS (SELECT FROM regexp_matches(tree, '[{]([A-Z]+)', 'g') m
                         WHERE m[1] NOT IN ('VAR', 'CONST', 'FUNCEXPR', 'OPEXPR', 'ARRAYEXPR', 'RELABELTYPE', 'COERCEVIAIO'))
@@ -508,7 +519,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.compile_resource(regclass, text, text, text) IS 'Inner function. Checks a resource expression, as read in the search_path path, against a table; returns it fully qualified, in its plain form if it has one, the columns it reads, whether it gives several resources, and whether it is certain that no row gives NULL.';
 
--- A row without a resource could not be written again, not even deleted. Nor one that a policy hides from its owner.
+-- A row without a resource could not be written again, not even deleted. Nor one that a policy
+-- hides from its owner.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_rows(target regclass, expression text) RETURNS void
     LANGUAGE plpgsql
@@ -539,9 +551,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_rows(regclass, text) IS 'Inner function. Raises if the resource of a row is NULL; keeps writers out until the end of the transaction.';
 
--- An expression that only puts text together, from constants and columns whose text no setting changes, is given back
--- as one that means the same in every search_path: over the row %1$s, for a guard without settings of its own. NULL for
--- any other. Its parts stand in the tree in the order in which they stand in the text.
+-- An expression that only puts text together, from constants and columns whose text no setting
+-- changes, is given back as one that means the same in every search_path: over the row %1$s, for a
+-- guard without settings of its own. NULL for any other. Its parts stand in the tree in the order
+-- in which they stand in the text.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.plain_text(target regclass, tree text, expression text) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -573,18 +586,20 @@ $$;
 
 COMMENT ON FUNCTION fencedb.plain_text(regclass, text, text) IS 'Inner function. A resource expression in a form that no setting changes, NULL if it has none.';
 
--- Without a column for it, every stamp is as old as can be, and none is written. body is a template of ours: the
--- expression of the table comes into it later, since a column or a constant in that may read the same.
+-- Without a column for it, every stamp is as old as can be, and none is written. body is a template
+-- of ours: the expression of the table comes into it later, since a column or a constant in that
+-- may read the same.
 CREATE FUNCTION fencedb.stamped(stamp boolean, body text) RETURNS text
     LANGUAGE sql IMMUTABLE
     RETURN CASE WHEN stamp THEN body ELSE replace(replace(body, 'NEW.last_fencing_token := "~token";', ''), 'OLD.last_fencing_token', '0::pg_catalog.int8') END;
 
 COMMENT ON FUNCTION fencedb.stamped(boolean, text) IS 'Inner function. The template of a guard, with or without a stamp on each row.';
 
--- The guard of one table is a trigger function in the schema of that table. It declares no types, so that renaming the
--- table or changing a column's type does not break it. Settings cost time in every row. So it has none where the
--- expression has a plain form; otherwise it pins those that guard_table runs under, but for those that cannot matter to
--- this text, and reads the row as a table of the old name.
+-- The guard of one table is a trigger function in the schema of that table. It declares no types,
+-- so that renaming the table or changing a column's type does not break it. Settings cost time in
+-- every row. So it has none where the expression has a plain form; otherwise it pins those that
+-- guard_table runs under, but for those that cannot matter to this text, and reads the row as a
+-- table of the old name.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, compiled record) RETURNS text
     LANGUAGE plpgsql
@@ -596,8 +611,8 @@ DECLARE
     read  text := coalesce(compiled.plain, format('(SELECT (%s)%s FROM (SELECT %%s.*) AS %s)', replace(compiled.expression, '%', '%%'),
         CASE WHEN NOT compiled.several THEN '[1]' END, (SELECT replace(quote_ident(c.relname), '%', '%%') FROM pg_class c WHERE c.oid = target)));
 BEGIN
-    -- The cast cuts at 63 bytes and at no other place than between characters. Another table may have had the name
-    -- before.
+    -- The cast cuts at 63 bytes and at no other place than between characters. Another table may
+    -- have had the name before.
     FOR i IN 0 .. 2147483647 LOOP
         guard := (SELECT format('%s.%I', c.relnamespace::regnamespace, ('fencedb_guard_' || coalesce(nullif(i, 0) || '_', '') || c.relname)::name)
                   FROM pg_class c WHERE c.oid = target);
@@ -627,8 +642,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.create_guard(regclass, jsonb, text, record) IS 'Inner function. Creates the trigger function of a protected table and returns its name.';
 
--- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges the row as it will be
--- stored; triggers fire in the byte order of their names.
+-- The row trigger is named to fire after the other BEFORE triggers of the table, so that it judges
+-- the row as it will be stored; triggers fire in the byte order of their names.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_triggers(member regclass, guard text) RETURNS void
     LANGUAGE plpgsql
@@ -654,8 +669,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_triggers(regclass, text) IS 'Inner function. Raises if another trigger of the table stands in the way of the guard.';
 
--- Protecting again adds guards to members that have come since, and switches on those that were switched off or left to
--- replication.
+-- Protecting again adds guards to members that have come since, and switches on those that were
+-- switched off or left to replication.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.create_triggers(target regclass, guard text) RETURNS void
     LANGUAGE plpgsql
@@ -744,12 +759,14 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_target(regclass, text, text, text, boolean) IS 'Inner function. Raises unless target can be protected with this expression in this mode.';
 
--- path is the search_path of the caller, in which the expression is read. body is the trigger function, a template:
+-- path is the search_path of the caller, in which the expression is read. body is the trigger
+-- function, a template:
 --     %1$s, %2$s  the resource expression over the old and the new row
 --     %3$s        its type
 --     %4$s        whether fencedb.judged says that the row may be written
 --     %5$s        the function that judges it otherwise
--- The settings are those with which a session could make the same row read as another resource. The guard has them from here.
+-- The settings are those with which a session could make the same row read as another resource. The
+-- guard has them from here.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.guard_table(target regclass, resource text, mode text, body text, path text, starts text, stamp boolean) RETURNS void
     LANGUAGE plpgsql
@@ -851,7 +868,8 @@ BEGIN
                WHERE t.tgparentid = 0 AND t.tgname IN ('~fencedb_row', '~fencedb_statement', '~fencedb_truncate') LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', own.tgname, own.member);
     END LOOP;
-    -- It may still guard a child that no longer inherits, and it did not change owner with its table.
+    -- It may still guard a child that no longer inherits, and it did not change owner with its
+    -- table.
     IF (SELECT pg_has_role(p.proowner, 'USAGE') FROM pg_proc p WHERE p.oid = protection.guard) AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = protection.guard) THEN
         EXECUTE format('DROP FUNCTION %s', protection.guard);
     END IF;

@@ -1,5 +1,6 @@
--- Row fences: where a resource is exactly one row that is never deleted, the row can be its own ledger. Its transactions
--- carry the grant, which writes nothing, and the row that an UPDATE has locked anyway says whether the token is current.
+-- Row fences: where a resource is exactly one row that is never deleted, the row can be its own
+-- ledger. Its transactions carry the grant, which writes nothing, and the row that an UPDATE has
+-- locked anyway says whether the token is current.
 
 -- +goose Up
 
@@ -28,7 +29,8 @@ DECLARE
     key  bytea;
     body text;
 BEGIN
-    -- The common case, without calls, as in enter: nothing has been entered or carried. admit does the rest, and refuses.
+    -- The common case, without calls, as in enter: nothing has been entered or carried. admit does
+    -- the rest, and refuses.
     IF fencedb.untouched() AND octet_length(resource) BETWEEN 1 AND 512 AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true) THEN
         SELECT k.key, pg_sequence_last_value('fencedb.server_epoch') INTO key, epoch FROM fencedb.signing_key k;
         IF epoch IS NOT NULL THEN
@@ -45,8 +47,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, for tables under fencedb.protect_row: takes no lock and writes nothing; the row that is updated judges the token. Until the transaction has updated or locked the row, another holder may change it, so lock it (SELECT ... FOR UPDATE) before deciding by what it holds. At REPEATABLE READ and SERIALIZABLE that refuses a row that has changed since the snapshot, with 40001, but what the transaction reads elsewhere may be older than the lock: there, enter.';
 
--- The judge of one row. Greater, or equal under the same lease, so that a holder can write RUNNING and then DONE.
--- Plain >= would let two holders of one number both write; plain > would refuse the holder's own second write.
+-- The judge of one row. Greater, or equal under the same lease, so that a holder can write RUNNING
+-- and then DONE. Plain >= would let two holders of one number both write; plain > would refuse the
+-- holder's own second write.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_any_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -87,8 +90,8 @@ BEGIN
             DETAIL  = jsonb_build_object('table', target, 'resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(fencedb.grants() || coalesce(fencedb.carried(), '{}')) k))::text,
             HINT    = 'Carry the grants of all resources the transaction writes to. Nothing was written.';
     ELSIF token > own_token OR token = own_token AND lease <> own_lease THEN
-        -- A stamp that fencedb.reset_fence has annulled counts as the fence that it left. What a later holder stamps
-        -- counts again.
+        -- A stamp that fencedb.reset_fence has annulled counts as the fence that it left. What a
+        -- later holder stamps counts again.
         PERFORM fencedb.raise_stale(after, own_token, token)
         WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = after AND concat_ws(' ', token, lease) = ANY (f.annulled)
                           AND (own_token > f.last_fencing_token OR own_token = f.last_fencing_token AND own_lease = f.lease_id));
@@ -101,8 +104,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.require_any_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN003 or FN006 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
 
--- The common case: a row that is updated under a grant that this transaction carries, keeps its resource, and has an older
--- token, or the same. As in fencedb.require, there is no search_path, and so every name has its schema.
+-- The common case: a row that is updated under a grant that this transaction carries, keeps its
+-- resource, and has an older token, or the same. As in fencedb.require, there is no search_path,
+-- and so every name has its schema.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
     LANGUAGE plpgsql SECURITY DEFINER

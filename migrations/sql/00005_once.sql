@@ -26,10 +26,11 @@ COMMENT ON COLUMN fencedb.once.claimed_at  IS 'By the clock of this server; keys
 
 REVOKE ALL ON fencedb.once FROM PUBLIC;
 
--- A second transaction with the key waits in the INSERT for the first one to end. If that commits, the next statement
--- sees its result; if it rolls back, the second one is now the first. A result goes to whoever knows the request. Where
--- no request was told, it goes to the role that stored it: a key alone can be guessed. The setting role is what SET
--- ROLE last said, and is not changed by calling this function, as current_user is.
+-- A second transaction with the key waits in the INSERT for the first one to end. If that commits,
+-- the next statement sees its result; if it rolls back, the second one is now the first. A result
+-- goes to whoever knows the request. Where no request was told, it goes to the role that stored it:
+-- a key alone can be guessed. The setting role is what SET ROLE last said, and is not changed by
+-- calling this function, as current_user is.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.once_begin(key text, fingerprint bytea, OUT first boolean, OUT result bytea)
     LANGUAGE plpgsql SECURITY DEFINER

@@ -1,13 +1,15 @@
--- What operators do by hand, and a role for them. Nothing here is needed to hold a lease or to write behind a fence.
+-- What operators do by hand, and a role for them. Nothing here is needed to hold a lease or to
+-- write behind a fence.
 
 -- +goose Up
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
--- A fence may go when no token below it can still be in use. The limit here is a floor against slips; that no lease
--- lasts longer, and that the resources are not held now, is for the caller to know: this server does not see leases. A
--- fence that has advanced since the caller looked is younger, so it stays. One that is held by a transaction stays too,
--- and one that was set back, because it says which stamps do not count.
+-- A fence may go when no token below it can still be in use. The limit here is a floor against
+-- slips; that no lease lasts longer, and that the resources are not held now, is for the caller to
+-- know: this server does not see leases. A fence that has advanced since the caller looked is
+-- younger, so it stays. One that is held by a transaction stays too, and one that was set back,
+-- because it says which stamps do not count.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.forget_fences(resources text[], older_than interval) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
@@ -36,17 +38,18 @@ COMMENT ON FUNCTION fencedb.forget_fences(text[], interval) IS 'Forgets the fenc
 
 REVOKE ALL ON FUNCTION fencedb.forget_fences(text[], interval) FROM PUBLIC;
 
--- A token entered by mistake shuts every later holder out, for good. This sets the fence back, and says so in the
--- audit.
+-- A token entered by mistake shuts every later holder out, for good. This sets the fence back, and
+-- says so in the audit.
 --
--- Rows have stamps from before, in tables that the caller may not write to, by expressions that are others' code. So
--- they are not looked for. The ledger remembers instead that stamps from before do not count, and the next write
--- replaces them:
+-- Rows have stamps from before, in tables that the caller may not write to, by expressions that are
+-- others' code. So they are not looked for. The ledger remembers instead that stamps from before do
+-- not count, and the next write replaces them:
 --     protect: whoever has entered is current by the ledger, so any stamp may be replaced.
---     protect_row: the row is the ledger. Only the stamp of the grant that was annulled, by token and lease id, may be
---     replaced by a lower one: A (50) replaces it, and then B (45) finds 50, which was never annulled, and is refused.
--- The fence gets a lease id that nobody has. So the token that it is set to is no one's: the next holder needs a higher
--- one.
+--     protect_row: the row is the ledger. Only the stamp of the grant that was annulled, by token
+--     and lease id, may be replaced by a lower one: A (50) replaces it, and then B (45) finds 50,
+--     which was never annulled, and is refused.
+-- The fence gets a lease id that nobody has. So the token that it is set to is no one's: the next
+-- holder needs a higher one.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.reset_fence(resource text, token bigint, operator text, reason text, row_token bigint DEFAULT NULL, row_lease_id uuid DEFAULT NULL, wait_ms bigint DEFAULT 10000,
                                     OUT former_token bigint, OUT former_lease_id uuid, OUT lease_id uuid, OUT audit_id bigint)

@@ -1,12 +1,13 @@
--- Adopting fences where writers cannot all be deployed on one day: guards that only observe, and roles that
--- write without a token of their own.
+-- Adopting fences where writers cannot all be deployed on one day: guards that only observe, and
+-- roles that write without a token of their own.
 
 -- +goose Up
 
 SELECT pg_catalog.set_config('fencedb.callers_path', pg_catalog.current_setting('search_path'), true), pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 ALTER DEFAULT PRIVILEGES IN SCHEMA fencedb GRANT EXECUTE ON FUNCTIONS TO PUBLIC;
 
--- A kind of write has one row, or a few while transactions that have recorded it are open. No row is ever waited for.
+-- A kind of write has one row, or a few while transactions that have recorded it are open. No row
+-- is ever waited for.
 CREATE TABLE fencedb.observations (
     target      oid         NOT NULL,
     table_name  text        NOT NULL,
@@ -36,7 +37,8 @@ COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of th
 
 REVOKE ALL ON fencedb.observations FROM PUBLIC;
 
--- By the name, because in a copy of the database the oid may be that of another table; by the oid where it was renamed.
+-- By the name, because in a copy of the database the oid may be that of another table; by the oid
+-- where it was renamed.
 CREATE VIEW fencedb.unfenced_writes WITH (security_barrier) AS
 SELECT c.oid::regclass AS table_name, o.role, o.application, o.statement, o.reason,
        min(o.first_at) AS first_at, max(o.last_at) AS last_at, sum(o.times)::bigint AS times, max(o.resource) AS resource
@@ -66,13 +68,14 @@ $$;
 
 COMMENT ON FUNCTION fencedb.guarded_root(oid) IS 'Inner function. The table that was protected, of itself, a partition or a child.';
 
--- record_observation may fail and may not be heard: a writer is never refused by its own observation, nor does it wait.
---     READ COMMITTED: it takes the rows of this kind that it can lock, and leaves one in their place. A row that another
---     transaction has locked stays, and a later call takes it along.
---     REPEATABLE READ: a row that has gone since the snapshot raises 40001. Then another transaction has recorded the same
---     since, and this one need not.
---     SERIALIZABLE: what it read here could cost the writer its commit. So it reads nothing and only adds a row, up to a
---     size that a few of them never reach.
+-- record_observation may fail and may not be heard: a writer is never refused by its own
+-- observation, nor does it wait.
+--     READ COMMITTED: it takes the rows of this kind that it can lock, and leaves one in their
+--     place. A row that another transaction has locked stays, and a later call takes it along.
+--     REPEATABLE READ: a row that has gone since the snapshot raises 40001. Then another
+--     transaction has recorded the same since, and this one need not.
+--     SERIALIZABLE: what it read here could cost the writer its commit. So it reads nothing and
+--     only adds a row, up to a size that a few of them never reach.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.record_observation(guarded oid, role name, application text, operation text, reason text, times bigint, resource text) RETURNS void
     LANGUAGE plpgsql
@@ -118,13 +121,14 @@ $$;
 
 COMMENT ON FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text) IS 'Inner function. Adds to what is known of one kind of write, if that can be had without waiting.';
 
--- A session records a kind of write at once, then every five seconds, and when it has counted as many again. In between it
--- counts in a setting, which goes back with a transaction as the record does. The setting has fixed places: whether a row was
--- seen (1 character), until when (14), how many more to count (10), how many were recorded (10), and of whom; counts begin
--- at 1000000000, so that they have ten digits. The guard of rows reads the first two as one number, and
--- the guard of statements counts by itself. Whoever forges the setting hides its own writes from the list,
--- and opens nothing: the guard of rows says by its own text whether it refuses. What happens each time is one expression,
--- because PL/pgSQL sets every expression up anew in every transaction.
+-- A session records a kind of write at once, then every five seconds, and when it has counted as
+-- many again. In between it counts in a setting, which goes back with a transaction as the record
+-- does. The setting has fixed places: whether a row was seen (1 character), until when (14), how
+-- many more to count (10), how many were recorded (10), and of whom; counts begin at 1000000000, so
+-- that they have ten digits. The guard of rows reads the first two as one number, and the guard of
+-- statements counts by itself. Whoever forges the setting hides its own writes from the list, and
+-- opens nothing: the guard of rows says by its own text whether it refuses. What happens each time
+-- is one expression, because PL/pgSQL sets every expression up anew in every transaction.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.let_pass(guarded oid, operation text, reason text, of_row boolean, about text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
@@ -157,7 +161,8 @@ BEGIN
     role := coalesce(nullif(current_setting('role'), 'none'), session_user);
     writer := concat(reason, ' ', current_setting('role'), ' ', session_user, ' ', current_setting('application_name'));
     now := date_part('epoch', clock_timestamp());
-    -- The guard of statements has counted a statement without a token, but not one that comes from another trigger.
+    -- The guard of statements has counted a statement without a token, but not one that comes from
+    -- another trigger.
     counted := CASE WHEN of_row AND reason = 'FN002' AND pg_trigger_depth() < 2 THEN 0 ELSE 1 END;
     recorded := counted;
     sampled := of_row;
@@ -178,10 +183,10 @@ $$;
 
 COMMENT ON FUNCTION fencedb.let_pass(oid, text, text, boolean, text) IS 'Inner function. Whether a statement that a guard would refuse goes on: its role overtakes, and the guard of rows will see to that, or the guard only observes, which then remembers it. about is the DETAIL of the refusal of a row, and of a statement the guard of its rows.';
 
--- The mode of a table is the text of its guard: CREATE OR REPLACE FUNCTION needs no lock on the table, and a guard that is
--- enforced pays nothing for the other mode. The text that observes has the other one inside, in a block that turns a
--- refusal into a record. It does not come to that for rows of a writer without a token
--- that was recorded lately.
+-- The mode of a table is the text of its guard: CREATE OR REPLACE FUNCTION needs no lock on the
+-- table, and a guard that is enforced pays nothing for the other mode. The text that observes has
+-- the other one inside, in a block that turns a refusal into a record. It does not come to that for
+-- rows of a writer without a token that was recorded lately.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.switch_guard(guard regprocedure, observe boolean) RETURNS void
     LANGUAGE plpgsql
@@ -286,8 +291,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.forget_observations(regclass) IS 'Forgets what was observed of a table so far, if the caller owns it: to see what still comes.';
 
--- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of the rows that it writes,
--- with a token above the stored one and a lease id of its own. So whoever holds the lease meanwhile is stale from then on.
+-- A role that cannot be taught to enter overtakes: each of its transactions enters the fences of
+-- the rows that it writes, with a token above the stored one and a lease id of its own. So whoever
+-- holds the lease meanwhile is stale from then on.
 CREATE TABLE fencedb.take_overs (
     target     oid         NOT NULL,
     role       name        NOT NULL,
@@ -323,9 +329,9 @@ CREATE FUNCTION fencedb.overtaking_lease() RETURNS uuid
 
 COMMENT ON FUNCTION fencedb.overtaking_lease() IS 'Inner function. The lease id of a transaction that overtakes.';
 
--- Package lease issues the time in microseconds, so a token of now also overtakes a holder that has not entered yet.
--- Tokens of others count from 1: such a token would shut them out for good. The stamp is what a session says, so the
--- token is checked as if it had been entered.
+-- Package lease issues the time in microseconds, so a token of now also overtakes a holder that has
+-- not entered yet. Tokens of others count from 1: such a token would shut them out for good. The
+-- stamp is what a session says, so the token is checked as if it had been entered.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.overtaking_token(resource text, fence bigint, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -348,12 +354,13 @@ $$;
 
 COMMENT ON FUNCTION fencedb.overtaking_token(text, bigint, bigint) IS 'Inner function. A token above that of the fence and that of the row; raises 22023 if fencedb.enter would refuse it.';
 
--- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the fence while it holds a
--- row. The holder of the fence may come to wait for that row. Whose wait reaches deadlock_timeout first is ended, which
--- should be the holder: so the other one waits in steps that are shorter, but not by half, where a holder that comes at
--- once looks just between two of them. On a busy server a step may last longer: if its deadlock is found then, the next
--- step follows. A holder that looks between two steps finds nothing, and waits until its lease ends. Two who overtake
--- could wait for each other like that for ever, hence the last step without a limit.
+-- The guard of rows comes when Postgres has locked the row, so the one who overtakes waits for the
+-- fence while it holds a row. The holder of the fence may come to wait for that row. Whose wait
+-- reaches deadlock_timeout first is ended, which should be the holder: so the other one waits in
+-- steps that are shorter, but not by half, where a holder that comes at once looks just between two
+-- of them. On a busy server a step may last longer: if its deadlock is found then, the next step
+-- follows. A holder that looks between two steps finds nothing, and waits until its lease ends. Two
+-- who overtake could wait for each other like that for ever, hence the last step without a limit.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.overtake_fence(resource text, stamp bigint) RETURNS bigint
     LANGUAGE plpgsql
@@ -449,8 +456,8 @@ $$;
 
 COMMENT ON FUNCTION fencedb.overtake(regclass, text, text[], text[], bigint) IS 'Inner function. Enters the fences of a row for a role that overtakes, and returns the token to stamp on it; NULL for any other role.';
 
--- Whoever overtakes can raise the fence of any resource, so only who may enter lets others overtake: anybody can own a
--- table, and say of it what they like.
+-- Whoever overtakes can raise the fence of any resource, so only who may enter lets others
+-- overtake: anybody can own a table, and say of it what they like.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.take_over_as(target regclass, role regrole, until timestamptz) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER

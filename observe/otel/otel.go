@@ -196,8 +196,8 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	t.end(span, result, result != "committed" && result != "error", e.Err)
 }
 
-// hold is the span of the life of a lease, or one that records nothing if this process does not hold
-// the lease.
+// hold is the span of the life of a lease, or one that records nothing if this process does not
+// hold the lease.
 func (t *Tracer) hold(id uuid.UUID, resource string) trace.Span {
 	if span, ok := t.holds.Load(term{id, resource}); ok {
 		return span.(trace.Span)

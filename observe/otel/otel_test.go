@@ -243,8 +243,8 @@ func TestHoldsOfOneLeaseID(t *testing.T) {
 	require.Contains(t, events(r.named("lease hold")[1]), "fence.refused")
 }
 
-// Without a provider, or where it takes a sample, spans are not recorded. Such a span is a struct that
-// cannot be compared.
+// Without a provider, or where it takes a sample, spans are not recorded. Such a span is a struct
+// that cannot be compared.
 func TestSpansThatAreNotRecorded(t *testing.T) {
 	t.Parallel()
 	for name, tracer := range map[string]*fenceotel.Tracer{

@@ -18,13 +18,13 @@
 //     other resource is "other". Permits of semaphores and the like have their kind in front:
 //     "semaphore/render".
 //   - namespace is the namespace of the issuer, with the same bound.
-//   - outcome, cause and failure have fixed sets of values. All values exist as soon as their type does, so the rate
-//     of something that never happened is 0 and not missing.
+//   - outcome, cause and failure have fixed sets of values. All values exist as soon as their type
+//     does, so the rate of something that never happened is 0 and not missing.
 //
 // A rate over all resources of a type hides one that is stuck among a hundred that are not. So
 // redis_lease_failing_seconds and fencedb_writes_failing_seconds tell for how long one resource has
-// had failures and no success in this process. Of each type, failure and process, a thousand failing
-// resources are remembered, each until nobody has asked for it for five minutes.
+// had failures and no success in this process. Of each type, failure and process, a thousand
+// failing resources are remembered, each until nobody has asked for it for five minutes.
 //
 // A write to several resources counts once, for the type of the refused resource, otherwise of the
 // first.
@@ -63,8 +63,9 @@ type Config struct {
 	// Downstream is the label for the store that refuses tokens. Defaults to "postgres".
 	Downstream string
 
-	// HoldBuckets are the buckets of the hold time, in seconds and rising. They limit the precision
-	// of its percentiles, from which a TTL follows. Defaults to thirteen buckets from a millisecond to an hour.
+	// HoldBuckets are the buckets of the hold time, in seconds and rising. They limit the precision of
+	// its percentiles, from which a TTL follows. Defaults to thirteen buckets from a millisecond to an
+	// hour.
 	HoldBuckets []float64
 
 	// Exemplar returns the exemplar of a measurement, such as the id of the trace, or nil. It gets

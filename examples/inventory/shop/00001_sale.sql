@@ -49,7 +49,8 @@ CREATE INDEX payments_due ON payments (cart_id) WHERE state = 'REFUND_DUE';
 COMMENT ON TABLE  payments       IS 'What the bank was asked for, written before it is asked. Written only with the fencing token of the cart.';
 COMMENT ON COLUMN payments.state IS 'STARTED: the bank may have the money or not. TAKEN: the cart is SOLD. REFUND_DUE: the cart is EXPIRED and the bank has to be told. REFUNDED: it has been told.';
 
--- From here on no client writes a row without a current token for its SKU or its cart: not this program, not psql.
+-- From here on no client writes a row without a current token for its SKU or its cart: not this
+-- program, not psql.
 SELECT fencedb.protect('stock',      resource => $$ 'sku:'  || sku $$),
        fencedb.protect('carts',      resource => $$ 'cart:' || id $$),
        fencedb.protect('cart_lines', resource => $$ 'cart:' || cart_id $$),

@@ -39,7 +39,8 @@ type leaseCall struct {
 	check   func(*leaseCell)       // what else is true afterwards; may be nil
 }
 
-// behind: an acquisition sends the script only to give something back, which goes on behind the call.
+// behind: an acquisition sends the script only to give something back, which goes on behind the
+// call.
 func (c leaseCall) behind(script string) bool {
 	return script == "withdraw" || script == "release" && c.waits
 }
@@ -114,7 +115,8 @@ func rivalLeaves(c *leaseCell) {
 	c.leaves(c.theirs[0])
 }
 
-// leaves lets a rival release when it is waited for, unless the waiter is to give up then, or does before.
+// leaves lets a rival release when it is waited for, unless the waiter is to give up then, or does
+// before.
 func (c *leaseCell) leaves(l *lease.Lease) {
 	if c.end.name == "queued" {
 		return
@@ -162,8 +164,8 @@ func tryAcquire(c *leaseCell, ctx context.Context) error {
 	return c.got(c.own.TryAcquire(ctx, c.resources[0]))
 }
 
-// tryAcquireAgain asks again under one lease id if the first answer was an error, as a program does that does not know
-// what became of it.
+// tryAcquireAgain asks again under one lease id if the first answer was an error, as a program does
+// that does not know what became of it.
 func tryAcquireAgain(c *leaseCell, ctx context.Context) error {
 	id := uuid.New()
 	err := c.got(c.own.TryAcquire(ctx, c.resources[0], lease.LeaseID(id)))

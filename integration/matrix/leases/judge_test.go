@@ -88,8 +88,8 @@ func idAndToken(holder string) string {
 	return strings.Join(words[:min(2, len(words))], ":")
 }
 
-// awaitWaiter reports whether somebody waits for the last of the resources before done is closed. A quorum has no
-// queue.
+// awaitWaiter reports whether somebody waits for the last of the resources before done is closed. A
+// quorum has no queue.
 func (c *leaseCell) awaitWaiter(done <-chan struct{}) bool {
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
@@ -225,7 +225,8 @@ func (c *leaseCell) judgeBeliefs() {
 	}
 }
 
-// judgeNothingChanged: what never reached a server has not changed anything there, and a refusal has not anyway.
+// judgeNothingChanged: what never reached a server has not changed anything there, and a refusal
+// has not anyway.
 func (c *leaseCell) judgeNothingChanged() {
 	unheard := c.err != nil && c.fault.times == 0 && (c.script == anyScript || c.script == c.call.scripts[0]) &&
 		(c.fault.verdict.Fate == faulty.Answer || c.fault.verdict.Fate == faulty.Cut || c.fault.verdict.Fate == faulty.Reset)
@@ -245,7 +246,8 @@ func (c *leaseCell) judgeNothingChanged() {
 	}
 }
 
-// judgeRest: nobody holds who does not believe so, and nobody waits; after the time that giving back may take.
+// judgeRest: nobody holds who does not believe so, and nobody waits; after the time that giving
+// back may take.
 func (c *leaseCell) judgeRest() {
 	within := time.Second
 	if errors.Is(c.err, lease.ErrUnreachable) || c.fault.stops || c.script == "release" || c.call.renews || c.givesUp() {
@@ -266,8 +268,8 @@ func (c *leaseCell) judgeRest() {
 	}
 }
 
-// givesUp: nothing can be taken back while the fault lasts. Then the lease runs out, and a waiter is dropped within
-// seconds or when its turn comes.
+// givesUp: nothing can be taken back while the fault lasts. Then the lease runs out, and a waiter
+// is dropped within seconds or when its turn comes.
 func (c *leaseCell) givesUp() bool {
 	return (c.script == "withdraw" || c.script == anyScript) && (c.fault.times == 0 || !c.fault.passing)
 }
@@ -312,8 +314,8 @@ func (c *leaseCell) releaseAll() {
 	c.doubtful = nil
 }
 
-// judgeSuccessor: the next holder gets the resources at once, with a greater token, and keeps them when late requests
-// arrive.
+// judgeSuccessor: the next holder gets the resources at once, with a greater token, and keeps them
+// when late requests arrive.
 func (c *leaseCell) judgeSuccessor() {
 	last := c.floor
 	for _, l := range slices.Concat(c.mine, c.theirs) {
@@ -359,8 +361,9 @@ func (c *leaseCell) successor(resource string) (*lease.Lease, error) {
 	return next(context.Background(), resource, lease.WaitAtMost(within))
 }
 
-// reap requires that a cell has left nothing in this process or on the servers: each connection is back in its pool, no
-// subscription is left. It runs behind the cells, since a subscription lingers.
+// reap requires that a cell has left nothing in this process or on the servers: each connection is
+// back in its pool, no subscription is left. It runs behind the cells, since a subscription
+// lingers.
 func (w *leaseWorld) reap(c *leaseCell) {
 	c.proxy.Go()
 	c.proxy.OnScript(nil)

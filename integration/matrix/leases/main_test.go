@@ -1,5 +1,5 @@
-// Package leases asks every call what becomes of it under every fault, and judges the answer by what the servers have
-// afterwards.
+// Package leases asks every call what becomes of it under every fault, and judges the answer by
+// what the servers have afterwards.
 package leases
 
 import (

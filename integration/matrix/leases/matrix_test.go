@@ -26,12 +26,12 @@ import (
 
 const readTimeout = 500 * time.Millisecond // of the clients that faults are in front of
 
-// atOnce is how many cells there are at a time. Most of their time they wait; but a bound in time is of
-// a machine that is not held up.
+// atOnce is how many cells there are at a time. Most of their time they wait; but a bound in time
+// is of a machine that is not held up.
 var atOnce = map[bool]int{false: 16, true: 48}[full]
 
-// TestLeases is the matrix: each call, on each deployment, with each fault of each script that it sends, and each end
-// of the context.
+// TestLeases is the matrix: each call, on each deployment, with each fault of each script that it
+// sends, and each end of the context.
 //
 //	go test ./integration/matrix/leases -run 'TestLeases/single/Acquire_held/withdraw/reply_lost_once/queued'
 func TestLeases(t *testing.T) {
@@ -114,8 +114,8 @@ func on(servers ...*testenv.RedisServer) connector {
 	}
 }
 
-// has says which cells there are. Of a sample, a call ends by itself under a fault, and at one end of
-// the context, which is not the same for all faults.
+// has says which cells there are. Of a sample, a call ends by itself under a fault, and at one end
+// of the context, which is not the same for all faults.
 func (d deployment) has(call leaseCall, script string, f leaseFault, end ending) bool {
 	switch {
 	case call.alone && d.name == "quorum":
@@ -243,8 +243,8 @@ func (a *attempt) FailNow() { runtime.Goexit() }
 // writes, so as to be alone.
 var others sync.RWMutex
 
-// try plays a cell. What it finds does not count while the machine holds the servers up, since nearly all is about what
-// comes in time; then the cell is played again.
+// try plays a cell. What it finds does not count while the machine holds the servers up, since
+// nearly all is about what comes in time; then the cell is played again.
 func (w *leaseWorld) try(t *testing.T, call leaseCall, script string, fault leaseFault, end ending) {
 	turn := others.RLocker()
 	for tries := 1; ; tries++ {
@@ -317,8 +317,8 @@ func (w *leaseWorld) issuer(t require.TestingT, clients []redis.UniversalClient,
 	return i
 }
 
-// measureLag watches how much later than asked this machine lets a program run, and gives what a bound
-// in time has to allow here: a request has four stations on its way.
+// measureLag watches how much later than asked this machine lets a program run, and gives what a
+// bound in time has to allow here: a request has four stations on its way.
 func measureLag(t *testing.T) func() time.Duration {
 	var most atomic.Int64
 	const every = 10 * time.Millisecond

@@ -17,8 +17,8 @@ func (r Refusal) Error() string { return string(r) }
 
 func refuse(format string, args ...any) error { return Refusal(fmt.Sprintf(format, args...)) }
 
-// Do does what a button says, for a worker of that name or with what else the button is for. It returns
-// when that is done.
+// Do does what a button says, for a worker of that name or with what else the button is for. It
+// returns when that is done.
 func (s *Stage) Do(ctx context.Context, action, with string) error {
 	if script, ok := scenes[action]; ok {
 		return s.play(action, script)
@@ -137,8 +137,8 @@ var scenes = map[string]func(s *scene, ok func(error) bool) bool{
 	"race": func(s *scene, ok func(error) bool) bool {
 		return ok(s.comes(s.a)) && ok(s.comes(s.b)) && ok(s.until(s.a.free)) && ok(s.until(s.b.free))
 	},
-	// The first worker is stopped before its write, for longer than its lease lasts, and another books,
-	// after it was seen to wait.
+	// The first worker is stopped before its write, for longer than its lease lasts, and another
+	// books, after it was seen to wait.
 	"zombie": func(s *scene, ok func(error) bool) bool {
 		return ok(s.comes(s.a, held)) && ok(s.until(s.a.atStep(worker.AtWrite))) &&
 			ok(s.press(s.a.name, (*hand).pause)) && ok(s.wait(s.ttl()/4)) && ok(s.comes(s.b, quick)) && ok(s.until(s.b.free)) &&
@@ -195,8 +195,8 @@ func (s *scene) comes(h *hand, change ...func(*worker.Request)) error {
 // held is a request whose write is held.
 func held(r *worker.Request) { r.Hold = worker.AtWrite }
 
-// soon is for what a zombie must not sleep through at any speed: package fencedb gives a connection up 2.5
-// seconds after the end of its lease, and then the zombie does not send its write.
+// soon is for what a zombie must not sleep through at any speed: package fencedb gives a connection
+// up 2.5 seconds after the end of its lease, and then the zombie does not send its write.
 const soon = 300 * time.Millisecond
 
 func quick(r *worker.Request) { r.Card, r.Write = 2*soon, soon }

@@ -41,8 +41,8 @@ func (h *hand) gone() { h.step, h.shown = "", Worker{Name: h.name, Status: Dead}
 // which goes through Redis, is in the journal first.
 const lag = 60 * time.Millisecond
 
-// listen hears a process to its end, and then sees to it that there is another one. At the end of the stage it ends
-// the process, also one that was being started when that came.
+// listen hears a process to its end, and then sees to it that there is another one. At the end of
+// the stage it ends the process, also one that was being started when that came.
 func (h *hand) listen(p *worker.Worker) {
 	s := h.stage
 	defer context.AfterFunc(s.life, p.Abort)()

@@ -11,8 +11,8 @@ import (
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-// sentences has a template for each kind. It makes a line with the tone and the promise, a line with
-// the title, and the reason; what is known of the moment before are facts.
+// sentences has a template for each kind. It makes a line with the tone and the promise, a line
+// with the title, and the reason; what is known of the moment before are facts.
 //
 //go:embed sentences.txt
 var sentencesText string

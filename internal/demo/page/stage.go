@@ -128,8 +128,8 @@ func (s *Stage) observe() {
 	}
 }
 
-// noteGone: a lease that is gone when its time was over, and that nobody gave back, has run out. One
-// that is gone earlier was taken away in Redis.
+// noteGone: a lease that is gone when its time was over, and that nobody gave back, has run out.
+// One that is gone earlier was taken away in Redis.
 func (s *Stage) noteGone(last, now Redis) {
 	at := time.Now()
 	if !now.Up || last.Token == 0 || last.Token == now.Token {

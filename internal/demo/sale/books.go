@@ -114,7 +114,8 @@ func (r Result) told(o Outcomes, rows int64) bool {
 	return int64(o[Done]) <= rows && rows <= int64(o[Done]+doubts)
 }
 
-// table has a line for each row of the table: what it is, and its cell for each Result, with tabs between.
+// table has a line for each row of the table: what it is, and its cell for each Result, with tabs
+// between.
 //
 //go:embed table.txt
 var tableText string

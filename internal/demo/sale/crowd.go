@@ -65,9 +65,9 @@ func Work(ctx context.Context, self *worker.Self) error {
 }
 
 // crowd is one process with its share of the buyers. As a tracer it can hold one buyer who has read
-// the stock, has made up its mind, and is about to write: in the driver, when everything that can be
-// checked before has been checked. Then the process can be stopped at the worst point instead of at
-// any.
+// the stock, has made up its mind, and is about to write: in the driver, when everything that can
+// be checked before has been checked. Then the process can be stopped at the worst point instead of
+// at any.
 type crowd struct {
 	*worker.Self
 	settings

@@ -299,6 +299,6 @@ func (p *play) settle() error {
 	}
 }
 
-// tooLate: the lease was over before anything was written, as it may be on a busy machine. What was to be done can be
-// done again.
+// tooLate: the lease was over before anything was written, as it may be on a busy machine. What was
+// to be done can be done again.
 func tooLate(err error) bool { return outcomeOf(err) == Refused }

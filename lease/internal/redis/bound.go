@@ -154,8 +154,9 @@ func Detached(ctx context.Context, bound time.Duration) (context.Context, contex
 // Bounded returns when f does or ctx ends, whichever is first. In the second case the error is
 // [ErrUnreachable], and the server may still act on what f has sent: abandoned is called before the
 // return, if there is one, and the function that it returns when f has returned too. If ctx was
-// over before, nothing is called, and the error is [ErrUnasked], with its cause. (The client library
-// observes contexts only if its owner has configured that.) An f that ends its goroutine has failed.
+// over before, nothing is called, and the error is [ErrUnasked], with its cause. (The client
+// library observes contexts only if its owner has configured that.) An f that ends its goroutine
+// has failed.
 func Bounded[T any](ctx context.Context, f func() (T, error),
 	abandoned ...func() (ended func())) (answer T, err error) {
 	if ctx.Err() != nil {

@@ -25,8 +25,8 @@ var (
 	ErrUnreachable    = errors.New("lease: redis unreachable")
 )
 
-// ErrUnasked: nothing was sent, because the context was over before. Its cause is in the error too. It
-// says nothing about Redis.
+// ErrUnasked: nothing was sent, because the context was over before. Its cause is in the error too.
+// It says nothing about Redis.
 var ErrUnasked = errors.New("redis was not asked")
 
 func unasked(ctx context.Context) error { return fmt.Errorf("%w: %w", ErrUnasked, context.Cause(ctx)) }

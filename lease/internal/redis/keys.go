@@ -115,7 +115,8 @@ func KeysOf(kind, namespace, resource string, hashed bool) *Keys {
 	return &Keys{name("owner"), name("fence"), name("queue"), name("alive"), name("ended"), name("limit"), name("wake")}
 }
 
-// Tag is what all names of the resource have in common: names with this tag are in one Cluster slot.
+// Tag is what all names of the resource have in common: names with this tag are in one Cluster
+// slot.
 func (k Keys) Tag() string {
 	owner := k.Owner.(string)
 	return owner[strings.Index(owner, "{") : strings.Index(owner, end)+1]

@@ -122,8 +122,8 @@ func TestABoundIsAContext(t *testing.T) {
 	}
 }
 
-// answering is a server that answers each script with its first argument, and notes what it was sent
-// at once.
+// answering is a server that answers each script with its first argument, and notes what it was
+// sent at once.
 type answering struct {
 	batches [][]string
 	context context.Context // of the latest
@@ -205,7 +205,8 @@ func TestCallsOfSeveralGoroutinesTravelTogether(t *testing.T) {
 	})
 }
 
-// learning is a server that does not know the script with the word "new" yet, and takes its source in slowly.
+// learning is a server that does not know the script with the word "new" yet, and takes its source
+// in slowly.
 type learning struct {
 	answering
 	slow chan struct{}

@@ -84,8 +84,8 @@ func Only(word string) func(Reply) (struct{}, error) {
 // MaxNumber is the largest number in a reply: what Lua's doubles hold exactly.
 const MaxNumber = 1<<53 - 1
 
-// Number reads argument i, a whole number from least to [MaxNumber], sent as a decimal string. If it
-// is something else, [Reply.Err] says so afterwards.
+// Number reads argument i, a whole number from least to [MaxNumber], sent as a decimal string. If
+// it is something else, [Reply.Err] says so afterwards.
 func (r *Reply) Number(i int, least int64) int64 {
 	n, err := strconv.ParseInt(r.Args[i], 10, 64)
 	r.odd = r.odd || err != nil || n < least || n > MaxNumber

@@ -36,7 +36,8 @@ func (s Script) Call(keys int, words ...any) Call {
 
 // Values are values of the caller as requests take them: the client library writes each without an
 // error and without code of the caller's. A request that fails while it is written takes those with
-// it that travel together with it. The caller may change what it has while the request is under way.
+// it that travel together with it. The caller may change what it has while the request is under
+// way.
 func Values(all []any) ([]any, error) {
 	values := slices.Clone(all)
 	for n, value := range all {
@@ -122,8 +123,8 @@ func (c Call) Run(ctx context.Context, s *Sender) (Reply, error) {
 	return r.outcome()
 }
 
-// QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has an
-// answer of its own, in order.
+// QueryAll is Query for several calls in one round trip, on a Cluster one to each master. Each has
+// an answer of its own, in order.
 func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(Reply) (T, error)) []Answer[T] {
 	if ctx.Err() != nil {
 		return slices.Repeat([]Answer[T]{{Err: unasked(ctx)}}, len(calls))
@@ -222,7 +223,8 @@ func (r *request) outcome() (Reply, error) {
 	return decode(r.ctx, r.call.script.Name, r.command.Cmd)
 }
 
-// enqueue has the requests sent by the next goroutine that comes to send, a new one if there is none.
+// enqueue has the requests sent by the next goroutine that comes to send, a new one if there is
+// none.
 func (s *Sender) enqueue(requests ...*request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,8 +281,8 @@ func growStack() {
 	runtime.KeepAlive(&room)
 }
 
-// serveMasters sends requests to a Cluster, those for one master together. A master that hangs keeps
-// back only the answers that are its own.
+// serveMasters sends requests to a Cluster, those for one master together. A master that hangs
+// keeps back only the answers that are its own.
 func (s *Sender) serveMasters(ctx context.Context, cluster *redis.ClusterClient, requests []*request) {
 	s.mu.Lock()
 	s.underWay += len(requests)
@@ -412,8 +414,8 @@ func Persist[T any](ctx context.Context, bound time.Duration,
 }
 
 // Insist makes attempts within bound, until one has an answer that is not transient, ctx ends, or
-// the client is closed. It is for releases behind the caller. err is that of an attempt before, nil if
-// there was none.
+// the client is closed. It is for releases behind the caller. err is that of an attempt before, nil
+// if there was none.
 func Insist(ctx context.Context, bound time.Duration, err error, attempt func(ctx context.Context) error) error {
 	end := time.Now().Add(bound)
 	for wait := pause; ; wait = min(2*wait, longestPause) {
