@@ -103,7 +103,7 @@ const (
 // then there is an id to ask about.
 func (e *entry) admission(answer string, err error) error {
 	if answer == "" {
-		return err
+		return cmp.Or(err, pgx.ErrNoRows)
 	}
 	xid, epoch, _ := strings.Cut(strings.Trim(answer, "()"), ",")
 	var noXID, noEpoch error
@@ -123,7 +123,7 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	if !implicit {
 		b.BeginTx(e.txOptions)
 	}
-	if sql == enterOne && e.pg != nil && e.pg.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement {
+	if sql == enterOne && e.pg != nil && prepares(e.pg) {
 		sql = enterFirst // to plan it each time would cost more than it saves
 	}
 	b.Queue(sql, args...)
@@ -133,6 +133,17 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 		b.QueuedQueries = append(b.QueuedQueries, &own[i])
 	}
 	return b, nil
+}
+
+// prepares reports whether a connection prepares what it runs. It is asked once: pgx answers with a
+// copy of all its settings.
+func prepares(pg *pgx.Conn) bool {
+	const key = "fencedb: prepares"
+	known := pg.PgConn().CustomData()
+	if known[key] == nil {
+		known[key] = pg.Config().DefaultQueryExecMode == pgx.QueryExecModeCacheStatement
+	}
+	return known[key] == true
 }
 
 // sealTries is how often a transaction is sent that is refused because its token was not sealed.
@@ -186,9 +197,16 @@ func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
 			return err
 		}
 	}
+	rows, err := results.Query()
+	if err != nil {
+		return err
+	}
 	var answer string
-	err := results.QueryRow().Scan(&answer)
-	return e.admission(answer, err)
+	if rows.Next() {
+		answer = string(rows.RawValues()[0])
+	}
+	rows.Close()
+	return e.admission(answer, rows.Err())
 }
 
 // rollback ends a transaction whose COMMIT, if one was sent, the server has skipped.

@@ -21,16 +21,15 @@ import (
 // leaves the transaction open, as the name of a prepared one: it is asked first whether it did. One
 // that ends the transaction is refused with ErrTxEnded.
 func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag pgconn.CommandTag, err error) {
-	b := &pgx.Batch{}
-	b.Queue(sql, args...).Exec(func(ct pgconn.CommandTag) error {
-		tag = ct
-		return nil
-	})
+	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args, Fn: func(results pgx.BatchResults) (err error) {
+		tag, err = results.Exec()
+		return err
+	}}}
 	if !harmless[firstWord(sql, args)] {
-		err = sendAll(ctx, db, grant, b, nil)
+		err = sendAll(ctx, db, grant, queries, nil)
 		return tag, err
 	}
-	err = send(ctx, db, grant, b, nil, true).end()
+	err = send(ctx, db, grant, queries, nil, true).end()
 	return tag, err
 }
 
@@ -66,9 +65,7 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	if !keepsOpen(sql, args) {
 		return queryTx(ctx, db, grant, sql, args)
 	}
-	b := &pgx.Batch{}
-	b.Queue(sql, args...)
-	s := send(ctx, db, grant, b, nil, false)
+	s := send(ctx, db, grant, []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}, nil, false)
 	var rows pgx.Rows
 	if s.err == nil {
 		rows, s.err = s.results.Query()
@@ -108,7 +105,7 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 		return errors.New("fencedb: SendBatch begins the transaction; set its options with TxOptions")
 	}
 	var callbackErr error
-	own := &pgx.Batch{}
+	var own []*pgx.QueuedQuery
 	for _, query := range b.QueuedQueries {
 		apart := &pgx.QueuedQuery{SQL: query.SQL, Arguments: query.Arguments}
 		if query.Fn != nil { // its error is kept apart from those of the server, which decide what was written
@@ -121,7 +118,7 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 				return err
 			}
 		}
-		own.QueuedQueries = append(own.QueuedQueries, apart)
+		own = append(own, apart)
 	}
 	if err := sendAll(ctx, db, grant, own, opts); err != nil {
 		return err
@@ -133,11 +130,13 @@ func SendBatch(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts ...Op
 }
 
 // sendAll is SendBatch for callbacks that do not fail.
-func sendAll(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option) error {
-	if !allKeepOpen(b.QueuedQueries) {
-		return Tx(ctx, db, grant, func(tx pgx.Tx) error { return tx.SendBatch(ctx, b).Close() }, opts...)
+func sendAll(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, opts []Option) error {
+	if !allKeepOpen(queries) {
+		return Tx(ctx, db, grant, func(tx pgx.Tx) error {
+			return tx.SendBatch(ctx, &pgx.Batch{QueuedQueries: queries}).Close()
+		}, opts...)
 	}
-	return send(ctx, db, grant, b, opts, false).end()
+	return send(ctx, db, grant, queries, opts, false).end()
 }
 
 // Seal makes grant the oldest that can still write to its resource, in one round trip and without
@@ -194,9 +193,10 @@ type sent struct {
 }
 
 // send checks the grant and sends everything. The caller must end what it returns.
-func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option, mayBeImplicit bool) *sent {
+func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, opts []Option,
+	mayBeImplicit bool) *sent {
 	e, err := newEntry(db, grant, opts)
-	s := &sent{entry: e, err: err, delivered: len(b.QueuedQueries) == 0}
+	s := &sent{entry: e, err: err, delivered: len(queries) == 0}
 	if err != nil {
 		return s
 	}
@@ -208,7 +208,7 @@ func send(ctx context.Context, db DB, grant Grant, b *pgx.Batch, opts []Option, 
 			s.trace.end()
 		}
 	}()
-	behind := b.QueuedQueries
+	behind := queries
 	if s.implicit = mayBeImplicit && e.txOptions == (pgx.TxOptions{}); s.implicit {
 		last := behind[len(behind)-1]
 		read := last.Fn
