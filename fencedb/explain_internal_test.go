@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 )
@@ -33,4 +34,13 @@ func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
 			require.Equal(t, 4711, busy.Blockers[0].PID)
 		}
 	}
+}
+
+// Whoever stands between us and Postgres may answer without a row. Then nobody knows that a fence
+// was taken.
+func TestAnAnswerWithoutARowAdmitsToNothing(t *testing.T) {
+	t.Parallel()
+	e := &entry{}
+	require.ErrorIs(t, e.admission("", nil), pgx.ErrNoRows)
+	require.Zero(t, e.xid)
 }
