@@ -175,7 +175,8 @@ var guards = []struct {
 	{"fencedb/entry.go", []guard{
 		{"S7", "the server learns how long the caller may wait", "return enterOne, append(args, patience(ctx)), nil", "return enterOne, append(args, (*int64)(nil)), nil", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
 		{"S7", "a connection that falls silent is closed", "func() { _ = wire.Close() })", "func() { _ = wire })", "fencedb.TestASilentConnectionIsNotWaitedForLongerThanTheLease"},
-		{"S7", "the next user of a connection is not bound", "		e.unwatch()\n		e.giveBack()", "		e.giveBack()", "fencedb.TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast"},
+		{"S7", "the next user of a connection is not bound", "		e.unwatch()\n", "", "fencedb.TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast"},
+		{"S6", "a lost connection is given up before asking on another", "\tif e.lost() {\n\t\te.release()\n\t}\n", "", "fencedb.TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree"},
 		{"S7", "a connection that comes after the lease is not waited for", "bounded, cancel = context.WithDeadline(ctx, until)", "bounded, cancel = context.WithCancel(ctx)", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
 		{"S6", "nothing begins in a transaction that is open already", "pg.PgConn().TxStatus() != 'I':", "false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
 		{"S6", "a connection that is closed leaves no doubt", "pg != nil && pg.IsClosed():", "false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
@@ -202,16 +203,16 @@ var guards = []struct {
 		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.err == nil && ", "\tif false && ", "fencedb.TestASavepointThatCannotBeRolledBackIsNotCommitted"},
 	}},
 	{"fencedb/tx.go", []guard{
-		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, askOn(tx.entry.db), err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
-		{"S6", "a statement that may have ended the transaction is asked about", "if tx.mayHaveEnded && conn.PgConn().TxStatus() == 'T' {", "if false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
+		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
+		{"S6", "a statement that may have ended the transaction is asked about", "if tx.mayHaveEnded && tx.inner.Conn().PgConn().TxStatus() == 'T' {", "if false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S2", "a transaction that is kept begins nothing later", "		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it\n", "", "fencedb.TestATransactionOutlivesNothing"},
 		{"S2", "a function that sends nothing checks the fence", "\tif err := tx.open(tx.ctx, true); err != nil {\n\t\treturn tx.abort(err)\n\t}\n", "\tif tx.inner == nil {\n\t\treturn nil\n\t}\n", "fencedb.TestAFunctionThatSendsNothingChecksTheFence"},
 		{"S6", "a context that has ended is no lost COMMIT", "\tif tx.ctx.Err() != nil {", "\tif false {", "fencedb.TestAContextCancelledBeforeCommitRollsBackAndSaysWhy"},
 		{"S6", "a COMMIT that Postgres refuses is no lost one", "\tcase refused(err):\n\t\treturn tx.abort(err)", "\tcase false:\n\t\treturn tx.abort(err)", "fencedb.TestACommitThatIsRefusedIsNoLostConnection"},
-		{"S6", "a connection that a rollback has cost is given up before asking on another", "\tif conn.IsClosed() { // first", "\tif lost { // first", "fencedb.TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree"},
 	}},
 	{"fencedb/ending.go", []guard{
 		{"S6", "a comment within a comment is in doubt", `strings.Contains(body+"*", "/*")`, `strings.Contains(body, "/*")`, "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
+		{"S6", "a connection that is lost while it is asked is not the last to be asked", "\tif !alive || askErr != nil && !errors.Is(askErr, errForgotten) {", "\tif !alive {", "fencedb.TestAConnectionThatIsLostWhileItIsAskedLeavesNoDoubt"},
 	}},
 	{"fencedb/oneshot.go", []guard{
 		{"S6", "a callback that fails after the commit is ErrCommitted", `return fmt.Errorf("%w: %w", ErrCommitted, callbackErr)`, "return callbackErr", "fencedb.TestAFailingCallbackDoesNotHideThatTheBatchCommitted"},
@@ -234,7 +235,7 @@ var guards = []struct {
 		{"S6", "a connection that is lost is given up before asking on another", "\t\tconn.giveBack() // first, or asking on another connection could wait for this one\n", "", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
 		{"S6", "a lost connection that database/sql has closed is given up as well", "if closed && c.pgx != nil {", "if closed && false {", "fencedb.TestALostConnectionThatDatabaseSQLHasClosedIsGivenUp"},
 		{"S6", "what a statement has committed, no rollback undoes", "\tif ended := e.ended(ctx, server, alive, err); ended != nil {\n", "\tif ended := error(nil); ended != nil {\n\t\t_, _ = server, alive\n", "fencedb.TestTxSQLTellsWhatAStatementHasCommitted"},
-		{"S6", "the server is asked where another connection may not be free", "server := askSQL(conn) //", "server := askSQL(db) //", "fencedb.TestTxSQLTellsWhatAStatementHasCommitted"},
+		{"S6", "the server is asked where another connection may not be free", "return askSQL(conn)(", "return askSQL(db)(", "fencedb.TestTxSQLTellsWhatAStatementHasCommitted"},
 		{"S6", "a connection that the end of the context has closed is not asked", " && bounded.Err() == nil", "", "fencedb.TestCancellingBetweenStatementsLeavesNoDoubt"},
 		{"S2", "a handle that is in no transaction does not enter", "\tif current.V != e.xid {", "\tif false {", "fencedb.TestEnterSQLRefusesAHandleThatIsInNoTransaction"},
 		{"S7", "a connection that breaks when the lease is over says so", "return e.explain(ctx, server, true, err)", "return e.explain(ctx, server, false, err)", "fencedb.TestEnterSQLSaysWhenTheLeaseEndedWithTheConnection"},

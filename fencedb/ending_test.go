@@ -2,17 +2,22 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/faulty"
 )
 
 // Statements of the caller that end the transaction which holds the fence.
@@ -253,5 +258,60 @@ func TestABatchThatMayEndTheTransactionCallsItsCallbacks(t *testing.T) {
 		require.NoError(t, fencedb.SendBatch(t.Context(), w.poolIn(mode), grant("effects", int64(i)+1), b))
 
 		require.Equal(t, []int{1, 2}, []int{first, second}, mode.String())
+	}
+}
+
+// The connection is there for ROLLBACK, and lost for the question what became of the transaction.
+func TestAConnectionThatIsLostWhileItIsAskedLeavesNoDoubt(t *testing.T) {
+	t.Parallel()
+	for name, run := range map[string]func(pool *pgxpool.Pool, statements ...string) error{
+		"Tx": func(pool *pgxpool.Pool, statements ...string) error {
+			return fencedb.Tx(t.Context(), pool, grant("effects", 41), func(tx pgx.Tx) error {
+				for _, sql := range statements {
+					if _, err := tx.Exec(t.Context(), sql); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+		"TxSQL": func(pool *pgxpool.Pool, statements ...string) error {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			return fencedb.TxSQL(t.Context(), db, grant("effects", 41), func(tx *sql.Tx) error {
+				for _, sql := range statements {
+					if _, err := tx.ExecContext(t.Context(), sql); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	} {
+		for outcome, statements := range map[string][]string{
+			"aborted":   {`INSERT INTO effects VALUES (1)`, `SELECT 1; SELECT 1 / 0`},
+			"committed": {`INSERT INTO effects VALUES (1)`, `COMMIT`, `SELECT 1 / 0`},
+		} {
+			t.Run(name+"/"+outcome, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
+				pool, proxy := w.behindProxy() // one connection
+				var asked atomic.Bool
+				proxy.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
+					parse, ok := msg.(*pgproto3.Parse)
+					asked.Store(asked.Load() || ok && strings.Contains(parse.Query, "fencedb.outcome"))
+					return asked.Load()
+				}, faulty.Cut))
+
+				err := run(pool, statements...)
+
+				require.True(t, asked.Load(), "%v", err)
+				require.NotErrorIs(t, err, fencedb.ErrCommitUnknown)
+				var ended *fencedb.TxEndedError
+				require.Equal(t, outcome == "committed", errors.As(err, &ended), "%v", err)
+				require.Len(t, collect[int](w, `SELECT id FROM effects`), map[string]int{"committed": 1}[outcome])
+			})
+		}
 	}
 }

@@ -326,12 +326,25 @@ func (e *entry) acquire(ctx context.Context) error {
 func (e *entry) release() {
 	if e.giveBack != nil {
 		e.unwatch()
+		abandon(e.pg)
 		e.giveBack()
 		e.giveBack = nil
 	}
 }
 
 func (e *entry) lost() bool { return e.pg == nil || e.pg.IsClosed() }
+
+// server asks on the connection of the transaction, since another may not be free. Once that is
+// lost it is given back, or another could wait for it, and another is asked.
+func (e *entry) server(ctx context.Context, dest any, query string, args ...any) error {
+	if e.lost() {
+		e.release()
+	}
+	if e.giveBack == nil {
+		return askOn(e.db)(ctx, dest, query, args...)
+	}
+	return askOn(e.conn)(ctx, dest, query, args...)
+}
 
 // watch closes the connection when an answer is overdue, and with it whatever is waited for on it.
 // A deadline of the net.Conn would not do: pgx sets and resets that itself, for the contexts of

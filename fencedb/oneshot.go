@@ -255,12 +255,7 @@ func (s *sent) settle() error {
 	e := s.entry
 	defer e.release() // does nothing the second time
 	closeErr := s.close()
-	err, lost, server := cmp.Or(s.err, closeErr), e.lost(), askOn(e.conn)
-	if lost {
-		abandon(e.pg)
-		e.release() // first, or asking on another connection could wait for this one
-		server = askOn(e.db)
-	}
+	err, lost := cmp.Or(s.err, closeErr), e.lost()
 	switch {
 	case s.committed && s.delivered && (err == nil || lost): // if lost, then behind COMMIT's answer
 		return nil
@@ -271,15 +266,15 @@ func (s *sent) settle() error {
 		if err == nil { // its callback did not pass it on, and pgx keeps it for the next call
 			err = noted(errors.New("fencedb: rolled back: a statement failed"), s.results.Close())
 		}
-		return e.explain(s.ctx, server, false, err)
+		return e.explain(s.ctx, e.server, false, err)
 	case !lost && err == nil:
 		return errors.New("fencedb: rolled back: the answer of COMMIT says so")
 	case refused(err), e.nothingHappened(err, lost):
-		return e.explain(s.ctx, server, lost, err)
+		return e.explain(s.ctx, e.server, lost, err)
 	case lost && e.xid == 0:
 		return &CommitUnknownError{cause: err}
 	}
-	return e.settle(s.ctx, server, err, lost, s.delivered)
+	return e.settle(s.ctx, e.server, err, lost, s.delivered)
 }
 
 // close runs the callbacks. One that panics leaves results unread, and so a connection that nobody

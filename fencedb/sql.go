@@ -110,10 +110,14 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 // transaction: what that one has committed, no rollback undoes. It is asked on conn if that is
 // alive.
 func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive bool, err error) error {
-	server := askSQL(conn) // another connection may not be free
-	if !alive {
+	own := alive
+	server := func(ctx context.Context, dest any, query string, args ...any) error {
+		if own {
+			own = false
+			return askSQL(conn)(ctx, dest, query, args...) // another connection may not be free
+		}
 		conn.giveBack()
-		server = askSQL(db)
+		return askSQL(db)(ctx, dest, query, args...)
 	}
 	if ended := e.ended(ctx, server, alive, err); ended != nil {
 		return ended

@@ -408,6 +408,7 @@ func TestTxSQLTellsWhatAStatementHasCommitted(t *testing.T) {
 		var ended *fencedb.TxEndedError
 		require.ErrorAs(t, err, &ended, name)
 		require.Equal(t, "committed", ended.Outcome, name)
+		require.Zero(t, db.Stats().WaitCount, "%s: asked on another connection", name)
 		require.Equal(t, []string{"ann"}, w.guests(), name)
 	}
 }

@@ -93,18 +93,12 @@ func (tx *fencedTx) abort(err error) error {
 	ctx, cancel := detached(tx.ctx)
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
-	server := askOn(conn)
-	if conn.IsClosed() { // first, or asking on another connection could wait for this one
-		abandon(conn)
-		tx.end()
-		server = askOn(tx.entry.db)
-	}
 	if tx.mayHaveEnded && tx.entry.xid != 0 {
-		if ended := tx.entry.ended(tx.ctx, server, !conn.IsClosed(), err); ended != nil {
+		if ended := tx.entry.ended(tx.ctx, tx.entry.server, !conn.IsClosed(), err); ended != nil {
 			return ended
 		}
 	}
-	return tx.entry.explain(tx.ctx, server, lost, err)
+	return tx.entry.explain(tx.ctx, tx.entry.server, lost, err)
 }
 
 // commit commits, if there is nothing in the way.
@@ -125,8 +119,7 @@ func (tx *fencedTx) commit() error {
 
 // sendCommit finds out what became of COMMIT when the answer is lost.
 func (tx *fencedTx) sendCommit(ctx context.Context) error {
-	conn := tx.inner.Conn()
-	if tx.mayHaveEnded && conn.PgConn().TxStatus() == 'T' {
+	if tx.mayHaveEnded && tx.inner.Conn().PgConn().TxStatus() == 'T' {
 		if _, err := tx.inner.Exec(ctx, tx.entry.stillEntered()); err != nil {
 			return tx.abort(err)
 		}
@@ -141,7 +134,6 @@ func (tx *fencedTx) sendCommit(ctx context.Context) error {
 	case refused(err):
 		return tx.abort(err)
 	}
-	abandon(conn)
 	tx.end()
-	return tx.entry.settle(tx.ctx, askOn(tx.entry.db), err, true, true)
+	return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)
 }
