@@ -229,12 +229,14 @@ func TestResourcesInOppositeOrderDoNotDeadlock(t *testing.T) {
 func TestFencesAreTakenInByteOrder(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, fencedb.All(grant("Z", 1), grant("a", 1), grant("b", 1))))
+	before, behind := grant("A", 3), grant("b", 3)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, fencedb.All(before, grant("B", 1), grant("Z", 1), grant("a", 1), behind)))
 	first := w.holder(grant("Z", 2)).enter()
-	several := w.holder(fencedb.All(grant("b", 3), grant("a", 3), grant("Z", 3)))
+	several := w.holder(fencedb.All(behind, grant("a", 3), grant("Z", 3), grant("B", 3), before))
 
 	waiting := several.entering(pgx.TxOptions{})
-	w.exec(`SELECT FROM fencedb.fences WHERE resource IN ('a', 'b') FOR UPDATE NOWAIT`)
+	free := collect[string](w, `SELECT resource FROM fencedb.fences ORDER BY resource COLLATE "C" FOR UPDATE SKIP LOCKED`)
+	require.Equal(t, []string{"a", "b"}, free)
 	first.commit()
 
 	require.NoError(t, received(t, waiting))

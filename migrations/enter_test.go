@@ -3,11 +3,13 @@ package migrations_test
 import (
 	"encoding/json"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -113,9 +115,20 @@ func TestEnterRefusesAfterASavepoint(t *testing.T) {
 	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(42, "table:12"))
 	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
 
+	s.exec(enter(1, "table:13"))
+	lease := regexp.MustCompile(`'\S{36}'`).FindString(enter(41, "table:12"))
+	several := func(token12, token13 int) string {
+		return fmt.Sprintf("SELECT fencedb.enter_all('{table:12,table:13}', '{%d,%d}', ARRAY[%s, %[3]s]::uuid[])", token12, token13, lease)
+	}
+	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+several(42, 42))
+	s.exec(several(41, 41))
+	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+several(41, 41))
+	s.refused(activeTransaction, "BEGIN; "+enter(41, "table:12")+"; SAVEPOINT a; "+several(41, 41))
+
 	sharer := s.beside()
 	sharer.exec("BEGIN; " + enter(41, "table:12"))
 	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+enter(41, "table:12"))
+	s.refused(activeTransaction, "BEGIN; SAVEPOINT a; "+several(41, 41))
 	s.exec("BEGIN; " + enter(41, "table:12") + "; SAVEPOINT a; ROLLBACK TO a; COMMIT")
 	sharer.exec("COMMIT")
 
@@ -321,6 +334,64 @@ func TestEnteringSeveralIsAllOrNone(t *testing.T) {
 	const lease = `'6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid`
 	s.refused("22023", `SELECT fencedb.enter_all('{d,e,d}'::text[], '{1,2,3}', ARRAY[`+lease+`, `+lease+`, `+lease+`])`)
 	s.exec(`SELECT fencedb.enter_all('{d,e,d}'::text[], '{1,2,1}', ARRAY[` + lease + `, ` + lease + `, ` + lease + `])`)
+}
+
+// To enter several resources is to enter each of them, in byte order: for every state in which each
+// of three can be, the answer, the ledger, and what others can lock meanwhile are the same.
+func TestEnteringSeveralIsEnteringEach(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	holder, judge := s.beside(), s.beside()
+	const own, foreign = `'6ba7b810-9dad-11d1-80b4-00c04fd430c8'::uuid`, `'6ba7b811-9dad-11d1-80b4-00c04fd430c8'::uuid`
+	type state struct{ name, stored, lock string }
+	states := []state{
+		{"new", "", ""},
+		{"older", "40, " + foreign, ""},
+		{"entered before", "41, " + own, ""},
+		{"of another lease", "41, " + foreign, ""},
+		{"newer", "42, " + foreign, ""},
+		{"older, and held", "40, " + foreign, "FOR SHARE"},
+		{"entered before, and shared", "41, " + own, "FOR SHARE"},
+		{"older, and being raised", "40, " + foreign, "FOR NO KEY UPDATE"},
+	}
+	resources := []string{"B", "a", "c"}
+	// play enters in a transaction and returns the answer, and what is locked then and how.
+	play := func(level string, is []state, entering ...string) string {
+		s.exec(`TRUNCATE fencedb.fences`)
+		holder.exec(`BEGIN`)
+		defer holder.exec(`ROLLBACK`)
+		for i, state := range is {
+			if state.stored != "" {
+				s.exec(`INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id) VALUES ('` + resources[i] + `', ` + state.stored + `)`)
+			}
+			if state.lock != "" {
+				holder.exec(`SELECT FROM fencedb.fences WHERE resource = '` + resources[i] + `' ` + state.lock)
+			}
+		}
+		s.exec(`BEGIN ISOLATION LEVEL ` + level)
+		defer s.exec(`ROLLBACK`)
+		for _, sql := range entering {
+			if _, err := s.conn.PgConn().Exec(t.Context(), sql).ReadAll(); err != nil {
+				pgErr := new(pgconn.PgError)
+				require.ErrorAs(t, err, &pgErr)
+				return pgErr.Code + " " + pgErr.Message
+			}
+		}
+		const left = `SELECT coalesce(string_agg(resource, ',' ORDER BY resource), '-') FROM (SELECT resource FROM fencedb.fences `
+		return s.one(`SELECT string_agg(concat_ws(' ', resource, last_fencing_token, lease_id, (SELECT h.token FROM fencedb.held(resource) h)), ', ' ORDER BY resource) FROM fencedb.fences`) +
+			"; free to raise: " + judge.one(left+`FOR NO KEY UPDATE SKIP LOCKED) f`) + "; to share: " + judge.one(left+`FOR SHARE SKIP LOCKED) f`)
+	}
+	for _, level := range []string{"READ COMMITTED", "REPEATABLE READ"} {
+		for n := range len(states) * len(states) * len(states) {
+			is := []state{states[n%len(states)], states[n/len(states)%len(states)], states[n/len(states)/len(states)]}
+			var each []string
+			for _, resource := range resources {
+				each = append(each, `SELECT fencedb.enter('`+resource+`', 41, `+own+`, wait_ms => 0)`)
+			}
+			several := `SELECT fencedb.enter_all('{c,B,a}'::text[], '{41,41,41}', ARRAY[` + own + `, ` + own + `, ` + own + `], wait_ms => 0)`
+			require.Equal(t, play(level, is, each...), play(level, is, several), "%s: %v", level, is)
+		}
+	}
 }
 
 // reenter is enter in the form that is part of the statement which calls it.

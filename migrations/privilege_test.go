@@ -192,7 +192,7 @@ func (s *session) callsWithNULL() (calls []string) {
 // for every row, and SET costs microseconds each time. They have the path of the doors that call
 // them, and are for their owner alone.
 const innerFunctions = `SELECT p.oid FROM pg_proc p WHERE p.pronamespace = 'fencedb'::regnamespace
-	AND p.proname IN ('sign', 'carried', 'grants', 'held', 'outermost', 'require_outermost', 'epoch', 'await', 'take', 'bound', 'check_grant', 'admit')`
+	AND p.proname IN ('sign', 'carried', 'grants', 'held', 'outermost', 'require_outermost', 'epoch', 'await', 'take', 'take_free', 'bound', 'check_grant', 'admit')`
 
 func TestEveryFunctionHasAFixedSearchPath(t *testing.T) {
 	t.Parallel()

@@ -523,6 +523,55 @@ $$;
 
 COMMENT ON FUNCTION fencedb.check_grant(text, bigint, uuid) IS 'Inner function. Raises 22023 for a grant that no issuer can have issued.';
 
+-- take_free takes those of several fences that need no waiting, in one query, and returns how many.
+-- After the first that is not free, in byte order, it tries none: whoever waits for one fence while
+-- it holds a later one can end in a deadlock. So each row of the query looks whether one before it
+-- was busy; Postgres begins with a row when it has done with the one before.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.take_free(resources text[], tokens bigint[], lease_ids uuid[]) RETURNS int
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    me     xid := pg_current_xact_id()::xid;
+    free   record;
+    locker xid;
+BEGIN
+    PERFORM set_config('fencedb.busy', '', true);
+    SELECT count(*) FILTER (WHERE CASE WHEN same.resource IS NULL AND older.place IS NULL THEN set_config('fencedb.busy', 'x', true) IS NULL ELSE true END) AS n,
+           array_agg(same.resource) FILTER (WHERE same.resource IS NOT NULL) AS same,
+           array_agg(older.place) FILTER (WHERE older.place IS NOT NULL) AS older,
+           array_agg(u.token) FILTER (WHERE older.place IS NOT NULL) AS tokens,
+           array_agg(u.lease_id) FILTER (WHERE older.place IS NOT NULL) AS lease_ids
+    INTO free
+    FROM (SELECT * FROM unnest(resources, tokens, lease_ids) AS g(resource, token, lease_id) ORDER BY g.resource COLLATE "C") u
+    LEFT JOIN LATERAL (
+        SELECT f.resource FROM fencedb.fences f
+        WHERE f.resource = u.resource COLLATE "C" AND f.last_fencing_token = u.token AND f.lease_id = u.lease_id AND current_setting('fencedb.busy') = ''
+        FOR SHARE SKIP LOCKED) same ON true
+    LEFT JOIN LATERAL (
+        SELECT f.ctid AS place FROM fencedb.fences f
+        WHERE same.resource IS NULL AND f.resource = u.resource COLLATE "C" AND f.last_fencing_token < u.token AND current_setting('fencedb.busy') = ''
+          AND current_setting('transaction_isolation') LIKE 'read %'
+        FOR NO KEY UPDATE SKIP LOCKED) older ON true;
+    IF free.same IS NOT NULL THEN
+        PERFORM fencedb.require_outermost(f.xmax) FROM fencedb.fences f WHERE f.resource = ANY (free.same COLLATE "C") AND f.xmax <> me;
+    END IF;
+    IF free.older IS NOT NULL THEN
+        WITH raised AS (
+            UPDATE fencedb.fences f SET last_fencing_token = u.token, lease_id = u.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
+            FROM unnest(free.older, free.tokens, free.lease_ids) u(place, token, lease_id)
+            WHERE f.ctid = u.place
+            RETURNING f.xmin)
+        SELECT r.xmin INTO locker FROM raised r LIMIT 1;
+        PERFORM fencedb.require_outermost(locker);
+    END IF;
+    RETURN free.n;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.take_free(text[], bigint[], uuid[]) IS 'Inner function. Takes fences until the end of the transaction, in byte order, up to the first for which take would have to do more: it is held, new, or stale. Returns how many.';
+
 -- admit checks and bounds, takes the fences if enter is true, or else (fencedb.carry of 00004)
 -- signs the grants for the triggers. A transaction may be admitted several times, for more
 -- resources.
@@ -532,17 +581,15 @@ CREATE FUNCTION fencedb.admit(enter boolean, resources text[], tokens bigint[], 
 AS $$
 DECLARE
     n        int     := coalesce(cardinality(resources), 0);
-    places   int[]   := ARRAY[1];
-    i        int;
     until    float8  := fencedb.until();
     entered  jsonb   := fencedb.grants();
     carried  jsonb   := fencedb.carried();
     start    float8  := date_part('epoch', clock_timestamp()) * 1000;
     deadline numeric; -- of the wait for all fences together
-    last     text;
-    present  jsonb;
-    added    text[]; -- what becomes of grants, in the order of places
     grants   jsonb;
+    other    record;
+    taken    int     := 0;
+    u        record;
     signed   text;
 BEGIN
     IF n = 0 OR n IS DISTINCT FROM cardinality(tokens) OR n IS DISTINCT FROM cardinality(lease_ids) THEN
@@ -550,9 +597,18 @@ BEGIN
             n, coalesce(cardinality(tokens), 0), coalesce(cardinality(lease_ids), 0)
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    FOR i IN 1 .. n LOOP
-        PERFORM fencedb.check_grant(resources[i], tokens[i], lease_ids[i]);
-    END LOOP;
+    PERFORM fencedb.check_grant(g.resource, g.token, g.lease_id) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
+    WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL, false); -- most cost no call
+    grants := (SELECT jsonb_object_agg(g.resource, jsonb_build_object('token', g.token, 'lease', g.lease_id)) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id));
+    SELECT g.resource, own.given ->> 'token' AS token INTO other
+    FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id), coalesce(entered -> g.resource, carried -> g.resource, grants -> g.resource) own(given)
+    WHERE (entered <> '{}' OR carried IS NOT NULL OR n > (SELECT count(*) FROM jsonb_object_keys(grants)))
+      AND own.given <> jsonb_build_object('token', g.token, 'lease', g.lease_id)
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', other.resource, other.token
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
+    END IF;
 
     IF remaining_ms <= 0 THEN
         RAISE EXCEPTION 'the lease is over: % ms of its validity remain', remaining_ms
@@ -564,22 +620,16 @@ BEGIN
 
     -- One order for everybody (bytes, not collation), so that two transactions cannot wait for each
     -- other.
-    IF n > 1 THEN
-        places := ARRAY(SELECT p FROM generate_series(1, n) p ORDER BY resources[p] COLLATE "C");
+    IF enter AND n > 1 AND entered = '{}' THEN
+        taken := fencedb.take_free(resources, tokens, lease_ids);
     END IF;
-    FOREACH i IN ARRAY places LOOP
-        grants := CASE WHEN resources[i] COLLATE "C" = last THEN added[cardinality(added)]::jsonb ELSE entered -> resources[i] END;
-        last := resources[i];
-        present := coalesce(grants, carried -> resources[i]);
-        IF (present ->> 'token')::bigint <> tokens[i] OR (present ->> 'lease')::uuid <> lease_ids[i] THEN
-            RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', resources[i], present ->> 'token'
-                USING ERRCODE = 'invalid_parameter_value', HINT = 'One transaction works under one grant per resource; begin another for the other grant.';
-        END IF;
-        IF enter AND (grants IS NULL OR (SELECT h.token FROM fencedb.held(resources[i]) h) IS NULL) THEN
-            PERFORM fencedb.take(resources[i], tokens[i], lease_ids[i], deadline);
-        END IF;
-        added := added || jsonb_build_object('token', tokens[i], 'lease', lease_ids[i])::text;
-    END LOOP;
+    IF enter AND taken < n THEN
+        FOR u IN SELECT * FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id) ORDER BY g.resource COLLATE "C" OFFSET taken LOOP
+            IF NOT entered ? u.resource OR (SELECT h.token FROM fencedb.held(u.resource) h) IS NULL THEN
+                PERFORM fencedb.take(u.resource, u.token, u.lease_id, deadline);
+            END IF;
+        END LOOP;
+    END IF;
     IF until < date_part('epoch', clock_timestamp()) * 1000 THEN
         RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
@@ -587,7 +637,6 @@ BEGIN
     PERFORM fencedb.bound(until);
     PERFORM fencedb.bound(until, '{transaction_timeout}');
 
-    grants := (SELECT jsonb_object_agg(resources[p], added[k]::jsonb) FROM unnest(places) WITH ORDINALITY u(p, k));
     IF NOT enter THEN
         carried := coalesce(carried, '{}') || grants;
         signed := fencedb.sign(carried::text);
@@ -862,6 +911,7 @@ DROP FUNCTION fencedb.admitted(bigint, bigint, text);
 DROP FUNCTION fencedb.untouched();
 DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint, bigint);
+DROP FUNCTION fencedb.take_free(text[], bigint[], uuid[]);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
 DROP FUNCTION fencedb.bound(float8, text[]);
 DROP FUNCTION fencedb.limit_ms(bigint);

@@ -140,11 +140,12 @@ CREATE FUNCTION fencedb.require(target regclass, operation text, before text, af
 AS $$
 DECLARE
     me    pg_catalog.xid := pg_catalog.pg_current_xact_id()::pg_catalog.xid;
+    mark  pg_catalog.text := pg_catalog.concat(' ', pg_catalog."left"(coalesce(after, before), 60));
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
     SELECT f.last_fencing_token,
-           CASE WHEN coalesce(pg_catalog.current_setting('fencedb.judged', true), '') OPERATOR(pg_catalog.<>) '' THEN 'before' ELSE pg_catalog.set_config('fencedb.judged', ' ', true) END
+           CASE WHEN pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.=) mark THEN 'again' ELSE pg_catalog.set_config('fencedb.judged', mark, true) END
     INTO token, noted
     FROM fencedb.fences f
     WHERE f.resource OPERATOR(pg_catalog.=) coalesce(after, before) AND f.annulled IS NULL AND f.last_fencing_token OPERATOR(pg_catalog.>=) coalesce(stored, 0)
@@ -154,7 +155,7 @@ BEGIN
       AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0;
     IF token IS NULL OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
         RETURN fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
-    ELSIF noted OPERATOR(pg_catalog.=) 'before' THEN
+    ELSIF noted OPERATOR(pg_catalog.=) 'again' THEN
         noted := fencedb.note(coalesce(after, before), token, fencedb.until());
     END IF;
     RETURN token;
