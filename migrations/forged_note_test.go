@@ -2,21 +2,20 @@ package migrations_test
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math/bits"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// hashtextextended is a hash for tables, and a session may read the sum of its own note: a text for
-// another resource that has the same sum can be computed in a second. It must not pass for a note.
-func TestANoteWithAForgedSumOpensNothing(t *testing.T) {
+// hashtextextended is a hash for tables, and a session may read the sums of its own note: the name
+// of another resource that has the first of them can be computed in a second. It must not pass.
+func TestANameThatIsMadeForASumOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL); SELECT fencedb.protect('seats', 'room')`)
-	s.exec(s.fenced(100, "red", `INSERT INTO seats VALUES (1, 'red')`))
 	number := func(sql string) uint64 {
 		n, err := strconv.ParseInt(s.one(sql), 10, 64)
 		require.NoError(t, err)
@@ -24,28 +23,27 @@ func TestANoteWithAForgedSumOpensNothing(t *testing.T) {
 	}
 
 	s.exec(`BEGIN; ` + enter(1, "blue") + `; INSERT INTO seats VALUES (8, 'blue'), (9, 'blue')`)
-	own := s.one(`SELECT current_setting('fencedb.judged')`)
-	require.Len(t, own, 69+len("blue"), "or what is forged has another form")
-	forged := own[:14] + fmt.Sprintf("%019d", 1000) + forge(own[:14]+fmt.Sprintf("%019d", 1000), "red",
-		number(`SELECT txid_current()`), number(`SELECT currval('fencedb.judgement')`)) + "red"
-	require.Equal(t, s.one(`SELECT currval('fencedb.judgement')`), s.one(`SELECT fencedb.sum_of($$`+own+`$$, txid_current())`))
-	require.Equal(t, s.one(`SELECT currval('fencedb.judgement')`), s.one(`SELECT hashtextextended($$`+forged+`$$, txid_current())`), "it is aimed well")
-	s.exec(`SELECT set_config('fencedb.judged', $$` + forged + `$$, true)`)
-	s.refused("FN003", `UPDATE seats SET id = 2; DELETE FROM seats; INSERT INTO seats VALUES (3, 'red'); COMMIT`)
+	const seed = `SELECT currval('fencedb.noted_salt') # txid_current()`
+	const sum = `SELECT currval('fencedb.noted_sum')`
+	require.Equal(t, s.one(sum), s.one(`SELECT hashtextextended('blue', (`+seed+`))`), "or what is noted has another form")
+	head := strings.Repeat("x", 33)
+	made := head + forge(head, "red", number(seed), number(sum)) + "red"
+	require.Equal(t, s.one(sum), s.one(`SELECT hashtextextended($$`+made+`$$, (`+seed+`))`), "it is aimed well")
+	s.refused("FN003", `INSERT INTO seats VALUES (3, $$`+made+`$$); COMMIT`)
 }
 
-// A sum of 64 bits is soon met by one of many pairs of texts. So no text may be known before it is
-// a note.
+// A sum of 64 bits is soon met by one of many names. So none may be known before the note is
+// written.
 func TestANoteCannotBeKnownBeforeItIsWritten(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)
 	s.exec(`CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL); SELECT fencedb.protect('seats', 'room')`)
-	random := func() string {
+	salt := func() string {
 		s.exec(`BEGIN; ` + enter(1, "blue") + `; INSERT INTO seats VALUES (8, 'blue'), (9, 'blue')`)
 		defer s.exec(`ROLLBACK`)
-		return s.one(`SELECT current_setting('fencedb.judged')`)[33:69] // between the token and the resource
+		return s.one(`SELECT currval('fencedb.noted_salt')`)
 	}
-	require.NotEqual(t, random(), random())
+	require.NotEqual(t, salt(), salt())
 }
 
 // forge returns 36 characters between head, of 33 bytes, and tail, of 3, with which

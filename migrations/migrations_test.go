@@ -149,6 +149,6 @@ func TestTheLedgerOutlivesACrash(t *testing.T) {
 
 	require.Empty(t, s.one(`SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind IN ('r', 'i') AND c.relpersistence <> 'p'`))
-	require.Equal(t, "judgement, server_epoch", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
+	require.Equal(t, "noted_check, noted_salt, noted_sum, noted_token, noted_until, server_epoch", s.one(`SELECT string_agg(c.relname, ', ' ORDER BY c.relname) FROM pg_class c
 		WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind = 'S' AND c.relpersistence = 'u'`))
 }

@@ -206,39 +206,49 @@ func TestANoteOfTheGuardForgedByHandOpensNothing(t *testing.T) {
 	const write = `UPDATE seats SET guest = 'zoe' WHERE id = 3` // of the blue room
 	judged := "BEGIN; " + enter(41, "room:red") + "; UPDATE seats SET guest = 'ann' WHERE room = 'red'; "
 	s.exec(judged)
-	note := s.one(`current_setting('fencedb.judged')`)
-	require.Regexp(t, `^\d{10}\.\d{3}0{17}41[0-9a-f-]{36}room:red$`, note)
+	require.Equal(t, "yes 41", s.one(`concat_ws(' ', current_setting('fencedb.noted'), currval('fencedb.noted_token'))`))
 	s.exec("COMMIT")
-	forged := note[:69] + "room:blue"
 
 	// In the transaction whose guard has noted something, before it has, in another one, and by a
 	// function within the write.
-	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
-	s.refused("FN003", "BEGIN; "+enter(41, "room:red")+`; SELECT set_config('fencedb.judged', '`+forged+`', true); `+write)
-	s.refused("FN003", judged+`SELECT set_config('fencedb.judged', ' ', true); `+write)
-	s.refused("FN003", judged+`UPDATE seats SET guest = set_config('fencedb.judged', '`+forged+`', true) WHERE room = 'blue'`)
-	for _, setting := range []string{note, forged, "{", note[:20]} {
-		s.exec(`SELECT set_config('fencedb.judged', '` + setting + `', false)`)
-		s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
-		s.refused("FN002", write)
-		s.refused("FN003", s.fenced(41, "room:red", write))
-		s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
-	}
+	const noted = `SELECT set_config('fencedb.noted', 'yes', true), set_config('fencedb.last_judged', 'room:blue', true); `
+	s.refused("FN003", judged+noted+write)
+	s.refused("FN003", "BEGIN; "+enter(41, "room:red")+"; "+noted+write)
+	s.refused("FN003", judged+`UPDATE seats SET guest = set_config('fencedb.noted', 'yes', true) WHERE room = 'blue'`)
+	s.exec(strings.ReplaceAll(noted, "true", "false"))
+	s.refused("FN002", `UPDATE seats SET guest = 'zoe' WHERE id = 1`)
+	s.refused("FN002", write)
+	s.refused("FN003", s.fenced(41, "room:red", write))
+	s.exec(s.fenced(41, "room:red", `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
 	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue');
 		ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 	s.exec(judged + "COMMIT")
-	s.exec(`SELECT set_config('fencedb.judged', '` + note + `', false)`)
+	s.exec(strings.ReplaceAll(noted, "true", "false"))
 	s.refused("FN002", `DELETE FROM rooms WHERE name = 'red'`) // a note of the last transaction, where no statement is judged
 
 	fresh := s.beside()
-	fresh.exec(`SELECT set_config('fencedb.judged', '` + note + `', false)`)
+	fresh.exec(strings.ReplaceAll(noted, "true", "false"))
 	fresh.refused("FN002", write)
 
 	// Nor may another role change what the note is compared with.
 	role := s.withRole("allow")
 	s.exec(`SET SESSION AUTHORIZATION ` + role)
-	s.refused(insufficientPrivilege, `SELECT setval('fencedb.judgement', 1)`)
-	s.refused(insufficientPrivilege, `SELECT nextval('fencedb.judgement')`)
+	for _, sequence := range []string{"salt", "sum", "check", "token", "until"} {
+		s.refused(insufficientPrivilege, `SELECT setval('fencedb.noted_`+sequence+`', 1)`)
+		s.refused(insufficientPrivilege, `SELECT nextval('fencedb.noted_`+sequence+`')`)
+	}
+}
+
+// Whoever enters with less time makes what was noted before void. The setting can be put back by
+// hand.
+func TestANoteIsVoidOnceThereIsLessTime(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec("BEGIN; " + enter(41, "room:red") + "; UPDATE seats SET guest = 'ann' WHERE room = 'red'")
+	require.Equal(t, "yes", s.one(`current_setting('fencedb.noted')`))
+	s.exec(strings.TrimSuffix(enter(7, "room:blue"), ")") + `, 200); SELECT set_config('fencedb.noted', 'yes', true);
+		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%'`)
+	s.refused("FN006", `UPDATE seats SET guest = 'zoe' WHERE room = 'red' AND pg_sleep(0.3) IS NOT NULL`)
 }
 
 // The note is of one resource, one token and one transaction, and goes back with a savepoint.
@@ -249,7 +259,7 @@ func TestTheGuardJudgesEveryRowAsIfItWereTheFirst(t *testing.T) {
 	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue');
 		ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 	const first = `UPDATE seats SET guest = 'ann' WHERE id = 1; `
-	entered := "BEGIN; " + enter(41, "room:red") + "; " + first
+	entered := "BEGIN; " + enter(41, "room:red") + "; " + first + first // the second is noted
 
 	s.refused("FN003", entered+`UPDATE seats SET guest = 'zoe'`)
 	s.refused("FN003", entered+`UPDATE seats SET room = 'blue' WHERE id = 2`)
@@ -297,14 +307,14 @@ func TestANoteThatIsForgedOrGoneDoesNotLengthenTheLease(t *testing.T) {
 	s.exec(`CREATE TABLE rooms (name text PRIMARY KEY); INSERT INTO rooms VALUES ('red'), ('blue')`)
 	s.exec(`ALTER TABLE seats ADD FOREIGN KEY (room) REFERENCES rooms ON DELETE CASCADE`)
 
-	for _, note := range []string{`'9999999999.000' || substr(current_setting('fencedb.judged'), 15)`, `''`} {
+	for _, noted := range []string{"yes", ""} {
 		for _, write := range []string{
 			`DELETE FROM rooms WHERE name = 'blue'`, // one row: what comes after the first is judged by a note again
 			`UPDATE seats SET guest = 'zoe' WHERE false`,
 		} {
 			s.refused("FN006", `BEGIN; SELECT fencedb.enter('room:blue', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8', 100);
 				SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
-				SELECT set_config('fencedb.judged', `+note+`, true), pg_sleep(0.101);
+				SELECT set_config('fencedb.noted', '`+noted+`', true), pg_sleep(0.101);
 				`+write)
 		}
 	}

@@ -65,16 +65,24 @@ CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
 
--- A guard need not judge every row anew: fencedb.require notes its answer, from the second row on,
--- in the setting fencedb.judged (until when, the token, a nonce, the resource), which ends with the
--- transaction and goes back with a savepoint. Anybody can set that. So its checksum, which contains
--- the transaction id, is the session's own value of this sequence, which nobody else knows, and
--- which only who may change the sequence can set. Whoever has entered one resource knows a sum, and
--- could make another text that has it, or a resource whose sum a forged text has: hence sha256, and
--- the nonce.
-CREATE UNLOGGED SEQUENCE fencedb.judgement MINVALUE -9223372036854775808;
+-- A guard need not judge every row anew: where rows of one resource follow each other, fencedb.note
+-- keeps the answer for it. Anybody can set a setting, so the answer is in sequences: what currval
+-- gives is the session's own, and only who may change a sequence can set it. The setting
+-- fencedb.noted only says that there is something. Sequences outlast the transaction, so its id is
+-- in one sum. They do not go back with a savepoint, and need not: none can begin before a fence was
+-- entered. Of the resource there are two sums of 64 bits, with a salt that nobody knows before: for
+-- one of them a name could be made that has it.
+CREATE UNLOGGED SEQUENCE fencedb.noted_salt MINVALUE -9223372036854775808;
+CREATE UNLOGGED SEQUENCE fencedb.noted_sum MINVALUE -9223372036854775808;
+CREATE UNLOGGED SEQUENCE fencedb.noted_check MINVALUE -9223372036854775808;
+CREATE UNLOGGED SEQUENCE fencedb.noted_token MINVALUE 0;
+CREATE UNLOGGED SEQUENCE fencedb.noted_until MINVALUE 0;
 
-COMMENT ON SEQUENCE fencedb.judgement IS 'Its currval is the checksum of the setting fencedb.judged.';
+COMMENT ON SEQUENCE fencedb.noted_salt  IS 'A random number, drawn anew for each note.';
+COMMENT ON SEQUENCE fencedb.noted_sum   IS 'The sum of the resource that was judged, with the salt and the transaction id.';
+COMMENT ON SEQUENCE fencedb.noted_check IS 'The sum of the same resource, with noted_sum.';
+COMMENT ON SEQUENCE fencedb.noted_token IS 'The token to stamp on its rows.';
+COMMENT ON SEQUENCE fencedb.noted_until IS 'Until when its rows may be written, in milliseconds since 1970.';
 
 -- Tokens end at 2^53 - 1 (the largest whole number that Lua, JavaScript and JSON keep exactly), so
 -- that a token entered by mistake cannot shut every later holder out.
@@ -84,8 +92,9 @@ CREATE TABLE fencedb.foreign_issuers (
 
 COMMENT ON TABLE  fencedb.foreign_issuers IS 'The types of resources (the part of their names before the colon) whose tokens may exceed 2^53 - 1, because something else than package lease issues them. See fencedb.declare_foreign.';
 
-REVOKE ALL ON fencedb.fences, fencedb.signing_key, fencedb.server_epoch, fencedb.judgement, fencedb.foreign_issuers FROM PUBLIC;
-GRANT SELECT ON fencedb.judgement TO PUBLIC; -- for currval, by the guards
+REVOKE ALL ON ALL TABLES IN SCHEMA fencedb FROM PUBLIC;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencedb FROM PUBLIC;
+GRANT SELECT ON fencedb.noted_salt, fencedb.noted_sum, fencedb.noted_check, fencedb.noted_token, fencedb.noted_until TO PUBLIC; -- for currval, by the guards
 
 -- Which functions and operators a function means must not depend on the search_path of its caller.
 -- So each one fixes its own, with SET or, where the body is a single expression, with RETURN, which
@@ -176,19 +185,16 @@ $$;
 
 COMMENT ON FUNCTION fencedb.grants() IS 'Inner function. What this transaction says that it has entered: {resource: {"token": ..., "lease": ...}}.';
 
-CREATE FUNCTION fencedb.sum_of(note text, salt bigint) RETURNS bigint
-    LANGUAGE sql STABLE
-    RETURN hashtextextended(encode(sha256(convert_to(note, 'UTF8')), 'hex'), salt);
-
-COMMENT ON FUNCTION fencedb.sum_of(text, bigint) IS 'The checksum of fencedb.judged, for fencedb.judgement.';
-
--- Fixed places, so that a guard reads them fast; until 2286.
-CREATE FUNCTION fencedb.note(resource text, token bigint, until float8) RETURNS bigint
+-- The values of concat are computed from left to right.
+CREATE FUNCTION fencedb.note(resource text, token bigint, until float8) RETURNS text
     LANGUAGE sql
-    RETURN setval('fencedb.judgement', fencedb.sum_of(set_config('fencedb.judged', to_char((until / 1000)::numeric, 'FM0000000000.000')
-        || to_char(token, 'FM0000000000000000000') || gen_random_uuid()::text || resource, true), txid_current()));
+    RETURN concat(setval('fencedb.noted_salt', hashtextextended(gen_random_uuid()::text, 0)),
+        setval('fencedb.noted_sum', hashtextextended(resource, currval('fencedb.noted_salt') # txid_current())),
+        setval('fencedb.noted_check', hashtextextended(resource, currval('fencedb.noted_sum'))),
+        setval('fencedb.noted_token', token), setval('fencedb.noted_until', floor(until)::bigint),
+        set_config('fencedb.noted', CASE WHEN resource <> '' THEN 'yes' ELSE '' END, true));
 
-COMMENT ON FUNCTION fencedb.note(text, bigint, float8) IS 'Inner function. Notes for the guards that rows of resource may be written, until when (milliseconds since 1970), and the token to stamp on them.';
+COMMENT ON FUNCTION fencedb.note(text, bigint, float8) IS 'Inner function. Notes for the guards that rows of resource may be written, until when (milliseconds since 1970), and the token to stamp on them; none for an empty resource. The note before is void then.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.raise_stale(resource text, token bigint, stored bigint) RETURNS void
@@ -650,7 +656,7 @@ BEGIN
     epoch := fencedb.epoch();
     PERFORM set_config('fencedb.entered', concat_ws(' ', xid, until - date_part('epoch', transaction_timestamp()) * 1000, fencedb.limit_ms(ceil(until - start)::bigint % 2147483647)), true),
             set_config('fencedb.grants', (entered || CASE WHEN enter THEN grants ELSE '{}' END)::text, true),
-            set_config('fencedb.judged', '', true); -- what was noted so far may have another limit
+            fencedb.note('', 0, 0); -- what was noted so far may have another limit
 END
 $$;
 -- +goose StatementEnd
@@ -871,7 +877,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-GRANT EXECUTE ON FUNCTION fencedb.sum_of(text, bigint), fencedb.until(), fencedb.left_ms(), fencedb.limit_ms(bigint) TO PUBLIC; -- by the guards and reenter
+GRANT EXECUTE ON FUNCTION fencedb.until(), fencedb.left_ms(), fencedb.limit_ms(bigint) TO PUBLIC; -- by the guards and reenter
 GRANT EXECUTE ON FUNCTION fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
 
 -- +goose StatementBegin
@@ -924,7 +930,6 @@ DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.outermost(xid);
 DROP FUNCTION fencedb.raise_stale(text, bigint, bigint);
 DROP FUNCTION fencedb.note(text, bigint, float8);
-DROP FUNCTION fencedb.sum_of(text, bigint);
 DROP FUNCTION fencedb.grants();
 DROP FUNCTION fencedb.left_ms();
 DROP FUNCTION fencedb.until();
@@ -932,7 +937,7 @@ DROP FUNCTION fencedb.carried();
 DROP FUNCTION fencedb.sign(text);
 DROP FUNCTION fencedb.signature(bytea, text);
 DROP TABLE fencedb.foreign_issuers;
-DROP SEQUENCE fencedb.judgement;
+DROP SEQUENCE fencedb.noted_salt, fencedb.noted_sum, fencedb.noted_check, fencedb.noted_token, fencedb.noted_until;
 DROP SEQUENCE fencedb.server_epoch;
 DROP TABLE fencedb.signing_key;
 DROP TABLE fencedb.fences;

@@ -131,21 +131,20 @@ $$;
 COMMENT ON FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint) IS 'Raises FN001 to FN003 or FN006 unless this transaction entered the fences of all resources of a row; returns the token to stamp on it.';
 
 -- The common case: a row that has one resource and keeps it, and whose fence this transaction has
--- locked alone (see fencedb.held). The first row is only marked, since a note pays only from the
--- next one on. As in guard_statement, there is no search_path, and so every name has its schema. A
--- PERFORM costs more than an assignment.
+-- locked alone (see fencedb.held). A note pays only if rows of one resource follow each other. So
+-- the first is only marked, and the second noted. As in guard_statement, there is no search_path,
+-- and so every name has its schema. A PERFORM costs more than an assignment.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require(target regclass, operation text, before text, after text, stored bigint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
     me    pg_catalog.xid := pg_catalog.pg_current_xact_id()::pg_catalog.xid;
-    mark  pg_catalog.text := pg_catalog.concat(' ', pg_catalog."left"(coalesce(after, before), 60));
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
     SELECT f.last_fencing_token,
-           CASE WHEN pg_catalog.current_setting('fencedb.judged', true) OPERATOR(pg_catalog.=) mark THEN 'again' ELSE pg_catalog.set_config('fencedb.judged', mark, true) END
+           CASE WHEN pg_catalog.current_setting('fencedb.last_judged', true) OPERATOR(pg_catalog.=) f.resource THEN 'again' ELSE pg_catalog.set_config('fencedb.last_judged', f.resource, true) END
     INTO token, noted
     FROM fencedb.fences f
     WHERE f.resource OPERATOR(pg_catalog.=) coalesce(after, before) AND f.annulled IS NULL AND f.last_fencing_token OPERATOR(pg_catalog.>=) coalesce(stored, 0)
@@ -630,11 +629,11 @@ BEGIN
                    ELSE true
                END),
         format(fencedb.stamped(stamp, body), format(read, 'OLD'), format(read, 'NEW'), CASE WHEN compiled.several THEN 'pg_catalog.text[]' ELSE 'pg_catalog.text' END,
-            CASE WHEN compiled.several THEN 'false' ELSE fencedb.stamped(stamp, $fast$fencedb.sum_of("~note", pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.judgement')
-       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.<=) pg_catalog."left"("~note", 14)::pg_catalog.float8
-       AND (TG_OP OPERATOR(pg_catalog.=) 'DELETE' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~new")
-       AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR pg_catalog."right"("~note", -69) OPERATOR(pg_catalog.=) "~old"
-            AND OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.substr("~note", 15, 19)::pg_catalog.int8)$fast$) END, CASE WHEN compiled.several THEN 'fencedb.require_all' ELSE 'fencedb.require' END));
+            CASE WHEN compiled.several THEN 'false' ELSE fencedb.stamped(stamp, $fast$pg_catalog.hashtextextended(coalesce("~new", "~old"), pg_catalog.currval('fencedb.noted_salt') OPERATOR(pg_catalog.#) pg_catalog.txid_current()) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.noted_sum')
+       AND pg_catalog.hashtextextended(coalesce("~new", "~old"), pg_catalog.currval('fencedb.noted_sum')) OPERATOR(pg_catalog.=) pg_catalog.currval('fencedb.noted_check')
+       AND pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 1000 OPERATOR(pg_catalog.<=) pg_catalog.currval('fencedb.noted_until')
+       AND (TG_OP OPERATOR(pg_catalog.<>) 'UPDATE' OR "~new" OPERATOR(pg_catalog.=) "~old")
+       AND (TG_OP OPERATOR(pg_catalog.=) 'INSERT' OR OLD.last_fencing_token OPERATOR(pg_catalog.<=) pg_catalog.currval('fencedb.noted_token'))$fast$) END, CASE WHEN compiled.several THEN 'fencedb.require_all' ELSE 'fencedb.require' END));
     EXECUTE format('COMMENT ON FUNCTION %s() IS %L', guard, facts);
     RETURN guard;
 END
@@ -764,7 +763,7 @@ COMMENT ON FUNCTION fencedb.check_target(regclass, text, text, text, boolean) IS
 -- function, a template:
 --     %1$s, %2$s  the resource expression over the old and the new row
 --     %3$s        its type
---     %4$s        whether fencedb.judged says that the row may be written
+--     %4$s        whether fencedb.note says that the row may be written
 --     %5$s        the function that judges it otherwise
 -- The settings are those with which a session could make the same row read as another resource. The
 -- guard has them from here.
@@ -824,13 +823,12 @@ CREATE FUNCTION fencedb.protect(target regclass, resource text, mode text DEFAUL
     RETURN fencedb.guard_table(target, btrim(resource), 'ledger', $body$
 #variable_conflict use_column
 DECLARE
-    "~note"  pg_catalog.text := coalesce(pg_catalog.current_setting('fencedb.judged', true), '');
     "~old"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN %1$s END;
     "~new"   %3$s := CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'DELETE' THEN %2$s END;
     "~token" pg_catalog.int8;
 BEGIN
-    IF pg_catalog.length("~note") OPERATOR(pg_catalog.>) 69 THEN
-        "~token" := CASE WHEN %4$s THEN pg_catalog.substr("~note", 15, 19)::pg_catalog.int8 END;
+    IF pg_catalog.current_setting('fencedb.noted', true) OPERATOR(pg_catalog.<>) '' THEN
+        "~token" := CASE WHEN %4$s THEN pg_catalog.currval('fencedb.noted_token') END;
     END IF;
     IF "~token" IS NULL THEN
         "~token" := %5$s(TG_RELID, TG_OP, "~old", "~new", CASE WHEN TG_OP OPERATOR(pg_catalog.<>) 'INSERT' THEN OLD.last_fencing_token END);

@@ -104,7 +104,7 @@ BEGIN
                          UNION SELECT concat_ws(' ', row_token, row_lease_id) WHERE row_token IS NOT NULL)
     WHERE f.resource = reset_fence.resource COLLATE "C"
     RETURNING f.lease_id INTO lease_id;
-    PERFORM set_config('fencedb.judged', '', true); -- a guard may have noted the former token
+    PERFORM fencedb.note('', 0, 0); -- a guard may have noted the former token
     IF created THEN
         former_token := NULL;
         former_lease_id := NULL;
