@@ -249,7 +249,7 @@ func TestANewSigningKeyEndsWhatTheFormerOneSigned(t *testing.T) {
 	s := newJobs(t)
 	forger := s.beside()
 	const forge = `BEGIN; SELECT set_config('fencedb.entered', concat(pg_current_xact_id(), ' 60000 60000'), true), set_config('fencedb.carried', fencedb.sign(body) || body, true)
-		FROM (VALUES ('{"job:1": {"token": 99, "lease": "6ba7b810-9dad-11d1-80b4-00c04fd430c8"}}')) v(body)`
+		FROM (VALUES ('{"job:1": "99 6ba7b810-9dad-11d1-80b4-00c04fd430c8"}')) v(body)`
 	forger.exec(forge + `; UPDATE jobs SET state = 'EVE' WHERE id = 1; ROLLBACK`)
 	forger.exec(forge)
 	s.exec("BEGIN; " + enter(41, "job:1"))

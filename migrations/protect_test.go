@@ -169,7 +169,7 @@ func TestASettingForgedByHandOpensNothing(t *testing.T) {
 	// The transaction is this one, and token and lease are those of the fence; but nobody has locked
 	// it.
 	s.exec(`RESET ALL`)
-	forge := `SELECT set_config('fencedb.entered', regexp_replace('` + own + `', '^\d+', pg_current_xact_id()::text), true), set_config('fencedb.grants', '{"room:red": {"token": 41}}', true); `
+	forge := `SELECT set_config('fencedb.entered', regexp_replace('` + own + `', '^\d+', pg_current_xact_id()::text), true), set_config('fencedb.grants', '{"room:red": "41 6ba7b810-9dad-11d1-80b4-00c04fd430c8"}', true); `
 	s.refused("FN003", "BEGIN; "+forge+write)
 	s.refused("FN003", "BEGIN; SAVEPOINT a; "+forge+write)
 	s.refused("FN003", "BEGIN; "+enter(41, "room:blue")+`; `+write)

@@ -143,7 +143,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.carried() IS 'Inner function. The grants that this transaction carries: {resource: {"token": ..., "lease": ...}}. NULL when it carries none, or when somebody else wrote the setting.';
+COMMENT ON FUNCTION fencedb.carried() IS 'Inner function. The grants that this transaction carries: {resource: "token lease"}. NULL when it carries none, or when somebody else wrote the setting.';
 
 -- What a transaction says of itself once it has entered or carries, in the setting fencedb.entered:
 -- its id, how many milliseconds from its start it may write, its time limit for statements (0
@@ -171,19 +171,19 @@ CREATE FUNCTION fencedb.grants() RETURNS jsonb
     LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
-    entered text[] := regexp_match(current_setting('fencedb.entered', true), '^\S+ \S+ \S+ (\S+) (\S+) (.*)');
+    entered text[] := regexp_match(current_setting('fencedb.entered', true), '^\S+ \S+ \S+ (\S+ \S+) (.*)');
 BEGIN
     IF fencedb.until() IS NULL THEN
         RETURN '{}';
     ELSIF entered IS NOT NULL THEN
-        RETURN jsonb_build_object(entered[3], jsonb_build_object('token', entered[1]::bigint, 'lease', entered[2]));
+        RETURN jsonb_build_object(entered[2], entered[1]);
     END IF;
     RETURN coalesce(nullif(current_setting('fencedb.grants', true), ''), '{}');
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.grants() IS 'Inner function. What this transaction says that it has entered: {resource: {"token": ..., "lease": ...}}.';
+COMMENT ON FUNCTION fencedb.grants() IS 'Inner function. What this transaction says that it has entered: {resource: "token lease"}.';
 
 -- The values of concat are computed from left to right.
 CREATE FUNCTION fencedb.note(resource text, token bigint, until float8) RETURNS text
@@ -282,7 +282,7 @@ BEGIN
     INTO token, lease_id, locker, own
     FROM fencedb.fences f
     WHERE f.resource = held.resource COLLATE "C" AND f.lease_id <> fencedb.overtaking_lease()
-      AND (f.annulled IS NULL OR f.lease_id::text = fencedb.grants() -> held.resource ->> 'lease');
+      AND (f.annulled IS NULL OR concat_ws(' ', f.last_fencing_token, f.lease_id) = fencedb.grants() ->> held.resource);
     IF own IS NOT TRUE AND locker <> '0' AND fencedb.grants() ? resource AND fencedb.outermost(locker) THEN
         PERFORM FROM fencedb.fences f
         WHERE f.resource = held.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = held.lease_id
@@ -543,11 +543,11 @@ DECLARE
     locker xid;
 BEGIN
     PERFORM set_config('fencedb.busy', '', true);
-    SELECT count(*) FILTER (WHERE CASE WHEN same.resource IS NULL AND older.place IS NULL THEN set_config('fencedb.busy', 'x', true) IS NULL ELSE true END) AS n,
+    SELECT count(*) FILTER (WHERE CASE WHEN same.resource IS NULL AND older.resource IS NULL THEN set_config('fencedb.busy', 'x', true) IS NULL ELSE true END) AS n,
            array_agg(same.resource) FILTER (WHERE same.resource IS NOT NULL) AS same,
-           array_agg(older.place) FILTER (WHERE older.place IS NOT NULL) AS older,
-           array_agg(u.token) FILTER (WHERE older.place IS NOT NULL) AS tokens,
-           array_agg(u.lease_id) FILTER (WHERE older.place IS NOT NULL) AS lease_ids
+           array_agg(older.resource) FILTER (WHERE older.resource IS NOT NULL) AS older,
+           array_agg(u.token) FILTER (WHERE older.resource IS NOT NULL) AS tokens,
+           array_agg(u.lease_id) FILTER (WHERE older.resource IS NOT NULL) AS lease_ids
     INTO free
     FROM (SELECT * FROM unnest(resources, tokens, lease_ids) AS g(resource, token, lease_id) ORDER BY g.resource COLLATE "C") u
     LEFT JOIN LATERAL (
@@ -555,7 +555,7 @@ BEGIN
         WHERE f.resource = u.resource COLLATE "C" AND f.last_fencing_token = u.token AND f.lease_id = u.lease_id AND current_setting('fencedb.busy') = ''
         FOR SHARE SKIP LOCKED) same ON true
     LEFT JOIN LATERAL (
-        SELECT f.ctid AS place FROM fencedb.fences f
+        SELECT f.resource FROM fencedb.fences f
         WHERE same.resource IS NULL AND f.resource = u.resource COLLATE "C" AND f.last_fencing_token < u.token AND current_setting('fencedb.busy') = ''
           AND current_setting('transaction_isolation') LIKE 'read %'
         FOR NO KEY UPDATE SKIP LOCKED) older ON true;
@@ -565,8 +565,8 @@ BEGIN
     IF free.older IS NOT NULL THEN
         WITH raised AS (
             UPDATE fencedb.fences f SET last_fencing_token = u.token, lease_id = u.lease_id, advanced_at = greatest(clock_timestamp(), transaction_timestamp())
-            FROM unnest(free.older, free.tokens, free.lease_ids) u(place, token, lease_id)
-            WHERE f.ctid = u.place
+            FROM unnest(free.older, free.tokens, free.lease_ids) u(resource, token, lease_id)
+            WHERE f.resource = u.resource COLLATE "C"
             RETURNING f.xmin)
         SELECT r.xmin INTO locker FROM raised r LIMIT 1;
         PERFORM fencedb.require_outermost(locker);
@@ -605,11 +605,11 @@ BEGIN
     END IF;
     PERFORM fencedb.check_grant(g.resource, g.token, g.lease_id) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id)
     WHERE NOT coalesce(octet_length(g.resource) BETWEEN 1 AND 512 AND g.token BETWEEN 1 AND 9007199254740991 AND g.lease_id IS NOT NULL, false); -- most cost no call
-    grants := (SELECT jsonb_object_agg(g.resource, jsonb_build_object('token', g.token, 'lease', g.lease_id)) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id));
-    SELECT g.resource, own.given ->> 'token' AS token INTO other
-    FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id), coalesce(entered -> g.resource, carried -> g.resource, grants -> g.resource) own(given)
+    grants := (SELECT jsonb_object(array_agg(g.resource), array_agg(g.token || ' ' || g.lease_id)) FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id));
+    SELECT g.resource, split_part(own.given, ' ', 1) AS token INTO other
+    FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id), coalesce(entered ->> g.resource, carried ->> g.resource, grants ->> g.resource) own(given)
     WHERE (entered <> '{}' OR carried IS NOT NULL OR n > (SELECT count(*) FROM jsonb_object_keys(grants)))
-      AND own.given <> jsonb_build_object('token', g.token, 'lease', g.lease_id)
+      AND own.given <> g.token || ' ' || g.lease_id
     LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', other.resource, other.token

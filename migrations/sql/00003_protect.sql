@@ -133,29 +133,32 @@ COMMENT ON FUNCTION fencedb.require_all(regclass, text, text[], text[], bigint) 
 -- The common case: a row that has one resource and keeps it, and whose fence this transaction has
 -- locked alone (see fencedb.held). A note pays only if rows of one resource follow each other. So
 -- the first is only marked, and the second noted. As in guard_statement, there is no search_path,
--- and so every name has its schema. A PERFORM costs more than an assignment.
+-- and so every name has its schema. A PERFORM costs more than an assignment, and what is behind the
+-- query is prepared once in a transaction, not for each row.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require(target regclass, operation text, before text, after text, stored bigint) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER
 AS $$
 DECLARE
     me    pg_catalog.xid := pg_catalog.pg_current_xact_id()::pg_catalog.xid;
+    own   pg_catalog.text := coalesce(after, before);
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
-    SELECT f.last_fencing_token,
-           CASE WHEN pg_catalog.current_setting('fencedb.last_judged', true) OPERATOR(pg_catalog.=) f.resource THEN 'again' ELSE pg_catalog.set_config('fencedb.last_judged', f.resource, true) END
-    INTO token, noted
+    SELECT f.last_fencing_token INTO token
     FROM fencedb.fences f
-    WHERE f.resource OPERATOR(pg_catalog.=) coalesce(after, before) AND f.annulled IS NULL AND f.last_fencing_token OPERATOR(pg_catalog.>=) coalesce(stored, 0)
+    WHERE f.resource OPERATOR(pg_catalog.=) own AND f.annulled IS NULL
       AND (f.xmax OPERATOR(pg_catalog.=) me AND pg_catalog.mxid_age(me) OPERATOR(pg_catalog.<=) 0
            OR f.xmin OPERATOR(pg_catalog.=) me AND f.advanced_at OPERATOR(pg_catalog.>=) pg_catalog.transaction_timestamp())
-      AND f.lease_id OPERATOR(pg_catalog.<>) fencedb.overtaking_lease()
-      AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0;
-    IF token IS NULL OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
+      AND f.lease_id OPERATOR(pg_catalog.<>) fencedb.overtaking_lease();
+    IF token IS NULL OR token OPERATOR(pg_catalog.<) stored OR fencedb.left_ms() OPERATOR(pg_catalog.<) 0
+       OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
         RETURN fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
-    ELSIF noted OPERATOR(pg_catalog.=) 'again' THEN
-        noted := fencedb.note(coalesce(after, before), token, fencedb.until());
+    END IF;
+    IF pg_catalog.current_setting('fencedb.last_judged', true) OPERATOR(pg_catalog.=) own THEN
+        noted := fencedb.note(own, token, fencedb.until());
+    ELSE
+        noted := pg_catalog.set_config('fencedb.last_judged', own, true);
     END IF;
     RETURN token;
 END

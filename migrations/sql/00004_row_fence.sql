@@ -35,7 +35,7 @@ BEGIN
         SELECT k.key, pg_sequence_last_value('fencedb.server_epoch') INTO key, epoch FROM fencedb.signing_key k;
         IF epoch IS NOT NULL THEN
             xid := fencedb.admitted((date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000)::bigint, least(remaining_ms, 2147483647), NULL);
-            body := format('{%s: {"token": %s, "lease": "%s"}}', to_json(resource), token, lease_id);
+            body := format('{%s: "%s %s"}', to_json(resource), token, lease_id);
             body := set_config('fencedb.carried', fencedb.signature(key, body) || body, true);
             RETURN;
         END IF;
@@ -57,9 +57,9 @@ CREATE FUNCTION fencedb.require_any_row(target regclass, operation text, before 
 AS $$
 DECLARE
     until     float8 := fencedb.until();
-    carried   jsonb  := fencedb.carried() -> after;
-    own_token bigint := (carried ->> 'token')::bigint;
-    own_lease uuid   := (carried ->> 'lease')::uuid;
+    carried   text   := fencedb.carried() ->> after;
+    own_token bigint := split_part(carried, ' ', 1);
+    own_lease uuid   := split_part(carried, ' ', 2);
     overtakes boolean := until IS NULL AND fencedb.overtakes(target);
 BEGIN
     IF until IS NULL AND NOT overtakes THEN
@@ -114,16 +114,16 @@ AS $$
 DECLARE
     signed    pg_catalog.text := pg_catalog.current_setting('fencedb.carried', true);
     key       pg_catalog.bytea;
-    own       pg_catalog.jsonb;
+    own       pg_catalog.text;
     own_token pg_catalog.int8;
     own_lease pg_catalog.uuid;
 BEGIN
     IF signed OPERATOR(pg_catalog.<>) '' AND operation OPERATOR(pg_catalog.=) 'UPDATE' AND before OPERATOR(pg_catalog.=) after THEN
         SELECT k.key INTO key FROM fencedb.signing_key k;
         own := CASE WHEN pg_catalog."left"(signed, 64) OPERATOR(pg_catalog.=) fencedb.signature(key, pg_catalog.substr(signed, 65)) AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0
-            THEN pg_catalog.substr(signed, 65)::pg_catalog.jsonb OPERATOR(pg_catalog.->) after END;
-        own_token := (own OPERATOR(pg_catalog.->>) 'token')::pg_catalog.int8;
-        own_lease := (own OPERATOR(pg_catalog.->>) 'lease')::pg_catalog.uuid;
+            THEN pg_catalog.substr(signed, 65)::pg_catalog.jsonb OPERATOR(pg_catalog.->>) after END;
+        own_token := pg_catalog.split_part(own, ' ', 1)::pg_catalog.int8;
+        own_lease := pg_catalog.split_part(own, ' ', 2)::pg_catalog.uuid;
     END IF;
     IF own_token OPERATOR(pg_catalog.>) token OR own_token OPERATOR(pg_catalog.=) token AND own_lease OPERATOR(pg_catalog.=) lease THEN
         token := own_token;
