@@ -177,7 +177,11 @@ func runEnter(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(c)) }()
+	defer func() { // bounded: the silence may come here, if something before it failed
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c), answering)
+		defer cancel()
+		_ = tx.Rollback(ctx)
+	}()
 	entry, err := fencedb.Enter(c, tx, c.grant())
 	if err != nil {
 		return err
