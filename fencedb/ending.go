@@ -138,19 +138,16 @@ func (tx *fencedTx) execString(ctx context.Context, sql string) (tag pgconn.Comm
 
 // ended returns the error of a transaction that one of its statements has ended before err came: no
 // rollback undoes what that statement has committed. It returns nil if none has. If alive, server
-// asks on the connection of the transaction, which knows at once. When that is lost, even by then,
-// others may first have to notice it.
+// is asked once; otherwise it may first have to notice that the connection is lost.
 func (e *entry) ended(ctx context.Context, server asker, alive bool, err error) error {
-	var outcome string
-	var askErr error
+	ask := e.ask
 	if alive {
-		once, cancel := detached(ctx)
-		outcome, askErr = e.askOnce(once, server)
-		cancel()
+		var cancel context.CancelFunc
+		ctx, cancel = detached(ctx)
+		defer cancel()
+		ask = e.askOnce
 	}
-	if !alive || askErr != nil && !errors.Is(askErr, errForgotten) {
-		outcome, askErr = e.ask(ctx, server)
-	}
+	outcome, askErr := ask(ctx, server)
 	switch ended := answered(err).code == codeTxEnded || errors.Is(err, errEnded); {
 	case askErr != nil:
 		return e.unknown(err, askErr)

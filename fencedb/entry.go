@@ -334,16 +334,18 @@ func (e *entry) release() {
 
 func (e *entry) lost() bool { return e.pg == nil || e.pg.IsClosed() }
 
-// server asks on the connection of the transaction, since another may not be free. Once that is
-// lost it is given back, or another could wait for it, and another is asked.
+// server asks on the connection of the transaction, since another may not be free. If that is lost,
+// even by the question, it is given back, or another could wait for it, and another is asked.
 func (e *entry) server(ctx context.Context, dest any, query string, args ...any) error {
-	if e.lost() {
-		e.release()
+	if e.giveBack != nil && !e.lost() {
+		own, cancel := context.WithTimeout(ctx, askTime/2)
+		defer cancel()
+		if err := askOn(e.conn)(own, dest, query, args...); !e.lost() {
+			return err
+		}
 	}
-	if e.giveBack == nil {
-		return askOn(e.db)(ctx, dest, query, args...)
-	}
-	return askOn(e.conn)(ctx, dest, query, args...)
+	e.release()
+	return askOn(e.db)(ctx, dest, query, args...)
 }
 
 // watch closes the connection when an answer is overdue, and with it whatever is waited for on it.

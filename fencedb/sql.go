@@ -108,13 +108,15 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 // rolledBackSQL explains err, because of which the transaction was rolled back. database/sql does
 // not show what fn has sent, so the server is asked whether one of its statements had ended the
 // transaction: what that one has committed, no rollback undoes. It is asked on conn if that is
-// alive.
+// alive, as in entry.server.
 func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive bool, err error) error {
-	own := alive
 	server := func(ctx context.Context, dest any, query string, args ...any) error {
-		if own {
-			own = false
-			return askSQL(conn)(ctx, dest, query, args...) // another connection may not be free
+		if alive {
+			own, cancel := context.WithTimeout(ctx, askTime/2)
+			defer cancel()
+			if err := askSQL(conn)(own, dest, query, args...); err == nil {
+				return nil
+			}
 		}
 		conn.giveBack()
 		return askSQL(db)(ctx, dest, query, args...)

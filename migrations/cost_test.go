@@ -42,6 +42,18 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 		` WHERE funcname ~ '^(fencedb_guard_seats|grants|guard_statement|require|require_all|held)$'`),
 		"rows of many resources are judged by the locks of their fences; the list of grants is read when entering, and not again")
 	require.Empty(t, s.one(`current_setting('fencedb.noted')`), "none of them is noted, since the next is of another")
+	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
+
+	sharer := s.beside()
+	sharer.exec(`BEGIN; ` + enter(42, "room:red"))
+	s.exec(`BEGIN; ` + enter(42, "room:red") + `; UPDATE seats SET guest = 'zoe' WHERE room = 'red'`)
+	require.Equal(t, "require 2, require_all 2", s.one(calls+` WHERE funcname ~ '^require(_all)?$'`), "a shared fence is looked at as often")
+	s.exec(`COMMIT`)
+	sharer.exec(`COMMIT`)
+
+	s.exec(`CREATE TABLE lists (rooms text[] NOT NULL); SELECT fencedb.protect('lists', 'rooms')`)
+	s.exec(`BEGIN; ` + enter(42, "red") + `; INSERT INTO lists SELECT '{red}' FROM generate_series(1, 3)`)
+	require.Empty(t, s.one(`current_setting('fencedb.noted', true)`), "nobody reads a note of rows that may have several resources")
 	s.exec(`COMMIT`)
 }
 

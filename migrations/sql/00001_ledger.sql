@@ -609,7 +609,7 @@ BEGIN
     SELECT g.resource, split_part(own.given, ' ', 1) AS token INTO other
     FROM unnest(resources, tokens, lease_ids) g(resource, token, lease_id), coalesce(entered ->> g.resource, carried ->> g.resource, grants ->> g.resource) own(given)
     WHERE (entered <> '{}' OR carried IS NOT NULL OR n > (SELECT count(*) FROM jsonb_object_keys(grants)))
-      AND own.given <> g.token || ' ' || g.lease_id
+      AND own.given <> g.token || ' ' || g.lease_id -- which it can be only if something is given twice
     LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'fencedb.enter: this transaction has another grant for resource "%", with token %', other.resource, other.token

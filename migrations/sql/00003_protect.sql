@@ -122,7 +122,6 @@ BEGIN
         END IF;
     END LOOP;
 
-    PERFORM fencedb.note(own, token, until);
     RETURN token;
 END
 $$;
@@ -153,7 +152,10 @@ BEGIN
       AND f.lease_id OPERATOR(pg_catalog.<>) fencedb.overtaking_lease();
     IF token IS NULL OR token OPERATOR(pg_catalog.<) stored OR fencedb.left_ms() OPERATOR(pg_catalog.<) 0
        OR operation OPERATOR(pg_catalog.=) 'UPDATE' AND coalesce(before OPERATOR(pg_catalog.<>) after, true) THEN
-        RETURN fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
+        token := fencedb.require_all(target, operation, ARRAY[before], ARRAY[after], stored);
+        IF fencedb.until() IS NULL THEN -- its role overtakes, for this row alone
+            RETURN token;
+        END IF;
     END IF;
     IF pg_catalog.current_setting('fencedb.last_judged', true) OPERATOR(pg_catalog.=) own THEN
         noted := fencedb.note(own, token, fencedb.until());
