@@ -16,7 +16,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/internal/chaos"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 // become makes this process a worker of chaos, if it was started as one.

@@ -21,8 +21,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 

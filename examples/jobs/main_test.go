@@ -11,8 +11,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -39,7 +40,7 @@ func ownOneJob(ctx context.Context, self *worker.Self) error {
 	if err := self.Config(&at); err != nil {
 		return err
 	}
-	client, err := worker.Redis(at.RedisURL, "jobs")
+	client, err := service.Redis(at.RedisURL, "jobs")
 	if err != nil {
 		return err
 	}

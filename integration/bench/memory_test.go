@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/fencedb/fencedb/internal/demo/worker"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 

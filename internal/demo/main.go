@@ -25,12 +25,13 @@ import (
 
 	"github.com/fencedb/fencedb/internal/demo/page"
 	"github.com/fencedb/fencedb/internal/demo/sale"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 func main() {
-	worker.Become(map[string]worker.Life{"booking": worker.Booking, "sale": sale.Work})
+	worker.Become(map[string]worker.Life{"booking": service.Booking, "sale": sale.Work})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, os.Args[1:])
 	stop()
@@ -122,7 +123,7 @@ func compare(ctx context.Context, load sale.Load) error {
 	for _, mode := range sale.Modes {
 		fmt.Println(mode, "...")
 		err := onServers(ctx, testenv.Options{}, func(env *testenv.Env) error {
-			servers := worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "sale_" + rand.Text()}
+			servers := service.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "sale_" + rand.Text()}
 			r, err := sale.Run(ctx, mode, servers, load)
 			results, problems = append(results, r), append(problems, r.Problems()...)
 			return err

@@ -13,8 +13,9 @@ import (
 	"golang.org/x/term"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -35,14 +36,14 @@ type config struct {
 func tellStories(ctx context.Context, cfg config, env *testenv.Env) error {
 	started := time.Now()
 	// The namespace keeps the leases apart on a Redis that others use too.
-	servers := worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "demo_" + rand.Text()}
+	servers := service.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL, Namespace: "demo_" + rand.Text()}
 	view, err := servers.Connect(ctx, "stories", cfg.TTL)
 	if err != nil {
 		return err
 	}
 	defer view.Close()
 	if err = view.Migrate(ctx, booking.Migrate); err == nil && cfg.Unprotected {
-		_, err = view.DB.Exec(ctx, worker.Unprotect)
+		_, err = view.DB.Exec(ctx, service.Unprotect)
 	}
 	if err != nil {
 		return err
@@ -90,11 +91,11 @@ func (v verdict) kept() bool { return len(v.broken) == 0 }
 // story reads as a script.
 type scene struct {
 	config
-	*worker.View
+	*service.View
 	ctx    context.Context
 	out    *printer
 	story  story
-	a, b   *worker.Worker
+	a, b   *service.Worker
 	plain  bool // the workers write without a fence
 	began  time.Time
 	before state // as last shown
@@ -117,9 +118,9 @@ func (s *scene) play(ctx context.Context) error {
 	var cancel context.CancelFunc
 	s.ctx, cancel = context.WithTimeout(ctx, patience+3*s.TTL)
 	defer cancel()
-	var crew []*worker.Worker
+	var crew []*service.Worker
 	for _, name := range []string{"A", "B"} {
-		w, err := worker.StartBooking(s.ctx, worker.Config{Servers: s.Servers, Name: name})
+		w, err := service.Start(s.ctx, service.Config{Servers: s.Servers, Name: name})
 		if err != nil {
 			return err
 		}
@@ -149,8 +150,8 @@ var evening = time.Date(2030, time.June, 1, 19, 0, 0, 0, time.UTC)
 
 // reserve orders a reservation of the story's table for the whole table, which is held at a point
 // or runs through.
-func (s *scene) reserve(w *worker.Worker, guest string, hold worker.Point, change ...func(*worker.Request)) {
-	r := worker.Request{
+func (s *scene) reserve(w *service.Worker, guest string, hold service.Point, change ...func(*service.Request)) {
+	r := service.Request{
 		Booking: booking.Booking{Table: s.story.table, Slot: evening, Guest: guest, Party: 4},
 		TTL:     s.TTL, Plain: s.plain, Hold: hold,
 	}
@@ -161,7 +162,7 @@ func (s *scene) reserve(w *worker.Worker, guest string, hold worker.Point, chang
 }
 
 // settle waits until the request is held or done.
-func (s *scene) settle(w *worker.Worker) worker.Event {
+func (s *scene) settle(w *service.Worker) service.Event {
 	for {
 		e, err := w.Next(s.ctx)
 		s.must(err)
@@ -172,14 +173,14 @@ func (s *scene) settle(w *worker.Worker) worker.Event {
 }
 
 // untilHeld waits until the request is held.
-func (s *scene) untilHeld(w *worker.Worker) {
+func (s *scene) untilHeld(w *service.Worker) {
 	if e := s.settle(w); !e.Held {
 		s.must(fmt.Errorf("worker %s was to wait, and is done: %s %s", w.Name, e.Done.Outcome, e.Done.Error))
 	}
 }
 
 // untilDone waits until the request has ended, and checks how.
-func (s *scene) untilDone(w *worker.Worker, guest string, as worker.Outcome) worker.Result {
+func (s *scene) untilDone(w *service.Worker, guest string, as service.Outcome) service.Result {
 	e := s.settle(w)
 	if e.Held {
 		s.must(fmt.Errorf("worker %s was to be done, and waits at its %s", w.Name, e.At))
@@ -189,7 +190,7 @@ func (s *scene) untilDone(w *worker.Worker, guest string, as worker.Outcome) wor
 }
 
 // asks has a guest ask and be answered.
-func (s *scene) asks(w *worker.Worker, guest string, as worker.Outcome) worker.Result {
+func (s *scene) asks(w *service.Worker, guest string, as service.Outcome) service.Result {
 	s.reserve(w, guest, "")
 	return s.untilDone(w, guest, as)
 }
@@ -247,7 +248,7 @@ func (s *scene) row(st state) row {
 
 // owner is the worker that holds the lease, whose label ends in its pid.
 func (s *scene) owner(st state) string {
-	for _, w := range []*worker.Worker{s.a, s.b} {
+	for _, w := range []*service.Worker{s.a, s.b} {
 		if strings.HasSuffix(st.Label, fmt.Sprintf(":%d", w.PID())) {
 			return w.Name
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 )
 
 var race = story{
@@ -21,22 +21,22 @@ var race = story{
 
 // side is one of two that compete.
 type side struct {
-	*worker.Worker
+	*service.Worker
 	guest string
-	worker.Event
+	service.Event
 }
 
 func playRace(s *scene) (seen string) {
 	pressed := time.Now()
-	s.reserve(s.a, "Ann", worker.AtCard)
-	s.reserve(s.b, "Bob", worker.AtCard)
+	s.reserve(s.a, "Ann", service.AtCard)
+	s.reserve(s.b, "Bob", service.AtCard)
 	apart := time.Since(pressed).Round(time.Microsecond)
 	sides := []side{{s.a, "Ann", s.settle(s.a)}, {s.b, "Bob", s.settle(s.b)}}
 	if sides[1].Held {
 		slices.Reverse(sides)
 	}
 	winner, loser := sides[0], sides[1]
-	if !winner.Held || loser.Held || loser.Done.Outcome != worker.Held {
+	if !winner.Held || loser.Held || loser.Done.Outcome != service.Held {
 		s.must(fmt.Errorf("one was to hold the lease and the other to be refused; instead: %+v", sides))
 	}
 	granted := s.say("The requests go out %v apart. %s gets the lease and asks %s's bank.", apart, winner.Name, winner.guest)
@@ -45,10 +45,10 @@ func playRace(s *scene) (seen string) {
 	s.check(refused.LastToken == granted.Token, "the refused request used up token %d", refused.LastToken)
 
 	s.must(winner.Go())
-	s.untilDone(winner.Worker, winner.guest, worker.Booked)
+	s.untilDone(winner.Worker, winner.guest, service.Booked)
 	s.say("The card is good. %s books the table and gives the lease back.", winner.Name)
 
-	answer := s.asks(loser.Worker, loser.guest, worker.Taken)
+	answer := s.asks(loser.Worker, loser.guest, service.Taken)
 	end := s.say("%s asks again. %s gets the lease, sees the booking: taken.", loser.guest, loser.Name)
 	s.check(end.guests == winner.guest, "the table is booked for %q, not for %s alone", end.guests, winner.guest)
 	s.check(!end.held(), "a lease was not given back")
@@ -66,27 +66,27 @@ var stolen = story{
 }
 
 func playStolen(s *scene) (seen string) {
-	lazy := func(r *worker.Request) { r.NoRenew = true }
-	s.reserve(s.a, "Ann", worker.AtCard, lazy)
+	lazy := func(r *service.Request) { r.NoRenew = true }
+	s.reserve(s.a, "Ann", service.AtCard, lazy)
 	s.untilHeld(s.a)
 	s.say("A gets the lease, finds the table free, and asks Ann's bank.")
 	s.untilFree()
 	s.say("The TTL is over: Redis drops the owner key. The bank is still silent.")
 
-	s.reserve(s.b, "Bob", worker.AtCard, lazy) // so that any change of B's TTL would be another's
+	s.reserve(s.b, "Bob", service.AtCard, lazy) // so that any change of B's TTL would be another's
 	s.untilHeld(s.b)
 	before := s.say("B gets the lease, with a higher token, and asks Bob's bank.")
 	s.check(s.owner(before) == "B", "the holder is %s", before.Label)
 
 	s.must(s.a.Go())
-	s.untilDone(s.a, "Ann", worker.LeaseOver)
+	s.untilDone(s.a, "Ann", service.LeaseOver)
 	after := s.say("Ann's bank answers. By A's own clock its lease is over, so A does not write. " +
 		"It releases all the same, and Redis leaves B's lease alone.")
 	s.check(after.Holder == before.Holder && after.Token == before.Token && after.ends == before.ends,
 		"the lease was %v until %v, and is %v until %v", before.Holder, before.ends, after.Holder, after.ends)
 
 	s.must(s.b.Go())
-	s.untilDone(s.b, "Bob", worker.Booked)
+	s.untilDone(s.b, "Bob", service.Booked)
 	end := s.say("Bob's bank answers. B books the table and gives its lease back.")
 	s.check(end.guests == "Bob", "the table is booked for %q", end.guests)
 	return fmt.Sprintf("the owner key is B's before and after A's release, and expires at the same millisecond; "+
@@ -103,7 +103,7 @@ var crash = story{
 
 func playCrash(s *scene) (seen string) {
 	const slack = 250 * time.Millisecond // for Redis to notice that a key has expired, and for us to see it
-	s.reserve(s.a, "Ann", worker.AtCard)
+	s.reserve(s.a, "Ann", service.AtCard)
 	s.untilHeld(s.a)
 	s.say("A gets the lease, finds the table free, and asks Ann's bank.")
 
@@ -112,7 +112,7 @@ func playCrash(s *scene) (seen string) {
 	left := s.say("kill -KILL %d: A is gone. Its lease is not.", s.a.PID())
 	s.check(left.held(), "the lease ended with the process, so nothing is shown here")
 
-	refused := s.asks(s.b, "Bob", worker.Held)
+	refused := s.asks(s.b, "Bob", service.Held)
 	s.say("Bob asks B for the table: held by another, again in %s.", seconds(refused.RetryAfter))
 
 	s.untilFree()
@@ -120,7 +120,7 @@ func playCrash(s *scene) (seen string) {
 	s.say("The TTL is over: Redis drops the owner key, %s after the crash.", seconds(took))
 	s.check(took <= s.TTL+slack, "it took %s", seconds(took))
 
-	s.asks(s.b, "Bob", worker.Booked)
+	s.asks(s.b, "Bob", service.Booked)
 	end := s.say("Bob asks again. B books the table for Bob.")
 	s.check(end.guests == "Bob", "the table is booked for %q", end.guests)
 
@@ -141,7 +141,7 @@ var zombie = story{
 
 func playZombie(s *scene) (seen string) {
 	s.plain = s.Unprotected
-	first, ann, end := s.wakeZombie(worker.Stale)
+	first, ann, end := s.wakeZombie(service.Stale)
 	s.check(first.Token < end.LastToken, "B's token %d is not higher than A's %d", end.LastToken, first.Token)
 	s.check(end.fence == end.LastToken, "the stored fence is %d, not B's token %d", end.fence, end.LastToken)
 	s.check(end.guests == "Bob" && end.wrote == end.LastToken,
@@ -156,7 +156,7 @@ func playZombie(s *scene) (seen string) {
 	s.check(code == "FN002", "a write without a token was answered with SQLSTATE %s", code)
 	s.check(last.guests == end.guests, "the table is booked for %s", last.guests)
 	tokens := ""
-	if ann.Outcome == worker.Stale {
+	if ann.Outcome == service.Stale {
 		tokens = fmt.Sprintf(": carried %d, stored %d", ann.Carried, ann.Stored)
 	}
 	return fmt.Sprintf("A was answered %q%s; the write without a token, %s; booked for %s",
@@ -165,8 +165,8 @@ func playZombie(s *scene) (seen string) {
 
 // wakeZombie stops A before its write, lets B take over and book, and wakes A. It returns the state
 // when A was stopped, what A was answered, and the state after that.
-func (s *scene) wakeZombie(as worker.Outcome) (first state, ann worker.Result, end state) {
-	s.reserve(s.a, "Ann", worker.AtWrite)
+func (s *scene) wakeZombie(as service.Outcome) (first state, ann service.Result, end state) {
+	s.reserve(s.a, "Ann", service.AtWrite)
 	s.untilHeld(s.a)
 	s.say("A gets the lease, the table is free, the card is good. Next: the write.")
 	s.must(s.a.Stop())
@@ -174,7 +174,7 @@ func (s *scene) wakeZombie(as worker.Outcome) (first state, ann worker.Result, e
 	s.untilFree()
 	s.say("The TTL is over: Redis drops the owner key. A does not know.")
 
-	s.asks(s.b, "Bob", worker.Booked)
+	s.asks(s.b, "Bob", service.Booked)
 	s.say("B gets the lease, books the table for Bob, and tells him so.")
 
 	s.must(errors.Join(s.a.Go(), s.a.Continue()))
@@ -183,11 +183,11 @@ func (s *scene) wakeZombie(as worker.Outcome) (first state, ann worker.Result, e
 	return first, ann, end
 }
 
-func answer(r worker.Result) string {
+func answer(r service.Result) string {
 	switch r.Outcome {
-	case worker.Booked:
+	case service.Booked:
 		return ". It is let in; A tells Ann that she has the table"
-	case worker.Stale:
+	case service.Stale:
 		return fmt.Sprintf(" with token %d. Postgres has %d: refused, and nothing is written", r.Carried, r.Stored)
 	}
 	return fmt.Sprintf(". The answer is %q", r.Outcome)
@@ -204,12 +204,12 @@ var control = story{
 
 func playControl(s *scene) (seen string) {
 	if !s.Unprotected {
-		_, err := s.DB.Exec(s.ctx, worker.Unprotect)
+		_, err := s.DB.Exec(s.ctx, service.Unprotect)
 		s.must(err)
 	}
 	s.plain = true
-	_, ann, end := s.wakeZombie(worker.Booked)
+	_, ann, end := s.wakeZombie(service.Booked)
 	s.check(end.guests == "Ann", "the table is booked for %s", end.guests)
 	return fmt.Sprintf("Bob was answered %q, Ann was answered %q, and the table is booked for %s",
-		worker.Booked, ann.Outcome, end.guests)
+		service.Booked, ann.Outcome, end.guests)
 }

@@ -206,7 +206,7 @@ func TestThePunchLineStaysAndIsSeen(t *testing.T) {
 	for _, size := range [][2]int64{{360, 640}, {1280, 716}} {
 		for fence, want := range map[string]string{"on": "Refused: carried", "off": "Lost update"} {
 			t.Run(fmt.Sprint(size, " fence ", fence), func(t *testing.T) {
-				w := open(t, "fast")
+				w := open(t, "normal")
 				w.do(chromedp.EmulateViewport(size[0], size[1]))
 				w.until(fmt.Sprintf(`innerWidth === %d`, size[0]))
 				if fence == "off" {

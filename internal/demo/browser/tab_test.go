@@ -28,8 +28,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/demo/page"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 // patience bounds everything that a test waits for.
@@ -186,7 +187,7 @@ func ask[T any](w *tab, expression string) T {
 var browser context.Context
 
 func TestMain(m *testing.M) {
-	worker.Become(worker.Kinds)
+	worker.Become(service.Kinds)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	options := chromedp.DefaultExecAllocatorOptions[:]
 	if os.Geteuid() == 0 {

@@ -6,7 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 // Refusal: it cannot be done now, or there is no such thing. Nothing was done; the text says why
@@ -111,9 +112,9 @@ func (s *Stage) restartRedis(ctx context.Context) error {
 
 // setFence takes the fence away or puts it back. That needs the table for itself for a moment.
 func (s *Stage) setFence(ctx context.Context, on bool) error {
-	sql, kind := worker.Protect, Protected
+	sql, kind := service.Protect, Protected
 	if !on {
-		sql, kind = worker.Unprotect, Unprotected
+		sql, kind = service.Unprotect, Unprotected
 	}
 	if _, err := s.DB.Exec(ctx, `SET LOCAL lock_timeout = '2s'; `+sql); err != nil { // both in one transaction
 		return refuse("Postgres does not hand the table over, perhaps because a write is going on. Try again. (%v)", err)
@@ -140,13 +141,13 @@ var scenes = map[string]func(s *scene, ok func(error) bool) bool{
 	// The first worker is stopped before its write, for longer than its lease lasts, and another
 	// books, after it was seen to wait.
 	"zombie": func(s *scene, ok func(error) bool) bool {
-		return ok(s.comes(s.a, held)) && ok(s.until(s.a.atStep(worker.AtWrite))) &&
+		return ok(s.comes(s.a, held)) && ok(s.until(s.a.atStep(service.AtWrite))) &&
 			ok(s.press(s.a.name, (*hand).pause)) && ok(s.wait(s.ttl()/4)) && ok(s.comes(s.b, quick)) && ok(s.until(s.b.free)) &&
 			ok(s.wait(soon)) && ok(s.press(s.a.name, (*hand).wake)) && ok(s.until(s.a.free))
 	},
 	// The first worker is killed while it holds the lease and another waits.
 	"crash": func(s *scene, ok func(error) bool) bool {
-		return ok(s.comes(s.a)) && ok(s.until(s.a.atStep(worker.AtCard))) && ok(s.comes(s.b)) &&
+		return ok(s.comes(s.a)) && ok(s.until(s.a.atStep(service.AtCard))) && ok(s.comes(s.b)) &&
 			ok(s.wait(s.ttl()/2)) && ok(s.press(s.a.name, (*hand).kill)) && ok(s.until(s.b.free))
 	},
 }
@@ -188,18 +189,18 @@ func (s *Stage) play(name string, script func(*scene, func(error) bool) bool) (e
 }
 
 // comes gives a worker the next guest.
-func (s *scene) comes(h *hand, change ...func(*worker.Request)) error {
+func (s *scene) comes(h *hand, change ...func(*service.Request)) error {
 	return s.press(h.name, func(h *hand) error { return h.reserve(s.evening, change...) })
 }
 
 // held is a request whose write is held.
-func held(r *worker.Request) { r.Hold = worker.AtWrite }
+func held(r *service.Request) { r.Hold = service.AtWrite }
 
 // soon is for what a zombie must not sleep through at any speed: package fencedb gives a connection
 // up 2.5 seconds after the end of its lease, and then the zombie does not send its write.
 const soon = 300 * time.Millisecond
 
-func quick(r *worker.Request) { r.Card, r.Write = 2*soon, soon }
+func quick(r *service.Request) { r.Card, r.Write = 2*soon, soon }
 
 // until waits for a condition, which is asked under mu whenever the journal has news.
 func (s *scene) until(condition func() bool) error {

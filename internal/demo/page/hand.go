@@ -6,7 +6,8 @@ import (
 	"time"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 // hand is one of the crew: a place that is filled with one process after the other. All methods but
@@ -17,15 +18,15 @@ type hand struct {
 
 	// Guarded by stage.mu.
 	shown   Worker
-	process *worker.Worker // that is there, unless shown says that it is dead
-	step    worker.Point   // of the reservation
-	plain   bool           // it is the control of the experiment: the same work, protected by nothing but the lock
+	process *service.Worker // that is there, unless shown says that it is dead
+	step    service.Point   // of the reservation
+	plain   bool            // it is the control of the experiment: the same work, protected by nothing but the lock
 }
 
 // start starts a process and listens to it.
 func (h *hand) start(ctx context.Context) error {
 	s := h.stage
-	p, err := worker.StartBooking(ctx, worker.Config{Servers: s.cfg.Servers, Name: h.name, Feed: true})
+	p, err := service.Start(ctx, service.Config{Servers: s.cfg.Servers, Name: h.name, Feed: true})
 	if err != nil {
 		return err
 	}
@@ -43,7 +44,7 @@ const lag = 60 * time.Millisecond
 
 // listen hears a process to its end, and then sees to it that there is another one. At the end of
 // the stage it ends the process, also one that was being started when that came.
-func (h *hand) listen(p *worker.Worker) {
+func (h *hand) listen(p *service.Worker) {
 	s := h.stage
 	defer context.AfterFunc(s.life, p.Abort)()
 	for e := range p.Events() {
@@ -59,14 +60,14 @@ func (h *hand) listen(p *worker.Worker) {
 }
 
 // told notes what the process says of its reservation.
-func (h *hand) told(e worker.Event) {
+func (h *hand) told(e service.Event) {
 	j := h.stage.journal
 	if e.Done == nil {
 		h.step = e.At
 		j.Add(Record{Kind: Kind(e.At), Worker: h.name})
 		return
 	}
-	if h.plain && e.Done.Outcome == worker.Booked { // no tracer hears of it
+	if h.plain && e.Done.Outcome == service.Booked { // no tracer hears of it
 		j.Add(Record{Kind: Wrote, Worker: h.name})
 	}
 	j.Add(Record{Kind: Told, Worker: h.name, Cause: string(e.Done.Outcome)})
@@ -82,7 +83,7 @@ func (h *hand) free() bool { return h.shown.Guest == "" }
 
 // atStep is true at the step, and also when the worker has gone past it or is gone; what comes next
 // will notice.
-func (h *hand) atStep(step worker.Point) func() bool {
+func (h *hand) atStep(step service.Point) func() bool {
 	return func() bool { return h.step == step || h.free() }
 }
 
@@ -96,7 +97,7 @@ func (h *hand) serve() error {
 }
 
 // reserve gives an idle worker the next guest.
-func (h *hand) reserve(evening int, change ...func(*worker.Request)) error {
+func (h *hand) reserve(evening int, change ...func(*service.Request)) error {
 	const patience = 20 // for how many TTLs a guest waits for the lease
 	if h.shown.Status != Idle {
 		return refuse("%s is not idle. Wait for it, or wake it if it stands still.", h.name)
@@ -106,7 +107,7 @@ func (h *hand) reserve(evening int, change ...func(*worker.Request)) error {
 	s.guests++
 	h.plain = !s.fenced
 	h.shown.Status, h.shown.Guest, h.shown.Evening = Busy, guest, evening
-	r := worker.Request{
+	r := service.Request{
 		Booking: booking.Booking{Table: table, Slot: slot(evening), Guest: guest, Party: 2}, Plain: h.plain,
 		TTL: ttl, Wait: patience * ttl, Write: ttl / 3,
 		Card: ttl + ttl/3, // it outlasts the lease, so that renewal can be seen

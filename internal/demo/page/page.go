@@ -26,7 +26,7 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -148,7 +148,7 @@ func Run(ctx context.Context, env *testenv.Env, port int, out io.Writer) error {
 	}
 	defer listener.Close()
 	j := NewJournal()
-	servers := worker.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL}
+	servers := service.Servers{PostgresURL: env.PostgresURL, RedisURL: env.RedisURL}
 	s, err := Open(ctx, Config{servers, env.StopRedis, env.StartRedis}, j)
 	if err != nil {
 		return err

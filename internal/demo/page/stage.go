@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/fencedb/fencedb/examples/booking/booking"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
 // Config is what a stage needs. The Redis belongs to nobody else: it is flushed and restarted.
 type Config struct {
-	worker.Servers
+	service.Servers
 
 	// StopRedis and StartRedis return when it is gone, and when it answers again.
 	StopRedis  func() error
@@ -22,7 +23,7 @@ type Config struct {
 // Stage has three worker processes, a Redis and a Postgres of its own, and can pause, kill, empty
 // and restart them. It writes what it sees and does into a journal. It is safe for concurrent use.
 type Stage struct {
-	*worker.View
+	*service.View
 	cfg     Config
 	journal *Journal
 	crew    []*hand

@@ -11,13 +11,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
 func TestMain(m *testing.M) {
-	worker.Become(worker.Kinds)
+	worker.Become(service.Kinds)
 	testenv.Main(m)
 }
 
@@ -201,7 +202,7 @@ func onStage(t *testing.T) *playing {
 	t.Helper()
 	url, redis, j := testenv.PostgresURL(t), testenv.OwnRedis(t), NewJournal()
 	s, err := Open(t.Context(), Config{
-		Servers:    worker.Servers{PostgresURL: url, RedisURL: "redis://" + redis.Addr()},
+		Servers:    service.Servers{PostgresURL: url, RedisURL: "redis://" + redis.Addr()},
 		StopRedis:  func() error { redis.Kill(); return nil },
 		StartRedis: func(context.Context) error { redis.Restart(); return nil },
 	}, j)

@@ -14,13 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 // settings are what a worker is told at its start.
 type settings struct {
-	worker.Servers
+	service.Servers
 	Load
 	Mode   Mode
 	Name   string

@@ -17,7 +17,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 // Mode is what keeps two buyers apart.
@@ -73,7 +74,7 @@ type seller interface {
 }
 
 // open returns the shop, which all processes share.
-func open(mode Mode, l Load, v *worker.View) (seller, error) {
+func open(mode Mode, l Load, v *service.View) (seller, error) {
 	s, err := shop.New(shop.Config{
 		DB: v.DB, Leases: v.Leases, Bank: shop.NewPretendBank(v.DB, l.bankDelay), Keep: l.TTL, Wait: l.Pause + 2*l.patience(),
 	})
@@ -112,7 +113,7 @@ type Result struct {
 }
 
 // Run plays a sale.
-func Run(ctx context.Context, mode Mode, s worker.Servers, l Load) (r Result, err error) {
+func Run(ctx context.Context, mode Mode, s service.Servers, l Load) (r Result, err error) {
 	const around = 3 * time.Minute // for workers to begin and to end, and for the last reservations and refunds
 	ctx, cancel := context.WithTimeout(ctx, l.For+around)
 	defer cancel()
@@ -146,14 +147,14 @@ func Run(ctx context.Context, mode Mode, s worker.Servers, l Load) (r Result, er
 // play is one run of the sale.
 type play struct {
 	context.Context
-	*worker.View
+	*service.View
 	mode    Mode
 	load    Load
 	shop    seller
 	workers []*worker.Process[report]
 }
 
-func prepare(ctx context.Context, mode Mode, s worker.Servers, l Load) (_ *play, err error) {
+func prepare(ctx context.Context, mode Mode, s service.Servers, l Load) (_ *play, err error) {
 	p := &play{Context: ctx, mode: mode, load: l}
 	if p.View, err = s.Connect(ctx, "auditor", l.TTL); err != nil {
 		return nil, err

@@ -15,8 +15,9 @@ import (
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/fencedb"
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/demo/service"
 	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -29,8 +30,8 @@ func TestMain(m *testing.M) {
 var light = Load{Buyers: 24, SKUs: 4, Stock: 2000, For: 4 * time.Second, Pauses: 1, Pause: 2 * time.Second,
 	TTL: time.Second}
 
-func serversOf(t *testing.T) worker.Servers {
-	return worker.Servers{
+func serversOf(t *testing.T) service.Servers {
+	return service.Servers{
 		PostgresURL: testenv.PostgresURL(t),
 		RedisURL:    "redis://" + testenv.Redis(t).Options().Addr + "/0",
 		Namespace:   testenv.Namespace(t),

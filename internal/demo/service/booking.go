@@ -1,4 +1,6 @@
-package worker
+// Package service runs the booking service of examples/booking in processes of its own, which the
+// stories and the page stop, wake and kill, and holds a request at one of two points.
+package service
 
 import (
 	"context"
@@ -10,16 +12,17 @@ import (
 	"github.com/fencedb/fencedb/examples/booking/booking"
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
 
-// Kinds is for [Become] where only booking workers are needed.
-var Kinds = map[string]Life{"booking": Booking}
+// Kinds is for [worker.Become] where only booking workers are needed.
+var Kinds = map[string]worker.Life{"booking": Booking}
 
 // Booking carries out reservations until the orders end, one at a time.
-func Booking(ctx context.Context, self *Self) error {
-	d := &desk{Self: self, gate: make(Gate, 1)}
+func Booking(ctx context.Context, self *worker.Self) error {
+	d := &desk{Self: self, gate: make(worker.Gate, 1)}
 	if err := self.Config(&d.Config); err != nil {
 		return err
 	}
@@ -51,10 +54,10 @@ func Booking(ctx context.Context, self *Self) error {
 
 // desk is the booking service in a worker, with its own connections.
 type desk struct {
-	*Self
+	*worker.Self
 	Config
 	*View
-	gate       Gate
+	gate       worker.Gate
 	beforeNext faulty.Breakpoint // in the driver of DB
 	feed       *feed.Feed        // nil unless the configuration asks for it
 }
@@ -106,7 +109,7 @@ func (d *desk) reached(life context.Context, at, hold Point, stay time.Duration)
 		return
 	}
 	d.Tell(Event{At: at})
-	_ = Sleep(life, stay)
+	_ = worker.Sleep(life, stay)
 }
 
 // plainStore is the control of the experiment, not something to copy: the same statement, protected
@@ -218,13 +221,13 @@ type Result struct {
 
 // Worker is a booking worker seen from outside. Its methods may be called by several goroutines.
 type Worker struct {
-	*Process[Event]
+	*worker.Process[Event]
 	Name string
 }
 
-// StartBooking starts a booking worker. Its events must be read from then on.
-func StartBooking(ctx context.Context, cfg Config) (*Worker, error) {
-	p, err := Start[Event](ctx, "booking", cfg)
+// Start starts a booking worker. Its events must be read from then on.
+func Start(ctx context.Context, cfg Config) (*Worker, error) {
+	p, err := worker.Start[Event](ctx, "booking", cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/fencedb/fencedb/internal/demo/worker"
+	"github.com/fencedb/fencedb/internal/worker"
 )
 
 // workerVar makes this test binary a worker, which tells what it hears; "dumb" is one that ends

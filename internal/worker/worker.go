@@ -1,13 +1,11 @@
-// Package worker runs workers in processes of their own, which the demos stop, wake and kill: a
-// goroutine cannot be stopped with SIGSTOP. It is the one way in which the demos start processes.
+// Package worker runs workers in processes of their own, which are stopped, woken and killed: a
+// goroutine cannot be stopped with SIGSTOP. It is how the demos, the chaos suite and tests start
+// processes.
 //
 // Orders go in and events come out as JSON, a value a line. A worker ends with its orders, and so
 // with the process that started it, however that ends. If it is stopped at that moment and cannot
 // notice, the kernel ends it: it is in a process group of its own, which is then an orphan with a
 // stopped member, and gets SIGHUP and SIGCONT. The group also keeps Ctrl-C in a terminal away.
-//
-// [Booking] is the kind of worker that the stories and the page use: the service of
-// examples/booking, which can be held at one of two points of a request.
 package worker
 
 import (
@@ -135,7 +133,7 @@ func (p *Process[E]) Kill() {
 // selfVar makes this program a worker: its value is a kind, a space and the worker's configuration.
 // It is a variable and not an argument, because a URL may hold a password, and ps shows arguments
 // to everybody.
-const selfVar = "FENCEDB_DEMO_WORKER"
+const selfVar = "FENCEDB_WORKER"
 
 // Start runs this very program as a worker of a kind and returns when it is ready. The program, or
 // the test binary, must call [Become] first thing. What [Spawn] says holds.
