@@ -275,49 +275,49 @@ var guards = []struct {
 		{"S6", "an Entry that was made by hand knows nothing", "\tcase e.entry == nil:\n", "\tcase false:\n", "fencedb.TestAnEntryThatWasMadeByHandKnowsNothing"},
 		{"S6", "a COMMIT without an error is asked about", "\tif err == nil {\n\t\terr = errors.New(", "\tif err == nil {\n\t\treturn nil\n\t}\n\tif err == nil {\n\t\terr = errors.New(", "fencedb.TestOutcomeAsksTheServerWhateverCommitSaid"},
 	}},
-	{"lease/internal/redis/send.go", []guard{
+	{"internal/protocol/send.go", []guard{
 		{"L5", "a master that hangs ends only its own leases", "ofMaster[master] = append(ofMaster[master], r)", "_, ofMaster[nil] = master, append(ofMaster[nil], r)", "lease.TestAMasterThatHangsEndsOnlyItsOwnLeases"},
 	}},
-	{"lease/internal/redis/common.lua", []guard{
+	{"internal/protocol/common.lua", []guard{
 		{"L2", "a token that is no number ends nothing", "if not last or last > MAX_WHOLE then return nil, corrupt", "if not last then return nil, corrupt", "lease.TestCorruptKeysAreRefusedAndLeftAlone"},
 	}},
-	{"lease/internal/redis/holder.lua", []guard{
+	{"internal/protocol/holder.lua", []guard{
 		{"L1", "a holder without an expiry is not taken for one", "if held.left < 0 then return nil, corrupt(key, 'has no expiry') end", "", "lease.TestCorruptKeysAreRefusedAndLeftAlone"},
 	}},
-	{"lease/internal/redis/acquire.lua", []guard{
+	{"internal/protocol/acquire.lua", []guard{
 		{"L2", "tokens rise also when the clock is behind, in the common case", "(#last < #token or #last == #token and last < token) and ", "", "lease.TestTokensRiseWhenTheClockStandsStill"},
 		{"L2", "tokens end before Lua miscounts", "if r.token > MAX_WHOLE then return {'exhausted'} end", "", "lease.TestTokensEndBeforeLuaMiscounts"},
 	}},
-	{"lease/internal/redis/extend.lua", []guard{
+	{"internal/protocol/extend.lua", []guard{
 		{"L2", "a long hold keeps the last token alive, in the common case", "    redis.call('PEXPIRE', KEYS[2], ARGV[4])\n", "", "lease.TestTheFenceOutlivesTheLease"},
-		{"L2", "a long hold keeps the last token alive", "  redis.call('PEXPIRE', fence, digits(retention))\n", "", "lease/internal/redis.TestAnExtensionIsOfTheExactLease"},
-		{"L4", "the exact lease is extended, in the common case", "string.sub(held, 1, #mine) == mine\n    and ", "", "lease/internal/redis.TestAnExtensionIsOfTheExactLease"},
+		{"L2", "a long hold keeps the last token alive", "  redis.call('PEXPIRE', fence, digits(retention))\n", "", "internal/protocol.TestAnExtensionIsOfTheExactLease"},
+		{"L4", "the exact lease is extended, in the common case", "string.sub(held, 1, #mine) == mine\n    and ", "", "internal/protocol.TestAnExtensionIsOfTheExactLease"},
 		{"L5", "a holder that was revoked learns it", "if was_revoked(ended, id, token) then return {'revoked'} end", "", "lease.TestRevoke"},
 	}},
-	{"lease/internal/redis/release.lua", []guard{
+	{"internal/protocol/release.lua", []guard{
 		{"L5", "a release of a lease that was revoked says so", "  if was_revoked(ended, id, token) then return {'revoked'} end\n", "", "lease.TestARevokedHolderLearnsItAtRelease"},
 	}},
-	{"lease/internal/redis/verify.lua", []guard{
+	{"internal/protocol/verify.lua", []guard{
 		{"L4", "a lease is verified by id and token", " or held.token ~= digits(token) then", " then", "lease.TestVerifyTellsThreeThingsApart"},
 		{"L2", "a token that was passed is stale", "if last > token then return {'stale', digits(last)} end", "", "lease.TestVerifyTellsThreeThingsApart"},
 	}},
-	{"lease/internal/redis/eval.lua", []guard{
+	{"internal/protocol/eval.lua", []guard{
 		{"L4", "only the exact holder writes to Redis", "if not held or held.id ~= id or held.token ~= digits(token) then", "if not held then", "lease.TestOnlyTheHolderWritesToRedis"},
 		{"L4", "nobody writes to Redis under a lease that it has forgotten", "if not held or held.id ~= id or held.token ~= digits(token) then", "if held and (held.id ~= id or held.token ~= digits(token)) then", "lease.TestAHolderThatRedisHasForgottenDoesNotWrite"},
 		{"L2", "a holder whose token was passed does not write to Redis", "if last > token then return {'stale', digits(last)} end", "", "lease.TestOnlyTheHolderWritesToRedis"},
 	}},
-	{"lease/internal/redis/revoke.lua", []guard{
+	{"internal/protocol/revoke.lua", []guard{
 		{"L1", "of two supervisors one takes over", " or from > 0 and math.max(last, held and tonumber(held.token) or 0) > from then", " then", "lease.TestTwoSupervisorsOneTakesOver"},
 		{"L4", "a revocation whose reply is lost happens once", "if by == revocation then", "if false then", "lease.TestARevocationWhoseReplyIsLostHappensOnce"},
 	}},
-	{"lease/internal/redis/raise.lua", []guard{
+	{"internal/protocol/raise.lua", []guard{
 		{"L7", "to raise never lowers", "last = math.max(last, floor)", "last = floor", "lease.TestRaise"},
 	}},
-	{"lease/internal/redis/confirm.lua", []guard{
+	{"internal/protocol/confirm.lua", []guard{
 		{"L1", "a majority confirms only its own lease", "if held.id ~= id then return {'taken'} end", "", "lease.TestOnlyTheHolderIsConfirmed"},
 		{"L2", "to confirm never lowers the last token", "digits(math.max(last, token))", "digits(token)", "lease.TestOnlyTheHolderIsConfirmed"},
 	}},
-	{"lease/internal/redis/once_record.lua", []guard{
+	{"internal/protocol/once_record.lua", []guard{
 		{"L4", "a run that has lost its claim records nothing", "if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end", "", "lease/once.TestARunnerThatWasStoppedIsRefused"},
 	}},
 	{"lease/once/call.go", []guard{
@@ -325,11 +325,11 @@ var guards = []struct {
 		{"L4", "a result that Redis has forgotten is not shared", "(f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)", "true", "lease/once.TestAResultThatIsForgottenIsNotShared"},
 		{"L8", "what a caller did not wait for is not told to the others", "if protocol.Transient(err) && ctx.Err() == nil {", "if protocol.Transient(err) {", "lease/once.TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared"},
 	}},
-	{"lease/internal/redis/semaphore_acquire.lua", []guard{
+	{"internal/protocol/semaphore_acquire.lua", []guard{
 		{"L1", "no more holders than permits", "  if taken >= limit then\n", "  if false then\n", "lease.TestSemaphoreContractOnMiniredis"},
 		{"L2", "the tokens of permits end before Lua miscounts", "if token > MAX_WHOLE then return {'exhausted'} end", "", "lease.TestSemaphoreTokensThatAreUsedUp"},
 	}},
-	{"lease/internal/redis/semaphore_extend.lua", []guard{
+	{"internal/protocol/semaphore_extend.lua", []guard{
 		{"L4", "a permit that ran out is not extended", "find_living(owner, name, now)", "find(owner, name, '-inf')", "lease.TestSemaphoreAPlaceThatRanOutIsNotExtended"},
 	}},
 	{"lease/lease.go", []guard{

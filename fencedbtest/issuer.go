@@ -12,6 +12,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -85,7 +86,7 @@ func Flush(t testing.TB, i *Issuer) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context()) // also at the end of the test
 	err := error(nil)
-	for _, kind := range []string{"lease", "semaphore", "once", "admission"} {
+	for _, kind := range []string{protocol.LeaseKind, protocol.SemaphoreKind, protocol.OnceKind, protocol.AdmissionKind} {
 		pattern := lease.Key{Kind: kind, Namespace: i.Config.Namespace, Field: "*"}.Pattern()
 		if cluster, ok := i.Client.(*redis.ClusterClient); ok {
 			err = errors.Join(err, cluster.ForEachMaster(ctx, func(ctx context.Context, master *redis.Client) error {

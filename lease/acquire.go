@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Option changes one acquisition.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Revoke ends the holder of the resource and issues a new last token. The former holder's context

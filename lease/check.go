@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Health is what [Issuer.Check] has found.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Unlimited, as [Config.MaxHold], lets a lease be renewed for as long as its process lives. It is

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // core is what the leases and acquisitions of one Issuer have in common.

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // One error per outcome, also for packages once and admission. The first group says why a lease was

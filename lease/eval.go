@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Eval runs a Lua script in Redis if the lease still holds its resource there and no newer token

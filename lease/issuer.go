@@ -8,7 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Issuer grants leases. One per process and [Config] is enough; it is safe for concurrent use. Its

@@ -6,7 +6,7 @@ import (
 	"math"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // LeadOption changes one [Issuer.Lead].

@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Lease is the right to work on one resource for a limited time. It is over when its

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Leases are held together, in the byte order of their resources. They are grants as package

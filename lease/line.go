@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // lines are the queues inside this process, one per resource with waiters. Only the first of a line

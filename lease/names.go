@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Key is the name of a key in Redis, for tools that look at what is held: operators' commands,

@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 func TestTheLabelOfAProcessFits(t *testing.T) {

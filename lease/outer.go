@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // OuterLock is a lock of another kind that [Config.Outer] has taken. Its functions are not called

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // renewal is an extension that was begun.

@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // MaxLimit is the greatest limit of a semaphore: its scripts look at each holder.

@@ -17,8 +17,8 @@ import (
 	lua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/parse"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // memoryRedis is the Redis of the simulation: the commands that the scripts of leases use, and Lua.

@@ -23,7 +23,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/stretchr/testify/require"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // The code under test asks whatever runs in its bubble for random numbers. Each simulation runs in
@@ -332,7 +332,7 @@ var goMutants = []struct {
 		{"acquire.go", "	c.unsure.Store(true)\n	d := ", "	c.unsure.Store(!protocol.Mutant(NAME))\n	d := "},
 	}},
 	{"a refused attempt is not withdrawn", []edit{{"acquire.go", "		a.rename() // an earlier", "		if !protocol.Mutant(NAME) {\n			a.rename()\n		} // an earlier"}}},
-	{"a context does not bound a request", []edit{{"internal/redis/bound.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
+	{"a context does not bound a request", []edit{{"../internal/protocol/bound.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
 }
 
 type edit struct{ file, old, new string }
@@ -341,7 +341,7 @@ type edit struct{ file, old, new string }
 // checks that their texts are there.
 func TestTheSimulationFindsMutantsOfTheGo(t *testing.T) {
 	dir := t.TempDir()
-	texts := map[string]string{"internal/redis/mutant.go": "package protocol\n\nimport \"os\"\n\n// Mutant chooses.\nfunc Mutant(name string) bool { return os.Getenv(\"FENCEDB_MUTANT\") == name }\n"}
+	texts := map[string]string{"../internal/protocol/mutant.go": "package protocol\n\nimport \"os\"\n\n// Mutant chooses.\nfunc Mutant(name string) bool { return os.Getenv(\"FENCEDB_MUTANT\") == name }\n"}
 	for _, mutant := range goMutants {
 		for _, e := range mutant.edits {
 			text, known := texts[e.file]

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Tracer is called for the events of an [Issuer]'s leases, in pairs: each start is followed by one

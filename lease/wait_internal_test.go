@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 func newLines() *lines {

@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
@@ -160,7 +161,7 @@ func (r *restaurant) prepare(command string) {
 	case "revoke":
 		require.NoError(r, r.open.Commit(r.Context()))
 	case "reset":
-		mistake := fencedb.NewGrant("table:11", maxToken, uuid.New(), time.Time{})
+		mistake := fencedb.NewGrant("table:11", protocol.MaxNumber, uuid.New(), time.Time{})
 		_, err := fencedb.Exec(r.Context(), r.pool, mistake, `SELECT`)
 		require.NoError(r, err)
 	case "with":

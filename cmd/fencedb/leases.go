@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 )
 
@@ -61,7 +62,7 @@ type held struct {
 // print leaves out the kind if all are leases, and shortens lease ids.
 func (l *leaseList) print(p page) {
 	header := []string{"RESOURCE", "TOKEN", "HELD FOR", "ENDS IN", "WAITING", "LEASE", "HOLDER", "KIND"}
-	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != leaseKind }) {
+	if !slices.ContainsFunc(l.Leases, func(h held) bool { return h.Kind != protocol.LeaseKind }) {
 		header = header[:len(header)-1]
 	}
 	table(p, header, l.Leases, func(h held) []string {
@@ -144,7 +145,7 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 
 // holders are those of a key, the longest first; none if the resource was released since.
 func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.Semaphore) (all []held, err error) {
-	if key.Kind == semaphoreKind {
+	if key.Kind == protocol.SemaphoreKind {
 		known, err := places.Inspect(ctx, key.Resource)
 		for _, h := range known.Permits {
 			permit := holder{h.LeaseID, h.Token, issuedAt(h.Token), h.ExpiresIn.Milliseconds(), h.Label}
@@ -158,24 +159,17 @@ func holders(ctx context.Context, key lease.Key, i *lease.Issuer, places *lease.
 		return nil, err
 	}
 	if strings.HasPrefix(key.Resource, "once:") {
-		key.Kind = onceKind
+		key.Kind = protocol.OnceKind
 	}
 	return []held{{key.Resource, key.Kind, *newInspection(known).Holder, known.Waiters}}, nil
 }
-
-// Kinds of leases. The first two begin the names of keys; a claim of package once is a lease.
-const (
-	leaseKind     = "lease"
-	semaphoreKind = "semaphore"
-	onceKind      = "once"
-)
 
 // scanKeys returns the keys of leases and semaphores that are there, each once, in no order.
 func scanKeys(ctx context.Context, client redis.UniversalClient, names lease.Key) ([]lease.Key, error) {
 	var mu sync.Mutex
 	found := map[lease.Key]bool{} // SCAN may name a key twice
 	scan := func(ctx context.Context, server redis.Cmdable) error {
-		for _, kind := range []string{leaseKind, semaphoreKind} {
+		for _, kind := range []string{protocol.LeaseKind, protocol.SemaphoreKind} {
 			names := names
 			names.Kind = kind
 			keys := server.Scan(ctx, 0, names.Pattern(), 1000).Iterator()

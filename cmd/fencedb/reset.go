@@ -11,10 +11,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/urfave/cli/v3"
-)
 
-// maxToken is the highest token that package lease issues. No lease can pass a fence with it.
-const maxToken = 1<<53 - 1
+	"github.com/fencedb/fencedb/internal/protocol"
+)
 
 func (a *app) reset() *cli.Command {
 	asked := resetting{event: event{kind: "reset"}}
@@ -99,8 +98,8 @@ func (r *resetting) complete(cmd *cli.Command) error {
 	switch {
 	case !cmd.IsSet("to"):
 		return usage("--to is required: say which token the fence is set back to; see %s --help", cmd.FullName())
-	case r.to < 0 || r.to > maxToken:
-		return usage("--to must be 0 to %d (2^53 - 1), got %d", int64(maxToken), r.to)
+	case r.to < 0 || r.to > protocol.MaxNumber:
+		return usage("--to must be 0 to %d (2^53 - 1), got %d", int64(protocol.MaxNumber), r.to)
 	case cmd.IsSet("row-token") && r.rowToken <= r.to:
 		return usage("--row-token (%d) must be above --to (%d), or it refuses nothing", r.rowToken, r.to)
 	case r.rowLease != nil && r.rowToken == 0:

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // mistaken is a world in which somebody has written to seat 1 under the highest token that there
@@ -21,7 +22,7 @@ func mistaken(t *testing.T) (*world, fencedb.Grant) {
 	l := w.acquire("seat:1")
 	require.NoError(t, w.book(l))
 	require.NoError(t, l.Release(t.Context()))
-	grant := fencedb.NewGrant("seat:1", maxToken, uuid.New(), time.Time{})
+	grant := fencedb.NewGrant("seat:1", protocol.MaxNumber, uuid.New(), time.Time{})
 	require.NoError(t, w.book(grant))
 	return w, grant
 }
@@ -38,10 +39,10 @@ func TestAfterAResetTheNextHolderWrites(t *testing.T) {
 
 	w.json("reset", &done, "reset", "seat:1", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--operator", "ann@host", "--yes")
 
-	require.Equal(t, &former{LeaseID: grant.LeaseID(), Token: maxToken}, done.Former)
+	require.Equal(t, &former{LeaseID: grant.LeaseID(), Token: protocol.MaxNumber}, done.Former)
 	require.Equal(t, l.Token(), done.Token)
 	require.Equal(t, l.Token(), *done.LastToken, "Redis was not behind")
-	require.Equal(t, fmt.Sprintf("reset|seat:1|ann@host|ticket 4713|%d|%d", int64(maxToken), l.Token()),
+	require.Equal(t, fmt.Sprintf("reset|seat:1|ann@host|ticket 4713|%d|%d", int64(protocol.MaxNumber), l.Token()),
 		w.one(`SELECT concat_ws('|', event, resource, operator, reason, details ->> 'former_token', details ->> 'token') FROM fencedb.audit WHERE event <> 'protect'`))
 	require.Equal(t, []string{"fence_reset"}, codes(w.inspected("seat:1").Notes))
 	require.ErrorIs(t, w.book(l), fencedb.ErrStale, "the token that it was set back to is nobody's")
@@ -152,7 +153,7 @@ func TestARowThatIsItsOwnFenceIsNamed(t *testing.T) {
 		_, err := fencedb.Exec(t.Context(), w.pool, fencedb.Carry(g), `UPDATE jobs SET state = 'done'`)
 		return err
 	}
-	mistake := fencedb.NewGrant("job:7", maxToken, uuid.New(), time.Time{})
+	mistake := fencedb.NewGrant("job:7", protocol.MaxNumber, uuid.New(), time.Time{})
 	require.NoError(t, write(mistake))
 	l := w.acquire("job:7")
 	require.ErrorIs(t, write(l), fencedb.ErrStale)
@@ -161,7 +162,7 @@ func TestARowThatIsItsOwnFenceIsNamed(t *testing.T) {
 
 	require.Contains(t, w.run("reset", "job:7", "--to", "41", "--reason", "x", "--yes").errOut, "--row-token")
 	w.json("reset", &done, "reset", "job:7", "--to", fmt.Sprint(l.Token()), "--reason", "ticket 4713", "--yes",
-		"--row-token", fmt.Sprint(maxToken), "--row-lease", mistake.LeaseID().String())
+		"--row-token", fmt.Sprint(protocol.MaxNumber), "--row-lease", mistake.LeaseID().String())
 
 	require.Nil(t, done.Former)
 	require.NoError(t, write(w.acquire("job:7")))
@@ -181,7 +182,7 @@ func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
 		"reset seat:1 --to 41 --reason x --row-token 41":                exitUsage,
 		"reset seat:1 --to 41 --reason x --row-lease " + some:           exitUsage,
 		"reset seat:1 --to 41 --reason x --row-token 42 --row-lease me": exitUsage,
-		"reset seat:1 --yes --reason x --to " + fmt.Sprint(maxToken):    exitFailed,
+		"reset seat:1 --yes --reason x --to " + fmt.Sprint(protocol.MaxNumber):    exitFailed,
 		"reset seat:2 --yes --to 41 --reason x":                         exitFailed,
 	} {
 		got := w.run(strings.Fields(call)...)
@@ -192,7 +193,7 @@ func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
 	require.Equal(t, exitFailed, got.code)
 	require.Contains(t, got.errOut, "allow_operator")
 
-	require.Equal(t, fmt.Sprint(maxToken), w.one(`SELECT last_fencing_token FROM fencedb.fences`))
+	require.Equal(t, fmt.Sprint(protocol.MaxNumber), w.one(`SELECT last_fencing_token FROM fencedb.fences`))
 	require.Equal(t, "0", w.one(`SELECT count(*) FROM fencedb.audit WHERE event <> 'protect'`))
 }
 

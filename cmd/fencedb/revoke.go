@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/observe/feed"
 )
@@ -136,8 +136,8 @@ func (s *servers) notElsewhere(ctx context.Context, resource string) error {
 	if err != nil {
 		return err
 	}
-	digest := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(resource)))
-	here := lease.Key{Kind: leaseKind, Namespace: s.names.namespace, Resource: resource, Field: "fence"} // acquired meanwhile
+	digest := protocol.Digest(resource)
+	here := lease.Key{Kind: protocol.LeaseKind, Namespace: s.names.namespace, Resource: resource, Field: "fence"} // acquired meanwhile
 	if s.names.hashed {
 		here.Resource = digest
 	}

@@ -189,7 +189,7 @@ func (w *world) start(language, name string) {
 // program is a worker in Python or Node, as internal/tools/ensure.sh installs what it needs.
 func program(t *testing.T, language string, s setting, args ...string) *exec.Cmd {
 	t.Helper()
-	scripts, err := filepath.Abs("../../lease/internal/redis")
+	scripts, err := filepath.Abs("../../internal/protocol")
 	require.NoError(t, err)
 	modules, err := filepath.Abs("../../.bin/interop/node_modules")
 	require.NoError(t, err)

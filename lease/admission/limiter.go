@@ -61,7 +61,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
+	"github.com/fencedb/fencedb/internal/protocol"
 )
 
 // Policy says what happens to a request when Redis has not decided.

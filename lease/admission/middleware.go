@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // HTTP is how a [Middleware] behaves.

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // flights are the keys that callers of this process ask for right now. The first caller of a key

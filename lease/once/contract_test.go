@@ -17,9 +17,9 @@ import (
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/leasetest"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 	"github.com/fencedb/fencedb/lease/once"
 )
 

@@ -7,8 +7,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 func answer(word string, args ...string) protocol.Reply {

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 	"github.com/fencedb/fencedb/lease/once"
 )
 

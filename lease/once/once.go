@@ -103,8 +103,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Errors of package lease are used as they are: [lease.ErrInvalid], [lease.ErrUnreachable],

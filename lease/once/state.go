@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 // Phase is where a key is between its first request and the end of its result.

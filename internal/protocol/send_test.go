@@ -15,9 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/internal/testenv"
 	"github.com/fencedb/fencedb/lease"
-	protocol "github.com/fencedb/fencedb/lease/internal/redis"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
