@@ -1,10 +1,16 @@
 package migrations_test
 
 import (
+	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/testenv"
+	"github.com/fencedb/fencedb/migrations"
 )
 
 // Attacks that once got past the guard, or past the list of what is guarded.
@@ -144,4 +150,122 @@ func TestATighterTransactionTimeoutStays(t *testing.T) {
 		SELECT pg_sleep(0.4); UPDATE seats SET guest = 'zoe' WHERE id = 1; SELECT pg_sleep(0.25); COMMIT`).ReadAll()
 
 	require.ErrorContains(t, err, "25P04")
+}
+
+// Whoever locks rows makes multixacts, and by and by one with the number that the last holder has
+// left on its fence. It has the attacker's own transaction in it, and says nothing of the fence.
+func TestAMultixactOfOtherRowsIsNoEntry(t *testing.T) {
+	t.Parallel()
+	url := testenv.OwnPostgres(t).URL() // where the numbers are not far apart
+	require.NoError(t, migrations.Up(t.Context(), open(t, url)))
+	s := connect(t, url)
+	const role = "writer_of_rows"
+	s.exec(`CREATE ROLE ` + role + `; CREATE TABLE seats (id int PRIMARY KEY, room text NOT NULL); INSERT INTO seats VALUES (1, 'own'); SELECT fencedb.protect('seats', 'room'); GRANT ALL ON seats TO ` + role)
+	s.exec(enter(41, "red"))
+	s.exec(enter(41, "red")) // shares it
+	left, err := strconv.Atoi(s.one(`SELECT xmax FROM fencedb.fences`))
+	require.NoError(t, err)
+
+	attacker, helper := s.beside(), s.beside()
+	attacker.exec(`SET SESSION AUTHORIZATION ` + role + `; BEGIN; SELECT FROM seats FOR SHARE`)
+	own := attacker.one(`pg_current_xact_id()`)
+	made := `SELECT EXISTS (SELECT FROM pg_get_multixact_members('` + strconv.Itoa(left) + `') m WHERE m.xid = '` + own + `')`
+	helper.exec(`DO $$ BEGIN
+		WHILE mxid_age('` + strconv.Itoa(left) + `') <= 0 LOOP
+			BEGIN PERFORM FROM seats FOR SHARE; RAISE EXCEPTION USING ERRCODE = 'FN000'; EXCEPTION WHEN SQLSTATE 'FN000' THEN END;
+		END LOOP;
+	END $$`)
+	require.Equal(t, "true", s.one(made), "the attack is none")
+
+	attacker.exec(`SELECT set_config('fencedb.entered', pg_current_xact_id() || ' 60000 60000', true), set_config('fencedb.grants', '{"red": "1 x"}', true)`)
+	attacker.refused("FN003", `INSERT INTO seats VALUES (2, 'red')`)
+}
+
+// Transactions of one lease that come and go change the list of those who share its fence, also
+// while a guard looks at it.
+func TestManyShareAFenceAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(enter(41, "room:red"))
+	var all errgroup.Group
+	for n := range 4 {
+		one := s.beside()
+		all.Go(func() error {
+			for i := range 200 {
+				_, err := one.conn.PgConn().Exec(t.Context(), one.fenced(41, "room:red", fmt.Sprintf(`INSERT INTO seats VALUES (%d, 'red')`, 1000*n+i+10))).ReadAll()
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, all.Wait())
+}
+
+// The guards call require with what they know of a row, but anybody can call it, as often as it
+// takes for a note.
+func TestWhatRequireIsAskedAboutIsWhatItNotes(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(enter(100, "room:blue"))
+	for _, asked := range []string{
+		`'INSERT', 'room:blue', 'room:red'`, `'DELETE', 'room:red', 'room:blue'`, `'UPDATE', 'room:red', 'room:red'`, `'TRUNCATE', 'room:blue', 'room:red'`,
+	} {
+		s.exec(`BEGIN; ` + enter(41, "room:red") + strings.Repeat(`; SELECT fencedb.require('seats', `+asked+`, 0)`, 3))
+		s.refused("FN003", `INSERT INTO seats VALUES (9, 'blue'), (10, 'blue')`)
+	}
+}
+
+// What a session may set must not change what our functions say: each setting by itself, in a
+// session of its own, since PL/pgSQL reads a function once in each.
+func TestTheSessionsSettingsDoNotChangeTheVerdict(t *testing.T) {
+	t.Parallel()
+	owner, _, role := newLegacy(t)
+	owner.exec(`CREATE TABLE notes (room text NOT NULL); SELECT fencedb.protect('notes', 'room'); GRANT ALL ON notes TO ` + role + `;
+		CREATE TABLE jobs (id text PRIMARY KEY, state text); SELECT fencedb.protect_row('jobs', 'id'); ` + enter(41, "room:blue"))
+	owner.exec(`BEGIN; ` + carry(41, "job:1") + `; INSERT INTO jobs VALUES ('job:1', 'new'); COMMIT`)
+	for n, setting := range []string{`datestyle = 'German'`, `datestyle = 'SQL, DMY'`, `timezone = 'Asia/Tokyo'`, `extra_float_digits = -15`, `bytea_output = 'escape'`,
+		`intervalstyle = 'iso_8601'`, `intervalstyle = 'sql_standard'`, `standard_conforming_strings = off`, `quote_all_identifiers = on`, `array_nulls = off`,
+		`transform_null_equals = on`, `search_path = pg_temp, public`, `statement_timeout = '10min'`} {
+		t.Run(setting, func(t *testing.T) {
+			other, s, legacy := connect(t, owner.conn.Config().ConnString()), connect(t, owner.conn.Config().ConnString()), connect(t, owner.conn.Config().ConnString())
+			legacy.exec(`SET SESSION AUTHORIZATION ` + role)
+			token := 41 + 2*n
+			red := enter(token, "room:red")
+			other.exec(red)
+			other.exec(`BEGIN; ` + red) // shares the fence
+			s.exec(`SET ` + setting)
+
+			for _, more := range []string{``, enter(41, "room:blue") + `; `, carry(41, "job:1") + `; UPDATE jobs SET state = 'done'; `} {
+				s.exec(`BEGIN; ` + red + `; ` + more + `UPDATE seats SET guest = 'ann' WHERE room = 'red'; COMMIT`)
+			}
+			s.refused("FN003", `BEGIN; `+red+`; UPDATE seats SET guest = 'zoe' WHERE room = 'blue'`)
+			s.refused("22023", `BEGIN; `+red+`; SELECT fencedb.enter('room:red', 41, gen_random_uuid())`)
+
+			// The limit is of whole milliseconds, and a later statement gets what is left of it.
+			s.exec(`BEGIN; SET LOCAL statement_timeout = '10min'; ` + strings.TrimSuffix(red, ")") + `, 1611)`)
+			require.Equal(t, "true", s.one(`split_part(current_setting('fencedb.entered'), ' ', 2)::numeric BETWEEN 1000 AND 1700`))
+			require.Equal(t, "true", s.one(`current_setting('fencedb.entered') ~ '^[0-9]+ [0-9]+ [0-9]+'`))
+			s.exec(`SELECT pg_sleep(0.01); UPDATE seats SET guest = 'ann' WHERE room = 'red'`)
+			require.Equal(t, "true", s.one(`split_part(current_setting('fencedb.entered'), ' ', 3)::numeric < 1611 - 10`))
+			s.exec(`ROLLBACK`)
+			other.exec(`ROLLBACK`)
+
+			// What a role has overtaken is for one table, whatever it sets in between.
+			overtakes := `BEGIN; UPDATE seats SET guest = 'leo' WHERE id = 1; `
+			legacy.refused("FN003", overtakes+`SELECT set_config('fencedb.entered', pg_current_xact_id() || ' 60000 60000', true); SET LOCAL `+setting+`; INSERT INTO notes VALUES ('room:red')`)
+			legacy.exec(overtakes + `SET LOCAL ` + setting + `; UPDATE seats SET guest = 'max' WHERE id = 1; COMMIT`)
+			require.Equal(t, strconv.Itoa(token+1), owner.one(`SELECT last_fencing_token FROM fencedb.fences WHERE resource = 'room:red'`), "once for each transaction")
+		})
+	}
+}
+
+func TestAReadOnlyTransactionCarriesAnyGrant(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	for _, limit := range []string{``, `SET LOCAL statement_timeout = '10min'; `} {
+		s.exec(`BEGIN READ ONLY; ` + limit + carry(41, "job:1") + `; ` + carry(41, "job:2") + `; COMMIT`)
+		s.exec(`BEGIN READ ONLY; ` + limit + `SELECT fencedb.carry_all('{job:1,job:2}', '{41,41}', ARRAY[gen_random_uuid(), gen_random_uuid()]); COMMIT`)
+	}
 }

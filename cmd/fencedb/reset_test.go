@@ -173,17 +173,17 @@ func TestAResetThatIsWrongTouchesNothing(t *testing.T) {
 	w, _ := mistaken(t)
 	const some = "43a7e30e-bdee-49ba-b67b-ed2ea3433a3b"
 	for call, code := range map[string]int{
-		"reset seat:1 --to 41":                                          exitUsage,
-		"reset seat:1 --reason x":                                       exitUsage,
-		"reset --to 41 --reason x":                                      exitUsage,
-		"reset seat:1 --to -1 --reason x":                               exitUsage,
-		"reset seat:1 --to ten --reason x":                              exitUsage,
-		"reset seat:1 --to 9007199254740992 --reason x":                 exitUsage,
-		"reset seat:1 --to 41 --reason x --row-token 41":                exitUsage,
-		"reset seat:1 --to 41 --reason x --row-lease " + some:           exitUsage,
-		"reset seat:1 --to 41 --reason x --row-token 42 --row-lease me": exitUsage,
-		"reset seat:1 --yes --reason x --to " + fmt.Sprint(protocol.MaxNumber):    exitFailed,
-		"reset seat:2 --yes --to 41 --reason x":                         exitFailed,
+		"reset seat:1 --to 41":                                                 exitUsage,
+		"reset seat:1 --reason x":                                              exitUsage,
+		"reset --to 41 --reason x":                                             exitUsage,
+		"reset seat:1 --to -1 --reason x":                                      exitUsage,
+		"reset seat:1 --to ten --reason x":                                     exitUsage,
+		"reset seat:1 --to 9007199254740992 --reason x":                        exitUsage,
+		"reset seat:1 --to 41 --reason x --row-token 41":                       exitUsage,
+		"reset seat:1 --to 41 --reason x --row-lease " + some:                  exitUsage,
+		"reset seat:1 --to 41 --reason x --row-token 42 --row-lease me":        exitUsage,
+		"reset seat:1 --yes --reason x --to " + fmt.Sprint(protocol.MaxNumber): exitFailed,
+		"reset seat:2 --yes --to 41 --reason x":                                exitFailed,
 	} {
 		got := w.run(strings.Fields(call)...)
 		require.Equal(t, code, got.code, "%s: %s", call, got.errOut)

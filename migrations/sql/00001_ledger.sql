@@ -171,7 +171,7 @@ CREATE FUNCTION fencedb.grants() RETURNS jsonb
     LANGUAGE plpgsql STABLE
 AS $$
 DECLARE
-    entered text[] := regexp_match(current_setting('fencedb.entered', true), '^\S+ \S+ \S+ (\S+ \S+) (.*)');
+    entered text[] := regexp_match(current_setting('fencedb.entered', true), E'^\\S+ \\S+ \\S+ (\\S+ \\S+) (.*)');
 BEGIN
     IF fencedb.until() IS NULL THEN
         RETURN '{}';
@@ -263,11 +263,12 @@ COMMENT ON FUNCTION fencedb.require_outermost(xid) IS 'Inner function. Raises un
 -- The lock itself is the witness that a transaction has entered: only who may enter can lock a
 -- fence, and no setting forged by hand does. It has to be of the outermost transaction. An xmin may
 -- be of four billion transactions ago, and an xmax may be the number of a multixact, unless none
--- has come as far as ours. Where others share the lock, a number may be met by chance: there the
--- transaction has to say, too, that it has entered, and takes the lock once more, which gives
--- nothing new to whoever has it. A reset of a fence changes it too, and is no entry; after one, the
--- lease id has to be ours as well. Nor is it one what a role that overtakes has locked (00007):
--- that is for one table.
+-- has come as far as ours. Where others share the lock, a number proves nothing: who locks rows of
+-- his own can make a multixact of it. There the transaction has to say, too, that it has entered,
+-- and the lock is taken once more, in a subtransaction that is rolled back: xmax stays only where
+-- the transaction had it. A reset of a fence changes it too, and is no entry; after one, the lease
+-- id has to be ours as well. Nor is it one what a role that overtakes has locked (00007): that is
+-- for one table.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.held(resource text, OUT token bigint, OUT lease_id uuid)
     LANGUAGE plpgsql
@@ -283,12 +284,18 @@ BEGIN
     FROM fencedb.fences f
     WHERE f.resource = held.resource COLLATE "C" AND f.lease_id <> fencedb.overtaking_lease()
       AND (f.annulled IS NULL OR concat_ws(' ', f.last_fencing_token, f.lease_id) = fencedb.grants() ->> held.resource);
-    IF own IS NOT TRUE AND locker <> '0' AND fencedb.grants() ? resource AND fencedb.outermost(locker) THEN
-        PERFORM FROM fencedb.fences f
-        WHERE f.resource = held.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = held.lease_id
-        FOR SHARE SKIP LOCKED;
-        own := FOUND;
-    END IF;
+    FOR try IN 1..10 LOOP -- another that shares it may come in between
+        EXIT WHEN own IS NOT FALSE OR locker = '0' OR NOT fencedb.grants() ? resource OR NOT fencedb.outermost(locker);
+        BEGIN
+            PERFORM FROM fencedb.fences f
+            WHERE f.resource = held.resource COLLATE "C" AND f.last_fencing_token = token AND f.lease_id = held.lease_id
+            FOR SHARE SKIP LOCKED;
+            own := FOUND AND locker = (SELECT f.xmax FROM fencedb.fences f WHERE f.resource = held.resource COLLATE "C");
+            RAISE EXCEPTION USING ERRCODE = 'FN000';
+        EXCEPTION WHEN SQLSTATE 'FN000' THEN
+            locker := (SELECT f.xmax FROM fencedb.fences f WHERE f.resource = held.resource COLLATE "C");
+        END;
+    END LOOP;
     IF own IS NOT TRUE THEN
         token := NULL;
         lease_id := NULL;
@@ -308,7 +315,7 @@ CREATE FUNCTION fencedb.epoch() RETURNS bigint
 AS $$
 DECLARE
     lock  CONSTANT bigint := 7302139487162534; -- any number that nobody else has
-    drawn bigint := pg_sequence_last_value('fencedb.server_epoch');
+    drawn bigint := coalesce(pg_sequence_last_value('fencedb.server_epoch'), CASE current_setting('transaction_read_only') WHEN 'on' THEN 0 END); -- which no epoch is: there is no outcome
     mine  boolean;
 BEGIN
     FOR try IN 1..100 LOOP
@@ -654,9 +661,10 @@ BEGIN
     END IF;
     xid := pg_current_xact_id();
     epoch := fencedb.epoch();
-    PERFORM set_config('fencedb.entered', concat_ws(' ', xid, until - date_part('epoch', transaction_timestamp()) * 1000, fencedb.limit_ms(ceil(until - start)::bigint % 2147483647)), true),
+    PERFORM set_config('fencedb.entered', concat_ws(' ', xid, floor(until - date_part('epoch', transaction_timestamp()) * 1000)::bigint, fencedb.limit_ms(ceil(until - start)::bigint % 2147483647)), true),
             set_config('fencedb.grants', (entered || CASE WHEN enter THEN grants ELSE '{}' END)::text, true),
-            fencedb.note('', 0, 0); -- what was noted so far may have another limit
+            -- What was noted so far may have another limit. In a READ ONLY transaction nothing was.
+            CASE current_setting('transaction_read_only') WHEN 'off' THEN fencedb.note('', 0, 0) END;
 END
 $$;
 -- +goose StatementEnd

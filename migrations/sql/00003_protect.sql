@@ -140,7 +140,7 @@ CREATE FUNCTION fencedb.require(target regclass, operation text, before text, af
 AS $$
 DECLARE
     me    pg_catalog.xid := pg_catalog.pg_current_xact_id()::pg_catalog.xid;
-    own   pg_catalog.text := coalesce(after, before);
+    own   pg_catalog.text := CASE WHEN operation OPERATOR(pg_catalog.=) 'DELETE' THEN before ELSE after END; -- as in require_all
     token pg_catalog.int8;
     noted pg_catalog.text;
 BEGIN
@@ -207,7 +207,7 @@ BEGIN
             PERFORM fencedb.raise_overdue();
         END IF;
     ELSIF left_ms < split_part(said, ' ', 3)::float8 THEN -- what the limits were short has passed
-        PERFORM fencedb.bound(until), set_config('fencedb.entered', regexp_replace(said, '^(\S+ \S+) \S+', '\1 ' || fencedb.limit_ms(left_ms::bigint)), true);
+        PERFORM fencedb.bound(until), set_config('fencedb.entered', regexp_replace(said, E'^(\\S+ \\S+) \\S+', E'\\1 ' || fencedb.limit_ms(left_ms::bigint)), true);
     END IF;
 END
 $$;

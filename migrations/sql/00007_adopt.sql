@@ -325,7 +325,7 @@ COMMENT ON FUNCTION fencedb.overtakes(oid) IS 'Inner function. Whether the role 
 
 CREATE FUNCTION fencedb.overtaking_lease() RETURNS uuid
     LANGUAGE sql VOLATILE
-    RETURN md5(concat(pg_current_xact_id(), ' ', transaction_timestamp()))::uuid;
+    RETURN md5(concat(pg_current_xact_id(), ' ', extract(epoch FROM transaction_timestamp())))::uuid; -- a number: the text of a time is what a session has set
 
 COMMENT ON FUNCTION fencedb.overtaking_lease() IS 'Inner function. The lease id of a transaction that overtakes.';
 
