@@ -49,6 +49,7 @@ var guards = []struct {
 		{"S4", "a function has a search_path of its own", "RETURNS bigint\n    LANGUAGE sql STABLE SECURITY DEFINER\n    SET search_path = pg_catalog, pg_temp\n", "RETURNS bigint\n    LANGUAGE sql STABLE SECURITY DEFINER\n", "migrations.TestEveryFunctionHasAFixedSearchPath"},
 		{"S4", "a note cannot be known before it is written", "setval('fencedb.noted_salt', hashtextextended(gen_random_uuid()::text, 0))", "setval('fencedb.noted_salt', 42)", "migrations.TestANoteCannotBeKnownBeforeItIsWritten"},
 		{"S6", "an id of before a crash is not asked about", "IF epoch = pg_sequence_last_value('fencedb.server_epoch') THEN", "IF true THEN", "fencedb.TestACrashOfTheServerLeavesTheOutcomeUnknown"},
+		{"S6", "another server, with a copy from a dump, is not asked", "IF epoch & 16777215 = fencedb.server() THEN", "IF true THEN", "migrations.TestAnotherServerKnowsNoOutcome"},
 		{"S6", "a crash of the server ends its epoch", "CREATE UNLOGGED SEQUENCE fencedb.server_epoch;", "CREATE SEQUENCE fencedb.server_epoch;", "fencedb.TestACrashOfTheServerLeavesTheOutcomeUnknown"},
 		{"S6", "sessions that come at once draw one epoch", "IF drawn IS NULL AND (mine OR try = 100) THEN", "IF drawn IS NULL THEN", "migrations.TestFirstTransactionsAtOnceDrawOneEpoch"},
 		{"S6", "before COMMIT, the transaction is the one that entered", " OR xid IS NOT NULL AND xid <> pg_current_xact_id_if_assigned() THEN", " THEN", "fencedb.TestAStatementThatEntersOnceMoreIsNoticed"},

@@ -435,7 +435,7 @@ func TestRandomCutsRoundCommit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 
-	cuts := 1500
+	cuts := 1000
 	if testing.Short() {
 		cuts = 300
 	}

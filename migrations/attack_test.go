@@ -229,7 +229,8 @@ func TestTheSessionsSettingsDoNotChangeTheVerdict(t *testing.T) {
 		`intervalstyle = 'iso_8601'`, `intervalstyle = 'sql_standard'`, `standard_conforming_strings = off`, `quote_all_identifiers = on`, `array_nulls = off`,
 		`transform_null_equals = on`, `search_path = pg_temp, public`, `statement_timeout = '10min'`} {
 		t.Run(setting, func(t *testing.T) {
-			other, s, legacy := connect(t, owner.conn.Config().ConnString()), connect(t, owner.conn.Config().ConnString()), connect(t, owner.conn.Config().ConnString())
+			url := owner.conn.Config().ConnString()
+			other, s, legacy := connect(t, url), connect(t, url), connect(t, url)
 			legacy.exec(`SET SESSION AUTHORIZATION ` + role)
 			token := 41 + 2*n
 			red := enter(token, "room:red")

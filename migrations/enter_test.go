@@ -93,6 +93,25 @@ func TestFirstTransactionsAtOnceDrawOneEpoch(t *testing.T) {
 	require.Equal(t, "0", s.one(`(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database() AND l.locktype = 'advisory')`))
 }
 
+// A dump takes the epoch along, and so does what is restored from it on another server, whose
+// transactions have the same ids.
+func TestAnotherServerKnowsNoOutcome(t *testing.T) {
+	t.Parallel()
+	s := newSession(t)
+	s.exec(enter(1, "a"))
+	xid, own := s.one(`SELECT pg_current_xact_id()`), s.one(`SELECT last_value FROM fencedb.server_epoch`)
+	ask := `SELECT fencedb.outcome('` + xid + `', (SELECT last_value FROM fencedb.server_epoch))`
+	require.Equal(t, "committed", s.one(ask))
+
+	s.exec(`SELECT setval('fencedb.server_epoch', last_value # 2, true) FROM fencedb.server_epoch`) // as psql does with a dump of another
+	s.exec(`SET default_transaction_read_only = on`)
+	require.Empty(t, s.one(ask), "and it can be asked on a connection that only reads")
+	s.exec(`RESET default_transaction_read_only`)
+	require.Empty(t, s.one(ask))
+	require.NotEqual(t, own, s.one(`SELECT epoch FROM fencedb.enter('a', 2, gen_random_uuid())`))
+	require.Equal(t, "committed", s.one(ask))
+}
+
 func TestARolledBackTransactionRaisesNoFence(t *testing.T) {
 	t.Parallel()
 	s := newSession(t)

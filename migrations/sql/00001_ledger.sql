@@ -60,7 +60,8 @@ ALTER TABLE fencedb.signing_key ENABLE ROW LEVEL SECURITY;
 -- lagged when it was promoted. So an id proves nothing unless the server has run on since it was
 -- given. Crash recovery and promotion put every unlogged sequence back to its start, which is how
 -- this one tells; and unlike a row, what setval writes is there at once for everybody, whatever
--- becomes of the transaction.
+-- becomes of the transaction. A dump takes it to other servers, so it names the server in its last
+-- 24 bits.
 CREATE UNLOGGED SEQUENCE fencedb.server_epoch;
 
 COMMENT ON SEQUENCE fencedb.server_epoch IS 'A random number, drawn anew after each crash recovery and promotion of the server. Not yet drawn while is_called is false.';
@@ -306,6 +307,12 @@ $$;
 
 COMMENT ON FUNCTION fencedb.held(text) IS 'Inner function. The token and lease id of a fence that this transaction has entered; NULLs if it has not.';
 
+CREATE FUNCTION fencedb.server() RETURNS bigint
+    LANGUAGE sql
+    RETURN (SELECT hashint8extended(c.system_identifier, 0) & 16777215 | 1 FROM pg_control_system() c);
+
+COMMENT ON FUNCTION fencedb.server() IS 'Inner function. The last 24 bits of every epoch of this server.';
+
 -- One of the sessions that find no epoch draws it, under a lock that it gives back at once. If the
 -- others do not see it within a tenth of a second, they draw one too: who entered with a number
 -- that is overwritten cannot be asked about, which is unknown, and so true.
@@ -323,7 +330,7 @@ BEGIN
         mine := pg_try_advisory_lock(lock);
         drawn := pg_sequence_last_value('fencedb.server_epoch');
         IF drawn IS NULL AND (mine OR try = 100) THEN -- not by random(), which a session can seed
-            drawn := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223372036854775807 | 1);
+            drawn := setval('fencedb.server_epoch', hashtextextended(gen_random_uuid()::text, 0) & 9223372036837998592 | fencedb.server());
         END IF;
         mine := CASE WHEN mine THEN pg_advisory_unlock(lock) ELSE pg_sleep(0.001) IS NULL END;
     END LOOP;
@@ -778,14 +785,18 @@ CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
 AS $$
 BEGIN
     IF epoch = pg_sequence_last_value('fencedb.server_epoch') THEN
-        RETURN pg_xact_status(xid);
+        IF epoch & 16777215 = fencedb.server() THEN
+            RETURN pg_xact_status(xid);
+        ELSIF current_setting('transaction_read_only') = 'off' THEN -- it came with a dump; whoever enters next draws another
+            PERFORM setval('fencedb.server_epoch', 1, false);
+        END IF;
     END IF;
     RETURN NULL;
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed or failed over since, or the transaction is too old. Ask the server that is the primary now.';
+COMMENT ON FUNCTION fencedb.outcome(xid8, bigint) IS 'What became of a transaction, by what enter returned in it: committed, aborted or in progress. NULL if that cannot be known: the server has crashed or failed over since, or is another, or the transaction is too old. Ask the server that is the primary now.';
 
 -- What enter leaves for the triggers is local to the transaction, so it tells whether that is still
 -- open.
@@ -933,6 +944,7 @@ DROP FUNCTION fencedb.take(text, bigint, uuid, numeric);
 DROP FUNCTION fencedb.await(text, boolean, numeric);
 DROP FUNCTION fencedb.raise_busy(text);
 DROP FUNCTION fencedb.epoch();
+DROP FUNCTION fencedb.server();
 DROP FUNCTION fencedb.held(text);
 DROP FUNCTION fencedb.require_outermost(xid);
 DROP FUNCTION fencedb.outermost(xid);
