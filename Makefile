@@ -48,10 +48,10 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 # long, and all they depend on is compiled once more.
 UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/... ./docs/... ./examples ./internal/demo/... ./internal/testenv ./migrations
 
-# Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
-# come first, so that none of them runs alone at the end. A machine with other load takes longer than the ten minutes of
-# go test. make lint runs go vet.
-TEST = go test -vet=off -count=1 -timeout 30m -p 3 -coverpkg=./lease,./fencedb
+# Three packages at once, and four tests of each: on two processors, tests that wait leave a third of the time unused
+# otherwise. The longest packages come first, so that none of them runs alone at the end. A machine with other load takes
+# longer than the ten minutes of go test. make lint runs go vet.
+TEST = go test -vet=off -count=1 -timeout 30m -p 3 -parallel 4 -coverpkg=./lease,./fencedb
 
 .PHONY: test
 test: ## Run every test on real servers, mostly with the race detector, and check coverage
