@@ -20,7 +20,7 @@ import (
 
 func document(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile("../../../docs/" + name)
+	text, err := os.ReadFile("../../docs/" + name)
 	require.NoError(t, err)
 	return string(text)
 }
