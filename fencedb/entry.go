@@ -265,7 +265,7 @@ func patience(ctx context.Context) *int64 {
 		return nil
 	}
 	left := time.Until(deadline)
-	ms := max(0, left-min(left/5, 250*time.Millisecond)).Milliseconds()
+	ms := max(0, left-min(left/5, 500*time.Millisecond)).Milliseconds()
 	return &ms
 }
 
