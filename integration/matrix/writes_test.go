@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"os"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,12 +28,13 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// sideBySide is how many cases run at once. Most of their time they wait.
+// sideBySide is how many cases run at once, unless -parallel 1 asks for one. Most of their time they
+// wait.
 const sideBySide = 20
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == strconv.Itoa(runtime.GOMAXPROCS(0)) {
+	if f := flag.Lookup("test.parallel"); f.Value.String() != "1" {
 		_ = f.Value.Set(strconv.Itoa(sideBySide))
 	}
 	testenv.Main(m)
