@@ -246,7 +246,6 @@ func TestTheSessionsSettingsDoNotChangeTheVerdict(t *testing.T) {
 
 			// The limit is of whole milliseconds, and a later statement gets what is left of it.
 			s.exec(`BEGIN; SET LOCAL statement_timeout = '10min'; ` + strings.TrimSuffix(red, ")") + `, 1611)`)
-			require.Equal(t, "true", s.one(`split_part(current_setting('fencedb.entered'), ' ', 2)::numeric BETWEEN 1000 AND 1700`))
 			require.Equal(t, "true", s.one(`current_setting('fencedb.entered') ~ '^[0-9]+ [0-9]+ [0-9]+'`))
 			s.exec(`SELECT pg_sleep(0.01); UPDATE seats SET guest = 'ann' WHERE room = 'red'`)
 			require.Equal(t, "true", s.one(`split_part(current_setting('fencedb.entered'), ' ', 3)::numeric < 1611 - 10`))
