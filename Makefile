@@ -46,7 +46,7 @@ inventory: ## Sell a flash sale four ways, side by side, with processes stopped 
 # The race detector watches what runs in the programs of users. The rest, which is mostly about servers and processes of
 # its own, and the modules with libraries of others run without: under it a search in one goroutine takes six times as
 # long, and all they depend on is compiled once more.
-UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/... ./docs/... ./examples ./internal/demo/... ./internal/testenv ./migrations
+UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/... ./migrations ./docs/... ./examples ./internal/demo/... ./internal/testenv
 
 # Three packages at once, and four tests of each: on two processors, tests that wait leave a third of the time unused
 # otherwise. The longest packages come first, so that none of them runs alone at the end. A machine with other load takes

@@ -28,8 +28,8 @@ import (
 	"github.com/fencedb/fencedb/internal/testenv"
 )
 
-// sideBySide is how many cases run at once, unless -parallel 1 asks for one. Most of their time they
-// wait.
+// sideBySide is how many cases run at once, unless -parallel 1 asks for one. Most of their time
+// they wait.
 const sideBySide = 20
 
 func TestMain(m *testing.M) {
