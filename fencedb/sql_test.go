@@ -88,7 +88,7 @@ func TestEnterSQLIsBusyWhileAnotherHolderHasTheFence(t *testing.T) {
 	db := w.sqlDB()
 	require.NoError(t, enterSQL(t.Context(), w.begin(db), grant("table:12", 41)))
 
-	err := enterSQL(t.Context(), w.begin(db), grantFor("table:12", 42, 50*time.Millisecond))
+	err := enterSQL(t.Context(), w.begin(db), grantFor("table:12", 42, 500*time.Millisecond))
 
 	require.ErrorIs(t, err, fencedb.ErrBusy)
 }
