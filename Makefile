@@ -50,8 +50,8 @@ UNRACED = ./integration/matrix/... ./integration/soak ./internal/chaos ./cmd/...
 
 # Three packages at once: on two processors, tests that wait leave a third of the time unused otherwise. The longest ones
 # come first, so that none of them runs alone at the end. Without the race detector, four tests of each package at once:
-# with it, tests with short leases would miss them. A machine with other load takes longer than the ten minutes of
-# go test. make lint runs go vet.
+# with it, the short leases of tests would be over too soon. A machine with other load takes longer than the ten minutes
+# of go test. make lint runs go vet.
 TEST = go test -vet=off -count=1 -timeout 30m -p 3 -coverpkg=./lease,./fencedb
 
 .PHONY: test

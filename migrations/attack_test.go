@@ -188,11 +188,11 @@ func TestManyShareAFenceAtOnce(t *testing.T) {
 	s := newSeats(t)
 	s.exec(enter(41, "room:red"))
 	var all errgroup.Group
-	for n := range 4 {
+	for n, level := range []string{"READ COMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
 		one := s.beside()
 		all.Go(func() error {
 			for i := range 200 {
-				_, err := one.conn.PgConn().Exec(t.Context(), one.fenced(41, "room:red", fmt.Sprintf(`INSERT INTO seats VALUES (%d, 'red')`, 1000*n+i+10))).ReadAll()
+				_, err := one.conn.PgConn().Exec(t.Context(), `BEGIN ISOLATION LEVEL `+level+`; `+enter(41, "room:red")+fmt.Sprintf(`; INSERT INTO seats VALUES (%d, 'red'); COMMIT`, 1000*n+i+10)).ReadAll()
 				if err != nil {
 					return err
 				}
