@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -305,8 +306,8 @@ const portAttempts = 20
 func (n *node) onFreePort(ctx context.Context, start func(context.Context) error) error {
 	failure := errors.New("found no free port on " + loopback)
 	for range portAttempts {
-		n.port = lowestPort + rand.IntN(highestPort-lowestPort)
-		if !portFree(n.port) {
+		n.port = lowestPort + 2*rand.IntN((highestPort-lowestPort)/2)
+		if !claim(n.port) || !portFree(n.port) {
 			continue
 		}
 		failure = start(ctx)
@@ -315,6 +316,20 @@ func (n *node) onFreePort(ctx context.Context, start func(context.Context) error
 		}
 	}
 	return failure
+}
+
+// claims has a socket for each port that was claimed, which would be closed as garbage otherwise.
+var claims sync.Map
+
+// claim keeps a port, and with it the next one, from all other tests for as long as our process
+// lives: its server may be down for a while, and a test may ask whether anything still answers
+// there. The claim is the UDP port of that number, which no server of ours uses.
+func claim(port int) bool {
+	socket, err := net.ListenPacket("udp", address(port))
+	if err == nil {
+		claims.Store(port, socket)
+	}
+	return err == nil
 }
 
 // portFree reports whether the port and the next one can be bound right now.

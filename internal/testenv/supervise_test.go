@@ -228,6 +228,14 @@ func TestATakenPortIsTriedAgainWithAnother(t *testing.T) {
 	require.Len(t, ports, 3)
 }
 
+// A server is looked for on its port while it is down, and after its end.
+func TestThePortOfAServerThatIsDownIsNobodyElses(t *testing.T) {
+	var n node
+	require.NoError(t, n.onFreePort(t.Context(), func(context.Context) error { return nil }))
+	require.True(t, portFree(n.port))
+	require.False(t, claim(n.port))
+}
+
 func TestAFailureThatIsNotThePortsIsFinal(t *testing.T) {
 	attempts, broken := 0, errors.New("broken")
 	err := new(node).onFreePort(t.Context(), func(context.Context) error { attempts++; return broken })
