@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
@@ -268,4 +269,86 @@ func TestAReadOnlyTransactionCarriesAnyGrant(t *testing.T) {
 		s.exec(`BEGIN READ ONLY; ` + limit + carry(41, "job:1") + `; ` + carry(41, "job:2") + `; COMMIT`)
 		s.exec(`BEGIN READ ONLY; ` + limit + `SELECT fencedb.carry_all('{job:1,job:2}', '{41,41}', ARRAY[gen_random_uuid(), gen_random_uuid()]); COMMIT`)
 	}
+}
+
+// Guards run as the writer, so everybody may call what they call, with arguments that no guard has.
+// Every function that a writer may call is called with all of them, three times each, as a note
+// begins with the second row. But for the doors: they let in whoever presents a new token.
+func TestNoFunctionOpensAFenceToItsCaller(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY, state text); INSERT INTO jobs VALUES (1, 'NEW'), (2, 'NEW'); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$);
+		CREATE TABLE moves (rooms text[] NOT NULL); SELECT fencedb.protect('moves', 'rooms');
+		CREATE FUNCTION opens(calls text[], writes text[]) RETURNS text LANGUAGE plpgsql AS $$
+		DECLARE attempt text; write text; opened text;
+		BEGIN
+			FOREACH attempt IN ARRAY calls LOOP
+				BEGIN
+					EXECUTE attempt; EXECUTE attempt; EXECUTE attempt;
+					FOREACH write IN ARRAY writes LOOP
+						BEGIN
+							EXECUTE write;
+							opened := attempt || '; ' || write;
+						EXCEPTION WHEN SQLSTATE 'FN001' OR SQLSTATE 'FN002' OR SQLSTATE 'FN003' OR SQLSTATE 'FN006' THEN
+						END;
+					END LOOP;
+					RAISE EXCEPTION 'the next begins where this one did';
+				EXCEPTION WHEN OTHERS THEN
+				END;
+			END LOOP;
+			RETURN opened;
+		END $$`)
+	s.exec(s.fenced(50, "room:red", carry(50, "job:2")+`; UPDATE seats SET guest = NULL WHERE room = 'red'; UPDATE jobs SET state = 'RUN' WHERE id = 2`))
+	writer := s.withRole("allow")
+	s.exec(`GRANT ALL ON seats, jobs, moves TO ` + writer)
+
+	const refused = `ARRAY['UPDATE seats SET guest = $$zoe$$ WHERE room = $$red$$', 'INSERT INTO seats VALUES (8, $$red$$), (9, $$red$$)', 'DELETE FROM seats WHERE id = 1',
+		'UPDATE seats SET room = $$blue$$ WHERE id = 2', 'INSERT INTO moves VALUES ($${room:blue,room:red}$$)', 'UPDATE jobs SET state = $$ZOE$$ WHERE id = 2', 'DELETE FROM jobs WHERE id = 2', 'INSERT INTO jobs VALUES (3, $$x$$)']`
+	text := []string{`'room:red'`, `'room:blue'`, `'INSERT'`, `'UPDATE'`, `'DELETE'`, `NULL`}
+	numbers := []string{`0`, `50`, `NULL`}
+	tables := []string{`'seats'::regclass`, `'jobs'::regclass`}
+	arguments := map[string][]string{
+		"text": text, "name": text, "text[]": {`ARRAY['room:red']`, `ARRAY['room:blue', 'room:red']`, `ARRAY['room:red', 'room:blue']`, `'{}'`, `NULL`}, "name[]": {`'{id}'`},
+		"bigint": numbers, "integer": numbers[:2], "double precision": {`9007199254740991`}, "boolean": {`true`, `false`},
+		"regclass": tables, "oid": tables, "regprocedure": {`'fencedb_guard_seats()'::regprocedure`}, "regrole": {`current_user::regrole`},
+		"uuid": {`gen_random_uuid()`, `fencedb.overtaking_lease()`, `NULL`}, "xid": {`pg_current_xact_id()::xid`, `NULL`}, "xid8": {`pg_current_xact_id()`, `NULL`},
+		"jsonb": {`'{"room:red": "50 x"}'`}, "anyelement": {`'room:red'::text`}, "bytea": {`'x'`}, "interval": {`interval '1 day'`}, "timestamp with time zone": {`now() + interval '1 day'`},
+	}
+	calls := map[string][]string{}
+	rows, err := s.conn.Query(t.Context(), `SELECT p.oid::regproc::text, ARRAY(SELECT a::regtype::text FROM unnest(p.proargtypes) a) FROM pg_proc p
+		WHERE p.pronamespace = 'fencedb'::regnamespace AND p.prorettype <> 'trigger'::regtype AND has_function_privilege($1, p.oid, 'EXECUTE')
+		AND NOT 'record'::regtype = ANY (p.proargtypes) AND p.proname NOT IN ('enter', 'enter_all', 'carry', 'carry_all')`, strings.Trim(writer, `"`))
+	require.NoError(t, err)
+	for rows.Next() {
+		var function string
+		var types []string
+		require.NoError(t, rows.Scan(&function, &types))
+		lists := []string{""}
+		for _, argument := range types {
+			require.NotEmpty(t, arguments[argument], "%s takes a %s: add some", function, argument)
+			var longer []string
+			for _, list := range lists {
+				for _, value := range arguments[argument] {
+					longer = append(longer, list+", "+value)
+				}
+			}
+			lists = longer
+		}
+		rand.New(rand.NewPCG(1, 2)).Shuffle(len(lists), func(i, j int) { lists[i], lists[j] = lists[j], lists[i] })
+		for _, list := range lists[:min(len(lists), 1000)] {
+			calls[function] = append(calls[function], `SELECT * FROM `+function+`(`+strings.TrimPrefix(list, ", ")+`)`)
+		}
+	}
+	require.NoError(t, rows.Err())
+	require.Greater(t, len(calls), 20)
+
+	s.exec(`SET SESSION AUTHORIZATION ` + writer)
+	for state, begin := range map[string]string{"nothing": `SELECT`, "entered": enter(41, "room:blue"), "carried": carry(41, "job:1")} {
+		for _, attempts := range calls {
+			s.exec(`BEGIN; ` + begin)
+			require.Empty(t, s.one(`opens($1, `+refused+`)`, attempts), state)
+			s.exec(`ROLLBACK`)
+		}
+	}
+	s.exec(`RESET SESSION AUTHORIZATION`)
 }
