@@ -20,6 +20,16 @@ func (s *session) carried(token int, resource, sql string) string {
 	return "BEGIN; " + carry(token, resource) + "; " + sql + "; COMMIT"
 }
 
+func TestATransactionCarriesGrantsOneByOne(t *testing.T) {
+	t.Parallel()
+	s := newJobs(t)
+
+	s.exec(s.carried(41, "job:1", carry(7, "job:2")+`; UPDATE jobs SET state = 'DONE'`))
+	s.refused("22023", s.carried(42, "job:1", carry(43, "job:1")))
+
+	require.Equal(t, "41 7", s.one(`SELECT string_agg(last_fencing_token::text, ' ' ORDER BY id) FROM jobs`))
+}
+
 func TestARowIsItsOwnLedger(t *testing.T) {
 	t.Parallel()
 	s := newJobs(t)
@@ -91,9 +101,9 @@ func TestARowFencedWriteOfATriggerNeedsAGrant(t *testing.T) {
 	s.refused("FN002", `INSERT INTO ticks VALUES (1)`)
 	s.refused("FN003", s.carried(41, "job:1", `INSERT INTO ticks VALUES (2)`))
 	s.exec(s.carried(41, "job:1", `INSERT INTO ticks VALUES (1)`))
-	s.refused("FN006", `BEGIN; SELECT fencedb.carry('job:1', 42, gen_random_uuid(), 100);
+	s.refused("FN006", `BEGIN; SELECT fencedb.carry('job:1', 42, gen_random_uuid(), 1000);
 		SELECT set_config(name, '0', true) FROM pg_settings WHERE name LIKE '%\_timeout' AND category LIKE 'Client%';
-		SELECT pg_sleep(0.101); INSERT INTO ticks VALUES (1)`)
+		SELECT pg_sleep(1.001); INSERT INTO ticks VALUES (1)`)
 }
 
 // What a transaction carries is a setting, which anybody can write, and so it is signed.

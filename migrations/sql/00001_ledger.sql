@@ -446,7 +446,7 @@ BEGIN
                 DETAIL  = 'Its snapshot could be older than the last write of the holder before.',
                 HINT    = 'Nothing was written. Call fencedb.enter with the same grant in a READ COMMITTED transaction, commit that, and begin this one again.';
         ELSIF stored.token IS NULL THEN
-            PERFORM fencedb.bound(deadline, '{lock_timeout}'); -- another transaction may be inserting the fence
+            PERFORM fencedb.lower_limit('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::bigint); -- another transaction may be inserting the fence
             INSERT INTO fencedb.fences AS f (resource, last_fencing_token, lease_id, advanced_at)
             VALUES (take.resource, token, take.lease_id, greatest(clock_timestamp(), transaction_timestamp()))
             ON CONFLICT DO NOTHING
@@ -484,40 +484,12 @@ CREATE FUNCTION fencedb.limit_ms(left_ms bigint) RETURNS bigint
 COMMENT ON FUNCTION fencedb.limit_ms(bigint) IS 'How long a statement may take of which left_ms milliseconds are left.';
 
 -- No transaction may outlive its lease, and the server itself ends it. What the application or the
--- role set tighter stays. transaction_timeout (17 and newer) counts from the start of the
--- transaction, or from when it is switched on anew, hence the 0 before it. Once that is done it
--- needs no drawing in: only admit names it.
--- +goose StatementBegin
-CREATE FUNCTION fencedb.bound(until float8, names text[] DEFAULT '{statement_timeout,idle_in_transaction_session_timeout}') RETURNS void
-    LANGUAGE plpgsql
-AS $$
-DECLARE
-    left_ms      int := least(2147483647, greatest(1, ceil(until - date_part('epoch', clock_timestamp()) * 1000)));
-    limit_ms     int;
-    name         text;
-    current_ms   numeric;
-BEGIN
-    IF until IS NULL THEN
-        RETURN;
-    END IF;
-    FOREACH name IN ARRAY names LOOP
-        limit_ms := CASE name WHEN 'transaction_timeout' THEN left_ms ELSE fencedb.limit_ms(left_ms) END;
-        current_ms := CASE current_setting(name, true) WHEN '0' THEN 0 ELSE extract(epoch FROM current_setting(name, true)::interval) * 1000 END;
-        IF name = 'transaction_timeout' AND current_ms > 0 THEN
-            current_ms := greatest(1, current_ms - extract(epoch FROM clock_timestamp() - transaction_timestamp()) * 1000);
-        END IF;
-        IF current_ms = 0 OR current_ms > limit_ms THEN
-            IF name = 'transaction_timeout' THEN
-                PERFORM set_config(name, '0', true);
-            END IF;
-            PERFORM set_config(name, limit_ms::text, true);
-        END IF;
-    END LOOP;
-END
-$$;
--- +goose StatementEnd
+-- role set tighter stays.
+CREATE FUNCTION fencedb.lower_limit(name text, limit_ms bigint) RETURNS text
+    LANGUAGE sql
+    RETURN CASE WHEN coalesce(nullif(current_setting(name), '0')::interval > interval '1 ms' * limit_ms, true) THEN set_config(name, limit_ms::text, true) END;
 
-COMMENT ON FUNCTION fencedb.bound(float8, text[]) IS 'Inner function. Lowers time limits of this transaction to what is left, or a little less, until a time, in milliseconds since 1970; they go back when it ends. Does nothing for NULL.';
+COMMENT ON FUNCTION fencedb.lower_limit(text, bigint) IS 'Lowers a time limit of Postgres to limit_ms milliseconds in this transaction, unless it is lower.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.check_grant(resource text, token bigint, lease_id uuid) RETURNS void
@@ -592,6 +564,39 @@ $$;
 
 COMMENT ON FUNCTION fencedb.take_free(text[], bigint[], uuid[]) IS 'Inner function. Takes fences until the end of the transaction, in byte order, up to the first for which take would have to do more: it is held, new, or stale. Returns how many.';
 
+CREATE FUNCTION fencedb.untouched() RETURNS boolean
+    LANGUAGE sql STABLE
+    RETURN coalesce(current_setting('fencedb.entered', true), '') = '';
+
+COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transaction has neither entered nor carries anything.';
+
+-- transaction_timeout, of Postgres 17 and newer, counts from the start of the transaction, or from
+-- when it is switched on anew, hence the 0 before it.
+-- +goose StatementBegin
+CREATE FUNCTION fencedb.lower_transaction_timeout(limit_ms bigint) RETURNS text
+    LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN set_config('transaction_timeout', '0', true) || set_config('transaction_timeout', limit_ms::text, true)
+    WHERE transaction_timestamp() + current_setting('transaction_timeout')::interval > clock_timestamp() + interval '1 ms' * limit_ms;
+END
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function. lower_limit for transaction_timeout, where there is one.';
+
+-- What is left behind for a transaction that enters or carries: as an expression it costs no call.
+CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, limit_ms bigint, entered text) RETURNS xid8
+    LANGUAGE sql
+    RETURN CASE WHEN concat(fencedb.lower_limit('statement_timeout', limit_ms), fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms),
+        CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', remaining_ms::text, true)
+             WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(remaining_ms) END,
+        set_config('fencedb.entered', concat_ws(' ', pg_current_xact_id(), since_start_ms + remaining_ms, limit_ms, entered), true)) IS NOT NULL
+    THEN pg_current_xact_id() END;
+
+COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text) IS 'Inner function. Bounds this transaction to remaining_ms from now, which is since_start_ms from its start, and notes what it has entered; returns its id.';
+
 -- admit checks and bounds, takes the fences if enter is true, or else (fencedb.carry of 00004)
 -- signs the grants for the triggers. A transaction may be admitted several times, for more
 -- resources.
@@ -605,6 +610,8 @@ DECLARE
     entered  jsonb   := fencedb.grants();
     carried  jsonb   := fencedb.carried();
     start    float8  := date_part('epoch', clock_timestamp()) * 1000;
+    now      float8;
+    left_ms  bigint;
     deadline numeric; -- of the wait for all fences together
     grants   jsonb;
     other    record;
@@ -650,13 +657,11 @@ BEGIN
             END IF;
         END LOOP;
     END IF;
-    IF until < date_part('epoch', clock_timestamp()) * 1000 THEN
+    now := date_part('epoch', clock_timestamp()) * 1000;
+    IF until < now THEN
         RAISE EXCEPTION 'the lease is over: its validity ended while its fences were entered'
             USING ERRCODE = 'FN004', HINT = 'Nothing was written. Acquire the lease again.';
     END IF;
-    PERFORM fencedb.bound(until);
-    PERFORM fencedb.bound(until, '{transaction_timeout}');
-
     IF NOT enter THEN
         carried := coalesce(carried, '{}') || grants;
         signed := fencedb.sign(carried::text);
@@ -666,10 +671,10 @@ BEGIN
         END IF;
         PERFORM set_config('fencedb.carried', signed || carried::text, true);
     END IF;
-    xid := pg_current_xact_id();
     epoch := fencedb.epoch();
-    PERFORM set_config('fencedb.entered', concat_ws(' ', xid, floor(until - date_part('epoch', transaction_timestamp()) * 1000)::bigint, fencedb.limit_ms(ceil(until - start)::bigint % 2147483647)), true),
-            set_config('fencedb.grants', (entered || CASE WHEN enter THEN grants ELSE '{}' END)::text, true),
+    left_ms := greatest(1, floor(until - now));
+    xid := fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), NULL);
+    PERFORM set_config('fencedb.grants', (entered || CASE WHEN enter THEN grants ELSE '{}' END)::text, true),
             -- What was noted so far may have another limit. In a READ ONLY transaction nothing was.
             CASE current_setting('transaction_read_only') WHEN 'off' THEN fencedb.note('', 0, 0) END;
 END
@@ -691,26 +696,6 @@ $$;
 
 COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
--- Whether a transaction has entered nothing yet and has no time limits of its own, so that nothing
--- has to be compared. transaction_timeout is NULL before Postgres 17.
-CREATE FUNCTION fencedb.untouched() RETURNS boolean
-    LANGUAGE sql STABLE
-    RETURN current_setting('statement_timeout') || current_setting('idle_in_transaction_session_timeout') || coalesce(current_setting('transaction_timeout', true), '0')
-        || coalesce(current_setting('fencedb.entered', true), '') = '000';
-
-COMMENT ON FUNCTION fencedb.untouched() IS 'Inner function. Whether this transaction has neither entered nor any time limits.';
-
--- What is left behind for a transaction that has entered or carries, and was untouched: as an
--- expression it costs no call.
-CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, entered text) RETURNS xid8
-    LANGUAGE sql
-    RETURN CASE WHEN concat(set_config('statement_timeout', fencedb.limit_ms(remaining_ms)::text, true), set_config('idle_in_transaction_session_timeout', fencedb.limit_ms(remaining_ms)::text, true),
-        CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL THEN set_config('transaction_timeout', remaining_ms::text, true) END,
-        set_config('fencedb.entered', concat_ws(' ', pg_current_xact_id(), since_start_ms + remaining_ms, fencedb.limit_ms(remaining_ms % 2147483647), entered), true)) IS NOT NULL
-    THEN pg_current_xact_id() END;
-
-COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, text) IS 'Inner function. Bounds this transaction to remaining_ms from now, which is since_start_ms from its start, and notes what it has entered; returns its id.';
-
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -718,6 +703,7 @@ CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remain
 AS $$
 DECLARE
     start   timestamptz := CASE WHEN first THEN transaction_timestamp() ELSE clock_timestamp() END;
+    left_ms bigint := least(remaining_ms, 2147483647);
     now     timestamptz;
     locker  xid;
 BEGIN
@@ -743,7 +729,7 @@ BEGIN
         -- is left is less.
         now := clock_timestamp();
         IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
-            xid := fencedb.admitted((date_part('epoch', now - transaction_timestamp()) * 1000)::bigint, least(remaining_ms, 2147483647), concat_ws(' ', token, lease_id, resource));
+            xid := fencedb.admitted((date_part('epoch', now - transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), concat_ws(' ', token, lease_id, resource));
             IF locker <> xid::xid THEN
                 PERFORM fencedb.require_outermost(locker);
             END IF;
@@ -766,9 +752,9 @@ COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean) I
 CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
-    SELECT '(' || fencedb.admitted(0, least(reenter.remaining_ms, 2147483647), concat_ws(' ', reenter.token, reenter.lease_id, reenter.resource))
+    SELECT '(' || fencedb.admitted(0, locked.left_ms, locked.limit_ms, concat_ws(' ', reenter.token, reenter.lease_id, reenter.resource))
            || ',' || pg_sequence_last_value('fencedb.server_epoch') || ')'
-    FROM (SELECT FROM fencedb.fences f
+    FROM (SELECT least(reenter.remaining_ms, 2147483647) AS left_ms, fencedb.limit_ms(least(reenter.remaining_ms, 2147483647)) AS limit_ms FROM fencedb.fences f
           WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
             AND reenter.token > 0 AND coalesce(reenter.remaining_ms > 0, true) AND fencedb.untouched()
             AND clock_timestamp() < transaction_timestamp() + interval '20 milliseconds' -- as in enter
@@ -896,7 +882,7 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-GRANT EXECUTE ON FUNCTION fencedb.until(), fencedb.left_ms(), fencedb.limit_ms(bigint) TO PUBLIC; -- by the guards and reenter
+GRANT EXECUTE ON FUNCTION fencedb.until(), fencedb.left_ms(), fencedb.limit_ms(bigint), fencedb.lower_limit(text, bigint), fencedb.lower_transaction_timeout(bigint) TO PUBLIC; -- by the guards and reenter
 GRANT EXECUTE ON FUNCTION fencedb.require_entered(xid8) TO PUBLIC; -- whatever role is set once it has entered
 
 -- +goose StatementBegin
@@ -932,13 +918,14 @@ DROP FUNCTION fencedb.require_entered(xid8);
 DROP FUNCTION fencedb.outcome(xid8, bigint);
 DROP FUNCTION fencedb.reenter(text, bigint, uuid, bigint);
 DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean);
-DROP FUNCTION fencedb.admitted(bigint, bigint, text);
-DROP FUNCTION fencedb.untouched();
 DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint, bigint);
+DROP FUNCTION fencedb.admitted(bigint, bigint, bigint, text);
+DROP FUNCTION fencedb.lower_transaction_timeout(bigint);
+DROP FUNCTION fencedb.untouched();
 DROP FUNCTION fencedb.take_free(text[], bigint[], uuid[]);
 DROP FUNCTION fencedb.check_grant(text, bigint, uuid);
-DROP FUNCTION fencedb.bound(float8, text[]);
+DROP FUNCTION fencedb.lower_limit(text, bigint);
 DROP FUNCTION fencedb.limit_ms(bigint);
 DROP FUNCTION fencedb.take(text, bigint, uuid, numeric);
 DROP FUNCTION fencedb.await(text, boolean, numeric);

@@ -180,9 +180,10 @@ CREATE FUNCTION fencedb.judge_statement(target oid, operation text, guard text, 
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    said    text   := current_setting('fencedb.entered', true);
-    until   float8 := fencedb.until();
-    left_ms float8 := ceil(fencedb.left_ms());
+    said     text   := current_setting('fencedb.entered', true);
+    until    float8 := fencedb.until();
+    left_ms  float8 := ceil(fencedb.left_ms());
+    limit_ms bigint := fencedb.limit_ms(greatest(1, left_ms)::bigint);
 BEGIN
     IF inherited THEN
         IF NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = target AND t.tgname = '~fencedb_row' AND t.tgparentid <> 0) THEN
@@ -207,7 +208,8 @@ BEGIN
             PERFORM fencedb.raise_overdue();
         END IF;
     ELSIF left_ms < split_part(said, ' ', 3)::float8 THEN -- what the limits were short has passed
-        PERFORM fencedb.bound(until), set_config('fencedb.entered', regexp_replace(said, E'^(\\S+ \\S+) \\S+', E'\\1 ' || fencedb.limit_ms(left_ms::bigint)), true);
+        PERFORM fencedb.lower_limit('statement_timeout', limit_ms), fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms),
+            set_config('fencedb.entered', regexp_replace(said, E'^(\\S+ \\S+) \\S+', E'\\1 ' || limit_ms), true);
     END IF;
 END
 $$;

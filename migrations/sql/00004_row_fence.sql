@@ -26,15 +26,16 @@ CREATE FUNCTION fencedb.carry(resource text, token bigint, lease_id uuid, remain
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    key  bytea;
-    body text;
+    left_ms bigint := least(remaining_ms, 2147483647);
+    key     bytea;
+    body    text;
 BEGIN
     -- The common case, without calls, as in enter: nothing has been entered or carried. admit does
     -- the rest, and refuses.
     IF fencedb.untouched() AND octet_length(resource) BETWEEN 1 AND 512 AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true) THEN
         SELECT k.key, pg_sequence_last_value('fencedb.server_epoch') INTO key, epoch FROM fencedb.signing_key k;
         IF epoch IS NOT NULL THEN
-            xid := fencedb.admitted((date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000)::bigint, least(remaining_ms, 2147483647), NULL);
+            xid := fencedb.admitted((date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), NULL);
             body := format('{%s: "%s %s"}', to_json(resource), token, lease_id);
             body := set_config('fencedb.carried', fencedb.signature(key, body) || body, true);
             RETURN;

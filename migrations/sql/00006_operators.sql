@@ -59,7 +59,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     own      text    := current_setting('lock_timeout');
-    deadline numeric := extract(epoch FROM clock_timestamp()) * 1000 + greatest(wait_ms, 0);
+    deadline numeric := extract(epoch FROM clock_timestamp()) * 1000 + least(greatest(wait_ms, 0), 2147483647);
     created  boolean := false;
 BEGIN
     IF reset_fence.token IS NULL OR reset_fence.token < 0 THEN
@@ -72,7 +72,7 @@ BEGIN
 
     IF row_token IS NOT NULL THEN -- a row that is its own fence may have none in the ledger
         BEGIN
-            PERFORM fencedb.bound(deadline, '{lock_timeout}'); -- another transaction may be inserting it
+            PERFORM fencedb.lower_limit('lock_timeout', greatest(1, ceil(deadline - extract(epoch FROM clock_timestamp()) * 1000))::bigint); -- another transaction may be inserting it
             INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id)
             VALUES (reset_fence.resource, reset_fence.token, gen_random_uuid()) ON CONFLICT DO NOTHING;
             created := FOUND;
