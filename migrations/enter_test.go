@@ -487,6 +487,7 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 	require.Equal(t, "1h", s.one(`current_setting('idle_in_transaction_session_timeout')`))
 
 	s.exec("RESET ALL; " + enter(1, "b"))
+	role := s.withRole("allow") // who enters as part of its own statement
 	limits := []string{"statement_timeout", "idle_in_transaction_session_timeout"}
 	if s.conn.PgConn().ParameterStatus("server_version") >= "17" {
 		limits = append(limits, "transaction_timeout")
@@ -497,7 +498,7 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 			"SELECT fencedb.enter_all('{c,d}', '{1,1}', ARRAY[gen_random_uuid(), gen_random_uuid()], 5000)",
 		} {
 			for own, bound := range map[string]string{"0": left5s, "1h": left5s, "4s": `^4s$`} {
-				s.exec("RESET ALL; DELETE FROM fencedb.fences WHERE resource IN ('c', 'd'); SET " + limit + " = '" + own + "'")
+				s.exec("RESET ROLE; RESET ALL; DELETE FROM fencedb.fences WHERE resource IN ('c', 'd'); SET ROLE " + role + "; SET " + limit + " = '" + own + "'")
 				s.exec("BEGIN; " + way)
 				require.Regexp(t, bound, s.one(`current_setting('`+limit+`')`), "%s was %s: %s", limit, own, way)
 				s.exec("COMMIT")
@@ -506,7 +507,7 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 		}
 	}
 
-	s.exec("RESET ALL; BEGIN; SELECT fencedb.enter('new', 1, gen_random_uuid(), wait_ms => 5000)")
+	s.exec("RESET ROLE; RESET ALL; BEGIN; SELECT fencedb.enter('new', 1, gen_random_uuid(), wait_ms => 5000)")
 	require.Equal(t, "0", s.one(`current_setting('lock_timeout')`), "the bound of the wait is not one of the transaction")
 	s.exec("COMMIT")
 
