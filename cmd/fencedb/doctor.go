@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -108,7 +109,7 @@ func (e *examination) add(code string, about ...any) {
 	e.findings = append(e.findings, finding{f[1], code, what, f[4], f[5]})
 }
 
-// run returns an error if there is no diagnosis. Redis has half of the time, so that one that hangs
+// run returns an error only if somebody ends it. Redis has half of the time, so that one that hangs
 // leaves some for Postgres.
 func (e *examination) run(ctx context.Context) error {
 	deadline, _ := ctx.Deadline()
@@ -126,17 +127,16 @@ func (e *examination) run(ctx context.Context) error {
 	refused, is := errors.AsType[*pgconn.PgError](err)
 	switch {
 	case err == nil || err == errNoMore:
-		return nil
 	case errors.Is(ctx.Err(), context.Canceled):
 		return err
-	case away || ctx.Err() != nil:
+	case away:
 		e.add("postgres_unreachable", err)
-		return nil
 	case is && refused.Code == insufficientPrivilege:
 		e.add("missing_rights", e.pool.Config().ConnConfig.User, refused.Message)
-		return nil
+	default: // such as a lock that somebody holds
+		e.add("postgres_unfinished", explained(err))
 	}
-	return explained(err)
+	return nil
 }
 
 var errNoMore = errors.New("what was found lets nothing more be examined")
@@ -239,7 +239,7 @@ func (e *examination) examineLeases(ctx context.Context) {
 	const most, patience = 10, 5 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	found, err := e.findLeases(ctx, selection{limit: 1000})
+	found, err := e.findLeases(ctx, selection{limit: math.MaxInt})
 	if err != nil {
 		e.add("leases_hidden", err)
 		return

@@ -6,6 +6,10 @@
 -- Why: nothing fenced can be written, and the ledger and the tables were not examined
 -- Do: see that it runs and that the URL is right, and run doctor again
 
+-- error postgres_unfinished: Postgres answers, but its examination was not finished: %s
+-- Why: the ledger and the tables were not examined, or not all
+-- Do: end the session that holds the lock, if it waited for one (pg_blocking_pids), or give it more time with --timeout, and run doctor again
+
 -- error missing_rights: permission denied for role %s: %s
 -- Why: the ledger and the tables were not examined, or not all
 -- Do: let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')

@@ -169,6 +169,24 @@ func TestDoctorNamesABrokenKey(t *testing.T) {
 	require.Equal(t, []string{"warning leases_hidden"}, w.diagnosed(exitDone))
 }
 
+// A server that only waits is not away, and what was found before is told.
+func TestDoctorTellsWhatItFoundWherePostgresLetsItWait(t *testing.T) {
+	t.Parallel()
+	w := sound(t, "--appendonly", "no")
+	name := w.one(`quote_ident(current_database())`)
+	lock, err := pgx.Connect(t.Context(), w.pool.Config().ConnString()+"&application_name=fencedb")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = lock.Close(context.Background()) })
+	_, err = lock.Exec(t.Context(), `BEGIN; LOCK TABLE fencedb.fences IN ACCESS EXCLUSIVE MODE`)
+	require.NoError(t, err)
+
+	found := []string{"error postgres_unfinished", "warning redis_unlogged"}
+	require.Equal(t, found, w.as("--timeout", "2s").diagnosed(exitFailed))
+	w.exec(`ALTER DATABASE ` + name + ` SET lock_timeout = '10ms'`)
+	require.Equal(t, found, w.as("--timeout", "1m").diagnosed(exitFailed))
+	require.Contains(t, w.run("doctor").out, "55P03")
+}
+
 func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -414,6 +432,13 @@ func shifted(reply []byte, ahead time.Duration) []byte {
 func TestDoctorNamesLeasesWithoutAnEnd(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
+	many := w.own.Client().Pipeline() // that are as they should be, and come before the others
+	for n := range 1000 {
+		owner := fmt.Sprintf("%s:%d:call", uuid.New(), time.Now().UnixMicro())
+		many.Set(t.Context(), fmt.Sprintf("lease:v1:{%s/a:%d}:owner", w.namespace, n), owner, time.Minute)
+	}
+	_, err := many.Exec(t.Context())
+	require.NoError(t, err)
 	w.acquire("seat:1")
 	for resource, ttl := range map[string]time.Duration{"seat:2": 2 * time.Hour, "seat:3": time.Minute} {
 		i, err := lease.New(w.own.Client(), lease.Config{
