@@ -87,10 +87,24 @@
 -- Do: name the primary in --postgres
 SELECT '' WHERE pg_is_in_recovery();
 
--- error postgres_read_only: Postgres takes no writes (default_transaction_read_only is on)
--- Why: no fenced write can commit, and nothing can be revoked
--- Do: find out who set it for the server, the database or the role, and take it back
-SELECT '' WHERE NOT pg_is_in_recovery() AND current_setting('transaction_read_only')::bool;
+-- error postgres_read_only: default_transaction_read_only is on for %s
+-- Why: no fenced write of such a session can commit, and nothing can be revoked in one
+-- Do: find out who set it, and take it back: ALTER ROLE, DATABASE or SYSTEM ... RESET default_transaction_read_only
+SELECT * FROM (
+    SELECT concat_ws(' in ', coalesce('role ' || r.rolname, 'every role'), 'database ' || d.datname)
+    FROM pg_db_role_setting s CROSS JOIN unnest(s.setconfig) c LEFT JOIN pg_roles r ON r.oid = s.setrole LEFT JOIN pg_database d ON d.oid = s.setdatabase
+    WHERE CASE WHEN c ~* '^default_transaction_read_only=' THEN split_part(c, '=', 2)::bool END AND (s.setdatabase = 0 OR d.datname = current_database())
+      AND (s.setrole = 0 OR r.rolname <> session_user AND has_function_privilege(r.oid, 'fencedb.carry(text,bigint,uuid,bigint)', 'EXECUTE')) -- not operators
+    UNION ALL
+    SELECT 'the whole server' FROM pg_settings
+    WHERE name = 'default_transaction_read_only' AND reset_val = 'on' AND source NOT IN ('database', 'user', 'database user', 'client')
+) AS set_for(whom) ORDER BY 1;
+
+-- warning session_read_only: default_transaction_read_only is on for role %s, or by the URL
+-- Why: with it nothing can be revoked, reset or pruned, and programs that log in as this role cannot commit a fenced write
+-- Do: take it back, or name another role in --postgres for that
+SELECT session_user::text FROM pg_settings
+WHERE name = 'default_transaction_read_only' AND setting = 'on' AND source IN ('user', 'database user', 'client') AND NOT pg_is_in_recovery();
 
 -- error trigger_disabled: a guard of protected table %s is switched off, or left to replication
 -- Why: clients can write to it, or truncate it, without a token
@@ -103,6 +117,16 @@ WHERE t.tgrelid = m.member AND t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('
 -- Do: call fencedb.protect for the protected table once more
 SELECT m.member::text FROM fencedb.protected_tables p, fencedb.members(p.table_name) m
 WHERE p.mode IS NOT NULL AND NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row') ORDER BY 1;
+
+-- error guard_incomplete: table %s, and it is protected
+-- Why: without ~fencedb_truncate any client can empty it without a token; without ~fencedb_statement transactions outlast their leases
+-- Do: call fencedb.protect (or protect_row) for the protected table once more, which makes what lacks
+SELECT format('%s lacks the trigger %s', m.member, string_agg(own.name, ' and ' ORDER BY own.name))
+FROM fencedb.protected_tables p, fencedb.members(p.table_name) m JOIN pg_class c ON c.oid = m.member, (VALUES ('~fencedb_statement'), ('~fencedb_truncate')) own(name)
+WHERE p.mode IS NOT NULL AND NOT m.is_partition AND c.relkind <> 'f'
+  AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = '~fencedb_row')
+  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = m.member AND t.tgname = own.name AND t.tgfoid = 'fencedb.guard_statement'::regproc)
+GROUP BY m.member ORDER BY 1;
 
 -- error late_trigger: trigger %s fires after the guard of a protected table
 -- Why: it can change a row that was judged already, so that a row of another resource is written

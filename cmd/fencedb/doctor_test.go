@@ -201,7 +201,12 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"not protected, beside a later trigger that changes nothing": {`CREATE TABLE rooms (last_fencing_token bigint);
 			CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 			CREATE TRIGGER "über" BEFORE DELETE ON seats FOR EACH ROW EXECUTE FUNCTION kept()`, exitDone, "warning unprotected_table"},
-		"inheritance child":       {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
+		"inheritance child":         {`CREATE TABLE rooms () INHERITS (seats)`, exitFailed, "error unguarded_child"},
+		"truncate trigger dropped":  {`DROP TRIGGER "~fencedb_truncate" ON seats`, exitFailed, "error guard_incomplete"},
+		"statement trigger dropped": {`DROP TRIGGER "~fencedb_statement" ON seats`, exitFailed, "error guard_incomplete"},
+		"another trigger in its place": {`DROP TRIGGER "~fencedb_truncate" ON seats; CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+			CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON seats FOR EACH STATEMENT EXECUTE FUNCTION kept()`, exitFailed, "error guard_incomplete"},
+		"read only database":      {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = true', current_database()); END $$`, exitFailed, "error postgres_read_only"},
 		"later partition":         {latePartition, exitDone, "warning unguarded_partition"},
 		"detached late partition": {lateAndDetached, exitDone, "warning unprotected_table"},
 		"detached partition":      {detached, exitFailed, "error guard_lost"},
@@ -338,6 +343,25 @@ func TestDoctorNamesARoleForWhichTriggersDoNotFire(t *testing.T) {
 }
 
 // Also one that has made its fence, which nobody else can see.
+// What matters is who writes behind fences: a role for reports may well be read only, and so may
+// whoever asks.
+func TestDoctorTellsForWhomPostgresIsReadOnly(t *testing.T) {
+	t.Parallel()
+	const readOnly = `ALTER ROLE %[2]s SET default_transaction_read_only = on`
+	w := sound(t)
+	w.login("reports", `GRANT SELECT ON seats TO %[2]s; `+readOnly)
+	operator := w.login("operator", `SELECT fencedb.allow_operator(%[1]s); GRANT pg_read_all_stats TO %[2]s; `+readOnly)
+	require.Empty(t, w.diagnosed(exitDone))
+	asked := w.run("--postgres", operator, "doctor")
+	require.Equal(t, exitDone, asked.code)
+	require.Contains(t, asked.out, "session_read_only")
+	require.NotContains(t, asked.out, "postgres_read_only")
+
+	w.login("shop", `SELECT fencedb.allow(%[1]s); `+readOnly)
+	require.Equal(t, []string{"error postgres_read_only"}, w.diagnosed(exitFailed))
+	require.Regexp(t, `role\s+shop_`, w.run("doctor").out)
+}
+
 func TestDoctorNamesPreparedTransactionsThatHoldFences(t *testing.T) {
 	t.Parallel()
 	for _, before := range []string{``, `SELECT fencedb.enter('seat:1', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8')`} {
