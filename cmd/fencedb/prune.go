@@ -3,10 +3,15 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/urfave/cli/v3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/fencedb/fencedb/internal/protocol"
+	"github.com/fencedb/fencedb/lease"
 )
 
 const (
@@ -28,7 +33,9 @@ when no holder with an older token can be left: after the longest time that a
 lease is held plus the time that a token is remembered. --older-than must be
 at least the sum of the two, as the programs set them in lease.Config, and
 should be longer than a process can be paused. The fences of resources that
-are held now are kept.
+are held now are kept, those that were set back, and those of other issuers
+(fencedb.declare_foreign). It reads all keys of Redis, and refuses resources
+that Redis knows only by another --namespace or --hash-resources.
 
 The records in fencedb.audit are kept for ever, unless --audit-older-than
 gives a time of 90 days or more. Who protected a table is kept for as long as
@@ -90,6 +97,7 @@ type pruner struct {
 	auditOlder             time.Duration // 0: records are kept
 	apply                  bool
 	*servers
+	elsewhere map[string]bool // the names, or their digests, that Redis knows by other flags
 }
 
 func (p *pruner) check(*cli.Command) error {
@@ -135,7 +143,8 @@ func (p *pruner) run(ctx context.Context) (*pruning, error) {
 }
 
 // sweep reads the old fences in the order of resources. It counts all, or forgets the free ones.
-func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) (err error) {
+func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) error {
+	err := p.findElsewhere(ctx)
 	for after, more := "", true; more && err == nil; {
 		after, more, err = p.next(ctx, after, r, forget)
 	}
@@ -145,22 +154,20 @@ func (p *pruner) sweep(ctx context.Context, r *pruning, forget bool) (err error)
 func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool) (last string, more bool, err error) {
 	ctx, cancel := p.bounded(ctx)
 	defer cancel()
-	rows, _ := p.pool.Query(ctx, `SELECT resource FROM fencedb.fences
-		WHERE resource > $1 AND advanced_at < clock_timestamp() - make_interval(secs => $2) ORDER BY resource LIMIT $3`,
+	rows, _ := p.pool.Query(ctx, `SELECT f.resource FROM fencedb.fences f
+		WHERE f.resource > $1 AND f.advanced_at < clock_timestamp() - make_interval(secs => $2) AND f.annulled IS NULL AND NOT `+foreign+`
+		ORDER BY f.resource LIMIT $3`,
 		after, p.older.Seconds(), batchSize)
 	old, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(old) == 0 {
 		return "", false, explained(err)
 	}
-	var free []string
-	for _, resource := range old {
-		known, err := p.issuer.Inspect(ctx, resource)
-		if err != nil {
-			return "", false, err
-		}
-		if known.Token == 0 {
-			free = append(free, resource)
-		}
+	free, err := p.free(ctx, old)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return "", false, fmt.Errorf("redis: %d resources were not looked up in time (--timeout %v): %w", len(old), p.timeout, ctx.Err())
+	case err != nil:
+		return "", false, err
 	}
 	if forget {
 		err = p.forget(ctx, free, r)
@@ -168,6 +175,56 @@ func (p *pruner) next(ctx context.Context, after string, r *pruning, forget bool
 		r.Found, r.Held = r.Found+int64(len(free)), r.Held+int64(len(old)-len(free))
 	}
 	return old[len(old)-1], len(old) == batchSize, err
+}
+
+// free returns those that nobody holds. It refuses one that Redis knows by other flags, as whoever
+// forgot a flag would be told that nobody holds anything.
+func (p *pruner) free(ctx context.Context, resources []string) ([]string, error) {
+	held := make([]bool, len(resources))
+	asking, asked := errgroup.WithContext(ctx)
+	asking.SetLimit(16)
+	for n, resource := range resources {
+		asking.Go(func() error {
+			known, err := p.issuer.Inspect(asked, resource)
+			held[n] = known.Token != 0
+			return err
+		})
+	}
+	if err := asking.Wait(); err != nil {
+		return nil, err
+	}
+	var free []string
+	for n, resource := range resources {
+		if held[n] {
+			continue
+		}
+		if p.elsewhere[resource] || p.elsewhere[protocol.Digest(resource)] {
+			if err := p.notElsewhere(ctx, resource); err != nil {
+				return nil, err
+			}
+		}
+		free = append(free, resource)
+	}
+	return free, nil
+}
+
+// findElsewhere finds what notElsewhere may have to refuse: it would read all keys for each
+// resource.
+func (p *pruner) findElsewhere(ctx context.Context) error {
+	ctx, cancel := p.bounded(ctx)
+	defer cancel()
+	keys, err := scanKeys(ctx, p.client, lease.Key{Field: "fence"})
+	if err != nil {
+		return fmt.Errorf("redis: scan: %w", err)
+	}
+	p.elsewhere = map[string]bool{}
+	for _, k := range keys {
+		here := k.Kind == protocol.LeaseKind && k.Namespace == p.names.namespace && strings.HasPrefix(k.Resource, "sha256:") == p.names.hashed
+		if !here && (p.names.namespace == "" || p.names.namespace == k.Namespace) {
+			p.elsewhere[k.Resource] = true
+		}
+	}
+	return nil
 }
 
 // forget keeps fences that have advanced since they were found. A holder that acquired meanwhile

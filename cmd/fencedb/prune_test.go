@@ -1,6 +1,9 @@
 package main
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,6 +55,68 @@ func TestPruneForgetsWhatIsOldAndFreeAndRecordsIt(t *testing.T) {
 
 	w.json("prune", &r, "prune", "--apply", "--reason", "monthly") // asks nothing, there is nothing to forget
 	require.Zero(t, r.Forgotten)
+}
+
+// What was set back is never forgotten, and who holds a resource of another issuer Redis cannot
+// tell.
+func TestPruneLeavesFencesThatWereSetBackAndThoseOfOtherIssuers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`SELECT fencedb.declare_foreign('zxid'), fencedb.enter(r, 50, gen_random_uuid()) FROM unnest('{a:1,a:2,zxid:1}'::text[]) r`)
+	w.exec(`SELECT fencedb.reset_fence('a:1', 7, 'ann@host', 'typed')`)
+	w.exec(`UPDATE fencedb.fences SET advanced_at = clock_timestamp() - interval '31 days'`)
+	var r pruning
+
+	w.json("prune", &r, "prune")
+	require.EqualValues(t, 1, r.Found)
+	w.json("prune", &r, "prune", "--apply", "--reason", "monthly", "--yes")
+
+	require.EqualValues(t, 1, r.Forgotten)
+	require.Equal(t, "a:1 zxid:1", w.fences())
+}
+
+// A forgotten flag: what is held would be taken for free.
+func TestPruneWithTheWrongFlagsForgetsNothing(t *testing.T) {
+	t.Parallel()
+	for name, wrong := range map[string][]string{"namespace": {"--namespace", ""}, "hashed": {"--hash-resources"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := aged(t)
+			before := w.fences()
+
+			for _, apply := range [][]string{{}, {"--apply", "--reason", "monthly", "--yes"}} {
+				got := w.run(slices.Concat(wrong, []string{"prune"}, apply)...)
+				require.Equal(t, exitFailed, got.code)
+				require.Contains(t, got.errOut, "Redis does not know held:1 here")
+				require.Contains(t, got.errOut, `as a lease in namespace "`+w.namespace+`", with --hash-resources=false`)
+			}
+			require.Equal(t, before, w.fences())
+		})
+	}
+}
+
+// Over a network a thousand questions, one after the other, take longer than --timeout.
+func TestPruneAsksRedisForManyResourcesAtOnce(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.exec(`INSERT INTO fencedb.fences (resource, last_fencing_token, lease_id, advanced_at)
+		SELECT 'a:' || n, 7, gen_random_uuid(), clock_timestamp() - interval '31 days' FROM generate_series(1, 1000) n`)
+	connections := func() (n int) {
+		for line := range strings.Lines(w.own.Client().Info(t.Context(), "stats").Val()) {
+			_, _ = fmt.Sscanf(line, "total_connections_received:%d", &n)
+		}
+		return n
+	}
+	before := connections()
+
+	require.Contains(t, w.ok("prune"), "1000 fences")
+
+	require.Greater(t, connections()-before, 4)
+
+	require.NoError(t, w.own.Client().Do(t.Context(), "CLIENT", "PAUSE", 60_000, "WRITE").Err()) // and scripts
+	got := w.run("--timeout", "1s", "prune")
+	require.Contains(t, got.errOut, "1000 resources were not looked up in time (--timeout 1s)")
+	require.NotContains(t, got.errOut, "unreachable")
 }
 
 func TestPruneGoesOnAfterABatch(t *testing.T) {
