@@ -316,10 +316,9 @@ func (e *examination) askCounters(ctx context.Context) error {
 		return nil
 	}
 	const most = 100 // that are named; one is enough to act
-	slowest := slices.MinFunc(e.redis, func(a, b lease.ServerHealth) int { return cmp.Compare(a.Clock, b.Clock) })
 	rows, _ := e.pool.Query(ctx, `SELECT f.resource, f.last_fencing_token FROM fencedb.fences f
 		WHERE f.last_fencing_token > $1 AND NOT `+foreign+` AND NOT `+tooHigh+` ORDER BY f.resource LIMIT $2`,
-		time.Now().Add(slowest.Clock).UnixMicro(), most)
+		floor(e.redis), most)
 	type ahead struct {
 		Resource string
 		Token    int64

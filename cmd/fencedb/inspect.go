@@ -48,6 +48,7 @@ type inspection struct {
 	RememberedForMS *int64        `json:"remembered_for_ms"` // by Redis, for how much longer
 	Revoked         *uuid.UUID    `json:"revoked_lease_id"`  // in the last minute or so
 	revokedTo       int64         // by that revocation
+	floor           int64         // of new tokens, if the last one is below the fence
 	Fence           *fence        `json:"fence"` // in Postgres
 	Transactions    []transaction `json:"transactions"`
 	Refusals        []refused     `json:"refusals"` // newest first; nil: no program publishes events
@@ -76,6 +77,10 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 	if found.Fence, err = readFence(ctx, s.pool, resource); err != nil {
 		return nil, err
 	}
+	if value(found.LastToken) < value(found.Fence).Token {
+		health, _ := s.issuer.Check(ctx) // a server that is unfit has a clock too
+		found.floor = floor(health.Servers)
+	}
 	rows, _ := s.pool.Query(ctx, `SELECT pid, coalesce(application, '') AS application, coalesce(state, '') AS state, coalesce(open_ms, 0) AS open_ms
 		FROM fencedb.blockers(ARRAY[$1::text]) ORDER BY open_ms DESC`, resource)
 	if found.Transactions, err = pgx.AppendRows([]transaction{}, rows, pgx.RowToStructByPos[transaction]); err != nil {
@@ -83,6 +88,17 @@ func (s *servers) look(ctx context.Context, resource string) (*inspection, error
 	}
 	found.Notes = found.conclude()
 	return found, nil
+}
+
+// floor is what a new token is at least: the clock of Redis, of several servers the slowest one's.
+// It is 0 if none has told it.
+func floor(servers []lease.ServerHealth) (least int64) {
+	for _, s := range servers {
+		if at := time.Now().Add(s.Clock).UnixMicro(); s.RoundTrip > 0 && (least == 0 || at < least) {
+			least = at
+		}
+	}
+	return least
 }
 
 func newInspection(known lease.Inspection) *inspection {
@@ -206,8 +222,8 @@ func (r *inspection) conclude() []note {
 	default:
 		add("current", "The holder is current: nobody else can write to protected tables.")
 	}
-	if r.LastToken != nil && *r.LastToken < value(r.Fence).Token {
-		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens may be refused until its counter is above %d; package guard raises it by itself, and so does fencedb revoke.", r.Fence.Token)
+	if fence := value(r.Fence); fence.Token > max(value(r.LastToken), r.floor) && !fence.foreign {
+		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens are refused until its counter is above %d; package guard raises it by itself, and so does fencedb revoke.", fence.Token)
 	}
 	if r.Fence == nil && len(r.Transactions) > 0 {
 		add("transactions_uncertain", "There is no fence to look at, so the transactions are all that are changing the ledger, for this resource or another.")
@@ -227,6 +243,7 @@ type fence struct {
 	revoked bool // by a revocation, so no earlier holder is left
 	reset   bool // by a reset, which lets holders above it in again
 	tooHigh bool // no lease can pass it
+	foreign bool // of another issuer
 }
 
 // SQL conditions on a fence f. No token of a foreign issuer is too high, because Redis does not
@@ -240,11 +257,11 @@ const (
 func readFence(ctx context.Context, pool *pgxpool.Pool, resource string) (*fence, error) {
 	var f fence
 	err := pool.QueryRow(ctx, `
-		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, coalesce(a.event = 'revoke', false), coalesce(a.event = 'reset', false), `+tooHigh+`
+		SELECT f.last_fencing_token, f.lease_id::text, f.advanced_at, coalesce(a.event = 'revoke', false), coalesce(a.event = 'reset', false), `+tooHigh+`, `+foreign+`
 		FROM fencedb.fences f LEFT JOIN fencedb.audit a
 		  ON a.resource = f.resource AND a.event IN ('revoke', 'reset') AND a.details ->> 'lease_id' = f.lease_id::text
 		WHERE f.resource = $1`, resource).
-		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked, &f.reset, &f.tooHigh)
+		Scan(&f.Token, &f.LeaseID, &f.EnteredAt, &f.revoked, &f.reset, &f.tooHigh, &f.foreign)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, nil
 	}

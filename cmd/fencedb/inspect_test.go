@@ -66,11 +66,29 @@ func TestInspectNamesStaleHoldersAndARedisThatForgot(t *testing.T) {
 	require.Equal(t, []string{"stale_holder"}, codes(w.inspected("seat:1").Notes), "another lease with its token")
 
 	require.NoError(t, w.book(fencedb.NewGrant("seat:1", l.Token()+1, uuid.New(), time.Time{})))
+	require.Equal(t, []string{"stale_holder"}, codes(w.inspected("seat:1").Notes), "the next token is higher: Redis's clock is")
+
+	ahead := time.Now().Add(time.Hour).UnixMicro()
+	require.NoError(t, w.book(fencedb.NewGrant("seat:1", ahead, uuid.New(), time.Time{})))
 	require.Equal(t, []string{"stale_holder", "redis_behind"}, codes(w.inspected("seat:1").Notes))
+	w.exec(fmt.Sprintf(`SELECT fencedb.enter('seat:2', %[1]d, gen_random_uuid()), fencedb.declare_foreign('zxid'), fencedb.enter('zxid:1', %[1]d, gen_random_uuid())`, ahead))
+	require.Equal(t, []string{"old_holder_may_write", "redis_behind"}, codes(w.inspected("seat:2").Notes), "it knows no token")
+	require.Equal(t, []string{"old_holder_may_write"}, codes(w.inspected("zxid:1").Notes), "which Redis never issues")
 
 	_, err := w.issuer.Revoke(t.Context(), "seat:1")
 	require.NoError(t, err)
 	require.Equal(t, l.LeaseID(), *w.inspected("seat:1").Revoked)
+}
+
+// After each write of a role that takes over, the fence is above the last token and below the next.
+func TestInspectTakesAWriteOfATakeOverForNoLoss(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.acquire("seat:1")
+	w.exec(`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`)
+	w.exec(`INSERT INTO seats VALUES (1, 'Ann')`)
+
+	require.Equal(t, []string{"stale_holder"}, codes(w.inspected("seat:1").Notes))
 }
 
 func TestInspectNamesTheTransactionsThatHoldTheFence(t *testing.T) {
