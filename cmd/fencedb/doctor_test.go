@@ -320,6 +320,18 @@ func TestDoctorNamesSuperusersAndLongTransactions(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 }
 
+// Whoever examines with the URL of an application must not take its sessions for their own.
+func TestDoctorNamesASuperuserWithTheNameOfItsURL(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.disconnect()
+	address := w.pool.Config().ConnString() + "&application_name=shop"
+	shop, err := pgx.Connect(t.Context(), address)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = shop.Close(context.Background()) })
+	require.Contains(t, w.ok("--postgres", address, "doctor"), "superuser_writer")
+}
+
 func TestDoctorNamesARoleThatMaySwitchTheGuardsOff(t *testing.T) {
 	t.Parallel()
 	w := sound(t)

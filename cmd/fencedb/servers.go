@@ -69,9 +69,7 @@ func (a *app) open(ctx context.Context, where needs) (s *servers, err error) {
 		if err != nil {
 			return s, usage("--postgres: %w", err) // pgx blanks the password
 		}
-		if config.ConnConfig.RuntimeParams["application_name"] == "" {
-			config.ConnConfig.RuntimeParams["application_name"] = "fencedb"
-		}
+		config.ConnConfig.RuntimeParams["application_name"] = "fencedb" // not that of a program, which doctor looks for
 		s.pool, err = pgxpool.NewWithConfig(ctx, config)
 		return s, err
 	}
@@ -136,7 +134,7 @@ func (a *app) read(where needs, check func(*cli.Command) error, do work) cli.Act
 	})
 }
 
-// connect also warns of a replica.
+// connect also warns of a replica and of a standby.
 func (s *servers) connect(ctx context.Context) error {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
@@ -152,8 +150,13 @@ func (s *servers) connect(ctx context.Context) error {
 		}
 	}
 	if s.pool != nil {
-		if err := s.pool.Ping(ctx); err != nil {
+		var standby bool
+		if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery()`).Scan(&standby); err != nil {
 			return fmt.Errorf("postgres: %w", err)
+		}
+		if standby {
+			fmt.Fprintln(s.errOut, "fencedb: this Postgres is a standby: what it says may be old, and nothing can be changed there. "+
+				"Name the primary with --postgres.")
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -134,4 +135,21 @@ func TestEachCommandSaysThatItsRedisIsAReplica(t *testing.T) {
 	require.Contains(t, watching.next(watching.errOut), "is a replica")
 	require.NotContains(t, w.run("--redis", redisURL(w.redis), "leases").errOut, "replica")
 	require.Zero(t, w.run("leases").code, "it is read all the same")
+}
+
+// What a standby says may be old too: that nobody would have been refused, say.
+func TestEachCommandSaysThatItsPostgresIsAStandby(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	primary := testenv.OwnPostgres(t)
+	require.Zero(t, w.run("--postgres", primary.URL(), "migrate", "up").code)
+	standby := primary.Standby()
+	standby.Restart()
+	for _, args := range [][]string{
+		{"inspect", "seat:1"}, {"adopt", "seats"}, {"prune"}, {"revoke", "seat:1", "--reason", "it hangs", "--yes"},
+		{"reset", "seat:1", "--to", "1", "--reason", "a mistake", "--yes"},
+	} {
+		require.Contains(t, w.run(slices.Concat([]string{"--postgres", standby.URL()}, args)...).errOut, "is a standby: what it says may be old", args[0])
+	}
+	require.NotContains(t, w.run("inspect", "seat:1").errOut, "standby")
 }
