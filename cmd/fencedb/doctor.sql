@@ -12,7 +12,7 @@
 
 -- error missing_rights: permission denied for role %s: %s
 -- Why: the ledger and the tables were not examined, or not all
--- Do: let the owner of the schema fencedb run SELECT fencedb.allow_operator('role')
+-- Do: let the owner of the schema fencedb run SELECT fencedb.allow_operator('role'), and GRANT USAGE ON SCHEMA fencedb TO PUBLIC if that lacks
 
 -- error postgres_version: Postgres is version %s
 -- Why: fencedb needs 15 or newer, and is tested from there on
@@ -106,6 +106,19 @@ SELECT * FROM (
 SELECT session_user::text FROM pg_settings
 WHERE name = 'default_transaction_read_only' AND setting = 'on' AND source IN ('user', 'database user', 'client') AND NOT pg_is_in_recovery();
 
+-- error open_to_all: any client may call %s
+-- Why: it can shut holders out, or set fences back and let others in; pg_restore --no-privileges leaves them like that
+-- Do: restore with privileges, or follow docs/runbook/writes.md, rights are missing
+SELECT string_agg('fencedb.' || p.proname, ', ' ORDER BY p.proname) FROM pg_proc p
+WHERE p.pronamespace = 'fencedb'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')
+  AND p.proname IN ('enter', 'enter_all', 'carry', 'carry_all', 'once_begin', 'once_end', 'once_forget', 'reset_fence', 'forget_fences', 'forget_audit', 'record')
+HAVING count(*) > 0;
+
+-- error schema_closed: PUBLIC has no USAGE on the schema fencedb
+-- Why: guards call its functions as whoever writes, so writes fail with SQLSTATE 42501; pg_restore --no-privileges leaves it like that
+-- Do: restore with privileges, or follow docs/runbook/writes.md, rights are missing
+SELECT '' WHERE NOT has_schema_privilege('public', 'fencedb', 'USAGE');
+
 -- error trigger_disabled: a guard of protected table %s is switched off, or left to replication
 -- Why: clients can write to it, or truncate it, without a token
 -- Do: call fencedb.protect (or protect_row) for it once more, which switches its guards on; fencedb.audit may say who it was
@@ -136,17 +149,68 @@ WHERE p.mode IS NOT NULL AND t.tgrelid = m.member AND t.tgparentid = 0 AND t.tge
   AND t.tgname COLLATE "C" > '~fencedb_row' AND t.tgtype & 3 = 3 AND t.tgtype & 20 > 0 ORDER BY 1;
 
 -- error guard_lost: table %s has guards of statements but none of rows, which DETACH PARTITION takes away
--- Why: a detached partition refuses every write; any other table accepts the token of any resource
+-- Why: a partition that was detached refuses every write, or none if it was only observed; any other table accepts the token of any resource
 -- Do: call fencedb.protect for it to guard it again, or fencedb.unprotect to let any client write to it
 SELECT p.table_name::text FROM fencedb.protected_tables p
-WHERE p.mode IS NULL AND p.table_name NOT IN (SELECT m.member FROM fencedb.protected_tables q, fencedb.members(q.table_name) m WHERE q.mode IS NOT NULL) ORDER BY 1;
+WHERE p.mode IS NULL AND p.table_name NOT IN (SELECT m.member FROM fencedb.protected_tables q, fencedb.members(q.table_name) m WHERE q.mode IS NOT NULL)
+  AND NOT EXISTS (SELECT FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid JOIN pg_class c ON c.oid = t.tgrelid
+                  WHERE t.tgrelid = p.table_name AND t.tgtype & 3 = 3 AND f.proname ~ '^fencedb_guard_' AND pg_has_role(f.proowner, c.relowner, 'MEMBER')) ORDER BY 1;
+
+-- error protection_lost: table %s was protected, and has no guard any more
+-- Why: any client can write to it without a token; fencedb.unprotect was not called, the triggers were dropped by hand or are not in a copy
+-- Do: call fencedb.protect (or protect_row) for it, and look for the rows: docs/runbook/repairs.md, rows that came past the guard; if it shall stay open, call protect and then unprotect
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, LATERAL (
+    SELECT a.event, a.details ->> 'table' AS name FROM fencedb.audit a
+    WHERE a.event IN ('protect', 'observe', 'unprotect') AND a.details ->> 'oid' = c.oid::text ORDER BY a.id DESC LIMIT 1
+) last WHERE c.relkind IN ('r', 'p') AND last.event <> 'unprotect' AND last.name = format('%I.%I', n.nspname, c.relname) -- in a copy, another table may have its oid
+  AND c.oid NOT IN (SELECT m.member FROM fencedb.protected_tables p, fencedb.members(p.table_name) m) ORDER BY 1;
+
+-- error guard_broken: the guard of table %s, which was renamed or dropped
+-- Why: every write to the table fails with SQLSTATE 42703
+-- Do: take the old name back; to rename it, call fencedb.unprotect before and fencedb.protect after it, in one transaction
+SELECT DISTINCT format('%s reads column %s', p.table_name, read[1])
+FROM fencedb.protected_tables p JOIN pg_proc f ON f.oid = p.guard,
+    regexp_matches(f.prosrc, '''(?:[^'']|'''')*''|\m(?:NEW|OLD)\.("(?:[^"]|"")+"|[a-z_][a-z0-9_]*)|"(?:[^"]|"")*"', 'g') read -- not what is in constants
+WHERE read[1] IS NOT NULL
+  AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = p.table_name AND NOT a.attisdropped AND quote_ident(a.attname) = read[1]) ORDER BY 1;
+
+-- error row_fence_gap: the rows of a table are its fences, and %s
+-- Why: a crash empties a table that is unlogged; without the key a resource can be several rows, and each of them lets somebody in
+-- Do: ALTER TABLE ... SET LOGGED, or make the primary key or the unique constraint once more, and look for rows that came twice
+SELECT * FROM (
+    SELECT format('%s is unlogged', m.member) FROM fencedb.protected_tables p, fencedb.members(p.table_name) m JOIN pg_class c ON c.oid = m.member
+    WHERE p.mode = 'row' AND c.relpersistence = 'u'
+    UNION ALL
+    SELECT format('%s has no unique key whose columns are all in its resource and NOT NULL', p.table_name) FROM fencedb.protected_tables p
+    WHERE p.mode = 'row' AND NOT EXISTS (
+        SELECT FROM pg_index i
+        WHERE i.indrelid = p.table_name AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+          AND (SELECT bool_and(strpos(lower(p.resource), lower(a.attname)) > 0) AND (i.indnullsnotdistinct OR bool_and(a.attnotnull))
+               FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])))
+) AS gaps(what) ORDER BY 1;
+
+-- warning guard_unknown: the guard of table %s has lost the comment that protect made
+-- Why: it refuses as before, but nothing of fencedb knows it: protect, observe, enforce and adopt fail for the table
+-- Do: call fencedb.unprotect and fencedb.protect for the table in one transaction, with the same resource
+SELECT t.tgrelid::regclass::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc f ON f.oid = t.tgfoid, fencedb.guard_facts(f.oid) AS facts
+WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND f.proname ~ '^fencedb_guard_' AND pg_has_role(f.proowner, c.relowner, 'MEMBER')
+  AND (facts.mode IN ('ledger', 'row')) IS NOT TRUE ORDER BY 1;
+
+-- warning guard_renamed: trigger %s is a guard under another name
+-- Why: it refuses as before, but nothing of fencedb knows it, and triggers that fire after it can change rows that it has judged
+-- Do: ALTER TRIGGER ... RENAME TO "~fencedb_row"
+SELECT format('%I on %s', t.tgname, t.tgrelid::regclass) FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid, fencedb.guard_facts(f.oid) AS facts
+WHERE t.tgparentid = 0 AND f.proname ~ '^fencedb_guard_' AND facts.mode IN ('ledger', 'row')
+  AND NOT EXISTS (SELECT FROM pg_trigger o WHERE o.tgrelid = t.tgrelid AND o.tgname = '~fencedb_row') ORDER BY 1;
 
 -- warning guard_left: the guard %s guards no table
 -- Why: its table was dropped, or its trigger was, and then any client can write to that table
 -- Do: look whether a table lacks its protection, then DROP FUNCTION
 SELECT p.oid::regprocedure::text FROM pg_proc p, fencedb.guard_facts(p.oid) AS facts
 WHERE p.prorettype = 'trigger'::regtype AND p.proname ~ '^fencedb_guard_' AND facts.mode IS NOT NULL
-  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid) ORDER BY 1;
+  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)
+  AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = 'fencedb.guard_statement'::regproc -- its first argument
+                  AND convert_from(substr(t.tgargs, 1, greatest(position('\x00'::bytea IN t.tgargs) - 1, 0)), getdatabaseencoding()) = format('%s.%I', p.pronamespace::regnamespace, p.proname)) ORDER BY 1;
 
 -- warning unguarded_partition: partition %s was added after its table was protected
 -- Why: it can be emptied with TRUNCATE without a token; other writes to it are guarded

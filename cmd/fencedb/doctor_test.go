@@ -68,8 +68,45 @@ func (w *world) diagnosed(code int) []string {
 func TestDoctorIsSilentOnASoundSetUp(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
+	w.exec(rowFence + `; CREATE TABLE "Odd" ("Key" int PRIMARY KEY, "it's" text, "NEW.a" date);
+		SELECT fencedb.protect('"Odd"', $$ 'NEW.b:' || "Key" || "it's" $$);
+		CREATE TABLE days (id int, day date); SELECT fencedb.protect('days', $$ 'OLD.c:' || upper(day::text) $$, stamp => false);
+		ALTER TABLE days RENAME TO dates; ALTER TABLE jobs RENAME state TO is_in;
+		CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$), fencedb.unprotect('rooms')`)
 	require.Empty(t, w.diagnosed(exitDone))
 	require.Empty(t, w.ok("doctor"))
+}
+
+func TestDoctorNamesATableThatLostItsProtection(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.exec(`DROP TRIGGER "~fencedb_row" ON seats; DROP TRIGGER "~fencedb_statement" ON seats; DROP TRIGGER "~fencedb_truncate" ON seats`)
+	require.Equal(t, []string{"error protection_lost", "warning guard_left", "warning unprotected_table"}, w.diagnosed(exitFailed))
+
+	w.exec(`SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
+	require.Equal(t, []string{"warning guard_left"}, w.diagnosed(exitDone))
+}
+
+// What it says to do ends it.
+func TestDoctorNamesAGuardWhoseColumnWasRenamed(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.exec(`ALTER TABLE seats RENAME id TO no`)
+	require.Equal(t, []string{"error guard_broken"}, w.diagnosed(exitFailed))
+
+	w.exec(`ALTER TABLE seats RENAME no TO id; BEGIN; SELECT fencedb.unprotect('seats', keep_columns => true);
+		ALTER TABLE seats RENAME id TO no; SELECT fencedb.protect('seats', $$ 'seat:' || no $$); COMMIT`)
+	require.Empty(t, w.diagnosed(exitDone))
+}
+
+func TestDoctorNamesAGuardThatLostItsComment(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.exec(`COMMENT ON FUNCTION fencedb_guard_seats IS NULL`)
+	require.Equal(t, []string{"warning guard_unknown"}, w.diagnosed(exitDone))
+
+	w.exec(`BEGIN; SELECT fencedb.unprotect('seats'), fencedb.protect('seats', $$ 'seat:' || id $$); COMMIT`)
+	require.Empty(t, w.diagnosed(exitDone))
 }
 
 // A question whose comment is not as expected would not be asked.
@@ -206,22 +243,30 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		"statement trigger dropped": {`DROP TRIGGER "~fencedb_statement" ON seats`, exitFailed, "error guard_incomplete"},
 		"another trigger in its place": {`DROP TRIGGER "~fencedb_truncate" ON seats; CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 			CREATE TRIGGER "~fencedb_truncate" BEFORE TRUNCATE ON seats FOR EACH STATEMENT EXECUTE FUNCTION kept()`, exitFailed, "error guard_incomplete"},
-		"read only database":      {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = true', current_database()); END $$`, exitFailed, "error postgres_read_only"},
-		"later partition":         {latePartition, exitDone, "warning unguarded_partition"},
-		"detached late partition": {lateAndDetached, exitDone, "warning unprotected_table"},
-		"detached partition":      {detached, exitFailed, "error guard_lost"},
-		"row trigger dropped":     {`DROP TRIGGER "~fencedb_row" ON seats; DROP FUNCTION fencedb_guard_seats`, exitFailed, "error guard_lost"},
-		"take-over":               {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, exitDone, "warning take_over"},
-		"take-over, ended":        {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, exitDone, "warning guard_left"},
-		"replica for a database":  {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`, exitFailed, "error replica_role"},
-		"replica for a function":  {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, exitFailed, "error replica_role"},
-		"only observed":           {`SELECT fencedb.observe('seats')`, exitDone, "warning observed_table"},
-		"dropped table":           {`CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$); DROP TABLE rooms`, exitDone, "warning guard_left"},
-		"schema behind":           {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 7`, exitFailed, "error schema_pending"},
-		"ledger ahead":            {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
-		"ledger by a minute":      {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
-		"ledger at its end":       {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},
-		"ledger beyond it":        {`INSERT INTO fencedb.fences VALUES ('seat:1', 9223372036854775807, gen_random_uuid())`, exitFailed, "error fence_too_high"},
+		"read only database":       {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = true', current_database()); END $$`, exitFailed, "error postgres_read_only"},
+		"later partition":          {latePartition, exitDone, "warning unguarded_partition"},
+		"detached late partition":  {lateAndDetached, exitDone, "warning unprotected_table"},
+		"detached partition":       {detached, exitFailed, "error guard_lost"},
+		"row trigger dropped":      {`DROP TRIGGER "~fencedb_row" ON seats; DROP FUNCTION fencedb_guard_seats`, exitFailed, "error guard_lost"},
+		"comment overwritten":      {`COMMENT ON FUNCTION fencedb_guard_seats IS 'guard of seats'`, exitDone, "warning guard_unknown"},
+		"row trigger renamed":      {`ALTER TRIGGER "~fencedb_row" ON seats RENAME TO aaa`, exitDone, "warning guard_renamed"},
+		"observed partition left":  {observedPartition + `; ALTER TABLE parts DETACH PARTITION parts_1; DROP TABLE parts`, exitFailed, "error guard_lost"},
+		"column of tokens dropped": {`ALTER TABLE seats DROP COLUMN last_fencing_token`, exitFailed, "error guard_broken"},
+		"row fence without a key":  {rowFence + `; ALTER TABLE jobs DROP CONSTRAINT jobs_pkey; CREATE UNIQUE INDEX ON jobs (state)`, exitFailed, "error row_fence_gap"},
+		"row fence unlogged":       {rowFence + `; ALTER TABLE jobs SET UNLOGGED`, exitFailed, "error row_fence_gap"},
+		"anybody may reset":        {`GRANT EXECUTE ON FUNCTION fencedb.reset_fence TO PUBLIC`, exitFailed, "error open_to_all"},
+		"schema closed":            {`REVOKE USAGE ON SCHEMA fencedb FROM PUBLIC`, exitFailed, "error schema_closed"},
+		"take-over":                {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour')`, exitDone, "warning take_over"},
+		"take-over, ended":         {`SELECT fencedb.take_over_as('seats', current_user::regrole, now() + interval '1 hour'), fencedb.end_take_over('seats'); DROP TABLE seats`, exitDone, "warning guard_left"},
+		"replica for a database":   {`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET session_replication_role = replica', current_database()); END $$`, exitFailed, "error replica_role"},
+		"replica for a function":   {`CREATE FUNCTION f() RETURNS int LANGUAGE sql SET session_replication_role = replica AS 'SELECT 1'`, exitFailed, "error replica_role"},
+		"only observed":            {`SELECT fencedb.observe('seats')`, exitDone, "warning observed_table"},
+		"dropped table":            {`CREATE TABLE rooms (id int); SELECT fencedb.protect('rooms', $$ 'room:' || id $$); DROP TABLE rooms`, exitDone, "warning guard_left"},
+		"schema behind":            {`UPDATE fencedb.goose_db_version SET is_applied = false WHERE version_id = 7`, exitFailed, "error schema_pending"},
+		"ledger ahead":             {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger by a minute":       {`INSERT INTO fencedb.fences VALUES ('seat:1', extract(epoch FROM now() + interval '1 minute') * 1000000, gen_random_uuid())`, exitFailed, "error redis_behind"},
+		"ledger at its end":        {`INSERT INTO fencedb.fences VALUES ('seat:1', 9007199254740991, gen_random_uuid())`, exitFailed, "error fence_too_high"},
+		"ledger beyond it":         {`INSERT INTO fencedb.fences VALUES ('seat:1', 9223372036854775807, gen_random_uuid())`, exitFailed, "error fence_too_high"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -231,6 +276,15 @@ func TestDoctorNamesABadDatabaseAndNothingElse(t *testing.T) {
 		})
 	}
 }
+
+const observedPartition = `
+	CREATE TABLE parts (id int NOT NULL) PARTITION BY LIST (id);
+	CREATE TABLE parts_1 PARTITION OF parts FOR VALUES IN (1);
+	SELECT fencedb.protect('parts', $$ 'part:' || id $$, mode => 'observe')`
+
+const rowFence = `
+	CREATE TABLE jobs (id int PRIMARY KEY, state text);
+	SELECT fencedb.protect_row('jobs', $$ 'job:' || ID $$)`
 
 const latePartition = `
 	CREATE TABLE rooms (id int) PARTITION BY LIST (id);
