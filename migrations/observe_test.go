@@ -286,6 +286,56 @@ func TestWhatIsObservedIsBoundedInSize(t *testing.T) {
 	require.Equal(t, "502", s.one(`SELECT count(*) FROM fencedb.observations`))
 }
 
+// At SERIALIZABLE a kind has a row for each time that it is recorded.
+func TestKindsOfWritesAreCountedNotTheirRows(t *testing.T) {
+	t.Parallel()
+	s := newObserved(t)
+	s.exec(`BEGIN ISOLATION LEVEL SERIALIZABLE; DO $$ BEGIN FOR i IN 1 .. 600 LOOP PERFORM set_config('application_name', 'app-' || i % 2, false); UPDATE seats SET guest = 'zoe' WHERE false; END LOOP; END $$; COMMIT`)
+	require.Equal(t, "600", s.one(`SELECT count(*) FROM fencedb.observations`))
+
+	s.exec(`SET application_name = 'month-end'; UPDATE seats SET guest = 'zoe' WHERE false`)
+
+	require.Equal(t, "seats app-0 UPDATE FN002; seats app-1 UPDATE FN002; seats month-end UPDATE FN002", s.observed())
+}
+
+// Postgres refuses to delete from a table without a key that is published.
+func TestWhatIsPublishedIsObserved(t *testing.T) {
+	t.Parallel()
+	s := newObserved(t)
+	s.exec(`CREATE PUBLICATION everything FOR ALL TABLES`)
+	for _, level := range []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"} {
+		for range 2 { // the first is taken along by the second
+			s.exec(`BEGIN ISOLATION LEVEL ` + level + `; UPDATE seats SET guest = 'zoe' WHERE id = 1; COMMIT`)
+			s.exec(`RESET ALL; SET application_name = 'cron'`)
+		}
+		require.Equal(t, "seats cron UPDATE FN002 room:red", s.observed(), level)
+		s.exec(`SELECT fencedb.forget_observations('seats')`)
+		require.Empty(t, s.observed(), level)
+	}
+	require.Empty(t, s.one(`pg_sequence_last_value('fencedb.unrecorded')`))
+	s.exec(`SELECT fencedb.unprotect('seats', keep_columns => true)`)
+	require.Empty(t, s.one(`SELECT string_agg(c.relname, ', ') FROM pg_class c WHERE c.relnamespace = 'fencedb'::regnamespace AND c.relkind = 'r' AND c.relreplident = 'd'
+		AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)`))
+}
+
+func TestWhatCouldNotBeRecordedIsNoticed(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ level, before string }{
+		"it fails":         {"READ COMMITTED", `ALTER TABLE fencedb.observations ADD CHECK (application = '') NOT VALID`},
+		"it is locked":     {"READ COMMITTED", `BEGIN; LOCK TABLE fencedb.observations`},
+		"it fails as well": {"REPEATABLE READ", `ALTER TABLE fencedb.observations ADD CHECK (application = '') NOT VALID`},
+		"it is full": {"SERIALIZABLE", `ALTER TABLE fencedb.observations ALTER resource SET STORAGE PLAIN;
+			INSERT INTO fencedb.observations SELECT 1, '', '', '', '', '', now(), now(), 1, repeat('x', 8000) FROM generate_series(1, 2048)`},
+	} {
+		s := newObserved(t)
+		s.beside().exec(c.before)
+
+		s.exec(`BEGIN ISOLATION LEVEL ` + c.level + `; INSERT INTO seats VALUES (9, 'blue'); COMMIT`)
+
+		require.Equal(t, "true", s.one(`to_timestamp(pg_sequence_last_value('fencedb.unrecorded') / 1000.0) BETWEEN now() - interval '1 minute' AND clock_timestamp()`), name)
+	}
+}
+
 // In between it counts in the session, which need not write each time.
 func TestASessionRecordsAtFirstAndWhenItHasCountedAsManyAgain(t *testing.T) {
 	t.Parallel()

@@ -40,6 +40,7 @@ type adoption struct {
 	Resource      string     `json:"resource_expression"`
 	ObservedSince *time.Time `json:"observed_since"` // nil: it is enforced
 	QuietSince    *time.Time `json:"quiet_since"`    // nil: it is enforced
+	UnrecordedAt  *time.Time `json:"unrecorded_at"`  // nil: all was recorded, as far as that is known
 	Writers       []writer   `json:"writers"`        // the latest first
 }
 
@@ -61,16 +62,18 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	found := &adoption{Mode: "enforce"}
 	var oid uint32
 	var sees bool // otherwise the list of writers is empty
+	var unrecorded *time.Time
 	// A cast to regclass would ask for rights to the schema of the table, which operators need not
 	// have.
 	err := pool.QueryRow(ctx, `
 		SELECT c.oid, p.table_name::text, p.resource, p.observed_since,
-			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
+			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT'),
+			to_timestamp(pg_sequence_last_value('fencedb.unrecorded') / 1000.0)
 		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
 			JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
 		WHERE (parts = ARRAY[n.nspname, c.relname]::text[]
 			OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.mode IS NOT NULL`,
-		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees)
+		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees, &unrecorded)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
@@ -90,6 +93,12 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 		quiet := since
 		if len(found.Writers) > 0 && found.Writers[0].LastAt.After(quiet) {
 			quiet = found.Writers[0].LastAt
+		}
+		if unrecorded != nil && unrecorded.After(since) {
+			found.UnrecordedAt = new(unrecorded.UTC())
+			if unrecorded.After(quiet) {
+				quiet = *found.UnrecordedAt
+			}
 		}
 		found.Mode, found.ObservedSince, found.QuietSince = "observe", &since, &quiet
 	}
@@ -121,6 +130,8 @@ func (r *adoption) print(p page) {
 	switch {
 	case r.ObservedSince == nil:
 		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")
+	case r.UnrecordedAt != nil:
+		p.point("The list is incomplete: %s ago a write could not be recorded, to this table or to another. The log of the Postgres server says why. Repair that, and observe for as long again.", elapsed(*r.UnrecordedAt))
 	case len(r.Writers) > 0:
 		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", elapsed(*r.QuietSince))
 	default:

@@ -46,6 +46,23 @@ func TestAdoptShowsWhoStillWritesWithoutAToken(t *testing.T) {
 	require.Contains(t, w.ok("adopt", "seats"), "Before that, the writes above would have been.", "the list is not empty")
 }
 
+func TestAdoptDrawsNoConclusionFromAListThatIsIncomplete(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`SELECT fencedb.observe('seats'); ALTER TABLE fencedb.observations ADD CHECK (application = '') NOT VALID; SET application_name = 'cron'; INSERT INTO seats VALUES (2, 'Bob')`)
+
+	found := w.adopted("seats")
+	require.Empty(t, found.Writers)
+	require.True(t, found.UnrecordedAt.After(*found.ObservedSince))
+	require.Equal(t, found.UnrecordedAt, found.QuietSince)
+	says := w.ok("--postgres", w.login("owner", `ALTER TABLE seats OWNER TO %[2]s`), "adopt", "seats")
+	require.Contains(t, says, "The list is incomplete")
+	require.NotContains(t, says, "othing would have been refused")
+
+	w.exec(`SELECT fencedb.enforce('seats'); SELECT fencedb.observe('seats')`)
+	require.Nil(t, w.adopted("seats").UnrecordedAt, "it was before")
+}
+
 // For whoever may not see it, the list of writers is empty: nobody may take that for the end of the
 // adoption.
 func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {

@@ -23,6 +23,13 @@ CREATE TABLE fencedb.observations (
 
 CREATE INDEX observations_target ON fencedb.observations (target, role, application, statement, reason);
 
+-- It has no key, and rows are deleted: a publication of all tables would refuse that.
+ALTER TABLE fencedb.observations REPLICA IDENTITY FULL;
+
+-- When a write was not recorded that should have been. What setval writes stays, whatever becomes
+-- of the transaction.
+CREATE SEQUENCE fencedb.unrecorded;
+
 COMMENT ON TABLE  fencedb.observations IS 'What guards that only observe would have refused. Read it through fencedb.unfenced_writes.';
 COMMENT ON COLUMN fencedb.observations.target      IS 'The oid of the table that was protected.';
 COMMENT ON COLUMN fencedb.observations.table_name  IS 'Its name at that time, with its schema.';
@@ -35,7 +42,10 @@ COMMENT ON COLUMN fencedb.observations.last_at     IS 'At most five seconds befo
 COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one. A session that ends may take up to half of its own along.';
 COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of the rows, NULL if none was written.';
 
-REVOKE ALL ON fencedb.observations FROM PUBLIC;
+COMMENT ON SEQUENCE fencedb.unrecorded IS 'When a write that a guard observed could not be recorded last, of any table, in milliseconds since 1970; the log of the server says why. Never while is_called is false.';
+
+REVOKE ALL ON fencedb.observations, fencedb.unrecorded FROM PUBLIC;
+GRANT SELECT ON fencedb.unrecorded TO PUBLIC; -- owners of tables want to know
 
 -- By the name, because in a copy of the database the oid may be that of another table; by the oid
 -- where it was renamed.
@@ -68,8 +78,9 @@ $$;
 
 COMMENT ON FUNCTION fencedb.guarded_root(oid) IS 'Inner function. The table that was protected, of itself, a partition or a child.';
 
--- record_observation may fail and may not be heard: a writer is never refused by its own
--- observation, nor does it wait.
+-- record_observation may fail without an error: a writer is never refused by its own observation,
+-- nor does it wait. What is lost like that is said in the log, and when, in fencedb.unrecorded:
+-- nobody may take an empty list for the end of the adoption.
 --     READ COMMITTED: it takes the rows of this kind that it can lock, and leaves one in their
 --     place. A row that another transaction has locked stays, and a later call takes it along.
 --     REPEATABLE READ: a row that has gone since the snapshot raises 40001. Then another
@@ -89,15 +100,17 @@ BEGIN
         RETURN; -- it is younger than the snapshot, or is none, or nobody else's business
     END IF;
     IF current_setting('transaction_isolation') = 'serializable' THEN
+        IF pg_relation_size('fencedb.observations') >= 16777216 THEN
+            RAISE EXCEPTION 'fencedb.observations is full; call fencedb.forget_observations and vacuum it';
+        END IF;
         INSERT INTO fencedb.observations
-        SELECT root, root::regclass::text, role, application, operation, reason, clock_timestamp(), clock_timestamp(), times, resource
-        WHERE pg_relation_size('fencedb.observations') < 16777216;
+        VALUES (root, root::regclass::text, role, application, operation, reason, clock_timestamp(), clock_timestamp(), times, resource);
         RETURN;
     END IF;
 
     IF NOT EXISTS (SELECT FROM fencedb.observations o
                    WHERE o.target = root AND o.role = role AND o.application = application AND o.statement = operation AND o.reason = reason)
-       AND (SELECT count(*) FROM fencedb.observations o WHERE o.target = root) >= 500 THEN
+       AND (SELECT count(*) FROM (SELECT DISTINCT o.role, o.application, o.statement, o.reason FROM fencedb.observations o WHERE o.target = root) kinds) >= 500 THEN
         application := '(others)';
         reason := CASE WHEN reason ~ '^FN00[0-9]$' THEN reason ELSE 'other' END;
     END IF;
@@ -113,8 +126,12 @@ BEGIN
     SELECT root, root::regclass::text, role, application, operation, reason,
            coalesce(min(t.first_at), clock_timestamp()), clock_timestamp(), coalesce(sum(t.times), 0) + times, coalesce(resource, max(t.resource))
     FROM taken t;
-EXCEPTION WHEN OTHERS THEN
-    -- see above
+EXCEPTION
+    WHEN transaction_rollback THEN
+        -- see above
+    WHEN OTHERS THEN
+        PERFORM setval('fencedb.unrecorded', (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+        RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, application, SQLERRM;
 END
 $$;
 -- +goose StatementEnd
@@ -573,4 +590,5 @@ DROP FUNCTION fencedb.let_pass(oid, text, text, boolean, text);
 DROP FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text);
 DROP FUNCTION fencedb.guarded_root(oid);
 DROP VIEW fencedb.unfenced_writes;
+DROP SEQUENCE fencedb.unrecorded;
 DROP TABLE fencedb.observations;
