@@ -175,6 +175,7 @@ var guards = []struct {
 		{"S4", "default privileges open nothing", "        EXECUTE format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "        PERFORM format('REVOKE ALL ON SCHEMA fencedb FROM %1$s;", "migrations.TestTheDefaultPrivilegesOfWhoeverMigratesDoNotMatter"},
 		{"S4", "to enforce a guard that was switched meanwhile fails", "    IF starts_with(text, fencedb.observing()) = observe THEN\n", "    IF false THEN\n", "migrations.TestSwitchingTheModeFailsWhereItWouldNot"},
 		{"S4", "what is observed is of a statement that writes", "operation NOT IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE')", "false", "migrations.TestWhatIsObservedIsBoundedInSize"},
+		{"S4", "a guard that is switched off is not enforced", "ELSIF off IS NOT NULL AND NOT observe THEN", "ELSIF false THEN", "migrations.TestAGuardThatIsSwitchedOffIsNotEnforced"},
 		{"S4", "what is published is observed", "ALTER TABLE fencedb.observations REPLICA IDENTITY FULL;", "", "migrations.TestWhatIsPublishedIsObserved"},
 		{"S4", "what could not be recorded is noticed", "        PERFORM setval('fencedb.unrecorded', (extract(epoch FROM clock_timestamp()) * 1000)::bigint);\n", "", "migrations.TestWhatCouldNotBeRecordedIsNoticed"},
 		{"S4", "a take-over ends", " AND t.until > clock_timestamp()", "", "migrations.TestATakeOverIsRecordedAndEnds"},

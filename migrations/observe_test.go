@@ -120,6 +120,27 @@ func TestSwitchingTheModeFailsWhereItWouldNot(t *testing.T) {
 	}
 }
 
+func TestAGuardThatIsSwitchedOffIsNotEnforced(t *testing.T) {
+	t.Parallel()
+	s := newParts(t)
+	s.exec(`CREATE TABLE jobs (id int PRIMARY KEY); SELECT fencedb.protect_row('jobs', $$ 'job:' || id $$)`)
+	s.exec(`CREATE TABLE seats (room text NOT NULL); CREATE TABLE boxes () INHERITS (seats); SELECT fencedb.protect('seats', $$ 'room:' || room $$)`)
+	for _, c := range []struct{ table, off, again string }{
+		{"parts", `ALTER TABLE parts DISABLE TRIGGER ALL`, `protect('parts', $$ 'room:' || room $$)`},
+		{"parts", `ALTER TABLE red DISABLE TRIGGER USER`, `protect('parts', $$ 'room:' || room $$)`},
+		{"parts", `ALTER TABLE parts ENABLE REPLICA TRIGGER "~fencedb_statement"`, `protect('parts', $$ 'room:' || room $$)`},
+		{"seats", `ALTER TABLE boxes DISABLE TRIGGER "~fencedb_row"`, `protect('seats', $$ 'room:' || room $$)`},
+		{"jobs", `ALTER TABLE jobs DISABLE TRIGGER "~fencedb_truncate"`, `protect_row('jobs', $$ 'job:' || id $$)`},
+	} {
+		s.exec(`SELECT fencedb.enforce('` + c.table + `')`)
+		s.exec(c.off)
+		s.refused(notInPrerequisiteState, `SELECT fencedb.enforce('`+c.table+`')`)
+		s.exec(`SELECT fencedb.observe('` + c.table + `')`) // the way back is open
+		require.Contains(t, s.refused(notInPrerequisiteState, `SELECT fencedb.enforce('`+c.table+`')`).Message, "is switched off")
+		s.exec(`SELECT fencedb.` + c.again + `; SELECT fencedb.enforce('` + c.table + `')`)
+	}
+}
+
 // Protecting in one mode and switching to the other give the same guard, for every form that a
 // guard has.
 func TestAGuardIsTheSameAfterItHasObserved(t *testing.T) {

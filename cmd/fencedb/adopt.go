@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -39,7 +40,8 @@ type adoption struct {
 	Mode          string     `json:"mode"`
 	Resource      string     `json:"resource_expression"`
 	ObservedSince *time.Time `json:"observed_since"` // nil: it is enforced
-	QuietSince    *time.Time `json:"quiet_since"`    // nil: it is enforced
+	SwitchedOff   []string   `json:"switched_off"`   // the table or parts of it, whose guard sees nothing
+	QuietSince    *time.Time `json:"quiet_since"`    // nil: it is enforced, or a guard is switched off
 	UnrecordedAt  *time.Time `json:"unrecorded_at"`  // nil: all was recorded, as far as that is known
 	Writers       []writer   `json:"writers"`        // the latest first
 }
@@ -68,12 +70,12 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 	err := pool.QueryRow(ctx, `
 		SELECT c.oid, p.table_name::text, p.resource, p.observed_since,
 			pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT'),
-			to_timestamp(pg_sequence_last_value('fencedb.unrecorded') / 1000.0)
+			to_timestamp(pg_sequence_last_value('fencedb.unrecorded') / 1000.0), coalesce(fencedb.switched_off(c.oid), '{}')
 		FROM fencedb.protected_tables p JOIN pg_class c ON c.oid = p.table_name
 			JOIN pg_namespace n ON n.oid = c.relnamespace, parse_ident($1) AS parts
 		WHERE (parts = ARRAY[n.nspname, c.relname]::text[]
 			OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)) AND p.mode IS NOT NULL`,
-		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees, &unrecorded)
+		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees, &unrecorded, &found.SwitchedOff)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
@@ -100,7 +102,10 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 				quiet = *found.UnrecordedAt
 			}
 		}
-		found.Mode, found.ObservedSince, found.QuietSince = "observe", &since, &quiet
+		found.Mode, found.ObservedSince = "observe", &since
+		if len(found.SwitchedOff) == 0 {
+			found.QuietSince = &quiet
+		}
 	}
 	return found, explained(err)
 }
@@ -128,6 +133,9 @@ func (r *adoption) print(p page) {
 	})
 	fmt.Fprintln(p.out)
 	switch {
+	case len(r.SwitchedOff) > 0:
+		p.point("The guard of %s is switched off: it refuses nothing and sees nothing. Call fencedb.protect (or protect_row) once more for %s, which switches it on.",
+			visible(strings.Join(r.SwitchedOff, ", ")), visible(r.Table))
 	case r.ObservedSince == nil:
 		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")
 	case r.UnrecordedAt != nil:

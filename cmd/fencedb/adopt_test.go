@@ -63,6 +63,25 @@ func TestAdoptDrawsNoConclusionFromAListThatIsIncomplete(t *testing.T) {
 	require.Nil(t, w.adopted("seats").UnrecordedAt, "it was before")
 }
 
+func TestAdoptSaysThatAGuardIsSwitchedOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, mode := range []string{"enforce", "observe"} {
+		w.exec(`SELECT fencedb.` + mode + `('seats'); ALTER TABLE seats DISABLE TRIGGER ALL`)
+
+		found := w.adopted("seats")
+		require.Equal(t, []string{"public.seats"}, found.SwitchedOff)
+		require.Nil(t, found.QuietSince)
+		says := w.ok("adopt", "seats")
+		require.Contains(t, says, "The guard of public.seats is switched off")
+		require.NotContains(t, says, "othing would have been refused")
+		require.NotContains(t, says, "It refuses such writes now")
+
+		w.exec(`ALTER TABLE seats ENABLE TRIGGER ALL`)
+		require.Empty(t, w.adopted("seats").SwitchedOff)
+	}
+}
+
 // For whoever may not see it, the list of writers is empty: nobody may take that for the end of the
 // adoption.
 func TestAdoptRefusesARoleThatSeesNoWriters(t *testing.T) {

@@ -252,18 +252,36 @@ $$;
 COMMENT ON FUNCTION fencedb.switch_guard(regprocedure, boolean) IS 'Inner function. Makes a guard that is enforced observe, or the other way round.';
 
 -- +goose StatementBegin
+CREATE FUNCTION fencedb.switched_off(target regclass) RETURNS text[]
+    LANGUAGE sql STABLE
+    SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT array_agg(DISTINCT m.member::text)
+    FROM fencedb.members(target) m JOIN pg_trigger t ON t.tgrelid = m.member
+    WHERE t.tgname ~ '^~fencedb_' AND t.tgenabled NOT IN ('O', 'A')
+$$;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION fencedb.switched_off(regclass) IS 'Of a table, its partitions and inheritance children, those with a trigger of ours that is switched off or left to replication; NULL if there are none.';
+
+-- +goose StatementBegin
 CREATE FUNCTION fencedb.set_mode(target regclass, observe boolean) RETURNS void
     LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     protection fencedb.protected_tables;
+    off        text := array_to_string(fencedb.switched_off(target), ', ');
 BEGIN
     PERFORM fencedb.check_no_member(target);
     SELECT * INTO protection FROM fencedb.protected_tables p WHERE p.table_name = target AND p.mode IS NOT NULL;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'fencedb.%: % is not protected', CASE WHEN observe THEN 'observe' ELSE 'enforce' END, target
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Call fencedb.protect first, with mode => ''observe'' if it shall refuse nothing yet.';
+    ELSIF off IS NOT NULL AND NOT observe THEN
+        RAISE EXCEPTION 'fencedb.enforce: the guard of % is switched off', off
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format('What was written meanwhile was not observed. Call fencedb.%s for %s once more, with the same expression: that switches it on.',
+                CASE protection.mode WHEN 'row' THEN 'protect_row' ELSE 'protect' END, target);
     ELSIF protection.observed <> observe THEN
         PERFORM fencedb.record_protection(target); -- as in unprotect
         IF NOT pg_has_role((SELECT p.proowner FROM pg_proc p WHERE p.oid = protection.guard), 'USAGE') THEN
@@ -273,6 +291,9 @@ BEGIN
         END IF;
         PERFORM fencedb.switch_guard(protection.guard, observe);
         PERFORM fencedb.record_protection(target);
+        IF off IS NOT NULL THEN
+            RAISE WARNING 'fencedb.observe: the guard of % is switched off, so nothing is observed there', off;
+        END IF;
     END IF;
 END
 $$;
@@ -289,7 +310,7 @@ CREATE FUNCTION fencedb.enforce(target regclass) RETURNS void
     RETURN fencedb.set_mode(target, false);
 
 COMMENT ON FUNCTION fencedb.observe(regclass) IS 'From now on, the guard of target refuses nothing and records what it would refuse, for fencedb.unfenced_writes. fencedb.enter refuses stale tokens all the same. Takes no lock on the table; a transaction that has already written to it may meet the guard as it was.';
-COMMENT ON FUNCTION fencedb.enforce(regclass) IS 'From now on, the guard of target refuses what it has observed so far. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
+COMMENT ON FUNCTION fencedb.enforce(regclass) IS 'From now on, the guard of target refuses what it has observed so far. Raises if the guard of target, or of a part of it, is switched off. Does not read the rows: one whose resource is NULL cannot be written any more. Takes no lock on the table; a transaction that has already written to it may end without being judged.';
 
 -- unprotect runs as the owner of the table, who may not write to the list.
 -- +goose StatementBegin
@@ -585,6 +606,7 @@ DROP FUNCTION fencedb.forget_observations(regclass);
 DROP FUNCTION fencedb.enforce(regclass);
 DROP FUNCTION fencedb.observe(regclass);
 DROP FUNCTION fencedb.set_mode(regclass, boolean);
+DROP FUNCTION fencedb.switched_off(regclass);
 DROP FUNCTION fencedb.switch_guard(regprocedure, boolean);
 DROP FUNCTION fencedb.let_pass(oid, text, text, boolean, text);
 DROP FUNCTION fencedb.record_observation(oid, name, text, text, text, bigint, text);
