@@ -37,6 +37,7 @@ type adoption struct {
 
 	refusals  int // of statements of the guide, by their lock_timeout
 	onRefusal func()
+	notices   []string
 
 	stop   chan struct{}
 	crew   sync.WaitGroup
@@ -70,7 +71,10 @@ func newAdoption(t *testing.T) *adoption {
 	}
 	r.issuer, err = lease.New(testenv.Redis(t), lease.Config{TTL: 3 * time.Second, Namespace: testenv.Namespace(t)})
 	require.NoError(t, err)
-	r.admin, err = pgx.Connect(t.Context(), r.url)
+	cfg, err := pgx.ParseConfig(r.url)
+	require.NoError(t, err)
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { r.notices = append(r.notices, n.Message) }
+	r.admin, err = pgx.ConnectConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = r.admin.Close(context.Background()) })
 	return r
@@ -349,7 +353,12 @@ func TestTheGuideIsRehearsedUnderLoad(t *testing.T) {
 	r.follow("1. The schema", 0)
 	r.await()
 
+	_, err = r.admin.Exec(t.Context(), `SET client_min_messages = debug1`)
+	require.NoError(t, err)
 	r.follow("2. A resource for every row", 0)
+	require.Contains(t, r.notices, `existing constraints on column "bookings.table_id" are sufficient to prove that it does not contain nulls`, "nobody waits for a scan")
+	_, err = r.admin.Exec(t.Context(), `RESET client_min_messages`)
+	require.NoError(t, err)
 	r.await()
 
 	report, err := direct.Begin(t.Context()) // a long one, that ends when the guide's statement has given up once

@@ -896,7 +896,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns.';
+COMMENT ON FUNCTION fencedb.unprotect(regclass, boolean) IS 'Undoes protect and protect_row: any client can write without a token again. Drops the columns that they had added, unless keep_columns. Forgets what was observed, and ends take-overs. Waits for open transactions on target and blocks new ones meanwhile, as protect does: set lock_timeout and try again.';
 
 REVOKE ALL ON FUNCTION fencedb.raise_no_token(text, text, text, text), fencedb.raise_overdue() FROM PUBLIC;
 GRANT SELECT ON fencedb.protected_tables TO PUBLIC;
