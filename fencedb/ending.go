@@ -1,6 +1,7 @@
 package fencedb
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,12 +51,8 @@ func keepsOpen(sql string, args []any) bool {
 
 // firstWord is that of a single statement, in capitals; "" in doubt.
 func firstWord(sql string, args []any) string {
-	for _, arg := range args {
-		switch arg.(type) {
-		case pgx.NamedArgs, pgx.StrictNamedArgs: // replace parameters only
-		case pgx.QueryRewriter:
-			return ""
-		}
+	if slices.ContainsFunc(args, rewrites) {
+		return ""
 	}
 	sql = strings.TrimRight(sql, space+";")
 	if strings.Contains(sql, ";") {
@@ -66,6 +63,25 @@ func firstWord(sql string, args []any) string {
 		sql = sql[:end]
 	}
 	return strings.ToUpper(sql)
+}
+
+// rewrites reports whether an argument is a rewriter that may make any statement of what it gets.
+func rewrites(arg any) bool {
+	switch arg.(type) {
+	case pgx.NamedArgs, pgx.StrictNamedArgs: // replace parameters only
+		return false
+	}
+	_, ok := arg.(pgx.QueryRewriter)
+	return ok
+}
+
+// isOption reports whether an argument tells pgx how to send the others.
+func isOption(arg any) bool {
+	switch arg.(type) {
+	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+		return true
+	}
+	return false
 }
 
 const space = " \t\r\n\f\v"
@@ -120,15 +136,49 @@ func (tx *fencedTx) checked(queries []*pgx.QueuedQuery) []*pgx.QueuedQuery {
 	return append(slices.Clip(queries), check)
 }
 
-// isString reports whether sql may be several statements in a string, which pgx sends in the simple
-// protocol.
-func isString(sql string, args []any, mode pgx.QueryExecMode) bool {
-	return mode == pgx.QueryExecModeSimpleProtocol && len(args) == 0 && strings.Contains(sql, ";")
+// withCheck returns a statement with the check behind it, if it may be several in a string, which
+// pgx sends in the simple protocol: in that mode, and by Exec without arguments. A rewriter runs
+// first, since it may make such a string.
+func (tx *fencedTx) withCheck(ctx context.Context, sql string, args []any,
+	isExec bool) (text string, rest []any, isString bool, err error) {
+	var mode pgx.QueryExecMode
+	var rewriter pgx.QueryRewriter
+options:
+	for ; len(args) > 0; args = args[1:] {
+		switch option := args[0].(type) {
+		case pgx.QueryRewriter:
+			rewriter = option
+			continue
+		case pgx.QueryExecMode:
+			mode = option
+		case pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
+		default:
+			break options
+		}
+		rest = append(rest, args[0])
+	}
+	if rewriter != nil {
+		if sql, args, err = rewriter.RewriteQuery(ctx, tx.inner.Conn(), sql, args); err != nil {
+			return "", nil, false, fmt.Errorf("rewrite query failed: %w", err)
+		}
+	}
+	isString = strings.Contains(sql, ";") && (isExec && len(args) == 0 ||
+		cmp.Or(mode, tx.inner.Conn().Config().DefaultQueryExecMode) == pgx.QueryExecModeSimpleProtocol)
+	if !isString {
+		return sql, append(rest, args...), false, nil
+	}
+	return sql + "\n;" + tx.entry.stillEntered(), append([]any{pgx.QueryExecModeSimpleProtocol}, args...), true, nil
 }
 
-// execString is Exec of several statements, with the check behind them.
-func (tx *fencedTx) execString(ctx context.Context, sql string) (tag pgconn.CommandTag, err error) {
-	results := tx.inner.Conn().PgConn().Exec(ctx, sql+"\n;"+tx.entry.stillEntered())
+// execString is Exec of a string that withCheck returns. With arguments its tag is that of the first
+// statement: only pgx can write them into the string, and it shows no other.
+func (tx *fencedTx) execString(ctx context.Context, sql string, args []any) (tag pgconn.CommandTag, err error) {
+	if len(args) > 1 {
+		rows, _ := tx.inner.Query(ctx, sql, args...) // the error is in rows as well
+		rows.Close()
+		return rows.CommandTag(), rows.Err()
+	}
+	results := tx.inner.Conn().PgConn().Exec(ctx, sql)
 	for checked := (pgconn.CommandTag{}); results.NextResult(); {
 		tag = checked
 		checked, _ = results.ResultReader().Close()

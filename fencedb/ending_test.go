@@ -85,6 +85,28 @@ func each(use func(ctx context.Context, tx pgx.Tx, sql string) error) run {
 	}
 }
 
+func modeOf(db fencedb.DB) pgx.QueryExecMode {
+	return db.(*pgxpool.Pool).Config().ConnConfig.DefaultQueryExecMode
+}
+
+// oneString runs the statements in one string, in a transaction of Tx. The other modes of pgx do not
+// differ for it.
+func oneString(use func(ctx context.Context, tx pgx.Tx, sql string) error) run {
+	return func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		if mode := modeOf(db); mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeSimpleProtocol {
+			return errSkip
+		}
+		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error { return use(ctx, tx, strings.Join(statements, ";")) })
+	}
+}
+
+// rewriter makes the statement that is sent.
+type rewriter func(*pgx.Conn) string
+
+func (r rewriter) RewriteQuery(_ context.Context, conn *pgx.Conn, _ string, args []any) (string, []any, error) {
+	return r(conn), args, nil
+}
+
 // single runs the only statement.
 func single(use func(ctx context.Context, db fencedb.DB, g fencedb.Grant, sql string) error) run {
 	return func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
@@ -119,7 +141,7 @@ var runs = map[string]run{
 		return err
 	}),
 	"Exec of all in one string": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
-		if db.(*pgxpool.Pool).Config().ConnConfig.DefaultQueryExecMode != pgx.QueryExecModeSimpleProtocol {
+		if modeOf(db) != pgx.QueryExecModeSimpleProtocol {
 			return errSkip
 		}
 		_, err := fencedb.Exec(ctx, db, g, strings.Join(statements, ";"))
@@ -150,11 +172,51 @@ var runs = map[string]run{
 			return tx.SendBatch(ctx, batchOf(statements)).Close()
 		})
 	},
-	"Tx with all in one string": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
-		return fencedb.Tx(ctx, db, g, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, strings.Join(statements, ";"))
+	"Tx with all in one string": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, sql)
+		return err
+	}),
+	"Tx with all in one late string": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		if _, err := tx.Exec(ctx, `SELECT 1`); err != nil {
 			return err
-		})
+		}
+		_, err := tx.Exec(ctx, sql+`; SELECT $1::int`, pgx.QueryExecModeSimpleProtocol, 1)
+		return err
+	}),
+	"Tx with all in one string in the simple protocol": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+		return err
+	}),
+	"Tx with all in one string and an argument": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, sql+`; SELECT $1::int`, pgx.QueryExecModeSimpleProtocol, 1)
+		return err
+	}),
+	"Tx with all in one string and no named argument": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, sql, pgx.NamedArgs{})
+		return err
+	}),
+	"Tx with all in one string that a rewriter makes": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		_, err := tx.Exec(ctx, `SELECT 1`, rewriter(func(*pgx.Conn) string { return sql }))
+		return err
+	}),
+	"Tx with Query of all in one string": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		return query(tx.Query(ctx, sql, pgx.QueryExecModeSimpleProtocol))
+	}),
+	"Tx with Query of all in one string and an argument": oneString(func(ctx context.Context, tx pgx.Tx, sql string) error {
+		return query(tx.Query(ctx, sql+`; SELECT $1::int`, pgx.QueryExecModeSimpleProtocol, 1))
+	}),
+	"Exec of all in one string and an argument": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		if modeOf(db) != pgx.QueryExecModeSimpleProtocol {
+			return errSkip
+		}
+		_, err := fencedb.Exec(ctx, db, g, strings.Join(statements, ";")+`; SELECT $1::int`, 1)
+		return err
+	},
+	"Query of all in one string and an argument": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
+		if modeOf(db) != pgx.QueryExecModeSimpleProtocol {
+			return errSkip
+		}
+		return query(fencedb.Query(ctx, db, g, strings.Join(statements, ";")+`; SELECT $1::int`, 1))
 	},
 	"Tx with all in one string past us": func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
 		if len(statements) == 3 && !strings.Contains(statements[1], "CHAIN") {

@@ -101,18 +101,13 @@ func (tx *fencedTx) first(ctx context.Context, sql string, args []any) (pgx.Batc
 	return tx.begin(ctx, &pgx.QueuedQuery{SQL: sql, Arguments: args})
 }
 
-// canPipeline reports whether a statement can travel behind enter. Those that pgx sends in other
-// ways cannot: with an option before the arguments, or none or several statements in one string.
+// canPipeline reports whether a statement can travel behind enter, in a batch. A batch takes no
+// options, and none or several statements in one string are sent in other ways. A rewriter would
+// run, and read on the connection, before the fence is entered.
 func canPipeline(sql string, args []any) bool {
-	if len(args) == 0 {
-		sql = strings.Trim(sql, "; \t\r\n")
-		return sql != "" && !strings.Contains(sql, ";")
-	}
-	switch args[0].(type) {
-	case pgx.QueryExecMode, pgx.QueryResultFormats, pgx.QueryResultFormatsByOID:
-		return false
-	}
-	return true
+	sql = strings.Trim(sql, space+";")
+	return sql != "" && !strings.Contains(sql, ";") &&
+		!slices.ContainsFunc(args, isOption) && !slices.ContainsFunc(args, rewrites)
 }
 
 func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
@@ -124,8 +119,14 @@ func (tx *fencedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.C
 	case results != nil:
 		tag, err := results.Exec()
 		return tag, cmp.Or(err, results.Close()) // it repeats err
-	case tx.mayHaveEnded && isString(sql, args, pgx.QueryExecModeSimpleProtocol):
-		return tx.execString(ctx, sql)
+	case tx.mayHaveEnded:
+		sql, args, isString, err := tx.withCheck(ctx, sql, args, true)
+		if err != nil {
+			return pgconn.CommandTag{}, err
+		} else if isString {
+			return tx.execString(ctx, sql, args)
+		}
+		return tx.inner.Exec(ctx, sql, args...)
 	}
 	return tx.inner.Exec(ctx, sql, args...)
 }
@@ -142,8 +143,10 @@ func (tx *fencedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 			return noRows(cmp.Or(err, results.Close()))
 		}
 		return &firstRows{Rows: rows, close: results.Close}, nil
-	case tx.mayHaveEnded && isString(sql, args, tx.inner.Conn().Config().DefaultQueryExecMode):
-		sql += "\n;" + tx.entry.stillEntered()
+	case tx.mayHaveEnded:
+		if sql, args, _, err = tx.withCheck(ctx, sql, args, false); err != nil {
+			return noRows(err)
+		}
 	}
 	return tx.inner.Query(ctx, sql, args...)
 }
@@ -158,7 +161,7 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 		return pgx.FailedBatchResults(b, errNoSQL)
 	}
 	ctx = tx.within(ctx)
-	if tx.begun() || begins(b) {
+	if tx.begun() || begins(b) || slices.ContainsFunc(b.QueuedQueries, isRewritten) {
 		if err := tx.open(ctx, allKeepOpen(b.QueuedQueries)); err != nil {
 			return pgx.FailedBatchResults(b, err)
 		}
@@ -173,6 +176,9 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 	}
 	return firstBatch{results}
 }
+
+// isRewritten: a rewriter would run, and read on the connection, before the fence is entered.
+func isRewritten(q *pgx.QueuedQuery) bool { return slices.ContainsFunc(q.Arguments, rewrites) }
 
 // errNoSQL stands for a panic of pgx, whose batches cannot describe an empty statement.
 var errNoSQL = errors.New("fencedb: empty SQL")

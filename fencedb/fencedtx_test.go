@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -218,6 +219,52 @@ func TestTypesOfTheApplicationAreNotTakenForOurs(t *testing.T) {
 	require.Len(t, busy.Blockers, 1)
 	require.NoError(t, tx.Commit(ctx))
 	require.NoError(t, entry.Outcome(ctx, pool, nil))
+}
+
+// It gets the connection, and may decide by what it reads there.
+func TestARewriterRunsBehindTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var status byte
+	notes := rewriter(func(conn *pgx.Conn) string {
+		status = conn.PgConn().TxStatus()
+		return `SELECT 1`
+	})
+	for name, use := range map[string]func(tx pgx.Tx) error{
+		"Exec": func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `SELECT`, notes)
+			return err
+		},
+		"Query": func(tx pgx.Tx) error { return query(tx.Query(t.Context(), `SELECT`, notes)) },
+		"SendBatch": func(tx pgx.Tx) error {
+			b := &pgx.Batch{}
+			b.Queue(`SELECT`, notes)
+			return tx.SendBatch(t.Context(), b).Close()
+		},
+	} {
+		status = 0
+		require.NoError(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", w.fence("table:12")+1), use), name)
+		require.Equal(t, "T", string(status), name)
+	}
+}
+
+func TestOptionsOfPgxHoldForTheFirstStatementToo(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, args := range [][]any{
+		{pgx.QueryResultFormats{pgx.TextFormatCode}, pgx.NamedArgs{"n": 7}},
+		{pgx.NamedArgs{"n": 7}, pgx.QueryResultFormatsByOID{pgtype.Int4OID: pgx.TextFormatCode}},
+		{pgx.NamedArgs{"n": 7}, pgx.QueryExecModeSimpleProtocol},
+	} {
+		require.NoError(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", w.fence("table:12")+1), func(tx pgx.Tx) error {
+			rows, err := tx.Query(t.Context(), `SELECT @n::int`, args...)
+			require.NoError(t, err)
+			require.True(t, rows.Next())
+			require.Equal(t, "7", string(rows.RawValues()[0]), "%T", args)
+			rows.Close()
+			return rows.Err()
+		}))
+	}
 }
 
 func TestAFunctionThatSendsNothingChecksTheFence(t *testing.T) {
