@@ -59,10 +59,11 @@ func firstWord(sql string, args []any) string {
 		return ""
 	}
 	sql = skipComments(sql)
-	if end := strings.IndexAny(sql, space+"(*'\"-/"); end >= 0 {
-		sql = sql[:end]
+	end := strings.IndexAny(sql, space+"(*'\"-/")
+	if end < 0 { // a word alone may be the name of a prepared statement
+		return ""
 	}
-	return strings.ToUpper(sql)
+	return strings.ToUpper(sql[:end])
 }
 
 // rewrites reports whether an argument is a rewriter that may make any statement of what it gets.

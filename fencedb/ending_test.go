@@ -290,6 +290,34 @@ func TestAStatementThatEndsTheTransactionIsNoticed(t *testing.T) {
 	}
 }
 
+func TestTheNameOfAPreparedStatementIsNotTakenForItsText(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec(`CREATE TABLE effects (id int PRIMARY KEY)`)
+	for _, use := range []string{"SendBatch", "Tx with Exec", "Tx with Query", "Tx with a batch for each", "Tx with Prepare"} {
+		conn, g := w.conn(), grant("effects", w.fence("effects")+1)
+		run, name := runs[use], "release"
+		if use == "Tx with Prepare" {
+			name = "insert something"
+			run = each(func(ctx context.Context, tx pgx.Tx, sql string) error {
+				_, err := tx.Prepare(ctx, name, `COMMIT AND CHAIN`)
+				if err == nil {
+					_, err = tx.Exec(ctx, sql)
+				}
+				return err
+			})
+		} else {
+			_, err := conn.Prepare(t.Context(), name, `COMMIT AND CHAIN`)
+			require.NoError(t, err)
+		}
+
+		err := run(t.Context(), conn, g, []string{name, `INSERT INTO effects VALUES (2)`})
+
+		require.ErrorIs(t, err, fencedb.ErrTxEnded, use)
+		require.Empty(t, collect[int](w, `SELECT id FROM effects`), use)
+	}
+}
+
 // What enter leaves for the guards is there again, and is not of the transaction that Tx began.
 func TestAStatementThatEntersOnceMoreIsNoticed(t *testing.T) {
 	t.Parallel()

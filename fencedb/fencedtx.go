@@ -194,7 +194,7 @@ func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns 
 
 func (tx *fencedTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
 	ctx = tx.within(ctx)
-	if err := tx.open(ctx, true); err != nil {
+	if err := tx.open(ctx, keepsOpen(sql, nil)); err != nil { // its name will not tell
 		return nil, err
 	}
 	return tx.inner.Prepare(ctx, name, sql)
