@@ -218,6 +218,7 @@ var guards = []struct {
 		{"S1", "the nil id is no lease id", "\tcase g.LeaseID() == uuid.Nil:", "\tcase false:", "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},
 	}},
 	{"fencedb/fencedtx.go", []guard{
+		{"S3", "a rewriter reads behind the fence", " && !slices.ContainsFunc(args, rewrites)", "", "fencedb.TestARewriterRunsBehindTheFence"},
 		{"S2", "a refusal of the fence cannot be swallowed", "\tdefer func() { tx.err = err }()\n", "", "fencedb.TestARefusalCannotBeSwallowed"},
 		{"S6", "a savepoint is undone also when its context is over", "if pgconn.SafeToRetry(err) {", "if false {", "fencedb.TestASavepointIsClosedAlsoWhenTheContextIsOver"},
 		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.err == nil && ", "\tif false && ", "fencedb.TestASavepointThatCannotBeRolledBackIsNotCommitted"},
@@ -231,6 +232,8 @@ var guards = []struct {
 		{"S6", "a COMMIT that Postgres refuses is no lost one", "\tcase refused(err):\n\t\treturn tx.abort(err)", "\tcase false:\n\t\treturn tx.abort(err)", "fencedb.TestACommitThatIsRefusedIsNoLostConnection"},
 	}},
 	{"fencedb/ending.go", []guard{
+		{"S2", "a string with arguments brings the check along", "(isExec && len(args) == 0 ||", "(isExec && len(args) == 0 || false &&", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
+		{"S2", "the name of a prepared statement is in doubt", "\tif end < 0 { // a word", "\tif end < 0 {\n\t\tend = len(sql)\n\t}\n\tif false { // a word", "fencedb.TestTheNameOfAPreparedStatementIsNotTakenForItsText"},
 		{"S6", "a comment within a comment is in doubt", `strings.Contains(body+"*", "/*")`, `strings.Contains(body, "/*")`, "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 	}},
 	{"fencedb/oneshot.go", []guard{
@@ -274,6 +277,7 @@ var guards = []struct {
 		{"S7", "a connection that is lost is not asked again", ", errors.Is(err, errNobodyLeft):", ":", "fencedb.TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown"},
 	}},
 	{"fencedb/explain.go", []guard{
+		{"S6", "an error from before the first statement says nothing of the fence", "case e.db != nil && e.conn == nil:", "case false:", "fencedb.TestAnErrorFromElsewhereIsNotTakenForTheFence"},
 		{"S6", "a statement of the caller that cannot be prepared says nothing of the fence", "case e.xid != 0, e.notPrepared(err), ", "case e.xid != 0, ", "fencedb.TestAStatementThatCannotBePreparedIsNotTakenForTheFence"},
 		{"S7", "what the server has answered counts, also where the deadline ended the connection", `(code == "" || code == codeQueryCanceled) &&`, `(code == code) &&`, "fencedb.TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection"},
 		{"S7", "a transaction that outlasts its time under a renewed lease says so", "time.Now().Before(until) { // renewed", "false { // renewed", "fencedb.TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver"},

@@ -158,6 +158,20 @@ func TestAConnectionThatIsRefusedIsNotTakenForTheFence(t *testing.T) {
 	}
 }
 
+// A function may fail before its first statement, with what another database has said to it.
+func TestAnErrorFromElsewhereIsNotTakenForTheFence(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, code := range []string{"55P03", "57014", "40001", "42883", "3F000", "22023", "42501", "25006", "42P05", "26000"} {
+		_, elsewhere := w.pool.Exec(t.Context(), `DO $$ BEGIN RAISE EXCEPTION 'mine' USING ERRCODE = '`+code+`'; END $$`)
+		require.ErrorContains(t, elsewhere, code)
+
+		err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(pgx.Tx) error { return elsewhere })
+
+		require.Equal(t, elsewhere, err)
+	}
+}
+
 // pgx prepares the statements of a batch before it sends BEGIN and enter: what the server says of
 // the caller's own is no answer to enter.
 func TestAStatementThatCannotBePreparedIsNotTakenForTheFence(t *testing.T) {

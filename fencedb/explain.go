@@ -39,6 +39,8 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 		err = fmt.Errorf("%w: %w", cause, err)
 	}
 	switch {
+	case e.db != nil && e.conn == nil: // nothing was sent; err is the function's own, or of the pool
+		return err
 	case code == codePreparedTwice, code == codeNotPrepared:
 		return fmt.Errorf("fencedb: the connection knows other prepared statements than pgx, as one behind a connection pooler does; use pgx.QueryExecModeExec, or PgBouncer 1.21 with max_prepared_statements: %w", err)
 	case e.xid != 0, e.notPrepared(err), errors.As(err, new(*pgconn.ConnectError)):
