@@ -387,7 +387,8 @@ var guards = []struct {
 	{"lease/quorum.go", []guard{
 		{"L2", "the greatest token of a majority counts", "tokens[n] = max(tokens[n], token)", "tokens[n] = token", "lease.TestTokensOfAQuorumRiseWhateverMajorityGrants"},
 		{"L1", "the votes that are missing can decide", "case count[done]+silent >= q.need:", "case silent < 0:", "lease.TestTheMissingVoteDecides"},
-		{"L1", "a minority of votes is a refusal, which says when to retry", "\tif won < q.need {\n\t\trefused.unsure", "\tif false {\n\t\trefused.unsure", "lease.TestAMemberThatForgetsIsOutvoted"},
+		{"L5", "a vote that can decide is waited for", "if late == nil && enough(votes) {", "if late == nil && heard(votes) >= q.need {", "lease.TestASlowMemberDecidesWhereTheOthersDisagree"},
+		{"L1", "a minority of votes is a refusal, which says when to retry", "\tif wins(votes) < q.need {\n\t\trefused.unsure", "\tif false {\n\t\trefused.unsure", "lease.TestAMemberThatForgetsIsOutvoted"},
 	}},
 	{"lease/outer.go", []guard{
 		{"L5", "a lease ends with the lock around it", "if err := e.outer.renew(ctx); err != nil {", "if err := e.outer.renew(ctx); err != nil && false {", "lease.TestALeaseEndsBeforeTheLockAroundIt"},

@@ -59,6 +59,9 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 // Redis: the greatest that any member issued is written to a majority before the lease is returned,
 // and every later majority shares a member with that one.
 //
+// A member has half of [Config.RenewTimeout] to answer, three seconds at most. A slow one is waited
+// for while its vote can decide, and then for 50 ms.
+//
 // It adds availability: leases work while a minority of the members is down. It does not add safety
 // where the data store checks tokens, and without such a store it is only as safe as clocks and
 // pauses allow. A member that has lost its data must stay away for as long as a lease lasts, or two
@@ -77,7 +80,7 @@ func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
 		return nil, protocol.Invalid("Replicas (%d) must be 0 with a quorum, whose members are independent", cfg.Replicas)
 	}
 	cfg = cfg.withDefaults()
-	q := &quorum{need: len(clients)/2 + 1, patience: cfg.RenewTimeout / 2}
+	q := &quorum{need: len(clients)/2 + 1, patience: min(cfg.RenewTimeout/2, mostPatience)}
 	for n, client := range clients {
 		if err := checkClient(client); err != nil {
 			return nil, fmt.Errorf("client %d: %w", n, err)

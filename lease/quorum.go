@@ -21,16 +21,20 @@ type quorum struct {
 	patience time.Duration // for one member's answer
 }
 
-// quorumGrace is how long to wait for slower members once a majority has answered.
-const quorumGrace = 50 * time.Millisecond
+const (
+	// quorumGrace is how long to wait for slower members once they can change nothing.
+	quorumGrace = 50 * time.Millisecond
+
+	mostPatience = 3 * time.Second
+)
 
 // vote is what one member answered.
 type vote[T any] = protocol.Answer[T]
 
 // poll asks all members at once and returns the votes in the members' order. It returns when all
-// have answered, quorumGrace after a majority has, or when the members' time is over; a vote that
-// is missing by then is [ErrUnreachable].
-func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *single) (T, error)) []vote[T] {
+// have answered, quorumGrace after the votes that are missing can change nothing, or when the
+// members' time is over; a vote that is missing by then is [ErrUnreachable].
+func poll[T any](ctx context.Context, q *quorum, enough func([]vote[T]) bool, ask func(context.Context, *single) (T, error)) []vote[T] {
 	type numbered struct {
 		member int
 		vote[T]
@@ -47,21 +51,27 @@ func poll[T any](ctx context.Context, q *quorum, ask func(context.Context, *sing
 		}()
 	}
 	var late <-chan time.Time
-	for got, good := 0, 0; got < len(votes); got++ {
+	for range votes {
 		select {
 		case a := <-answers:
 			votes[a.member] = a.vote
-			if a.Err == nil {
-				good++
-			}
 		case <-late:
 			return votes
 		}
-		if good == q.need {
+		if late == nil && enough(votes) {
 			late = time.After(quorumGrace)
 		}
 	}
 	return votes
+}
+
+// tally makes one answer of the votes. They are enough when they can be counted without an error.
+func tally[T, R any](ctx context.Context, q *quorum, count func([]vote[T]) (R, error), ask func(context.Context, *single) (T, error)) (R, error) {
+	enough := func(votes []vote[T]) bool {
+		_, err := count(votes)
+		return err == nil
+	}
+	return count(poll(ctx, q, enough, ask))
 }
 
 var errNoVote = fmt.Errorf("%w: a member of the quorum did not answer in time", ErrUnreachable)
@@ -94,7 +104,7 @@ func undecided[T any](votes []vote[T]) error {
 
 // decide makes one outcome of many: done if a majority did it, and lost if no majority can have
 // done it.
-func decide(q *quorum, votes []vote[outcome]) (outcome, error) {
+func (q *quorum) decide(votes []vote[outcome]) (outcome, error) {
 	count := make(map[outcome]int)
 	for _, v := range votes {
 		if v.Err == nil {
@@ -125,9 +135,13 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 	if a.mode == wait {
 		a.mode = try // there is no common queue
 	}
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (acquired, error) { return m.acquire(ctx, a) })
+	enough := func(votes []vote[acquired]) bool {
+		won := wins(votes)
+		silent := len(votes) - heard(votes)
+		return won >= q.need || won+silent < q.need
+	}
+	votes := poll(ctx, q, enough, func(ctx context.Context, m *single) (acquired, error) { return m.acquire(ctx, a) })
 	tokens := make([]int64, len(a.keys))
-	won := 0
 	refused := acquired{wait: time.Millisecond} // unsure: a request may still reach a member that has not answered
 	refused.unsure = slices.ContainsFunc(votes, func(v vote[acquired]) bool { return errors.Is(v.Err, ErrUnreachable) })
 	for _, v := range votes {
@@ -136,13 +150,12 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 		case v.Value.tokens == nil:
 			refused.wait, refused.index, refused.holder = max(refused.wait, v.Value.wait), v.Value.index, v.Value.holder
 		default:
-			won++
 			for n, token := range v.Value.tokens {
 				tokens[n] = max(tokens[n], token)
 			}
 		}
 	}
-	if won < q.need {
+	if wins(votes) < q.need {
 		refused.unsure = !q.undone(ctx, a) || refused.unsure
 		return refused, failure(q, votes)
 	}
@@ -159,8 +172,18 @@ func (q *quorum) win(ctx context.Context, a ask) (acquired, error) {
 	return acquired{tokens: tokens, unsure: refused.unsure}, nil
 }
 
+// wins is how many members have granted.
+func wins(votes []vote[acquired]) (n int) {
+	for _, v := range votes {
+		if v.Err == nil && v.Value.tokens != nil {
+			n++
+		}
+	}
+	return n
+}
+
 func (q *quorum) confirm(ctx context.Context, t term) (outcome, error) {
-	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, t) }))
+	return tally(ctx, q, q.decide, func(ctx context.Context, m *single) (outcome, error) { return m.confirm(ctx, t) })
 }
 
 // undone takes back what a minority granted, so that it does not block a rival's next attempt. The
@@ -178,31 +201,32 @@ func (q *quorum) undone(ctx context.Context, a ask) bool {
 }
 
 func (q *quorum) extend(ctx context.Context, batch []extension) []vote[outcome] {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) ([]vote[outcome], error) {
-		return m.extend(ctx, batch), nil
-	})
-	answers := make([]vote[outcome], len(batch))
-	for n := range batch {
-		each := make([]vote[outcome], len(votes))
-		for m, v := range votes {
-			if each[m].Err = v.Err; v.Err == nil {
-				each[m] = v.Value[n]
+	answers, _ := tally(ctx, q, func(votes []vote[[]vote[outcome]]) (answers []vote[outcome], err error) {
+		for n := range batch {
+			each := make([]vote[outcome], len(votes))
+			for m, v := range votes {
+				if each[m].Err = v.Err; v.Err == nil {
+					each[m] = v.Value[n]
+				}
 			}
+			result, undecided := q.decide(each)
+			answers = append(answers, vote[outcome]{Value: result, Err: undecided})
+			err = cmp.Or(err, undecided)
 		}
-		answers[n].Value, answers[n].Err = decide(q, each)
-	}
+		return answers, err
+	}, func(ctx context.Context, m *single) ([]vote[outcome], error) { return m.extend(ctx, batch), nil })
 	return answers
 }
 
 func (q *quorum) release(ctx context.Context, t term) (outcome, error) {
-	return decide(q, poll(ctx, q, func(ctx context.Context, m *single) (outcome, error) {
+	return tally(ctx, q, q.decide, func(ctx context.Context, m *single) (outcome, error) {
 		result, err := m.release(ctx, t)
 		if err == nil && result == taken {
 			// Perhaps by this very lease, if the member granted too late to be asked to confirm.
 			err = m.withdraw(ctx, t)
 		}
 		return result, err
-	}))
+	})
 }
 
 func (q *quorum) withdraw(ctx context.Context, t term) error {
@@ -210,11 +234,15 @@ func (q *quorum) withdraw(ctx context.Context, t term) error {
 }
 
 func (q *quorum) withdrawals(ctx context.Context, t term) []vote[struct{}] {
-	return poll(ctx, q, func(ctx context.Context, m *single) (struct{}, error) { return struct{}{}, m.withdraw(ctx, t) })
+	majority := func(votes []vote[struct{}]) bool { return heard(votes) >= q.need }
+	return poll(ctx, q, majority, func(ctx context.Context, m *single) (struct{}, error) { return struct{}{}, m.withdraw(ctx, t) })
 }
 
 func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (Verdict, error) { return m.verify(ctx, t) })
+	return tally(ctx, q, q.judge, func(ctx context.Context, m *single) (Verdict, error) { return m.verify(ctx, t) })
+}
+
+func (q *quorum) judge(votes []vote[Verdict]) (Verdict, error) {
 	count := make(map[Verdict]int)
 	for _, v := range votes {
 		count[v.Value]++ // 0 for those that did not answer
@@ -235,8 +263,15 @@ func (q *quorum) eval(context.Context, term, string, []string, []any) (any, outc
 }
 
 func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (Revocation, error) { return m.revoke(ctx, k, id, from) })
-	var r Revocation
+	r, err := tally(ctx, q, q.newest, func(ctx context.Context, m *single) (Revocation, error) { return m.revoke(ctx, k, id, from) })
+	if err == nil {
+		_, err = q.raise(ctx, k, r.token)
+	}
+	return r, err
+}
+
+// newest is the revocation that has ended the holder with the greatest token.
+func (q *quorum) newest(votes []vote[Revocation]) (r Revocation, err error) {
 	var passed error
 	won := 0
 	for _, v := range votes {
@@ -254,8 +289,7 @@ func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, fro
 	if won < q.need {
 		return Revocation{}, cmp.Or(passed, failure(q, votes))
 	}
-	_, err := q.raise(ctx, k, r.token)
-	return r, err
+	return r, nil
 }
 
 func (q *quorum) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {
@@ -265,11 +299,13 @@ func (q *quorum) raise(ctx context.Context, k *protocol.Keys, floor int64) (int6
 // greatest is the greatest token that a majority has answered, and not below floor.
 func (q *quorum) greatest(ctx context.Context, floor int64,
 	ask func(context.Context, *single) (int64, error)) (int64, error) {
-	votes := poll(ctx, q, ask)
-	for _, v := range votes {
-		floor = max(floor, v.Value)
-	}
-	return floor, failure(q, votes)
+	return tally(ctx, q, func(votes []vote[int64]) (int64, error) {
+		greatest := floor
+		for _, v := range votes {
+			greatest = max(greatest, v.Value)
+		}
+		return greatest, failure(q, votes)
+	}, ask)
 }
 
 func (q *quorum) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
@@ -289,7 +325,10 @@ func (q *quorum) regrant(ctx context.Context, old term, id uuid.UUID, call any, 
 // inspect reports the holder that a majority names, and the greatest token that any member
 // remembers.
 func (q *quorum) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
-	votes := poll(ctx, q, func(ctx context.Context, m *single) (Inspection, error) { return m.inspect(ctx, k) })
+	return tally(ctx, q, q.agreed, func(ctx context.Context, m *single) (Inspection, error) { return m.inspect(ctx, k) })
+}
+
+func (q *quorum) agreed(votes []vote[Inspection]) (Inspection, error) {
 	count := make(map[uuid.UUID]int)
 	var found, last Inspection
 	for _, v := range votes {

@@ -170,6 +170,47 @@ func TestAMemberThatForgetsIsOutvoted(t *testing.T) {
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrLost)
 }
 
+// The third member is 120 ms further away than the others, which do not agree.
+func TestASlowMemberDecidesWhereTheOthersDisagree(t *testing.T) {
+	for name, begin := range map[string]func(*testing.T, *world){
+		"one does not answer": func(_ *testing.T, w *world) { w.faults.Always(faulty.LoseRequest) },
+		"one has forgotten": func(t *testing.T, w *world) {
+			require.NoError(t, w.client.FlushAll(t.Context()).Err())
+		},
+		"one says that another holds": func(t *testing.T, w *world) {
+			require.NoError(t, w.client.FlushAll(t.Context()).Err())
+			other := w.issuer(t, lease.Config{TTL: time.Minute})
+			try(t, other, "a")
+			try(t, other, "b")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				worlds := []*world{inMemory(t), inMemory(t), inMemory(t)}
+				var clients []redis.UniversalClient
+				for _, w := range worlds {
+					clients = append(clients, w.client)
+				}
+				i, err := lease.NewQuorum(clients, lease.Config{TTL: 12 * time.Second, Namespace: "test", RenewEvery: lease.Never})
+				require.NoError(t, err)
+				delay(worlds[2], 120*ms)
+				l := try(t, i, "a")
+				begin(t, worlds[0])
+
+				require.NoError(t, l.Extend(t.Context()))
+				verdict, err := l.Verify(t.Context())
+				require.NoError(t, err)
+				require.Equal(t, lease.Current, verdict)
+				found, err := i.Inspect(t.Context(), "a")
+				require.NoError(t, err)
+				require.Equal(t, l.LeaseID(), found.Holder)
+				try(t, i, "b")
+				require.NoError(t, l.Release(t.Context()))
+			})
+		})
+	}
+}
+
 func TestAClusterAsAMemberOfAQuorumGrantsSeveralResources(t *testing.T) {
 	t.Parallel()
 	q := newQuorum(t)

@@ -169,7 +169,8 @@ func TestAMemberThatIsNotAskedInTimeHasNotAnswered(t *testing.T) {
 	ask := func(ctx context.Context, _ *single) (int, error) {
 		return protocol.Bounded(ctx, func() (int, error) { return 1, nil })
 	}
-	for _, vote := range poll(t.Context(), q, ask) {
+	enough := func([]vote[int]) bool { return false }
+	for _, vote := range poll(t.Context(), q, enough, ask) {
 		require.ErrorIs(t, vote.Err, ErrUnreachable)
 	}
 }
@@ -191,7 +192,7 @@ func TestTheMissingVoteDecides(t *testing.T) {
 		{[]vote[outcome]{said(done), said(gone), said(gone)}, gone},
 		{[]vote[outcome]{said(done), said(done), said(gone)}, done},
 	} {
-		got, err := decide(&quorum{need: 2}, c.votes)
+		got, err := (&quorum{need: 2}).decide(c.votes)
 		require.Equal(t, c.want, got, "%v", c.votes)
 		if c.want == "" {
 			require.ErrorIs(t, err, ErrUnreachable, "%v", c.votes)
