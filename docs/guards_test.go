@@ -292,6 +292,7 @@ var guards = []struct {
 		{"L5", "a master that hangs ends only its own leases", "ofMaster[master] = append(ofMaster[master], r)", "_, ofMaster[nil] = master, append(ofMaster[nil], r)", "lease.TestAMasterThatHangsEndsOnlyItsOwnLeases"},
 	}},
 	{"internal/protocol/common.lua", []guard{
+		{"L6", "who waits behind 500 dead is not passed", "if not stopped and from >= LOOK then", "if not stopped and from >= LOOK and #visited > 0 then", "lease.TestANewcomerDoesNotPassWhoWaitsBehindTheDead"},
 		{"L2", "a token that is no number ends nothing", "if not last or last > MAX_WHOLE then return nil, corrupt", "if not last then return nil, corrupt", "lease.TestCorruptKeysAreRefusedAndLeftAlone"},
 	}},
 	{"internal/protocol/holder.lua", []guard{

@@ -173,6 +173,50 @@ func TestThousandsOfDeadWaiters(t *testing.T) {
 	require.NoError(t, g.lease.Release(t.Context()))
 }
 
+// The script that finds as many dead as it may look at has not seen who waits behind them.
+func TestANewcomerDoesNotPassWhoWaitsBehindTheDead(t *testing.T) {
+	for kind, c := range map[string]struct {
+		key func(w *world, resource, name string) string
+		try func(t *testing.T, w *world) (*lease.Lease, error)
+	}{
+		"lease": {(*world).key, func(t *testing.T, w *world) (*lease.Lease, error) {
+			return w.issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a")
+		}},
+		"permit": {(*world).permitKey, func(t *testing.T, w *world) (*lease.Lease, error) {
+			return w.semaphore(t, 1, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a")
+		}},
+	} {
+		for _, dead := range []int{499, 500, 1000} {
+			t.Run(fmt.Sprintf("%s behind %d", kind, dead), func(t *testing.T) {
+				t.Parallel()
+				w := worldOn(t, testenv.Redis(t))
+				pipe := w.client.Pipeline()
+				enqueue := func(n int, listener string, arrived time.Time) {
+					call := fmt.Sprint("call", n)
+					pipe.ZAdd(t.Context(), c.key(w, "a", "queue"), redis.Z{Score: float64(arrived.UnixMicro() + int64(n)), Member: call})
+					pipe.HSet(t.Context(), c.key(w, "a", "alive"), call,
+						fmt.Sprintf("%d:%d:1:60000:%s@%s", arrived.Add(5*time.Second).UnixMilli(), arrived.UnixMilli(), uuid.New(), listener))
+				}
+				for n := range dead {
+					enqueue(n, "dead", time.Now().Add(-time.Minute))
+				}
+				living := w.client.Subscribe(t.Context(), c.key(w, "a", "wake")+":living")
+				defer living.Close()
+				_, err := living.Receive(t.Context())
+				require.NoError(t, err)
+				enqueue(dead, "living", time.Now())
+				_, err = pipe.Exec(t.Context())
+				require.NoError(t, err)
+
+				for range 3 { // one script looks at 500
+					_, err = c.try(t, w)
+					require.ErrorIs(t, err, lease.ErrHeld)
+				}
+			})
+		}
+	}
+}
+
 func TestTheDeadAreForgotten(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})

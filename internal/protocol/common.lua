@@ -174,6 +174,7 @@ local function queue_fault(q)
 end
 
 local function leave(q, ...)
+  if select('#', ...) == 0 then return end
   redis.call('ZREM', q.queue, ...)
   redis.call('HDEL', q.alive, ...)
 end
@@ -210,8 +211,8 @@ end
 
 -- Visits the living waiters in order until visit answers true, and takes these out of the queue: the dead; waiters that
 -- claim to live longer than is possible (Redis's clock was set back since); half an entry (the other key was evicted);
--- and waiters that visit marks as gone. If LOOK places were not enough, it returns the waiters that were visited. The
--- caller takes them out, so that the next script gets further. A corrupt queue has no waiters.
+-- and waiters that visit marks as gone. If LOOK places were not enough, it returns the waiters that were visited, perhaps
+-- none. The caller takes them out, so that the next script gets further. A corrupt queue has no waiters.
 local function walk(q, visit)
   local ms = math.floor(q.now / 1000)
   local dropped, visited = {}, {}
@@ -238,8 +239,8 @@ local function walk(q, visit)
     local more = #calls == size
     size = math.min(4 * size, 128, LOOK - from)
   until stopped or not more or size <= 0
-  if #dropped > 0 then leave(q, unpack(dropped)) end
-  if not stopped and from >= LOOK and #visited > 0 then return visited end
+  leave(q, unpack(dropped))
+  if not stopped and from >= LOOK then return visited end
 end
 
 -- Sends news to the waiter. Answers whether its process listens. A process whose connection broke unnoticed counts as
