@@ -374,6 +374,10 @@ var guards = []struct {
 		{"L5", "a hand-over is not trusted where a lock has to be renewed first", " || c.cfg.Outer != nil {", " {", "lease.TestWhichGrantsAreBelieved"},
 		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
 	}},
+	{"lease/provisional.go", []guard{
+		{"L5", "a hand-over whose first renewal is refused is renewed again", "l.provisional = l.provisional && err != nil", "l.provisional = l.provisional && protocol.Transient(err)", "lease.TestAHandOverOutlastsARefusal"},
+		{"L5", "a short lease that was handed over is renewed in time", "min(settleAfter, l.core.cfg.TTL/6)", "settleAfter", "lease.TestAShortLeaseThatWasHandedOverIsMadeFull"},
+	}},
 	{"lease/giveback.go", []guard{
 		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},
 		{"L8", "the end of a context does not stop a release", "protocol.Insist(context.WithoutCancel(ctx), time.Until(d.until),", "protocol.Insist(ctx, time.Until(d.until),", "lease.TestReleaseOutlivesItsCaller"},

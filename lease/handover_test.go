@@ -165,6 +165,47 @@ func TestAHandOverIsMadeFull(t *testing.T) {
 
 // Redis hangs behind the hand-over: what was not made full ends within the second, on this side
 // before it ends on the other.
+func TestAShortLeaseThatWasHandedOverIsMadeFull(t *testing.T) {
+	for _, ttl := range []time.Duration{20 * ms, 50 * ms, 100 * ms} {
+		t.Run(ttl.String(), func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				holder := try(t, w.issuer(t, lease.Config{TTL: ttl}), "a")
+				grants := make(chan grant)
+				wait(t.Context(), w.issuer(t, lease.Config{TTL: ttl}), 0, grants)
+				synctest.Wait()
+				require.NoError(t, holder.Release(t.Context()))
+				g := <-grants
+				require.NoError(t, g.err)
+				time.Sleep(time.Second)
+				require.NoError(t, g.lease.Err())
+				require.NoError(t, g.lease.Release(t.Context()))
+			})
+		})
+	}
+}
+
+// Redis refuses writes for a moment, as when a replica reconnects. The first renewal is tried again
+// before the second is over for which the lease was handed over.
+func TestAHandOverOutlastsARefusal(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		cfg := lease.Config{TTL: 30 * time.Second}
+		holder := try(t, w.issuer(t, cfg), "a")
+		grants := make(chan grant)
+		wait(t.Context(), w.issuer(t, cfg), 0, grants)
+		synctest.Wait()
+		require.NoError(t, holder.Release(t.Context()))
+		g := <-grants
+		require.NoError(t, g.err)
+		w.memory.SetError("NOREPLICAS Not enough good replicas to write.")
+		_ = g.lease.ValidUntil()
+		time.Sleep(500 * ms)
+		w.memory.SetError("")
+		time.Sleep(time.Second)
+		require.NoError(t, g.lease.Err())
+		require.NoError(t, g.lease.Release(t.Context()))
+	})
+}
+
 func TestAHandOverThatIsNotMadeFullEnds(t *testing.T) {
 	for name, test := range map[string]struct {
 		fault faulty.Fault

@@ -10,8 +10,8 @@ const (
 	// How long a lease lasts that was handed over, if its TTL is not shorter; holder.lua has it too.
 	provisionally = time.Second
 
-	// After settleAfter a lease that was handed over is made full, or before if its validity is asked
-	// for.
+	// After settleAfter, or a sixth of its TTL, a lease that was handed over is made full, or before
+	// if its validity is asked for.
 	settleAfter = 50 * time.Millisecond
 	settleTry   = 250 * time.Millisecond // for one attempt
 )
@@ -19,21 +19,19 @@ const (
 // settleLater makes a lease that was handed over last for its TTL, beside the work. Work that is
 // done before costs no request for it.
 func (l *Lease) settleLater() {
-	if protocol.Sleep(l.ctx, settleAfter) {
-		for l.pending() {
-			l.settle()
-		}
+	for wait := min(settleAfter, l.core.cfg.TTL/6); protocol.Sleep(l.ctx, wait) && l.pending(); {
+		l.settle()
 	}
 }
 
-// settle makes one attempt. Whatever is answered, it is known then how long the lease lasts.
+// settle makes one attempt. A refusal leaves the lease as short as it was, so another follows.
 func (l *Lease) settle() {
 	ctx, cancel := protocol.Within(l.ctx, settleTry)
 	defer cancel()
 	err := l.Extend(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.provisional = l.provisional && protocol.Transient(err)
+	l.provisional = l.provisional && err != nil
 }
 
 // pending is true for a lease that was handed over, until a renewal has succeeded or it is over.
