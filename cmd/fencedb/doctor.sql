@@ -133,7 +133,7 @@ WHERE p.mode IS NOT NULL AND NOT m.is_partition AND NOT EXISTS (SELECT FROM pg_t
 
 -- error guard_incomplete: table %s, and it is protected
 -- Why: without ~fencedb_truncate any client can empty it without a token; without ~fencedb_statement transactions outlast their leases
--- Do: call fencedb.protect (or protect_row) for the protected table once more, which makes what lacks
+-- Do: call fencedb.protect (or protect_row) for the protected table once more, which makes what is missing
 SELECT format('%s lacks the trigger %s', m.member, string_agg(own.name, ' and ' ORDER BY own.name))
 FROM fencedb.protected_tables p, fencedb.members(p.table_name) m JOIN pg_class c ON c.oid = m.member, (VALUES ('~fencedb_statement'), ('~fencedb_truncate')) own(name)
 WHERE p.mode IS NOT NULL AND NOT m.is_partition AND c.relkind <> 'f'
@@ -190,14 +190,14 @@ SELECT * FROM (
 ) AS gaps(what) ORDER BY 1;
 
 -- warning guard_unknown: the guard of table %s has lost the comment that protect made
--- Why: it refuses as before, but nothing of fencedb knows it: protect, observe, enforce and adopt fail for the table
--- Do: call fencedb.unprotect and fencedb.protect for the table in one transaction, with the same resource
+-- Why: it refuses, or observes, as before, but nothing of fencedb knows it: protect, observe, enforce and adopt fail for the table
+-- Do: call fencedb.unprotect and fencedb.protect for the table in one transaction, with the same resource, which fencedb.audit has
 SELECT t.tgrelid::regclass::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc f ON f.oid = t.tgfoid, fencedb.guard_facts(f.oid) AS facts
 WHERE t.tgname = '~fencedb_row' AND t.tgparentid = 0 AND f.proname ~ '^fencedb_guard_' AND pg_has_role(f.proowner, c.relowner, 'MEMBER')
   AND (facts.mode IN ('ledger', 'row')) IS NOT TRUE ORDER BY 1;
 
 -- warning guard_renamed: trigger %s is a guard under another name
--- Why: it refuses as before, but nothing of fencedb knows it, and triggers that fire after it can change rows that it has judged
+-- Why: it refuses, or observes, as before, but nothing of fencedb knows it, and triggers that fire after it can change rows that it has judged
 -- Do: ALTER TRIGGER ... RENAME TO "~fencedb_row"
 SELECT format('%I on %s', t.tgname, t.tgrelid::regclass) FROM pg_trigger t JOIN pg_proc f ON f.oid = t.tgfoid, fencedb.guard_facts(f.oid) AS facts
 WHERE t.tgparentid = 0 AND f.proname ~ '^fencedb_guard_' AND facts.mode IN ('ledger', 'row')
