@@ -247,7 +247,7 @@ func (e *examination) examineLeases(ctx context.Context) {
 	for _, problem := range found.Problems[:min(most, len(found.Problems))] {
 		e.add("redis_corrupt", visible(problem))
 	}
-	limit := len(e.findings) + most
+	limit, now := len(e.findings)+most, time.UnixMicro(floor(e.redis))
 	for _, h := range found.Leases {
 		left, who := time.Duration(h.ExpiresInMS)*time.Millisecond, cmp.Or(visible(h.Label), "lease "+h.LeaseID.String()[:8])
 		switch {
@@ -255,8 +255,8 @@ func (e *examination) examineLeases(ctx context.Context) {
 			return
 		case left > longTTL:
 			e.add("lease_ttl", visible(h.Resource), who, span(left))
-		case h.IssuedAt != nil && time.Since(*h.IssuedAt) > longHold:
-			e.add("lease_unbounded", visible(h.Resource), who, elapsed(*h.IssuedAt))
+		case h.IssuedAt != nil && now.Sub(*h.IssuedAt) > longHold:
+			e.add("lease_unbounded", visible(h.Resource), who, span(now.Sub(*h.IssuedAt)))
 		}
 	}
 }

@@ -135,16 +135,16 @@ func value[T any](there *T) (v T) {
 func (r *inspection) print(p page) {
 	p.facts(
 		[2]string{"RESOURCE", visible(r.Resource)},
-		[2]string{"HOLDER", r.Holder.String()},
+		[2]string{"HOLDER", r.Holder.text(p)},
 		[2]string{"WAITING", fmt.Sprint(r.Waiters)},
 		[2]string{"REDIS", r.counter()},
-		[2]string{"LEDGER", r.Fence.String()},
+		[2]string{"LEDGER", r.Fence.text(p)},
 	)
 	list(p, []string{"PID", "APPLICATION", "STATE", "OPEN FOR"}, r.Transactions, func(t transaction) []string {
 		return []string{fmt.Sprint(t.PID), visible(t.Application), t.State, millis(t.OpenMS)}
 	})
 	list(p, []string{"REFUSED", "WORKER", "CARRIED", "STORED"}, r.Refusals, func(w refused) []string {
-		return []string{elapsed(w.At) + " ago", visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
+		return []string{p.since(w.At) + " ago", visible(w.Worker), fmt.Sprint(w.Token), fmt.Sprint(w.Stored)}
 	})
 	if len(r.Notes) > 0 {
 		fmt.Fprintln(p.out)
@@ -154,7 +154,7 @@ func (r *inspection) print(p page) {
 	}
 }
 
-func (h *holder) String() string {
+func (h *holder) text(p page) string {
 	if h == nil {
 		return "nobody"
 	}
@@ -163,7 +163,7 @@ func (h *holder) String() string {
 		text = visible(h.Label) + "\n" + text
 	}
 	if h.IssuedAt != nil {
-		text += ", for " + elapsed(*h.IssuedAt)
+		text += ", for " + p.since(*h.IssuedAt)
 	}
 	return fmt.Sprintf("%s, ends in %s unless renewed\nlease %s", text, millis(h.ExpiresInMS), h.LeaseID)
 }
@@ -179,11 +179,11 @@ func (r *inspection) counter() string {
 	return text
 }
 
-func (f *fence) String() string {
+func (f *fence) text(p page) string {
 	if f == nil {
 		return "no token has entered"
 	}
-	return fmt.Sprintf("token %d, entered %s ago\nlease %s", f.Token, elapsed(f.EnteredAt), f.LeaseID)
+	return fmt.Sprintf("token %d, entered %s ago\nlease %s", f.Token, p.since(f.EnteredAt), f.LeaseID)
 }
 
 // note is a conclusion from the inspection. Its code is for programs and does not change.

@@ -66,7 +66,7 @@ func (l *leaseList) print(p page) {
 		header = header[:len(header)-1]
 	}
 	table(p, header, l.Leases, func(h held) []string {
-		return []string{visible(h.Resource), fmt.Sprint(h.Token), since(h.IssuedAt),
+		return []string{visible(h.Resource), fmt.Sprint(h.Token), h.age(p),
 			millis(h.ExpiresInMS), fmt.Sprint(h.Waiters), h.LeaseID.String()[:8], visible(h.Label), h.Kind}[:len(header)]
 	})
 	if l.More {
@@ -77,12 +77,12 @@ func (l *leaseList) print(p page) {
 	}
 }
 
-// since is empty if the time is unknown.
-func since(at *time.Time) string {
-	if at == nil {
+// age is empty if it is unknown.
+func (h held) age(p page) string {
+	if h.IssuedAt == nil {
 		return ""
 	}
-	return elapsed(*at)
+	return p.since(*h.IssuedAt)
 }
 
 // selection holds the arguments of leases.
@@ -115,7 +115,7 @@ func (s *servers) findLeases(ctx context.Context, wanted selection) (*leaseList,
 		return nil, usage("%w", err)
 	}
 
-	now := time.Now()
+	now := time.Now().Add(s.ahead)
 	age := func(h held) time.Duration { return now.Sub(*cmp.Or(h.IssuedAt, &now)) } // new where the token does not tell
 	all, problems := make([][]held, len(keys)), make([]string, len(keys))
 	asking, ctx := errgroup.WithContext(ctx)

@@ -152,6 +152,22 @@ func TestLeasesByAge(t *testing.T) {
 	require.Equal(t, []string{"a:hour", "b:day"}, names, "by name unless told otherwise")
 }
 
+// A lease is as old as the servers say, whatever time it is where somebody looks.
+func TestAgesAreByTheClockOfTheServers(t *testing.T) {
+	t.Parallel()
+	w := sound(t)
+	w.acquire("seat:1")
+	owner := fmt.Sprintf("%s:%d:call", uuid.New(), time.Now().Add(-23*time.Hour-30*time.Minute).UnixMicro())
+	require.NoError(t, w.own.Client().Set(t.Context(), "lease:v1:{"+w.namespace+"/seat:1}:owner", owner, time.Hour-time.Minute).Err())
+	w.as("--redis", "redis://"+timeProxy(t, w.own.Addr(), time.Hour))
+
+	names, _ := w.listed("--older-than", "24h10m")
+	require.Equal(t, []string{"seat:1"}, names)
+	require.Contains(t, w.ok("leases"), "  1d  ", "not 23h30m")
+	require.Contains(t, w.ok("inspect", "seat:1"), "for 1d,")
+	require.Contains(t, w.ok("doctor"), "lease_unbounded")
+}
+
 func TestLeasesKnowsSemaphoresAndClaims(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -93,6 +93,8 @@ type app struct {
 	names                 names
 	json, yes             bool
 	timeout               time.Duration
+
+	ahead time.Duration // how far the clock of the servers is ahead of this machine's, once they were asked
 }
 
 const description = `Leases live in Redis, fences in Postgres. The two addresses come from

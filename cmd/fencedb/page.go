@@ -26,7 +26,7 @@ type report interface {
 func (a *app) show(r report) error {
 	if !a.json {
 		out := bufio.NewWriter(a.out) // keeps the first error
-		r.print(page{out, a.screen})
+		r.print(a.page(out))
 		return out.Flush()
 	}
 	encoder := json.NewEncoder(a.out)
@@ -42,7 +42,7 @@ func (a *app) confirm(ctx context.Context, question string, about ...report) err
 		return nil
 	}
 	for _, r := range about {
-		r.print(page{a.errOut, a.screen})
+		r.print(a.page(a.errOut))
 		fmt.Fprintln(a.errOut)
 	}
 	fmt.Fprintf(a.errOut, "%s [y/N] ", question)
@@ -96,14 +96,21 @@ func span(d time.Duration) string {
 
 func millis(ms int64) string { return span(time.Duration(ms) * time.Millisecond) }
 
-// elapsed formats the time since then.
+// elapsed formats the time since then, by the clock of this machine.
 func elapsed(then time.Time) string { return span(max(0, time.Since(then))) }
 
 // page prints text for a person.
 type page struct {
 	out io.Writer
 	screen
+	ahead time.Duration // as app has it
 }
+
+func (a *app) page(out io.Writer) page { return page{out, a.screen, a.ahead} }
+
+// since formats the time since then, by the clock of the servers: the machine of a person may be
+// minutes off.
+func (p page) since(then time.Time) string { return elapsed(then.Add(-p.ahead)) }
 
 const (
 	gap       = "  " // between columns

@@ -17,7 +17,7 @@ import (
 
 func onScreen(s screen, draw func(page)) string {
 	var out bytes.Buffer
-	draw(page{&out, s})
+	draw((&app{screen: s}).page(&out))
 	return out.String()
 }
 

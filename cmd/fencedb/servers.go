@@ -134,13 +134,16 @@ func (a *app) read(where needs, check func(*cli.Command) error, do work) cli.Act
 	})
 }
 
-// connect also warns of a replica and of a standby.
+// connect also warns of a replica and of a standby, and asks for the time.
 func (s *servers) connect(ctx context.Context) error {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	if s.client != nil {
-		if err := s.client.Ping(ctx).Err(); err != nil {
+		at, err := s.client.Time(ctx).Result()
+		if err != nil && !redis.IsPermissionError(err) {
 			return fmt.Errorf("redis: %w", err)
+		} else if err == nil {
+			s.ahead = time.Until(at)
 		}
 	}
 	if one, is := s.client.(*redis.Client); is { // those of a Cluster and of Sentinels ask primaries
@@ -151,8 +154,12 @@ func (s *servers) connect(ctx context.Context) error {
 	}
 	if s.pool != nil {
 		var standby bool
-		if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery()`).Scan(&standby); err != nil {
+		var at time.Time
+		if err := s.pool.QueryRow(ctx, `SELECT pg_is_in_recovery(), clock_timestamp()`).Scan(&standby, &at); err != nil {
 			return fmt.Errorf("postgres: %w", err)
+		}
+		if s.client == nil {
+			s.ahead = time.Until(at)
 		}
 		if standby {
 			fmt.Fprintln(s.errOut, "fencedb: this Postgres is a standby: what it says may be old, and nothing can be changed there. "+

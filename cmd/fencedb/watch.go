@@ -106,7 +106,7 @@ func (s *servers) hintAtFeed(ctx context.Context, stream feed.Option) {
 	if published(ctx, s.client, stream) != nil {
 		return
 	}
-	page{s.errOut, s.screen}.say("%s", "No events yet, and no program has published any before. To publish, a program passes "+
+	s.page(s.errOut).say("%s", "No events yet, and no program has published any before. To publish, a program passes "+
 		"events := feed.New(client), of observe/feed, to lease.Config.Tracers and to fencedb.With(pool, fencedb.Trace(events)). "+
 		"If they set a Namespace, give it as --namespace.")
 }
@@ -118,7 +118,7 @@ func (a *app) eventWriter() func(feed.Event) error {
 		lines := json.NewEncoder(a.out)
 		return func(e feed.Event) error { return lines.Encode(e) }
 	}
-	p, widths := page{a.out, a.screen}, []int{len(clock), 8, len(feed.Committed), 8, 16}
+	p, widths := a.page(a.out), []int{len(clock), 8, len(feed.Committed), 8, 16}
 	return func(e feed.Event) error { return p.event(e, widths) }
 }
 
