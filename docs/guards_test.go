@@ -398,4 +398,8 @@ var guards = []struct {
 	{"lease/outer.go", []guard{
 		{"L5", "a lease ends with the lock around it", "if err := e.outer.renew(ctx); err != nil {", "if err := e.outer.renew(ctx); err != nil && false {", "lease.TestALeaseEndsBeforeTheLockAroundIt"},
 	}},
+	{"cmd/fencedb/prune.go", []guard{
+		{"S5", "what Redis knows by other flags is not forgotten", "if p.elsewhere[resource] || p.elsewhere[protocol.Digest(resource)] {", "if false {", "cmd/fencedb.TestPruneWithTheWrongFlagsForgetsNothing"},
+		{"S5", "a fence of another issuer is not forgotten", "f.annulled IS NULL AND NOT `+foreign+`", "f.annulled IS NULL `+``+`", "cmd/fencedb.TestPruneLeavesFencesThatWereSetBackAndThoseOfOtherIssuers"},
+	}},
 }

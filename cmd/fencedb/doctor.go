@@ -185,7 +185,7 @@ var (
 
 func (e *examination) askQuestions(ctx context.Context) error {
 	for _, q := range questions {
-		rows, _ := e.pool.Query(ctx, q[6], pgx.NamedArgs{"long": e.long.Seconds()})
+		rows, _ := e.pool.Query(ctx, strings.Replace(q[6], "@too_high", tooHigh, 1), pgx.NamedArgs{"long": e.long.Seconds()})
 		subjects, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			return err

@@ -1,6 +1,6 @@
 -- What fencedb doctor can find. Where a query follows, it is for Postgres, and each row of the answer is a finding. Its
--- one column says about what, and stands for %s. @long is the number of seconds in --long. The others, which come first,
--- are found by doctor.go.
+-- one column says about what, and stands for %s. @long is the number of seconds in --long, @too_high a condition in
+-- inspect.go. The others, which come first, are found by doctor.go.
 
 -- error postgres_unreachable: Postgres cannot be reached: %s
 -- Why: nothing fenced can be written, and the ledger and the tables were not examined
@@ -285,5 +285,4 @@ WHERE p.prepared < clock_timestamp() - make_interval(secs => @long) ORDER BY 1;
 -- error fence_too_high: the fence of %s is at the highest token that there is, or above
 -- Why: no lease gets past it, so nobody can write to its rows
 -- Do: stop what entered it, and run fencedb reset for the resource; if another issuer makes such tokens, call fencedb.declare_foreign
-SELECT f.resource FROM fencedb.fences f WHERE f.last_fencing_token >= 9007199254740991
-  AND NOT EXISTS (SELECT FROM fencedb.foreign_issuers i WHERE i.resource_type = split_part(f.resource, ':', 1)) ORDER BY 1 LIMIT 100;
+SELECT f.resource FROM fencedb.fences f WHERE @too_high ORDER BY 1 LIMIT 100;

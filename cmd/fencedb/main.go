@@ -54,7 +54,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return own.code
 }
 
-// Exit codes. They are documented in the README and do not change.
+// Exit codes. They are documented in docs/command.md and do not change.
 const (
 	exitDone     = 0
 	exitFailed   = 1 // failed, doctor found an error, or chaos or drill a broken promise
