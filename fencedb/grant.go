@@ -92,7 +92,9 @@ func flatten(g Grant) []Grant {
 //	err := fencedb.Tx(ctx, pool, fencedb.Carry(lease), func(tx pgx.Tx) error { ... })
 //
 // A carried grant locks nothing until its row is updated, so S3 holds only from then on: lock the
-// row (SELECT ... FOR UPDATE) before deciding by what it holds. Above READ COMMITTED that protects
+// row (SELECT ... FOR UPDATE) before deciding by what it holds. A token that has entered, as by a
+// seal or a revocation, refuses older ones here too, but has not waited for transactions that carry
+// them: what had written its row before can still commit. Above READ COMMITTED that protects
 // the row and nothing else, since the snapshot is older than the lock: there, enter. It does not
 // admit to tables under fencedb.protect. Together with grants that are entered, in All, it is
 // entered too.

@@ -139,6 +139,41 @@ func TestARowFenceCannotBeTakenAway(t *testing.T) {
 	require.Equal(t, "41", s.one(`SELECT last_fencing_token FROM jobs WHERE id = 1`), "the stamp cannot be chosen")
 }
 
+// The ledger has what was sealed, revoked or entered for other tables.
+func TestACarriedGrantIsJudgedByTheLedgerToo(t *testing.T) {
+	t.Parallel()
+	const update = `UPDATE jobs SET state = 'LATE' WHERE id = 1`
+	again := carry(42, "job:1") + `; UPDATE jobs SET state = 'RUNNING' WHERE id = 1; COMMIT`
+	for name, c := range map[string]struct{ before, begin, beside, write, code string }{
+		"the same has entered":         {enter(42, "job:1"), `BEGIN`, ``, update, ""},
+		"an older one has entered":     {enter(41, "job:1"), `BEGIN`, ``, update, ""},
+		"a newer one has entered":      {enter(43, "job:1"), `BEGIN`, ``, update, "FN001"},
+		"the same, of another lease":   {`SELECT fencedb.enter('job:1', 42, gen_random_uuid())`, `BEGIN`, ``, update, "FN001"},
+		"after it has written":         {`BEGIN; ` + again + `; ` + enter(43, "job:1"), `BEGIN`, ``, update, "FN001"},
+		"it inserts":                   {enter(43, "job:3"), `BEGIN; ` + carry(42, "job:3"), ``, `INSERT INTO jobs VALUES (3, 'LATE')`, "FN001"},
+		"meanwhile":                    {``, `BEGIN`, enter(43, "job:1"), update, "FN001"},
+		"meanwhile, at an old level":   {``, `BEGIN ISOLATION LEVEL REPEATABLE READ`, enter(43, "job:1"), update, ""}, // as carry says
+		"before, at an old level":      {enter(43, "job:1"), `BEGIN ISOLATION LEVEL REPEATABLE READ`, ``, update, "FN001"},
+		"it was set back":              {enter(900, "job:1") + `; SELECT fencedb.reset_fence('job:1', 41, 'ann', 'a slip')`, `BEGIN`, ``, update, ""},
+		"it was set back to this one":  {enter(900, "job:1") + `; SELECT fencedb.reset_fence('job:1', 42, 'ann', 'a slip')`, `BEGIN`, ``, update, "FN001"},
+		"it was overtaken by somebody": {`BEGIN; ` + carry(1, "job:1") + `; UPDATE jobs SET state = 'OLD' WHERE id = 1; COMMIT; BEGIN; ` + enter(42, "job:1") + `; COMMIT; SELECT fencedb.take_over_as('jobs', current_user::regrole, now() + interval '1 day'); UPDATE jobs SET state = 'TAKEN' WHERE id = 1; SELECT fencedb.end_take_over('jobs')`, `BEGIN`, ``, update, "FN001"},
+	} {
+		s := newJobs(t)
+		s.exec(c.before)
+		s.exec(c.begin + "; " + carry(42, "job:1") + "; SELECT FROM jobs")
+		if c.beside != "" {
+			s.beside().exec(c.beside)
+		}
+
+		if c.code != "" {
+			s.refused(c.code, c.write)
+			require.NotContains(t, s.one(`SELECT string_agg(state, ' ') FROM jobs`), "LATE", name)
+		} else {
+			s.exec(c.write + `; COMMIT`)
+		}
+	}
+}
+
 // The older holder's update waits for the newer's row lock, and is then judged by what the newer
 // left.
 func TestAStaleUpdateThatWaitedIsJudgedByTheNewRow(t *testing.T) {

@@ -1,6 +1,7 @@
 -- Row fences: where a resource is exactly one row that is never deleted, the row can be its own
 -- ledger. Its transactions carry the grant, which writes nothing, and the row that an UPDATE has
--- locked anyway says whether the token is current.
+-- locked anyway says whether the token is current. Resources are sealed in the ledger, though, by
+-- revocations too. So what has entered there is looked at as well.
 
 -- +goose Up
 
@@ -46,7 +47,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, for tables under fencedb.protect_row: takes no lock and writes nothing; the row that is updated judges the token. Until the transaction has updated or locked the row, another holder may change it, so lock it (SELECT ... FOR UPDATE) before deciding by what it holds. At REPEATABLE READ and SERIALIZABLE that refuses a row that has changed since the snapshot, with 40001, but what the transaction reads elsewhere may be older than the lock: there, enter.';
+COMMENT ON FUNCTION fencedb.carry(text, bigint, uuid, bigint) IS 'Like enter, for tables under fencedb.protect_row: takes no lock and writes nothing; the row that is updated judges the token, and the ledger, if a newer one has entered or was sealed. Nobody who enters waits for a transaction that carries: one that has written its row before a newer token entered can commit after it, and at REPEATABLE READ and SERIALIZABLE one whose snapshot is older can write as well. Until the transaction has updated or locked the row, another holder may change it, so lock it (SELECT ... FOR UPDATE) before deciding by what it holds. At REPEATABLE READ and SERIALIZABLE that refuses a row that has changed since the snapshot, with 40001, but what the transaction reads elsewhere may be older than the lock: there, enter.';
 
 -- The judge of one row. Greater, or equal under the same lease, so that a holder can write RUNNING
 -- and then DONE. Plain >= would let two holders of one number both write; plain > would refuse the
@@ -66,7 +67,7 @@ BEGIN
     IF until IS NULL AND NOT overtakes THEN
         PERFORM fencedb.raise_no_token(target::text, operation, coalesce(after, before), NULL);
     END IF;
-    IF fencedb.left_ms() < 0 THEN
+    IF NOT overtakes AND fencedb.left_ms() < 0 THEN
         PERFORM fencedb.raise_overdue();
     ELSIF after IS NULL THEN
         RAISE EXCEPTION 'the resource of a row of protected table % is NULL', target
@@ -76,7 +77,7 @@ BEGIN
             USING ERRCODE = 'feature_not_supported', HINT = 'Rows under fencedb.protect_row stay, in their partition too, and keep their resource. Nothing was written. Use fencedb.protect for tables whose rows come and go.';
     ELSIF overtakes THEN
         IF lease IS DISTINCT FROM fencedb.overtaking_lease() THEN
-            token := fencedb.overtaking_token(after, NULL, token);
+            token := fencedb.overtaking_token(after, (SELECT f.last_fencing_token FROM fencedb.fences f WHERE f.resource = after), token);
             lease := fencedb.overtaking_lease();
         END IF;
         RETURN;
@@ -91,12 +92,12 @@ BEGIN
             DETAIL  = jsonb_build_object('table', target, 'resource', after, 'entered', (SELECT jsonb_agg(k ORDER BY k) FROM jsonb_object_keys(fencedb.grants() || coalesce(fencedb.carried(), '{}')) k))::text,
             HINT    = 'Carry the grants of all resources the transaction writes to. Nothing was written.';
     ELSIF token > own_token OR token = own_token AND lease <> own_lease THEN
-        -- A stamp that fencedb.reset_fence has annulled counts as the fence that it left. What a
-        -- later holder stamps counts again.
+        -- Not if fencedb.reset_fence has annulled the stamp: then the fence that it left counts.
         PERFORM fencedb.raise_stale(after, own_token, token)
-        WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = after AND concat_ws(' ', token, lease) = ANY (f.annulled)
-                          AND (own_token > f.last_fencing_token OR own_token = f.last_fencing_token AND own_lease = f.lease_id));
+        WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = after AND concat_ws(' ', token, lease) = ANY (f.annulled));
     END IF;
+    PERFORM fencedb.raise_stale(after, own_token, f.last_fencing_token) FROM fencedb.fences f
+    WHERE f.resource = after AND (f.last_fencing_token > own_token OR f.last_fencing_token = own_token AND f.lease_id <> own_lease);
     token := own_token;
     lease := own_lease;
 END
@@ -106,8 +107,8 @@ $$;
 COMMENT ON FUNCTION fencedb.require_any_row(regclass, text, text, text, bigint, uuid) IS 'Raises FN001 to FN003 or FN006 unless this transaction carries a token that the row accepts; returns what to stamp on it.';
 
 -- The common case: a row that is updated under a grant that this transaction carries, keeps its
--- resource, and has an older token, or the same. As in fencedb.require, there is no search_path,
--- and so every name has its schema.
+-- resource, and has an older token, or the same, as the ledger has. As in fencedb.require, there is
+-- no search_path, and so every name has its schema.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.require_row(target regclass, operation text, before text, after text, INOUT token bigint, INOUT lease uuid)
     LANGUAGE plpgsql SECURITY DEFINER
@@ -118,15 +119,19 @@ DECLARE
     own       pg_catalog.text;
     own_token pg_catalog.int8;
     own_lease pg_catalog.uuid;
+    fence     pg_catalog.int8;
+    holder    pg_catalog.uuid;
 BEGIN
     IF signed OPERATOR(pg_catalog.<>) '' AND operation OPERATOR(pg_catalog.=) 'UPDATE' AND before OPERATOR(pg_catalog.=) after THEN
-        SELECT k.key INTO key FROM fencedb.signing_key k;
+        SELECT k.key, f.last_fencing_token, f.lease_id INTO key, fence, holder
+        FROM fencedb.signing_key k LEFT JOIN fencedb.fences f ON f.resource OPERATOR(pg_catalog.=) after;
         own := CASE WHEN pg_catalog."left"(signed, 64) OPERATOR(pg_catalog.=) fencedb.signature(key, pg_catalog.substr(signed, 65)) AND fencedb.left_ms() OPERATOR(pg_catalog.>=) 0
             THEN pg_catalog.substr(signed, 65)::pg_catalog.jsonb OPERATOR(pg_catalog.->>) after END;
         own_token := pg_catalog.split_part(own, ' ', 1)::pg_catalog.int8;
         own_lease := pg_catalog.split_part(own, ' ', 2)::pg_catalog.uuid;
     END IF;
-    IF own_token OPERATOR(pg_catalog.>) token OR own_token OPERATOR(pg_catalog.=) token AND own_lease OPERATOR(pg_catalog.=) lease THEN
+    IF (own_token OPERATOR(pg_catalog.>) token OR own_token OPERATOR(pg_catalog.=) token AND own_lease OPERATOR(pg_catalog.=) lease)
+       AND coalesce(own_token OPERATOR(pg_catalog.>) fence OR own_token OPERATOR(pg_catalog.=) fence AND own_lease OPERATOR(pg_catalog.=) holder, true) THEN
         token := own_token;
         lease := own_lease;
     ELSE
