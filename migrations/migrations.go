@@ -45,23 +45,32 @@ const (
 	versionTable = "fencedb.goose_db_version"
 
 	// lockID is the advisory lock that migrators of one database take in turn: "fencedb" in ASCII.
-	lockID = 0x66656e63656462
+	lockID = "x'66656e63656462'::bigint"
 
 	// Under the lock: two CREATE SCHEMA IF NOT EXISTS at once can collide in the catalog. One
 	// statement, because not every driver sends several.
 	createSchema = `DO $$ BEGIN
-    PERFORM pg_catalog.pg_advisory_xact_lock(x'66656e63656462'::bigint);
+    PERFORM pg_catalog.pg_advisory_xact_lock(` + lockID + `);
     IF pg_catalog.to_regnamespace('fencedb') IS NULL THEN
         CREATE SCHEMA fencedb;
         COMMENT ON SCHEMA fencedb IS 'Fencing tokens at the storage boundary: github.com/fencedb/fencedb';
     END IF;
 END $$`
+
+	// dropSchema removes what is left when every migration is undone. Under the lock, and only if
+	// nobody has begun to migrate again meanwhile.
+	dropSchema = `DO $$ BEGIN
+    PERFORM pg_catalog.pg_advisory_xact_lock(` + lockID + `);
+    IF pg_catalog.to_regclass('` + versionTable + `') IS NULL THEN
+        RETURN;
+    ELSIF NOT EXISTS (SELECT FROM ` + versionTable + ` WHERE version_id OPERATOR(pg_catalog.>) 0) THEN
+        DROP TABLE ` + versionTable + `;
+        DROP SCHEMA fencedb;
+    END IF;
+END $$`
 )
 
 var errNilDB = errors.New("the database is nil; with pgx pass stdlib.OpenDBFromPool(pool)")
-
-// dropAll removes what is left when every migration is undone.
-var dropAll = []string{"DROP TABLE IF EXISTS " + versionTable, "DROP SCHEMA IF EXISTS fencedb"}
 
 // Migration is one step of the schema and whether the database has it.
 type Migration struct {
@@ -98,10 +107,8 @@ func Down(ctx context.Context, db *sql.DB) error {
 	if err == nil {
 		_, err = provider.DownTo(ctx, 0)
 	}
-	for _, statement := range dropAll {
-		if err == nil {
-			_, err = db.ExecContext(ctx, statement)
-		}
+	if err == nil {
+		_, err = db.ExecContext(ctx, dropSchema)
 	}
 	return failed("down", err)
 }
@@ -220,12 +227,12 @@ func newProvider(db *sql.DB, files fs.FS, table string) (*goose.Provider, error)
 type advisoryLock struct{}
 
 func (advisoryLock) SessionLock(ctx context.Context, conn *sql.Conn) error {
-	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_lock($1)", int64(lockID))
+	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_lock("+lockID+")")
 	return err
 }
 
 func (advisoryLock) SessionUnlock(ctx context.Context, conn *sql.Conn) error {
-	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_unlock($1)", int64(lockID))
+	_, err := conn.ExecContext(ctx, "SELECT pg_catalog.pg_advisory_unlock("+lockID+")")
 	return err
 }
 

@@ -3,6 +3,7 @@ package migrations_test
 import (
 	"context"
 	"database/sql"
+	"strings"
 	"testing"
 
 	"github.com/pressly/goose/v3"
@@ -106,6 +107,26 @@ func TestDownRefusesWhileATableIsProtected(t *testing.T) {
 
 	psql.exec(`SELECT fencedb.unprotect('seats')`)
 	require.NoError(t, migrations.Down(t.Context(), db))
+}
+
+// The last statement of Down comes when its lock on migrating is given back.
+func TestDownLeavesWhatIsMigratedMeanwhile(t *testing.T) {
+	t.Parallel()
+	migrator := newSession(t)
+	down := migrator.beside()
+	script := migrations.Scripts()[0].Down
+	migrator.exec(`SELECT pg_advisory_lock(x'66656e63656462'::bigint)`)
+
+	done := make(chan error, 1)
+	go func() {
+		_, err := down.conn.PgConn().Exec(t.Context(), script[strings.LastIndex(script, "DO $$"):]).ReadAll()
+		done <- err
+	}()
+	migrator.beside().awaitBlocked(down.conn.PgConn().PID())
+	migrator.exec(`SELECT pg_advisory_unlock(x'66656e63656462'::bigint)`)
+
+	require.NoError(t, <-done)
+	require.Equal(t, "true", migrator.one(`SELECT count(*) > 1 FROM fencedb.goose_db_version`))
 }
 
 func TestBadCallsAreRefused(t *testing.T) {

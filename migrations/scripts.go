@@ -35,7 +35,7 @@ func Scripts() []Script {
 	}
 	first := &scripts[0]
 	first.Up = createSchema + ";\n\n" + createVersionTable + "\n" + first.Up
-	first.Down += strings.Join(dropAll, ";\n") + ";\n"
+	first.Down += dropSchema + ";\n"
 	return scripts
 }
 
