@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -64,6 +65,16 @@ func firstWord(sql string, args []any) string {
 		return ""
 	}
 	return strings.ToUpper(sql[:end])
+}
+
+var commits = regexp.MustCompile(`(?i)^\s*(commit|end)(\s+(work|transaction))?[\s;]*$`)
+
+// checkCommit refuses what would leave the transaction prepared, or open, when its outcome is told.
+func checkCommit(query string) error {
+	if query != "" && !commits.MatchString(query) {
+		return fmt.Errorf("fencedb: nothing was written: the CommitQuery %q of pgx.TxOptions is not COMMIT; leave it empty", query)
+	}
+	return nil
 }
 
 // rewrites reports whether an argument is a rewriter that may make any statement of what it gets.

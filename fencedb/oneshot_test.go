@@ -282,7 +282,6 @@ func TestOptionsOfTheDBHoldForOneShots(t *testing.T) {
 	require.Equal(t, "repeatable read", got, "the call's own come last")
 }
 
-// The server has committed and the results are lost: neither nil nor a failure is true.
 // Where transactions only read by default, those that write say so, and a seal writes.
 func TestARoleThatReadsByDefaultWritesAndSeals(t *testing.T) {
 	t.Parallel()
@@ -299,6 +298,7 @@ func TestARoleThatReadsByDefaultWritesAndSeals(t *testing.T) {
 	}
 }
 
+// The server has committed and the results are lost: neither nil nor a failure is true.
 func TestACommitWhoseResultsAreLostIsErrCommitted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -322,13 +322,51 @@ func TestACommitWhoseResultsAreLostIsErrCommitted(t *testing.T) {
 func TestACommitThatRollsBackIsNoCommit(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	proxy.OnClient(func(msg pgproto3.FrontendMessage) faulty.Fate {
+		if parse, ok := msg.(*pgproto3.Parse); ok && parse.Query == "commit" {
+			parse.Query = "rollback"
+		}
+		return faulty.Pass
+	})
 	b := &pgx.Batch{}
 	b.Queue(insertAnn, 1)
 
-	err := fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b, fencedb.TxOptions(pgx.TxOptions{CommitQuery: "rollback"}))
+	err := fencedb.SendBatch(t.Context(), pool, grant("table:12", 41), b)
 
 	require.ErrorContains(t, err, "rolled back: the answer of COMMIT says so")
 	require.Empty(t, w.guests())
+}
+
+func TestACommitQueryThatIsNoCommitIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for i, c := range []struct {
+		query string
+		ok    bool
+	}{
+		{`PREPARE TRANSACTION 'ann'`, false}, {`COMMIT PREPARED 'ann'`, false}, {`COMMIT AND CHAIN`, false},
+		{`COMMIT; BEGIN`, false}, {`ROLLBACK`, false}, {`SELECT 1`, false}, {`ending`, false},
+		{"\tCommit\nWork;", true}, {`end transaction`, true},
+	} {
+		g, option := grant("table:12", int64(i)+1), fencedb.TxOptions(pgx.TxOptions{CommitQuery: c.query})
+		b := &pgx.Batch{}
+		b.Queue(insertAnn, ids.Add(1))
+		var guest string
+		for name, err := range map[string]error{
+			"Tx":        fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, option),
+			"SendBatch": fencedb.SendBatch(t.Context(), w.pool, g, b, option),
+			"QueryRow": fencedb.QueryRow(t.Context(), fencedb.With(w.pool, option), g,
+				insertAnn+` RETURNING guest`, ids.Add(1)).Scan(&guest),
+		} {
+			if c.ok {
+				require.NoError(t, err, "%s, %s", name, c.query)
+			} else {
+				require.ErrorContains(t, err, "is not COMMIT", "%s, %s", name, c.query)
+			}
+		}
+		require.Equal(t, c.ok, len(w.guests()) > 0, c.query) // those that are refused come first
+	}
 }
 
 // Only a refusal of the fence is answered with a seal and another try. What the statements fail
