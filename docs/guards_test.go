@@ -223,7 +223,7 @@ var guards = []struct {
 		{"S3", "a rewriter reads behind the fence", " && !slices.ContainsFunc(args, rewrites)", "", "fencedb.TestARewriterRunsBehindTheFence"},
 		{"S2", "a refusal of the fence cannot be swallowed", "\tdefer func() { tx.err = err }()\n", "", "fencedb.TestARefusalCannotBeSwallowed"},
 		{"S6", "a savepoint is undone also when its context is over", "if pgconn.SafeToRetry(err) {", "if false {", "fencedb.TestASavepointIsClosedAlsoWhenTheContextIsOver"},
-		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.err == nil && ", "\tif false && ", "fencedb.TestASavepointThatCannotBeRolledBackIsNotCommitted"},
+		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.inner.Conn()", "\tif false && s.of.inner.Conn()", "fencedb.TestASavepointThatCannotBeClosedIsNotCommitted"},
 	}},
 	{"fencedb/tx.go", []guard{
 		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},

@@ -263,17 +263,13 @@ type savepoint struct {
 // Commit keeps what was done since the savepoint, for the transaction around it to commit.
 func (s *savepoint) Commit(ctx context.Context) error { return s.close(ctx, "release savepoint ") }
 
-// Rollback undoes what was done since the savepoint. If that fails, the whole transaction does:
-// pgx.BeginFunc ignores the error, and what was to be undone would be committed.
-func (s *savepoint) Rollback(ctx context.Context) error {
-	err := s.close(ctx, "rollback to savepoint ")
-	if err != nil && s.of.err == nil && !errors.Is(err, pgx.ErrTxClosed) {
-		s.of.err = fmt.Errorf("fencedb: a savepoint could not be rolled back: %w", err)
-	}
-	return err
-}
+// Rollback undoes what was done since the savepoint.
+func (s *savepoint) Rollback(ctx context.Context) error { return s.close(ctx, "rollback to savepoint ") }
 
-// close also closes when ctx is over and nothing was sent for it.
+// close also closes when ctx is over and nothing was sent for it. If the savepoint stays open, the
+// whole transaction fails, for it would commit what a caller was told has failed: pgx.BeginFunc
+// ignores the error of Rollback. After an answer of the server nothing commits in any case, unless
+// an outer savepoint is rolled back.
 func (s *savepoint) close(ctx context.Context, sql string) error {
 	if s.Tx != pgx.Tx(s.of) {
 		return pgx.ErrTxClosed
@@ -286,6 +282,9 @@ func (s *savepoint) close(ctx context.Context, sql string) error {
 	_, err := s.of.inner.Exec(ctx, sql+s.name)
 	if pgconn.SafeToRetry(err) {
 		_, err = s.of.inner.Exec(s.of.ctx, sql+s.name)
+	}
+	if err != nil && s.of.inner.Conn().PgConn().TxStatus() == 'T' {
+		s.of.err = fmt.Errorf("fencedb: a savepoint could not be closed: %w", err)
 	}
 	return err
 }

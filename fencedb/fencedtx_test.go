@@ -501,23 +501,42 @@ func TestASavepointIsClosedAlsoWhenTheContextIsOver(t *testing.T) {
 	require.Equal(t, []string{"ben"}, w.guests())
 }
 
-func TestASavepointThatCannotBeRolledBackIsNotCommitted(t *testing.T) {
+func TestASavepointThatCannotBeClosedIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	err := fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		var unread pgx.Rows
-		undone := errors.New("undone")
-		require.ErrorIs(t, pgx.BeginFunc(t.Context(), tx, func(sp pgx.Tx) (err error) {
-			require.NoError(t, book(t.Context(), sp, 12, "ann"))
-			unread, err = sp.Query(t.Context(), `SELECT 1`)
-			require.NoError(t, err)
-			return undone
-		}), undone)
-		unread.Close()
-		return nil
-	})
-	require.ErrorContains(t, err, "conn busy")
-	require.Empty(t, w.guests())
+	for name, undone := range map[string]error{"Commit": nil, "Rollback": errors.New("undone")} {
+		err := fencedb.Tx(t.Context(), w.pool, grant("table:12", w.fence("table:12")+1), func(tx pgx.Tx) error {
+			var unread pgx.Rows
+			require.Error(t, pgx.BeginFunc(t.Context(), tx, func(sp pgx.Tx) (err error) {
+				require.NoError(t, book(t.Context(), sp, 12, "ann"))
+				unread, err = sp.Query(t.Context(), `SELECT 1`)
+				require.NoError(t, err)
+				return undone
+			}))
+			unread.Close()
+			return nil
+		})
+		require.ErrorContains(t, err, "conn busy", name)
+		require.Empty(t, w.guests(), name)
+	}
+}
+
+// The server refuses to release it, and rolling back to the one around it undoes both.
+func TestASavepointThatHasFailedIsUndoneWithTheOneAroundIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, fencedb.Tx(t.Context(), w.pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		require.Error(t, pgx.BeginFunc(t.Context(), tx, func(outer pgx.Tx) error {
+			return pgx.BeginFunc(t.Context(), outer, func(inner pgx.Tx) error {
+				require.NoError(t, book(t.Context(), inner, 12, "ann"))
+				_, err := inner.Exec(t.Context(), `SELECT 1/0`)
+				require.Error(t, err)
+				return nil
+			})
+		}))
+		return book(t.Context(), tx, 12, "ben")
+	}))
+	require.Equal(t, []string{"ben"}, w.guests())
 }
 
 func TestASavepointThatIsOverAnswersSo(t *testing.T) {
