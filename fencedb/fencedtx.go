@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // fencedTx is the pgx.Tx that the function of Tx gets. Its first statement begins the transaction,
@@ -264,7 +265,9 @@ type savepoint struct {
 func (s *savepoint) Commit(ctx context.Context) error { return s.close(ctx, "release savepoint ") }
 
 // Rollback undoes what was done since the savepoint.
-func (s *savepoint) Rollback(ctx context.Context) error { return s.close(ctx, "rollback to savepoint ") }
+func (s *savepoint) Rollback(ctx context.Context) error {
+	return s.close(ctx, "rollback to savepoint ")
+}
 
 // close also closes when ctx is over and nothing was sent for it. If the savepoint stays open, the
 // whole transaction fails, for it would commit what a caller was told has failed: pgx.BeginFunc
@@ -356,6 +359,9 @@ type onlyRow struct{ rows pgx.Rows }
 
 func (r onlyRow) Scan(dest ...any) error {
 	defer r.rows.Close()
+	if err := refuseDriverBytes(dest); err != nil {
+		return err
+	}
 	if !r.rows.Next() {
 		return cmp.Or(r.rows.Err(), pgx.ErrNoRows)
 	}
@@ -364,6 +370,16 @@ func (r onlyRow) Scan(dest ...any) error {
 	}
 	r.rows.Close()
 	return r.rows.Err()
+}
+
+// refuseDriverBytes does what pgx does in QueryRow: they are only valid until the rows are closed.
+func refuseDriverBytes(dest []any) error {
+	for _, d := range dest {
+		if _, ok := d.(*pgtype.DriverBytes); ok {
+			return errors.New("fencedb: QueryRow cannot scan into *pgtype.DriverBytes")
+		}
+	}
+	return nil
 }
 
 // firstBatch hides that its batch began the transaction.

@@ -34,11 +34,19 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 }
 
 // QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
-// when the row is scanned, and Scan returns the errors of Tx, or pgx.ErrNoRows if the statement
+// when the row is scanned, which can be done once, and Scan returns the errors of Tx, or pgx.ErrNoRows if the statement
 // found nothing to write. If it has committed something but its row was missing or could not be
 // scanned, ErrCommitted is in the error. Options come with db: see With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
+	var sent bool
 	return oneRow(func(dest ...any) error {
+		if err := refuseDriverBytes(dest); err != nil {
+			return err
+		}
+		if sent {
+			return errors.New("fencedb: the row has been scanned before, which has sent the statement; nothing was written this time")
+		}
+		sent = true
 		var nothing error
 		b := &pgx.Batch{}
 		b.Queue(sql, args...).Query(func(rows pgx.Rows) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
@@ -83,6 +84,38 @@ func TestQueryRowReturnsWhatTheStatementReturned(t *testing.T) {
 	err = fencedb.QueryRow(t.Context(), w.pool, grant("table:12", 43), `UPDATE bookings SET guest = 'x'`).Scan(&guest)
 	require.ErrorIs(t, err, pgx.ErrNoRows)
 	require.ErrorIs(t, err, fencedb.ErrCommitted, "something was")
+}
+
+// It would be sent again.
+func TestARowIsScannedOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var id int
+	row := fencedb.QueryRow(t.Context(), w.pool, grant("table:12", 41),
+		`INSERT INTO bookings (id, table_id, guest) SELECT count(*), 12, 'ann' FROM bookings RETURNING id`)
+	require.NoError(t, row.Scan(&id))
+	require.ErrorContains(t, row.Scan(&id), "scanned before")
+	require.Equal(t, []string{"ann"}, w.guests())
+}
+
+// Their bytes are overwritten when the row is closed, so pgx refuses them as well.
+func TestARowIsNotScannedIntoTheBytesOfTheDriver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const sql = insertAnn + ` RETURNING guest`
+	for name, scan := range map[string]func(dest any) error{
+		"Tx": func(dest any) error {
+			return fencedb.Tx(t.Context(), w.pool, grant("table:12", w.fence("table:12")+1), func(tx pgx.Tx) error {
+				return tx.QueryRow(t.Context(), sql, 1).Scan(dest)
+			})
+		},
+		"QueryRow": func(dest any) error {
+			return fencedb.QueryRow(t.Context(), w.pool, grant("table:12", w.fence("table:12")+1), sql, 1).Scan(dest)
+		},
+	} {
+		require.ErrorContains(t, scan(new(pgtype.DriverBytes)), "cannot scan into *pgtype.DriverBytes", name)
+		require.Empty(t, w.guests(), name)
+	}
 }
 
 func TestQueryReturnsRowsAndTheTruthAtTheirEnd(t *testing.T) {

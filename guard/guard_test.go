@@ -346,6 +346,17 @@ func TestOneShotsThatCannotReadTheirResult(t *testing.T) {
 	w.free("table:12")
 }
 
+// It would be sent again.
+func TestARowIsScannedOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, false)
+	var guest string
+	row := guard.QueryRow(t.Context(), w.issuer, w.pool, "table:12", insertAnn)
+	require.NoError(t, row.Scan(&guest))
+	require.ErrorContains(t, row.Scan(&guest), "scanned before")
+	require.Equal(t, 1, w.bookings())
+}
+
 // A permit has the type of a lease, and other holders beside it.
 func TestAPermitIsNoGrant(t *testing.T) {
 	t.Parallel()
