@@ -240,6 +240,7 @@ var guards = []struct {
 		{"S6", "a comment within a comment is in doubt", `strings.Contains(body+"*", "/*")`, `strings.Contains(body, "/*")`, "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 	}},
 	{"fencedb/oneshot.go", []guard{
+		{"S6", "a row that cannot be scanned does not hide that the statement committed", "\tif outcome != nil || err == nil {", "\tif true {", "fencedb.TestAnErrorOfScanningARowDoesNotUndoTheStatement"},
 		{"S6", "a callback that fails after the commit is ErrCommitted", `return fmt.Errorf("%w: %w", ErrCommitted, callbackErr)`, "return callbackErr", "fencedb.TestAFailingCallbackDoesNotHideThatTheBatchCommitted"},
 		{"S6", "a statement that could commit half has a transaction of its own", "\tif !harmless[firstWord(sql, args)] {", "\tif false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S3", "an option for the transaction is not lost where the batch is the transaction", "mayBeImplicit && e.txOptions == (pgx.TxOptions{})", "mayBeImplicit", "fencedb.TestOptionsOfTheDBHoldForOneShots"},

@@ -302,6 +302,7 @@ type firstRows struct {
 	close    func() error // closes the batch; what it returns is the error of the rows
 	closed   bool
 	closeErr error
+	fields   []pgconn.FieldDescription // when it is closed, which resets those of pgx
 }
 
 func (r *firstRows) Next() bool {
@@ -332,8 +333,16 @@ func (r *firstRows) Values() ([]any, error) {
 func (r *firstRows) Close() {
 	r.Rows.Close()
 	if !r.closed {
+		r.fields = slices.Clone(r.Rows.FieldDescriptions())
 		r.closed, r.closeErr = true, r.close()
 	}
+}
+
+func (r *firstRows) FieldDescriptions() []pgconn.FieldDescription {
+	if r.closed {
+		return r.fields
+	}
+	return r.Rows.FieldDescriptions()
 }
 
 func (r *firstRows) Err() error {

@@ -66,9 +66,9 @@ func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 
 // Query is Exec for a statement that returns rows. Close the rows, or read them to the end, and ask
 // their Err: only then is known what became of the statement. It is one of the errors of Tx, and
-// ErrCommitted if the statement has committed but its rows did not all come; an error of scanning a
-// row does not undo the statement. Rows can be read for as long as grant is valid. Options come
-// with db: see With.
+// ErrCommitted if the statement has committed but its rows did not all come, or one could not be
+// scanned: that does not undo the statement. Rows can be read for as long as grant is valid.
+// Options come with db: see With.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
 	if !keepsOpen(sql, args) {
 		return queryTx(ctx, db, grant, sql, args)
@@ -81,7 +81,16 @@ func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pg
 	if s.err != nil {
 		return noRows(s.end())
 	}
-	return &firstRows{Rows: rows, close: s.end}, nil
+	return &firstRows{Rows: rows, close: func() error { return toldBehind(s.end(), rows.Err()) }}, nil
+}
+
+// toldBehind is the error of rows that were closed with err, after the transaction has ended with
+// outcome.
+func toldBehind(outcome, err error) error {
+	if outcome != nil || err == nil {
+		return outcome
+	}
+	return fmt.Errorf("%w: %w", ErrCommitted, err)
 }
 
 // queryTx is Query for a statement that may end the transaction: COMMIT is sent when the rows are
@@ -95,7 +104,13 @@ func queryTx(ctx context.Context, db DB, grant Grant, sql string, args []any) (p
 	if err != nil {
 		return noRows(tx.finish(err))
 	}
-	return &firstRows{Rows: rows, close: func() error { return tx.finish(rows.Err()) }}, nil
+	return &firstRows{Rows: rows, close: func() error {
+		err := rows.Err()
+		if conn := tx.inner.Conn(); !conn.IsClosed() && conn.PgConn().TxStatus() == 'T' { // of scanning a row
+			return toldBehind(tx.finish(nil), err)
+		}
+		return tx.finish(err)
+	}}, nil
 }
 
 // SendBatch runs the statements of b behind the fence of grant, in one transaction and one round

@@ -144,6 +144,56 @@ func TestQueryReturnsRowsAndTheTruthAtTheirEnd(t *testing.T) {
 	w.awaitIdle(w.pool)
 }
 
+func TestAnErrorOfScanningARowDoesNotUndoTheStatement(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	written := 0
+	for _, mode := range queryModes {
+		pool := w.poolIn(mode)
+		for _, doubt := range []string{"", "/* /* */ */ "} {
+			id := ids.Add(1)
+			rows, err := fencedb.Query(t.Context(), pool, grant("table:12", int64(id)), doubt+insertAnn+` RETURNING guest`, id)
+			require.NoError(t, err)
+			require.True(t, rows.Next())
+			wrong := rows.Scan(new(time.Time))
+			require.Error(t, wrong)
+			rows.Close()
+
+			written++
+			require.ErrorIs(t, rows.Err(), fencedb.ErrCommitted, "%v, %q", mode, doubt)
+			require.ErrorContains(t, rows.Err(), wrong.Error())
+			require.Len(t, w.guests(), written)
+			w.awaitIdle(pool)
+		}
+	}
+}
+
+func TestRowsKnowTheirFieldsWhenTheyHaveBeenRead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ctx := t.Context()
+	const sql = `SELECT 1 AS one, 2 AS two WHERE false`
+	names := func(rows pgx.Rows, err error) []string {
+		require.NoError(t, err)
+		require.False(t, rows.Next())
+		require.NoError(t, rows.Err())
+		var names []string
+		for _, field := range rows.FieldDescriptions() {
+			names = append(names, field.Name)
+		}
+		return names
+	}
+	for i, mode := range queryModes {
+		pool, g := w.poolIn(mode), grant("table:12", int64(i)+1)
+		require.Equal(t, []string{"one", "two"}, names(fencedb.Query(ctx, pool, g, sql)), mode.String())
+		require.Equal(t, []string{"one", "two"}, names(fencedb.Query(ctx, pool, g, "/* /* */ */ "+sql)), mode.String())
+		require.NoError(t, fencedb.Tx(ctx, pool, g, func(tx pgx.Tx) error {
+			require.Equal(t, []string{"one", "two"}, names(tx.Query(ctx, sql)), mode.String())
+			return nil
+		}))
+	}
+}
+
 func TestSendBatchCommitsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
