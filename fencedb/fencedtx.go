@@ -158,8 +158,8 @@ func (tx *fencedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.R
 }
 
 func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	if slices.ContainsFunc(b.QueuedQueries, func(q *pgx.QueuedQuery) bool { return q.SQL == "" }) {
-		return pgx.FailedBatchResults(b, errNoSQL)
+	if err := checkBatch(b.QueuedQueries); err != nil {
+		return pgx.FailedBatchResults(b, err)
 	}
 	ctx = tx.within(ctx)
 	if tx.begun() || begins(b) || slices.ContainsFunc(b.QueuedQueries, isRewritten) {
@@ -181,8 +181,19 @@ func (tx *fencedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResult
 // isRewritten: a rewriter would run, and read on the connection, before the fence is entered.
 func isRewritten(q *pgx.QueuedQuery) bool { return slices.ContainsFunc(q.Arguments, rewrites) }
 
-// errNoSQL stands for a panic of pgx, whose batches cannot describe an empty statement.
-var errNoSQL = errors.New("fencedb: empty SQL")
+// checkBatch refuses what batches of pgx cannot take: for an empty statement they panic, and an
+// option is an argument to them.
+func checkBatch(queries []*pgx.QueuedQuery) error {
+	for _, q := range queries {
+		switch {
+		case q.SQL == "":
+			return errors.New("fencedb: empty SQL")
+		case slices.ContainsFunc(q.Arguments, isOption):
+			return errors.New("fencedb: options of pgx, such as pgx.QueryExecMode, are for single statements in Tx; set DefaultQueryExecMode of the connection instead")
+		}
+	}
+	return nil
+}
 
 func (tx *fencedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
 	src pgx.CopyFromSource) (int64, error) {

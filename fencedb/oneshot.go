@@ -13,7 +13,8 @@ import (
 
 // Exec runs one statement behind the fence of grant, in a transaction of its own and one round
 // trip. Its errors are those of Tx; without one, the statement has committed. Options come with db:
-// see With.
+// see With. Those of pgx that come before the arguments, such as pgx.QueryExecMode, are refused
+// here, in QueryRow, Query and SendBatch: use Tx for them, or the settings of the connection.
 //
 // The first time on a connection pgx needs one more round trip, to prepare the statement, and a
 // refusal of what begins with another word than SELECT, INSERT, UPDATE, DELETE, MERGE, WITH, VALUES
@@ -70,10 +71,14 @@ func (scan oneRow) Scan(dest ...any) error { return scan(dest...) }
 // scanned: that does not undo the statement. Rows can be read for as long as grant is valid.
 // Options come with db: see With.
 func Query(ctx context.Context, db DB, grant Grant, sql string, args ...any) (pgx.Rows, error) {
+	queries := []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}
+	if err := checkBatch(queries); err != nil {
+		return noRows(err)
+	}
 	if !keepsOpen(sql, args) {
 		return queryTx(ctx, db, grant, sql, args)
 	}
-	s := send(ctx, db, grant, []*pgx.QueuedQuery{{SQL: sql, Arguments: args}}, nil, false)
+	s := send(ctx, db, grant, queries, nil, false)
 	var rows pgx.Rows
 	if s.err == nil {
 		rows, s.err = s.results.Query()
@@ -219,6 +224,7 @@ type sent struct {
 func send(ctx context.Context, db DB, grant Grant, queries []*pgx.QueuedQuery, opts []Option,
 	mayBeImplicit bool) *sent {
 	e, err := newEntry(db, grant, opts)
+	err = cmp.Or(err, checkBatch(queries))
 	s := &sent{entry: e, err: err, delivered: len(queries) == 0}
 	if err != nil {
 		return s

@@ -473,21 +473,36 @@ func TestAConflictBehindTheFenceIsNotTriedAgain(t *testing.T) {
 	require.Equal(t, []int64{2}, collect[int64](w, `SELECT last_value FROM runs`))
 }
 
-// pgx panics over an empty statement in a batch.
-func TestEmptySQLIsAnError(t *testing.T) {
+// pgx panics over an empty statement in a batch, and takes options there for arguments.
+func TestWhatABatchOfPgxCannotTakeIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	g := grant("table:12", 41)
-	batch := &pgx.Batch{}
-	batch.Queue(`INSERT INTO bookings (table_id) VALUES (12)`)
-	batch.Queue("")
-	_, execErr := fencedb.Exec(t.Context(), w.pool, g, "")
-	for name, err := range map[string]error{
-		"Exec":      execErr,
-		"QueryRow":  fencedb.QueryRow(t.Context(), w.pool, g, "").Scan(),
-		"SendBatch": fencedb.SendBatch(t.Context(), w.pool, g, batch),
-		"Tx":        fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error { return tx.SendBatch(t.Context(), batch).Close() }),
+	const empty, option = "empty SQL", "options of pgx, such as pgx.QueryExecMode"
+	for _, c := range []struct {
+		sql  string
+		args []any
+		want string
+	}{
+		{"", nil, empty},
+		{insertAnn, []any{pgx.QueryExecModeExec, 1}, option},
+		{`/* /* */ */ ` + insertAnn, []any{pgx.QueryExecModeSimpleProtocol, 1}, option},
+		{insertAnn, []any{pgx.QueryResultFormats{pgx.TextFormatCode}, 1}, option},
+		{insertAnn, []any{pgx.NamedArgs{}, pgx.QueryResultFormatsByOID{}, 1}, option},
 	} {
-		require.ErrorContains(t, err, "empty SQL", name)
+		batch := &pgx.Batch{}
+		batch.Queue(insertAnn, 2)
+		batch.Queue(c.sql, c.args...)
+		_, execErr := fencedb.Exec(t.Context(), w.pool, g, c.sql, c.args...)
+		for name, err := range map[string]error{
+			"Exec":      execErr,
+			"Query":     query(fencedb.Query(t.Context(), w.pool, g, c.sql, c.args...)),
+			"QueryRow":  fencedb.QueryRow(t.Context(), w.pool, g, c.sql, c.args...).Scan(),
+			"SendBatch": fencedb.SendBatch(t.Context(), w.pool, g, batch),
+			"Tx":        fencedb.Tx(t.Context(), w.pool, g, func(tx pgx.Tx) error { return tx.SendBatch(t.Context(), batch).Close() }),
+		} {
+			require.ErrorContains(t, err, c.want, name)
+		}
 	}
+	require.Empty(t, w.guests())
 }
