@@ -82,7 +82,7 @@ func WroteNothing(t testing.TB, db interface {
 	read := func(table string) []string {
 		t.Helper()
 		// The error of Query is in rows as well.
-		rows, _ := db.Query(t.Context(), `SELECT fencedbtest::text FROM `+table+` AS fencedbtest ORDER BY 1`)
+		rows, _ := db.Query(t.Context(), `SELECT ROW(fencedbtest.*)::text FROM `+table+` AS fencedbtest ORDER BY 1`)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatalf("fencedbtest: %s cannot be read: %v", table, err)

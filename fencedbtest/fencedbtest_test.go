@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
 	"runtime"
 	"slices"
 	"strings"
@@ -189,6 +190,28 @@ func TestAPauseIsOneForOneStatement(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, 1, runs)
+}
+
+func TestAServerThatIsReachedWithTLSIsReachedThroughItsURL(t *testing.T) {
+	t.Parallel()
+	encrypted, err := url.Parse(database(t))
+	require.NoError(t, err)
+	encrypted.RawQuery = "sslmode=require"
+	require.NoError(t, poolOf(t, fencedbtest.NewPostgres(t, encrypted.String()).URL()).Ping(t.Context()))
+}
+
+// The name of the helper's alias stands for a column there, and that one does not change.
+func TestWroteNothingSeesEveryColumn(t *testing.T) {
+	t.Parallel()
+	pool := poolOf(t, database(t))
+	_, err := pool.Exec(t.Context(), `CREATE TABLE notes (fencedbtest text, body text); INSERT INTO notes VALUES ('a', 'old')`)
+	require.NoError(t, err)
+	p := begin(t.Name())
+	check := fencedbtest.WroteNothing(p, pool, "notes")
+	_, err = pool.Exec(t.Context(), `UPDATE notes SET body = 'new'`)
+	require.NoError(t, err)
+	check()
+	require.Contains(t, p.text.String(), "(a,old)\nnow:\n  (a,new)")
 }
 
 // Or a typing error in the text makes a test that passes without its fault.

@@ -30,8 +30,8 @@ type fault struct {
 }
 
 // NewPostgres listens in front of the server of a URL such as
-// postgres://user:password@host:5432/database. Connections to it are not encrypted. It ends with
-// the test.
+// postgres://user:password@host:5432/database. Connections to it are not encrypted, whatever the
+// sslmode of the URL. It ends with the test.
 func NewPostgres(t testing.TB, serverURL string) *Postgres {
 	t.Helper()
 	u, err := url.Parse(serverURL)
@@ -41,6 +41,9 @@ func NewPostgres(t testing.TB, serverURL string) *Postgres {
 	if u.Port() == "" {
 		u.Host += ":5432"
 	}
+	query := u.Query()
+	query.Set("sslmode", "disable")
+	u.RawQuery = query.Encode()
 	p := &Postgres{proxy: faulty.NewPostgresProxy(t, u.String())}
 	t.Cleanup(func() {
 		for _, f := range []*fault{p.paused.Load(), p.cut.Load()} {
