@@ -153,7 +153,11 @@ func (c *call) claim(ctx context.Context) (*lease.Lease, error) {
 	}
 	claim, err := acquire(ctx, resource(c.key))
 	if held, refused := errors.AsType[*lease.HeldError](err); refused { // claimed since the look
-		return nil, &InFlightError{Key: c.key, Holder: held.Holder, RetryAfter: held.RetryAfter, Cause: held.Cause}
+		busy := &InFlightError{Key: c.key, Holder: held.Holder, Cause: held.Cause}
+		if held.Cause == nil { // it has not waited
+			busy.RetryAfter = held.RetryAfter
+		}
+		return nil, busy
 	}
 	if err != nil {
 		return nil, c.failed(ctx, err)

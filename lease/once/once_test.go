@@ -2,6 +2,7 @@ package once_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"strings"
 	"sync"
@@ -192,25 +193,39 @@ func TestWaitingCutShortInsideARequestIsStillInFlight(t *testing.T) {
 
 // The look found nothing, and another caller was faster.
 func TestAClaimThatIsTakenSinceTheLook(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
-		h := newHeld()
-		var first <-chan outcome
-		elsewhere := w.once(t, once.Config{})
-		var asked atomic.Int64
-		w.faults.Set(func(redis.Cmder) faulty.Fault {
-			if asked.Add(1) == 2 { // the claim, after the look
-				w.faults.Always(faulty.None)
-				first = begin(t.Context(), elsewhere, "a", h.thatAnswers("paid"))
-				<-h.claim
-			}
-			return faulty.None
+	for name, opts := range map[string][]once.Option{"waits": nil, "does not wait": {once.NoWait()}} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				h := newHeld()
+				var first <-chan outcome
+				elsewhere := w.once(t, once.Config{})
+				require.NoError(t, do(t.Context(), elsewhere, "warm", answers("")).err) // from now on the scripts are known
+				var asked atomic.Int64
+				w.faults.Set(func(redis.Cmder) faulty.Fault {
+					if asked.Add(1) == 2 { // the claim, after the look
+						w.faults.Always(faulty.None)
+						first = begin(t.Context(), elsewhere, "a", h.thatAnswers("paid"))
+						<-h.claim
+					}
+					return faulty.None
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				got := do(ctx, w.once(t, once.Config{}), "a", forbidden(t), opts...)
+				busy, inFlight := errors.AsType[*once.InFlightError](got.err)
+				require.True(t, inFlight, got.err)
+				if opts == nil {
+					require.ErrorIs(t, busy, context.DeadlineExceeded)
+					require.Zero(t, busy.RetryAfter, "it has waited")
+				} else {
+					require.ErrorContains(t, busy, "retry after")
+					require.Positive(t, busy.RetryAfter)
+				}
+				close(h.goOn)
+				require.NoError(t, (<-first).err)
+			})
 		})
-		got := do(t.Context(), w.once(t, once.Config{}), "a", forbidden(t), once.NoWait())
-		require.ErrorIs(t, got.err, once.ErrInFlight)
-		require.ErrorContains(t, got.err, "retry after")
-		close(h.goOn)
-		require.NoError(t, (<-first).err)
-	})
+	}
 }
 
 // The other caller was faster still: it has ended already.
