@@ -95,6 +95,21 @@ func TestAcquireAllWaits(t *testing.T) {
 	})
 }
 
+// By then it holds itself what stood in the way at first.
+func TestAcquireAllNamesWhatIsHeldAtTheEnd(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		a := try(t, w.issuer(t, lease.Config{TTL: time.Minute, Holder: "X"}), "a")
+		try(t, w.issuer(t, lease.Config{TTL: time.Minute, Holder: "Y"}), "b")
+		time.AfterFunc(time.Second, func() { _ = a.Release(context.Background()) })
+		_, err := w.issuer(t, lease.Config{TTL: time.Minute}).AcquireAll(t.Context(), []string{"a", "b"}, lease.WaitAtMost(5*time.Second))
+		var held *lease.HeldError
+		require.ErrorAs(t, err, &held)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, "b", held.Resource)
+		require.Equal(t, "Y", held.Holder)
+	})
+}
+
 func TestAcquireAllLosesOneWhileWaiting(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})

@@ -52,7 +52,10 @@ func (a *acquisition) waitAll(waiting context.Context) (Leases, error) {
 	}
 	if a.behind.settled(waiting) {
 		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
-		if waiting.Err() == nil || err == nil || !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)) {
+		switch {
+		case waiting.Err() == nil, err == nil, errors.Is(err, ErrHeld): // which names what is held now
+			return leases, err
+		case !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)): // which says more than that the time is over
 			return leases, err
 		}
 	}
