@@ -357,6 +357,7 @@ var guards = []struct {
 		{"L4", "a release that was carried out unheard is no loss", "case unsure && (result == gone || result == taken):", "case false:", "lease.TestLostReplies"},
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
 		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled, ", "", "lease.TestACallerThatCancelsIsNotSilence"},
+		{"L5", "no healing reaches beyond MaxHold", "end.Before(until) {", "false {", "lease.TestHealingDoesNotPassMaxHold"},
 		{"L8", "a caller whose time is over is no silence of Redis", ", errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
 	}},
 	{"lease/issuer.go", []guard{

@@ -242,6 +242,23 @@ func TestHeal(t *testing.T) {
 	})
 }
 
+// Whoever is healed for ever would hold for ever.
+func TestHealingDoesNotPassMaxHold(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		start := time.Now()
+		i := w.issuer(t, lease.Config{TTL: 10 * time.Second, Margin: time.Second, MaxHold: 15 * time.Second})
+		l := try(t, i, "a")
+		for range 10 {
+			time.Sleep(4 * time.Second)
+			if fresh, err := i.Heal(t.Context(), l, l.Token()+1000); err == nil {
+				l = fresh
+			}
+		}
+		require.Equal(t, start.Add(14*time.Second), l.ValidUntil())
+		require.ErrorContains(t, context.Cause(l.Context()), "held for MaxHold")
+	})
+}
+
 func TestHealReturnsWithItsContextWhileARenewalHangs(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second})

@@ -62,6 +62,9 @@ func (a *acquisition) startLease(n int, token int64, until, since time.Time, pro
 	l := &Lease{core: c, resource: a.resources[n], term: t, since: since, provisional: provisional, outer: a.outers[n]}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(c.cfg.MaxHold)
+		if end := l.holdEnd.Add(-c.cfg.Margin); end.Before(until) {
+			until = end
+		}
 	}
 	hold := l.trace(a.caller, OpHold)
 	l.ctx, l.cancel = context.WithCancelCause(context.WithoutCancel(hold.ctx))
