@@ -358,7 +358,8 @@ var guards = []struct {
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
 		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled, ", "", "lease.TestACallerThatCancelsIsNotSilence"},
 		{"L5", "no healing reaches beyond MaxHold", "end.Before(until) {", "false {", "lease.TestHealingDoesNotPassMaxHold"},
-		{"L8", "a caller whose time is over is no silence of Redis", ", errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
+		{"L5", "a renewal that was not sent in time is tried again", "r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", "errors.Is(answer.Err, protocol.ErrUnasked):", "lease.TestARenewalThatWasNotSentInTimeIsTriedAgain"},
+		{"L8", "a caller whose time is over is no silence of Redis", ", r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
 	}},
 	{"lease/issuer.go", []guard{
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},

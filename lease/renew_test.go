@@ -91,6 +91,19 @@ func TestABatchSurvivesAScriptFlush(t *testing.T) {
 	require.NoError(t, ls.Release(t.Context()))
 }
 
+// The time of a renewal may be over before it is sent, because the process was stopped at that
+// moment. One nanosecond stands for that.
+func TestARenewalThatWasNotSentInTimeIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	w, j := newWorld(t), newJournal()
+	l := try(t, w.issuer(t, lease.Config{TTL: time.Second, RenewTimeout: 1, Tracers: []lease.Tracer{j}}), "a")
+	<-l.Context().Done()
+	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrUnreachable)
+	renewals := j.of(lease.OpExtend)
+	require.Greater(t, len(renewals), 1)
+	require.Equal(t, "unreachable", renewals[0].Outcome())
+}
+
 func TestABatchOnACluster(t *testing.T) {
 	t.Parallel()
 	w := &world{client: testenv.Cluster(t).Client(), namespace: "cluster"}
