@@ -123,13 +123,13 @@ var reasons = map[string]string{
 func (r *adoption) print(p page) {
 	state := "enforced"
 	if r.ObservedSince != nil {
-		state = "observed for " + elapsed(*r.ObservedSince)
+		state = "observed for " + p.since(*r.ObservedSince)
 	}
 	p.facts([2]string{"TABLE", visible(r.Table)}, [2]string{"RESOURCE", visible(r.Resource)}, [2]string{"GUARD", state})
 	header := []string{"ROLE", "APPLICATION", "STATEMENT", "REFUSED FOR", "FIRST", "LAST", "TIMES", "RESOURCE"}
 	list(p, header, r.Writers, func(w writer) []string {
 		return []string{visible(w.Role), visible(w.Application), w.Statement, cmp.Or(reasons[w.Reason], "error "+w.Reason),
-			elapsed(w.FirstAt) + " ago", elapsed(w.LastAt) + " ago", fmt.Sprint(w.Times), visible(value(w.Resource))}
+			p.since(w.FirstAt) + " ago", p.since(w.LastAt) + " ago", fmt.Sprint(w.Times), visible(value(w.Resource))}
 	})
 	fmt.Fprintln(p.out)
 	switch {
@@ -139,9 +139,9 @@ func (r *adoption) print(p page) {
 	case r.ObservedSince == nil:
 		p.point("It refuses such writes now. What is shown was observed before; what is refused is not recorded.")
 	case r.UnrecordedAt != nil:
-		p.point("The list is incomplete: %s ago a write could not be recorded, to this table or to another. The log of the Postgres server says why. Repair that, and observe for as long again.", elapsed(*r.UnrecordedAt))
+		p.point("The list is incomplete: %s ago a write could not be recorded, to this table or to another. The log of the Postgres server says why. Repair that, and observe for as long again.", p.since(*r.UnrecordedAt))
 	case len(r.Writers) > 0:
-		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", elapsed(*r.QuietSince))
+		p.point("Nothing would have been refused for %s. Before that, the writes above would have been.", p.since(*r.QuietSince))
 	default:
 		p.point("The list is empty: nothing would have been refused since observing began, or since fencedb.forget_observations emptied it.")
 	}

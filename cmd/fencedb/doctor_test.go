@@ -408,7 +408,6 @@ func TestDoctorNamesARoleForWhichTriggersDoNotFire(t *testing.T) {
 	require.Empty(t, w.diagnosed(exitDone), "there is nothing to get past")
 }
 
-// Also one that has made its fence, which nobody else can see.
 // What matters is who writes behind fences: a role for reports may well be read only, and so may
 // whoever asks.
 func TestDoctorTellsForWhomPostgresIsReadOnly(t *testing.T) {
@@ -428,6 +427,7 @@ func TestDoctorTellsForWhomPostgresIsReadOnly(t *testing.T) {
 	require.Regexp(t, `role\s+shop_`, w.run("doctor").out)
 }
 
+// Also one that has made its fence, which nobody else can see.
 func TestDoctorNamesPreparedTransactionsThatHoldFences(t *testing.T) {
 	t.Parallel()
 	for _, before := range []string{``, `SELECT fencedb.enter('seat:1', 41, '6ba7b810-9dad-11d1-80b4-00c04fd430c8')`} {

@@ -273,7 +273,7 @@ var incidents = map[string]incident{
 				return faulty.Pass
 			})
 			n.fail = func() {
-				_, err := fencedb.Exec(n.Context(), fencedb.With(pool, fencedb.Trace(n.metrics)), n.grant("table:12", 42), `SELECT`)
+				_, err := fencedb.Exec(n.Context(), fencedb.With(pool, fencedb.Trace(n.metrics)), n.grant("table:12", 42), `SELECT 1`)
 				n.refused(err, fencedb.ErrCommitUnknown)
 			}
 			n.miss = func() {

@@ -96,9 +96,6 @@ func span(d time.Duration) string {
 
 func millis(ms int64) string { return span(time.Duration(ms) * time.Millisecond) }
 
-// elapsed formats the time since then, by the clock of this machine.
-func elapsed(then time.Time) string { return span(max(0, time.Since(then))) }
-
 // page prints text for a person.
 type page struct {
 	out io.Writer
@@ -110,7 +107,7 @@ func (a *app) page(out io.Writer) page { return page{out, a.screen, a.ahead} }
 
 // since formats the time since then, by the clock of the servers: the machine of a person may be
 // minutes off.
-func (p page) since(then time.Time) string { return elapsed(then.Add(-p.ahead)) }
+func (p page) since(then time.Time) string { return span(max(0, time.Since(then.Add(-p.ahead)))) }
 
 const (
 	gap       = "  " // between columns
