@@ -313,7 +313,8 @@ var guards = []struct {
 		{"L5", "a holder that was revoked learns it", "if was_revoked(ended, id, token) then return {'revoked'} end", "", "lease.TestRevoke"},
 	}},
 	{"internal/protocol/release.lua", []guard{
-		{"L5", "a release of a lease that was revoked says so", "  if was_revoked(ended, id, token) then return {'revoked'} end\n", "", "lease.TestARevokedHolderLearnsItAtRelease"},
+		{"L4", "what a late request of its own call got ends with the lease", "unsure and held and held.id == id and held.calls == mine", "false", "lease.TestAReleaseEndsWhatALateRequestOfItsOwnCallGot"},
+		{"L5", "a release of a lease that was revoked says so", "if was_revoked(ended, id, token) then return {'revoked'} end\n", "", "lease.TestARevokedHolderLearnsItAtRelease"},
 	}},
 	{"internal/protocol/verify.lua", []guard{
 		{"L4", "a lease is verified by id and token", " or held.token ~= digits(token) then", " then", "lease.TestVerifyTellsThreeThingsApart"},
@@ -342,6 +343,9 @@ var guards = []struct {
 		{"L8", "callers of one key do not wait for Redis one after the other", "\t\tif f.outage != nil {", "\t\tif false {", "lease/once.TestFollowersShareAnOutage"},
 		{"L4", "a result that Redis has forgotten is not shared", "(f.done.ExpiresIn < 0 || time.Since(f.began) < f.done.ExpiresIn)", "true", "lease/once.TestAResultThatIsForgottenIsNotShared"},
 		{"L8", "what a caller did not wait for is not told to the others", "if protocol.Transient(err) && ctx.Err() == nil {", "if protocol.Transient(err) {", "lease/once.TestAnOutageThatTheFirstCallerDidNotAwaitIsNotShared"},
+	}},
+	{"internal/protocol/semaphore_release.lua", []guard{
+		{"L4", "what a late request of its own call got ends with the permit", "if calls == mine then", "if false then", "lease.TestAReleaseEndsWhatALateRequestOfItsOwnCallGot"},
 	}},
 	{"internal/protocol/semaphore_acquire.lua", []guard{
 		{"L1", "no more holders than permits", "  if taken >= limit then\n", "  if false then\n", "lease.TestSemaphoreContractOnMiniredis"},

@@ -2,6 +2,7 @@ package lease_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -109,6 +110,46 @@ func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
 				require.Zero(t, w.client.Exists(t.Context(), w.key("a", "queue")).Val())
 			})
 		})
+	}
+}
+
+// The first request arrives when the lease is over that the second one got, and before its release.
+// It would hold for a TTL.
+func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {
+	for kind, c := range map[string]struct {
+		key     func(w *world, resource, name string) string
+		acquire func(t *testing.T, w *world) (l *lease.Lease, revoke func() error)
+	}{
+		"lease": {(*world).key, func(t *testing.T, w *world) (*lease.Lease, func() error) {
+			i := w.issuer(t, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never})
+			return try(t, i, "a"), func() error { _, err := i.Revoke(t.Context(), "a"); return err }
+		}},
+		"permit": {(*world).permitKey, func(t *testing.T, w *world) (*lease.Lease, func() error) {
+			s := w.semaphore(t, 1, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never})
+			l := tryPermit(t, s, "a")
+			return l, func() error { _, err := s.Revoke(t.Context(), "a", l.LeaseID()); return err }
+		}},
+	} {
+		for _, revoked := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, revoked %v", kind, revoked), func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					warm, _ := c.acquire(t, w)
+					require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
+					late := &ghost{by: 21 * time.Second}
+					w.client.AddHook(late)
+					owner := c.key(w, "a", "owner")
+					late.next(func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(owner)) })
+					l, revoke := c.acquire(t, w)
+					if revoked {
+						require.NoError(t, revoke())
+					}
+					time.Sleep(22 * time.Second)
+					require.NotZero(t, w.client.Exists(t.Context(), owner).Val(), "it has come")
+					require.Error(t, l.Release(t.Context()))
+					require.Zero(t, w.client.Exists(t.Context(), owner).Val())
+				})
+			})
+		}
 	}
 }
 

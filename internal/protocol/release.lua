@@ -8,9 +8,11 @@
 -- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] channel
 --
 -- Returns {'released'}  it was held, and is free now or granted to a waiter
---         {'gone'}      nobody holds the resource: the lease expired, or its key was lost. Nothing was changed.
+--         {'gone'}      it expired, or its key was lost. No other holder was touched.
 --         {'taken'}     another lease holds the resource. Nothing was changed.
---         {'revoked'}   this lease was revoked. Nothing was changed.
+--         {'revoked'}   this lease was revoked. No other holder was touched.
+--         A late request of the same call may have got a new lease since, under which nobody works. If 'unsure', that is
+--         ended too; the answer is 'gone' or 'revoked'.
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
 -- The common case, before the helpers as in acquire.lua: this call alone holds it, and nobody waits.
@@ -34,17 +36,16 @@ local q = queue_of(KEYS[3], KEYS[4], ARGV[6], ARGV[7])
 
 local held, wrong = read_owner(owner)
 if wrong then return wrong end
-local mismatch = not held or held.id ~= id or held.token ~= token
-if not mismatch then
+local exact = held and held.id == id and held.token == token
+local late = not exact and unsure and held and held.id == id and held.calls == mine
+if exact or late then
   redis.call('DEL', owner) -- first: a server that refuses writes refuses here; without memory it allows the others after this one
 end
 if unsure then
   q.now = clock()
   forget_call(q, mine)
 end
-if mismatch then
-  if was_revoked(ended, id, token) then return {'revoked'} end
-  return {held and 'taken' or 'gone'}
-end
-hand_over(q, owner, fence, retention)
-return {'released'}
+if exact or late then hand_over(q, owner, fence, retention) end
+if exact then return {'released'} end
+if was_revoked(ended, id, token) then return {'revoked'} end
+return {held and not late and 'taken' or 'gone'}

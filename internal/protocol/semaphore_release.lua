@@ -9,11 +9,13 @@
 -- Returns {'released'}  it was held and is free now
 --         {'gone'}      its time ran out, or Redis lost it; no other holder was touched
 --         {'revoked'}   it was revoked; no other holder was touched
+--         What a late request of the same call has got since is ended too, if 'unsure', as in release.lua.
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the permit is released all the same
 
 expect(5, 7)
 local owner, ended = KEYS[1], KEYS[5]
-local name = uuid(ARGV[1], 'lease id') .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
+local id = uuid(ARGV[1], 'lease id')
+local name = id .. ':' .. digits(whole(ARGV[2], 1, 'token')) .. ':'
 local mine = name_of(ARGV[3], 'call')
 local unsure = is_unsure(ARGV[4])
 whole(ARGV[5], 1, 'fence retention')
@@ -23,8 +25,13 @@ local wrong = mistyped(owner, 'zset')
 if wrong then return wrong end
 q.now = clock()
 local holder = find_living(owner, name, q.now)
-if holder then redis.call('ZREM', owner, holder) end
+local ends = holder
+if not holder and unsure then
+  local late, _, calls = find_living(owner, id .. ':', q.now)
+  if calls == mine then ends = late end
+end
+if ends then redis.call('ZREM', owner, ends) end
 if unsure then forget_call(q, mine) end
+if ends then wake(q, call) end
 if not holder then return lost(ended, name) end
-wake(q, call)
 return {'released'}
