@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/faulty"
@@ -151,6 +153,30 @@ func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {
 			})
 		}
 	}
+}
+
+// The holder is the first of the calls that are listed with a lease id.
+func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		id := uuid.New()
+		l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a", lease.LeaseID(id))
+		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+			if cmd.Args()[2] == 4 && len(cmd.Args()) == 3+4+9 { // an acquisition
+				return faulty.LoseReply
+			}
+			return faulty.None
+		})
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				_, err := w.issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "a", lease.LeaseID(id))
+				assert.ErrorIs(t, err, lease.ErrUnreachable)
+			})
+		}
+		all.Wait()
+		time.Sleep(time.Second)
+		requireCurrent(t, l)
+	})
 }
 
 // The client asks again and is refused; then the holder leaves, and the first request arrives.

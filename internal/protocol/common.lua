@@ -117,7 +117,7 @@ end
 -- A call is one acquisition by a program. Its name is in all its requests and in its withdrawal. Calls that ask for the
 -- same lease id share the lease; they are listed with the holder, "<call>,<call>", the newest last. So the withdrawal
 -- of a call ends a lease only if no other call has asked for it.
-local MOST_CALLS = 8 -- that are listed; the withdrawal of an older call finds nothing
+local MOST_CALLS = 8 -- that are listed: the first and the newest; the withdrawal of one in between finds nothing
 
 -- Whether the call is in the list.
 local function lists(calls, call)
@@ -127,7 +127,7 @@ end
 local function add_call(calls, call)
   if lists(calls, call) then return calls end
   local _, commas = string.gsub(calls, ',', ',')
-  if commas + 1 >= MOST_CALLS then calls = string.gsub(calls, '^[^,]*,', '') end
+  if commas + 1 >= MOST_CALLS then calls = string.gsub(calls, ',[^,]*', '', 1) end
   return calls .. ',' .. call
 end
 
