@@ -194,7 +194,9 @@ var guards = []struct {
 		{"S2", "who overtakes enters no token that no lease can follow", "    PERFORM fencedb.check_grant(resource, token, fencedb.overtaking_lease());\n", "", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},
 	}},
 	{"fencedb/entry.go", []guard{
-		{"S7", "the server learns how long the caller may wait", "return enterOne, append(args, patience(ctx)), nil", "return enterOne, append(args, (*int64)(nil)), nil", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
+		{"S7", "the time for preparing is part of the lease", "timeLeft{e})\n", "(func() any { ms, _ := e.remaining(); return ms })())\n", "fencedb.TestTheTimeForPreparingIsPartOfTheLease"},
+		{"S7", "the wait for the fence ends with the lease also where the transaction may last longer", "until = valid // the", "_ = valid // the", "fencedb.TestANewcomerWithHoldWaitsNoLongerThanItsLease"},
+		{"S7", "the server learns how long the caller may wait", "return enterOne, append(args, e.patience(ctx)), nil", "return enterOne, append(args, nil), nil", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
 		{"S7", "a connection that falls silent is closed", "func() { _ = wire.Close() })", "func() { _ = wire })", "fencedb.TestASilentConnectionIsNotWaitedForLongerThanTheLease"},
 		{"S7", "the next user of a connection is not bound", "		e.unwatch()\n", "", "fencedb.TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast"},
 		{"S6", "a connection that is lost by the question is not the last to be asked", "query, args...); !e.lost() {", "query, args...); true {", "fencedb.TestAConnectionThatIsLostWhileItIsAskedLeavesNoDoubt"},

@@ -371,6 +371,41 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 	}
 }
 
+// The transaction may last longer than the lease; the wait for the fence, before it, may not.
+func TestANewcomerWithHoldWaitsNoLongerThanItsLease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.holder(grant("table:12", 41)).enter()
+	db, hold := w.sqlDB(), fencedb.Hold(6*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var all waiting
+	for name, write := range map[string]func(g fencedb.Grant) error{
+		"Tx": func(g fencedb.Grant) error {
+			return fencedb.Tx(ctx, w.pool, g, func(pgx.Tx) error { return nil }, hold)
+		},
+		"Seal": func(g fencedb.Grant) error { return fencedb.Seal(ctx, fencedb.With(w.pool, hold), g) },
+		"two resources": func(g fencedb.Grant) error {
+			return fencedb.SendBatch(ctx, w.pool, fencedb.All(g, grant("table:13", 1)), &pgx.Batch{}, hold)
+		},
+		"TxSQL": func(g fencedb.Grant) error {
+			return fencedb.TxSQL(context.Background(), db, g, func(*sql.Tx) error { return nil }, hold)
+		},
+	} {
+		all.start(func() (judge func()) {
+			const validity = time.Second
+			start := time.Now()
+			err := write(grantFor("table:12", 42, validity))
+			took := time.Since(start)
+			return func() {
+				require.ErrorIs(t, err, fencedb.ErrBusy, name)
+				require.Less(t, took, validity+slack, name)
+			}
+		})
+	}
+	all.judge()
+}
+
 // As VACUUM FULL takes it. Nothing bounds the wait for it in the server; the time counts all the
 // same.
 func TestALockOnTheLedgerDoesNotStretchTheLease(t *testing.T) {
@@ -427,6 +462,67 @@ func TestALockOnTheLedgerDoesNotStretchTheLease(t *testing.T) {
 
 	require.NoError(t, received(t, done))
 	require.WithinDuration(t, over, server, 500*time.Millisecond)
+}
+
+// pgx prepares a statement before BEGIN, and waits for its table meanwhile. The other modes wait
+// behind the fence.
+func TestTheTimeForPreparingIsPartOfTheLease(t *testing.T) {
+	t.Parallel()
+	for _, mode := range queryModes[:3] {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			config := w.pool.Config().ConnConfig
+			config.DefaultQueryExecMode = mode
+			conn, err := pgx.ConnectConfig(t.Context(), config)
+			require.NoError(t, err)
+			t.Cleanup(func() { _ = conn.Close(context.Background()) })
+			migration := w.locking("bookings")
+			over := time.Now().Add(time.Minute)
+			var server time.Time // when it ends the statement
+			done := make(chan error, 1)
+			go func() {
+				const end = `SELECT statement_timestamp() + current_setting('statement_timeout')::interval FROM (SELECT count(*) FROM bookings) b`
+				done <- fencedb.QueryRow(context.Background(), conn, fencedb.NewGrant("table:12", 41, uuid.New(), over), end).Scan(&server)
+			}()
+			w.awaitBlocked(conn.PgConn().PID())
+			<-time.After(time.Second)
+
+			require.NoError(t, migration.Rollback(t.Context()))
+
+			require.NoError(t, received(t, done))
+			require.WithinDuration(t, over, server, 500*time.Millisecond)
+		})
+	}
+
+	w := newWorld(t)
+	over := time.Now().Add(1500 * time.Millisecond)
+	migration := w.locking("bookings")
+	var all waiting
+	for _, mode := range queryModes[:3] {
+		for _, name := range []string{"Exec", "Query", "SendBatch", "Tx with Exec"} {
+			pool, id := w.poolIn(mode), int(ids.Add(1))
+			all.start(func() (judge func()) {
+				_, err := writes[name](context.Background(), pool, fencedb.NewGrant(tableOf(id), 1, uuid.New(), over), id)
+				return func() { require.ErrorIs(w, err, fencedb.ErrLeaseOver, "%s, %s", name, mode) }
+			})
+		}
+	}
+	<-time.After(time.Until(over.Add(10 * time.Millisecond)))
+	require.NoError(t, migration.Rollback(t.Context()))
+	all.judge()
+	require.Empty(t, w.guests())
+}
+
+// locking is a transaction that has locked a table, as ALTER TABLE does.
+func (w *world) locking(table string) pgx.Tx {
+	w.Helper()
+	tx, err := w.pool.Begin(w.Context())
+	require.NoError(w, err)
+	w.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	_, err = tx.Exec(w.Context(), `LOCK TABLE `+table)
+	require.NoError(w, err)
+	return tx
 }
 
 // A limit of the role's own may be tighter than the lease. Then it is the bound of the wait as

@@ -3,6 +3,7 @@ package fencedb
 import (
 	"cmp"
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math"
@@ -169,6 +170,9 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 		results = e.conn.SendBatch(ctx, b)
 		err = e.entered(results, implicit)
 		if err != nil {
+			if over := (*rejection)(nil); errors.As(err, &over) { // pgx says at length that it cannot encode it
+				err = over
+			}
 			for _, query := range b.QueuedQueries {
 				query.Fn = nil // there is no result
 			}
@@ -218,30 +222,29 @@ func (e *entry) rollback(ctx context.Context, results pgx.BatchResults) {
 	}
 }
 
-// query returns the statement that enters, with what remains of the lease as of now.
+// query returns the statement that enters.
 func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
-	remaining, err := e.remaining()
-	if err != nil {
+	if _, err := e.remaining(); err != nil {
 		return "", nil, err
 	}
 	if len(e.grants) == 1 {
 		g := e.grants[0]
-		args = append(make([]any, 0, 5), g.Resource(), g.Token(), g.LeaseID().String(), remaining)
+		args = append(make([]any, 0, 5), g.Resource(), g.Token(), g.LeaseID().String(), timeLeft{e})
 		if e.carry {
 			return carryOne, args, nil
 		}
-		return enterOne, append(args, patience(ctx)), nil
+		return enterOne, append(args, e.patience(ctx)), nil
 	}
 	args = []any{
 		e.array(func(g Grant) any { return g.Resource() }),
 		e.array(func(g Grant) any { return g.Token() }),
 		e.array(func(g Grant) any { return g.LeaseID() }),
-		remaining,
+		timeLeft{e},
 	}
 	if e.carry {
 		return carryAll, args, nil
 	}
-	return enterAll, append(args, patience(ctx)), nil
+	return enterAll, append(args, e.patience(ctx)), nil
 }
 
 var arrayEscapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
@@ -256,23 +259,45 @@ func (e *entry) array(of func(Grant) any) string {
 	return "{" + strings.Join(quoted, ",") + "}"
 }
 
-// patience is how long the server may wait for the fence on behalf of ctx, in whole milliseconds,
-// or nil for no bound. It gives up a little before ctx ends: only its answer names the sessions in
-// the way, and leaves the connection usable.
-func patience(ctx context.Context) *int64 {
-	deadline, ok := ctx.Deadline()
-	if !ok {
+// patience is until when the server may wait for the fence, or nil for as long as the transaction
+// may last. On behalf of ctx it gives up a little before that ends: only its answer names the
+// sessions in the way, and leaves the connection usable.
+func (e *entry) patience(ctx context.Context) any {
+	var until time.Time
+	if deadline, ok := ctx.Deadline(); ok {
+		until = deadline.Add(-min(time.Until(deadline)/5, 500*time.Millisecond))
+	}
+	if valid := validUntil(e.grants); e.hold > 0 && !valid.IsZero() && (until.IsZero() || valid.Before(until)) {
+		until = valid // the transaction may last longer
+	}
+	if until.IsZero() {
 		return nil
 	}
-	left := time.Until(deadline)
-	ms := max(0, left-min(left/5, 500*time.Millisecond)).Milliseconds()
-	return &ms
+	return moment(until)
+}
+
+// moment is an argument: how far away it is, in whole milliseconds, when the argument is encoded.
+// pgx prepares what is behind enter before that, and may wait for the tables.
+type moment time.Time
+
+func (m moment) Value() (driver.Value, error) {
+	return max(0, time.Until(time.Time(m)).Milliseconds()), nil
+}
+
+// timeLeft is an argument: what remains when it is encoded. As for moment, that may be less than
+// before, or more if the lease was renewed.
+type timeLeft struct{ *entry }
+
+func (left timeLeft) Value() (driver.Value, error) {
+	ms, err := left.remaining()
+	left.watch()
+	return ms, err
 }
 
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
 // starts to count later than we do, so it ends the transaction a network delay after until and
 // never before; the fence does not depend on it.
-func (e *entry) remaining() (*int64, error) {
+func (e *entry) remaining() (ms driver.Value, err error) {
 	e.asked = time.Now()
 	e.until = validUntil(e.grants)
 	if !e.until.IsZero() && e.until.Sub(e.asked) < time.Millisecond {
@@ -284,9 +309,9 @@ func (e *entry) remaining() (*int64, error) {
 	if e.until.IsZero() {
 		return nil, nil
 	}
-	ms := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
-	e.until = e.asked.Add(time.Duration(ms) * time.Millisecond)
-	return &ms, nil
+	left := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
+	e.until = e.asked.Add(time.Duration(left) * time.Millisecond)
+	return left, nil
 }
 
 // The server ends a transaction when its time is over and says so. If nothing comes, the connection
@@ -355,9 +380,13 @@ func (e *entry) watch() {
 	if e.until.IsZero() || e.pg == nil {
 		return
 	}
-	e.unwatch()
+	left := time.Until(e.until) + overdueTime
+	if e.overdue != nil {
+		e.overdue.Reset(left)
+		return
+	}
 	wire := e.pg.PgConn().Conn()
-	e.overdue = time.AfterFunc(time.Until(e.until)+overdueTime, func() { _ = wire.Close() })
+	e.overdue = time.AfterFunc(left, func() { _ = wire.Close() })
 }
 
 // unwatch leaves the connection to its next user, or closed.
