@@ -166,10 +166,12 @@ func bound(ctx context.Context, leases lease.Leases, write func(context.Context,
 
 // heal exchanges the lease whose token Postgres refused with err for one with a token above the
 // stored one. It returns nil if err is something else, or if that lease does not stand: then
-// Postgres was right. Its own error says why it could not.
+// Postgres was right. Its own error says why it could not. What has committed, or may have, must
+// not run again, even if a callback has met a refusal of another database.
 func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err error) (lease.Leases, error) {
 	var stale *fencedb.StaleError
-	if !errors.As(err, &stale) {
+	settled := errors.Is(err, fencedb.ErrCommitted) || errors.Is(err, fencedb.ErrTxEnded) || errors.Is(err, fencedb.ErrCommitUnknown)
+	if !errors.As(err, &stale) || settled {
 		return nil, nil
 	}
 	i := slices.IndexFunc(leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource })

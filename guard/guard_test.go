@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -222,6 +223,36 @@ func TestAHolderThatWasOvertakenIsNotHealed(t *testing.T) {
 
 	require.ErrorIs(t, err, fencedb.ErrStale)
 	require.Zero(t, w.bookings())
+}
+
+// A callback meets a refusal of another database, about the same resource, when all is written.
+func TestWhatHasCommittedIsNotHealed(t *testing.T) {
+	t.Parallel()
+	w, archive := newWorld(t, false), newWorld(t, false)
+	archive.ahead("table:12")
+	old := fencedb.NewGrant("table:12", 7, uuid.New(), time.Time{})
+	refusal := func() error {
+		_, err := fencedb.Exec(t.Context(), archive.pool, old, insertAnn)
+		return err
+	}
+	for i, write := range []func() error{
+		func() error {
+			b := &pgx.Batch{}
+			b.Queue(insertAnn).Exec(func(pgconn.CommandTag) error { return refusal() })
+			return guard.SendBatch(t.Context(), w.issuer, w.pool, []string{"table:12"}, b)
+		},
+		func() error {
+			return guard.Tx(t.Context(), w.issuer, w.pool, "table:12", func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, insertAnn+`; COMMIT`)
+				return errors.Join(err, refusal())
+			})
+		},
+	} {
+		err := write()
+
+		require.ErrorIs(t, err, fencedb.ErrStale)
+		require.Equal(t, i+1, w.bookings(), "%v", err)
+	}
 }
 
 func TestTheWorkEndsWithTheLease(t *testing.T) {
