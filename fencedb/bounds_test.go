@@ -53,6 +53,17 @@ func TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease(t *testing.T) {
 	require.Equal(t, []string{"ben"}, w.guests())
 }
 
+func TestEnterInATransactionThatCouldNotBegin(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+
+	err := fencedb.Tx(t.Context(), w.pool, grantFor("table:12", 41, -time.Second), func(tx pgx.Tx) error {
+		return enter(t.Context(), tx, grant("table:13", 41))
+	})
+
+	require.ErrorIs(t, err, fencedb.ErrLeaseOver)
+}
+
 // Transactions of one lease share the fence, and a new one need not wait behind a newcomer who
 // wants it alone. So they could keep it out for as long as they come; but they come for no longer
 // than the lease is valid.

@@ -74,7 +74,8 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	var answer string
 	err = tx.QueryRow(bounded, sql, args...).Scan(&answer)
 	if err := e.admission(answer, err); err != nil {
-		return e.explain(ctx, nil, tx.Conn().IsClosed(), err)
+		conn := tx.Conn() // nil in a Tx that could not begin
+		return e.explain(ctx, nil, conn != nil && conn.IsClosed(), err)
 	}
 	return nil
 }
