@@ -201,7 +201,8 @@ var guards = []struct {
 		{"S7", "the next user of a connection is not bound", "		e.unwatch()\n", "", "fencedb.TestTheNextUserOfAConnectionIsNotBoundByTheLeaseOfTheLast"},
 		{"S6", "a connection that is lost by the question is not the last to be asked", "query, args...); !e.lost() {", "query, args...); true {", "fencedb.TestAConnectionThatIsLostWhileItIsAskedLeavesNoDoubt"},
 		{"S6", "a lost connection is given up before asking on another", "\te.release()\n\treturn askOn(e.db)", "\treturn askOn(e.db)", "fencedb.TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree"},
-		{"S7", "a connection that comes after the lease is not waited for", "bounded, cancel = context.WithDeadline(ctx, until)", "bounded, cancel = context.WithCancel(ctx)", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
+		{"S7", "a connection that comes after the lease is not waited for", "\t\tcancel()\n\t})\n\ttimer.Reset", "\t})\n\ttimer.Reset", "fencedb.TestAConnectionThatDoesNotComeInTimeEndsWithTheLease"},
+		{"S7", "a lease that is renewed while a connection is waited for is not over", "left > 0 {\n\t\t\ttimer.Reset", "left < 0 {\n\t\t\ttimer.Reset", "fencedb.TestALeaseThatIsRenewedWhileItWaitsToBeginIsNotOver"},
 		{"S6", "nothing begins in a transaction that is open already", "pg.PgConn().TxStatus() != 'I':", "false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
 		{"S6", "a connection that is closed leaves no doubt", "pg != nil && pg.IsClosed():", "false:", "fencedb.TestAConnectionThatIsNotFreeIsRefused"},
 		{"S3", "above READ COMMITTED the token is sealed first", "case err == nil || answered(err).code != codeSerializationFailure:", "default:", "fencedb.TestANewcomerSeesWhatTheHolderBeforeHasWritten"},
@@ -253,6 +254,7 @@ var guards = []struct {
 		{"S6", "a callback that fails does not undo what has committed", "\t\t\t\tif callbackErr == nil {", "\t\t\t\tif true {", "fencedb.TestAFailingCallbackDoesNotHideThatTheBatchCommitted"},
 	}},
 	{"fencedb/sql.go", []guard{
+		{"S7", "what the function sends on a silent connection ends with the lease", "\tconn.closeWhenOverdue(e.until)\n", "", "fencedb.TestTxSQLOnASilentConnectionEndsWithTheLease"},
 		{"S7", "a silent connection is not waited on to enter", "queryOne(bounded, tx, query", "queryOne(ctx, tx, query", "fencedb.TestEnterOnASilentConnectionEndsWithTheLease"},
 		{"S3", "above READ COMMITTED the token is sealed first", "&sql.TxOptions{Isolation: sql.LevelReadCommitted}", "options", "fencedb.TestTxSQLSealsAboveReadCommitted"},
 		{"S6", "what fails behind the fence is not run again", " || e.xid != 0 || tries == sealTries {", " || tries == sealTries {", "fencedb.TestTxSQLRunsItsFunctionOnce"},

@@ -536,6 +536,66 @@ func (w *world) locking(table string) pgx.Tx {
 	return tx
 }
 
+// A pool that is busy, or a table that is locked, for longer than the lease is valid: its holder
+// renews it meanwhile.
+func TestALeaseThatIsRenewedWhileItWaitsToBeginIsNotOver(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var all waiting
+	for _, name := range []string{"Exec", "Query", "SendBatch", "Tx with Exec", "Tx with Conn", "TxSQL"} {
+		pool, _ := w.behindProxy() // which has one connection
+		only, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		time.AfterFunc(1700*time.Millisecond, only.Release)
+		all.start(func() (judge func()) {
+			id := int(ids.Add(1))
+			delivered, err := writes[name](context.Background(), pool, renewed{grant(tableOf(id), 1), time.Second}, id)
+			return func() {
+				require.NoError(t, err, name)
+				require.True(t, delivered, name)
+			}
+		})
+	}
+	all.judge()
+
+	migration := w.locking("bookings")
+	conn, done := w.conn(), make(chan error, 1)
+	go func() {
+		_, err := fencedb.Exec(context.Background(), conn, renewed{grant("bookings", 1), time.Second}, `SELECT FROM bookings`)
+		done <- err
+	}()
+	<-time.After(1700 * time.Millisecond)
+	require.NoError(t, migration.Rollback(t.Context()))
+	require.NoError(t, received(t, done))
+}
+
+// Hold is the time of the transaction, and does not pass before it begins.
+func TestHoldDoesNotCountWhileAConnectionIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var all waiting
+	for name, write := range map[string]func(pool *pgxpool.Pool, g fencedb.Grant, hold fencedb.Option) error{
+		"Tx": func(pool *pgxpool.Pool, g fencedb.Grant, hold fencedb.Option) error {
+			return fencedb.Tx(t.Context(), pool, g, func(pgx.Tx) error { return nil }, hold)
+		},
+		"TxSQL": func(pool *pgxpool.Pool, g fencedb.Grant, hold fencedb.Option) error {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			return fencedb.TxSQL(t.Context(), db, g, func(*sql.Tx) error { return nil }, hold)
+		},
+	} {
+		pool, _ := w.behindProxy() // which has one connection
+		only, err := pool.Acquire(t.Context())
+		require.NoError(t, err)
+		time.AfterFunc(3600*time.Millisecond, only.Release)
+		all.start(func() (judge func()) {
+			err := write(pool, grantFor("table:"+name, 41, time.Hour), fencedb.Hold(time.Second))
+			return func() { require.NoError(t, err, name) }
+		})
+	}
+	all.judge()
+}
+
 // A limit of the role's own may be tighter than the lease. Then it is the bound of the wait as
 // well.
 func TestTighterLimitsBoundTheWait(t *testing.T) {

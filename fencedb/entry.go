@@ -319,20 +319,46 @@ func (e *entry) remaining() (ms driver.Value, err error) {
 // the end an answer is waited for.
 const overdueTime = askTime / 2
 
-// acquire takes a connection while the lease is valid. A later one is of no use.
-func (e *entry) acquire(ctx context.Context) error {
+// whileValid calls wait, which is to get a connection, with a context that ends with the lease: a
+// later one is of no use. A lease that is renewed meanwhile goes on, and so does the wait, or a
+// busy pool would be taken for a lease that is lost.
+func (e *entry) whileValid(ctx context.Context, wait func(context.Context) error) error {
 	if _, err := e.remaining(); err != nil {
 		return err
 	}
-	bounded, cancel := ctx, context.CancelFunc(func() {})
-	if until := validUntil(e.grants); !until.IsZero() {
-		bounded, cancel = context.WithDeadline(ctx, until)
+	until := validUntil(e.grants)
+	if until.IsZero() {
+		return wait(ctx)
 	}
-	defer cancel()
-	conn, release, err := acquire(bounded, e.db)
-	switch pg := pgxConn(conn); {
-	case err != nil && bounded.Err() != nil && ctx.Err() == nil:
+	bounded, cancel := context.WithCancel(ctx)
+	var timer *time.Timer
+	timer = time.AfterFunc(math.MaxInt64, func() {
+		if left := time.Until(validUntil(e.grants)); left > 0 {
+			timer.Reset(left)
+			return
+		}
+		cancel()
+	})
+	timer.Reset(time.Until(until))
+	err := wait(bounded)
+	over := bounded.Err() != nil && ctx.Err() == nil
+	timer.Stop()
+	cancel()
+	if err != nil && over {
 		return &rejection{ErrLeaseOver, fmt.Errorf("no connection came free while it was valid: %w", err)}
+	}
+	return err
+}
+
+// acquire takes a connection while the lease is valid.
+func (e *entry) acquire(ctx context.Context) error {
+	var conn DB
+	var release func()
+	err := e.whileValid(ctx, func(ctx context.Context) (err error) {
+		conn, release, err = acquire(ctx, e.db)
+		return err
+	})
+	switch pg := pgxConn(conn); {
 	case err != nil:
 		return err
 	case pg != nil && pg.IsClosed():

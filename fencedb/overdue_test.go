@@ -2,6 +2,7 @@ package fencedb_test
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"strings"
 	"sync"
@@ -101,6 +102,37 @@ func (all *waiting) judge() {
 	for _, judge := range all.judges {
 		judge()
 	}
+}
+
+// The statements of the function have contexts of their own, without an end.
+func TestTxSQLOnASilentConnectionEndsWithTheLease(t *testing.T) {
+	t.Parallel()
+	const validity = time.Second
+	w := newWorld(t)
+	var all waiting
+	for name, send := range map[string]func(tx *sql.Tx) error{
+		"Exec":  inSQL(`SELECT 1`),
+		"Query": func(tx *sql.Tx) error { return tx.QueryRow(`SELECT 1`).Scan(new(int)) },
+	} {
+		pool, proxy := w.behindProxyIn(pgx.QueryExecModeExec)
+		all.start(func() (judge func()) {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			start := time.Now()
+			time.AfterFunc(validity+asking+slack, proxy.Sever)
+			err := fencedb.TxSQL(context.Background(), db, grantFor("table:"+name, 41, validity), func(tx *sql.Tx) error {
+				proxy.AfterBytes(0, faulty.Silence)
+				return send(tx)
+			})
+			took := time.Since(start)
+			return func() {
+				require.Less(t, took, validity+asking+slack, name)
+				require.ErrorIs(t, err, fencedb.ErrLeaseOver, name)
+				w.awaitIdle(pool)
+			}
+		})
+	}
+	all.judge()
 }
 
 func TestANetworkThatHangsAtCommitLeavesTheOutcomeUnknownInTime(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -64,16 +65,20 @@ func (e *entry) txSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, f
 }
 
 func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, fn func(tx *sql.Tx) error) error {
-	if _, err := e.remaining(); err != nil {
+	var conn *sqlConn
+	err := e.whileValid(ctx, func(ctx context.Context) (err error) {
+		conn, err = connSQL(ctx, db)
 		return err
-	}
-	bounded, cancel := e.untilOverdue(ctx)
-	defer cancel()
-	conn, err := connSQL(bounded, db)
+	})
 	if err != nil {
 		return e.explainSQL(ctx, nil, err)
 	}
 	defer conn.giveBack()
+	if _, err := e.remaining(); err != nil { // as of now: a connection may have been waited for
+		return err
+	}
+	bounded, cancel := e.untilOverdue(ctx)
+	defer cancel()
 	tx, err := conn.BeginTx(bounded, options)
 	if err != nil {
 		return e.explainSQL(ctx, nil, err)
@@ -84,6 +89,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 		conn.giveBack()
 		return e.explainSQL(ctx, askSQL(db), err)
 	}
+	conn.closeWhenOverdue(e.until)
 	err = fn(tx)
 	if err == nil {
 		_, err = tx.ExecContext(bounded, e.stillEntered())
@@ -137,8 +143,9 @@ func askSQL(db SQLTx) asker {
 // sqlConn is a connection of database/sql.
 type sqlConn struct {
 	*sql.Conn
-	pgx   *pgx.Conn // under it; nil with another driver
-	given bool      // back: from then on pgx may be somebody else's
+	pgx     *pgx.Conn   // under it; nil with another driver
+	overdue *time.Timer // of closeWhenOverdue
+	given   bool        // back: from then on pgx may be somebody else's
 }
 
 func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
@@ -147,12 +154,23 @@ func connSQL(ctx context.Context, db *sql.DB) (*sqlConn, error) {
 		return nil, err
 	}
 	c := &sqlConn{Conn: conn}
-	return c, conn.Raw(func(driverConn any) error {
+	_ = conn.Raw(func(driverConn any) error { // fails only where the connection is closed
 		if d, ok := driverConn.(interface{ Conn() *pgx.Conn }); ok {
 			c.pgx = d.Conn()
 		}
 		return nil
 	})
+	return c, nil
+}
+
+// closeWhenOverdue does what entry.watch does, for the statements of the function, which have
+// contexts of their own. database/sql waits for them before it rolls back.
+func (c *sqlConn) closeWhenOverdue(until time.Time) {
+	if until.IsZero() || c.pgx == nil {
+		return
+	}
+	wire := c.pgx.PgConn().Conn()
+	c.overdue = time.AfterFunc(time.Until(until)+overdueTime, func() { _ = wire.Close() })
 }
 
 // giveBack gives the connection back, and closes one of pgx that is lost (see abandon). The second
@@ -166,10 +184,14 @@ func (c *sqlConn) giveBack() {
 		return
 	}
 	c.given = true
+	var bad error
+	if c.overdue != nil && !c.overdue.Stop() {
+		bad = driver.ErrBadConn // the next user must not get it
+	}
 	closed := true
 	func() {
 		defer func() { _ = recover() }()
-		_ = c.Raw(func(any) error { closed = false; abandon(c.pgx); return nil })
+		_ = c.Raw(func(any) error { closed = false; abandon(c.pgx); return bad })
 	}()
 	if closed && c.pgx != nil {
 		_ = c.pgx.PgConn().Conn().Close()
