@@ -310,6 +310,25 @@ func TestTxSQLCommitsOrWritesNothing(t *testing.T) {
 	require.Eventually(t, func() bool { return db.Stats().InUse == 0 }, 10*time.Second, time.Millisecond)
 }
 
+func TestTxSQLTakesTheAccessMode(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	config := w.pool.Config()
+	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { _ = db.Close() })
+	for i, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} { // these seal first
+		g, insert := grant("table:12", int64(41+i)), inSQL(`INSERT INTO bookings (id, table_id, guest) VALUES ($1, 12, 'ann')`, i)
+
+		require.Error(t, fencedb.TxSQL(t.Context(), db, g, insert, fencedb.TxOptions(pgx.TxOptions{IsoLevel: level})))
+		require.NoError(t, fencedb.TxSQL(t.Context(), db, g, insert,
+			fencedb.TxOptions(pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadWrite})), level)
+	}
+}
+
 // database/sql rolls back by itself, and the connection is gone before anybody could ask on it.
 func TestCancellingBetweenStatementsLeavesNoDoubt(t *testing.T) {
 	t.Parallel()
