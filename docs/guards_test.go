@@ -229,6 +229,7 @@ var guards = []struct {
 		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.inner.Conn()", "\tif false && s.of.inner.Conn()", "fencedb.TestASavepointThatCannotBeClosedIsNotCommitted"},
 	}},
 	{"fencedb/tx.go", []guard{
+		{"S7", "rolling back does not lengthen the asking", "\tif context.Cause(tx.ctx) != nil { // it was done by now", "\tif false { // it was done by now", "fencedb.TestACallOutlastsItsContextByFiveSecondsAtMost"},
 		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
 		{"S6", "a statement that may have ended the transaction is asked about", "if tx.mayHaveEnded && tx.inner.Conn().PgConn().TxStatus() == 'T' {", "if false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S2", "a transaction that is kept begins nothing later", "		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it\n", "", "fencedb.TestATransactionOutlivesNothing"},

@@ -42,6 +42,9 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 	if !e.until.IsZero() {
 		end = e.until.Add(askTime)
 	}
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(askTime).Before(end) {
+		end = deadline.Add(askTime)
+	}
 	if least := now.Add(askTime / 2); end.Before(least) {
 		end = least
 	}

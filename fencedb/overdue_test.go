@@ -180,6 +180,29 @@ func TestANetworkThatHangsAtCommitLeavesTheOutcomeUnknownInTime(t *testing.T) {
 	}
 }
 
+// Rolling back waits for an answer, and so does the question what a statement has ended.
+func TestACallOutlastsItsContextByFiveSecondsAtMost(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, proxy := w.behindProxy()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var start time.Time
+
+	err := fencedb.Tx(ctx, pool, grant("table:12", 41), func(tx pgx.Tx) error {
+		require.NoError(t, book(ctx, tx, 12, "ann"))
+		_ = tx.Conn() // through which the transaction may have been ended
+		proxy.Hang(true)
+		start = time.Now()
+		cancel()
+		return ctx.Err()
+	})
+
+	require.ErrorIs(t, err, context.Canceled)
+	require.Less(t, time.Since(start), asking+slack/2)
+	proxy.Hang(false)
+}
+
 // One idle connection of the pool is as silent as the one that was lost; only new ones stand.
 func TestAnIdleConnectionThatIsSilentAsWellDoesNotKeepUsFromAsking(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -91,11 +92,16 @@ func (tx *fencedTx) abort(err error) error {
 	defer tx.end()
 	conn := tx.inner.Conn()
 	lost := conn.IsClosed()
-	ctx, cancel := detached(tx.ctx)
+	since, stop := tx.ctx, context.CancelFunc(func() {})
+	if context.Cause(tx.ctx) != nil { // it was done by now, and rolling back does not make it any later
+		since, stop = context.WithDeadline(tx.ctx, time.Now())
+	}
+	defer stop()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tx.ctx), askTime/2) // the other half is for asking
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
 	if tx.mayHaveEnded && tx.entry.xid != 0 {
-		if ended := tx.entry.ended(tx.ctx, tx.entry.server, !conn.IsClosed(), err); ended != nil {
+		if ended := tx.entry.ended(since, tx.entry.server, !conn.IsClosed(), err); ended != nil {
 			return ended
 		}
 	}
