@@ -7,6 +7,7 @@ package integration
 import (
 	"fmt"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -219,6 +220,19 @@ func TestRowsAloneNeedTheTriggersOff(t *testing.T) {
 
 	require.Equal(t, before, w.rows(restored))
 	w.requireProtected(restored)
+
+	config := restored.Config().Copy()
+	require.NoError(t, restored.Close(t.Context()))
+	w.exec(w.origin, `DROP DATABASE copy`)
+	migrated := w.empty()
+	db := stdlib.OpenDB(*config)
+	defer db.Close()
+	require.NoError(t, migrations.Up(t.Context(), db))
+	w.server.Run("pg_restore", "--dbname="+w.url("copy"), "--exit-on-error", "--schema=public", schema)
+	w.server.Run("pg_dump", "--dbname="+w.url("postgres"), "--data-only", "--exclude-table-data=fencedb.goose_db_version", "--exclude-table-data=fencedb.signing_key",
+		"--format=custom", "--file="+rows)
+	w.server.Run("pg_restore", "--dbname="+w.url("copy"), "--exit-on-error", "--disable-triggers", rows)
+	require.Equal(t, before, w.rows(migrated))
 }
 
 // As test databases are often made. The key that signs what carry leaves is data: the copy makes
@@ -241,7 +255,8 @@ func TestADumpOfTheSchemaAloneIsProtectedToo(t *testing.T) {
 }
 
 // Fails closed: without its grants the copy serves its owner only.
-func TestADumpWithoutPrivilegesLetsNobodyElseEnter(t *testing.T) {
+// Without them the functions are everybody's, and nobody may use the schema.
+func TestADumpWithoutPrivilegesGetsThemBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.exec(w.origin, `CREATE ROLE app; SELECT fencedb.allow('app'); GRANT ALL ON ALL TABLES IN SCHEMA public TO app`)
@@ -253,7 +268,23 @@ func TestADumpWithoutPrivilegesLetsNobodyElseEnter(t *testing.T) {
 	w.server.Run("pg_restore", "--dbname="+w.url("copy"), "--exit-on-error", "--no-privileges", file)
 
 	w.refused(restored, insufficientPrivilege, `SET ROLE app; `+enter(43, "room:red"))
-	w.exec(w.origin, `SET ROLE app; `+enter(43, "room:red"))
+	const everybodys = `SELECT string_agg(p.oid::regprocedure::text, ', ' ORDER BY p.oid::regprocedure::text) FROM pg_proc p
+		WHERE p.pronamespace = 'fencedb'::regnamespace AND has_function_privilege('public', p.oid, 'EXECUTE')`
+	require.Contains(t, w.one(restored, everybodys), "fencedb.reset_fence(")
+
+	var acl []string
+	for line := range strings.Lines(w.server.Run("pg_restore", "--list", file)) {
+		if strings.Contains(line, " ACL ") && strings.Contains(line, "fencedb") {
+			acl = append(acl, line)
+		}
+	}
+	list := w.file("acl")
+	require.NoError(t, os.WriteFile(list, []byte(strings.Join(acl, "")), 0o600))
+	w.server.Run("pg_restore", "--dbname="+w.url("copy"), "--exit-on-error", "--use-list="+list, file)
+
+	require.Equal(t, w.one(w.origin, everybodys), w.one(restored, everybodys))
+	w.exec(restored, `SET ROLE app; `+enter(43, "room:red"))
+	w.refused(restored, insufficientPrivilege, `SELECT fencedb.reset_fence('room:red', 1, 'app', 'a try')`)
 }
 
 // What protect has noted are comments on the guards, and the guards do not read them.
