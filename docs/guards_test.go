@@ -186,7 +186,7 @@ var guards = []struct {
 		{"S2", "who overtakes enters above the stored token", "        token := stored + 1;\n    ELSE", "        token := stored;\n    ELSE", "migrations.TestATakeOverIsOfWhatIsWritten"},
 		{"S4", "only who may enter lets others overtake", "ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean)', 'EXECUTE') THEN", "ELSIF false THEN", "migrations.TestWhoMayNotEnterLetsNobodyOvertake"},
 		{"S4", "only the owner of a table lets others write to it", "    IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER'), false) THEN", "    IF false THEN", "migrations.TestATakeOverIsRecordedAndEnds"},
-		{"S4", "a take-over is of one role", "t.role = coalesce(nullif(current_setting('role'), 'none'), session_user) AND", "", "migrations.TestATakeOverIsRecordedAndEnds"},
+		{"S4", "a take-over is of one role", "t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND", "", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S4", "who overtakes does not truncate", "ELSIF reason = 'FN002' AND operation <> 'TRUNCATE' AND NOT of_row", "ELSIF reason = 'FN002' AND NOT of_row", "migrations.TestATakeOverIsNoWayRound"},
 		{"S4", "who overtakes writes no row without a resource", "        IF resource IS NULL THEN\n            RAISE", "        IF false THEN\n            RAISE", "migrations.TestATakeOverIsNoWayRound"},
 		{"S2", "who overtakes goes above the stamp of the row", "    stored bigint := greatest(fence, stamp, 0);", "    stored bigint := greatest(fence, 0);", "migrations.TestATakeOverIsOfWhatIsWritten"},

@@ -262,7 +262,12 @@ func TestWhatWasObservedStaysWithItsTable(t *testing.T) {
 	other.exec(`SET application_name = 'cron'; UPDATE "My seats" SET guest = 'zoe' WHERE id = 1`)
 	require.Equal(t, "2", s.one(`SELECT times FROM fencedb.unfenced_writes`))
 
-	s.exec(`CREATE TABLE another (id int); UPDATE fencedb.observations SET target = 'another'::regclass`)
+	s.exec(`CREATE TABLE another (LIKE "My seats"); SELECT fencedb.protect('another', $$ 'room:' || room $$, mode => 'observe');
+		ALTER TABLE "My seats" RENAME TO old; ALTER TABLE another RENAME TO "My seats"`)
+	require.Equal(t, `old cron UPDATE FN002 room:red`, s.observed(), "the one that has its name has not")
+	s.exec(`ALTER TABLE "My seats" RENAME TO another; ALTER TABLE old RENAME TO "My seats"`)
+
+	s.exec(`UPDATE fencedb.observations SET target = 'another'::regclass, ledger = 1`)
 	require.Equal(t, `"My seats" cron UPDATE FN002 room:red`, s.observed())
 	s.exec(`SELECT fencedb.forget_observations('"My seats"')`)
 	require.Empty(t, s.observed())

@@ -117,7 +117,7 @@ func TestATakeOverIsRecordedAndEnds(t *testing.T) {
 	require.Equal(t, insufficientPrivilege, legacy.refused(insufficientPrivilege, `SELECT fencedb.take_over_as('seats', '`+role+`', now() + interval '2 hours')`).Code)
 	legacy.refused(insufficientPrivilege, `SELECT fencedb.end_take_over('seats')`)
 	legacy.refused(insufficientPrivilege, `SELECT fencedb.overtake_fence('room:red', 1)`)
-	legacy.refused(insufficientPrivilege, `INSERT INTO fencedb.take_overs VALUES (1, 'a', now())`)
+	legacy.refused(insufficientPrivilege, `INSERT INTO fencedb.take_overs VALUES (1, 1, now())`)
 
 	s.exec(`UPDATE fencedb.take_overs SET ledger = 1`) // as in a copy, where another table may have the number of this one
 	legacy.refused("FN002", write)
@@ -298,6 +298,20 @@ func TestARowFenceIsTakenOver(t *testing.T) {
 	legacy.refused("0A000", `DELETE FROM jobs`)
 	legacy.refused("0A000", `UPDATE jobs SET id = 9 WHERE id = 1`)
 	legacy.refused("FN002", `TRUNCATE jobs`)
+}
+
+// Nor does it go to a role that gets the name.
+func TestATakeOverStaysWithItsRole(t *testing.T) {
+	t.Parallel()
+	s, _, role := newLegacy(t)
+	renamed := pgx.Identifier{"renamed_" + s.one(`current_database()`)}.Sanitize()
+	s.exec(`ALTER ROLE ` + role + ` RENAME TO ` + renamed)
+	defer s.exec(`ALTER ROLE ` + renamed + ` RENAME TO ` + role) // for those who clean up
+
+	require.Empty(t, s.as(renamed, `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
+
+	s.exec(`SELECT fencedb.end_take_over('seats', ` + "'" + renamed + `')`)
+	require.Equal(t, "FN002", s.as(renamed, `UPDATE seats SET guest = 'zoe' WHERE id = 1`))
 }
 
 func TestAPartitionIsTakenOverWithItsTable(t *testing.T) {

@@ -883,6 +883,7 @@ BEGIN
         FOR col IN SELECT unnest(protection.columns_added) INTERSECT VALUES ('last_fencing_token'), ('last_lease_id') LOOP
             BEGIN
                 EXECUTE format('ALTER TABLE %s DROP COLUMN IF EXISTS %I', target, col);
+                RAISE NOTICE 'fencedb.unprotect: % of % is dropped', col, target;
             EXCEPTION WHEN dependent_objects_still_exist THEN
                 GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL;
                 RAISE EXCEPTION 'fencedb.unprotect: %', SQLERRM

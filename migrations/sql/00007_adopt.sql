@@ -18,7 +18,8 @@ CREATE TABLE fencedb.observations (
     first_at    timestamptz NOT NULL,
     last_at     timestamptz NOT NULL,
     times       bigint      NOT NULL,
-    resource    text
+    resource    text,
+    ledger      oid         NOT NULL DEFAULT 'fencedb.fences'::regclass
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE INDEX observations_target ON fencedb.observations (target, role, application, statement, reason);
@@ -41,20 +42,21 @@ COMMENT ON COLUMN fencedb.observations.first_at    IS 'By the clock of this serv
 COMMENT ON COLUMN fencedb.observations.last_at     IS 'At most five seconds before the last such write of a session.';
 COMMENT ON COLUMN fencedb.observations.times       IS 'Statements without a token, and rows with a wrong or stale one. A session that ends may take up to half of its own along.';
 COMMENT ON COLUMN fencedb.observations.resource    IS 'The resource of one of the rows, NULL if none was written.';
+COMMENT ON COLUMN fencedb.observations.ledger      IS 'The oid of fencedb.fences. In a copy of the database it is another.';
 
 COMMENT ON SEQUENCE fencedb.unrecorded IS 'When a write that a guard observed could not be recorded last, of any table, in milliseconds since 1970; the log of the server says why. Never while is_called is false.';
 
 REVOKE ALL ON fencedb.observations, fencedb.unrecorded FROM PUBLIC;
 GRANT SELECT ON fencedb.unrecorded TO PUBLIC; -- owners of tables want to know
 
--- By the name, because in a copy of the database the oid may be that of another table; by the oid
--- where it was renamed.
+-- By the oid, because tables change their names, with each other too; in a copy of the database by
+-- the name, because there the oid may be that of another table.
 CREATE VIEW fencedb.unfenced_writes WITH (security_barrier) AS
 SELECT c.oid::regclass AS table_name, o.role, o.application, o.statement, o.reason,
        min(o.first_at) AS first_at, max(o.last_at) AS last_at, sum(o.times)::bigint AS times, max(o.resource) AS resource
 FROM fencedb.observations o
 LEFT JOIN (SELECT t.oid, format('%I.%I', n.nspname, t.relname) AS name FROM pg_class t JOIN pg_namespace n ON n.oid = t.relnamespace) named ON named.name = o.table_name
-JOIN pg_class c ON c.oid = coalesce(named.oid, o.target)
+JOIN pg_class c ON c.oid = CASE WHEN o.ledger = 'fencedb.fences'::regclass THEN o.target ELSE named.oid END
 WHERE pg_has_role(c.relowner, 'USAGE') OR has_table_privilege('fencedb.observations', 'SELECT')
 GROUP BY c.oid, o.role, o.application, o.statement, o.reason;
 
@@ -118,7 +120,7 @@ BEGIN
         DELETE FROM fencedb.observations o
         WHERE o.ctid = ANY (ARRAY(
             SELECT c.ctid FROM fencedb.observations c
-            WHERE c.target = root AND c.role = role AND c.application = application AND c.statement = operation AND c.reason = reason
+            WHERE c.target = root AND c.role = role AND c.application = application AND c.statement = operation AND c.reason = reason AND c.ledger = 'fencedb.fences'::regclass
             FOR UPDATE SKIP LOCKED))
         RETURNING o.first_at, o.times, o.resource
     )
@@ -286,7 +288,7 @@ BEGIN
         PERFORM fencedb.record_protection(target); -- as in unprotect
         IF NOT pg_has_role((SELECT p.proowner FROM pg_proc p WHERE p.oid = protection.guard), 'USAGE') THEN
             RAISE EXCEPTION 'fencedb.%: the guard of % belongs to another role', CASE WHEN observe THEN 'observe' ELSE 'enforce' END, target
-                USING ERRCODE = 'insufficient_privilege', HINT = format('It did not change owner with the table. Let its owner or a superuser run: ALTER FUNCTION %s OWNER TO %s; or call fencedb.unprotect and fencedb.protect in one transaction.',
+                USING ERRCODE = 'insufficient_privilege', HINT = format('It did not change owner with the table. Let its owner or a superuser run: ALTER FUNCTION %s OWNER TO %s; or call fencedb.unprotect with keep_columns => true and fencedb.protect in one transaction, and fencedb.take_over_as again.',
                     protection.guard, (SELECT c.relowner::regrole FROM pg_class c WHERE c.oid = target));
         END IF;
         PERFORM fencedb.switch_guard(protection.guard, observe);
@@ -321,7 +323,8 @@ AS $$
 BEGIN
     IF pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = forget_observations.target), 'MEMBER') THEN
         DELETE FROM fencedb.observations o WHERE o.ctid = ANY (ARRAY(
-            SELECT c.ctid FROM fencedb.observations c WHERE c.target = forget_observations.target OR c.table_name = forget_observations.target::text FOR UPDATE SKIP LOCKED));
+            SELECT c.ctid FROM fencedb.observations c
+            WHERE CASE WHEN c.ledger = 'fencedb.fences'::regclass THEN c.target = forget_observations.target ELSE c.table_name = forget_observations.target::text END FOR UPDATE SKIP LOCKED));
     END IF;
 END
 $$;
@@ -334,7 +337,7 @@ COMMENT ON FUNCTION fencedb.forget_observations(regclass) IS 'Forgets what was o
 -- holds the lease meanwhile is stale from then on.
 CREATE TABLE fencedb.take_overs (
     target     oid         NOT NULL,
-    role       name        NOT NULL,
+    role       oid         NOT NULL,
     until      timestamptz NOT NULL,
     granted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     ledger     oid         NOT NULL DEFAULT 'fencedb.fences'::regclass,
@@ -343,7 +346,7 @@ CREATE TABLE fencedb.take_overs (
 
 COMMENT ON TABLE  fencedb.take_overs IS 'Roles that write to a protected table without a token, as holders that overtake. Changed by fencedb.take_over_as and fencedb.end_take_over.';
 COMMENT ON COLUMN fencedb.take_overs.target IS 'The oid of the table.';
-COMMENT ON COLUMN fencedb.take_overs.role   IS 'The role of the last SET ROLE, or the one that logged in.';
+COMMENT ON COLUMN fencedb.take_overs.role   IS 'The oid of the role of the last SET ROLE, or the one that logged in.';
 COMMENT ON COLUMN fencedb.take_overs.until  IS 'From then on it is refused like everybody else.';
 COMMENT ON COLUMN fencedb.take_overs.ledger IS 'The oid of fencedb.fences. In a copy of the database it is another, so there nobody overtakes, whichever table has the number of target.';
 
@@ -355,7 +358,7 @@ CREATE FUNCTION fencedb.overtakes(guarded oid) RETURNS boolean
     SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT EXISTS (SELECT FROM fencedb.take_overs t
-                   WHERE t.role = coalesce(nullif(current_setting('role'), 'none'), session_user) AND t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass AND t.target = fencedb.guarded_root(guarded))
+                   WHERE t.role = to_regrole(quote_ident(coalesce(nullif(current_setting('role'), 'none'), session_user))) AND t.until > clock_timestamp() AND t.ledger = 'fencedb.fences'::regclass AND t.target = fencedb.guarded_root(guarded))
 $$;
 -- +goose StatementEnd
 
@@ -520,7 +523,7 @@ BEGIN
         RAISE EXCEPTION 'fencedb.take_over_as: needs a role and a time within the next year, got % and %', coalesce(login, 'no role'), coalesce(until::text, 'no time')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A service that cannot be changed by then can be given more time by calling this again.';
     END IF;
-    INSERT INTO fencedb.take_overs AS t (target, role, until) VALUES (take_over_as.target, login, take_over_as.until)
+    INSERT INTO fencedb.take_overs AS t (target, role, until) VALUES (take_over_as.target, take_over_as.role, take_over_as.until)
     ON CONFLICT ON CONSTRAINT take_overs_pkey DO UPDATE SET until = EXCLUDED.until, granted_at = EXCLUDED.granted_at, ledger = EXCLUDED.ledger WHERE (t.until, t.ledger) <> (EXCLUDED.until, EXCLUDED.ledger);
     IF FOUND THEN
         INSERT INTO fencedb.audit (event, operator, reason, details)
@@ -539,15 +542,16 @@ CREATE FUNCTION fencedb.end_take_over(target regclass, role regrole DEFAULT NULL
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    login name;
+    login text;
 BEGIN
     IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = end_take_over.target), 'MEMBER'), false) THEN
         RAISE EXCEPTION 'fencedb.end_take_over: % does not own %', session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
     END IF;
     FOR login IN DELETE FROM fencedb.take_overs t
-                 WHERE t.target = end_take_over.target AND (end_take_over.role IS NULL OR t.role = (SELECT r.rolname FROM pg_roles r WHERE r.oid = end_take_over.role))
-                 RETURNING t.role LOOP
+                 WHERE t.target = end_take_over.target AND (end_take_over.role IS NULL OR t.role = end_take_over.role)
+                 RETURNING coalesce((SELECT r.rolname FROM pg_roles r WHERE r.oid = t.role), t.role::text) LOOP
+        RAISE NOTICE 'fencedb.end_take_over: % does not write to % without a token any more', login, target;
         INSERT INTO fencedb.audit (event, operator, reason, details)
         VALUES ('end_take_over', format('%s@%s', session_user, coalesce(host(inet_client_addr()), 'local')), 'by fencedb.end_take_over',
             jsonb_build_object('table', target::text, 'oid', target::oid::text, 'role', login));
