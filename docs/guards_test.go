@@ -366,10 +366,10 @@ var guards = []struct {
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},
 		{"L4", "a release that was carried out unheard is no loss", "case unsure && (result == gone || result == taken):", "case false:", "lease.TestLostReplies"},
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
-		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled, ", "", "lease.TestACallerThatCancelsIsNotSilence"},
+		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled,\n\t\t", "", "lease.TestACallerThatCancelsIsNotSilence"},
 		{"L5", "no healing reaches beyond MaxHold", "end.Before(until) {", "false {", "lease.TestHealingDoesNotPassMaxHold"},
 		{"L5", "a renewal that was not sent in time is tried again", "r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", "errors.Is(answer.Err, protocol.ErrUnasked):", "lease.TestARenewalThatWasNotSentInTimeIsTriedAgain"},
-		{"L8", "a caller whose time is over is no silence of Redis", ", r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
+		{"L8", "a caller whose time is over is no silence of Redis", ",\n\t\tr.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
 	}},
 	{"lease/issuer.go", []guard{
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},

@@ -182,8 +182,8 @@ options:
 	return sql + "\n;" + tx.entry.stillEntered(), append([]any{pgx.QueryExecModeSimpleProtocol}, args...), true, nil
 }
 
-// execString is Exec of a string that withCheck returns. With arguments its tag is that of the first
-// statement: only pgx can write them into the string, and it shows no other.
+// execString is Exec of a string that withCheck returns. With arguments its tag is that of the
+// first statement: only pgx can write them into the string, and it shows no other.
 func (tx *fencedTx) execString(ctx context.Context, sql string, args []any) (tag pgconn.CommandTag, err error) {
 	if len(args) > 1 {
 		rows, _ := tx.inner.Query(ctx, sql, args...) // the error is in rows as well

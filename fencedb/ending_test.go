@@ -89,8 +89,8 @@ func modeOf(db fencedb.DB) pgx.QueryExecMode {
 	return db.(*pgxpool.Pool).Config().ConnConfig.DefaultQueryExecMode
 }
 
-// oneString runs the statements in one string, in a transaction of Tx. The other modes of pgx do not
-// differ for it.
+// oneString runs the statements in one string, in a transaction of Tx. The other modes of pgx do
+// not differ for it.
 func oneString(use func(ctx context.Context, tx pgx.Tx, sql string) error) run {
 	return func(ctx context.Context, db fencedb.DB, g fencedb.Grant, statements []string) error {
 		if mode := modeOf(db); mode != pgx.QueryExecModeCacheStatement && mode != pgx.QueryExecModeSimpleProtocol {

@@ -35,9 +35,10 @@ func Exec(ctx context.Context, db DB, grant Grant, sql string, args ...any) (tag
 }
 
 // QueryRow is Exec for a statement that returns one row, such as INSERT ... RETURNING. It is sent
-// when the row is scanned, which can be done once, and Scan returns the errors of Tx, or pgx.ErrNoRows if the statement
-// found nothing to write. If it has committed something but its row was missing or could not be
-// scanned, ErrCommitted is in the error. Options come with db: see With.
+// when the row is scanned, which can be done once, and Scan returns the errors of Tx, or
+// pgx.ErrNoRows if the statement found nothing to write. If it has committed something but its row
+// was missing or could not be scanned, ErrCommitted is in the error. Options come with db: see
+// With.
 func QueryRow(ctx context.Context, db DB, grant Grant, sql string, args ...any) pgx.Row {
 	var sent bool
 	return oneRow(func(dest ...any) error {

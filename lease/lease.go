@@ -320,7 +320,8 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 	switch {
 	case err != nil:
 		err = protocol.Latest(answer.Err, err)
-	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled, r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):
+	case answer.Err != nil && r.trace.ctx.Err() == context.Canceled,
+		r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):
 		// By the caller, which says nothing about Redis.
 		err = byCaller(r.trace.ctx, answer.Err)
 	case answer.Err != nil:

@@ -34,7 +34,8 @@ type vote[T any] = protocol.Answer[T]
 // poll asks all members at once and returns the votes in the members' order. It returns when all
 // have answered, quorumGrace after the votes that are missing can change nothing, or when the
 // members' time is over; a vote that is missing by then is [ErrUnreachable].
-func poll[T any](ctx context.Context, q *quorum, enough func([]vote[T]) bool, ask func(context.Context, *single) (T, error)) []vote[T] {
+func poll[T any](ctx context.Context, q *quorum, enough func([]vote[T]) bool,
+	ask func(context.Context, *single) (T, error)) []vote[T] {
 	type numbered struct {
 		member int
 		vote[T]
@@ -66,7 +67,8 @@ func poll[T any](ctx context.Context, q *quorum, enough func([]vote[T]) bool, as
 }
 
 // tally makes one answer of the votes. They are enough when they can be counted without an error.
-func tally[T, R any](ctx context.Context, q *quorum, count func([]vote[T]) (R, error), ask func(context.Context, *single) (T, error)) (R, error) {
+func tally[T, R any](ctx context.Context, q *quorum, count func([]vote[T]) (R, error),
+	ask func(context.Context, *single) (T, error)) (R, error) {
 	enough := func(votes []vote[T]) bool {
 		_, err := count(votes)
 		return err == nil
@@ -235,7 +237,9 @@ func (q *quorum) withdraw(ctx context.Context, t term) error {
 
 func (q *quorum) withdrawals(ctx context.Context, t term) []vote[struct{}] {
 	majority := func(votes []vote[struct{}]) bool { return heard(votes) >= q.need }
-	return poll(ctx, q, majority, func(ctx context.Context, m *single) (struct{}, error) { return struct{}{}, m.withdraw(ctx, t) })
+	return poll(ctx, q, majority, func(ctx context.Context, m *single) (struct{}, error) {
+		return struct{}{}, m.withdraw(ctx, t)
+	})
 }
 
 func (q *quorum) verify(ctx context.Context, t term) (Verdict, error) {
@@ -263,7 +267,9 @@ func (q *quorum) eval(context.Context, term, string, []string, []any) (any, outc
 }
 
 func (q *quorum) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
-	r, err := tally(ctx, q, q.newest, func(ctx context.Context, m *single) (Revocation, error) { return m.revoke(ctx, k, id, from) })
+	r, err := tally(ctx, q, q.newest, func(ctx context.Context, m *single) (Revocation, error) {
+		return m.revoke(ctx, k, id, from)
+	})
 	if err == nil {
 		_, err = q.raise(ctx, k, r.token)
 	}
@@ -325,7 +331,9 @@ func (q *quorum) regrant(ctx context.Context, old term, id uuid.UUID, call any, 
 // inspect reports the holder that a majority names, and the greatest token that any member
 // remembers.
 func (q *quorum) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
-	return tally(ctx, q, q.agreed, func(ctx context.Context, m *single) (Inspection, error) { return m.inspect(ctx, k) })
+	return tally(ctx, q, q.agreed, func(ctx context.Context, m *single) (Inspection, error) {
+		return m.inspect(ctx, k)
+	})
 }
 
 func (q *quorum) agreed(votes []vote[Inspection]) (Inspection, error) {

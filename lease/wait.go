@@ -55,7 +55,7 @@ func (a *acquisition) waitAll(waiting context.Context) (Leases, error) {
 		switch {
 		case waiting.Err() == nil, err == nil, errors.Is(err, ErrHeld): // which names what is held now
 			return leases, err
-		case !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)): // which says more than that the time is over
+		case !errors.Is(err, ErrUnreachable) && !errors.Is(err, context.Cause(waiting)): // of another reason
 			return leases, err
 		}
 	}
