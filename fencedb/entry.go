@@ -192,7 +192,7 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 	}
 }
 
-var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost after sealing")
+var errLostSealing = errors.New("fencedb: nothing was written: the connection was lost when the token was sealed")
 
 // entered reads the answers to BEGIN and enter.
 func (e *entry) entered(results pgx.BatchResults, implicit bool) error {

@@ -29,8 +29,9 @@ import (
 // (the role of SET ROLE, if there was one): with a request, knowing it is what entitles a caller to
 // its result. result can be up to 1 MiB. If fn fails, Once returns its error and the key stays
 // free, whether the transaction then rolls back or not. So a call with the same key within fn runs
-// its function too. Cancelling ctx closes the connection, as in every pgx call, and nothing is
-// written.
+// its function too, and what that one returns is the result if fn fails afterwards and the
+// transaction commits all the same. Cancelling ctx closes the connection, as in every pgx call, and
+// nothing is written.
 func Once(ctx context.Context, tx pgx.Tx, key string, request []byte,
 	fn func() ([]byte, error)) (result []byte, replayed bool, err error) {
 	var fingerprint []byte

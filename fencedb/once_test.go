@@ -77,6 +77,27 @@ func TestOnceRefusesTheKeyOfAnotherRequest(t *testing.T) {
 	require.ErrorIs(t, err, fencedb.ErrKeyReused)
 }
 
+func TestACallWithinOneThatFailsGivesTheKeyItsResult(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	failed := errors.New("failed")
+	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		_, _, err := fencedb.Once(t.Context(), tx, "order:1", nil, func() ([]byte, error) {
+			_, replayed, err := fencedb.Once(t.Context(), tx, "order:1", nil, func() ([]byte, error) { return []byte("inner"), nil })
+			require.False(t, replayed)
+			return nil, errors.Join(err, failed)
+		})
+		require.ErrorIs(t, err, failed)
+		return nil
+	}))
+
+	result, replayed, err := w.once("order:1", nil, func(pgx.Tx) ([]byte, error) { return []byte("outer"), nil })
+
+	require.NoError(t, err)
+	require.True(t, replayed)
+	require.Equal(t, "inner", string(result))
+}
+
 func TestAFailedRunLeavesTheKeyFree(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -240,11 +240,13 @@ func TestADeferredConstraintIsCheckedBeforeSendBatchReturns(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`ALTER TABLE bookings ADD UNIQUE (guest) DEFERRABLE INITIALLY DEFERRED`)
 	b := &pgx.Batch{}
-	b.Queue(insertAnn, 1)
+	var told pgconn.CommandTag
+	b.Queue(insertAnn, 1).Exec(func(tag pgconn.CommandTag) error { told = tag; return nil })
 	b.Queue(insertAnn, 2)
 
 	require.Error(t, fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 41), b))
 	require.Empty(t, w.guests())
+	require.Equal(t, "INSERT 0 1", told.String(), "callbacks run before COMMIT has answered")
 }
 
 func TestAFailingCallbackDoesNotHideThatTheBatchCommitted(t *testing.T) {

@@ -154,6 +154,17 @@ func TestRoundTrips(t *testing.T) {
 		require.NoError(t, c.do(), "%s, warm", c.name)
 		require.Equal(t, c.trips, trips.Load()-before, c.name)
 	}
+
+	// pgx forgets what it had prepared of a batch that has failed, and tells the server so.
+	divide := func(by int) error {
+		_, err := fencedb.Exec(ctx, pool, g, `SELECT 1 / $1::int`, by)
+		return err
+	}
+	require.NoError(t, divide(1))
+	require.Error(t, divide(0))
+	before := trips.Load()
+	require.NoError(t, divide(1))
+	require.EqualValues(t, 3, trips.Load()-before, "after a failure")
 }
 
 // What a fenced write allocates more than pgx does for the four statements alone.
