@@ -88,6 +88,15 @@ func Hashed(resource string) string {
 	return digits
 }
 
+// Short is the first 8 characters of a lease id, as events, logs and spans show it, and nothing for
+// the nil id.
+func Short(leaseID uuid.UUID) string {
+	if leaseID == uuid.Nil {
+		return ""
+	}
+	return leaseID.String()[:8]
+}
+
 func newOptions(opts []Option) options {
 	o := options{key: "fencedb:v1:events"}
 	for _, opt := range opts {

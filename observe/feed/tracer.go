@@ -102,15 +102,7 @@ func (f *Feed) acquired(e lease.TraceEnd) {
 }
 
 func about(kind Kind, s lease.TraceStart) Event {
-	return Event{Kind: kind, Resource: s.Resource, Token: s.Token, LeaseID: short(s.LeaseID)}
-}
-
-// short returns the first 8 characters of a lease id, and nothing for the nil id.
-func short(id uuid.UUID) string {
-	if id == uuid.Nil {
-		return ""
-	}
-	return id.String()[:8]
+	return Event{Kind: kind, Resource: s.Resource, Token: s.Token, LeaseID: Short(s.LeaseID)}
 }
 
 // TraceWriteStart implements [fencedb.Tracer].
@@ -131,7 +123,7 @@ func (f *Feed) TraceWriteEnd(_ context.Context, e fencedb.TraceEnd) {
 		event.Kind, event.Stored, about = Refused, stored, []fencedb.Grant{grant}
 	}
 	for _, g := range about {
-		event.Resource, event.Token, event.LeaseID = g.Resource(), g.Token(), short(g.LeaseID())
+		event.Resource, event.Token, event.LeaseID = g.Resource(), g.Token(), Short(g.LeaseID())
 		f.publish(event)
 	}
 }

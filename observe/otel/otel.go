@@ -130,7 +130,7 @@ func (t *Tracer) TraceLeaseStart(ctx context.Context, s lease.TraceStart) contex
 }
 
 func (t *Tracer) ofLease(s lease.TraceStart) []attribute.KeyValue {
-	attrs := append(make([]attribute.KeyValue, 0, 6), t.resource(s.Resource), keyLeaseID.String(short(s.LeaseID)))
+	attrs := append(make([]attribute.KeyValue, 0, 6), t.resource(s.Resource), keyLeaseID.String(feed.Short(s.LeaseID)))
 	add := func(there bool, a attribute.KeyValue) {
 		if there {
 			attrs = append(attrs, a)
@@ -163,7 +163,7 @@ func (t *Tracer) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 			span.AddEvent("lease.lost", trace.WithAttributes(keyCause.String(result)))
 		}
 	case lease.OpAcquire, lease.OpWait, lease.OpRevoke, lease.OpRaise, lease.OpHeal: // not known at the start
-		span.SetAttributes(keyLeaseID.String(short(e.LeaseID)), keyToken.Int64(e.Token))
+		span.SetAttributes(keyLeaseID.String(feed.Short(e.LeaseID)), keyToken.Int64(e.Token))
 	}
 	t.end(span, result, failed, e.Err)
 }
@@ -176,7 +176,7 @@ func (t *Tracer) TraceWriteStart(ctx context.Context, s fencedb.TraceStart) cont
 	}
 	first := s.Grants[0] // there is always one
 	attrs := []attribute.KeyValue{t.resource(first.Resource()),
-		keyLeaseID.String(short(first.LeaseID())), keyToken.Int64(first.Token())}
+		keyLeaseID.String(feed.Short(first.LeaseID())), keyToken.Int64(first.Token())}
 	if len(s.Grants) > 1 {
 		attrs = append(attrs, keyResources.Int(len(s.Grants)))
 	}
@@ -203,12 +203,4 @@ func (t *Tracer) hold(id uuid.UUID, resource string) trace.Span {
 		return span.(trace.Span)
 	}
 	return trace.SpanFromContext(context.Background())
-}
-
-// short returns the first 8 characters of a lease id, and nothing for the nil id.
-func short(id uuid.UUID) string {
-	if id == uuid.Nil {
-		return ""
-	}
-	return id.String()[:8]
 }

@@ -100,7 +100,7 @@ func (t *Tracer) ofLease(s lease.TraceStart) []slog.Attr {
 	add(s.Resources > 1, slog.Int("resources", s.Resources))
 	add(s.Kind != "lease", slog.String("kind", s.Kind))
 	add(s.Namespace != "", slog.String("namespace", s.Namespace))
-	add(s.LeaseID != uuid.Nil, slog.String("lease_id", s.LeaseID.String()[:8]))
+	add(s.LeaseID != uuid.Nil, slog.String("lease_id", feed.Short(s.LeaseID)))
 	add(s.Token != 0, slog.Int64("token", s.Token))
 	return attrs
 }
@@ -121,7 +121,7 @@ func (t *Tracer) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 		return
 	}
 	g, stored := e.Subject()
-	attrs := []slog.Attr{slog.String("resource", t.name(g.Resource())), slog.String("lease_id", g.LeaseID().String()[:8]), slog.Int64("token", g.Token())}
+	attrs := []slog.Attr{slog.String("resource", t.name(g.Resource())), slog.String("lease_id", feed.Short(g.LeaseID())), slog.Int64("token", g.Token())}
 	if stored != 0 {
 		attrs = append(attrs, slog.Int64("stored", stored))
 	}
