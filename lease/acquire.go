@@ -37,8 +37,8 @@ func NoWait() Option { return func(a *acquisition) { a.noWait = true } }
 // for none.
 //
 // However short the time is, Redis is asked once and has at least a quarter of a second to answer,
-// unless other callers of this process stand in line before this call. So a free resource is
-// granted, and [ErrUnreachable] means that Redis did not answer.
+// or half of a TTL below half a second, unless other callers of this process stand in line before
+// this call. So a free resource is granted, and [ErrUnreachable] means that Redis did not answer.
 func WaitAtMost(d time.Duration) Option { return func(a *acquisition) { a.patience = &d } }
 
 // acquisition is one call of TryAcquire, Acquire, or one of those for several resources.

@@ -11,8 +11,9 @@ import (
 )
 
 // Revoke ends the holder of the resource and issues a new last token. The former holder's context
-// ends with [ErrRevoked] at its next renewal; seal the revocation where the data lives to stop it
-// at once. The resource goes to the first waiter.
+// ends at its next renewal, with [ErrRevoked], or with [ErrLost] if a later holder was revoked
+// before that; seal the revocation where the data lives to stop it at once. The resource goes to
+// the first waiter.
 //
 // A request that goes unanswered is repeated and takes effect once. If another revocation came
 // before the repetition, the answer is lost, and the error is [ErrStale]: the holder was ended. On
@@ -24,7 +25,8 @@ func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, erro
 
 // TakeOver is [Issuer.Revoke] on condition that the given token is still the last of the resource:
 // for supervisors that have found its holder dead. Of two that take over from the same token, one
-// succeeds; the other gets [ErrStale] and has changed nothing.
+// succeeds; the other gets [ErrStale] and has changed nothing, except on a quorum: there it may
+// have ended the holder on a minority of the members.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > maxToken {
 		return nil, protocol.Invalid("invalid token %d", token)

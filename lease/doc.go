@@ -48,7 +48,9 @@
 // where t is this process's monotonic clock, read before the latest successful request was sent.
 // Redis started its own ttl later than t, so it ends later. A slow answer does not stretch the
 // window, and no two clocks are compared; the margin is room for clocks that run at different
-// speeds. [Lease.Context] ends at that time even if Redis never answers again.
+// speeds. [Lease.Context] ends at that time even if Redis never answers again. The clock of Go
+// stands still while a machine is suspended, so after that the holder trusts its lease for that
+// much too long, and only the fence stops it.
 //
 // # How a lease ends
 //
@@ -99,14 +101,16 @@
 // The message names the request that it answers, the latest that was refused, and how long the
 // lease lasts from the moment at which Redis answered that request. So the trust window counts, as
 // always, from before a request. A message about another request only makes the waiter ask.
-// Messages may be lost, so a waiter asks by itself when the holder's time is over, and every five
-// seconds at the latest.
+// [Config.Margin] is reduced in proportion to that time. Messages may be lost, so a waiter asks by
+// itself when the holder's time is over, and every five seconds at the latest. If the lost one said
+// that the waiter holds, the lease is over after a second, and the waiter has lost its place.
 //
 // A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a
 // quarter of a second if it had only just asked. A waiter that was stopped or cut off can seem to
 // listen. It costs one second if it was granted the lease. If it was only told that the resource is
-// free, it costs half a second, because the next waiter that listens is told when to ask. A process
-// that falls silent loses its place after six seconds, or half a second after it was told that the
+// free, it costs half a second, because the next waiter that listens is told when to ask. If that
+// one was stopped too, those behind it ask after five seconds at the latest. A process that falls
+// silent loses its place after six seconds, or half a second after it was told that the
 // resource is free. A process that is connecting again keeps its place, although others may go
 // first.
 //
@@ -123,9 +127,9 @@
 // every request is made so that this does no harm: an acquisition carries its lease id and gets the
 // same lease again, a renewal and a release name lease and token, and a withdrawal names the one
 // call that asked. A request to acquire may arrive late, when its call is over: for a minute after
-// that it does nothing. If no answer comes, the caller gets [ErrUnreachable] and holds nothing; the
-// lease expires in Redis after the TTL at the latest. Without Redis there are no leases: this
-// package fails closed.
+// that it does nothing, unless a hundred more such calls for the resource have ended since. If no
+// answer comes, the caller gets [ErrUnreachable] and holds nothing; the lease expires in Redis
+// after the TTL at the latest. Without Redis there are no leases: this package fails closed.
 //
 // All attempts of one acquisition together take one TTL at most, counted from the first request
 // without an answer; those of a call that asks or repairs (Verify, Revoke, Raise, Inspect, Check)

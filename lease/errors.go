@@ -18,7 +18,8 @@ var (
 
 	// ErrHeld: another holder has the resource, or waits with right of way. Nothing was changed,
 	// and no token was used (except for a waiter that gave up at the moment of its turn: its lease
-	// was granted and released). The error is a [*HeldError].
+	// was granted and released, and for one that waits for several resources, or asks for them on a
+	// Cluster: what it was granted before is given back). The error is a [*HeldError].
 	ErrHeld = protocol.Lost("lease: held by another")
 
 	// ErrCorrupt: a key of the protocol holds something the protocol did not write. Nothing was

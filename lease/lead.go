@@ -13,8 +13,8 @@ import (
 type LeadOption func(*campaign)
 
 // OnFollow is told who leads, by its [Config.Holder], when this process finds that somebody else
-// does, and when that changes; it learns of a change within one TTL. It is called on the goroutine
-// of Lead.
+// does, and when that changes; it learns of a change within one TTL and five seconds. It is called
+// on the goroutine of Lead.
 func OnFollow(told func(leader string)) LeadOption { return func(c *campaign) { c.follows = told } }
 
 // OnTerm is told how each term of this process ended, and each campaign that failed: with what fn
