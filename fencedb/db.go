@@ -11,7 +11,8 @@ import (
 )
 
 // DB is where transactions begin: *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn. A pgx.Tx is not one,
-// on purpose, and a connection that is in a transaction is refused: there call Enter.
+// on purpose, and a connection that is in a transaction is refused: there call Enter. So is what
+// wraps one of them and does not show the connection.
 type DB interface {
 	BeginTx(ctx context.Context, txOptions pgx.TxOptions) (pgx.Tx, error)
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults

@@ -70,7 +70,7 @@ type entry struct {
 	epoch  int64     // of the server that gave it
 
 	conn     DB          // of db, from acquire to release; nil in those of the application
-	pg       *pgx.Conn   // that of conn; nil if db is of a kind that does not show it
+	pg       *pgx.Conn   // that of conn
 	giveBack func()      // for release
 	overdue  *time.Timer // of watch
 }
@@ -124,7 +124,7 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	if !implicit {
 		b.BeginTx(e.txOptions)
 	}
-	if sql == enterOne && e.pg != nil && prepares(e.pg) {
+	if sql == enterOne && prepares(e.pg) {
 		sql = enterFirst // to plan it each time would cost more than it saves
 	}
 	b.Queue(sql, args...)
@@ -186,7 +186,7 @@ func (e *entry) open(ctx context.Context, behind []*pgx.QueuedQuery,
 		}
 		e.rollback(ctx, results)
 		sealErr = Seal(ctx, With(e.conn, TxOptions(e.txOptions)), All(e.grants...))
-		if e.pg != nil && e.pg.IsClosed() {
+		if e.lost() {
 			return results, noted(errLostSealing, sealErr)
 		}
 	}
@@ -361,10 +361,13 @@ func (e *entry) acquire(ctx context.Context) error {
 	switch pg := pgxConn(conn); {
 	case err != nil:
 		return err
-	case pg != nil && pg.IsClosed():
+	case pg == nil:
+		release()
+		return fmt.Errorf("fencedb: nothing was written: a %T does not show its connection; use the *pgxpool.Pool, *pgxpool.Conn or *pgx.Conn in it", e.db)
+	case pg.IsClosed():
 		release()
 		return errors.New("fencedb: nothing was written: the connection is closed")
-	case pg != nil && pg.PgConn().TxStatus() != 'I':
+	case pg.PgConn().TxStatus() != 'I':
 		release()
 		return errors.New("fencedb: nothing was written: the connection is in a transaction already; use Enter in that")
 	default:
@@ -383,7 +386,7 @@ func (e *entry) release() {
 	}
 }
 
-func (e *entry) lost() bool { return e.pg == nil || e.pg.IsClosed() }
+func (e *entry) lost() bool { return e.pg.IsClosed() }
 
 // server asks on the connection of the transaction, since another may not be free. If that is lost,
 // even by the question, it is given back, or another could wait for it, and another is asked.
@@ -430,7 +433,5 @@ func (e *entry) untilOverdue(ctx context.Context) (context.Context, context.Canc
 	if e.until.IsZero() {
 		return ctx, func() {}
 	}
-	return context.WithDeadlineCause(ctx, e.until.Add(overdueTime), errOverdue)
+	return context.WithDeadline(ctx, e.until.Add(overdueTime))
 }
-
-var errOverdue = errors.New("fencedb: the server gave no answer although the lease is over")

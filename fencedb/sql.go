@@ -24,8 +24,8 @@ import (
 // It needs two round trips more than a plain transaction: one to enter, and one before COMMIT that
 // asks whether a statement of fn has ended the transaction, since database/sql does not show what
 // is sent. Above READ COMMITTED it seals first, if needed, as Tx does. TxOptions may set the
-// isolation level and the access mode; pgx.ReadWrite, for where default_transaction_read_only is on,
-// costs a round trip.
+// isolation level and the access mode; pgx.ReadWrite, for where default_transaction_read_only is
+// on, costs a round trip.
 //
 // fn must close its rows, and not call Commit or Rollback. Its errors are explained, as by Explain.
 // Cancelling ctx before COMMIT rolls back; after that TxSQL still finds out, for five seconds at
@@ -58,7 +58,8 @@ func (e *entry) txSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions, f
 		if !errors.Is(err, ErrUnsealed) || e.xid != 0 || tries == sealTries { // fn runs once at most
 			return err
 		}
-		sealing, nothing := &entry{config: config{txOptions: e.txOptions}, grants: e.grants}, func(*sql.Tx) error { return nil }
+		sealing := &entry{config: config{txOptions: e.txOptions}, grants: e.grants}
+		nothing := func(*sql.Tx) error { return nil }
 		if err := sealing.tryTxSQL(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted}, nothing); err != nil {
 			return sealError(err)
 		}
@@ -84,7 +85,8 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	if err != nil {
 		return e.explainSQL(ctx, nil, err)
 	}
-	defer tx.Rollback()                          //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
+	defer tx.Rollback() //nolint:errcheck // does nothing after COMMIT; if it fails, the connection is closed
+
 	if e.txOptions.AccessMode == pgx.ReadWrite { // which database/sql cannot say
 		if _, err := tx.ExecContext(bounded, `SET TRANSACTION READ WRITE`); err != nil {
 			return e.explainSQL(ctx, nil, err)

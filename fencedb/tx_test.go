@@ -223,6 +223,42 @@ func TestOpenRowsOfConnAreToldWhereNoOtherConnectionIsFree(t *testing.T) {
 	w.awaitIdle(pool)
 }
 
+// counting is a DB of the application's own.
+type counting struct {
+	fencedb.DB
+	batches *atomic.Int32
+}
+
+func (c counting) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	c.batches.Add(1)
+	return c.DB.SendBatch(ctx, b)
+}
+
+// Nobody could tell of such a one whether its connection was lost, or give that back.
+func TestADatabaseThatDoesNotShowItsConnectionIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	db := counting{w.pool, new(atomic.Int32)}
+	for name, write := range map[string]func() error{
+		"Tx": func() error {
+			return fencedb.Tx(t.Context(), db, grant("table:12", 41), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") })
+		},
+		"Exec": func() error {
+			_, err := fencedb.Exec(t.Context(), db, grant("table:12", 41), bookAnn)
+			return err
+		},
+		"Query": func() error {
+			return query(fencedb.Query(t.Context(), fencedb.With(db), grant("table:12", 41), bookAnn))
+		},
+		"Seal": func() error { return fencedb.Seal(t.Context(), db, grant("table:12", 41)) },
+	} {
+		require.ErrorContains(t, write(), "counting does not show its connection", name)
+	}
+	require.Zero(t, db.batches.Load())
+	require.Zero(t, w.pool.Stat().AcquiredConns())
+	require.Empty(t, w.guests())
+}
+
 func TestADatabaseThatIsNilIsRefused(t *testing.T) {
 	t.Parallel()
 	g := grant("table:12", 41)
