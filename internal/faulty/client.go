@@ -3,11 +3,12 @@ package faulty
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -118,8 +119,9 @@ func (f *Redis) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	}
 }
 
-// Breakpoint is a tracer of pgx that runs a function just before a statement or batch is sent,
-// after all checks of the caller. It is safe for concurrent use.
+// Breakpoint runs a function just before pgx writes a prepared statement, or a batch of them, to
+// the network: after the last look of this side at anything, and before the server sees it. It is
+// safe for concurrent use.
 type Breakpoint struct {
 	armed atomic.Pointer[func()]
 }
@@ -127,29 +129,21 @@ type Breakpoint struct {
 // Arm has f run before the next statement or batch, once.
 func (b *Breakpoint) Arm(f func()) { b.armed.Store(&f) }
 
-func (b *Breakpoint) reached() {
-	if f := b.armed.Swap(nil); f != nil {
-		(*f)()
+// Watch is for [pgconn.Config].AfterNetConnect.
+func (b *Breakpoint) Watch(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.Conn, error) {
+	return watched{conn, b}, nil
+}
+
+type watched struct {
+	net.Conn
+	*Breakpoint
+}
+
+func (c watched) Write(messages []byte) (int, error) {
+	if messages[0] == 'B' { // Bind
+		if f := c.armed.Swap(nil); f != nil {
+			(*f)()
+		}
 	}
+	return c.Conn.Write(messages)
 }
-
-// TraceQueryStart implements [pgx.QueryTracer].
-func (b *Breakpoint) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	b.reached()
-	return ctx
-}
-
-// TraceBatchStart implements [pgx.BatchTracer].
-func (b *Breakpoint) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	b.reached()
-	return ctx
-}
-
-// TraceQueryEnd implements [pgx.QueryTracer].
-func (*Breakpoint) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// TraceBatchQuery implements [pgx.BatchTracer].
-func (*Breakpoint) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-// TraceBatchEnd implements [pgx.BatchTracer].
-func (*Breakpoint) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}

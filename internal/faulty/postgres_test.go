@@ -2,6 +2,7 @@ package faulty_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"io"
 	"net"
@@ -150,16 +151,29 @@ func TestANetworkThatHangsComesBack(t *testing.T) {
 	require.NoError(t, ask(t.Context(), conn))
 }
 
-func TestABreakpointIsReachedOnce(t *testing.T) {
+// argument is encoded as what it returns, as late as pgx does that.
+type argument func() int64
+
+func (a argument) Value() (driver.Value, error) { return a(), nil }
+
+func TestABreakpointIsReachedOnceBehindAllOfTheClient(t *testing.T) {
 	t.Parallel()
 	var b faulty.Breakpoint
-	times := 0
-	b.Arm(func() { times++ })
+	config := testenv.Postgres(t).Config().ConnConfig
+	config.AfterNetConnect = b.Watch
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	var order []string
+	b.Arm(func() { order = append(order, "reached") })
 
-	b.TraceBatchStart(t.Context(), nil, pgx.TraceBatchStartData{})
-	b.TraceQueryStart(t.Context(), nil, pgx.TraceQueryStartData{})
+	for range 2 {
+		batch := &pgx.Batch{}
+		batch.Queue(`SELECT $1::bigint`, argument(func() int64 { order = append(order, "encoded"); return 1 }))
+		require.NoError(t, conn.SendBatch(t.Context(), batch).Close())
+	}
 
-	require.Equal(t, 1, times)
+	require.Equal(t, []string{"encoded", "reached", "encoded"}, order)
 }
 
 func TestARoundKnowsWhatWasPreparedBefore(t *testing.T) {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/internal/demo/service"
-	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/worker"
 )
 
@@ -72,7 +71,7 @@ func Work(ctx context.Context, self *worker.Self) error {
 type crowd struct {
 	*worker.Self
 	settings
-	faulty.Breakpoint // never armed, for the rest of what pgx asks of a tracer
+	quiet // for the rest of what pgx asks of a tracer
 
 	shop seller
 	hold atomic.Bool // the next one who is about to write
@@ -180,6 +179,16 @@ func (c *crowd) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Trace
 	c.gate.Hold(ctx, func() { c.Tell(report{SKUs: skus}) })
 	return ctx
 }
+
+// quiet is a tracer of pgx that does nothing.
+type quiet struct{}
+
+func (quiet) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (quiet) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (quiet) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (quiet) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // Outcome is how a request ended. It is any string to let the table, a template, name it.
 type Outcome = string

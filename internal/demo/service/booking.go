@@ -26,7 +26,7 @@ func Booking(ctx context.Context, self *worker.Self) error {
 	if err := self.Config(&d.Config); err != nil {
 		return err
 	}
-	breakable := func(config *pgxpool.Config) { config.ConnConfig.Tracer = &d.beforeNext }
+	breakable := func(config *pgxpool.Config) { config.ConnConfig.AfterNetConnect = d.beforeNext.Watch }
 	var err error
 	if d.View, err = d.Config.Connect(ctx, "booking-"+d.Name, time.Minute, breakable); err != nil {
 		return err
