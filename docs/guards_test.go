@@ -297,6 +297,9 @@ var guards = []struct {
 		{"S6", "an Entry that was made by hand knows nothing", "\tcase e.entry == nil:\n", "\tcase false:\n", "fencedb.TestAnEntryThatWasMadeByHandKnowsNothing"},
 		{"S6", "a COMMIT without an error is asked about", "\tif err == nil {\n\t\terr = errors.New(", "\tif err == nil {\n\t\treturn nil\n\t}\n\tif err == nil {\n\t\terr = errors.New(", "fencedb.TestOutcomeAsksTheServerWhateverCommitSaid"},
 	}},
+	{"guard/guard.go", []guard{
+		{"S6", "what has committed does not run again", "\tcase errors.Is(err, fencedb.ErrCommitted), errors.Is(err, fencedb.ErrTxEnded),", "\tcase errors.Is(err, fencedb.ErrTxEnded),", "guard.TestWhatHasCommittedIsNotHealed"},
+	}},
 	{"internal/protocol/send.go", []guard{
 		{"L5", "a master that hangs ends only its own leases", "ofMaster[master] = append(ofMaster[master], r)", "_, ofMaster[nil] = master, append(ofMaster[nil], r)", "lease.TestAMasterThatHangsEndsOnlyItsOwnLeases"},
 	}},

@@ -95,8 +95,9 @@ var (
 	// or with a BEGIN behind it) ended the transaction that held the fence, or took away what
 	// entering had set (RESET ALL), and then that is rolled back. What came before such a
 	// statement is as TxEndedError tells. What came after it was outside the fence, and was rolled
-	// back unless the caller has committed that too. Leave the end to the function that you call.
-	// SQLSTATE FN007.
+	// back unless the caller has committed that too. In TxSQL, Enter and EnterSQL, which do not see
+	// what is sent, that includes the rest of a string of statements: Postgres commits it when the
+	// string ends. Leave the end to the function that you call. SQLSTATE FN007.
 	ErrTxEnded error = &sentinel{"fencedb: a statement ended the transaction that held the fence", false}
 
 	// ErrCommitted: the transaction committed, but a result was lost with the connection, or could

@@ -171,9 +171,9 @@ func bound(ctx context.Context, leases lease.Leases, write func(context.Context,
 // not run again, even if a callback has met a refusal of another database.
 func heal(ctx context.Context, issuer *lease.Issuer, leases lease.Leases, err error) (lease.Leases, error) {
 	var stale *fencedb.StaleError
-	settled := func(as error) bool { return errors.Is(err, as) }
-	if !errors.As(err, &stale) ||
-		slices.ContainsFunc([]error{fencedb.ErrCommitted, fencedb.ErrTxEnded, fencedb.ErrCommitUnknown}, settled) {
+	switch {
+	case errors.Is(err, fencedb.ErrCommitted), errors.Is(err, fencedb.ErrTxEnded),
+		errors.Is(err, fencedb.ErrCommitUnknown), !errors.As(err, &stale):
 		return nil, nil
 	}
 	i := slices.IndexFunc(leases, func(l *lease.Lease) bool { return l.Resource() == stale.Resource })

@@ -176,7 +176,7 @@ const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction 
 func explained(err error) error {
 	switch refused, _ := errors.AsType[*pgconn.PgError](err); value(refused).Code {
 	case insufficientPrivilege:
-		return fmt.Errorf("%w, and GRANT USAGE ON SCHEMA fencedb TO PUBLIC if that lacks: %w", errMayNot, err)
+		return fmt.Errorf("%w, and GRANT USAGE ON SCHEMA fencedb TO PUBLIC if that is missing: %w", errMayNot, err)
 	case undefinedTable, undefinedSchema, undefinedFunction:
 		return fmt.Errorf("postgres: the schema fencedb is missing or older than this command; run fencedb migrate up: %w", err)
 	}
