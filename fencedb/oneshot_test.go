@@ -367,15 +367,21 @@ func TestOptionsOfTheDBHoldForOneShots(t *testing.T) {
 	require.Equal(t, "repeatable read", got, "the call's own come last")
 }
 
+// readingPool is that of a role whose transactions are READ ONLY unless they say otherwise.
+func (w *world) readingPool() *pgxpool.Pool {
+	config := w.pool.Config()
+	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	pool, err := pgxpool.NewWithConfig(w.Context(), config)
+	require.NoError(w, err)
+	w.Cleanup(pool.Close)
+	return pool
+}
+
 // Where transactions only read by default, those that write say so, and a seal writes.
 func TestARoleThatReadsByDefaultWritesAndSeals(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	config := w.pool.Config()
-	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	defer pool.Close()
+	pool := w.readingPool()
 	for i, level := range []pgx.TxIsoLevel{"", pgx.Serializable} {
 		db := fencedb.With(pool, fencedb.TxOptions(pgx.TxOptions{IsoLevel: level, AccessMode: pgx.ReadWrite}))
 		require.NoError(t, fencedb.Seal(t.Context(), db, grant("table:12", int64(2*i)+1)))

@@ -313,11 +313,7 @@ func TestTxSQLCommitsOrWritesNothing(t *testing.T) {
 func TestTxSQLTakesTheAccessMode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	config := w.pool.Config()
-	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	pool := w.readingPool()
 	db := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { _ = db.Close() })
 	for i, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} { // these seal first
