@@ -6,10 +6,12 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -88,17 +90,32 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 }
 
 // What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two
-// columns. enterFirst is for the first statement of a transaction of ours, where no savepoint can
-// be: the common case, a fence that this token has entered before, is part of the statement then,
-// and not a function that it calls.
+// columns. enterFirst and reenterFirst are for the first statement of a transaction of ours, where
+// no savepoint can be. They do the same. The second is cheaper for a token that has entered before,
+// since that is part of the statement then, and not a function that it calls; for a newer token it
+// is dearer by a third.
 const (
 	enterOne   = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)::pg_catalog.text`
 	enterAll   = `SELECT fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)::pg_catalog.text`
 	carryOne   = `SELECT fencedb.carry($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint)::pg_catalog.text`
 	carryAll   = `SELECT fencedb.carry_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint)::pg_catalog.text`
-	enterFirst = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), ` +
-		`(SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text))`
+	enterFirst = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text`
+
+	reenterFirst = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), (` + enterFirst + `))`
 )
+
+// entered has the fingerprints of grants that this program has entered with, as far as there is
+// room. It chooses between two statements that do the same, so what it gets wrong costs time only.
+var (
+	entered [1 << 12]atomic.Uint64
+	seed    = maphash.MakeSeed()
+)
+
+func fingerprint(g Grant) (of uint64, place *atomic.Uint64) {
+	id := g.LeaseID()
+	of = maphash.String(seed, g.Resource()) ^ maphash.Bytes(seed, id[:]) ^ uint64(g.Token())
+	return of, &entered[of%uint64(len(entered))]
+}
 
 // admission takes the answer to one of them, also if what comes behind it was lost, which is err:
 // then there is an id to ask about.
@@ -110,6 +127,10 @@ func (e *entry) admission(answer string, err error) error {
 	var noXID, noEpoch error
 	e.xid, noXID = strconv.ParseUint(xid, 10, 64)
 	e.epoch, noEpoch = strconv.ParseInt(epoch, 10, 64)
+	if len(e.grants) == 1 {
+		of, place := fingerprint(e.grants[0])
+		place.Store(of)
+	}
 	return cmp.Or(err, noXID, noEpoch)
 }
 
@@ -124,8 +145,11 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 	if !implicit {
 		b.BeginTx(e.txOptions)
 	}
-	if sql == enterOne && prepares(e.pg) {
-		sql = enterFirst // to plan it each time would cost more than it saves
+	if sql == enterOne {
+		sql = enterFirst
+		if of, place := fingerprint(e.grants[0]); place.Load() == of && prepares(e.pg) { // or planning would cost more
+			sql = reenterFirst
+		}
 	}
 	b.Queue(sql, args...)
 	own := make([]pgx.QueuedQuery, len(behind))

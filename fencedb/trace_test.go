@@ -42,8 +42,9 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	const enter = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), ` +
-		`(SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text))`
+	const enter = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text`
+	const reenter = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), (` +
+		enter + `))`
 
 	require.NoError(t, fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), insertAnn, 1); err != nil {
@@ -56,9 +57,12 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 
 	trace.seen = nil
 	g := grant("table:12", 42)
-	_, err = fencedb.Exec(t.Context(), pool, g, insertAnn, 2)
-	require.NoError(t, err)
-	require.Equal(t, []string{enter, insertAnn}, trace.seen, "the batch is the transaction")
+	for table, enter := range []string{enter, reenter} { // the token is new, and then it is not
+		trace.seen = nil
+		_, err = fencedb.Exec(t.Context(), pool, g, insertAnn, 2+table)
+		require.NoError(t, err)
+		require.Equal(t, []string{enter, insertAnn}, trace.seen, "the batch is the transaction")
+	}
 
 	for sql, options := range map[string]pgx.TxOptions{
 		`LOCK TABLE bookings`:          {}, // asks for a transaction block
