@@ -111,7 +111,7 @@ matrix-leases: ## Try every call of a lease under every fault, not only the samp
 	FENCEDB_MATRIX=full go test -count=1 -timeout 60m ./integration/matrix/leases
 
 .PHONY: bench
-bench: ## Measure writes, leases and waiting beside other ways and libraries (twelve minutes, an idle machine)
+bench: ## Measure writes, leases and waiting beside other ways and libraries (fifteen minutes, an idle machine)
 	@internal/tools/ensure.sh go programs
 	go -C integration/bench run .
 

@@ -244,7 +244,7 @@ var peers = regexp.MustCompile(`(pgx/v5|gorm|optimisticlock|redislock|redsync/v4
 // machine says on what it was measured.
 func (s *stores) machine(ctx context.Context, out io.Writer) error {
 	var postgres string
-	err := s.pool.QueryRow(ctx, `SHOW server_version`).Scan(&postgres)
+	err := s.pool.QueryRow(ctx, `SELECT format('%s with fsync %s', current_setting('server_version'), current_setting('fsync'))`).Scan(&postgres)
 	info, err2 := s.redis.InfoMap(ctx, "server").Result()
 	if err := errors.Join(err, err2); err != nil {
 		return err

@@ -1,7 +1,7 @@
 // Command bench measures what fenced writes and leases cost, side by side with the same work
 // without a fence and with other lock libraries; then what it costs to wait for a lease.
 //
-//	go run .                 # about twelve minutes
+//	go run .                 # about fifteen minutes
 //	go run . -quick          # the costs in a minute
 //	go run . -only service   # or costs, growth, compare
 //	go run . -d 2s -rounds 1
@@ -77,7 +77,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	if flag.NArg() > 0 || b.during <= 0 || b.rounds < 1 || len(parts) == 0 {
 		return errors.New("needs a positive -d, at least one of -rounds, for -only a part, and nothing else; see -help")
 	}
-	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true})
+	// As in production: safe from crashes, and on a disk, since testenv would take memory.
+	if err := os.Setenv("TMPDIR", os.TempDir()); err != nil {
+		return err
+	}
+	env, err := testenv.Start(ctx, testenv.Options{PrivateRedis: true, Postgres: []string{"fsync=on", "full_page_writes=on", "max_wal_size=1GB"}})
 	if err != nil {
 		return err
 	}

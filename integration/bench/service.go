@@ -197,7 +197,7 @@ func (b *bench) service(ctx context.Context) error {
 }
 
 func openShop(ctx context.Context, b *bench, ttl time.Duration, rarely int) (*shop, error) {
-	pool, err := openPool(ctx, b.postgres, conns)
+	pool, err := openPool(ctx, b.postgres, conns, "on")
 	if err != nil {
 		return nil, err
 	}

@@ -56,8 +56,8 @@ type postgresServer struct {
 }
 
 // obtainPostgres returns the first Postgres that can be had, in the order of the package
-// documentation.
-func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
+// documentation. The settings are for one that is started here.
+func obtainPostgres(ctx context.Context, h host, settings ...string) (*postgresServer, error) {
 	url, program, err := postgresService.locate(ctx, h, false)
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func obtainPostgres(ctx context.Context, h host) (*postgresServer, error) {
 		}
 		return &postgresServer{found: postgresService.external(url, conn.Config().Host)}, conn.Close(ctx)
 	}
-	cluster, err := newPostgresCluster(ctx, program)
+	cluster, err := newPostgresCluster(ctx, program, settings...)
 	if err != nil {
 		return nil, err
 	}

@@ -286,6 +286,10 @@ type Options struct {
 	// PrivateRedis starts a Redis whatever the environment names, for demos that flush it and call
 	// [Env.StopRedis].
 	PrivateRedis bool
+
+	// Postgres has settings, each name=value, for a Postgres that is started here. See
+	// [OwnPostgres].
+	Postgres []string
 }
 
 // Env is what a demo or an example runs on. Both URLs can be handed to other processes.
@@ -314,7 +318,7 @@ func start(ctx context.Context, h host, opts Options) (*Env, error) {
 	if err := errors.Join(noPostgres, noRedis); err != nil {
 		return nil, err
 	}
-	postgres, err := obtainPostgres(ctx, h)
+	postgres, err := obtainPostgres(ctx, h, opts.Postgres...)
 	if err != nil {
 		return nil, err
 	}
