@@ -6,15 +6,16 @@ CREATE TABLE report_jobs (
     attempts   int         NOT NULL DEFAULT 0,
     progress   int         NOT NULL DEFAULT 0 CHECK (progress BETWEEN 0 AND 100),
     result     text,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    queued_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     CHECK ((state = 'DONE') = (result IS NOT NULL))
 );
 
-CREATE INDEX report_jobs_open ON report_jobs (created_at) WHERE state <> 'DONE';
+CREATE INDEX report_jobs_open ON report_jobs (queued_at) WHERE state <> 'DONE';
 
-COMMENT ON TABLE  report_jobs          IS 'One row for each job, for good. Written only with the fencing token of the job.';
-COMMENT ON COLUMN report_jobs.attempts IS 'How many owners have begun it.';
-COMMENT ON COLUMN report_jobs.progress IS 'Percent, as its owner last said.';
+COMMENT ON TABLE  report_jobs           IS 'One row for each job, for good. Written only with the fencing token of the job.';
+COMMENT ON COLUMN report_jobs.attempts  IS 'How many owners have begun it.';
+COMMENT ON COLUMN report_jobs.progress  IS 'Percent, as its owner last said.';
+COMMENT ON COLUMN report_jobs.queued_at IS 'When it was added or last begun. The oldest is next, so one that keeps failing lets the others through.';
 
 -- Each job is a resource, and its row the ledger of it: an owner writes RUNNING and then DONE with
 -- one token, and an owner that was replaced writes nothing any more.

@@ -76,10 +76,10 @@ type Work func(ctx context.Context, run *Run) (result string, err error)
 // Nil means that the job is done. [fencedb.ErrStale] means that another owner has taken the job
 // over in the meantime, and that nothing of this run's result was written.
 // [fencedb.ErrCommitUnknown] leaves open whether the job is done; the next call that looks for a
-// job finds out. If work fails, the job is free for the next one at once.
+// job finds out. If work fails, the job is free at once, but comes after those that wait by then.
 func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
 	// Whether anybody works on what is not done, only its lease knows.
-	rows, _ := q.db.Query(ctx, `SELECT id FROM report_jobs WHERE state <> 'DONE' ORDER BY created_at LIMIT 100`)
+	rows, _ := q.db.Query(ctx, `SELECT id FROM report_jobs WHERE state <> 'DONE' ORDER BY queued_at LIMIT 100`)
 	open, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return false, err
@@ -109,7 +109,7 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 	grant := fencedb.Carry(fencedb.NewGrant(l.Resource(), l.Token(), l.LeaseID(), time.Time{}))
 	run := &Run{ID: id, Token: l.Token(), queue: q, grant: grant}
 	err = fencedb.QueryRow(ctx, q.db, grant, `
-		UPDATE report_jobs SET state = 'RUNNING', attempts = attempts + 1, progress = 0
+		UPDATE report_jobs SET state = 'RUNNING', attempts = attempts + 1, progress = 0, queued_at = clock_timestamp()
 		WHERE id = $1 AND state <> 'DONE'
 		RETURNING report, attempts`, id).Scan(&run.Report, &run.Attempt) // from here on the row refuses every earlier owner
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -117,6 +117,27 @@ func TestAFailedJobIsFreeAtOnce(t *testing.T) {
 	require.Equal(t, 2, w.row().attempts)
 }
 
+func TestAJobThatKeepsFailingDoesNotKeepTheOthersOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	broken := w.enqueue(q, "broken")
+	w.enqueue(q, "sales")
+	noPaper := errors.New("no paper")
+	work := func(_ context.Context, run *Run) (string, error) {
+		if run.ID == broken {
+			return "", noPaper
+		}
+		return "42", nil
+	}
+
+	_, err := q.RunOne(t.Context(), work)
+	require.ErrorIs(t, err, noPaper, "the first comes first")
+	ran, err := q.RunOne(t.Context(), work)
+	require.NoError(t, err)
+	require.True(t, ran)
+}
+
 // One whose lease is over for good, as that of a process that was stopped.
 func TestALateOwner(t *testing.T) {
 	t.Parallel()
