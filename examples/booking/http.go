@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net/http"
@@ -130,7 +131,7 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 	body := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	body.DisallowUnknownFields()
 	err := body.Decode(&want)
-	if err == nil && body.More() {
+	if _, end := body.Token(); err == nil && !errors.Is(end, io.EOF) {
 		err = errors.New("more than one JSON value")
 	}
 	if err != nil {

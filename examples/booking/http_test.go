@@ -157,6 +157,7 @@ func TestABodyThatCannotBeReadIsToldWhy(t *testing.T) {
 		"party no number": {`{"party":"4"}`, "party"},
 		"party in parts":  {`{"party":4.5}`, "party"},
 		"two values":      {`{"guest":"Ann"} {}`, "more than one"},
+		"a bracket more":  {`{"guest":"Ann"}]`, "more than one"},
 		"unknown":         {`{"tip":5}`, "tip"},
 		"ID of one's own": {annJSON, "id"},
 	} {
@@ -204,6 +205,7 @@ func TestProblems(t *testing.T) {
 		"full Redis":   {lease.ErrOutOfMemory, 503, "unavailable", "2"},
 		"no Postgres":  {fmt.Errorf("%w: no route", booking.ErrUnavailable), 503, "unavailable", "2"},
 		"too slow":     {context.DeadlineExceeded, 503, "unavailable", "2"},
+		"too long":     {fencedb.ErrTooLong, 503, "unavailable", "2"},
 		"doubt":        {errors.Join(booking.ErrUnavailable, &fencedb.CommitUnknownError{}), 503, "unsettled", "1"},
 		"bug":          {errors.New("secret"), 500, "internal", ""},
 	} {

@@ -28,10 +28,10 @@ type problem struct {
 // shortly is when to send a request again that would probably succeed now.
 const shortly = time.Second
 
-// away are the errors of a store that does not answer. Nothing was written.
+// away are the errors of a store that does not answer in time. Nothing was written.
 var away = []error{
 	booking.ErrUnavailable, lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown,
-	lease.ErrOutOfMemory, lease.ErrTooFewReplicas, context.DeadlineExceeded, context.Canceled,
+	lease.ErrOutOfMemory, lease.ErrTooFewReplicas, fencedb.ErrTooLong, context.DeadlineExceeded, context.Canceled,
 }
 
 // explain says what an error means to the sender. The first case that fits counts.

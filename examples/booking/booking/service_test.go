@@ -191,6 +191,8 @@ func TestReserveRefusesNonsense(t *testing.T) {
 		"no table":       {"table", func(b *booking.Booking) { b.Table = 0 }},
 		"table too high": {"table", func(b *booking.Booking) { b.Table = booking.MaxTable + 1 }},
 		"no slot":        {"slot", func(b *booking.Booking) { b.Slot = time.Time{} }},
+		"no such year":   {"slot", func(b *booking.Booking) { b.Slot = time.Date(9999, 12, 31, 23, 0, 0, 0, time.FixedZone("west", -3600)) }},
+		"before years":   {"slot", func(b *booking.Booking) { b.Slot = time.Date(0, 1, 1, 0, 0, 0, 0, time.FixedZone("east", 3600)) }},
 		"odd slot":       {"slot", func(b *booking.Booking) { b.Slot = evening.Add(time.Minute) }},
 		"no guest":       {"guest", func(b *booking.Booking) { b.Guest = " " }},
 		"long guest":     {"guest", func(b *booking.Booking) { b.Guest = strings.Repeat("é", booking.MaxGuest+1) }},
