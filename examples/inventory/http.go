@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net/http"
@@ -92,7 +93,7 @@ func (a *api) reserve(w http.ResponseWriter, r *http.Request) (int, any, error) 
 	body := json.NewDecoder(r.Body)
 	body.DisallowUnknownFields()
 	err := body.Decode(&want)
-	if err == nil && body.More() {
+	if _, end := body.Token(); err == nil && !errors.Is(end, io.EOF) {
 		err = errors.New("more than one JSON value")
 	}
 	if err != nil {

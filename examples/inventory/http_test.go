@@ -55,6 +55,7 @@ func TestARefusalSaysWhy(t *testing.T) {
 	}{
 		"no JSON":       {"/carts", `{`, http.StatusBadRequest, "unexpected EOF"},
 		"two values":    {"/carts", `{"buyer": "ann"}{}`, http.StatusBadRequest, "more than one"},
+		"a brace more":  {"/carts", `{"buyer": "ann"}}`, http.StatusBadRequest, "more than one"},
 		"unknown field": {"/carts", `{"byer": "ann"}`, http.StatusBadRequest, "byer"},
 		"no buyer":      {"/carts", `{"lines": [{"sku": "a", "units": 1}]}`, http.StatusUnprocessableEntity, "no buyer"},
 		"too large":     {"/carts", `{"buyer": "` + strings.Repeat("a", maxBody) + `"}`, http.StatusRequestEntityTooLarge, "too large"},
