@@ -29,6 +29,10 @@ func (s *Stage) Do(ctx context.Context, action, with string) error {
 	}
 	switch action {
 	case "flush":
+		if !s.redisBusy.TryLock() {
+			return refuse(redisIsBusy)
+		}
+		defer s.redisBusy.Unlock()
 		if err := s.Redis.FlushAll(ctx).Err(); err != nil {
 			return err
 		}
@@ -93,11 +97,13 @@ func (s *Stage) nextEvening(ctx context.Context) (next int, err error) {
 	return next, err
 }
 
+const redisIsBusy = "Redis is being restarted or emptied. Wait until that is over."
+
 func (s *Stage) restartRedis(ctx context.Context) error {
-	if !s.redisDown.TryLock() {
-		return refuse("Redis is being restarted already.")
+	if !s.redisBusy.TryLock() {
+		return refuse(redisIsBusy)
 	}
-	defer s.redisDown.Unlock()
+	defer s.redisBusy.Unlock()
 	if err := s.cfg.StopRedis(); err != nil {
 		return err
 	}
@@ -119,8 +125,11 @@ func (s *Stage) setFence(ctx context.Context, on bool) error {
 	if _, err := s.DB.Exec(ctx, `SET LOCAL lock_timeout = '2s'; `+sql); err != nil { // both in one transaction
 		return refuse("Postgres does not hand the table over, perhaps because a write is going on. Try again. (%v)", err)
 	}
-	s.locked(func() { s.fenced = on })
-	s.journal.Add(Record{Kind: kind})
+	changed := false // not by a double click
+	s.locked(func() { changed, s.fenced = s.fenced != on, on })
+	if changed {
+		s.journal.Add(Record{Kind: kind})
+	}
 	return nil
 }
 

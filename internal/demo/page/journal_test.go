@@ -50,6 +50,14 @@ func TestALeaseOfWhoseEndNothingWasHeardHasRunOut(t *testing.T) {
 	require.Equal(t, "A", got[1].Worker)
 }
 
+func TestAWriteThatIsNotSentSaysHowItsWorkerKnew(t *testing.T) {
+	t.Parallel()
+	granted := Record{Kind: feed.Granted, Worker: "A", Token: 41}
+	failed := Record{Kind: feed.Failed, Worker: "A", Token: 41, Cause: "lease_over"}
+	require.Contains(t, told(granted, failed)[1].Why, "By its own clock")
+	require.Contains(t, told(granted, Record{Kind: feed.Lost, Worker: "A", Token: 41, Cause: "lost"}, failed)[2].Why, "It knew")
+}
+
 func TestALeaseEndsOnce(t *testing.T) {
 	t.Parallel()
 	j := NewJournal()

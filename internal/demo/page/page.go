@@ -157,7 +157,7 @@ func Run(ctx context.Context, env *testenv.Env, port int, out io.Writer) error {
 
 	fmt.Fprintf(out, "\n  http://%s\n\n", listener.Addr())
 	fmt.Fprintf(out, "  Look for yourself:  psql '%[1]s'\n                      redis-cli -u %[2]s\n             "+
-		"         fencedb watch --redis %[2]s\n\n  Ctrl-C ends it all.\n", env.PostgresURL, env.RedisURL)
+		"         go run ./cmd/fencedb watch --redis %[2]s\n\n  Ctrl-C ends it all.\n", env.PostgresURL, env.RedisURL)
 	server := &http.Server{
 		Handler:           Handler(j, s.Do),
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // ends the streams

@@ -32,7 +32,7 @@ type Stage struct {
 	end  context.CancelFunc
 	work sync.WaitGroup
 
-	redisDown sync.Mutex // held while Redis restarts
+	redisBusy sync.Mutex // held while Redis restarts or is emptied
 
 	mu     sync.Mutex // guards the hands too
 	speed  string     // guarded by mu

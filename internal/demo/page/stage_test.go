@@ -190,6 +190,27 @@ func TestTheFenceStaysWhereItIsWhileSomebodyWrites(t *testing.T) {
 	s.await(func() bool { return !s.journal.After(0).State.Postgres.Protected })
 }
 
+func TestAFenceThatIsOffIsTakenAwayOnce(t *testing.T) {
+	t.Parallel()
+	s := onStage(t)
+	s.must("fence", "off")
+	s.must("fence", "off") // a double click, or another browser
+	require.Len(t, s.all(Unprotected), 1)
+}
+
+func TestARedisThatIsDownIsNotEmptied(t *testing.T) {
+	t.Parallel()
+	s := onStage(t)
+	restarted := make(chan error, 1)
+	go func() { restarted <- s.Do(t.Context(), "restart", "") }()
+	s.await(func() bool { return len(s.all(RedisDown)) == 1 })
+
+	require.ErrorAs(t, s.Do(t.Context(), "flush", ""), new(Refusal))
+
+	require.NoError(t, <-restarted)
+	require.Empty(t, s.all(Flushed))
+}
+
 // playing is a stage under test.
 type playing struct {
 	*Stage
