@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -123,11 +124,17 @@ func TestThePageFindsTheNextRunOfTheProgram(t *testing.T) {
 	})
 
 	w.restart()
-	w.until(`document.getElementById("link").dataset.up === "true" && document.querySelectorAll("#log li").length === 3`)
+	require.Eventually(t, func() bool { // meanwhile the page loads itself again
+		back, err := chromedp.Run(w.ctx, chromedp.Evaluate[bool](
+			`document.getElementById("link").dataset.up === "true" && document.querySelectorAll("#log li").length === 3`))
+		return err == nil && back
+	}, patience, 30*time.Millisecond)
 
 	require.Empty(t, w.rows())
 	w.requireAgreement()
 	require.Zero(t, ask[int](w, `document.querySelectorAll("#plane .bar").length`))
+	require.Equal(t, "Welcome", ask[string](w, `document.getElementById("caption-title").textContent`), "nothing of the run before")
+	require.True(t, ask[bool](w, `document.getElementById("empty").checkVisibility()`))
 }
 
 func TestARefusalIsTold(t *testing.T) {

@@ -3,7 +3,6 @@
 import { History } from "./history.js";
 import { countDown, show } from "./panels.js";
 import { Timeline } from "./timeline.js";
-import { forget } from "./tokens.js";
 
 const $ = (id) => document.getElementById(id);
 const scroll = $("scroll");
@@ -14,6 +13,7 @@ const history = new History(selected);
 let offset = 0; // of the server's clock against ours, in ms
 let following = true; // the right end is in view
 let drawing = false; // a frame is due
+let greeted = false; // by the program
 
 const serverNow = () => Date.now() + offset;
 
@@ -23,10 +23,9 @@ const stream = new EventSource("events");
 stream.addEventListener("open", () => link(true));
 stream.addEventListener("error", () => link(false)); // it connects again by itself
 stream.addEventListener("hello", (e) => {
+  if (greeted) location.reload(); // this is another run of the program, which knows nothing of what is shown
+  greeted = true;
   offset = JSON.parse(e.data).now - Date.now();
-  forget();
-  timeline.reset();
-  history.reset();
 });
 stream.addEventListener("record", (e) => {
   const r = JSON.parse(e.data);

@@ -7,9 +7,7 @@ const unit = 3000; // ms: the TTL at which a second of the picture is a second
 export const lead = 0.9;
 
 export class Clock {
-  constructor() { this.reset(); }
-
-  reset() {
+  constructor() {
     this.origin = null; // a time...
     this.base = 0; // ...and where it is in the picture; nothing later is left of it
     this.rate = 1; // seconds of the picture in a second

@@ -12,21 +12,15 @@ export class History {
   constructor(onSelect) {
     this.onSelect = onSelect;
     this.log = document.getElementById("log");
-    this.reset();
-    this.log.addEventListener("click", (e) => {
-      const item = e.target.closest("li");
-      if (item) this.select(Number(item.dataset.seq));
-    });
-  }
-
-  reset() {
     this.records = []; // that have an item, oldest first
     this.selected = null; // seq
     this.live = false; // announce what comes
     this.punches = []; // that were not shown yet
     this.until = 0; // when the one that is shown may go
-    clearTimeout(this.timer);
-    this.log.replaceChildren();
+    this.log.addEventListener("click", (e) => {
+      const item = e.target.closest("li");
+      if (item) this.select(Number(item.dataset.seq));
+    });
   }
 
   add(r) {
@@ -50,7 +44,7 @@ export class History {
     this.caption(r);
     if (!punch(r)) return;
     this.until = performance.now() + hold;
-    this.timer = setTimeout(() => this.next(), hold);
+    setTimeout(() => this.next(), hold);
   }
 
   /** caughtUp shows the newest, and from now on each that comes. */

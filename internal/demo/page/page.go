@@ -83,7 +83,7 @@ func button(do Do) http.HandlerFunc {
 // events streams the journal (https://html.spec.whatwg.org/multipage/server-sent-events.html). The
 // events are
 //
-//	hello   {"now": ms}             first of all; forget what you know if you know anything
+//	hello   {"now": ms}             first of all; begin anew if you know anything
 //	record  a Record        its id is the journal's, a dash, its number
 //	state   a State
 //	caught-up                       after the records that were there already

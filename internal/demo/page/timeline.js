@@ -10,12 +10,6 @@ export class Timeline {
     this.plane = plane;
     this.pixels = 64; // per second
     this.clock = new Clock();
-    this.reset();
-  }
-
-  reset() {
-    this.clock.reset();
-    this.plane.replaceChildren();
     this.open = new Map(); // key: a span that has not ended
     this.holder = null; // the worker who got the last lease
     this.labelled = -Infinity; // where the last label of the axis is

@@ -1,8 +1,6 @@
 // Tokens are 16-digit numbers. People see their rank among all that were seen: 1, 2, 3. One that arrives late renumbers those after it.
 
-let seen = []; // BigInt, rising
-
-export function forget() { seen = []; }
+const seen = []; // BigInt, rising
 
 /** chip returns an element with the token's rank; it is renumbered when it must be. */
 export function chip(token) {
