@@ -69,13 +69,10 @@ class Issuer {
 
   async run(name, keys, ...args) {
     const { source, sha } = this.scripts[name];
-    let reply;
-    try {
-      reply = await this.client.evalsha(sha, keys.length, ...keys, ...args);
-    } catch (error) {
+    const reply = await this.client.evalsha(sha, keys.length, ...keys, ...args).catch((error) => {
       if (!/^NOSCRIPT/.test(error.message)) throw error;
-      reply = await this.client.eval(source, keys.length, ...keys, ...args);
-    }
+      return this.client.eval(source, keys.length, ...keys, ...args);
+    });
     if (reply[0] === 'corrupt' || reply[0] === 'exhausted') throw new Error(`${name} answered ${reply}`);
     return reply;
   }
@@ -171,7 +168,6 @@ class Acquisition {
       this.issuer.news.off(channel, receive);
       this.issuer.subscriber.unsubscribe(channel).catch(() => {});
     }
-    return undefined;
   }
 
   // listen is the lease if it was handed over, or undefined when it is time to ask.
@@ -254,14 +250,15 @@ class Lease {
 // transaction resolves to what work(client) resolves to, committed behind the fence. connect opens a client of pg.
 //
 // Lost, Stale, RolledBack and errors of Postgres: nothing was written. CommitUnknown: nobody knows.
-async function transaction(connect, lease, work, milliseconds = Math.floor(lease.remaining())) {
-  if (milliseconds <= 0) throw new Lost(lease.resource);
+async function transaction(connect, lease, work, milliseconds) {
   const db = (await connect()).on('error', () => {}); // of a session that the server ends; the next query fails
-  let ids, result, committing = false;
+  let ids, result, left, committing = false;
   try {
     await db.query('BEGIN ISOLATION LEVEL READ COMMITTED');
+    left = milliseconds ?? Math.floor(lease.remaining());
+    if (left <= 0) throw new Lost(lease.resource); // connecting may have taken long
     const entered = await db.query('SELECT xid::text, epoch::text FROM fencedb.enter($1::text, $2::bigint, $3::uuid, $4::bigint)',
-      [lease.resource, lease.token, lease.leaseId, milliseconds]);
+      [lease.resource, lease.token, lease.leaseId, left]);
     ids = [entered.rows[0].xid, entered.rows[0].epoch];
     result = await work(db);
     await db.query('SELECT fencedb.require_entered($1::text::xid8)', [ids[0]]);
@@ -271,7 +268,7 @@ async function transaction(connect, lease, work, milliseconds = Math.floor(lease
     return result;
   } catch (error) {
     if (committing && !(error instanceof RolledBack) && error.severity !== 'ERROR') {
-      if (await outcome(connect, ids, milliseconds + 5000)) return result;
+      if (await outcome(connect, ids, left + 5000)) return result;
       throw new RolledBack(lease.resource, { cause: error });
     }
     if (error.code === 'FN001') throw Object.assign(new Stale(error.message), JSON.parse(error.detail));

@@ -249,14 +249,14 @@ def transaction(connect, lease, work, milliseconds=None):
 
     Lost, Stale, RolledBack and errors of psycopg: nothing was written. CommitUnknown: nobody knows.
     """
-    left = int(lease.remaining() * 1000) if milliseconds is None else milliseconds
-    if left <= 0:
-        raise Lost(lease.resource)
     ids, committing = None, False
     db = connect()
     try:
         db.autocommit = True  # BEGIN and COMMIT are sent here
         db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+        left = int(lease.remaining() * 1000) if milliseconds is None else milliseconds
+        if left <= 0:  # connecting may have taken long
+            raise Lost(lease.resource)
         ids = db.execute("SELECT xid::text, epoch FROM fencedb.enter(%s::text, %s::bigint, %s::uuid, %s::bigint)",
                          (lease.resource, lease.token, lease.lease_id, left)).fetchone()
         result = work(db)
