@@ -100,8 +100,8 @@ type desk struct {
 func (d desk) Book(ctx context.Context, guest string) error {
 	return d.leases.Do(ctx, "table:12", func(ctx context.Context, l *lease.Lease) error {
 		var free bool
-		if err := d.db.QueryRow(ctx, `SELECT guest = '' FROM bookings WHERE table_id = 12`).Scan(&free); err != nil || !free {
-			return err
+		if err := d.db.QueryRow(ctx, `SELECT true FROM bookings WHERE table_id = 12 AND guest = ''`).Scan(&free); err != nil {
+			return err // pgx.ErrNoRows: it is taken
 		}
 		return fencedb.Tx(ctx, d.db, l, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `UPDATE bookings SET guest = $1 WHERE table_id = 12`, guest)
