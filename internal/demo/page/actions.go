@@ -222,7 +222,7 @@ func (s *scene) until(condition func() bool) error {
 		select {
 		case <-more:
 		case <-s.ctx.Done():
-			return context.Cause(s.ctx)
+			return refuse("The scene has no end while a worker stands still. Wake it, and try again.")
 		}
 	}
 }

@@ -190,6 +190,14 @@ func TestTheFenceStaysWhereItIsWhileSomebodyWrites(t *testing.T) {
 	s.await(func() bool { return !s.journal.After(0).State.Postgres.Protected })
 }
 
+func TestASceneThatSomebodyHasStoppedSaysSo(t *testing.T) {
+	t.Parallel()
+	s := onStage(t)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	require.ErrorAs(t, (&scene{Stage: s.Stage, ctx: ended}).until(func() bool { return false }), new(Refusal))
+}
+
 func TestAFenceThatIsOffIsTakenAwayOnce(t *testing.T) {
 	t.Parallel()
 	s := onStage(t)
