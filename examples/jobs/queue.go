@@ -115,6 +115,11 @@ func (q *Queue) run(ctx context.Context, l *lease.Lease, id uuid.UUID, work Work
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil // done since it was listed
 	}
+	// If Redis has gone backwards, the next owner's token must be higher.
+	if stale, is := errors.AsType[*fencedb.StaleError](err); is {
+		_, raiseErr := q.leases.Raise(ctx, resource(id), stale.Stored)
+		err = errors.Join(err, raiseErr)
+	}
 	if err != nil {
 		return false, err
 	}

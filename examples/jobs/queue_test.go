@@ -138,6 +138,22 @@ func TestAJobThatKeepsFailingDoesNotKeepTheOthersOut(t *testing.T) {
 	require.True(t, ran)
 }
 
+func TestARedisThatWentBackwardsHoldsAJobUpOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	q := w.queue(time.Minute)
+	id := w.enqueue(q, "sales")
+	ahead := fencedb.NewGrant(resource(id), time.Now().Add(time.Hour).UnixMicro(), uuid.New(), time.Time{})
+	_, err := fencedb.Exec(t.Context(), w.db, fencedb.Carry(ahead), `UPDATE report_jobs SET progress = 10 WHERE id = $1`, id)
+	require.NoError(t, err)
+
+	_, err = q.RunOne(t.Context(), result("42"))
+	require.ErrorIs(t, err, fencedb.ErrStale)
+	ran, err := q.RunOne(t.Context(), result("42"))
+	require.NoError(t, err)
+	require.True(t, ran)
+}
+
 // One whose lease is over for good, as that of a process that was stopped.
 func TestALateOwner(t *testing.T) {
 	t.Parallel()
