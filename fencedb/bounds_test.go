@@ -671,3 +671,66 @@ func TestADeadlineThatPassesWhileTheFenceIsAwaitedIsBusy(t *testing.T) {
 		}
 	}
 }
+
+// What the function has met by itself is its own, however late it is; what the end of the lease has
+// done to its connection or its context is the lease's.
+func TestAnErrorOfTheFunctionIsNotTheEndOfTheLease(t *testing.T) {
+	t.Parallel()
+	const validity = 500 * time.Millisecond
+	mine := fmt.Errorf("mine: %w", context.DeadlineExceeded) // as of a call to another service
+	type row = func(sql string, dest any) error
+	passOn := func(ctx context.Context, _ row) error { <-ctx.Done(); return ctx.Err() }
+	fails := func(context.Context, row) error { return mine }
+	statement := func(_ context.Context, row row) error { return row(`SELECT 1`, new(int)) }
+	nothing := func(context.Context, row) error { return nil }
+	cut := func(_ context.Context, row row) error { return row(`SELECT 1 FROM pg_sleep(60)`, new(int)) }
+	cutByContext := func(ctx context.Context, row row) error { return row(`SELECT 1 FROM pg_sleep(60)`, new(int)) }
+	for name, c := range map[string]struct {
+		after   time.Duration // the beginning
+		bounded bool          // the context ends with the lease
+		then    func(ctx context.Context, row row) error
+		own     bool
+	}{
+		"its own, in time":                  {0, false, fails, true},
+		"its own":                           {validity, false, fails, true},
+		"its own, overdue":                  {validity + asking/2, false, fails, true},
+		"a statement behind the end":        {validity, false, statement, false},
+		"a statement long behind the end":   {validity + asking/2, false, statement, false},
+		"a statement that the end has cut":  {0, false, cut, false},
+		"one that the context has cut":      {0, true, cutByContext, false},
+		"nothing":                           {validity, false, nothing, false},
+		"nothing, overdue":                  {validity + asking/2, false, nothing, false},
+		"the context's, ended by the lease": {0, true, passOn, false},
+	} {
+		for way, write := range ways {
+			t.Run(name+"/"+way, func(t *testing.T) {
+				t.Parallel()
+				w := newWorld(t)
+				g := grantFor("table:12", 41, validity)
+				over := time.Now().Add(validity)
+				ctx := t.Context()
+				if c.bounded {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithDeadline(ctx, over)
+					defer cancel()
+				}
+
+				err := write(ctx, w.pool, g, func(row func(string, any) error) error {
+					var pid uint32
+					if err := errors.Join(row(bookAnnReturning, new(int)), row(`SELECT pg_backend_pid()`, &pid)); err != nil {
+						return err
+					}
+					if c.after > 0 {
+						awaitEnd(w, pid)
+						<-time.After(time.Until(over.Add(c.after - validity + 50*time.Millisecond)))
+					}
+					return c.then(ctx, row)
+				})
+
+				require.Equal(t, c.own, errors.Is(err, mine), "%v", err)
+				require.Equal(t, !c.own, errors.Is(err, fencedb.ErrLeaseOver), "%v", err)
+				require.Empty(t, w.guests())
+			})
+		}
+	}
+}

@@ -118,5 +118,5 @@ func (e *Entry) outcome(ctx context.Context, server asker, err error) error {
 	}
 	t := e.entry.trace(ctx, OpOutcome)
 	defer t.end()
-	return t.is(e.entry.settle(t.ctx, server, err, true, true))
+	return t.is(e.entry.settle(t.ctx, server, err, brokenConn(err), true))
 }

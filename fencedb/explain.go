@@ -22,7 +22,8 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	if code == codeTransactionTimeout && e.xid == 0 && server != nil {
 		return e.busy(e.blockers(ctx, server), err)
 	}
-	if e.overtime(code, lost) {
+	passedOn := ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
+	if e.overtime(code, lost || passedOn) {
 		why := ErrLeaseOver
 		if until := validUntil(e.grants); !until.IsZero() && time.Now().Before(until) { // renewed since it entered
 			why = ErrTooLong
@@ -92,8 +93,8 @@ func undecided(ctx context.Context, err error) bool {
 
 // overtime reports whether the transaction ended because its time was over. A session that the
 // server has ended while it was idle shows as a broken connection, as does one whose context ended
-// with the lease.
-func (e *entry) overtime(code string, lost bool) bool {
+// with the lease. What else a function has met by itself is its own error, however late.
+func (e *entry) overtime(code string, cut bool) bool {
 	if code == codeTooLong {
 		return true
 	}
@@ -106,7 +107,7 @@ func (e *entry) overtime(code string, lost bool) bool {
 	case codeLockNotAvailable, codeQueryCanceled:
 		return e.xid != 0 // while entering, the fence was busy
 	}
-	return code == "" && lost
+	return code == "" && cut
 }
 
 func (e *entry) busy(blockers []Blocker, err error) error {

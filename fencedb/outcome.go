@@ -2,8 +2,11 @@ package fencedb
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strconv"
 	"time"
 
@@ -100,4 +103,11 @@ func (e *entry) askOnce(ctx context.Context, server asker) (outcome string, err 
 func refused(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR"
+}
+
+// brokenConn reports whether err is what drivers say of a connection that broke, where the
+// connection itself cannot be asked.
+func brokenConn(err error) bool {
+	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.As(err, new(*net.OpError)) || pgconn.Timeout(err) || pgconn.SafeToRetry(err)
 }

@@ -99,6 +99,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	}
 	conn.closeWhenOverdue(e.until)
 	err = fn(tx)
+	own := err != nil
 	if err == nil {
 		_, err = tx.ExecContext(bounded, e.stillEntered())
 	}
@@ -108,7 +109,9 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 	if err != nil {
 		rollbackErr := tx.Rollback()
 		alive := rollbackErr == nil || errors.Is(rollbackErr, sql.ErrTxDone) && bounded.Err() == nil // fn has ended it
-		return e.rolledBackSQL(ctx, db, conn, alive, err)
+		overdue := bounded.Err() != nil && ctx.Err() == nil                                          // database/sql has
+		lost := !alive && (brokenConn(err) || overdue && (!own || errors.Is(err, sql.ErrTxDone)))
+		return e.rolledBackSQL(ctx, db, conn, alive, lost, err)
 	}
 	if err := tx.Commit(); err != nil && refused(err) {
 		return e.explainSQL(ctx, nil, err)
@@ -122,8 +125,9 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 // rolledBackSQL explains err, because of which the transaction was rolled back. database/sql does
 // not show what fn has sent, so the server is asked whether one of its statements had ended the
 // transaction: what that one has committed, no rollback undoes. It is asked on conn if that is
-// alive, as in entry.server.
-func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive bool, err error) error {
+// alive, as in entry.server. lost is as for explain: it does not follow, since the connection may
+// have been lost behind err.
+func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive, lost bool, err error) error {
 	server := func(ctx context.Context, dest any, query string, args ...any) error {
 		if alive {
 			own, cancel := context.WithTimeout(ctx, askTime/2)
@@ -138,7 +142,7 @@ func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, al
 	if ended := e.ended(ctx, server, alive, err); ended != nil {
 		return ended
 	}
-	return e.explainSQL(ctx, nil, err)
+	return e.explain(ctx, nil, lost, err)
 }
 
 // askSQL asks on a connection of db, which is one itself or a pool.
