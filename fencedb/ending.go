@@ -190,7 +190,12 @@ func (tx *fencedTx) execString(ctx context.Context, sql string, args []any) (tag
 		rows.Close()
 		return rows.CommandTag(), rows.Err()
 	}
-	results := tx.inner.Conn().PgConn().Exec(ctx, sql)
+	conn := tx.inner.Conn()
+	if tracer := conn.Config().Tracer; tracer != nil { // which does not see what goes to PgConn
+		ctx = tracer.TraceQueryStart(ctx, conn, pgx.TraceQueryStartData{SQL: sql})
+		defer func() { tracer.TraceQueryEnd(ctx, conn, pgx.TraceQueryEndData{CommandTag: tag, Err: err}) }()
+	}
+	results := conn.PgConn().Exec(ctx, sql)
 	for checked := (pgconn.CommandTag{}); results.NextResult(); {
 		tag = checked
 		checked, _ = results.ResultReader().Close()

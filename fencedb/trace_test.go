@@ -3,26 +3,35 @@ package fencedb_test
 import (
 	"context"
 	"errors"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
 )
 
-// recorder is a tracer of pgx that keeps the SQL it is told of.
-type recorder struct{ seen []string }
+// recorder is a tracer of pgx that keeps the SQL it is told of, and what became of it outside of
+// batches.
+type recorder struct {
+	seen  []string
+	ended []pgx.TraceQueryEndData
+}
 
 func (r *recorder) TraceQueryStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceQueryStartData) context.Context {
 	r.seen = append(r.seen, d.SQL)
 	return ctx
 }
-func (r *recorder) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (r *recorder) TraceQueryEnd(_ context.Context, _ *pgx.Conn, d pgx.TraceQueryEndData) {
+	r.ended = append(r.ended, d)
+}
 func (r *recorder) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
 	return ctx
 }
@@ -36,12 +45,7 @@ func (r *recorder) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndDa
 func TestTracersSeeEveryStatement(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	trace := &recorder{}
-	config := w.pool.Config()
-	config.ConnConfig.Tracer = trace
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
+	pool, trace := w.recorded()
 	const enter = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text`
 	const reenter = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), (` +
 		enter + `))`
@@ -55,11 +59,10 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	}))
 	require.Equal(t, []string{"begin", enter, insertAnn, `SELECT 1`, "commit"}, trace.seen)
 
-	trace.seen = nil
 	g := grant("table:12", 42)
 	for table, enter := range []string{enter, reenter} { // the token is new, and then it is not
 		trace.seen = nil
-		_, err = fencedb.Exec(t.Context(), pool, g, insertAnn, 2+table)
+		_, err := fencedb.Exec(t.Context(), pool, g, insertAnn, 2+table)
 		require.NoError(t, err)
 		require.Equal(t, []string{enter, insertAnn}, trace.seen, "the batch is the transaction")
 	}
@@ -74,6 +77,63 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 		require.NoError(t, err, sql)
 		require.Len(t, trace.seen, 4, sql)
 	}
+}
+
+// A string of statements is told as one, with the check that is sent behind them, and once it is
+// over.
+func TestTracersSeeAStringOfStatements(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	pool, trace := w.recorded()
+	const text = `SELECT 1; UPDATE bookings SET guest = ''`
+	token := int64(40)
+	for name, use := range map[string]func(tx pgx.Tx) (pgconn.CommandTag, error){
+		"first": func(tx pgx.Tx) (pgconn.CommandTag, error) { return tx.Exec(t.Context(), text) },
+		"within a savepoint": func(tx pgx.Tx) (tag pgconn.CommandTag, err error) {
+			err = pgx.BeginFunc(t.Context(), tx, func(tx pgx.Tx) error {
+				tag, err = tx.Exec(t.Context(), text)
+				return err
+			})
+			return tag, err
+		},
+		"made by a rewriter": func(tx pgx.Tx) (pgconn.CommandTag, error) {
+			return tx.Exec(t.Context(), `made`, rewriter(func(*pgx.Conn) string { return text }))
+		},
+		"with an argument": func(tx pgx.Tx) (pgconn.CommandTag, error) {
+			return tx.Exec(t.Context(), text+`, table_id = $1`, pgx.QueryExecModeSimpleProtocol, 12)
+		},
+		"that fails": func(tx pgx.Tx) (pgconn.CommandTag, error) { return tx.Exec(t.Context(), text+`; SELECT 1/0`) },
+	} {
+		token++
+		trace.seen, trace.ended = nil, nil
+		var tag pgconn.CommandTag
+
+		err := fencedb.Tx(t.Context(), pool, grant("table:12", token), func(tx pgx.Tx) (err error) {
+			tag, err = use(tx)
+			return err
+		})
+
+		i := slices.IndexFunc(trace.seen, func(sql string) bool { return strings.HasPrefix(sql, text) })
+		require.GreaterOrEqual(t, i, 0, "%s: only %q", name, trace.seen)
+		of := func(d pgx.TraceQueryEndData) bool { return d.CommandTag == tag && errors.Is(err, d.Err) }
+		if name == "that fails" {
+			require.Error(t, err)
+			of = func(d pgx.TraceQueryEndData) bool { return d.Err != nil && errors.Is(err, d.Err) }
+		}
+		require.True(t, slices.ContainsFunc(trace.ended, of), "%s: %v", name, trace.ended)
+	}
+}
+
+// recorded returns a pool and the tracer of its connections.
+func (w *world) recorded() (*pgxpool.Pool, *recorder) {
+	w.Helper()
+	trace := &recorder{}
+	config := w.pool.Config()
+	config.ConnConfig.Tracer = trace
+	pool, err := pgxpool.NewWithConfig(w.Context(), config)
+	require.NoError(w, err)
+	w.Cleanup(pool.Close)
+	return pool, trace
 }
 
 // journal is a tracer that keeps what it is told.

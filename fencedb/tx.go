@@ -14,7 +14,8 @@ import (
 // grant was given, nothing of fn is written.
 //
 // The transaction opens with fn's first statement, in the same round trip: BEGIN, enter and the
-// statement travel together. So what fn reads, it reads behind the fence. What pgx sends in a way
+// statement travel together. So what fn reads, it reads behind the fence. pgx tells its tracers of
+// the three as a batch: one that is no pgx.BatchTracer misses them. What pgx sends in a way
 // of its own is preceded by the opening, in the round trip in which pgx alone would have sent
 // BEGIN: CopyFrom, Prepare, LargeObjects and Conn, a statement with a semicolon within or with an
 // option of pgx such as QueryExecMode, and what a pgx.QueryRewriter makes. A function that sends
