@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/urfave/cli/v3"
 )
@@ -58,8 +59,6 @@ type writer struct {
 	Resource    *string   `json:"resource"` // of one row; nil: none was written
 }
 
-var errNotProtected = errors.New("it does not exist or is not protected; its owner can observe it with SELECT fencedb.protect(..., mode => 'observe')")
-
 func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adoption, error) {
 	found := &adoption{Mode: "enforce"}
 	var oid uint32
@@ -78,9 +77,9 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 		table).Scan(&oid, &found.Table, &found.Resource, &found.ObservedSince, &sees, &unrecorded, &found.SwitchedOff)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return nil, fmt.Errorf("table %s: %w", visible(table), errNotProtected)
+		return nil, notProtected(ctx, pool, table)
 	case err != nil:
-		return nil, explained(err)
+		return nil, notAName(table, explained(err))
 	case !sees:
 		return nil, errMayNot
 	}
@@ -108,6 +107,41 @@ func readAdoption(ctx context.Context, pool *pgxpool.Pool, table string) (*adopt
 		}
 	}
 	return found, explained(err)
+}
+
+const invalidParameter = "22023"
+
+// notAName says how a name is written that Postgres cannot read.
+func notAName(table string, err error) error {
+	if refused, _ := errors.AsType[*pgconn.PgError](err); value(refused).Code != invalidParameter {
+		return err
+	}
+	return usage("%s is not the name of a table, as SQL writes it: in double quotes if it has spaces or signs, as in fencedb adopt '%s'",
+		visible(table), visible(pgx.Identifier{table}.Sanitize()))
+}
+
+// notProtected says what is wrong with a name, and which tables may be meant.
+func notProtected(ctx context.Context, pool *pgxpool.Pool, table string) error {
+	var exists bool
+	var meant []string
+	err := pool.QueryRow(ctx, `
+		SELECT coalesce(bool_or(parts = ARRAY[n.nspname, c.relname]::text[] OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)), false),
+			coalesce(array_agg(c.oid::regclass::text ORDER BY c.oid) FILTER (WHERE p.mode IS NOT NULL), '{}')
+		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN fencedb.protected_tables p ON p.table_name = c.oid, parse_ident($1) parts
+		WHERE lower(c.relname) = lower(parts[cardinality(parts)])`, table).Scan(&exists, &meant)
+	if err != nil {
+		return explained(err)
+	}
+	text := "does not exist"
+	if exists {
+		text = "is not protected; its owner can observe it with SELECT fencedb.protect(..., mode => 'observe')"
+	}
+	if len(meant) > 0 {
+		text += "; did you mean " + visible(strings.Join(meant, " or ")) + "?"
+	} else if !exists {
+		text += ", or is not in the search_path; write its name as in SQL, with its schema and, where it has capitals, in double quotes"
+	}
+	return fmt.Errorf("table %s %s", visible(table), text)
 }
 
 // reasons are words for what a guard refuses.

@@ -107,14 +107,31 @@ func TestAdoptNeedsNoRightsToTheSchemaOfTheTable(t *testing.T) {
 	require.Contains(t, w.ok("--postgres", oncall, "adopt", `"Shop".SEATS`), "INSERT")
 }
 
-func TestAdoptRefusesWhatIsNotProtected(t *testing.T) {
+func TestAdoptSaysWhatIsWrongWithATable(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	w.exec(`CREATE TABLE rooms (id int)`)
-	for call, says := range map[string]string{"rooms": "fencedb.protect", "nowhere": "does not exist"} {
+	w.exec(`CREATE TABLE rooms (id int); CREATE SCHEMA shop; CREATE TABLE shop.orders (id int); CREATE TABLE "Order Items" (id int);
+		SELECT fencedb.protect(t, $$ 'x:' || id $$) FROM unnest('{shop.orders,"\"Order Items\""}'::text[]::regclass[]) t`)
+	for call, c := range map[string]struct {
+		code int
+		says string
+	}{
+		`rooms`:          {exitFailed, `table rooms is not protected; its owner can observe it with SELECT fencedb.protect(`},
+		`nowhere`:        {exitFailed, `table nowhere does not exist, or is not in the search_path; write its name as in SQL`},
+		`no.such`:        {exitFailed, `table no.such does not exist`},
+		`orders`:         {exitFailed, `table orders does not exist; did you mean shop.orders?`},
+		`"order items"`:  {exitFailed, `table "order items" does not exist; did you mean "Order Items"?`},
+		`Order Items`:    {exitUsage, `Order Items is not the name of a table, as SQL writes it: in double quotes if it has spaces or signs, as in fencedb adopt '"Order Items"'`},
+		`seats;`:         {exitUsage, `seats; is not the name of a table`},
+		"seats\xff":      {exitUsage, `"seats\xff" is not valid UTF-8`},
+		`"Order Items"`:  {exitDone, ``},
+		`shop . orders`:  {exitDone, ``},
+		` public.SEATS `: {exitDone, ``},
+	} {
 		got := w.run("adopt", call)
-		require.Equal(t, exitFailed, got.code)
-		require.Contains(t, got.errOut, says)
+		require.Equal(t, c.code, got.code, call)
+		require.Contains(t, got.errOut, c.says)
 		require.NotContains(t, got.errOut, "migrate up", "the schema is there")
+		require.NotContains(t, got.errOut, "SQLSTATE")
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/redis/go-redis/v9/logging"
@@ -221,6 +222,9 @@ func (a *app) checkCall(_ context.Context, cmd *cli.Command) error {
 	takes, known := arguments[cmd.ArgsUsage] // not those of with
 	if n := cmd.Args().Len(); known && (n < takes.least || n > takes.most || takes.least > 0 && a.argument == "") {
 		return usage("%s takes %s, got %q", cmd.FullName(), takes.text, cmd.Args().Slice())
+	}
+	if known && !utf8.ValidString(a.argument) { // Postgres would refuse it, perhaps when half of the work is done
+		return usage("%q is not valid UTF-8", a.argument)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -300,6 +301,9 @@ func (e *event) complete() error {
 		}
 		host, _ := os.Hostname()
 		e.operator = cmp.Or(name, "unknown") + "@" + cmp.Or(host, "unknown")
+	}
+	if !utf8.ValidString(e.reason + e.operator) { // Postgres would refuse it, after Redis has revoked
+		return usage("--reason %q and --operator %q must be valid UTF-8", e.reason, e.operator)
 	}
 	return nil
 }

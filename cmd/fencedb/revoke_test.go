@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -291,6 +292,22 @@ func TestRevokeChangesNothingWhereItCouldNotRecord(t *testing.T) {
 
 	require.Equal(t, exitFailed, got.code)
 	require.Contains(t, got.errOut, "allow_operator")
+	require.NoError(t, l.Extend(t.Context()))
+}
+
+// Postgres refuses such a text, and would do so when Redis has revoked.
+func TestWhatPostgresCannotRecordIsAUsageError(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	l := w.acquire("seat:1")
+	for _, args := range [][]string{{"revoke", "seat:1"}, {"reset", "seat:1", "--to", "1"}, {"prune", "--apply"}} {
+		for _, flags := range [][]string{{"--reason", "\xff"}, {"--reason", "it hangs", "--operator", "\xff"}} {
+			got := w.run(slices.Concat(args, flags, []string{"--yes"})...)
+
+			require.Equal(t, exitUsage, got.code, args)
+			require.Contains(t, got.errOut, "valid UTF-8", args)
+		}
+	}
 	require.NoError(t, l.Extend(t.Context()))
 }
 

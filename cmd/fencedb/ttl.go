@@ -88,7 +88,7 @@ func (m measurement) take(ctx context.Context, s *servers) (*advice, error) {
 	if len(held) < leastSamples {
 		return nil, fmt.Errorf("too few hold times: %d of %s: in the feed, and p99.9 takes %d; switch observe/feed on in more of the programs "+
 			"or let them run on (Redis keeps about the last 10000 events of all kinds), or ask the histogram of observe/prom: see docs/ttl.md",
-			len(held), m.kind, leastSamples)
+			len(held), visible(m.kind), leastSamples)
 	}
 	slices.Sort(held)
 	quantile := func(q float64) time.Duration { return held[int(math.Ceil(q*float64(len(held))))-1] }
