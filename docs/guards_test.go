@@ -222,6 +222,9 @@ var guards = []struct {
 		{"S2", "a token is positive", "\tcase g.Token() <= 0:", "\tcase g.Token() < 0:", "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},
 		{"S1", "the nil id is no lease id", "\tcase g.LeaseID() == uuid.Nil:", "\tcase false:", "fencedb.TestGrantsThatNobodyIssuedAreRefusedBeforeAnythingIsSent"},
 	}},
+	{"fencedb/db.go", []guard{
+		{"S7", "rolling back and a question behind it share the time for asking", "context.WithoutCancel(ctx), askTime/2)", "context.WithoutCancel(ctx), askTime)", "fencedb.TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost"},
+	}},
 	{"fencedb/fencedtx.go", []guard{
 		{"S3", "a rewriter reads behind the fence", " && !slices.ContainsFunc(args, rewrites)", "", "fencedb.TestARewriterRunsBehindTheFence"},
 		{"S2", "a refusal of the fence cannot be swallowed", "\tdefer func() { tx.err = err }()\n", "", "fencedb.TestARefusalCannotBeSwallowed"},
@@ -229,7 +232,7 @@ var guards = []struct {
 		{"S6", "what could not be undone is not committed", "\tif err != nil && s.of.inner.Conn()", "\tif false && s.of.inner.Conn()", "fencedb.TestASavepointThatCannotBeClosedIsNotCommitted"},
 	}},
 	{"fencedb/tx.go", []guard{
-		{"S7", "rolling back does not lengthen the asking", "\tif context.Cause(tx.ctx) != nil { // it was done by now", "\tif false { // it was done by now", "fencedb.TestACallOutlastsItsContextByFiveSecondsAtMost"},
+		{"S7", "rolling back does not lengthen the asking", "\tif since.Err() != nil {", "\tif false {", "fencedb.TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost"},
 		{"S6", "after a lost COMMIT the server is asked", "return tx.entry.settle(tx.ctx, tx.entry.server, err, true, true)", "return tx.entry.explain(tx.ctx, nil, true, err)", "fencedb.TestTheOutcomeOfALostCommitIsKnown"},
 		{"S6", "a statement that may have ended the transaction is asked about", "if tx.mayHaveEnded && tx.inner.Conn().PgConn().TxStatus() == 'T' {", "if false {", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S2", "a transaction that is kept begins nothing later", "		tx.err = pgx.ErrTxClosed // it must not begin later, when nobody would end it\n", "", "fencedb.TestATransactionOutlivesNothing"},
@@ -241,6 +244,7 @@ var guards = []struct {
 		{"S2", "a string with arguments brings the check along", "(isExec && len(args) == 0 ||", "(isExec && len(args) == 0 || false &&", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S2", "the name of a prepared statement is in doubt", "\tif end < 0 { // a word", "\tif end < 0 {\n\t\tend = len(sql)\n\t}\n\tif false { // a word", "fencedb.TestTheNameOfAPreparedStatementIsNotTakenForItsText"},
 		{"S6", "what is sent instead of COMMIT commits", "!commits.MatchString(query) {", "false {", "fencedb.TestACommitQueryThatIsNoCommitIsRefused"},
+		{"S7", "the question what a statement has ended is within the time for asking", "\tctx, cancel := e.asking(ctx)\n\tdefer cancel()\n\task := e.ask\n", "\tctx, cancel := context.WithCancel(context.WithoutCancel(ctx))\n\tdefer cancel()\n\task := e.ask\n", "fencedb.TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost"},
 		{"S6", "a comment within a comment is in doubt", `strings.Contains(body+"*", "/*")`, `strings.Contains(body, "/*")`, "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 	}},
 	{"fencedb/oneshot.go", []guard{

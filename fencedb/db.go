@@ -60,10 +60,10 @@ func abandon(conn *pgx.Conn) {
 	}
 }
 
-// detached is for what must be tried although ctx may be done: rolling back, and asking what became
-// of a commit. Bounded, because nobody else will.
+// detached is for what must be tried although ctx may be done: rolling back, or a question behind
+// it. Bounded, because nobody else will: two that follow each other take askTime.
 func detached(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	return context.WithTimeout(context.WithoutCancel(ctx), askTime/2)
 }
 
 // asker sends a query to a server and scans the only row of the answer.
@@ -71,6 +71,12 @@ type asker func(ctx context.Context, dest any, query string, args ...any) error
 
 // errNobodyLeft: a single connection that was lost cannot be asked.
 var errNobodyLeft = errors.New("fencedb: the only connection is lost")
+
+// half bounds the first of two connections that can be asked.
+func half(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, _ := ctx.Deadline() // whoever asks has one
+	return context.WithTimeout(ctx, time.Until(deadline)/2)
+}
 
 // askOn asks on a connection of db.
 func askOn(db DB) asker {

@@ -207,10 +207,11 @@ func (tx *fencedTx) execString(ctx context.Context, sql string, args []any) (tag
 // rollback undoes what that statement has committed. It returns nil if none has. If alive, server
 // is asked once; otherwise it may first have to notice that the connection is lost.
 func (e *entry) ended(ctx context.Context, server asker, alive bool, err error) error {
+	ctx, cancel := e.asking(ctx)
+	defer cancel()
 	ask := e.ask
 	if alive {
-		var cancel context.CancelFunc
-		ctx, cancel = detached(ctx)
+		ctx, cancel = context.WithTimeout(ctx, askTime) // the lease may have long to go
 		defer cancel()
 		ask = e.askOnce
 	}

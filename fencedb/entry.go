@@ -416,7 +416,7 @@ func (e *entry) lost() bool { return e.pg.IsClosed() }
 // even by the question, it is given back, or another could wait for it, and another is asked.
 func (e *entry) server(ctx context.Context, dest any, query string, args ...any) error {
 	if e.giveBack != nil && !e.lost() {
-		own, cancel := context.WithTimeout(ctx, askTime/2)
+		own, cancel := half(ctx)
 		defer cancel()
 		if err := askOn(e.conn)(own, dest, query, args...); !e.lost() {
 			return err

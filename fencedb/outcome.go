@@ -21,7 +21,9 @@ const askTime = 5 * time.Second
 // err came instead of the answer: with the loss of the connection, or because a result before it
 // could not be read. delivered says that the caller has got every result.
 func (e *entry) settle(ctx context.Context, server asker, err error, lost, delivered bool) error {
-	switch outcome, askErr := e.ask(ctx, server); {
+	asking, cancel := e.asking(ctx)
+	defer cancel()
+	switch outcome, askErr := e.ask(asking, server); {
 	case askErr != nil:
 		return e.unknown(err, askErr)
 	case outcome == "aborted":
@@ -57,15 +59,13 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 }
 
 // ask finds out what became of the transaction: "committed" or "aborted". A transaction still in
-// progress, because the server has not noticed that its client is gone, is waited for: until bounds
-// it. Each try is bounded as well: of the connections in a pool some may be as lost as ours.
+// progress, because the server has not noticed that its client is gone, is waited for: ctx, from
+// asking, bounds it. Each try is bounded as well: of the connections in a pool some may be as lost
+// as ours.
 //
 // A server that has crashed since, or was promoted, does not know (see fencedb.server_epoch); one
 // that is in recovery fails to answer, and is asked again.
 func (e *entry) ask(ctx context.Context, server asker) (outcome string, err error) {
-	ctx, cancel := e.asking(ctx)
-	defer cancel()
-
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		try, cancel := context.WithTimeout(ctx, askTime/2-askTime/10)
 		outcome, err := e.askOnce(try, server)

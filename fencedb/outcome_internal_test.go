@@ -71,7 +71,9 @@ func TestTheServerIsAskedForAsLongAsItCanKnow(t *testing.T) {
 				}
 				start := time.Now()
 
-				outcome, err := e.ask(ctx, c.server())
+				asking, stop := e.asking(ctx)
+				defer stop()
+				outcome, err := e.ask(asking, c.server())
 
 				require.Equal(t, c.committed, outcome == "committed")
 				require.Equal(t, c.known, err == nil, "%v", err)

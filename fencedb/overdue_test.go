@@ -3,7 +3,9 @@ package fencedb_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -180,27 +182,86 @@ func TestANetworkThatHangsAtCommitLeavesTheOutcomeUnknownInTime(t *testing.T) {
 	}
 }
 
-// Rolling back waits for an answer, and so does the question what a statement has ended.
-func TestACallOutlastsItsContextByFiveSecondsAtMost(t *testing.T) {
+// Rolling back waits for an answer. So do the questions behind it: what a statement has ended, and
+// who is in the way.
+func TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	pool, proxy := w.behindProxy()
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	var start time.Time
-
-	err := fencedb.Tx(ctx, pool, grant("table:12", 41), func(tx pgx.Tx) error {
-		require.NoError(t, book(ctx, tx, 12, "ann"))
-		_ = tx.Conn() // through which the transaction may have been ended
-		proxy.Hang(true)
-		start = time.Now()
-		cancel()
-		return ctx.Err()
-	})
-
-	require.ErrorIs(t, err, context.Canceled)
-	require.Less(t, time.Since(start), asking+slack/2)
-	proxy.Hang(false)
+	w.holder(grant("table:12", 41)).enter()
+	mine := errors.New("mine")
+	newcomer := func(validity time.Duration) fencedb.Grant { return grantFor("table:12", 42, validity) }
+	var all waiting
+	for name, write := range map[string]func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error{
+		"Tx": func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error {
+			return fencedb.Tx(ctx, pool, grantFor("table:"+t.Name()+fmt.Sprint(ids.Add(1)), 41, validity), func(tx pgx.Tx) error {
+				_ = tx.Conn() // through which the transaction may have been ended
+				return mine
+			})
+		},
+		"TxSQL": func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			return fencedb.TxSQL(ctx, db, grantFor("table:"+fmt.Sprint(ids.Add(1)), 41, validity), func(*sql.Tx) error { return mine })
+		},
+		"Tx that is refused": func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error {
+			return fencedb.Tx(ctx, pool, newcomer(validity), func(pgx.Tx) error { return nil })
+		},
+		"TxSQL that is refused": func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error {
+			db := stdlib.OpenDBFromPool(pool)
+			defer db.Close()
+			return fencedb.TxSQL(ctx, db, newcomer(validity), func(*sql.Tx) error { return nil })
+		},
+		"SendBatch that is refused": func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error {
+			return fencedb.Seal(ctx, pool, newcomer(validity))
+		},
+	} {
+		for silent, answers := range map[string]bool{"silent instead of an answer": false, "silent behind a late answer": true} {
+			for bound, validity := range map[string]time.Duration{"context": time.Hour, "lease": time.Second} {
+				_, proxy := w.behindProxy()
+				config, err := pgxpool.ParseConfig(proxy.URL())
+				require.NoError(t, err)
+				config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+				config.ConnConfig.RuntimeParams["statement_timeout"] = "500ms" // its refusal names nobody
+				pool, err := pgxpool.NewWithConfig(t.Context(), config)
+				require.NoError(t, err)
+				t.Cleanup(pool.Close)
+				t.Cleanup(proxy.Sever)
+				ctx, cancel := context.WithCancel(context.Background())
+				t.Cleanup(cancel)
+				over := time.Now().Add(validity)
+				proxy.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
+					q, ok := msg.(*pgproto3.Query)
+					if !ok || q.String != "rollback" {
+						return false
+					}
+					if bound == "context" {
+						over = time.Now()
+						cancel()
+					}
+					proxy.Hang(!answers)
+					return !answers
+				}, faulty.Silence))
+				proxy.OnRound(func(round faulty.Round) faulty.Fate {
+					if slices.Contains(round.SQL, "rollback") {
+						<-time.After(time.Until(over.Add(asking/2 - 300*time.Millisecond)))
+						proxy.Hang(true)
+					}
+					return faulty.Pass
+				})
+				all.start(func() (judge func()) {
+					over = time.Now().Add(validity)
+					err := write(ctx, pool, validity)
+					took := time.Since(over)
+					proxy.Hang(false)
+					return func() {
+						require.Error(t, err, "%s, %s, bounded by the %s", name, silent, bound)
+						require.Less(t, took, asking+slack/2, "%s, %s, bounded by the %s: %v", name, silent, bound, err)
+					}
+				})
+			}
+		}
+	}
+	all.judge()
 }
 
 // One idle connection of the pool is as silent as the one that was lost; only new ones stand.

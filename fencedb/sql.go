@@ -130,7 +130,7 @@ func (e *entry) tryTxSQL(ctx context.Context, db *sql.DB, options *sql.TxOptions
 func (e *entry) rolledBackSQL(ctx context.Context, db *sql.DB, conn *sqlConn, alive, lost bool, err error) error {
 	server := func(ctx context.Context, dest any, query string, args ...any) error {
 		if alive {
-			own, cancel := context.WithTimeout(ctx, askTime/2)
+			own, cancel := half(ctx)
 			defer cancel()
 			if err := askSQL(conn)(own, dest, query, args...); err == nil {
 				return nil

@@ -93,14 +93,15 @@ func (tx *fencedTx) abort(err error) error {
 	defer tx.end()
 	conn := tx.inner.Conn()
 	lost := conn.IsClosed()
-	since, stop := tx.ctx, context.CancelFunc(func() {})
-	if context.Cause(tx.ctx) != nil { // it was done by now, and rolling back does not make it any later
-		since, stop = context.WithDeadline(tx.ctx, time.Now())
-	}
-	defer stop()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(tx.ctx), askTime/2) // the other half is for asking
+	began := time.Now()
+	ctx, cancel := detached(tx.ctx)
 	defer cancel()
 	_ = tx.inner.Rollback(ctx)
+	since := tx.ctx
+	if since.Err() != nil { // rolling back does not make its end any later
+		since, cancel = context.WithDeadline(since, began)
+		defer cancel()
+	}
 	if tx.mayHaveEnded && tx.entry.xid != 0 {
 		if ended := tx.entry.ended(since, tx.entry.server, !conn.IsClosed(), err); ended != nil {
 			return ended
