@@ -290,10 +290,11 @@ var guards = []struct {
 		{"S7", "a connection that is lost is not asked again", ", errors.Is(err, errNobodyLeft):", ":", "fencedb.TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown"},
 	}},
 	{"fencedb/explain.go", []guard{
+		{"S7", "what the server ends a little early has ended with the lease", "time.Now().Before(e.limit)", "time.Now().Before(e.until)", "fencedb.TestWhatTheServerEndsALittleEarlyHasEndedWithTheLease"},
 		{"S6", "an error from before the first statement says nothing of the fence", "case e.db != nil && e.conn == nil:", "case false:", "fencedb.TestAnErrorFromElsewhereIsNotTakenForTheFence"},
 		{"S6", "a statement of the caller that cannot be prepared says nothing of the fence", "case e.xid != 0, e.notPrepared(err), ", "case e.xid != 0, ", "fencedb.TestAStatementThatCannotBePreparedIsNotTakenForTheFence"},
 		{"S7", "what the server has answered counts, also where the deadline ended the connection", `(code == "" || code == codeQueryCanceled) &&`, `(code == code) &&`, "fencedb.TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection"},
-		{"S7", "a transaction that outlasts its time under a renewed lease says so", "time.Now().Before(until) { // renewed", "false { // renewed", "fencedb.TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver"},
+		{"S7", "a transaction that outlasts its time under a renewed lease says so", "if !until.IsZero() && (!renewed", "if true || (!renewed", "fencedb.TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver"},
 		{"S1", "a row with the same token of another lease is stale", "leaseID != nil && *leaseID != grant.LeaseID()", "false", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},
 		{"S2", "a row with a newer token is stale", "case token > grant.Token(), token", "case token", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},
 	}},

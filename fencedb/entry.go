@@ -67,7 +67,8 @@ type entry struct {
 	db     DB        // where transactions begin; nil in those of the application
 	carry  bool      // rows are to judge the grants, no fence is taken
 	asked  time.Time // when the query was made: the moment our waiting is counted from
-	until  time.Time // when the server ends the transaction; zero if it may run as long as it likes
+	until  time.Time // when the transaction has ended; zero if it may run as long as it likes
+	limit  time.Time // the earliest that the server ends it because of that, a little before
 	xid    uint64    // of the transaction that has entered; 0 before
 	epoch  int64     // of the server that gave it
 
@@ -319,8 +320,8 @@ func (left timeLeft) Value() (driver.Value, error) {
 }
 
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
-// starts to count later than we do, so it ends the transaction a network delay after until and
-// never before; the fence does not depend on it.
+// sets its limits one part in 256 short of that (fencedb.limit_ms), and starts to count later than
+// we do; the fence does not depend on it.
 func (e *entry) remaining() (ms driver.Value, err error) {
 	e.asked = time.Now()
 	e.until = validUntil(e.grants)
@@ -335,6 +336,7 @@ func (e *entry) remaining() (ms driver.Value, err error) {
 	}
 	left := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
 	e.until = e.asked.Add(time.Duration(left) * time.Millisecond)
+	e.limit = e.until.Add(-time.Duration(left/256) * time.Millisecond)
 	return left, nil
 }
 

@@ -24,9 +24,10 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	}
 	passedOn := ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
 	if e.overtime(code, lost || passedOn) {
-		why := ErrLeaseOver
-		if until := validUntil(e.grants); !until.IsZero() && time.Now().Before(until) { // renewed since it entered
-			why = ErrTooLong
+		why, until := ErrTooLong, validUntil(e.grants)
+		renewed := until.Sub(e.until) > time.Millisecond // since it entered; or Hold is shorter
+		if !until.IsZero() && (!renewed || time.Now().After(until)) {
+			why = ErrLeaseOver
 		}
 		if errors.Is(err, why) { // of a transaction within this one
 			return err
@@ -98,7 +99,7 @@ func (e *entry) overtime(code string, cut bool) bool {
 	if code == codeTooLong {
 		return true
 	}
-	if e.until.IsZero() || time.Now().Before(e.until) {
+	if e.until.IsZero() || time.Now().Before(e.limit) {
 		return false
 	}
 	switch code {

@@ -3,6 +3,7 @@ package fencedb
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,6 +35,24 @@ func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
 			require.Equal(t, 4711, busy.Blockers[0].PID)
 		}
 	}
+}
+
+// fencedb.limit_ms sets the limits of the server one part in 256 short.
+func TestWhatTheServerEndsALittleEarlyHasEndedWithTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(time.Minute)), nil)
+		require.NoError(t, err)
+		_, err = e.remaining()
+		require.NoError(t, err)
+		e.xid = 1
+		cancelled := &pgconn.PgError{Code: codeQueryCanceled}
+
+		time.Sleep(59 * time.Second)
+		require.NotErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrLeaseOver, "by somebody else")
+		time.Sleep(900 * time.Millisecond)
+		require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrLeaseOver)
+	})
 }
 
 // Whoever stands between us and Postgres may answer without a row. Then nobody knows that a fence
