@@ -243,6 +243,7 @@ var guards = []struct {
 	{"fencedb/ending.go", []guard{
 		{"S2", "a string with arguments brings the check along", "(isExec && len(args) == 0 ||", "(isExec && len(args) == 0 || false &&", "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},
 		{"S2", "the name of a prepared statement is in doubt", "\tif end < 0 { // a word", "\tif end < 0 {\n\t\tend = len(sql)\n\t}\n\tif false { // a word", "fencedb.TestTheNameOfAPreparedStatementIsNotTakenForItsText"},
+		{"S2", "what is sent instead of BEGIN begins", "!opens.MatchString(query) {", "false {", "fencedb.TestABeginQueryThatBeginsNothingIsRefused"},
 		{"S6", "what is sent instead of COMMIT commits", "!commits.MatchString(query) {", "false {", "fencedb.TestACommitQueryThatIsNoCommitIsRefused"},
 		{"S7", "the question what a statement has ended is within the time for asking", "\tctx, cancel := e.asking(ctx)\n\tdefer cancel()\n\task := e.ask\n", "\tctx, cancel := context.WithCancel(context.WithoutCancel(ctx))\n\tdefer cancel()\n\task := e.ask\n", "fencedb.TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost"},
 		{"S6", "a comment within a comment is in doubt", `strings.Contains(body+"*", "/*")`, `strings.Contains(body, "/*")`, "fencedb.TestAStatementThatEndsTheTransactionIsNoticed"},

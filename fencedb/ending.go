@@ -67,11 +67,18 @@ func firstWord(sql string, args []any) string {
 	return strings.ToUpper(sql[:end])
 }
 
-var commits = regexp.MustCompile(`(?i)^\s*(commit|end)(\s+(work|transaction))?[\s;]*$`)
+var (
+	opens   = regexp.MustCompile(`(?i)^\s*(begin|start\s+transaction)\b[^;]*[\s;]*$`)
+	commits = regexp.MustCompile(`(?i)^\s*(commit|end)(\s+(work|transaction))?[\s;]*$`)
+)
 
-// checkCommit refuses what would leave the transaction prepared, or open, when its outcome is told.
-func checkCommit(query string) error {
-	if query != "" && !commits.MatchString(query) {
+// checkQueries refuses what would give the fence back at once, or leave the transaction prepared or
+// open when its outcome is told.
+func checkQueries(o pgx.TxOptions) error {
+	if query := o.BeginQuery; query != "" && !opens.MatchString(query) {
+		return fmt.Errorf("fencedb: nothing was written: the BeginQuery %q of pgx.TxOptions begins no transaction; leave it empty", query)
+	}
+	if query := o.CommitQuery; query != "" && !commits.MatchString(query) {
 		return fmt.Errorf("fencedb: nothing was written: the CommitQuery %q of pgx.TxOptions is not COMMIT; leave it empty", query)
 	}
 	return nil

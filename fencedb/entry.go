@@ -49,7 +49,8 @@ type withOptions struct {
 // snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
 // which costs two more round trips. One that Postgres could not put in order fails with SQLSTATE
 // 40001 and may be tried again. Under Carry that may be the write of a newer holder; then the next
-// try fails with ErrStale. A CommitQuery that is not COMMIT or END is refused.
+// try fails with ErrStale. A BeginQuery that begins no transaction is refused, and so is a
+// CommitQuery that is not COMMIT or END.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
 // Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It
@@ -87,7 +88,7 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 	for _, opt := range opts {
 		opt(&e.config)
 	}
-	return e, cmp.Or(check(e.grants), checkCommit(e.txOptions.CommitQuery))
+	return e, cmp.Or(check(e.grants), checkQueries(e.txOptions))
 }
 
 // What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two

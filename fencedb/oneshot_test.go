@@ -429,6 +429,30 @@ func TestACommitThatRollsBackIsNoCommit(t *testing.T) {
 	require.Empty(t, w.guests())
 }
 
+// Without a transaction the fence would be given back at once, and the first statement commit by
+// itself.
+func TestABeginQueryThatBeginsNothingIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, query := range []string{`SELECT 1`, `COMMIT`, `beginning`, `BEGIN; COMMIT`, `SAVEPOINT a`} {
+		option := fencedb.TxOptions(pgx.TxOptions{BeginQuery: query})
+		b := &pgx.Batch{}
+		b.Queue(insertAnn, ids.Add(1))
+		for name, err := range map[string]error{
+			"Tx":        fencedb.Tx(t.Context(), w.pool, grant("table:12", 1), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, option),
+			"SendBatch": fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 1), b, option),
+		} {
+			require.ErrorContains(t, err, "begins no transaction", "%s, %s", name, query)
+		}
+		require.Empty(t, w.guests(), query)
+	}
+	for i, query := range []string{"\tBegin\nISOLATION LEVEL SERIALIZABLE;", `start transaction`, `BEGIN`} {
+		option := fencedb.TxOptions(pgx.TxOptions{BeginQuery: query})
+		err := fencedb.Tx(t.Context(), w.pool, grant("table:12", int64(i)+1), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, option)
+		require.NoError(t, err, query)
+	}
+}
+
 func TestACommitQueryThatIsNoCommitIsRefused(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
