@@ -226,6 +226,7 @@ var guards = []struct {
 		{"S7", "rolling back and a question behind it share the time for asking", "context.WithoutCancel(ctx), askTime/2)", "context.WithoutCancel(ctx), askTime)", "fencedb.TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost"},
 	}},
 	{"fencedb/fencedtx.go", []guard{
+		{"S6", "a transaction that is over, whoever ended it, is asked about", "tx.err, tx.mayHaveEnded = errEnded, true", "tx.err = errEnded", "fencedb.TestATransactionThatIsEndedBesideItIsNoticed"},
 		{"S3", "a rewriter reads behind the fence", " && !slices.ContainsFunc(args, rewrites)", "", "fencedb.TestARewriterRunsBehindTheFence"},
 		{"S2", "a refusal of the fence cannot be swallowed", "\tdefer func() { tx.err = err }()\n", "", "fencedb.TestARefusalCannotBeSwallowed"},
 		{"S6", "a savepoint is undone also when its context is over", "if pgconn.SafeToRetry(err) {", "if false {", "fencedb.TestASavepointIsClosedAlsoWhenTheContextIsOver"},

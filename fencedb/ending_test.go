@@ -333,6 +333,55 @@ func TestAStatementThatEntersOnceMoreIsNoticed(t *testing.T) {
 	}
 }
 
+// What is sent beside the transaction, on its connection, is not seen; that it has ended is.
+func TestATransactionThatIsEndedBesideItIsNoticed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	mine := errors.New("mine")
+	conn := w.conn()
+	for name, c := range map[string]struct {
+		end     func(tx pgx.Tx) error
+		outcome string
+		guests  []string
+	}{
+		"a transaction on it commits": {func(pgx.Tx) error {
+			return pgx.BeginFunc(t.Context(), conn, func(inner pgx.Tx) error { return book(t.Context(), inner, 12, "ben") })
+		}, "committed", []string{"ann", "ben"}},
+		"a transaction on it rolls back": {func(pgx.Tx) error {
+			_ = pgx.BeginFunc(t.Context(), conn, func(pgx.Tx) error { return mine })
+			return nil
+		}, "aborted", []string{}},
+		"COMMIT on the connection of rows": {func(tx pgx.Tx) error {
+			rows, err := tx.Query(t.Context(), `SELECT 1`)
+			if err == nil {
+				rows.Close()
+				_, err = rows.Conn().Exec(t.Context(), `COMMIT`)
+			}
+			return err
+		}, "committed", []string{"ann"}},
+	} {
+		for _, own := range []error{nil, mine} {
+			w.exec(`TRUNCATE fencedb.fences`)
+			w.exec(`ALTER TABLE bookings DISABLE TRIGGER USER`)
+			w.exec(`TRUNCATE bookings`)
+			w.exec(`ALTER TABLE bookings ENABLE TRIGGER USER`)
+
+			err := fencedb.Tx(t.Context(), conn, grant("table:12", 41), func(tx pgx.Tx) error {
+				if err := book(t.Context(), tx, 12, "ann"); err != nil {
+					return err
+				}
+				return errors.Join(c.end(tx), own)
+			})
+
+			var ended *fencedb.TxEndedError
+			require.ErrorAs(t, err, &ended, name)
+			require.Equal(t, c.outcome, ended.Outcome, name)
+			require.Equal(t, own != nil, errors.Is(err, mine), "%s: %v", name, err)
+			require.Equal(t, c.guests, w.guests(), name)
+		}
+	}
+}
+
 // The last statement of a batch must not be taken for COMMIT, and no result for another one's.
 func TestABatchThatMayEndTheTransactionCallsItsCallbacks(t *testing.T) {
 	t.Parallel()

@@ -85,7 +85,7 @@ func (tx *fencedTx) stillOpen() error {
 	case tx.gaveUp:
 		return errGaveUp
 	case !tx.inner.Conn().IsClosed() && !tx.inner.Conn().PgConn().IsBusy() && tx.inner.Conn().PgConn().TxStatus() == 'I':
-		tx.err = errEnded
+		tx.err, tx.mayHaveEnded = errEnded, true // by what was sent beside tx, if nothing else
 	}
 	return tx.err
 }
