@@ -193,7 +193,7 @@ func TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost(t *testing.T) {
 	var all waiting
 	for name, write := range map[string]func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error{
 		"Tx": func(ctx context.Context, pool *pgxpool.Pool, validity time.Duration) error {
-			return fencedb.Tx(ctx, pool, grantFor("table:"+t.Name()+fmt.Sprint(ids.Add(1)), 41, validity), func(tx pgx.Tx) error {
+			return fencedb.Tx(ctx, pool, grantFor("table:"+fmt.Sprint(ids.Add(1)), 41, validity), func(tx pgx.Tx) error {
 				_ = tx.Conn() // through which the transaction may have been ended
 				return mine
 			})
@@ -228,14 +228,14 @@ func TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost(t *testing.T) {
 				t.Cleanup(proxy.Sever)
 				ctx, cancel := context.WithCancel(context.Background())
 				t.Cleanup(cancel)
-				over := time.Now().Add(validity)
+				over := new(atomic.Pointer[time.Time])
 				proxy.OnClient(once(func(msg pgproto3.FrontendMessage) bool {
 					q, ok := msg.(*pgproto3.Query)
 					if !ok || q.String != "rollback" {
 						return false
 					}
 					if bound == "context" {
-						over = time.Now()
+						over.Store(new(time.Now()))
 						cancel()
 					}
 					proxy.Hang(!answers)
@@ -243,15 +243,15 @@ func TestACallOutlastsItsContextAndItsLeaseByFiveSecondsAtMost(t *testing.T) {
 				}, faulty.Silence))
 				proxy.OnRound(func(round faulty.Round) faulty.Fate {
 					if slices.Contains(round.SQL, "rollback") {
-						<-time.After(time.Until(over.Add(asking/2 - 300*time.Millisecond)))
+						<-time.After(time.Until(over.Load().Add(asking/2 - 300*time.Millisecond)))
 						proxy.Hang(true)
 					}
 					return faulty.Pass
 				})
 				all.start(func() (judge func()) {
-					over = time.Now().Add(validity)
+					over.Store(new(time.Now().Add(validity)))
 					err := write(ctx, pool, validity)
-					took := time.Since(over)
+					took := time.Since(*over.Load())
 					proxy.Hang(false)
 					return func() {
 						require.Error(t, err, "%s, %s, bounded by the %s", name, silent, bound)
