@@ -73,7 +73,7 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 		`UPDATE bookings SET guest=''`: {IsoLevel: pgx.ReadCommitted},
 	} {
 		trace.seen = nil
-		_, err = fencedb.Exec(t.Context(), fencedb.With(pool, fencedb.TxOptions(options)), g, sql)
+		_, err := fencedb.Exec(t.Context(), fencedb.With(pool, fencedb.TxOptions(options)), g, sql)
 		require.NoError(t, err, sql)
 		require.Len(t, trace.seen, 4, sql)
 	}
