@@ -381,6 +381,9 @@ var guards = []struct {
 		{"L5", "a renewal that was not sent in time is tried again", "r.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", "errors.Is(answer.Err, protocol.ErrUnasked):", "lease.TestARenewalThatWasNotSentInTimeIsTriedAgain"},
 		{"L8", "a caller whose time is over is no silence of Redis", ",\n\t\tr.trace.ctx.Err() != nil && errors.Is(answer.Err, protocol.ErrUnasked):", ":", "lease.TestACallerWhoseTimeIsOverIsNotSilence"},
 	}},
+	{"lease/authority.go", []guard{
+		{"L4", "a request that arrives after a healing does nothing", "\tif old.term.unsure {", "\tif false {", "lease.TestARequestThatArrivesAfterAHealingDoesNothing"},
+	}},
 	{"lease/issuer.go", []guard{
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
 	}},

@@ -108,6 +108,10 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
 	a.outers = nil
+	if old.term.unsure { // an early request of its call may still arrive, and would get a lease for nobody
+		withdraw := func(ctx context.Context) error { return a.core.store.withdraw(ctx, old.term) }
+		a.core.registry.giveBack(ctx, a.core.cfg.TTL, withdraw, old.resource)
+	}
 	return a.seal(ctx, Leases{l})
 }
 

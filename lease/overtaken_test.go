@@ -115,6 +115,34 @@ func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
 	}
 }
 
+// Nor does it when the lease was healed, which nobody releases.
+func TestARequestThatArrivesAfterAHealingDoesNothing(t *testing.T) {
+	for name, opts := range map[string][]lease.Option{"tried": {lease.NoWait()}, "waited for": nil} {
+		for _, after := range []string{"the healing", "the release"} {
+			t.Run(name+", after "+after, func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					i := w.issuer(t, lease.Config{TTL: time.Minute})
+					require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
+					late := &ghost{by: 1500 * ms}
+					w.client.AddHook(late)
+					late.next(w.names("a"))
+					old, err := i.Acquire(t.Context(), "a", opts...)
+					require.NoError(t, err)
+					fresh, err := i.Heal(t.Context(), old, old.Token())
+					require.NoError(t, err)
+					if after == "the healing" {
+						time.Sleep(2 * time.Second)
+					}
+					require.NoError(t, fresh.Release(t.Context()))
+					time.Sleep(2 * time.Second)
+					require.Empty(t, w.snapshot(t, "a").owner)
+					require.Zero(t, w.snapshot(t, "a").waiters)
+				})
+			})
+		}
+	}
+}
+
 // The first request arrives when the lease is over that the second one got, and before its release.
 // It would hold for a TTL.
 func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {
