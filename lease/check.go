@@ -115,11 +115,8 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	return h, err
 }
 
-// longTTL is so long that nobody waits for a holder that has died.
-const longTTL = time.Hour
-
 func (c Config) warnings() (all []Warning) {
-	if c.TTL >= longTTL {
+	if c.TTL >= protocol.LongTTL {
 		all = append(all, Warning{WarnTTL, fmt.Sprintf("TTL is %v: a holder that dies blocks its resource for that long; "+
 			"take seconds, which renewal makes as long as the work", c.TTL)})
 	}
@@ -200,10 +197,6 @@ func fields(info string) map[string]string {
 	return all
 }
 
-// maxClockDifference is the largest without a warning. Tokens only need Redis's clock not to go
-// back, but people compare times in tokens, logs and rows.
-const maxClockDifference = time.Second
-
 // reference is the clock with which the servers' clocks are compared.
 type reference struct {
 	name      string
@@ -254,7 +247,7 @@ func (s *ServerHealth) askClock(ctx context.Context, client *redis.Client, clock
 	switch {
 	case clock.err != nil:
 		s.warn(WarnClock, "its clock was not compared with %s: %v", clock.name, clock.err)
-	case s.Clock.Abs() > maxClockDifference+(roundTrip+clock.roundTrip)/2:
+	case s.Clock.Abs() > protocol.MaxClockDifference+(roundTrip+clock.roundTrip)/2:
 		s.warn(WarnClock, "its clock differs from %s by %v", clock.name, s.Clock.Round(time.Millisecond))
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/fencedb/fencedb/fencedb"
+	"github.com/fencedb/fencedb/internal/protocol"
 	"github.com/fencedb/fencedb/lease"
 	"github.com/fencedb/fencedb/migrations"
 )
@@ -227,11 +228,8 @@ func (e *examination) examineRedis(ctx context.Context) {
 	}
 }
 
-// What is long for a lease: without renewal, and held.
-const (
-	longTTL  = time.Hour
-	longHold = day
-)
+// longHold is long for a lease that is renewed.
+const longHold = day
 
 // examineLeases looks for leases that end late or never, or cannot be read. It gives up after a few
 // seconds: a Redis may hold more than leases.
@@ -253,7 +251,7 @@ func (e *examination) examineLeases(ctx context.Context) {
 		switch {
 		case len(e.findings) == limit:
 			return
-		case left > longTTL:
+		case left > protocol.LongTTL:
 			e.add("lease_ttl", visible(h.Resource), who, span(left))
 		case h.IssuedAt != nil && now.Sub(*h.IssuedAt) > longHold:
 			e.add("lease_unbounded", visible(h.Resource), who, span(now.Sub(*h.IssuedAt)))
@@ -281,9 +279,6 @@ func (e *examination) addProblem(health lease.Health, problem error) {
 	}
 }
 
-// maxClockDifference is more than NTP allows. Tokens only need a clock that does not go back.
-const maxClockDifference = time.Second
-
 // askClock compares both clocks with this process's, not as [lease.Issuer.Check] would with
 // Postgres's for a Config.Clock: a Postgres that hangs must not keep Redis from being examined, and
 // askCounters needs Redis's clock by this process's.
@@ -297,7 +292,7 @@ func (e *examination) askClock(ctx context.Context) error {
 	ours := now.Sub(sent.Add(took / 2)) // how far Postgres's clock is ahead of this process's
 	for _, s := range e.redis {
 		ahead := s.Clock - ours
-		if ahead.Abs() <= maxClockDifference+s.RoundTrip+took {
+		if ahead.Abs() <= protocol.MaxClockDifference+(s.RoundTrip+took)/2 {
 			continue
 		}
 		way := "ahead of"

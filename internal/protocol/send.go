@@ -388,6 +388,15 @@ const (
 // Patience bounds requests that nothing else bounds.
 const Patience = 5 * time.Second
 
+// What people are warned of.
+const (
+	LongTTL = time.Hour // nobody waits that long for a holder that has died
+
+	// MaxClockDifference, between Redis and the data store, is more than NTP allows. Tokens only need
+	// Redis's clock not to go back, but people compare times in tokens, logs and rows.
+	MaxClockDifference = time.Second
+)
+
 // Persist makes up to three attempts within bound, until one has an answer that is not transient.
 // Otherwise the error is that of the last attempt: [ErrUnreachable] or the refusal. An attempt that
 // hangs leaves half of the time to those after it.
