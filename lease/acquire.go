@@ -175,11 +175,11 @@ func (a *acquisition) obtain(ctx context.Context) (Leases, error) {
 
 // try asks without waiting.
 func (a *acquisition) try(ctx context.Context) (Leases, error) {
-	m := mode(try)
+	mode := any(try)
 	if a.barge {
-		m = barge
+		mode = barge
 	}
-	leases, err := a.attempt(ctx, m, a.core.cfg.TTL)
+	leases, err := a.attempt(ctx, mode, a.core.cfg.TTL)
 	switch {
 	case errors.Is(err, ErrHeld):
 		a.rename() // an earlier request may arrive when the holder has gone
@@ -217,12 +217,12 @@ func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)
 }
 
 // attempt asks until there is an answer, all leases or a [HeldError], or until bound has passed.
-func (a *acquisition) attempt(ctx context.Context, m mode, bound time.Duration) (Leases, error) {
-	return protocol.Persist(ctx, bound, func(ctx context.Context) (Leases, error) { return a.once(ctx, m) })
+func (a *acquisition) attempt(ctx context.Context, mode any, bound time.Duration) (Leases, error) {
+	return protocol.Persist(ctx, bound, func(ctx context.Context) (Leases, error) { return a.once(ctx, mode) })
 }
 
 // once asks one time. An answer that arrives after its own trust window counts as none.
-func (a *acquisition) once(ctx context.Context, m mode) (Leases, error) {
+func (a *acquisition) once(ctx context.Context, mode any) (Leases, error) {
 	core := a.core
 	if core.votes { // the withdrawal of the last vote may reach a member after the next vote
 		a.rename()
@@ -232,7 +232,7 @@ func (a *acquisition) once(ctx context.Context, m mode) (Leases, error) {
 	sent := time.Now()
 	c := a.call
 	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := core.store.acquire(ctx, ask{a.keys, a.outers, a.text, c.id, a.requests, m, abandoned})
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.outers, a.text, c.id, a.requests, mode, abandoned})
 	if answer.unsure || errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}

@@ -28,7 +28,7 @@ func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, erro
 // succeeds; the other gets [ErrStale] and has changed nothing, except on a quorum: there it may
 // have ended the holder on a minority of the members.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
-	if token < 1 || token > maxToken {
+	if token < 1 || token > protocol.MaxNumber {
 		return nil, protocol.Invalid("invalid token %d", token)
 	}
 	return i.revoke(ctx, resource, token)
@@ -59,7 +59,7 @@ func (i *Issuer) Raise(ctx context.Context, resource string, floor int64) (int64
 	if err := i.ready(resource); err != nil {
 		return 0, err
 	}
-	if floor < 1 || floor > maxToken {
+	if floor < 1 || floor > protocol.MaxNumber {
 		return 0, protocol.Invalid("invalid floor %d: it is not a token", floor)
 	}
 	t := i.trace(ctx, TraceStart{Op: OpRaise, Resource: resource})
@@ -82,7 +82,7 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 	if err := protocol.Join(i.ready(), old.granted()); err != nil {
 		return nil, err
 	}
-	if floor < 1 || floor >= maxToken {
+	if floor < 1 || floor >= protocol.MaxNumber {
 		return nil, protocol.Invalid("invalid floor %d: no token can follow it", floor)
 	}
 	if old.IsPermit() {

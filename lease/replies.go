@@ -102,9 +102,6 @@ func decodeAcquire(r protocol.Reply, resources int) (acquired, error) {
 // for it.
 var errOver = fmt.Errorf("%w: the acquisition was given up before", ErrLost)
 
-// maxToken is the largest token: what Lua's doubles hold exactly.
-const maxToken = protocol.MaxNumber
-
 // outcome is the answer of extend.lua and release.lua about one exact lease.
 type outcome string
 

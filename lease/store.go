@@ -27,11 +27,11 @@ type term struct {
 // ask is a request for one lease on each of the resources, or none.
 type ask struct {
 	keys      []*protocol.Keys
-	outers    []*outer // for a nested store
-	id        any      // a string
-	call      any      // its name, a string
-	request   int64    // its number, 1 for the first of the call
-	mode      mode
+	outers    []*outer              // for a nested store
+	id        any                   // a string
+	call      any                   // its name, a string
+	request   int64                 // its number, 1 for the first of the call
+	mode      any                   // try, wait or barge
 	abandoned func() (ended func()) // see [protocol.Call]
 }
 
@@ -43,9 +43,7 @@ func (t term) name() any {
 	return t.id.String()
 }
 
-// mode is what acquire.lua does when it cannot grant at once.
-type mode = any // one of these, as requests take it
-
+// What acquire.lua does when it cannot grant at once.
 const (
 	try   = "try"   // leave no trace
 	wait  = "wait"  // join the queue

@@ -66,9 +66,9 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	s := newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour})
 	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
 	named := func(id uuid.UUID) term { return term{keys: k, id: id, call: id.String()[:8]} }
-	request := func(id uuid.UUID, m mode) (token int64) {
+	request := func(id uuid.UUID, mode any) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, id.String(), named(id).call, 1, m, nil})
+		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, id.String(), named(id).call, 1, mode, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
