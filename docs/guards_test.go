@@ -374,7 +374,7 @@ var guards = []struct {
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},
 		{"L5", "a lease that Redis does not know any more is over", "	case answer.Value != done:\n		l.end(answer.Value.loss())\n		err = l.ended\n", "", "lease.TestLossIsNoticedByTheNextRenewal"},
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},
-		{"L4", "a release that was carried out unheard is no loss", "case unsure && (result == gone || result == taken):", "case false:", "lease.TestLostReplies"},
+		{"L4", "a release that was carried out unheard is no loss", " || r.over == nil && r.lease.unsure && (result == gone || result == taken) {", " {", "lease.TestLostReplies"},
 		{"L8", "a release ends a renewal that hangs", "	defer context.AfterFunc(l.ctx, func() { stop(context.Cause(l.ctx)) })()\n", "", "lease.TestReleaseEndsAnExtendThatHangs"},
 		{"L8", "a caller that cancels is no silence of Redis", "answer.Err != nil && r.trace.ctx.Err() == context.Canceled,\n\t\t", "", "lease.TestACallerThatCancelsIsNotSilence"},
 		{"L5", "no healing reaches beyond MaxHold", "end.Before(until) {", "false {", "lease.TestHealingDoesNotPassMaxHold"},

@@ -108,11 +108,22 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
 	a.outers = nil
+	old.exchanged()
 	if old.term.unsure { // an early request of its call may still arrive, and would get a lease for nobody
 		withdraw := func(ctx context.Context) error { return a.core.store.withdraw(ctx, old.term) }
 		a.core.registry.giveBack(ctx, a.core.cfg.TTL, withdraw, old.resource)
 	}
 	return a.seal(ctx, Leases{l})
+}
+
+// exchanged notes that another lease has the place of this one, which has nothing to release.
+func (l *Lease) exchanged() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.back == nil { // or its holder has released it meanwhile
+		l.back = &release{debt: debt{paid: make(chan struct{})}, err: l.ended, done: true}
+		close(l.back.paid)
+	}
 }
 
 // supersede ends a lease that is to be exchanged, and returns the lock around it, which goes on.

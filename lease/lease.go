@@ -258,7 +258,7 @@ func (l *Lease) Extend(ctx context.Context) error {
 	e, err := l.beginRenewal(ctx, time.Now())
 	if err != nil { // nothing is asked, but work goes on after its lease
 		t := l.trace(ctx, OpExtend)
-		t.end(0, err)
+		t.end(0, fmt.Errorf("%w: %w", errNotSent, err))
 	}
 	if err != nil || e == nil {
 		return err
@@ -350,7 +350,8 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 // working Redis answers.
 //
 // It returns nil when the lease is released. If the lease was over before, the error is the cause
-// of [Lease.Context], and no other holder was touched. If the outcome is not known yet, the error
+// of [Lease.Context], and no other holder was touched; a lease that was exchanged by [Issuer.Heal]
+// has nothing to release, and Redis is not asked. If the outcome is not known yet, the error
 // is the refusal of Redis, or [ErrUnreachable]: the release is still being tried, and in the end
 // the lease expires in Redis; [Issuer.Close] waits for that. Release may be called again: it waits
 // for the same outcome, tries once more if there was none, and changes nothing after an answer.
@@ -364,7 +365,10 @@ func (l *Lease) Release(ctx context.Context) error {
 		r.first(ctx)
 	}
 	cause := r.wait(ctx, releaseTime-time.Since(called))
-	if cause == nil {
+	switch {
+	case cause == nil && r.done && r.err != nil:
+		return cmp.Or(r.over, r.err)
+	case cause == nil:
 		return r.err
 	}
 	if last := r.latest(); last != nil || !errors.Is(cause, ErrUnreachable) {
@@ -377,10 +381,10 @@ func (l *Lease) Release(ctx context.Context) error {
 type release struct {
 	debt
 	lease  *Lease
-	over   error // why the lease was over before; nil if its holder trusted it
+	over   error // why the lease was lost before; nil if its holder trusted it until a release
 	trace  tracing
 	around *outer // the lock around the lease, which goes last
-	err    error  // what Release returns; set before the debt is settled
+	err    error  // what became of it; set before the debt is settled
 	done   bool   // it was answered; set before the debt is settled
 }
 
@@ -402,7 +406,10 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 	if l.back != nil && !l.back.unanswered() {
 		return l.back, false
 	}
-	r = &release{lease: l, over: over, around: l.outer, trace: tracing{ctx: ctx}}
+	r = &release{lease: l, around: l.outer, trace: tracing{ctx: ctx}}
+	if !errors.Is(over, ErrReleased) {
+		r.over = over
+	}
 	// Before the lease ends, or Close would see neither.
 	l.core.registry.owe(&r.debt, max(l.core.cfg.TTL, minGiveBack), l.resource)
 	defer func() {
@@ -449,7 +456,7 @@ func (r *release) attempt(ctx context.Context) error {
 	result, err := l.core.store.release(ctx, l.term)
 	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
 	if err == nil {
-		r.done, r.err = true, releaseError(r.over, result, l.unsure)
+		r.done, r.err = true, r.outcome(result)
 	} else {
 		r.err = fmt.Errorf("lease: release %q: %w", l.resource, protocol.Latest(r.err, err))
 	}
@@ -472,20 +479,13 @@ func (r *release) unanswered() bool {
 	}
 }
 
-// releaseError is the outcome of a release for its caller. over is nil if the holder still trusted
-// the lease before it. If an earlier request went unanswered, it may have been carried out; then a
-// lease that is gone is no error.
-func releaseError(over error, result outcome, unsure bool) error {
-	switch {
-	case result == done:
+// outcome is what became of the release. If an earlier request went unanswered, it may have been
+// carried out; then a lease that is gone is no error.
+func (r *release) outcome(result outcome) error {
+	if result == done || r.over == nil && r.lease.unsure && (result == gone || result == taken) {
 		return nil
-	case over != nil && !errors.Is(over, ErrReleased):
-		return over
-	case unsure && (result == gone || result == taken):
-		return nil
-	default:
-		return result.loss()
 	}
+	return result.loss()
 }
 
 // Verify asks Redis whether the lease still holds its resource. If not, the lease is over, with

@@ -127,13 +127,15 @@ func outcomeOf(success string) func(protocol.Reply) (outcome, error) {
 func (o outcome) loss() error {
 	switch o {
 	case taken:
-		return fmt.Errorf("%w: taken by another holder", ErrLost)
+		return errTaken
 	case revoked:
 		return ErrRevoked
 	default:
 		return fmt.Errorf("%w: redis no longer has it", ErrLost)
 	}
 }
+
+var errTaken = fmt.Errorf("%w: taken by another holder", ErrLost)
 
 // decodeEval returns the result of the caller's script, or why it was not run.
 func decodeEval(ctx context.Context, r protocol.Reply) (any, outcome, error) {

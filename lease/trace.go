@@ -47,8 +47,9 @@ const (
 	// the lease and is not sent.
 	OpExtend Op = "extend"
 
-	// OpRelease is one release. Err is as [Lease.Release] returns it: [ErrLost] if Redis found the
-	// lease gone or taken.
+	// OpRelease is one release. Err is nil if the lease is released, [ErrLost] if Redis found it gone
+	// or taken, or [ErrRevoked]; otherwise why there is no answer. How the lease had ended before is
+	// told by OpHold. There is none for a lease that was healed, which has nothing to release.
 	OpRelease Op = "release"
 
 	// OpRevoke is one revocation or take-over, of whoever holds.
@@ -154,18 +155,20 @@ var (
 			{ErrExpired, "expired"},
 		}},
 		OpExtend: {"extended", "error", []errorWord{
+			{errNotSent, "over"},
+			{ErrReleased, "over"},
+			{ErrStale, "over"},
+			{ErrExpired, "over"},
 			{ErrRevoked, "revoked"},
-			{ErrExpired, "lost"},
 			{ErrLost, "lost"},
-			{ErrReleased, "lost"},
 			{context.Canceled, "cancelled"},
 			{ErrUnreachable, "unreachable"},
 			{protocol.ErrUnasked, "cancelled"},
 		}},
 		OpRelease: {"released", "error", []errorWord{
 			{ErrRevoked, "revoked"},
-			{ErrExpired, "expired"},
-			{ErrLost, "lost"},
+			{errTaken, "taken"},
+			{ErrLost, "gone"},
 			{ErrUnreachable, "unreachable"},
 		}},
 		OpRevoke: {success: "done", failure: "failed"},
@@ -173,6 +176,9 @@ var (
 		OpHeal:   {success: "healed", failure: "failed"},
 	}
 )
+
+// errNotSent is told of a renewal that came after the end of its lease.
+var errNotSent = errors.New("lease: the renewal was not sent")
 
 // errPanicked is told when nothing else is known: a panic came in between.
 var errPanicked = errors.New("lease: a panic came before the outcome was known; nothing is held")

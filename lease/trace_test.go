@@ -166,12 +166,15 @@ func TestTracersAreToldOfLossRevocationAndHealing(t *testing.T) {
 	require.ErrorIs(t, j.only(t, lease.OpHold).Err, lease.ErrRevoked)
 
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrRevoked, "again, when its end is known")
-	require.Len(t, j.of(lease.OpExtend), 2)
 	l, err = issuer.TryAcquire(t.Context(), "table:14")
 	require.NoError(t, err)
 	require.NoError(t, l.Release(t.Context()))
 	require.ErrorIs(t, l.Extend(t.Context()), lease.ErrReleased)
-	require.Len(t, j.of(lease.OpExtend), 3)
+	var outcomes []string
+	for _, e := range j.of(lease.OpExtend) {
+		outcomes = append(outcomes, e.Outcome())
+	}
+	require.Equal(t, []string{"revoked", "over", "over"}, outcomes)
 
 	l, err = issuer.TryAcquire(t.Context(), "table:13")
 	require.NoError(t, err)
@@ -314,9 +317,10 @@ func TestOutcomes(t *testing.T) {
 	require.Equal(t, "lost", outcome(lease.OpExtend, fmt.Errorf("%w: %w", lease.ErrLost, context.Canceled)))
 	require.Equal(t, "expired", outcome(lease.OpHold, fmt.Errorf("%w: %w", lease.ErrExpired, lease.ErrReadOnly)))
 	require.Equal(t, "released", outcome(lease.OpHold, lease.ErrReleased))
-	require.Equal(t, "lost", outcome(lease.OpExtend, lease.ErrExpired))
+	require.Equal(t, "over", outcome(lease.OpExtend, lease.ErrExpired))
+	require.Equal(t, "over", outcome(lease.OpExtend, lease.ErrStale))
 	require.Equal(t, "done", outcome(lease.OpRevoke, nil))
-	require.Equal(t, []string{"extended", "revoked", "lost", "cancelled", "unreachable", "error"}, lease.OpExtend.Outcomes())
+	require.Equal(t, []string{"extended", "over", "revoked", "lost", "cancelled", "unreachable", "error"}, lease.OpExtend.Outcomes())
 }
 
 // rude is a tracer that panics once, at that call.

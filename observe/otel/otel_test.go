@@ -136,7 +136,7 @@ func TestOutcomesOfLeases(t *testing.T) {
 	requireStatus(t, r.lease(t, lease.OpAcquire, context.Canceled), "cancelled", false)
 	requireStatus(t, r.lease(t, lease.OpWait, &lease.HeldError{}), "held", false)
 	requireStatus(t, r.lease(t, lease.OpRelease, nil), "released", false)
-	requireStatus(t, r.lease(t, lease.OpRelease, lease.ErrLost), "lost", true)
+	requireStatus(t, r.lease(t, lease.OpRelease, lease.ErrLost), "gone", true)
 	requireStatus(t, r.lease(t, lease.OpRevoke, nil), "done", false)
 	requireStatus(t, r.lease(t, lease.OpRaise, lease.ErrUnreachable), "failed", true)
 	requireStatus(t, r.lease(t, lease.OpHeal, nil), "healed", false)

@@ -175,7 +175,7 @@ const (
 	failError       = "error"       // acquisitions, otherwise
 	failRenewal     = "not_renewed" // renewals
 	failLost        = "lost"        // leases: each ends before it is released
-	failNotOwned    = "not_owned"   // releases: each finds the lease gone or taken
+	failNotOwned    = "not_owned"   // releases: each finds the lease gone, taken or revoked
 	failHealed      = "healed"      // tokens: they have to be exchanged again and again
 )
 
@@ -198,10 +198,10 @@ func (m *Metrics) leaseVectors() func(string) *leaseSeries {
 	extended := m.counter("redis_lease_extend_total", "Renewals, by how they ended.", resourceType, "outcome")
 	lost := m.counter("redis_lease_lost_total", "Leases that ended otherwise than by their release, by cause.", resourceType, "cause")
 	healed := m.counter("redis_lease_healed_total", "Leases exchanged because their token was refused although they stood.", resourceType, "outcome")
-	stale := m.counter("redis_lease_stale_release_total", "Releases of leases that were over before.", resourceType)
+	stale := m.counter("redis_lease_stale_release_total", "Releases that found the lease gone, taken or revoked.", resourceType)
 	contended := m.counter("redis_lease_contention_total", "Calls that acquire and found the resource taken.", resourceType)
 	revoked := m.counter("redis_lease_revoked_total", "Revocations and take-overs by this process.", resourceType)
-	notOwned := m.counter("redis_lease_not_owned_total", "Renewals and releases that found the lease gone or taken.", "namespace", resourceType)
+	notOwned := m.counter("redis_lease_not_owned_total", "Renewals and releases of leases that were over, gone, taken or revoked.", "namespace", resourceType)
 	held := m.gauge("redis_lease_held", "Leases held now.", resourceType)
 	oldestHeld := m.gauge("redis_lease_oldest_held_seconds", "Age of the oldest lease that is held now, 0 if there is none.", resourceType)
 	waiters := m.gauge("redis_lease_waiters", "Calls that wait for a resource.", resourceType)

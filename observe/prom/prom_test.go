@@ -108,9 +108,8 @@ func TestWhatBecomesOfLeases(t *testing.T) {
 func TestRenewalsReleasesAndAuthority(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
-	for _, err := range []error{
-		nil, lease.ErrLost, lease.ErrExpired, lease.ErrRevoked, lease.ErrUnreachable, context.Canceled,
-	} {
+	leaseTold(m, lease.OpExtend, "table:12", lease.ErrExpired)
+	for _, err := range []error{nil, lease.ErrLost, lease.ErrRevoked, lease.ErrUnreachable, context.Canceled} {
 		leaseTold(m, lease.OpExtend, "table:12", err)
 		leaseTold(m, lease.OpRelease, "table:12", err)
 		leaseTold(m, lease.OpRevoke, "table:12", err)
@@ -118,20 +117,21 @@ func TestRenewalsReleasesAndAuthority(t *testing.T) {
 		leaseTold(m, lease.OpRaise, "table:12", err)
 	}
 	requireSeries(t, m, "redis_lease_extend_total", map[string]float64{
-		"extended table": 1, "lost table": 2, "revoked table": 1, "unreachable table": 1, "cancelled table": 1})
+		"extended table": 1, "lost table": 1, "over table": 1, "revoked table": 1, "unreachable table": 1, "cancelled table": 1})
 	requireSeries(t, m, "redis_lease_release_total", map[string]float64{
-		"released table": 1, "lost table": 1, "expired table": 1, "revoked table": 1, "unreachable table": 1, "error table": 1})
-	requireSeries(t, m, "redis_lease_stale_release_total", map[string]float64{"table": 3})
-	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns table": 6})
+		"released table": 1, "gone table": 1, "revoked table": 1, "unreachable table": 1, "error table": 1})
+	requireSeries(t, m, "redis_lease_stale_release_total", map[string]float64{"table": 2})
+	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{"ns table": 5})
 	requireSeries(t, m, "redis_lease_revoked_total", map[string]float64{"table": 1})
-	requireSeries(t, m, "redis_lease_healed_total", map[string]float64{"healed table": 1, "failed table": 5})
+	requireSeries(t, m, "redis_lease_healed_total", map[string]float64{"healed table": 1, "failed table": 4})
 }
 
-// A renewal in flight when the holder releases ends with the release. The lease was nobody else's.
+// A renewal in flight ends when the holder releases or heals. The lease was nobody else's.
 func TestARenewalThatAReleaseEndsIsNotCounted(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})
 	leaseTold(m, lease.OpExtend, "table:12", fmt.Errorf("table:12: %w", lease.ErrReleased))
+	leaseTold(m, lease.OpExtend, "table:12", fmt.Errorf("table:12: %w", lease.ErrStale))
 	requireSeries(t, m, "redis_lease_extend_total", map[string]float64{})
 	requireSeries(t, m, "redis_lease_not_owned_total", map[string]float64{})
 }

@@ -80,7 +80,7 @@ func TestEveryOutcomeIsThereFromTheFirst(t *testing.T) {
 	leaseTold(m, lease.OpAcquire, "table:12", nil)
 	require.Len(t, family(t, m, "redis_lease_acquire_total").GetMetric(), 5)
 	require.Len(t, family(t, m, "redis_lease_release_total").GetMetric(), 6)
-	require.Len(t, family(t, m, "redis_lease_extend_total").GetMetric(), 6)
+	require.Len(t, family(t, m, "redis_lease_extend_total").GetMetric(), 7)
 	require.Len(t, family(t, m, "redis_lease_lost_total").GetMetric(), 5)
 	require.Len(t, family(t, m, "redis_lease_healed_total").GetMetric(), 2)
 	wrote(m, "write", nil, "table:12")

@@ -33,12 +33,13 @@ func (m *Metrics) TraceLeaseStart(ctx context.Context, s lease.TraceStart) conte
 	return ctx
 }
 
-// gone are the outcomes of renewals and releases that found the lease gone or taken.
-var gone = []string{"expired", "lost", "revoked"}
+// notOwned are the outcomes of renewals and releases that came when the lease was not the holder's
+// any more.
+var notOwned = []string{"over", "lost", "gone", "taken", "revoked"}
 
 // TraceLeaseEnd implements [lease.Tracer].
 func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
-	if e.Op == lease.OpExtend && errors.Is(e.Err, lease.ErrReleased) {
+	if e.Op == lease.OpExtend && (errors.Is(e.Err, lease.ErrReleased) || errors.Is(e.Err, lease.ErrStale)) {
 		return // by the holder, while the renewal was under way: nothing was found gone
 	}
 	series, outcome, at := m.of(e.TraceStart), e.Outcome(), place{e.Namespace, e.Resource}
@@ -58,10 +59,10 @@ func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 		series.failing[failLost].follow(at, outcome, "released", "expired", "unreachable", "lost")
 	case lease.OpExtend:
 		series.failing[failRenewal].follow(at, outcome, "extended", "unreachable", "error")
-		series.failing[failNotOwned].follow(at, outcome, "", gone...)
+		series.failing[failNotOwned].follow(at, outcome, "", notOwned...)
 	case lease.OpRelease:
-		series.failing[failNotOwned].follow(at, outcome, "released", gone...)
-		if slices.Contains(gone, outcome) {
+		series.failing[failNotOwned].follow(at, outcome, "released", notOwned...)
+		if slices.Contains(notOwned, outcome) {
 			series.staleReleases.Inc()
 		}
 	case lease.OpRevoke:
@@ -71,7 +72,7 @@ func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	case lease.OpHeal: // once for each resource is what a loss of data costs
 		series.failing[failHealed].follow(at, outcome, "", "healed")
 	}
-	if (e.Op == lease.OpExtend || e.Op == lease.OpRelease) && slices.Contains(gone, outcome) {
+	if (e.Op == lease.OpExtend || e.Op == lease.OpRelease) && slices.Contains(notOwned, outcome) {
 		series.notOwned(m.namespaces.row(e.Namespace)).Inc()
 	}
 }

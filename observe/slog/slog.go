@@ -192,8 +192,8 @@ var leaseLines = map[lease.Op]map[string]line{
 		"released":    debug("lease released"),
 		"unreachable": warn("lease not released"), // it will expire
 		"error":       warn("lease not released"),
-		"lost":        warn("lease not released"), // the holder did not know
-		"expired":     debug("lease not released"),
+		"gone":        warn("lease not released"), // perhaps the holder did not know
+		"taken":       warn("lease not released"),
 		"revoked":     debug("lease not released"),
 	},
 	lease.OpRevoke: {
