@@ -2,9 +2,7 @@ package lease_test
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -17,21 +15,12 @@ import (
 
 	"github.com/fencedb/fencedb/internal/faulty"
 	"github.com/fencedb/fencedb/internal/testenv"
+	workers "github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 
 func TestMain(m *testing.M) {
-	if addr, namespace, child := strings.Cut(os.Getenv(childVar), " "); child {
-		if err := hold(addr, namespace); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	if addr := os.Getenv(holderAddr); addr != "" {
-		bePermitHolder(addr)
-		return
-	}
+	workers.Become(holders)
 	testenv.Main(m)
 }
 

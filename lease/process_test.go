@@ -1,14 +1,9 @@
 package lease_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,64 +13,68 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/internal/testenv"
+	workers "github.com/fencedb/fencedb/internal/worker"
 	"github.com/fencedb/fencedb/lease"
 )
 
-// childVar makes this test binary a holder in a process of its own: address and namespace.
-const childVar = "FENCEDB_TEST_HOLDER"
+// place is where a holder in a process of its own finds the resource "a".
+type place struct{ Addr, Namespace string }
 
-// hold is the other process. It acquires, says so, and when a line arrives tries everything that a
-// holder can do.
-func hold(addr, namespace string) error {
-	client := redis.NewClient(&redis.Options{Addr: addr})
-	i, err := lease.New(client, lease.Config{TTL: time.Second, Namespace: namespace})
+// holders are this test binary as another process, which holds from its first event on.
+var holders = map[string]workers.Life{"lease": holdLease, "permit": holdPermit}
+
+// hold starts a holder of that kind.
+func (w *world) hold(t *testing.T, kind string) *workers.Process[string] {
+	t.Helper()
+	h, err := workers.Start[string](t.Context(), kind, place{w.client.(*redis.Client).Options().Addr, w.namespace})
+	require.NoError(t, err)
+	t.Cleanup(h.Kill)
+	return h
+}
+
+func hear(t *testing.T, h *workers.Process[string]) string {
+	t.Helper()
+	said, err := h.Next(t.Context())
+	require.NoError(t, err)
+	return said
+}
+
+// holdLease tries everything that a holder can do when it is told to.
+func holdLease(ctx context.Context, self *workers.Self) error {
+	var at place
+	if err := self.Config(&at); err != nil {
+		return err
+	}
+	client := redis.NewClient(&redis.Options{Addr: at.Addr})
+	i, err := lease.New(client, lease.Config{TTL: time.Second, Namespace: at.Namespace})
 	if err != nil {
 		return err
 	}
-	ctx := context.Background()
 	l, err := i.TryAcquire(ctx, "a")
 	if err != nil {
 		return err
 	}
-	fmt.Println("holding", l.Token())
-	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+	self.Tell("holding")
+	if err := self.Order(new(any)); err != nil {
 		return err
 	}
 	extend, release := l.Extend(ctx), l.Release(ctx)
-	fmt.Println(errors.Is(extend, lease.ErrExpired), errors.Is(release, lease.ErrExpired),
-		errors.Is(context.Cause(l.Context()), lease.ErrExpired))
+	self.Tell(fmt.Sprint(errors.Is(extend, lease.ErrExpired), errors.Is(release, lease.ErrExpired),
+		errors.Is(context.Cause(l.Context()), lease.ErrExpired)))
 	return nil
 }
 
 func TestAHolderThatWasStopped(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	child := exec.Command(os.Args[0])
-	child.Env = append(os.Environ(), childVar+"="+testenv.Redis(t).Options().Addr+" "+w.namespace)
-	child.Stderr = os.Stderr
-	stdin, err := child.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := child.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, child.Start())
-	t.Cleanup(func() { _ = child.Process.Kill() })
-	says := bufio.NewScanner(stdout)
-	hear := func() string {
-		t.Helper()
-		require.True(t, says.Scan())
-		return says.Text()
-	}
-	require.True(t, strings.HasPrefix(hear(), "holding "))
-
-	require.NoError(t, child.Process.Signal(syscall.SIGSTOP))
+	holder := w.hold(t, "lease")
+	require.NoError(t, holder.Stop())
 	next, err := w.issuer(t, lease.Config{TTL: time.Minute, RenewEvery: lease.Never}).Acquire(t.Context(), "a")
 	require.NoError(t, err)
 	before := w.dump(t, "a")
-	_, err = fmt.Fprintln(stdin)
-	require.NoError(t, err)
-	require.NoError(t, child.Process.Signal(syscall.SIGCONT))
-	require.Equal(t, "true true true", hear(), "extend, release and context all say that it expired")
-	require.NoError(t, child.Wait())
+	require.NoError(t, holder.Order("go on"))
+	require.NoError(t, holder.Continue())
+	require.Equal(t, "true true true", hear(t, holder), "extend, release and context all say that it expired")
 	require.Equal(t, before, w.dump(t, "a"), "nothing of the next holder's was touched")
 	require.NoError(t, next.Release(t.Context()))
 }
@@ -164,64 +163,30 @@ func BenchmarkAcquireRelease(b *testing.B) {
 	}
 }
 
-// Variables that make the test binary be a holder: a process that holds a place on "a" until its
-// stdin ends.
-const (
-	holderAddr      = "SEMAPHORE_TEST_HOLDER_ADDR"
-	holderNamespace = "SEMAPHORE_TEST_HOLDER_NAMESPACE"
-)
-
 const (
 	places    = 5
 	holderTTL = 1500 * ms
 )
 
-func bePermitHolder(addr string) {
-	s, err := lease.NewSemaphore(redis.NewClient(&redis.Options{Addr: addr}), lease.SemaphoreConfig{
-		Limit: places, Lease: lease.Config{TTL: holderTTL, Namespace: os.Getenv(holderNamespace)},
-	})
-	if err == nil {
-		err = s.Do(context.Background(), "a", func(context.Context, *lease.Lease) error {
-			fmt.Println("holding")
-			_, err := io.Copy(io.Discard, os.Stdin)
-			return err
-		})
+// holdPermit holds until its orders end.
+func holdPermit(ctx context.Context, self *workers.Self) error {
+	var at place
+	if err := self.Config(&at); err != nil {
+		return err
 	}
-	fmt.Println("lost:", err != nil)
-}
-
-type permitHolder struct {
-	cmd   *exec.Cmd
-	stdin io.Closer
-	said  *bufio.Reader
-}
-
-func startPermitHolder(t *testing.T, w *world) *permitHolder {
-	t.Helper()
-	self, err := os.Executable()
-	require.NoError(t, err)
-	cmd := exec.CommandContext(t.Context(), self)
-	cmd.Env = append(os.Environ(), holderAddr+"="+w.client.(*redis.Client).Options().Addr, holderNamespace+"="+w.namespace)
-	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	h := &permitHolder{cmd, stdin, bufio.NewReader(stdout)}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // fails if it has ended
-		_ = cmd.Wait()
+	s, err := lease.NewSemaphore(redis.NewClient(&redis.Options{Addr: at.Addr}), lease.SemaphoreConfig{
+		Limit: places, Lease: lease.Config{TTL: holderTTL, Namespace: at.Namespace},
 	})
-	require.Equal(t, "holding\n", h.line(t))
-	return h
-}
-
-func (h *permitHolder) line(t *testing.T) string {
-	t.Helper()
-	line, err := h.said.ReadString('\n')
-	require.NoError(t, err)
-	return line
+	if err != nil {
+		return err
+	}
+	err = s.Do(ctx, "a", func(context.Context, *lease.Lease) error {
+		self.Tell("holding")
+		_ = self.Order(new(any))
+		return nil
+	})
+	self.Tell(fmt.Sprint("lost: ", err != nil))
+	return nil
 }
 
 // Two of five places are held by processes that are stopped. A hundred contenders get the three
@@ -230,9 +195,9 @@ func (h *permitHolder) line(t *testing.T) string {
 func TestSemaphoreAHundredContendersUnderStoppedHolders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	stopped := []*permitHolder{startPermitHolder(t, w), startPermitHolder(t, w)}
+	stopped := []*workers.Process[string]{w.hold(t, "permit"), w.hold(t, "permit")}
 	for _, h := range stopped {
-		require.NoError(t, h.cmd.Process.Signal(syscall.SIGSTOP))
+		require.NoError(t, h.Stop())
 	}
 
 	most := contend(t, w, 100)
@@ -250,9 +215,9 @@ func TestSemaphoreAHundredContendersUnderStoppedHolders(t *testing.T) {
 	}
 	requireFull(t, inspector, "a")
 	for _, h := range stopped {
-		require.NoError(t, h.stdin.Close())
-		require.NoError(t, h.cmd.Process.Signal(syscall.SIGCONT))
-		require.Equal(t, "lost: true\n", h.line(t))
+		h.EndOrders()
+		require.NoError(t, h.Continue())
+		require.Equal(t, "lost: true", hear(t, h))
 	}
 	for _, l := range got {
 		requireVerdict(t, l, lease.Current)
@@ -294,12 +259,12 @@ func TestSemaphoreAHolderThatIsKilledBlocksItsPlaceForOneTTL(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.semaphore(t, places, lease.Config{})
-	dead := startPermitHolder(t, w)
+	dead := w.hold(t, "permit")
 	for range places - 1 {
 		tryPermit(t, s, "a")
 	}
 	requireFull(t, s, "a")
-	require.NoError(t, dead.cmd.Process.Kill())
+	dead.Kill()
 	l, err := s.Acquire(t.Context(), "a")
 	require.NoError(t, err)
 	require.NoError(t, l.Release(t.Context()))
