@@ -103,8 +103,8 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 	a.outers = []*outer{around}
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
-		a.behind.giveBack(ctx, old)
-		a.giveUp()
+		a.takeBackAfter(old.release(ctx, ErrReleased))
+		a.releaseOuters()
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
 	a.outers = nil
@@ -114,6 +114,18 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 		a.core.registry.giveBack(ctx, a.core.cfg.TTL, withdraw, old.resource)
 	}
 	return a.seal(ctx, Leases{l})
+}
+
+// takeBackAfter withdraws what the exchange was granted, when the old lease is released: before
+// that, a request that arrives late may still exchange it.
+func (a *acquisition) takeBackAfter(old *release) {
+	d := a.core.registry.owe(new(debt), a.core.cfg.TTL, a.resources...)
+	a.behind.debts = append(a.behind.debts, d)
+	go func() {
+		<-old.paid
+		<-a.takeBack(a.call).paid
+		d.settle(nil)
+	}()
 }
 
 // exchanged notes that another lease has the place of this one, which has nothing to release.

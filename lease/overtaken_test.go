@@ -143,6 +143,36 @@ func TestARequestThatArrivesAfterAHealingDoesNothing(t *testing.T) {
 	}
 }
 
+// Nobody answers the healing, which is given up; then it arrives after all, when the old lease has
+// not been released yet.
+func TestAHealingThatArrivesLateLeavesNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		i := w.issuer(t, lease.Config{TTL: time.Minute})
+		old := try(t, i, "a")
+		warm, err := i.Heal(t.Context(), try(t, i, "warm"), 1) // from now on the scripts are known
+		require.NoError(t, err)
+		require.NoError(t, warm.Release(t.Context()))
+		late := &ghost{by: time.Second}
+		w.client.AddHook(late)
+		keys := func(n int) func(redis.Cmder) bool { return func(cmd redis.Cmder) bool { return cmd.Args()[2] == n } }
+		regrants, releases := keys(2), keys(5)
+		late.next(regrants)
+		began := time.Now()
+		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
+			again := late.choose.Load() == nil
+			if again && regrants(cmd) || releases(cmd) && time.Since(began) < 2*time.Second {
+				return faulty.LoseRequest
+			}
+			return faulty.None
+		})
+		_, err = i.Heal(t.Context(), old, old.Token())
+		require.ErrorIs(t, err, lease.ErrUnreachable)
+		time.Sleep(5 * time.Second)
+		require.Empty(t, w.snapshot(t, "a").owner)
+		require.NoError(t, i.Close(t.Context()))
+	})
+}
+
 // The first request arrives when the lease is over that the second one got, and before its release.
 // It would hold for a TTL.
 func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {
