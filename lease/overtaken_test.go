@@ -213,6 +213,42 @@ func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {
 	}
 }
 
+// The first request arrives when another holds, and would wait for what nobody wants.
+func TestAReleaseEndsTheWaitingOfALateRequestOfItsOwnCall(t *testing.T) {
+	type acquire = func(context.Context, string, ...lease.Option) (*lease.Lease, error)
+	for kind, of := range map[string]func(t *testing.T, w *world) (acquire, string){
+		"lease": func(t *testing.T, w *world) (acquire, string) {
+			return w.issuer(t, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never}).Acquire, w.key("a", "alive")
+		},
+		"permit": func(t *testing.T, w *world) (acquire, string) {
+			s := w.semaphore(t, 1, lease.Config{TTL: 20 * time.Second, RenewEvery: lease.Never})
+			return s.Acquire, w.permitKey("a", "alive")
+		},
+	} {
+		t.Run(kind, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				acquire, alive := of(t, w)
+				warm, err := acquire(t.Context(), "a")
+				require.NoError(t, err)
+				require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
+				late := &ghost{by: 21 * time.Second}
+				w.client.AddHook(late)
+				late.next(func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(alive)) })
+				l, err := acquire(t.Context(), "a")
+				require.NoError(t, err)
+				time.Sleep(20500 * ms)
+				other, err := acquire(t.Context(), "a")
+				require.NoError(t, err)
+				time.Sleep(time.Second)
+				require.NotZero(t, w.client.Exists(t.Context(), alive).Val(), "it has come")
+				require.ErrorIs(t, l.Release(t.Context()), lease.ErrExpired)
+				require.Zero(t, w.client.Exists(t.Context(), alive).Val())
+				require.NoError(t, other.Release(t.Context()))
+			})
+		})
+	}
+}
+
 // The holder is the first of the calls that are listed with a lease id.
 func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
