@@ -603,10 +603,10 @@ CREATE FUNCTION fencedb.stamped(stamp boolean, body text) RETURNS text
 COMMENT ON FUNCTION fencedb.stamped(boolean, text) IS 'Inner function. The template of a guard, with or without a stamp on each row.';
 
 -- The guard of one table is a trigger function in the schema of that table. It declares no types,
--- so that renaming the table or changing a column's type does not break it. Settings cost time in
--- every row. So it has none where the expression has a plain form; otherwise it pins those that
--- guard_table runs under, but for those that cannot matter to this text, and reads the row as a
--- table of the old name.
+-- so that renaming the table or changing a column's type does not break it, but for sessions that
+-- have used it with the former type. Settings cost time in every row. So it has none where the
+-- expression has a plain form; otherwise it pins those that guard_table runs under, but for those
+-- that cannot matter to this text, and reads the row as a table of the old name.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.create_guard(target regclass, facts jsonb, body text, compiled record) RETURNS text
     LANGUAGE plpgsql
