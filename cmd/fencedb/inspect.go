@@ -222,8 +222,15 @@ func (r *inspection) conclude() []note {
 	default:
 		add("current", "The holder is current: nobody else can write to protected tables.")
 	}
-	if fence := value(r.Fence); fence.Token > max(value(r.LastToken), r.floor) && !fence.foreign {
+	switch fence := value(r.Fence); {
+	case fence.foreign:
+	case fence.Token > max(value(r.LastToken), r.floor):
 		add("redis_behind", "Redis is behind the ledger: it has lost data or its clock went back. New tokens are refused until its counter is above %d; package guard raises it by itself, and so does fencedb revoke.", fence.Token)
+	case r.known():
+	case r.Fence == nil:
+		add("unknown_to_redis", "Neither server knows it: see that its name is right, and --namespace.")
+	default:
+		add("unknown_to_redis", "Redis does not know it: nobody has acquired it for long, or --namespace is not that of the programs.")
 	}
 	if r.Fence == nil && len(r.Transactions) > 0 {
 		add("transactions_uncertain", "There is no fence to look at, so the transactions are all that are changing the ledger, for this resource or another.")

@@ -19,7 +19,9 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	w := newWorld(t)
 
 	found := w.inspected("seat:1")
-	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}, Notes: []note{}}, found)
+	require.Equal(t, []string{"unknown_to_redis"}, codes(found.Notes))
+	found.Notes = nil
+	require.Equal(t, &inspection{Resource: "seat:1", Transactions: []transaction{}}, found)
 
 	l := w.acquire("seat:1")
 	found = w.inspected("seat:1")
@@ -154,6 +156,19 @@ func tokensOf(all []refused) (tokens []int64) {
 		tokens = append(tokens, r.Token)
 	}
 	return tokens
+}
+
+// A wrong namespace cannot be told from one whose programs have not used the resource for long.
+func TestInspectInAWrongNamespaceSaysThatRedisDoesNotKnowTheResource(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, w.book(w.acquire("seat:1")))
+	require.NotContains(t, codes(w.inspected("seat:1").Notes), "unknown_to_redis")
+
+	w.flags = append(w.flags, "--namespace", w.namespace+"x")
+
+	require.Equal(t, []string{"old_holder_may_write", "unknown_to_redis"}, codes(w.inspected("seat:1").Notes))
+	require.Contains(t, w.run("revoke", "seat:1", "--reason", "it hangs").errOut, "Redis does not know it")
 }
 
 // A forgotten namespace: nobody may be told that a resource is free which is held.
