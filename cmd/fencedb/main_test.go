@@ -114,6 +114,7 @@ func TestAWrongCallSaysWhatIsWrong(t *testing.T) {
 		"no resource":     {[]string{"inspect"}, "table:12"},
 		"two resources":   {[]string{"inspect", "a", "b"}, `"b"`},
 		"no reason":       {[]string{"revoke", "table:12"}, "--reason"},
+		"blank reason":    {[]string{"revoke", "table:12", "--reason", " "}, "--reason"},
 		"revoke nothing":  {[]string{"revoke", "--reason", "it hangs"}, "table:12"},
 		"prune too soon":  {[]string{"prune", "--older-than", "24h"}, "--max-hold"},
 		"prune a day":     {[]string{"prune", "--older-than", "23h", "--retention", "1h"}, "24h"},

@@ -291,7 +291,7 @@ func (e *event) of(cmd *cli.Command) error {
 }
 
 func (e *event) complete() error {
-	if e.reason == "" {
+	if strings.TrimSpace(e.reason) == "" {
 		return usage("--reason is required: it is written to the audit")
 	}
 	if e.operator == "" {
