@@ -166,7 +166,7 @@ SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.re
 
 -- error guard_broken: the guard of table %s, which was renamed or dropped
 -- Why: every write to the table fails with SQLSTATE 42703
--- Do: take the old name back; to rename it, call fencedb.unprotect before and fencedb.protect after it, in one transaction
+-- Do: take the old name back, or add the column again; to rename it, call fencedb.unprotect before and fencedb.protect after it, in one transaction
 SELECT DISTINCT format('%s reads column %s', p.table_name, read[1])
 FROM fencedb.protected_tables p JOIN pg_proc f ON f.oid = p.guard,
     regexp_matches(f.prosrc, '''(?:[^'']|'''')*''|\m(?:NEW|OLD)\.("(?:[^"]|"")+"|[a-z_][a-z0-9_]*)|"(?:[^"]|"")*"', 'g') read -- not what is in constants
