@@ -198,6 +198,10 @@ func (r *inspection) conclude() []note {
 	add := func(code, format string, args ...any) {
 		notes = append(notes, note{code, fmt.Sprintf(format, args...)})
 	}
+	former := fmt.Sprintf("token %d or a higher one", value(r.Fence).Token)
+	if value(r.Fence).revoked || value(r.Fence).reset { // then the token itself is nobody's
+		former = fmt.Sprintf("a token above %d", r.Fence.Token)
+	}
 	switch {
 	case r.Holder == nil && r.Fence == nil && r.LastToken == nil:
 	case r.Holder == nil && r.Fence == nil:
@@ -206,11 +210,11 @@ func (r *inspection) conclude() []note {
 		add("fence_too_high", "Nobody can write to protected tables: the fence is at the highest token that there is, or above, so no lease gets past it. fencedb reset sets it back.")
 		return notes
 	case r.Holder == nil && r.Fence.reset:
-		add("fence_reset", "Nobody holds it, and its fence was set back: any former holder with a token above %d could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
+		add("fence_reset", "Nobody holds it, and its fence was set back: any former holder with %s could still write to protected tables; fencedb revoke rules that out.", former)
 	case r.Holder == nil && r.Fence.revoked && value(r.LastToken) <= r.Fence.Token:
 		add("revoked_and_sealed", "Nobody holds it, and the last one was revoked: no former holder can write to protected tables.")
 	case r.Holder == nil:
-		add("old_holder_may_write", "Nobody holds it. A former holder with token %d or a higher one could still write to protected tables; fencedb revoke rules that out.", r.Fence.Token)
+		add("old_holder_may_write", "Nobody holds it. A former holder with %s could still write to protected tables; fencedb revoke rules that out.", former)
 	case r.Fence == nil:
 		add("not_entered", "No transaction has entered with a token yet: an earlier holder could still write to protected tables, until this one writes or is sealed.")
 	case r.Holder.Token < r.Fence.Token:
@@ -218,7 +222,7 @@ func (r *inspection) conclude() []note {
 	case r.Holder.Token == r.Fence.Token && r.Holder.LeaseID != r.Fence.LeaseID:
 		add("stale_holder", "The holder is stale: another lease entered with the same token, so every write of the holder to protected tables is refused.")
 	case r.Holder.Token > r.Fence.Token:
-		add("not_entered", "The holder has not entered yet: the one with token %d could still write to protected tables, until the holder writes or is sealed.", r.Fence.Token)
+		add("not_entered", "The holder has not entered yet: an earlier one with %s could still write to protected tables, until the holder writes or is sealed.", former)
 	default:
 		add("current", "The holder is current: nobody else can write to protected tables.")
 	}

@@ -59,6 +59,28 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	require.Equal(t, "not_entered", codes(w.inspected("seat:1").Notes)[0])
 }
 
+// The token of a revocation or of a reset is nobody's, and a holder may have come and gone since.
+func TestInspectNamesTheTokensOfWhoCouldStillWrite(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	said := func() string { w.Helper(); return w.inspected("seat:1").Notes[0].Text }
+	l := w.acquire("seat:1")
+	require.NoError(t, w.book(l))
+	require.NoError(t, l.Release(t.Context()))
+
+	since := fmt.Sprintf("token %d or a higher one", l.Token())
+	require.Contains(t, said(), since)
+	w.acquire("seat:1")
+	require.Contains(t, said(), since)
+
+	w.revoked("seat:1")
+	w.acquire("seat:1")
+	require.Contains(t, said(), fmt.Sprintf("a token above %d", w.inspected("seat:1").Fence.Token))
+
+	w.json("reset", &setBack{}, "reset", "seat:1", "--to", "41", "--reason", "x", "--yes", "--force")
+	require.Contains(t, said(), "a token above 41")
+}
+
 func TestInspectNamesStaleHoldersAndARedisThatForgot(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
