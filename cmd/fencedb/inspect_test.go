@@ -173,6 +173,21 @@ func TestInspectNamesTheLastRefusals(t *testing.T) {
 	require.Equal(t, []int64{6, 5, 4, 3, 2}, tokensOf(w.inspected("seat:1").Refusals), "the newest first, hashed or not")
 }
 
+func TestInspectNamesTheServerThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	tx, err := w.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `LOCK TABLE fencedb.fences`)
+	require.NoError(t, err)
+
+	got := w.run("--timeout", "1s", "inspect", "seat:1")
+
+	require.Equal(t, exitFailed, got.code)
+	require.Contains(t, got.errOut, "postgres: no answer in time")
+	require.NoError(t, tx.Rollback(t.Context()))
+}
+
 func tokensOf(all []refused) (tokens []int64) {
 	for _, r := range all {
 		tokens = append(tokens, r.Token)

@@ -172,8 +172,12 @@ func (s *servers) connect(ctx context.Context) error {
 // SQLSTATEs of an incomplete set-up.
 const insufficientPrivilege, undefinedTable, undefinedSchema, undefinedFunction = "42501", "42P01", "3F000", "42883"
 
-// explained adds the remedy to errors of an incomplete set-up.
+// explained adds the remedy to errors of an incomplete set-up, and of a server that is not done in
+// time.
 func explained(err error) error {
+	if pgconn.Timeout(err) {
+		return fmt.Errorf("postgres: no answer in time (--timeout); a lock may be in the way, see pg_blocking_pids: %w", err)
+	}
 	switch refused, _ := errors.AsType[*pgconn.PgError](err); value(refused).Code {
 	case insufficientPrivilege:
 		return fmt.Errorf("%w, and GRANT USAGE ON SCHEMA fencedb TO PUBLIC if that is missing: %w", errMayNot, err)
