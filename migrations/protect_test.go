@@ -655,21 +655,23 @@ func TestRenamingAndRetypingKeepTheProtection(t *testing.T) {
 // Postgres keeps in each session which types the columns had at its first write.
 func TestAnOpenSessionWritesARetypedColumnOnceTheGuardIsNew(t *testing.T) {
 	t.Parallel()
-	s := newSession(t)
-	s.exec(`CREATE TABLE seats (id int, guest text); SELECT fencedb.protect('seats', $$ 'seat:' || id $$)`)
-	before := s.beside()
-	write := func(token int) string { return before.fenced(token, "seat:1", `INSERT INTO seats VALUES (1)`) }
-	before.exec(write(41))
+	for _, expression := range []string{`$$ 'seat:' || id $$`, `$$ concat('seat:', id) $$`} {
+		s := newSession(t)
+		s.exec(`CREATE TABLE seats (id int, guest text); SELECT fencedb.protect('seats', ` + expression + `)`)
+		before := s.beside()
+		write := func(token int) string { return before.fenced(token, "seat:1", `INSERT INTO seats VALUES (1)`) }
+		before.exec(write(41))
 
-	s.exec(`ALTER TABLE seats ALTER id TYPE bigint`)
-	before.refused("42804", write(42))
-	s.exec(s.beside().fenced(42, "seat:1", `INSERT INTO seats VALUES (1)`))
+		s.exec(`ALTER TABLE seats ALTER id TYPE bigint`)
+		before.refused("42804", write(42))
+		s.exec(s.beside().fenced(42, "seat:1", `INSERT INTO seats VALUES (1)`))
 
-	s.exec(`BEGIN; SELECT fencedb.observe('seats'), fencedb.enforce('seats'); COMMIT`)
-	before.exec(write(43))
+		s.exec(`BEGIN; SELECT fencedb.observe('seats'), fencedb.enforce('seats'); COMMIT`)
+		before.exec(write(43))
 
-	s.exec(`BEGIN; SELECT fencedb.unprotect('seats', keep_columns => true); ALTER TABLE seats ALTER id TYPE numeric;
-		SELECT fencedb.protect('seats', $$ 'seat:' || id $$); COMMIT`)
-	before.exec(write(44))
-	before.refused("FN002", `INSERT INTO seats VALUES (1)`)
+		s.exec(`BEGIN; SELECT fencedb.unprotect('seats', keep_columns => true); ALTER TABLE seats ALTER id TYPE numeric;
+			SELECT fencedb.protect('seats', ` + expression + `); COMMIT`)
+		before.exec(write(44))
+		before.refused("FN002", `INSERT INTO seats VALUES (1)`)
+	}
 }
