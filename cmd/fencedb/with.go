@@ -79,7 +79,7 @@ command, 128 + N if signal N ended it, or
 			if err == nil || errors.As(err, new(withCode)) {
 				return err
 			}
-			return withCode{exitNotRun, err}
+			return withCode{exitNotRun, fmt.Errorf("%w; the command was not run", err)}
 		},
 	}
 }
@@ -143,7 +143,7 @@ func (w *wrapping) run(ctx context.Context) error {
 	case errors.Is(err, lease.ErrHeld), errors.Is(err, fencedb.ErrBusy):
 		return withCode{exitHeld, fmt.Errorf("%w; the command was not run", err)}
 	case err != nil:
-		return fmt.Errorf("%w; the command was not run", explained(err))
+		return explained(err)
 	}
 	w.began = time.Now()
 	err = w.runCommand(ctx)
@@ -201,7 +201,7 @@ func (w *wrapping) runCommand(ctx context.Context) error {
 	signal.Notify(signals, heeded(syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)...)
 	defer signal.Stop(signals)
 	if ctx.Err() != nil {
-		return fmt.Errorf("%w; the command was not run", context.Cause(ctx))
+		return context.Cause(ctx)
 	}
 	command := exec.Cmd{Path: w.path, Args: w.command, Env: append(os.Environ(), w.environment()...),
 		Stdin: w.in, Stdout: w.out, Stderr: w.errOut}

@@ -295,6 +295,7 @@ func TestExitCodesOfWith(t *testing.T) {
 		got := w.run(append(test.flags, under([]string{"seat:1"}, test.command...)...)...)
 		require.Equal(t, test.code, got.code, "%s: %s", name, got.errOut)
 		require.NotEmpty(t, got.errOut, name)
+		require.Equal(t, test.code == exitNotRun, strings.Contains(got.errOut, "the command was not run"), "%s: %s", name, got.errOut)
 		w.requireFree("seat:1")
 	}
 }
