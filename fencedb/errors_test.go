@@ -76,6 +76,10 @@ func TestADatabaseWithoutMigrationsSaysSo(t *testing.T) {
 	require.ErrorContains(t, err, "run migrations.Up")
 	_, err = fencedb.Exec(t.Context(), pool, grant("table:12", 41), `SELECT no_such_function()`)
 	require.ErrorContains(t, err, "run migrations.Up", "enter comes first")
+
+	g := grant("table:12", 42) // which is known to have entered, but elsewhere
+	require.NoError(t, fencedb.Seal(t.Context(), newWorld(t).pool, g))
+	require.ErrorContains(t, fencedb.Seal(t.Context(), pool, g), "run migrations.Up")
 }
 
 func TestARoleThatMayNotEnterSaysSo(t *testing.T) {
