@@ -25,7 +25,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	passedOn := ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
 	if e.overtime(code, lost || passedOn) {
 		why, until := ErrTooLong, validUntil(e.grants)
-		renewed := until.Sub(e.until) > time.Millisecond // since it entered; or Hold is shorter
+		renewed := until.Sub(e.until).Abs() > time.Millisecond // since it entered; or Hold has set the limit
 		if !until.IsZero() && (!renewed || time.Now().After(until)) {
 			why = ErrLeaseOver
 		}

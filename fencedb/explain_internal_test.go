@@ -55,6 +55,34 @@ func TestWhatTheServerEndsALittleEarlyHasEndedWithTheLease(t *testing.T) {
 	})
 }
 
+// What remains of a short lease may be less than that part of a long Hold.
+func TestAHoldThatTheServerEndsALittleEarlyHasNotEndedWithTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &renewable{NewGrant("table:12", 42, uuid.New(), time.Time{}), time.Now().Add(time.Second)}
+		e, err := newEntry(nil, l, []Option{Hold(time.Hour)})
+		require.NoError(t, err)
+		_, err = e.remaining()
+		require.NoError(t, err)
+		e.xid = 1
+		time.Sleep(time.Hour - 14*time.Second)
+		cancelled := &pgconn.PgError{Code: codeTransactionTimeout}
+
+		l.until = time.Now().Add(time.Second)
+		require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrTooLong)
+		l.until = time.Now().Add(-time.Nanosecond)
+		require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrLeaseOver)
+	})
+}
+
+// renewable is a grant whose validity the test moves.
+type renewable struct {
+	Grant
+	until time.Time
+}
+
+func (r *renewable) ValidUntil() time.Time { return r.until }
+
 // Whoever stands between us and Postgres may answer without a row. Then nobody knows that a fence
 // was taken.
 func TestAnAnswerWithoutARowAdmitsToNothing(t *testing.T) {
