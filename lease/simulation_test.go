@@ -257,7 +257,7 @@ var mutants = []struct{ name, script, old, new string }{
 	{"a withdrawal without the name", "withdraw", " and lists(held.calls, mine) then\n  local calls = remove_call(held.calls, mine)", " then\n  local calls"},
 	{"a withdrawal ends what another call has asked for", "withdraw", "if calls then", "if false then"},
 	{"a withdrawal leaves the waiter", "withdraw", "leave(q, mine)", ""},
-	{"a withdrawal does not note that a call is over", "withdraw", "if unsure then forget_call(q, mine) end", ""},
+	{"a withdrawal does not note that a call is over", "withdraw", "  forget_call(q, mine)", "  leave(q, mine)"},
 	{"a withdrawal wakes nobody", "withdraw", "if not held then hand_over(q, owner, fence, retention) end", ""},
 	{"an extension without the token", "extend", " and held.token == token", ""},
 	{"an extension without id and token", "extend", "held.id == id and held.token == token", "true"},

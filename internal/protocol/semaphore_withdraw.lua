@@ -26,8 +26,11 @@ if holder and lists(calls, mine) then
   if left then redis.call('ZADD', owner, redis.call('ZSCORE', owner, holder), id .. ':' .. token .. ':' .. left) end
   redis.call('ZREM', owner, holder)
 end
-if not queue_fault(q) then leave(q, mine) end
-if unsure then forget_call(q, mine) end
+if unsure then
+  forget_call(q, mine)
+elseif not queue_fault(q) then
+  leave(q, mine)
+end
 -- The waiter that leaves may have been called already; then its turn passes on. If no permit is free, the next waiter goes on
 -- waiting.
 wake(q, call)

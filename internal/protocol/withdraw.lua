@@ -31,7 +31,10 @@ if held and held.id == id and lists(held.calls, mine) then
     held = nil
   end
 end
-if not queue_fault(q) then leave(q, mine) end
-if unsure then forget_call(q, mine) end
+if unsure then
+  forget_call(q, mine)
+elseif not queue_fault(q) then
+  leave(q, mine)
+end
 if not held then hand_over(q, owner, fence, retention) end
 return {'withdrawn'}
