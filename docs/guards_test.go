@@ -297,6 +297,7 @@ var guards = []struct {
 		{"S6", "a statement of the caller that cannot be prepared says nothing of the fence", "case e.xid != 0, e.notPrepared(err), ", "case e.xid != 0, ", "fencedb.TestAStatementThatCannotBePreparedIsNotTakenForTheFence"},
 		{"S7", "what the server has answered counts, also where the deadline ended the connection", `(code == "" || code == codeQueryCanceled) &&`, `(code == code) &&`, "fencedb.TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection"},
 		{"S7", "a transaction that outlasts its time under a renewed lease says so", "if !until.IsZero() && (!renewed", "if true || (!renewed", "fencedb.TestATransactionThatOutlastsItsValidityIsNotALeaseThatIsOver"},
+		{"S7", "a transaction that database/sql has ended with the context has ended with the lease", " || errors.Is(err, sql.ErrTxDone))", ")", "fencedb.TestAnErrorOfTheFunctionIsNotTheEndOfTheLease"},
 		{"S7", "a Hold that the server ends a little early has not ended with the lease", "e.until).Abs() >", "e.until) >", "fencedb.TestAHoldThatTheServerEndsALittleEarlyHasNotEndedWithTheLease"},
 		{"S1", "a row with the same token of another lease is stale", "leaseID != nil && *leaseID != grant.LeaseID()", "false", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},
 		{"S2", "a row with a newer token is stale", "case token > grant.Token(), token", "case token", "fencedb.TestAHoldersOwnSecondUpdateIsToldApart"},

@@ -716,6 +716,7 @@ func TestAnErrorOfTheFunctionIsNotTheEndOfTheLease(t *testing.T) {
 		"one that the context has cut":      {0, true, cut, false},
 		"nothing":                           {validity, false, nothing, false},
 		"nothing, overdue":                  {validity + asking/2, false, nothing, false},
+		"nothing, after the context":        {validity, true, nothing, false},
 		"the context's, ended by the lease": {0, true, passOn, false},
 	} {
 		for way, write := range ways {
@@ -759,6 +760,15 @@ func TestAnErrorOfTheFunctionIsNotTheEndOfTheLease(t *testing.T) {
 		},
 		"SendBatch": func(g fencedb.Grant) error {
 			return fencedb.SendBatch(t.Context(), w.pool, g, batchOf([]string{`SELECT pg_sleep(60)`}))
+		},
+		"TxSQL, after its context": func(g fencedb.Grant) error {
+			ctx, cancel := context.WithTimeout(t.Context(), validity)
+			defer cancel()
+			return fencedb.TxSQL(ctx, w.sqlDB(), g, func(tx *sql.Tx) error {
+				<-time.After(validity + 200*time.Millisecond)
+				_, err := tx.Exec(`SELECT 1`)
+				return err
+			})
 		},
 	} {
 		all.start(func() (judge func()) {

@@ -2,6 +2,7 @@ package fencedb
 
 import (
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,8 +23,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 	if code == codeTransactionTimeout && e.xid == 0 && server != nil {
 		return e.busy(e.blockers(ctx, server), err)
 	}
-	passedOn := ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
-	if e.overtime(code, lost || passedOn) {
+	if e.overtime(code, lost || passedOn(ctx, err)) {
 		why, until := ErrTooLong, validUntil(e.grants)
 		renewed := until.Sub(e.until).Abs() > time.Millisecond // since it entered; or Hold has set the limit
 		if !until.IsZero() && (!renewed || time.Now().After(until)) {
@@ -90,6 +90,13 @@ func (e *entry) notPrepared(err error) bool {
 func undecided(ctx context.Context, err error) bool {
 	code := answered(err).code
 	return (code == "" || code == codeQueryCanceled) && errors.Is(ctx.Err(), context.DeadlineExceeded)
+}
+
+// passedOn reports whether err says that ctx is over. From then on database/sql says that the
+// transaction is done.
+func passedOn(ctx context.Context, err error) bool {
+	return ctx.Err() != nil &&
+		(errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)) || errors.Is(err, sql.ErrTxDone))
 }
 
 // overtime reports whether the transaction ended because its time was over. A session that the
