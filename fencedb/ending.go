@@ -76,7 +76,7 @@ var (
 // open when its outcome is told.
 func checkQueries(o pgx.TxOptions) error {
 	if query := o.BeginQuery; query != "" && !opens.MatchString(query) {
-		return fmt.Errorf("fencedb: nothing was written: the BeginQuery %q of pgx.TxOptions begins no transaction; leave it empty", query)
+		return fmt.Errorf("fencedb: nothing was written: the BeginQuery %q of pgx.TxOptions is not BEGIN or START TRANSACTION; leave it empty", query)
 	}
 	if query := o.CommitQuery; query != "" && !commits.MatchString(query) {
 		return fmt.Errorf("fencedb: nothing was written: the CommitQuery %q of pgx.TxOptions is not COMMIT; leave it empty", query)

@@ -49,8 +49,8 @@ type withOptions struct {
 // snapshot (S3), so the first transaction under a grant that was not sealed is preceded by a Seal,
 // which costs two more round trips. One that Postgres could not put in order fails with SQLSTATE
 // 40001 and may be tried again. Under Carry that may be the write of a newer holder; then the next
-// try fails with ErrStale. A BeginQuery that begins no transaction is refused, and so is a
-// CommitQuery that is not COMMIT or END.
+// try fails with ErrStale. A BeginQuery that is not BEGIN or START TRANSACTION is refused, and so
+// is a CommitQuery that is not COMMIT or END.
 func TxOptions(o pgx.TxOptions) Option { return func(c *config) { c.txOptions = o } }
 
 // Hold lets the transaction run for d, instead of for what remains of the lease when it begins. It

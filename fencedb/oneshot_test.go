@@ -442,7 +442,7 @@ func TestABeginQueryThatBeginsNothingIsRefused(t *testing.T) {
 			"Tx":        fencedb.Tx(t.Context(), w.pool, grant("table:12", 1), func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "ann") }, option),
 			"SendBatch": fencedb.SendBatch(t.Context(), w.pool, grant("table:12", 1), b, option),
 		} {
-			require.ErrorContains(t, err, "begins no transaction", "%s, %s", name, query)
+			require.ErrorContains(t, err, "is not BEGIN or START TRANSACTION", "%s, %s", name, query)
 		}
 		require.Empty(t, w.guests(), query)
 	}
