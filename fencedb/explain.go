@@ -24,11 +24,7 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 		return e.busy(e.blockers(ctx, server), err)
 	}
 	if e.overtime(code, lost || passedOn(ctx, err)) {
-		why, until := ErrTooLong, validUntil(e.grants)
-		renewed := until.Sub(e.until).Abs() > time.Millisecond // since it entered; or Hold has set the limit
-		if !until.IsZero() && (!renewed || time.Now().After(until)) {
-			why = ErrLeaseOver
-		}
+		why := e.whyOver()
 		if errors.Is(err, why) { // of a transaction within this one
 			return err
 		}
@@ -116,6 +112,17 @@ func (e *entry) overtime(code string, cut bool) bool {
 		return e.xid != 0 // while entering, the fence was busy
 	}
 	return code == "" && cut
+}
+
+// whyOver is ErrLeaseOver if the lease is over, or as good as over: the server ends a transaction a
+// little before. Otherwise the lease was renewed since the transaction entered, or Hold is shorter.
+func (e *entry) whyOver() error {
+	until := validUntil(e.grants)
+	same := until.Sub(e.until).Abs() <= time.Millisecond
+	if !until.IsZero() && (same || time.Now().After(until)) {
+		return ErrLeaseOver
+	}
+	return ErrTooLong
 }
 
 func (e *entry) busy(blockers []Blocker, err error) error {
