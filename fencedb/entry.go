@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql/driver"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -115,7 +116,7 @@ var (
 
 func fingerprint(g Grant) (of uint64, place *atomic.Uint64) {
 	id := g.LeaseID()
-	of = maphash.String(seed, g.Resource()) ^ maphash.Bytes(seed, id[:]) ^ uint64(g.Token())
+	of = maphash.String(seed, g.Resource()) ^ binary.BigEndian.Uint64(id[8:]) ^ uint64(g.Token())
 	return of, &entered[of%uint64(len(entered))]
 }
 
@@ -129,7 +130,7 @@ func (e *entry) admission(answer string, err error) error {
 	var noXID, noEpoch error
 	e.xid, noXID = strconv.ParseUint(xid, 10, 64)
 	e.epoch, noEpoch = strconv.ParseInt(epoch, 10, 64)
-	if len(e.grants) == 1 {
+	if len(e.grants) == 1 && !e.carry {
 		of, place := fingerprint(e.grants[0])
 		place.Store(of)
 	}
