@@ -128,7 +128,7 @@ func notProtected(ctx context.Context, pool *pgxpool.Pool, table string) error {
 		SELECT coalesce(bool_or(parts = ARRAY[n.nspname, c.relname]::text[] OR parts = ARRAY[c.relname]::text[] AND pg_table_is_visible(c.oid)), false),
 			coalesce(array_agg(c.oid::regclass::text ORDER BY c.oid) FILTER (WHERE p.mode IS NOT NULL), '{}')
 		FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN fencedb.protected_tables p ON p.table_name = c.oid, parse_ident($1) parts
-		WHERE lower(c.relname) = lower(parts[cardinality(parts)])`, table).Scan(&exists, &meant)
+		WHERE c.relkind IN ('r', 'p', 'f') AND lower(c.relname) = lower(parts[cardinality(parts)])`, table).Scan(&exists, &meant)
 	if err != nil {
 		return explained(err)
 	}

@@ -302,12 +302,14 @@ end
 
 -- Remembers for a while that a call is over although one of its requests may still arrive; that request then does
 -- nothing. The queue holds it as "!<call>" with the negated time until which it is remembered (milliseconds), so an
--- empty queue means that there is none. A place that such a request got before is given up: first, because a server
--- without memory lets a script add something only behind what removes.
+-- empty queue means that there is none. A place that such a request got before is given up; behind that, a server without
+-- memory lets a script add something.
 local function forget_call(q, call)
   local ms = math.floor(q.now / 1000)
+  local function remember() return type(redis.pcall('ZADD', q.queue, digits(-(ms + REMEMBERED)), '!' .. call)) == 'number' end
+  local remembered = remember()
   if not queue_fault(q) then leave(q, call) end
-  if type(redis.pcall('ZADD', q.queue, digits(-(ms + REMEMBERED)), '!' .. call)) ~= 'number' then return end
+  if not remembered and not remember() then return end
   local over = redis.call('ZRANGEBYSCORE', q.queue, '-inf', '(0') -- the newest first
   local last = #over
   while last > MOST_OVER or last > 0 and -tonumber(redis.call('ZSCORE', q.queue, over[last])) <= ms do
