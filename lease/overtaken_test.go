@@ -63,6 +63,12 @@ func (h *ghost) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
+func (w *world) late(by time.Duration) *ghost {
+	late := &ghost{by: by}
+	w.client.AddHook(late)
+	return late
+}
+
 // names chooses calls about that resource.
 func (w *world) names(resource string) func(redis.Cmder) bool {
 	return func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(w.key(resource, "owner"))) }
@@ -81,8 +87,7 @@ func TestARequestThatArrivesAfterTheReleaseDoesNothing(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				i := w.issuer(t, lease.Config{TTL: time.Minute})
 				require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
-				late := &ghost{by: 1500 * ms}
-				w.client.AddHook(late)
+				late := w.late(1500 * ms)
 
 				late.next(w.names("a"))
 				l := try(t, i, "a", opts...)
@@ -123,8 +128,7 @@ func TestARequestThatArrivesAfterAHealingDoesNothing(t *testing.T) {
 				inBubble(t, func(t *testing.T, w *world) {
 					i := w.issuer(t, lease.Config{TTL: time.Minute})
 					require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
-					late := &ghost{by: 1500 * ms}
-					w.client.AddHook(late)
+					late := w.late(1500 * ms)
 					late.next(w.names("a"))
 					old, err := i.Acquire(t.Context(), "a", opts...)
 					require.NoError(t, err)
@@ -152,8 +156,7 @@ func TestAHealingThatArrivesLateLeavesNothing(t *testing.T) {
 		warm, err := i.Heal(t.Context(), try(t, i, "warm"), 1) // from now on the scripts are known
 		require.NoError(t, err)
 		require.NoError(t, warm.Release(t.Context()))
-		late := &ghost{by: time.Second}
-		w.client.AddHook(late)
+		late := w.late(time.Second)
 		keys := func(n int) func(redis.Cmder) bool { return func(cmd redis.Cmder) bool { return cmd.Args()[2] == n } }
 		regrants, releases := keys(2), keys(5)
 		late.next(regrants)
@@ -195,8 +198,7 @@ func TestAReleaseEndsWhatALateRequestOfItsOwnCallGot(t *testing.T) {
 				inBubble(t, func(t *testing.T, w *world) {
 					warm, _ := c.acquire(t, w)
 					require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
-					late := &ghost{by: 21 * time.Second}
-					w.client.AddHook(late)
+					late := w.late(21 * time.Second)
 					owner := c.key(w, "a", "owner")
 					late.next(func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(owner)) })
 					l, revoke := c.acquire(t, w)
@@ -231,8 +233,7 @@ func TestAReleaseEndsTheWaitingOfALateRequestOfItsOwnCall(t *testing.T) {
 				warm, err := acquire(t.Context(), "a")
 				require.NoError(t, err)
 				require.NoError(t, warm.Release(t.Context())) // from now on the scripts are known
-				late := &ghost{by: 21 * time.Second}
-				w.client.AddHook(late)
+				late := w.late(21 * time.Second)
 				late.next(func(cmd redis.Cmder) bool { return slices.Contains(cmd.Args(), any(alive)) })
 				l, err := acquire(t.Context(), "a")
 				require.NoError(t, err)
@@ -299,8 +300,7 @@ func TestARequestThatArrivesAfterTheRefusalDoesNothing(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
 				i := w.issuer(t, lease.Config{TTL: time.Minute})
 				require.NoError(t, try(t, i, "warm").Release(t.Context())) // from now on the scripts are known
-				late := &ghost{by: 1500 * ms}
-				w.client.AddHook(late)
+				late := w.late(1500 * ms)
 				holder := try(t, i, "a")
 
 				late.next(w.names("a"))
