@@ -115,7 +115,8 @@ func (e *entry) overtime(code string, cut bool) bool {
 }
 
 // whyOver is ErrLeaseOver if the lease is over, or as good as over: the server ends a transaction a
-// little before. Otherwise the lease was renewed since the transaction entered, or Hold is shorter.
+// little before. Otherwise the lease was renewed since the transaction entered, or Hold has set the
+// limit.
 func (e *entry) whyOver() error {
 	until := validUntil(e.grants)
 	same := until.Sub(e.until).Abs() <= time.Millisecond

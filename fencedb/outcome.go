@@ -106,7 +106,7 @@ func refused(err error) bool {
 }
 
 // brokenConn reports whether err is what drivers say of a connection that broke, where the
-// connection itself cannot be asked.
+// connection itself cannot be asked. It says nothing of what became of a transaction.
 func brokenConn(err error) bool {
 	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.As(err, new(*net.OpError)) || pgconn.Timeout(err) || pgconn.SafeToRetry(err)
