@@ -315,6 +315,7 @@ var guards = []struct {
 	{"internal/protocol/common.lua", []guard{
 		{"L6", "who waits behind 500 dead is not passed", "if not stopped and from >= LOOK then", "if not stopped and from >= LOOK and #visited > 0 then", "lease.TestANewcomerDoesNotPassWhoWaitsBehindTheDead"},
 		{"L4", "calls that give up do not end the lease of the first", "string.gsub(calls, ',[^,]*', '', 1)", "string.gsub(calls, '^[^,]*,', '')", "lease.TestCallsOfTheSameIDThatGiveUpSpareTheHolder"},
+		{"L4", "a server without memory remembers behind what a release removes", "  if not remembered and not remember() then return end", "  if not remembered then return end", "lease.TestACallEndsWithoutMemory"},
 		{"L4", "a release gives up the place of a late request of its own call", "  if not queue_fault(q) then leave(q, call) end\n", "", "lease.TestAReleaseEndsTheWaitingOfALateRequestOfItsOwnCall"},
 		{"L2", "a token that is no number ends nothing", "if not last or last > MAX_WHOLE then return nil, corrupt", "if not last then return nil, corrupt", "lease.TestCorruptKeysAreRefusedAndLeftAlone"},
 	}},

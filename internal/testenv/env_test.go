@@ -94,6 +94,18 @@ func TestStartNamesEverythingThatIsMissing(t *testing.T) {
 	require.Len(t, joined.Unwrap(), 2)
 }
 
+func TestStartGivesPostgresItsSettings(t *testing.T) {
+	t.Parallel()
+	h := thisHost()
+	h.getenv = env() // or it might take one that runs
+	env, err := start(t.Context(), h, Options{PrivateRedis: true, Postgres: []string{"work_mem=5MB"}})
+	require.NoError(t, err)
+	var mem string
+	require.NoError(t, newPool(t, env.PostgresURL).QueryRow(t.Context(), `SHOW work_mem`).Scan(&mem))
+	require.Equal(t, "5MB", mem)
+	require.NoError(t, env.Close())
+}
+
 func requireAnswers(t *testing.T, env *Env) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), env.PostgresURL)
