@@ -31,9 +31,9 @@ import (
 
 // stores are a Postgres with the tables of all works, and a Redis.
 type stores struct {
-	pool    *pgxpool.Pool // COMMIT does not wait for the disk: what the processors do is all there is
-	slow    *pgxpool.Pool // the same behind a slow network
-	durable *pgxpool.Pool // COMMIT waits for the disk, as Postgres does unless it is told otherwise
+	pool    *pgxpool.Pool   // COMMIT does not wait for the disk: what the processors do is all there is
+	slow    []*pgxpool.Pool // the same behind slow networks
+	durable *pgxpool.Pool   // COMMIT waits for the disk, as Postgres does unless it is told otherwise
 	redis   *redis.Client
 	bulk    int // rows of the large tables
 	many    int // fences beside those of the rows
@@ -76,29 +76,43 @@ func openStores(ctx context.Context, client *redis.Client, url string, bulk, man
 		return nil, err
 	}
 	durable, durableErr := openPool(ctx, url, 64, "on")
-	late := pool.Config()
-	late.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-		return slowConn{conn}, err
+	var slow []*pgxpool.Pool
+	for _, delay := range delays {
+		late := pool.Config()
+		late.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return slowConn{conn, delay}, err
+		}
+		pool, err := pgxpool.NewWithConfig(ctx, late)
+		if err != nil {
+			return nil, err
+		}
+		slow = append(slow, pool)
 	}
-	slow, slowErr := pgxpool.NewWithConfig(ctx, late)
 	_, err = pool.Exec(ctx, fmt.Sprintf(createTables, rows, bulk, leaseID, many))
 	for _, sql := range []string{`VACUUM ANALYZE`, `CHECKPOINT`} { // now, not in the middle of a round
 		_, _ = pool.Exec(ctx, sql) // without the right to it, the rounds are a little less even
 	}
-	return &stores{pool, slow, durable, client, bulk, many}, errors.Join(slowErr, durableErr, err)
+	return &stores{pool, slow, durable, client, bulk, many}, errors.Join(durableErr, err)
 }
 
-// slowConn is a connection through a network in which a round trip takes 2 ms more.
-type slowConn struct{ net.Conn }
+// delays are what a round trip takes more on slow networks.
+var delays = []time.Duration{500 * time.Microsecond, 2 * time.Millisecond}
+
+type slowConn struct {
+	net.Conn
+	delay time.Duration
+}
 
 func (c slowConn) Write(request []byte) (int, error) {
-	time.Sleep(2 * time.Millisecond)
+	time.Sleep(c.delay)
 	return c.Conn.Write(request)
 }
 
 func (s *stores) close() {
-	s.slow.Close()
+	for _, pool := range s.slow {
+		pool.Close()
+	}
 	s.durable.Close()
 	s.pool.Close()
 }
@@ -266,10 +280,12 @@ func (s *stores) works() []work {
 		transaction("transaction", s.pool, 1, 1, 1.15),
 		transaction("transaction, 8 goroutines", s.pool, 8, 1.2, 1.5),
 		{name: "without a token", workers: 1, entrants: withoutToken(s.pool)},
-		{name: "transaction, network of 2 ms", workers: 1, entrants: append(inTx(s.slow),
-			s.update("Tx", "plain", fencedTx(s.slow), 0.7), s.update("Exec", "plain", fenced(s.slow, row), 0.38))},
 		{name: "one statement, of many fences", workers: 1, entrants: []entrant{s.ofMany(rows, 0), s.ofMany(s.many, 1.2)}},
 		s.updateMany(), s.copyMany(), s.manyResources(),
+	}
+	for n, pool := range s.slow {
+		all = append(all, work{name: fmt.Sprintf("transaction, network of %v", delays[n]), workers: 1, entrants: append(inTx(pool),
+			s.update("Tx", "plain", fencedTx(pool), 0.7), s.update("Exec", "plain", fenced(pool, row), 0.38))})
 	}
 	for _, workers := range []int{1, 8, 64} {
 		all = append(all, work{name: fmt.Sprintf("acquire and release, %d goroutines", workers), workers: workers,
