@@ -321,6 +321,10 @@ func (left timeLeft) Value() (driver.Value, error) {
 	return ms, err
 }
 
+// roundings is how often the server rounds down to a whole millisecond before it sets its limits:
+// what was left when enter called admit, and what is left behind the fence.
+const roundings = 2
+
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
 // sets its limits one part in 256 short of that (fencedb.limit_ms), and starts to count later than
 // we do; the fence does not depend on it.
@@ -338,7 +342,7 @@ func (e *entry) remaining() (ms driver.Value, err error) {
 	}
 	left := min(max(1, e.until.Sub(e.asked).Milliseconds()), math.MaxInt32) // Postgres keeps time limits in 32 bits
 	e.until = e.asked.Add(time.Duration(left) * time.Millisecond)
-	e.limit = e.until.Add(-time.Duration(left/256) * time.Millisecond)
+	e.limit = e.until.Add(-time.Duration(left/256+roundings) * time.Millisecond)
 	return left, nil
 }
 

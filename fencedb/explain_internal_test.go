@@ -55,6 +55,24 @@ func TestWhatTheServerEndsALittleEarlyHasEndedWithTheLease(t *testing.T) {
 	})
 }
 
+// It rounds twice on the way.
+func TestAHoldThatTheServerHasRoundedDownWasTooShort(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(time.Hour)), []Option{Hold(500 * time.Millisecond)})
+		require.NoError(t, err)
+		_, err = e.remaining()
+		require.NoError(t, err)
+		e.xid = 1
+		cancelled := &pgconn.PgError{Code: codeQueryCanceled}
+
+		time.Sleep(496 * time.Millisecond)
+		require.NotErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrTooLong, "by somebody else")
+		time.Sleep(time.Millisecond)
+		require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrTooLong)
+	})
+}
+
 // What remains of a short lease may be less than that part of a long Hold.
 func TestAHoldThatTheServerEndsALittleEarlyHasNotEndedWithTheLease(t *testing.T) {
 	t.Parallel()
