@@ -73,7 +73,7 @@ func (e *entry) enter(ctx context.Context, tx pgx.Tx) error {
 	defer cancel()
 	var answer string
 	err = tx.QueryRow(bounded, sql, args...).Scan(&answer)
-	if err := e.admission(answer, err); err != nil {
+	if err := e.admission([]byte(answer), err); err != nil {
 		conn := tx.Conn() // nil in a Tx that could not begin
 		return e.explain(ctx, nil, conn != nil && conn.IsClosed(), err)
 	}

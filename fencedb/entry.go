@@ -1,6 +1,7 @@
 package fencedb
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"database/sql/driver"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Option changes how one transaction is run.
@@ -93,18 +95,24 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 }
 
 // What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two
-// columns. enterFirst and reenterFirst are for the first statement of a transaction of ours, where
-// no savepoint can be. They do the same. The second is cheaper for a token that has entered before,
-// since that is part of the statement then, and not a function that it calls; for a newer token it
-// is dearer by a third.
+// columns. First and Alone are for the first statement of a transaction of ours, where no savepoint can
+// be. What reenters does the same as what enters. It is cheaper for a token that has entered
+// before, since that is part of the statement then, and not a function that it calls; for a newer
+// token it is dearer by a third. Alone means that the transaction is sent as a whole: it never
+// waits for its client, and needs no limit for that.
 const (
-	enterOne   = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint)::pg_catalog.text`
-	enterAll   = `SELECT fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)::pg_catalog.text`
-	carryOne   = `SELECT fencedb.carry($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint)::pg_catalog.text`
-	carryAll   = `SELECT fencedb.carry_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint)::pg_catalog.text`
-	enterFirst = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text`
+	enterOne = `SELECT ` + enter + `)::pg_catalog.text`
+	enterAll = `SELECT fencedb.enter_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint, $5::bigint)::pg_catalog.text`
+	carryOne = `SELECT fencedb.carry($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint)::pg_catalog.text`
+	carryAll = `SELECT fencedb.carry_all($1::pg_catalog.text[], $2::bigint[], $3::pg_catalog.uuid[], $4::bigint)::pg_catalog.text`
 
-	reenterFirst = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), (` + enterFirst + `))`
+	enterFirst   = `SELECT ` + enter + `, true)::pg_catalog.text`
+	enterAlone   = `SELECT ` + enter + `, true, false)::pg_catalog.text`
+	reenterFirst = `SELECT coalesce((SELECT r FROM ` + reenter + `) r), ` + enter + `, true)::pg_catalog.text)`
+	reenterAlone = `SELECT coalesce((SELECT r FROM ` + reenter + `, false) r), ` + enter + `, true, false)::pg_catalog.text)`
+
+	enter   = `fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint`
+	reenter = `fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint`
 )
 
 // entered has the fingerprints of grants that this program has entered with, as far as there is
@@ -122,14 +130,14 @@ func fingerprint(g Grant) (of uint64, place *atomic.Uint64) {
 
 // admission takes the answer to one of them, also if what comes behind it was lost, which is err:
 // then there is an id to ask about.
-func (e *entry) admission(answer string, err error) error {
-	if answer == "" {
+func (e *entry) admission(answer []byte, err error) error {
+	if len(answer) == 0 {
 		return cmp.Or(err, pgx.ErrNoRows)
 	}
-	xid, epoch, _ := strings.Cut(strings.Trim(answer, "()"), ",")
+	xid, epoch, _ := bytes.Cut(bytes.Trim(answer, "()"), []byte(","))
 	var noXID, noEpoch error
-	e.xid, noXID = strconv.ParseUint(xid, 10, 64)
-	e.epoch, noEpoch = strconv.ParseInt(epoch, 10, 64)
+	e.xid, noXID = strconv.ParseUint(string(xid), 10, 64)
+	e.epoch, noEpoch = strconv.ParseInt(string(epoch), 10, 64)
 	if len(e.grants) == 1 && !e.carry {
 		of, place := fingerprint(e.grants[0])
 		place.Store(of)
@@ -149,9 +157,16 @@ func (e *entry) batch(ctx context.Context, behind []*pgx.QueuedQuery, implicit b
 		b.BeginTx(e.txOptions)
 	}
 	if sql == enterOne {
-		sql = enterFirst
-		if of, place := fingerprint(e.grants[0]); place.Load() == of && prepares(e.pg) { // or planning would cost more
+		of, place := fingerprint(e.grants[0])
+		switch again := place.Load() == of && prepares(e.pg); { // otherwise planning would cost more
+		case again && implicit:
+			sql = reenterAlone
+		case again:
 			sql = reenterFirst
+		case implicit:
+			sql = enterAlone
+		default:
+			sql = enterFirst
 		}
 	}
 	b.Queue(sql, args...)
@@ -232,9 +247,9 @@ func (e *entry) entered(results pgx.BatchResults, implicit bool) error {
 	if err != nil {
 		return err
 	}
-	var answer string
+	answer := make([]byte, 0, 64)
 	if rows.Next() {
-		answer = string(rows.RawValues()[0])
+		answer = append(answer, rows.RawValues()[0]...)
 	}
 	rows.Close()
 	return e.admission(answer, rows.Err())
@@ -256,7 +271,7 @@ func (e *entry) query(ctx context.Context) (sql string, args []any, err error) {
 	}
 	if len(e.grants) == 1 {
 		g := e.grants[0]
-		args = append(make([]any, 0, 5), g.Resource(), g.Token(), g.LeaseID().String(), timeLeft{e})
+		args = append(make([]any, 0, 5), g.Resource(), g.Token(), pgtype.UUID{Bytes: g.LeaseID(), Valid: true}, timeLeft{e})
 		if e.carry {
 			return carryOne, args, nil
 		}
@@ -322,8 +337,9 @@ func (left timeLeft) Value() (driver.Value, error) {
 }
 
 // roundings is how often the server rounds down to a whole millisecond before it sets its limits:
-// what was left when enter called admit, and what is left behind the fence.
-const roundings = 2
+// what was left when enter called admit, how long the transaction had lasted behind the fence, and
+// what was left then.
+const roundings = 3
 
 // remaining is the time the transaction has, in whole milliseconds, or nil for no bound. The server
 // sets its limits one part in 256 short of that (fencedb.limit_ms), and starts to count later than

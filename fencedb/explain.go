@@ -77,7 +77,8 @@ func (e *entry) explain(ctx context.Context, server asker, lost bool, err error)
 // of a batch before it sends the first.
 func (e *entry) notPrepared(err error) bool {
 	var failed pgx.ErrPreprocessingBatch
-	ours := []string{enterFirst, reenterFirst, enterOne, enterAll, carryOne, carryAll, e.stillEntered()}
+	ours := []string{enterFirst, enterAlone, reenterFirst, reenterAlone, enterOne, enterAll, carryOne, carryAll,
+		e.stillEntered()}
 	return errors.As(err, &failed) && !slices.Contains(ours, failed.SQL())
 }
 

@@ -55,7 +55,7 @@ func TestWhatTheServerEndsALittleEarlyHasEndedWithTheLease(t *testing.T) {
 	})
 }
 
-// It rounds twice on the way.
+// It rounds three times on the way.
 func TestAHoldThatTheServerHasRoundedDownWasTooShort(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -66,7 +66,7 @@ func TestAHoldThatTheServerHasRoundedDownWasTooShort(t *testing.T) {
 		e.xid = 1
 		cancelled := &pgconn.PgError{Code: codeQueryCanceled}
 
-		time.Sleep(496 * time.Millisecond)
+		time.Sleep(495 * time.Millisecond)
 		require.NotErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrTooLong, "by somebody else")
 		time.Sleep(time.Millisecond)
 		require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrTooLong)
@@ -106,6 +106,6 @@ func (r *renewable) ValidUntil() time.Time { return r.until }
 func TestAnAnswerWithoutARowAdmitsToNothing(t *testing.T) {
 	t.Parallel()
 	e := &entry{}
-	require.ErrorIs(t, e.admission("", nil), pgx.ErrNoRows)
+	require.ErrorIs(t, e.admission(nil, nil), pgx.ErrNoRows)
 	require.Zero(t, e.xid)
 }

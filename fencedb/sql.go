@@ -289,7 +289,7 @@ func (e *entry) enterSQL(ctx context.Context, tx SQLTx) error {
 	defer cancel()
 	var answer string
 	err = queryOne(bounded, tx, query, args, &answer)
-	if err := e.admission(answer, err); err != nil {
+	if err := e.admission([]byte(answer), err); err != nil {
 		return err
 	}
 	if _, ok := tx.(interface{ Commit() error }); ok {

@@ -3,6 +3,7 @@ package fencedb_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -46,9 +47,9 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	pool, trace := w.recorded()
-	const enter = `SELECT fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true)::pg_catalog.text`
-	const reenter = `SELECT coalesce((SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint) r), (` +
-		enter + `))`
+	const enter = `fencedb.enter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint, $5::bigint, true%s)::pg_catalog.text`
+	const reenter = `(SELECT r FROM fencedb.reenter($1::pg_catalog.text, $2::bigint, $3::pg_catalog.uuid, $4::bigint%s) r)`
+	first, alone := fmt.Sprintf(enter, ""), fmt.Sprintf(enter, ", false")
 
 	require.NoError(t, fencedb.Tx(t.Context(), pool, grant("table:12", 41), func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), insertAnn, 1); err != nil {
@@ -57,15 +58,19 @@ func TestTracersSeeEveryStatement(t *testing.T) {
 		_, err := tx.Exec(t.Context(), `SELECT 1`)
 		return err
 	}))
-	require.Equal(t, []string{"begin", enter, insertAnn, `SELECT 1`, "commit"}, trace.seen)
+	require.Equal(t, []string{"begin", "SELECT " + first, insertAnn, `SELECT 1`, "commit"}, trace.seen)
 
 	g := grant("table:12", 42)
-	for table, enter := range []string{enter, reenter} { // the token is new, and then it is not
+	again := fmt.Sprintf("SELECT coalesce("+reenter+", "+alone+")", ", false")
+	for table, enter := range []string{"SELECT " + alone, again} { // the token is new, and then it is not
 		trace.seen = nil
 		_, err := fencedb.Exec(t.Context(), pool, g, insertAnn, 2+table)
 		require.NoError(t, err)
 		require.Equal(t, []string{enter, insertAnn}, trace.seen, "the batch is the transaction")
 	}
+	trace.seen = nil
+	require.NoError(t, fencedb.Tx(t.Context(), pool, g, func(tx pgx.Tx) error { return book(t.Context(), tx, 12, "bob") }))
+	require.Equal(t, fmt.Sprintf("SELECT coalesce("+reenter+", "+first+")", ""), trace.seen[1])
 
 	for sql, options := range map[string]pgx.TxOptions{
 		`LOCK TABLE bookings`:          {}, // asks for a transaction block

@@ -510,6 +510,15 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 		}
 	}
 
+	for _, way := range []string{ // sent as a whole
+		strings.TrimSuffix(enter(1, "b"), ")") + ", 5000, NULL, true, false)", strings.TrimSuffix(reenter(1, "b", "5000"), ") r") + ", false) r",
+	} {
+		s.exec("RESET ALL; BEGIN; " + way)
+		require.Regexp(t, left5s, s.one(`current_setting('statement_timeout')`), way)
+		require.Equal(t, "0", s.one(`current_setting('idle_in_transaction_session_timeout')`), way)
+		s.exec("COMMIT")
+	}
+
 	s.exec("RESET ROLE; RESET ALL; BEGIN; SELECT fencedb.enter('new', 1, gen_random_uuid(), wait_ms => 5000)")
 	require.Equal(t, "0", s.one(`current_setting('lock_timeout')`), "the bound of the wait is not one of the transaction")
 	s.exec("COMMIT")

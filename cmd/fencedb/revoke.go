@@ -96,7 +96,7 @@ func (f *former) of() string {
 }
 
 func (s *servers) confirmAndRevoke(ctx context.Context, e event) (report, error) {
-	found, err := s.prepare(ctx, *e.resource, false, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint,boolean)")
+	found, err := s.prepare(ctx, *e.resource, false, "fencedb.record(text,text,text,text,jsonb)", "fencedb.enter(text,bigint,uuid,bigint,bigint,boolean,boolean)")
 	if err != nil {
 		return nil, err
 	}

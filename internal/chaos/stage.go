@@ -187,7 +187,7 @@ func (s *stage) setUp(ctx context.Context) error {
 		}
 	}
 	var may bool
-	err := s.pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean)', 'EXECUTE')`).Scan(&may)
+	err := s.pool.QueryRow(ctx, `SELECT has_function_privilege('fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)', 'EXECUTE')`).Scan(&may)
 	switch {
 	case err != nil:
 		return fmt.Errorf("postgres: the schema fencedb is older than this program: %w", err)

@@ -586,16 +586,17 @@ $$;
 
 COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function. lower_limit for transaction_timeout, where there is one.';
 
--- What is left behind for a transaction that enters or carries: as an expression it costs no call.
-CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, limit_ms bigint, entered text) RETURNS xid8
+-- What is left behind for a transaction that enters or carries: as an expression it costs no call,
+-- nor does a limit that idle, a constant, leaves out.
+CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, limit_ms bigint, entered text, idle boolean) RETURNS xid8
     LANGUAGE sql
-    RETURN CASE WHEN concat(fencedb.lower_limit('statement_timeout', limit_ms), fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms),
+    RETURN CASE WHEN concat(fencedb.lower_limit('statement_timeout', limit_ms), CASE WHEN idle THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
         CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', remaining_ms::text, true)
              WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(remaining_ms) END,
         set_config('fencedb.entered', concat_ws(' ', pg_current_xact_id(), since_start_ms + remaining_ms, limit_ms, entered), true)) IS NOT NULL
     THEN pg_current_xact_id() END;
 
-COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text) IS 'Inner function. Bounds this transaction to remaining_ms from now, which is since_start_ms from its start, and notes what it has entered; returns its id.';
+COMMENT ON FUNCTION fencedb.admitted(bigint, bigint, bigint, text, boolean) IS 'Inner function. Bounds this transaction to remaining_ms from now, which is since_start_ms from its start, and notes what it has entered; returns its id. For idle, see enter.';
 
 -- admit checks and bounds, takes the fences if enter is true, or else (fencedb.carry of 00004)
 -- signs the grants for the triggers. A transaction may be admitted several times, for more
@@ -673,7 +674,7 @@ BEGIN
     END IF;
     epoch := fencedb.epoch();
     left_ms := greatest(1, floor(until - now));
-    xid := fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), NULL);
+    xid := fencedb.admitted(floor(now - date_part('epoch', transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), NULL, true);
     PERFORM set_config('fencedb.grants', (entered || CASE WHEN enter THEN grants ELSE '{}' END)::text, true),
             -- What was noted so far may have another limit. In a READ ONLY transaction nothing was.
             CASE current_setting('transaction_read_only') WHEN 'off' THEN fencedb.note('', 0, 0) END;
@@ -697,7 +698,7 @@ $$;
 COMMENT ON FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint) IS 'Enters the fences of several resources, all or none, in byte order of their names. See enter.';
 
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, OUT xid xid8, OUT epoch bigint)
+CREATE FUNCTION fencedb.enter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, wait_ms bigint DEFAULT NULL, first boolean DEFAULT false, idle boolean DEFAULT true, OUT xid xid8, OUT epoch bigint)
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
@@ -729,7 +730,7 @@ BEGIN
         -- is left is less.
         now := clock_timestamp();
         IF epoch IS NOT NULL AND now < start + interval '20 milliseconds' THEN
-            xid := fencedb.admitted((date_part('epoch', now - transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), concat_ws(' ', token, lease_id, resource));
+            xid := fencedb.admitted((date_part('epoch', now - transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), concat_ws(' ', token, lease_id, resource), idle);
             IF locker <> xid::xid THEN
                 PERFORM fencedb.require_outermost(locker);
             END IF;
@@ -743,16 +744,16 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean) IS 'Enters the fence of resource: the first statement of every fenced transaction, before any savepoint. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
+COMMENT ON FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean) IS 'Enters the fence of resource: the first statement of every fenced transaction, before any savepoint. Refuses a stale token (FN001) at once; otherwise holds the fence until the transaction ends, waiting for open transactions of the previous holder for wait_ms, remaining_ms and lock_timeout at the most, whichever is least, then 55P03. remaining_ms, the rest of the lease''s validity in milliseconds, bounds this transaction, which otherwise has 24 days, the longest that Postgres can limit; with first it counts from the start of the transaction, in which nothing came before. Without idle there is no limit for the time in which the transaction waits for its client: for one that is sent as a whole. Above READ COMMITTED a token that has not entered before is refused with 40001. Returns what fencedb.outcome asks for after a lost COMMIT: the transaction id and the epoch of the server.';
 
 -- enter as an expression: a function in FROM that is marked STABLE and has no settings of its own
 -- is read into the query that calls it, and costs no call. It cannot be called any other way;
 -- Postgres refuses the lock then.
 -- +goose StatementBegin
-CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL) RETURNS SETOF text
+CREATE FUNCTION fencedb.reenter(resource text, token bigint, lease_id uuid, remaining_ms bigint DEFAULT NULL, idle boolean DEFAULT true) RETURNS SETOF text
     LANGUAGE sql STABLE ROWS 1
 BEGIN ATOMIC
-    SELECT '(' || fencedb.admitted(0, locked.left_ms, locked.limit_ms, concat_ws(' ', reenter.token, reenter.lease_id, reenter.resource))
+    SELECT '(' || fencedb.admitted(0, locked.left_ms, locked.limit_ms, concat_ws(' ', reenter.token, reenter.lease_id, reenter.resource), reenter.idle)
            || ',' || pg_sequence_last_value('fencedb.server_epoch') || ')'
     FROM (SELECT least(reenter.remaining_ms, 2147483647) AS left_ms, fencedb.limit_ms(least(reenter.remaining_ms, 2147483647)) AS limit_ms FROM fencedb.fences f
           WHERE f.resource = reenter.resource COLLATE "C" AND f.last_fencing_token = reenter.token AND f.lease_id = reenter.lease_id
@@ -762,7 +763,7 @@ BEGIN ATOMIC
 END;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.reenter(text, bigint, uuid, bigint) IS 'enter for a token that has entered before, where nobody stands in the way: what enter returns, as text, or nothing, and then call enter. Only in FROM, and only right after BEGIN: it does not look for savepoints.';
+COMMENT ON FUNCTION fencedb.reenter(text, bigint, uuid, bigint, boolean) IS 'enter for a token that has entered before, where nobody stands in the way: what enter returns, as text, or nothing, and then call enter. Only in FROM, and only right after BEGIN: it does not look for savepoints.';
 
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.outcome(xid xid8, epoch bigint) RETURNS text
@@ -851,7 +852,7 @@ BEGIN
     END LOOP;
 
     RETURN QUERY
-    SELECT DISTINCT a.pid, a.application_name, coalesce(a.state, ''), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, 0)::bigint
+    SELECT DISTINCT a.pid, a.application_name, CASE WHEN a.state = 'active' AND a.wait_event = 'ClientRead' THEN 'active, waits for its client' ELSE coalesce(a.state, '') END, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, 0)::bigint
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE a.pid <> pg_backend_pid() AND l.granted
       AND (l.locktype = 'transactionid' AND l.transactionid = ANY (lockers)
@@ -916,11 +917,11 @@ DROP FUNCTION fencedb.prepared_writers();
 DROP FUNCTION fencedb.last_token(text);
 DROP FUNCTION fencedb.require_entered(xid8);
 DROP FUNCTION fencedb.outcome(xid8, bigint);
-DROP FUNCTION fencedb.reenter(text, bigint, uuid, bigint);
-DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean);
+DROP FUNCTION fencedb.reenter(text, bigint, uuid, bigint, boolean);
+DROP FUNCTION fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean);
 DROP FUNCTION fencedb.enter_all(text[], bigint[], uuid[], bigint, bigint);
 DROP FUNCTION fencedb.admit(boolean, text[], bigint[], uuid[], bigint, bigint);
-DROP FUNCTION fencedb.admitted(bigint, bigint, bigint, text);
+DROP FUNCTION fencedb.admitted(bigint, bigint, bigint, text, boolean);
 DROP FUNCTION fencedb.lower_transaction_timeout(bigint);
 DROP FUNCTION fencedb.untouched();
 DROP FUNCTION fencedb.take_free(text[], bigint[], uuid[]);

@@ -36,7 +36,7 @@ BEGIN
     IF fencedb.untouched() AND octet_length(resource) BETWEEN 1 AND 512 AND token BETWEEN 1 AND 9007199254740991 AND lease_id IS NOT NULL AND coalesce(remaining_ms > 0, true) THEN
         SELECT k.key, pg_sequence_last_value('fencedb.server_epoch') INTO key, epoch FROM fencedb.signing_key k;
         IF epoch IS NOT NULL THEN
-            xid := fencedb.admitted((date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), NULL);
+            xid := fencedb.admitted((date_part('epoch', clock_timestamp() - transaction_timestamp()) * 1000)::bigint, left_ms, fencedb.limit_ms(left_ms), NULL, true);
             body := format('{%s: "%s %s"}', to_json(resource), token, lease_id);
             body := set_config('fencedb.carried', fencedb.signature(key, body) || body, true);
             RETURN;

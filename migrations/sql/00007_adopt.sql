@@ -511,7 +511,7 @@ BEGIN
     IF NOT coalesce(pg_has_role(session_user, (SELECT c.relowner FROM pg_class c WHERE c.oid = target), 'MEMBER'), false) THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % does not own %', session_user, target
             USING ERRCODE = 'insufficient_privilege', HINT = 'Log in as the owner of the table, or as a member of that role: the audit names who logged in.';
-    ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean)', 'EXECUTE') THEN
+    ELSIF NOT has_function_privilege(session_user, 'fencedb.enter(text, bigint, uuid, bigint, bigint, boolean, boolean)', 'EXECUTE') THEN
         RAISE EXCEPTION 'fencedb.take_over_as: % may not enter fences, so it cannot let others overtake', session_user
             USING ERRCODE = 'insufficient_privilege', HINT = 'The role that ran the migrations can let it enter, with fencedb.allow.';
     ELSIF (SELECT c.relpersistence = 't' FROM pg_class c WHERE c.oid = target) THEN
