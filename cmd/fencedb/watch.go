@@ -27,8 +27,8 @@ func (a *app) watch() *cli.Command {
 		ArgsUsage: "[PREFIX]",
 		Description: `Shows the events that programs publish with package observe/feed, for
 resources that begin with PREFIX. It runs until Ctrl-C, which ends it with
-exit code 0; --timeout bounds only its beginning. It goes on when Redis was
-away and comes back. With --json each line is one event.
+exit code 0; --timeout bounds only its beginning. It says when Redis does not
+answer, and goes on when it does. With --json each line is one event.
 
    fencedb watch                               all, from now on
    fencedb watch table: --kind lost,refused    what went wrong with tables
@@ -82,7 +82,13 @@ func (s *servers) follow(ctx context.Context, wanted filter) error {
 			return nil
 		}
 		return write(e)
-	}, stream)
+	}, stream, feed.Interrupted(func(err error) {
+		if err != nil {
+			s.page(s.errOut).say("Redis does not answer, and until it does, no events are seen: %v", err)
+		} else {
+			s.page(s.errOut).say("Redis answers again.")
+		}
+	}))
 }
 
 // startOf returns a place in the stream, by the clock of Redis.

@@ -172,6 +172,7 @@ func TestWatchFromNowOnSurvivesARestartOfRedis(t *testing.T) {
 	tell("seat:1")
 	require.Contains(t, watching.next(watching.out), "seat:1")
 	server.Kill()
+	require.Contains(t, watching.next(watching.errOut), "Redis does not answer")
 	server.Restart()
 	tell("seat:2")
 	require.Contains(t, watching.next(watching.out), "seat:2")

@@ -56,9 +56,10 @@ import (
 type Option func(*options)
 
 type options struct {
-	key    string
-	worker string
-	hashed bool
+	key         string
+	worker      string
+	hashed      bool
+	interrupted func(error)
 }
 
 // Namespace separates the events of several tenants or environments in one Redis. Use the Namespace
@@ -77,6 +78,10 @@ func Worker(name string) Option { return func(o *options) { o.worker = name } }
 // HashResources publishes [Hashed] instead of the names of resources, for names that are personal
 // data. For [New]. Defaults to off.
 func HashResources() Option { return func(o *options) { o.hashed = true } }
+
+// Interrupted has fn called with the error when Redis stops answering, and with nil when it answers
+// again: in between there are no events to see. For [Follow]. Defaults to nothing.
+func Interrupted(fn func(error)) Option { return func(o *options) { o.interrupted = fn } }
 
 // Hashed is the type of a resource, as in metrics, and the first 12 hexadecimal digits of the
 // SHA-256 of its name, as logs of observe/slog show it: "table:38ab6cd93feb".

@@ -28,16 +28,17 @@ const (
 // looks the same: events from before come again, with the same ID.
 func Follow(ctx context.Context, client redis.UniversalClient, from string,
 	fn func(Event) error, opts ...Option) error {
-	r := &reader{client: client, key: newOptions(opts).key}
+	o := newOptions(opts)
+	r := &reader{client: client, key: o.key, interrupted: o.interrupted}
 	var err error
 	if from == "$" { // once; XREAD with "$" would miss events between two calls
-		r.after, err = persist(ctx, r.last)
+		r.after, err = persist(ctx, r, r.last)
 	} else {
 		r.after, err = parsePlace(from)
 	}
 	for err == nil {
 		var entries []redis.XMessage
-		if entries, err = persist(ctx, r.next); err == nil {
+		if entries, err = persist(ctx, r, r.next); err == nil {
 			err = r.deliver(ctx, entries, fn)
 		}
 	}
@@ -48,22 +49,37 @@ type reader struct {
 	client redis.UniversalClient
 	key    string
 	after  place // of the last event that was seen
+
+	interrupted func(error) // may be nil
+	away        bool        // Redis, as interrupted was told last
+}
+
+func (r *reader) tell(err error) {
+	if away := err != nil; away != r.away && r.interrupted != nil {
+		r.away = away
+		r.interrupted(err)
+	}
 }
 
 // persist repeats the attempt until it succeeds, ctx ends, or the server returns a permanent error.
-func persist[T any](ctx context.Context, attempt func(context.Context) (T, error)) (value T, err error) {
-	for {
-		if ctx.Err() != nil {
-			return value, context.Cause(ctx)
-		}
-		if value, err = within(ctx, attempt); err == nil || refused(err) {
+func persist[T any](ctx context.Context, r *reader, attempt func(context.Context) (T, error)) (value T, err error) {
+	for ctx.Err() == nil {
+		value, err = within(ctx, attempt)
+		switch {
+		case err == nil:
+			r.tell(nil)
+			return value, nil
+		case refused(err):
 			return value, err
+		case ctx.Err() == nil:
+			r.tell(err)
 		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
 	}
+	return value, context.Cause(ctx)
 }
 
 // within returns when the attempt does or ctx ends, whichever is first. The client library observes

@@ -150,8 +150,18 @@ func TestFollowingTriesAgainAfterFailures(t *testing.T) {
 	failing := new(broken)
 	s.client.AddHook(failing)
 	failing.left.Store(2)
-	require.Equal(t, "a", s.read("0", 1)[0].Resource)
+	var told []error
+	stopped := errors.New("seen")
+
+	err := feed.Follow(t.Context(), s.client, "0", func(e feed.Event) error {
+		require.Equal(t, "a", e.Resource)
+		return stopped
+	}, feed.Namespace(s.namespace), feed.Interrupted(func(err error) { told = append(told, err) }))
+
+	require.ErrorIs(t, err, stopped)
 	require.Negative(t, failing.left.Load())
+	require.Equal(t, []error{net.ErrClosed, nil}, told, "once when it goes and once when it is back")
+	require.Equal(t, "a", s.read("0", 1)[0].Resource, "who does not ask is not told")
 }
 
 // After a loss the ids of the new stream are lower where the clock of the server is behind that of
