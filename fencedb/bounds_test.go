@@ -53,6 +53,39 @@ func TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease(t *testing.T) {
 	require.Equal(t, []string{"ben"}, w.guests())
 }
 
+// S7, as far as Postgres goes: before version 17 it has no limit for the rest of a batch that does
+// not come.
+func TestAHolderThatStopsInTheMiddleOfABatch(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	conn := w.conn()
+	wire := conn.PgConn().Frontend()
+	wire.SendParse(&pgproto3.Parse{Query: `SELECT fencedb.enter('table:12', 41, gen_random_uuid(), 500, NULL, true, false)`})
+	wire.SendBind(&pgproto3.Bind{})
+	wire.SendExecute(&pgproto3.Execute{})
+	wire.Send(&pgproto3.Flush{})
+	require.NoError(t, wire.Flush())
+	for entered := false; !entered; {
+		msg, err := wire.Receive()
+		require.NoError(t, err)
+		_, entered = msg.(*pgproto3.CommandComplete)
+	}
+
+	err := fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 42, 2*time.Second))
+
+	if conn.PgConn().ParameterStatus("server_version") >= "17" {
+		require.NoError(t, err)
+		return
+	}
+	var busy *fencedb.BusyError
+	require.ErrorAs(t, err, &busy)
+	require.Len(t, busy.Blockers, 1)
+	require.EqualValues(t, conn.PgConn().PID(), busy.Blockers[0].PID)
+	require.Equal(t, "active, waits for its client", busy.Blockers[0].State)
+	require.NoError(t, conn.PgConn().Conn().Close())
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 43, 10*time.Second)))
+}
+
 func TestEnterInATransactionThatCouldNotBegin(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

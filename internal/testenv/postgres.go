@@ -38,6 +38,9 @@ var fastSettings = []string{
 	"shared_preload_libraries=plpgsql", // or each new connection links it anew
 }
 
+// advised is what fencedb doctor wants to see.
+var advised = []string{"tcp_keepalives_idle=20", "tcp_keepalives_interval=5", "tcp_keepalives_count=3"}
+
 // loopbackOnly keeps others out, and the server to its own directory.
 var loopbackOnly = []string{
 	"listen_addresses=" + loopback,
@@ -99,7 +102,7 @@ func newPostgresCluster(ctx context.Context, postgres string, settings ...string
 		return nil, err
 	}
 	c := &postgresCluster{node: base, bin: filepath.Dir(postgres)}
-	c.config = slices.Concat(fastSettings, loopbackOnly, settings)
+	c.config = slices.Concat(fastSettings, advised, loopbackOnly, settings)
 	// Under a supervisor as the server is, so that it leaves nothing when we are killed.
 	err = c.run(ctx, nil, stopPostgres, filepath.Join(c.bin, "initdb"), "--pgdata="+c.data(),
 		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions")
