@@ -103,7 +103,8 @@ func (a *api) answer(
 			}
 			status, body, contentType = p.Status, p, "application/problem+json"
 		}
-		if status >= http.StatusInternalServerError {
+		left := errors.Is(r.Context().Err(), context.Canceled) // the client has
+		if status >= http.StatusInternalServerError && !left {
 			level = slog.LevelError
 		}
 		a.Log.Log(r.Context(), level, "request", "method", r.Method, "path", r.URL.Path, "status", status,

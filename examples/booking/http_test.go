@@ -271,6 +271,20 @@ func TestARequestIsGivenSoMuchTime(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, w.refused(reservation()).Status)
 }
 
+// Nobody need get up at night for it.
+func TestAClientThatLeavesIsNoErrorOfOurs(t *testing.T) {
+	t.Parallel()
+	w := newDesktop(t)
+	ctx, leave := context.WithCancel(t.Context())
+	w.desk.during = func(ctx context.Context) {
+		leave()
+		<-ctx.Done()
+		w.desk.err = ctx.Err()
+	}
+	w.send(reservation().WithContext(ctx))
+	require.Contains(t, w.log.String(), "level=INFO")
+}
+
 // desktop is the API with a desk that answers as it is told.
 type desktop struct {
 	testing.TB
