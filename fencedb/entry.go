@@ -95,8 +95,8 @@ func newEntry(db DB, grant Grant, opts []Option) (*entry, error) {
 }
 
 // What enters. Each answers with a text, "(transaction id,epoch)", which is cheaper than two
-// columns. First and Alone are for the first statement of a transaction of ours, where no savepoint can
-// be. What reenters does the same as what enters. It is cheaper for a token that has entered
+// columns. First and Alone are for the first statement of a transaction of ours, where no savepoint
+// can be. What reenters does the same as what enters. It is cheaper for a token that has entered
 // before, since that is part of the statement then, and not a function that it calls; for a newer
 // token it is dearer by a third. Alone means that the transaction is sent as a whole: it never
 // waits for its client, and needs no limit for that.
