@@ -180,7 +180,7 @@ var guards = []struct {
 		{"S4", "what is observed is of a statement that writes", "operation NOT IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE')", "false", "migrations.TestWhatIsObservedIsBoundedInSize"},
 		{"S4", "a guard that is switched off is not enforced", "ELSIF off IS NOT NULL AND NOT observe THEN", "ELSIF false THEN", "migrations.TestAGuardThatIsSwitchedOffIsNotEnforced"},
 		{"S4", "what is published is observed", "ALTER TABLE fencedb.observations REPLICA IDENTITY FULL;", "", "migrations.TestWhatIsPublishedIsObserved"},
-		{"S4", "what could not be recorded is noticed", "        PERFORM setval('fencedb.unrecorded', (extract(epoch FROM clock_timestamp()) * 1000)::bigint);\n", "", "migrations.TestWhatCouldNotBeRecordedIsNoticed"},
+		{"S4", "what could not be recorded is noticed", "        PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);\n", "", "migrations.TestWhatCouldNotBeRecordedIsNoticed"},
 		{"S4", "a take-over ends", " AND t.until > clock_timestamp()", "", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S4", "a take-over is of one database", " AND t.ledger = 'fencedb.fences'::regclass AND", " AND", "migrations.TestATakeOverIsRecordedAndEnds"},
 		{"S4", "a take-over is of one table", " AND t.target = fencedb.guarded_root(guarded))", ")", "migrations.TestATakeOverIsOfWhatIsWritten"},
@@ -211,6 +211,8 @@ var guards = []struct {
 		{"S7", "a token that stays unsealed is refused in the end", "case sealErr != nil || tries == sealTries:", "case sealErr != nil:", "fencedb.TestATokenThatStaysUnsealedIsRefusedInTheEnd"},
 		{"S6", "what fails behind the fence is not sent again", "err = e.entered(results, implicit)\n", "err = cmp.Or(e.entered(results, implicit), results.Close())\n", "fencedb.TestAConflictBehindTheFenceIsNotTriedAgain"},
 		{"S6", "a connection that is lost behind the seal has written nothing", "\t\tif e.lost() {", "\t\tif false {", "fencedb.TestAConnectionThatIsLostBehindTheSealLeavesNoDoubt"},
+		{"S7", "what the server rounds down is not the end of another limit", "const roundings = 3", "const roundings = 0", "fencedb.TestAHoldThatTheServerHasRoundedDownWasTooShort"},
+		{"S7", "a transaction that may wait for its client has a limit for that", "case again:\n			sql = reenterFirst", "case again:\n			sql = reenterAlone", "fencedb.TestTracersSeeEveryStatement"},
 		{"S7", "nothing begins under a lease that is over", "e.until.Sub(e.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
 	}},
 	{"fencedb/grant.go", []guard{

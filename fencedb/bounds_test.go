@@ -40,7 +40,7 @@ func TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease(t *testing.T) {
 			return nil
 		})
 	}()
-	since := <-stopped
+	since := received(t, stopped)
 
 	err := fencedb.Tx(t.Context(), w.pool, grantFor("table:12", 42, 10*time.Second), func(tx pgx.Tx) error {
 		return book(t.Context(), tx, 12, "ben")
@@ -218,7 +218,7 @@ func TestANewcomerThatCannotGetTheFenceLearnsWhoHasIt(t *testing.T) {
 		}
 		blocker := w.holder(g).enter()
 
-		newcomer := grantFor(g.Resource(), 42, 200*time.Millisecond)
+		newcomer := grantFor(g.Resource(), 42, time.Second)
 		err := fencedb.Seal(t.Context(), w.pool, newcomer)
 
 		var busy *fencedb.BusyError

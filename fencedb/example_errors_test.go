@@ -40,7 +40,7 @@ func ExampleBusyError() {
 		log.Fatal(err)
 	}
 
-	soon := time.Now().Add(200 * time.Millisecond)
+	soon := time.Now().Add(time.Second)
 	err = fencedb.Seal(ctx, pool, fencedb.NewGrant("table:22", 42, uuid.New(), soon))
 
 	var busy *fencedb.BusyError

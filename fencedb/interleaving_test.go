@@ -67,15 +67,14 @@ func (h *holder) commit() {
 	require.NoError(h, h.tx.Commit(h.Context()))
 }
 
-func received(t *testing.T, done <-chan error) error {
+func received[T any](t *testing.T, done <-chan T) (value T) {
 	t.Helper()
 	select {
-	case err := <-done:
-		return err
+	case value = <-done:
 	case <-time.After(10 * time.Second):
 		require.Fail(t, "still waiting after 10 s")
-		return nil
 	}
+	return value
 }
 
 func TestStaleWaitsBehindNewerAndIsRefused(t *testing.T) {

@@ -300,7 +300,7 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 	w := newWorld(t, false)
 	held, err := w.issuer.TryAcquire(t.Context(), "table:12")
 	require.NoError(t, err)
-	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(time.Millisecond)} {
+	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(500 * time.Millisecond)} {
 		for name, write := range oneShots {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for a wait that should not be
 			_, err := write(ctx, w.issuer.With(opt), w.pool, "table:12", insertAnn)

@@ -20,7 +20,7 @@ func ExampleLease() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(first.Resource(), "for", time.Until(first.ValidUntil()).Round(time.Second))
+	fmt.Println(first.Resource(), "for", time.Until(first.ValidUntil()).Round(5*time.Second))
 	_ = first.Release(ctx)
 
 	second, err := i.TryAcquire(ctx, "table:12")

@@ -423,7 +423,7 @@ func ExampleWaitAtMost() {
 	}
 	defer other.Release(ctx)
 
-	_, err = i.Acquire(ctx, "table:12", lease.WaitAtMost(50*time.Millisecond))
+	_, err = i.Acquire(ctx, "table:12", lease.WaitAtMost(time.Second))
 	if held := (*lease.HeldError)(nil); errors.As(err, &held) {
 		fmt.Println("held; Retry-After:", held.RetryAfter.Round(10*time.Second))
 	}

@@ -81,7 +81,7 @@ func TestTheHolderIsNamed(t *testing.T) {
 			if want != "" {
 				require.Contains(t, err.Error(), fmt.Sprintf("%q", want))
 			}
-			_, err = b.Acquire(t.Context(), resource, lease.WaitAtMost(100*ms))
+			_, err = b.Acquire(t.Context(), resource, lease.WaitAtMost(time.Second))
 			require.Equal(t, want, heldBy(t, err))
 			_, err = a.TryAcquireAll(t.Context(), []string{resource, "free-" + resource})
 			require.Equal(t, want, heldBy(t, err))

@@ -260,7 +260,7 @@ func (s *lateMember) deliver() int {
 func TestALateWithdrawalOfALostVoteSparesTheNext(t *testing.T) {
 	t.Parallel()
 	q := newQuorum(t)
-	cfg := lease.Config{TTL: time.Minute, RenewTimeout: 200 * ms, Namespace: "q", RenewEvery: lease.Never}
+	cfg := lease.Config{TTL: time.Minute, RenewTimeout: time.Second, Namespace: "q", RenewEvery: lease.Never}
 	var rivals []*lease.Lease
 	for _, client := range q.clients[:2] {
 		i, err := lease.New(client, cfg)

@@ -130,7 +130,7 @@ func TestRightsThatFewNeed(t *testing.T) {
 		options.ClientName = "desk"
 		client := redis.NewClient(&options)
 		t.Cleanup(func() { _ = client.Close() })
-		return acquireOn(t, &world{client: client}, lease.Config{TTL: 100 * ms, RenewEvery: lease.Never})
+		return acquireOn(t, &world{client: client}, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	}
 	require.ErrorIs(t, named(user("without-name")), lease.ErrDenied)
 	require.NoError(t, named(user("with-name", "+client|setname")))
@@ -205,7 +205,7 @@ func TestAServerThatRunsAnEndlessScriptIsBusy(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- server.Client().Eval(t.Context(), "while true do end", nil).Err() }()
 	require.Eventually(t, func() bool { return redis.HasErrorPrefix(w.client.Get(t.Context(), "a").Err(), "BUSY") }, 10*time.Second, ms)
-	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: 200 * ms}), lease.ErrBusy)
+	require.ErrorIs(t, acquireOn(t, w, lease.Config{TTL: 2 * time.Second}), lease.ErrBusy)
 	require.NoError(t, w.client.ScriptKill(t.Context()).Err())
 	require.Error(t, <-ended)
 	require.NoError(t, acquireOn(t, w, lease.Config{TTL: time.Minute}))

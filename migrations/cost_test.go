@@ -20,17 +20,18 @@ func TestWhatAFencedWriteCosts(t *testing.T) {
 	const calls = `SELECT string_agg(funcname || ' ' || calls, ', ' ORDER BY funcname) FROM pg_stat_xact_user_functions`
 
 	require.Regexp(t, `^WAL: records=1 bytes=\d\d$`, s.leastWAL(enter(41, "room:red")), "the lock of the fence, and nothing else")
-	s.exec(`SET track_functions = 'all'; BEGIN; ` + enter(41, "room:red"))
+	s.exec(`SET track_functions = 'all'`)
+	s.begin(enter(41, "room:red"))
 	require.Equal(t, "enter 1", s.one(calls), "entering what has entered before is one function")
 	s.exec(`INSERT INTO seats SELECT i, 'red' FROM generate_series(10, 109) i; UPDATE seats SET guest = 'zoe' WHERE id > 9`)
 	require.Equal(t, "enter 1, fencedb_guard_seats 200, guard_statement 2, require 2", s.one(calls),
 		"the first row is judged, the second also noted, and the others compared with the note")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`) // the counts begin again
-	s.exec("BEGIN; " + enter(42, "room:red"))
+	s.begin(enter(42, "room:red"))
 	require.Equal(t, "enter 1", s.one(calls), "and so is entering with a newer token")
 	s.exec(`COMMIT; SELECT pg_stat_force_next_flush()`)
 
-	s.exec(`BEGIN; ` + strings.Replace(enter(42, "room:red"), "fencedb.enter", "r FROM fencedb.reenter", 1) + ` r`)
+	s.begin(strings.Replace(enter(42, "room:red"), "fencedb.enter", "r FROM fencedb.reenter", 1) + ` r`)
 	require.Empty(t, s.one(calls), "entering behind BEGIN what has entered before is no function")
 	s.exec(`UPDATE seats SET guest = 'zoe' WHERE id = 10`)
 	require.Equal(t, "fencedb_guard_seats 1, guard_statement 1, require 1", s.one(calls))

@@ -217,7 +217,7 @@ func TestWithRunsNothingWhileAnotherHolds(t *testing.T) {
 	l := w.acquire("seat:2")
 	started := filepath.Join(t.TempDir(), "started")
 
-	for _, flags := range [][]string{nil, {"--wait", "50ms"}} {
+	for _, flags := range [][]string{nil, {"--wait", "1s"}} {
 		got := w.run(under(append(flags, "seat:1", "seat:2"), "touch", started)...)
 		require.Equal(t, exitHeld, got.code, got.errOut)
 		require.Contains(t, got.errOut, `"seat:2"`)

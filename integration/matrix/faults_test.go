@@ -133,6 +133,7 @@ func only(answers ...answer) func(setup) []answer {
 const (
 	whole           = 15 * time.Second       // the validity of a grant that is not to end
 	silenceValidity = 500 * time.Millisecond // of one that is waited for
+	busyValidity    = 2 * time.Second        // of one within which the fence has to be asked for
 	answering       = asking / 2             // how long an answer is waited for beyond the validity
 	asking          = 5 * time.Second        // how long the server is asked beyond it
 )
@@ -166,7 +167,7 @@ var faults = []fault{
 		points: once, before: overtaken, allowed: only(nothing), outcome: fencedb.ErrStale,
 		unless: func(s setup) bool { return strings.HasPrefix(s.name, "guard.") }}, // whose token is newer
 	{name: "busy", means: "another transaction keeps the fence",
-		points: once, before: held, validity: silenceValidity, bound: silenceValidity, allowed: only(nothing),
+		points: once, before: held, validity: busyValidity, bound: busyValidity, allowed: only(nothing),
 		outcome: fencedb.ErrBusy},
 }
 

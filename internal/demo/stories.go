@@ -102,7 +102,7 @@ var crash = story{
 }
 
 func playCrash(s *scene) (seen string) {
-	const slack = 250 * time.Millisecond // for Redis to notice that a key has expired, and for us to see it
+	const slack = time.Second // for Redis to notice that a key has expired, and for us to see it
 	s.reserve(s.a, "Ann", service.AtCard)
 	s.untilHeld(s.a)
 	s.say("A gets the lease, finds the table free, and asks Ann's bank.")

@@ -100,13 +100,17 @@ func TestEachFateLooksDifferentToTheClient(t *testing.T) {
 		"reset":   {faulty.Reset, syscall.ECONNRESET},
 		"silence": {faulty.Silence, context.DeadlineExceeded},
 	} {
+		bounded := func(t *testing.T) context.Context { return t.Context() }
+		if c.fate == faulty.Silence {
+			bounded = soon
+		}
 		proxy, conn := connect(t)
 		proxy.AfterBytes(3, c.fate)
-		require.ErrorIs(t, ask(soon(t), conn), c.says, name)
+		require.ErrorIs(t, ask(bounded(t), conn), c.says, name)
 
 		proxy, conn = connect(t)
 		proxy.OnServer(func(pgproto3.BackendMessage) faulty.Fate { return c.fate })
-		require.ErrorIs(t, ask(soon(t), conn), c.says, name)
+		require.ErrorIs(t, ask(bounded(t), conn), c.says, name)
 	}
 }
 

@@ -36,7 +36,7 @@ func TestAProxyDoesToARequestWhatItIsTold(t *testing.T) {
 			direct, key := testenv.Redis(t), testenv.Namespace(t)
 			proxy := new(faulty.RedisProxy)
 			options := *direct.Options()
-			options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 200*time.Millisecond
+			options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, time.Second
 			client := redis.NewClient(&options)
 			defer client.Close()
 			require.NoError(t, count.Run(t.Context(), client, []string{key + ":taught"}).Err())
@@ -63,7 +63,7 @@ func TestAProxyThatIsStoppedDeliversBehindItsClients(t *testing.T) {
 	direct, key := testenv.Redis(t), testenv.Namespace(t)
 	proxy := new(faulty.RedisProxy)
 	options := *direct.Options()
-	options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, 100*time.Millisecond
+	options.Dialer, options.MaxRetries, options.ReadTimeout = proxy.Dial, -1, time.Second
 	client := redis.NewClient(&options)
 	defer client.Close()
 	require.NoError(t, client.Ping(t.Context()).Err())

@@ -362,7 +362,7 @@ func TestTracersAreToldOfEachDecision(t *testing.T) {
 	t.Parallel()
 	first, second := new(decisions), new(decisions)
 	namespace := testenv.Namespace(t)
-	cfg := admission.Config{Limit: 1, Window: time.Hour, OnError: admission.FailOpen,
+	cfg := admission.Config{Limit: 1, Window: time.Hour, OnError: admission.FailOpen, Timeout: 10 * time.Second,
 		Namespace: namespace, HashKeys: true, Tracers: []admission.Tracer{first, second}}
 	l, err := admission.New(testenv.Redis(t), cfg)
 	require.NoError(t, err)

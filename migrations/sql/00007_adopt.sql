@@ -132,7 +132,7 @@ EXCEPTION
     WHEN transaction_rollback THEN
         -- see above
     WHEN OTHERS THEN
-        PERFORM setval('fencedb.unrecorded', (extract(epoch FROM clock_timestamp()) * 1000)::bigint);
+        PERFORM setval('fencedb.unrecorded', floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint);
         RAISE LOG 'fencedb: % on % by % (%) would have been refused and could not be recorded: %', operation, root::regclass, role, application, SQLERRM;
 END
 $$;
