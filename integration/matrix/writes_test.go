@@ -137,10 +137,10 @@ func (w *world) try(t *testing.T, s setup, f *fault, again *repeats) {
 	for _, p := range sample(s, f, f.points(rehearsal)) {
 		once := func(t *testing.T, last bool) (done bool) {
 			o, err := w.run(context.WithoutCancel(t.Context()), s, f, p)
-			require.NoError(t, err, p.name)
-			if o.late != nil && !last {
+			if (err != nil || o.late != nil) && !last {
 				return false
 			}
+			require.NoError(t, err, p.name)
 			check(t, s, f, p, o, f.mayBeUnknown(s, p, o.sent, rehearsal))
 			return true
 		}
@@ -150,8 +150,8 @@ func (w *world) try(t *testing.T, s setup, f *fault, again *repeats) {
 	}
 }
 
-// repeats are the cases that took too long beside others. Each has the machine to itself at the end
-// of its test.
+// repeats are the cases that took too long beside others, or could not be carried out. Each has the
+// machine to itself at the end of its test.
 type repeats struct {
 	mu  sync.Mutex
 	all []func(t *testing.T, last bool) (done bool)
