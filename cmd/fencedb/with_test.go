@@ -22,7 +22,6 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/testenv"
-	"github.com/fencedb/fencedb/lease"
 )
 
 // script is psql with the world's database and a file of these lines, which it stops at an error.
@@ -39,15 +38,24 @@ func under(flags []string, command ...string) []string {
 	return append(append(append([]string{"with"}, flags...), "--"), command...)
 }
 
-// gate is a line of a script that waits for the function, which returns when the script has come
-// there.
-func (w *world) gate() (line string, open func()) {
+// gate is a line of a script that waits for the function, which lets it go on when it has come
+// there and something else is done.
+func (w *world) gate() (line string, open func(first ...func())) {
 	w.Helper()
 	path := filepath.Join(w.TempDir(), "gate")
 	require.NoError(w, syscall.Mkfifo(path, 0o600))
-	return `\! cat ` + path, func() {
+	return `\! cat ` + path, func(first ...func()) {
 		w.Helper()
-		require.NoError(w, os.WriteFile(path, nil, 0)) // opens when somebody reads
+		var writer *os.File
+		require.Eventually(w, func() bool {
+			var err error
+			writer, err = os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0) // fails unless somebody reads
+			return err == nil
+		}, 20*time.Second, time.Millisecond)
+		for _, do := range first {
+			do()
+		}
+		require.NoError(w, writer.Close())
 	}
 }
 
@@ -389,13 +397,7 @@ func TestWithSaysThatTheLeaseCouldNotBeReleased(t *testing.T) {
 	w.as("--redis", "redis://"+w.own.Addr())
 	gate, reached := w.gate()
 	running := w.start(under([]string{"--timeout", "2s", "seat:1"}, "sh", "-c", strings.TrimPrefix(gate, `\! `))...)
-	i := newIssuer(t, w.own.Client(), lease.Config{Namespace: w.namespace})
-	require.Eventually(t, func() bool {
-		known, err := i.Inspect(t.Context(), "seat:1")
-		return err == nil && known.Token > 0
-	}, 20*time.Second, 5*time.Millisecond)
-	w.own.Pause()
-	reached()
+	reached(func() { w.own.Pause() })
 
 	require.Contains(t, running.next(running.errOut), "could not be released")
 	require.Zero(t, <-running.code)
