@@ -211,7 +211,7 @@ var guards = []struct {
 		{"S7", "a token that stays unsealed is refused in the end", "case sealErr != nil || tries == sealTries:", "case sealErr != nil:", "fencedb.TestATokenThatStaysUnsealedIsRefusedInTheEnd"},
 		{"S6", "what fails behind the fence is not sent again", "err = e.entered(results, implicit)\n", "err = cmp.Or(e.entered(results, implicit), results.Close())\n", "fencedb.TestAConflictBehindTheFenceIsNotTriedAgain"},
 		{"S6", "a connection that is lost behind the seal has written nothing", "\t\tif e.lost() {", "\t\tif false {", "fencedb.TestAConnectionThatIsLostBehindTheSealLeavesNoDoubt"},
-		{"S7", "what the server rounds down is not the end of another limit", "const roundings = 3", "const roundings = 0", "fencedb.TestAHoldThatTheServerHasRoundedDownWasTooShort"},
+		{"S7", "what the server rounds down is not the end of another limit", "const roundings = 3", "const roundings = 0", "fencedb.TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit"},
 		{"S7", "a transaction that may wait for its client has a limit for that", "case again:\n			sql = reenterFirst", "case again:\n			sql = reenterAlone", "fencedb.TestTracersSeeEveryStatement"},
 		{"S7", "nothing begins under a lease that is over", "e.until.Sub(e.asked) < time.Millisecond {", "false {", "fencedb.TestHoldBeginsNothingUnderALeaseThatIsOver"},
 	}},
@@ -295,7 +295,7 @@ var guards = []struct {
 		{"S7", "a connection that is lost is not asked again", ", errors.Is(err, errNobodyLeft):", ":", "fencedb.TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown"},
 	}},
 	{"fencedb/explain.go", []guard{
-		{"S7", "what the server ends a little early has ended with the lease", "time.Now().Before(e.limit)", "time.Now().Before(e.until)", "fencedb.TestWhatTheServerEndsALittleEarlyHasEndedWithTheLease"},
+		{"S7", "what the server ends a little early has ended with the lease", "time.Now().Before(e.limit)", "time.Now().Before(e.until)", "fencedb.TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit"},
 		{"S6", "an error from before the first statement says nothing of the fence", "case e.db != nil && e.conn == nil:", "case false:", "fencedb.TestAnErrorFromElsewhereIsNotTakenForTheFence"},
 		{"S6", "a statement of the caller that cannot be prepared says nothing of the fence", "case e.xid != 0, e.notPrepared(err), ", "case e.xid != 0, ", "fencedb.TestAStatementThatCannotBePreparedIsNotTakenForTheFence"},
 		{"S7", "what the server has answered counts, also where the deadline ended the connection", `(code == "" || code == codeQueryCanceled) &&`, `(code == code) &&`, "fencedb.TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection"},

@@ -59,14 +59,16 @@
 // # Time
 //
 // A grant with a method ValidUntil bounds the transaction: the server ends it when that time has
-// come (statement and idle time limits, from Postgres 17 also a limit on the whole transaction,
-// each for this transaction only and never looser than what was set before). So a paused holder
-// delays the next one by its remaining validity at the most (S7). On Postgres 15 and 16, which
-// cannot limit a transaction as a whole, the limits are drawn in with statements that write to a
-// protected table; one that only reads may be idle for the validity it had when it entered, and
-// nothing limits what deferred triggers do at COMMIT. The limits are one part in 256 short of what
-// is left, so that they need no drawing in for each of them. A holder that means to write for
-// longer than its lease says so with Hold.
+// come (time limits for statements and for waiting for the client, which a write in one round trip
+// never does; from Postgres 17 also a limit on the whole transaction; each for this transaction
+// only and never looser than what was set before). So a paused holder delays the next one by its
+// remaining validity at the most (S7). On Postgres 15 and 16, which cannot limit a transaction as a
+// whole, the limits are drawn in with statements that write to a protected table; one that only
+// reads may be idle for the validity it had when it entered, and nothing limits what deferred
+// triggers do at COMMIT, nor how long the server waits for the rest of a batch: there only TCP
+// keepalives help, as doctor of cmd/fencedb says. The limits are one part in 256 short of what is
+// left, so that they need no drawing in for each of them. A holder that means to write for longer
+// than its lease says so with Hold.
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds. That is
 // the time for asking what became of a lost COMMIT. After half of that without an answer, the

@@ -141,11 +141,13 @@ type BusyError struct {
 	cause     error
 }
 
-// Blocker is a session that holds a fence in an open transaction.
+// Blocker is a session that holds a fence in an open transaction. Its State is that of
+// pg_stat_activity: "idle in transaction" means that its client is not asking for anything. One
+// more is "active, waits for its client": the server has got only a part of its batch.
 type Blocker struct {
-	PID         int           // for pg_terminate_backend, if it must go
-	Application string        // its application_name
-	State       string        // as in pg_stat_activity; "idle in transaction" means its client is not asking for anything
+	PID         int    // for pg_terminate_backend, if it must go
+	Application string // its application_name
+	State       string
 	Open        time.Duration // since its transaction began
 }
 

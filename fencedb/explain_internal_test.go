@@ -37,40 +37,36 @@ func TestAnAnswerCountsAlsoWhenTheDeadlineEndedTheConnection(t *testing.T) {
 	}
 }
 
-// fencedb.limit_ms sets the limits of the server one part in 256 short.
-func TestWhatTheServerEndsALittleEarlyHasEndedWithTheLease(t *testing.T) {
+// fencedb.limit_ms sets the limits of the server one part in 256 short, and whole milliseconds are
+// rounded down three times on the way.
+func TestWhatTheServerEndsALittleEarlyHasEndedByItsLimit(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(time.Minute)), nil)
-		require.NoError(t, err)
-		_, err = e.remaining()
-		require.NoError(t, err)
-		e.xid = 1
-		cancelled := &pgconn.PgError{Code: codeQueryCanceled}
+	for name, c := range map[string]struct {
+		validity time.Duration
+		opts     []Option
+		early    time.Duration // after which somebody else has ended it
+		late     time.Duration // after which it was the limit
+		want     error
+	}{
+		"of the lease": {time.Minute, nil, 59 * time.Second, 59900 * time.Millisecond, ErrLeaseOver},
+		"of a Hold":    {time.Hour, []Option{Hold(500 * time.Millisecond)}, 495 * time.Millisecond, 496 * time.Millisecond, ErrTooLong},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(c.validity)), c.opts)
+				require.NoError(t, err)
+				_, err = e.remaining()
+				require.NoError(t, err)
+				e.xid = 1
+				cancelled := &pgconn.PgError{Code: codeQueryCanceled}
 
-		time.Sleep(59 * time.Second)
-		require.NotErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrLeaseOver, "by somebody else")
-		time.Sleep(900 * time.Millisecond)
-		require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrLeaseOver)
-	})
-}
-
-// It rounds three times on the way.
-func TestAHoldThatTheServerHasRoundedDownWasTooShort(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		e, err := newEntry(nil, NewGrant("table:12", 42, uuid.New(), time.Now().Add(time.Hour)), []Option{Hold(500 * time.Millisecond)})
-		require.NoError(t, err)
-		_, err = e.remaining()
-		require.NoError(t, err)
-		e.xid = 1
-		cancelled := &pgconn.PgError{Code: codeQueryCanceled}
-
-		time.Sleep(495 * time.Millisecond)
-		require.NotErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrTooLong, "by somebody else")
-		time.Sleep(time.Millisecond)
-		require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), ErrTooLong)
-	})
+				time.Sleep(c.early)
+				require.NotErrorIs(t, e.explain(t.Context(), nil, false, cancelled), c.want)
+				time.Sleep(c.late - c.early)
+				require.ErrorIs(t, e.explain(t.Context(), nil, false, cancelled), c.want)
+			})
+		})
+	}
 }
 
 // What remains of a short lease may be less than that part of a long Hold.

@@ -867,7 +867,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. What a role may not see of other sessions is empty (see pg_read_all_stats). pid 0 is a prepared transaction, which no time limit ends.';
+COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server has got only a part of a batch. What a role may not see of other sessions is empty (see pg_read_all_stats). pid 0 is a prepared transaction, which no time limit ends.';
 
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
 -- not public.
