@@ -291,6 +291,7 @@ var guards = []struct {
 		{"S6", "a transaction is asked about until its lease has ended it", "\t\tend = e.until.Add(askTime)\n", "\t\t_ = e.until\n", "fencedb.TestTheServerIsAskedForAsLongAsItCanKnow"},
 		{"S6", "a process that was stopped asks all the same", "end.Before(least) {", "end.Before(least) && false {", "fencedb.TestTheServerIsAskedForAsLongAsItCanKnow"},
 		{"S6", "a try that hangs is not the last", "context.WithTimeout(ctx, askTime/2-askTime/10)", "context.WithCancel(ctx)", "fencedb.TestATryThatHangsIsNotTheLast"},
+		{"S6", "what the server has answered is told although the last try failed", "\t\tif answer != \"\" {", "\t\toutcome = \"\"\n\t\tif answer != \"\" {", "fencedb.TestALateTryDoesNotHideWhatTheServerHasAnswered"},
 		{"S7", "a server that has forgotten is not asked again", "case errors.Is(err, errForgotten), ", "case ", "fencedb.TestTheServerIsAskedForAsLongAsItCanKnow"},
 		{"S7", "a connection that is lost is not asked again", ", errors.Is(err, errNobodyLeft):", ":", "fencedb.TestAServerThatCannotBeAskedLeavesTheOutcomeUnknown"},
 	}},

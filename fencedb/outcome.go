@@ -68,8 +68,11 @@ func (e *entry) asking(ctx context.Context) (context.Context, context.CancelFunc
 func (e *entry) ask(ctx context.Context, server asker) (outcome string, err error) {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 250*time.Millisecond) {
 		try, cancel := context.WithTimeout(ctx, askTime/2-askTime/10)
-		outcome, err := e.askOnce(try, server)
+		answer, err := e.askOnce(try, server)
 		cancel()
+		if answer != "" { // and not the end of our time, which may come in the middle of a try
+			outcome = answer
+		}
 		switch {
 		case outcome == "committed", outcome == "aborted":
 			return outcome, nil

@@ -102,6 +102,25 @@ func TestATryThatHangsIsNotTheLast(t *testing.T) {
 	})
 }
 
+// Our time may end in the middle of a try.
+func TestALateTryDoesNotHideWhatTheServerHasAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		tries := 0
+		_, err := new(entry).ask(ctx, func(ctx context.Context, dest any, _ string, _ ...any) error {
+			if tries++; tries > 1 {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			*dest.(*string) = "in progress"
+			return nil
+		})
+		require.ErrorContains(t, err, `got "in progress"`)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+}
+
 func TestAnOutcomeThatNobodyKnowsSaysWhy(t *testing.T) {
 	err := new(entry).ended(t.Context(), answers(0, ""), true, errors.New("mine"))
 	require.ErrorIs(t, err, ErrCommitUnknown)
