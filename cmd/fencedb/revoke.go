@@ -57,6 +57,7 @@ type revocation struct {
 	LeaseID  uuid.UUID `json:"lease_id"`
 	AuditID  int64     `json:"audit_id"` // 0: nothing was changed, because all former holders were shut out already
 
+	Unknown   bool `json:"unknown"`    // neither server knew it before: perhaps the name is not right
 	RowFences bool `json:"row_fences"` // there are tables under fencedb.protect_row, whose open transactions were not waited for
 }
 
@@ -73,9 +74,12 @@ func (r *revocation) print(p page) {
 			visible(r.Resource), r.Token)
 		return
 	}
-	if r.Former == nil {
+	switch {
+	case r.Unknown:
+		p.say("Neither server knew %s: see that its name is right, and --namespace. It has a fence now, at token %d.", visible(r.Resource), r.Token)
+	case r.Former == nil:
 		p.say("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token)
-	} else {
+	default:
 		p.say("Revoked: lease %s with token %d%s held %s. Its fence is at token %d now.",
 			r.Former.LeaseID, r.Former.Token, r.Former.of(), visible(r.Resource), r.Token)
 	}
@@ -182,7 +186,8 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 	if err != nil {
 		return nil, err
 	}
-	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID(), RowFences: rowFences}
+	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID(),
+		Unknown: !found.known() && found.Fence == nil, RowFences: rowFences}
 	if id, token, held := ended.Holder(); held {
 		done.Former = &former{LeaseID: id, Token: token}
 		if shown := value(found.Holder); shown.LeaseID == id {

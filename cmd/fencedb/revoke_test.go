@@ -157,7 +157,11 @@ func TestRevokingTwiceRecordsOneRevocation(t *testing.T) {
 func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	require.Nil(t, w.revoked("seat:1").Former, "nothing is known at all")
+	mistyped := w.revoked("seat:1")
+	require.Nil(t, mistyped.Former)
+	require.True(t, mistyped.Unknown)
+	require.Contains(t, w.run("revoke", "seat:2", "--reason", "it hangs", "--yes").out, "Neither server knew seat:2")
+	require.False(t, w.revoked("seat:2").Unknown)
 
 	l := w.acquire("seat:1")
 	require.NoError(t, w.book(l))
