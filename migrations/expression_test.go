@@ -152,7 +152,6 @@ func TestProtectRefusesRowsWithoutAResource(t *testing.T) {
 		require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', '`+list+`')`).Detail, "(1), (2).", list)
 	}
 	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', $$ 'r' || lower(r) $$)`).Message, "3 rows")
-	require.Contains(t, s.refused(nullValue, `SELECT fencedb.protect('lists', $$ '{a,NULL}'::text[] $$)`).Message, "3 rows")
 
 	// An owner does not see what a policy hides from owners too.
 	owner := s.withRole("allow")

@@ -568,6 +568,10 @@ func TestProtectRefusesAnExpressionThatCouldNotWork(t *testing.T) {
 		"injection":         `room); DROP TABLE seats; SELECT ('x'`,
 		"comment":           `room) /*`,
 		"parameter":         `$1`,
+		"NULL":              `NULL`,
+		"NULL of a type":    `NULL::text`,
+		"NULL in a list":    `ARRAY['a', NULL]`,
+		"an empty list":     `'{}'::text[]`,
 	} {
 		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.protect('seats', $1)`, expression)
 		require.ErrorContains(t, err, "resource expression for public.seats cannot be used", name)
@@ -595,6 +599,22 @@ func TestProtectRefusesWhatIsNoTable(t *testing.T) {
 	s.refused("42804", `SELECT fencedb.protect('odd', $$ a $$)`)
 	s.refused("42P01", `SELECT fencedb.protect('nowhere', $$ 'x' $$)`)
 	s.refused("22023", `SELECT fencedb.protect(NULL, $$ 'x' $$)`)
+}
+
+// to_regclass and to_regrole give NULL where there is nothing of that name.
+func TestNullIsRefusedWhereATableOrARoleIsNeeded(t *testing.T) {
+	t.Parallel()
+	s := newSeats(t)
+	for _, call := range []string{
+		`protect(NULL, $$ 'x' $$)`, `protect_row(NULL, $$ 'x' $$)`, `unprotect(NULL)`, `observe(NULL)`, `enforce(NULL)`,
+		`take_over_as(NULL, current_role::regrole, now() + interval '1 hour')`, `take_over_as('seats', NULL, now() + interval '1 hour')`,
+		`allow(NULL)`, `allow_operator(NULL)`,
+	} {
+		_, err := s.conn.Exec(t.Context(), `SELECT fencedb.`+call)
+		require.ErrorContains(t, err, "needs a ", call)
+		require.NotContains(t, err.Error(), "<NULL>", call)
+	}
+	s.refused("22004", `SELECT fencedb.reset_fence(NULL, 1, 'ann', 'a test')`)
 }
 
 func TestProtectingTwiceChangesNothing(t *testing.T) {

@@ -894,6 +894,9 @@ AS $$
 DECLARE
     door regprocedure;
 BEGIN
+    IF writer IS NULL THEN
+        RAISE EXCEPTION 'fencedb.allow: needs a role, got NULL' USING ERRCODE = 'null_value_not_allowed';
+    END IF;
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'untouched', 'carry', 'carry_all', 'outcome', 'last_token', 'blockers', 'once_begin', 'once_end') LOOP

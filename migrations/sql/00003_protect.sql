@@ -351,7 +351,10 @@ DECLARE
     parent regclass := (SELECT min(i.inhparent) FROM pg_inherits i JOIN pg_trigger t ON t.tgrelid = i.inhparent
                         WHERE i.inhrelid = target AND t.tgname = '~fencedb_row');
 BEGIN
-    IF parent IS NOT NULL THEN
+    IF target IS NULL THEN
+        RAISE EXCEPTION 'fencedb: needs a table, got NULL'
+            USING ERRCODE = 'null_value_not_allowed', HINT = 'to_regclass gives NULL where there is no table of that name; a cast to regclass says so.';
+    ELSIF parent IS NOT NULL THEN
         RAISE EXCEPTION '% is guarded as a part of %', target, parent
             USING ERRCODE = 'object_in_use', HINT = format('Call fencedb.protect or fencedb.unprotect for %s, or take %s out of it first (ALTER TABLE ... DETACH PARTITION or NO INHERIT).', parent, target);
     END IF;
@@ -359,7 +362,7 @@ END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.check_no_member(regclass) IS 'Inner function. Raises for a partition or inheritance child of a protected table.';
+COMMENT ON FUNCTION fencedb.check_no_member(regclass) IS 'Inner function. Raises for NULL, and for a partition or inheritance child of a protected table.';
 
 -- protect and unprotect run as whoever calls them, who may not write to the audit but may call
 -- this, as often as they like. So nothing here is theirs to say, and calling it again adds nothing:
@@ -474,6 +477,7 @@ DECLARE
     query    refcursor;
     tree     text;
     offender text;
+    never    boolean := false;
 BEGIN
     PERFORM set_config('search_path', path, true);
     OPEN query FOR EXECUTE parse;
@@ -495,6 +499,12 @@ BEGIN
     WHERE a.attrelid = target AND a.attname = ANY (columns) AND (a.attgenerated <> '' OR a.attname = 'last_fencing_token' OR mode = 'row' AND a.attname = 'last_lease_id');
     IF offender IS NOT NULL THEN
         RAISE EXCEPTION 'it reads columns that get their value after the guard has checked the row (%)', offender;
+    END IF;
+    IF columns = '{}' THEN
+        EXECUTE format('SELECT array_position(%s, NULL) IS NOT NULL', expression) INTO never;
+    END IF;
+    IF never THEN
+        RAISE EXCEPTION 'it gives no row a resource';
     END IF;
 
     plain := fencedb.plain_text(target, tree, expression);

@@ -65,6 +65,8 @@ BEGIN
     IF reset_fence.token IS NULL OR reset_fence.token < 0 THEN
         RAISE EXCEPTION 'fencedb.reset_fence: the token must be 0 or more, got %', coalesce(reset_fence.token::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
+    ELSIF reset_fence.resource IS NULL THEN
+        RAISE EXCEPTION 'fencedb.reset_fence: needs a resource, got NULL' USING ERRCODE = 'null_value_not_allowed';
     ELSIF row_token <= reset_fence.token THEN
         RAISE EXCEPTION 'fencedb.reset_fence: the row''s token (%) is not above %, so it refuses nobody', row_token, reset_fence.token
             USING ERRCODE = 'invalid_parameter_value';
@@ -198,6 +200,9 @@ AS $$
 DECLARE
     door regprocedure;
 BEGIN
+    IF operator IS NULL THEN
+        RAISE EXCEPTION 'fencedb.allow_operator: needs a role, got NULL' USING ERRCODE = 'null_value_not_allowed';
+    END IF;
     LOCK TABLE fencedb.goose_db_version IN SHARE UPDATE EXCLUSIVE MODE; -- two GRANTs at once on one function fail
     FOR door IN SELECT p.oid FROM pg_proc p
                 WHERE p.pronamespace = 'fencedb'::regnamespace AND p.proname IN ('enter', 'enter_all', 'reenter', 'admitted', 'untouched', 'outcome', 'last_token', 'blockers', 'prepared_writers', 'record', 'forget_fences', 'old_audit', 'forget_audit', 'reset_fence') LOOP
