@@ -24,7 +24,7 @@ var (
 
 	// ErrCorrupt: a key of the protocol holds something the protocol did not write. Nothing was
 	// changed. The error names the key and the problem ("is a list, not a string"). Look at the
-	// key, and delete it once no lease on the resource is in use.
+	// key, and rename it out of the way (docs/runbook/redis.md).
 	ErrCorrupt = protocol.ErrCorrupt
 
 	// ErrExhausted: the resource's tokens have reached 2^53. Nothing was changed. Someone raised
