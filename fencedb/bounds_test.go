@@ -53,37 +53,46 @@ func TestAStoppedHolderDelaysTheNextByNoMoreThanItsLease(t *testing.T) {
 	require.Equal(t, []string{"ben"}, w.guests())
 }
 
-// S7, as far as Postgres goes: before version 17 it has no limit for the rest of a batch that does
-// not come.
-func TestAHolderThatStopsInTheMiddleOfABatch(t *testing.T) {
+// S7, as far as Postgres goes: no time limit counts while it waits for the rows of a COPY or for
+// its client to read a result, and before version 17 none while it waits for the rest of a batch. A
+// little of a result is in buffers on the way, and while those fill, limits count; so that holder
+// has a long one.
+func TestAHolderThatStopsInTheMiddleOfARequest(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	conn := w.conn()
-	wire := conn.PgConn().Frontend()
-	wire.SendParse(&pgproto3.Parse{Query: `SELECT fencedb.enter('table:12', 41, gen_random_uuid(), 500, NULL, true, false)`})
-	wire.SendBind(&pgproto3.Bind{})
-	wire.SendExecute(&pgproto3.Execute{})
-	wire.Send(&pgproto3.Flush{})
-	require.NoError(t, wire.Flush())
-	for entered := false; !entered; {
-		msg, err := wire.Receive()
-		require.NoError(t, err)
-		_, entered = msg.(*pgproto3.CommandComplete)
-	}
+	for stops, c := range map[string]struct {
+		limit   time.Duration
+		request []pgproto3.FrontendMessage
+	}{
+		"in a batch":                  {500 * time.Millisecond, []pgproto3.FrontendMessage{&pgproto3.Parse{Query: `SELECT`}, &pgproto3.Flush{}}},
+		"in a COPY":                   {500 * time.Millisecond, []pgproto3.FrontendMessage{&pgproto3.Query{String: `COPY bookings FROM STDIN`}}},
+		"before it has read a result": {time.Hour, []pgproto3.FrontendMessage{&pgproto3.Query{String: `SELECT repeat('x', 100000000)`}}},
+	} {
+		t.Run(stops, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			conn := w.conn()
+			_, err := conn.Exec(t.Context(), fmt.Sprintf(`BEGIN; SELECT fencedb.enter('table:12', 41, gen_random_uuid(), %d)`, c.limit.Milliseconds()))
+			require.NoError(t, err)
+			for _, message := range c.request {
+				conn.PgConn().Frontend().Send(message)
+			}
+			require.NoError(t, conn.PgConn().Frontend().Flush())
 
-	err := fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 42, 2*time.Second))
+			err = fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 42, 3*time.Second))
 
-	if conn.PgConn().ParameterStatus("server_version") >= "17" {
-		require.NoError(t, err)
-		return
+			if stops == "in a batch" && conn.PgConn().ParameterStatus("server_version") >= "17" {
+				require.NoError(t, err)
+				return
+			}
+			var busy *fencedb.BusyError
+			require.ErrorAs(t, err, &busy)
+			require.Len(t, busy.Blockers, 1)
+			require.EqualValues(t, conn.PgConn().PID(), busy.Blockers[0].PID)
+			require.Equal(t, "active, waits for its client", busy.Blockers[0].State)
+			require.NoError(t, conn.PgConn().Conn().Close())
+			require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 43, 10*time.Second)))
+		})
 	}
-	var busy *fencedb.BusyError
-	require.ErrorAs(t, err, &busy)
-	require.Len(t, busy.Blockers, 1)
-	require.EqualValues(t, conn.PgConn().PID(), busy.Blockers[0].PID)
-	require.Equal(t, "active, waits for its client", busy.Blockers[0].State)
-	require.NoError(t, conn.PgConn().Conn().Close())
-	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 43, 10*time.Second)))
 }
 
 func TestEnterInATransactionThatCouldNotBegin(t *testing.T) {
@@ -232,6 +241,21 @@ func TestANewcomerThatCannotGetTheFenceLearnsWhoHasIt(t *testing.T) {
 		blocker.commit()
 		require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant(g.Resource(), 42)))
 	}
+}
+
+// A fence that is being inserted cannot be seen, also beside one that can.
+func TestANewcomerToSeveralLearnsWhoIsMakingOneOfThem(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grant("table:11", 41)))
+	maker := w.holder(grant("table:12", 41)).enter()
+
+	err := fencedb.Seal(t.Context(), w.pool, fencedb.All(grantFor("table:11", 42, time.Second), grantFor("table:12", 42, time.Second)))
+
+	var busy *fencedb.BusyError
+	require.ErrorAs(t, err, &busy)
+	require.Len(t, busy.Blockers, 1)
+	require.EqualValues(t, maker.conn.PgConn().PID(), busy.Blockers[0].PID)
 }
 
 func TestAnExpiredGrantIsRefusedBeforeAnythingIsSent(t *testing.T) {

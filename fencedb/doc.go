@@ -65,10 +65,11 @@
 // remaining validity at the most (S7). On Postgres 15 and 16, which cannot limit a transaction as a
 // whole, the limits are drawn in with statements that write to a protected table; one that only
 // reads may be idle for the validity it had when it entered, and nothing limits what deferred
-// triggers do at COMMIT, nor how long the server waits for the rest of a batch: there only TCP
-// keepalives help, as doctor of cmd/fencedb says. The limits are one part in 256 short of what is
-// left, so that they need no drawing in for each of them. A holder that means to write for longer
-// than its lease says so with Hold.
+// triggers do at COMMIT, nor how long the server waits for the rest of a batch. On every version
+// nothing limits how long it waits for the rows of a COPY, or for its client to read a result. If
+// the client has vanished, TCP keepalives end such a wait, as doctor of cmd/fencedb says. The
+// limits are one part in 256 short of what is left, so that they need no drawing in for each of
+// them. A holder that means to write for longer than its lease says so with Hold.
 //
 // No call outlasts its context, or the validity of its grant, by more than five seconds. That is
 // the time for asking what became of a lost COMMIT. After half of that without an answer, the

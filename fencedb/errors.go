@@ -137,13 +137,17 @@ func (e *WrongResourceError) Unwrap() []error { return []error{ErrWrongResource,
 type BusyError struct {
 	Resources []string      // what we tried to enter
 	Waited    time.Duration // how long
-	Blockers  []Blocker     // the sessions in the way when we gave up; empty if they had ended by then
 	cause     error
+
+	// Blockers are the sessions in the way when we gave up: empty if they had ended by then, nil if
+	// the server could not be asked, as in a transaction of the caller (Enter, EnterSQL).
+	Blockers []Blocker
 }
 
-// Blocker is a session that holds a fence in an open transaction. Its State is that of
+// Blocker is a session that holds a fence in an open transaction, or may hold it, if the resource
+// has no fence yet: then all that are changing fences are named. Its State is that of
 // pg_stat_activity: "idle in transaction" means that its client is not asking for anything. One
-// more is "active, waits for its client": the server has got only a part of its batch.
+// more is "active, waits for its client": for the rest of a request, or to read a result.
 type Blocker struct {
 	PID         int    // for pg_terminate_backend, if it must go
 	Application string // its application_name
@@ -161,8 +165,12 @@ func (e *BusyError) Error() string {
 		by = append(by, fmt.Sprintf("pid %d (%s%s, open for %v)", b.PID, name,
 			cmp.Or(b.State, "state not visible to this role"), b.Open.Round(time.Millisecond)))
 	}
+	nobody := "a session that has ended since"
+	if e.Blockers == nil {
+		nobody = "a session that could not be asked for; see fencedb.blockers"
+	}
 	return fmt.Sprintf("%v: waited %v for %q, behind %s", ErrBusy, e.Waited.Round(time.Millisecond), e.Resources,
-		cmp.Or(strings.Join(by, ", "), "a session that has ended since"))
+		cmp.Or(strings.Join(by, ", "), nobody))
 }
 
 func (e *BusyError) Unwrap() []error { return []error{ErrBusy, e.cause} }

@@ -27,6 +27,23 @@ func TestBusyLeavesOutAnApplicationWithoutAName(t *testing.T) {
 	}
 }
 
+func TestBusySaysWhetherAnybodyWasAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	holder := w.holder(grant("table:12", 41)).enter()
+	conn := w.conn()
+	tx, err := conn.Begin(t.Context())
+	require.NoError(t, err)
+
+	_, err = fencedb.Enter(t.Context(), tx, grantFor("table:12", 42, time.Second))
+
+	require.ErrorIs(t, err, fencedb.ErrBusy)
+	require.ErrorContains(t, err, "a session that could not be asked for")
+	require.NoError(t, tx.Rollback(t.Context()))
+	holder.commit()
+	require.ErrorContains(t, &fencedb.BusyError{Blockers: []fencedb.Blocker{}}, "a session that has ended since")
+}
+
 func TestWritesOfAnotherResourceSaySo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

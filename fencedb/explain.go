@@ -148,14 +148,16 @@ func (e *entry) blockers(ctx context.Context, server asker) []Blocker {
 	return named(list)
 }
 
-// named reads a list of rows of fencedb.blockers.
+// named reads a list of rows of fencedb.blockers. Without one it returns nil.
 func named(list []byte) []Blocker {
 	var rows []struct {
 		PID                int
 		Application, State string
 		OpenMS             int64 `json:"open_ms"`
 	}
-	_ = json.Unmarshal(list, &rows)
+	if json.Unmarshal(list, &rows) != nil {
+		return nil
+	}
 	blockers := make([]Blocker, len(rows))
 	for i, b := range rows {
 		blockers[i] = Blocker{b.PID, b.Application, b.State, time.Duration(b.OpenMS) * time.Millisecond}

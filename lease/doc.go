@@ -106,13 +106,13 @@
 // that the waiter holds, the lease is over after a second, and the waiter has lost its place.
 //
 // A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a
-// quarter of a second if it had only just asked, and never more than 0.6 s. A waiter that was stopped or cut off can seem to
-// listen. It costs one second if it was granted the lease. If it was only told that the resource is
-// free, it costs half a second, because the next waiter that listens is told when to ask. If that
-// one was stopped too, those behind it ask after five seconds at the latest. A process that falls
-// silent loses its place after six seconds, or half a second after it was told that the
-// resource is free. A process that is connecting again keeps its place, although others may go
-// first.
+// quarter of a second if it had only just asked, and never more than 0.6 s. A waiter that was
+// stopped or cut off can seem to listen. It costs one second if it was granted the lease. If it was
+// only told that the resource is free, it costs half a second, because the next waiter that listens
+// is told when to ask. If that one was stopped too, those behind it ask after five seconds at the
+// latest. A process that falls silent loses its place after six seconds, or half a second after it
+// was told that the resource is free. A process that is connecting again keeps its place, although
+// others may go first.
 //
 // # Authority
 //

@@ -106,12 +106,12 @@ SELECT * FROM (
 SELECT session_user::text FROM pg_settings
 WHERE name = 'default_transaction_read_only' AND setting = 'on' AND source IN ('user', 'database user', 'client') AND NOT pg_is_in_recovery();
 
--- warning postgres_keepalives: this Postgres is older than 17, and notices only after %s that a client has vanished
--- Why: a client whose machine or network goes away while it sends a batch holds its fences until then, because no time limit of Postgres counts there before 17
--- Do: set tcp_keepalives_idle = 20, tcp_keepalives_interval = 5 and tcp_keepalives_count = 3, which new connections have after a reload, or upgrade
+-- warning postgres_keepalives: this Postgres notices only after %s that a client has vanished
+-- Why: a client whose machine or network goes away in the middle of a request holds its fences until then, because no time limit of Postgres counts in a COPY, nor before 17 in a batch
+-- Do: set tcp_keepalives_idle = 20, tcp_keepalives_interval = 5 and tcp_keepalives_count = 3, which new connections have after a reload
 SELECT make_interval(secs => k.seconds)::text
 FROM (SELECT current_setting('tcp_keepalives_idle')::int + current_setting('tcp_keepalives_interval')::int * current_setting('tcp_keepalives_count')::int AS seconds) k
-WHERE current_setting('server_version_num')::int < 170000 AND k.seconds > 60;
+WHERE k.seconds > 60;
 
 -- error open_to_all: any client may call %s
 -- Why: it can shut holders out, or set fences back and let others in; pg_restore --no-privileges leaves them like that

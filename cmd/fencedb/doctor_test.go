@@ -281,13 +281,7 @@ func TestDoctorNamesConnectionsThatOutliveTheirClients(t *testing.T) {
 	t.Parallel()
 	w := sound(t)
 	w.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET tcp_keepalives_idle = 7200', current_database()); END $$`)
-	var old bool
-	require.NoError(t, w.pool.QueryRow(t.Context(), `SELECT current_setting('server_version_num')::int < 170000`).Scan(&old))
-	var found []string
-	if old {
-		found = []string{"warning postgres_keepalives"}
-	}
-	require.Equal(t, found, w.diagnosed(exitDone))
+	require.Equal(t, []string{"warning postgres_keepalives"}, w.diagnosed(exitDone))
 }
 
 const observedPartition = `

@@ -57,7 +57,7 @@ type revocation struct {
 	LeaseID  uuid.UUID `json:"lease_id"`
 	AuditID  int64     `json:"audit_id"` // 0: nothing was changed, because all former holders were shut out already
 
-	Unknown   bool `json:"unknown"`    // neither server knew it before: perhaps the name is not right
+	Unknown   bool `json:"unknown"`    // neither server knew a lease or a fence of it: perhaps the name is not right
 	RowFences bool `json:"row_fences"` // there are tables under fencedb.protect_row, whose open transactions were not waited for
 }
 
@@ -76,7 +76,7 @@ func (r *revocation) print(p page) {
 	}
 	switch {
 	case r.Unknown:
-		p.say("Neither server knew %s: see that its name is right, and --namespace. It has a fence now, at token %d.", visible(r.Resource), r.Token)
+		p.say("Neither server knew a lease or a fence of %s: see that its name is right, and --namespace. It has a fence now, at token %d.", visible(r.Resource), r.Token)
 	case r.Former == nil:
 		p.say("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token)
 	default:

@@ -103,7 +103,7 @@ func (a *api) answer(
 			}
 			status, body, contentType = p.Status, p, "application/problem+json"
 		}
-		left := errors.Is(r.Context().Err(), context.Canceled) // the client has
+		left := context.Cause(r.Context()) == context.Canceled // the client has; we give a cause
 		if status >= http.StatusInternalServerError && !left {
 			level = slog.LevelError
 		}

@@ -12,7 +12,8 @@
 --   55P03  busy: an open transaction held the fence for as long as this one could wait
 --   40001  not sealed: above READ COMMITTED, the token has not entered yet (see take), or a newer
 --          one is entering
--- FN001 to FN003 and 55P03 carry their values as a JSON object in DETAIL.
+-- FN001 to FN003, and 55P03 where the fence was there before, carry their values as a JSON object
+-- in DETAIL.
 
 -- +goose Up
 
@@ -590,7 +591,7 @@ COMMENT ON FUNCTION fencedb.lower_transaction_timeout(bigint) IS 'Inner function
 -- nor does a limit that idle, a constant, leaves out.
 CREATE FUNCTION fencedb.admitted(since_start_ms bigint, remaining_ms bigint, limit_ms bigint, entered text, idle boolean) RETURNS xid8
     LANGUAGE sql
-    RETURN CASE WHEN concat(fencedb.lower_limit('statement_timeout', limit_ms), CASE WHEN idle THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
+    RETURN CASE WHEN concat(fencedb.lower_limit('statement_timeout', limit_ms), CASE WHEN idle IS NOT FALSE THEN fencedb.lower_limit('idle_in_transaction_session_timeout', limit_ms) END,
         CASE WHEN current_setting('transaction_timeout', true) = '0' THEN set_config('transaction_timeout', remaining_ms::text, true)
              WHEN current_setting('transaction_timeout', true) <> '0' THEN fencedb.lower_transaction_timeout(remaining_ms) END,
         set_config('fencedb.entered', concat_ws(' ', pg_current_xact_id(), since_start_ms + remaining_ms, limit_ms, entered), true)) IS NOT NULL
@@ -833,15 +834,16 @@ $$;
 COMMENT ON FUNCTION fencedb.prepared_writers() IS 'The prepared transactions that hold fences, those too that they have made.';
 
 -- Whose open transactions keep the fences of resources. The xmax of a fence names its locker, or a
--- multixact of several; a fence that is being inserted cannot be seen, then whoever is changing the
--- ledger is named.
+-- multixact of several; a fence that is being inserted cannot be seen, so where one is missing,
+-- whoever is changing the ledger is named as well.
 -- +goose StatementBegin
 CREATE FUNCTION fencedb.blockers(resources text[]) RETURNS TABLE (pid int, application text, state text, open_ms bigint)
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    lockers xid[] := ARRAY(SELECT f.xmax FROM fencedb.fences f WHERE f.resource = ANY (resources COLLATE "C"));
+    lockers xid[]   := ARRAY(SELECT f.xmax FROM fencedb.fences f WHERE f.resource = ANY (resources COLLATE "C"));
+    missing boolean := EXISTS (SELECT FROM unnest(resources) r WHERE NOT EXISTS (SELECT FROM fencedb.fences f WHERE f.resource = r COLLATE "C"));
     locker  xid;
 BEGIN
     FOREACH locker IN ARRAY lockers LOOP
@@ -852,22 +854,22 @@ BEGIN
     END LOOP;
 
     RETURN QUERY
-    SELECT DISTINCT a.pid, a.application_name, CASE WHEN a.state = 'active' AND a.wait_event = 'ClientRead' THEN 'active, waits for its client' ELSE coalesce(a.state, '') END, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, 0)::bigint
+    SELECT DISTINCT a.pid, a.application_name, CASE WHEN a.state = 'active' AND a.wait_event IN ('ClientRead', 'ClientWrite') THEN 'active, waits for its client' ELSE coalesce(a.state, '') END, coalesce(extract(epoch FROM clock_timestamp() - a.xact_start) * 1000, 0)::bigint
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE a.pid <> pg_backend_pid() AND l.granted
       AND (l.locktype = 'transactionid' AND l.transactionid = ANY (lockers)
-           OR lockers = '{}' AND l.relation = 'fencedb.fences'::regclass AND l.mode = 'RowExclusiveLock'
+           OR missing AND l.relation = 'fencedb.fences'::regclass AND l.mode = 'RowExclusiveLock'
               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()))
     UNION ALL
     SELECT 0, p.gid, 'prepared transaction', (extract(epoch FROM clock_timestamp() - p.prepared) * 1000)::bigint
     FROM pg_prepared_xacts p
     WHERE p.transaction = ANY (lockers)
-       OR lockers = '{}' AND p.transaction IN (SELECT h.xid FROM fencedb.prepared_writers() h);
+       OR missing AND p.transaction IN (SELECT h.xid FROM fencedb.prepared_writers() h);
 END
 $$;
 -- +goose StatementEnd
 
-COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server has got only a part of a batch. What a role may not see of other sessions is empty (see pg_read_all_stats). pid 0 is a prepared transaction, which no time limit ends.';
+COMMENT ON FUNCTION fencedb.blockers(text[]) IS 'The sessions whose open transactions hold the fences of resources now, and for how many milliseconds they have been open. state is that of pg_stat_activity, or "active, waits for its client" where the server waits for the rest of a request, or for its client to read a result. What a role may not see of other sessions is empty (see pg_read_all_stats). pid 0 is a prepared transaction, which no time limit ends. Of a resource that has no fence yet it cannot be told who is making it: then all sessions that are changing fences are named, also those of other resources.';
 
 -- Least privilege: who may raise a fence can shut others out, so enter is granted (fencedb.allow),
 -- not public.

@@ -66,7 +66,7 @@ BEGIN
         RAISE EXCEPTION 'fencedb.reset_fence: the token must be 0 or more, got %', coalesce(reset_fence.token::text, 'NULL')
             USING ERRCODE = 'invalid_parameter_value';
     ELSIF reset_fence.resource IS NULL THEN
-        RAISE EXCEPTION 'fencedb.reset_fence: needs a resource, got NULL' USING ERRCODE = 'null_value_not_allowed';
+        RAISE EXCEPTION 'fencedb.reset_fence: needs a resource, got NULL' USING ERRCODE = 'invalid_parameter_value';
     ELSIF row_token <= reset_fence.token THEN
         RAISE EXCEPTION 'fencedb.reset_fence: the row''s token (%) is not above %, so it refuses nobody', row_token, reset_fence.token
             USING ERRCODE = 'invalid_parameter_value';
