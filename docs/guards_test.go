@@ -316,6 +316,7 @@ var guards = []struct {
 	}},
 	{"internal/protocol/send.go", []guard{
 		{"L5", "a master that hangs ends only its own leases", "ofMaster[master] = append(ofMaster[master], r)", "_, ofMaster[nil] = master, append(ofMaster[nil], r)", "lease.TestAMasterThatHangsEndsOnlyItsOwnLeases"},
+		{"L5", "a master of a Cluster that does not answer is looked for again", "			s.cluster.ReloadState(ctx)\n", "", "lease.TestALeaseSurvivesTheDeathOfAMasterOfItsCluster"},
 	}},
 	{"internal/protocol/common.lua", []guard{
 		{"L6", "who waits behind 500 dead is not passed", "if not stopped and from >= LOOK then", "if not stopped and from >= LOOK and #visited > 0 then", "lease.TestANewcomerDoesNotPassWhoWaitsBehindTheDead"},
@@ -380,6 +381,7 @@ var guards = []struct {
 		{"L4", "a permit that ran out is not extended", "find_living(owner, name, now)", "find(owner, name, '-inf')", "lease.TestSemaphoreAPlaceThatRanOutIsNotExtended"},
 	}},
 	{"lease/lease.go", []guard{
+		{"L4", "a release that a part of a quorum has carried out is no loss", " || err != nil && l.core.votes", "", "lease.TestAReleaseThatOneMemberRefusesForAWhileIsNoLoss"},
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},
 		{"L5", "a lease that Redis does not know any more is over", "	case answer.Value != done:\n		l.end(answer.Value.loss())\n		err = l.ended\n", "", "lease.TestLossIsNoticedByTheNextRenewal"},
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},

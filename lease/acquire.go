@@ -267,7 +267,7 @@ func (a *acquisition) giveUp() {
 func (a *acquisition) withdraw() {
 	if a.asked {
 		a.call.withdrawn.Store(true)
-		a.behind.debts = append(a.behind.debts, a.takeBack(a.call))
+		a.behind.owes(a.takeBack(a.call))
 	}
 }
 

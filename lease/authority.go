@@ -120,7 +120,7 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 // that, a request that arrives late may still exchange it.
 func (a *acquisition) takeBackAfter(old *release) {
 	d := a.core.registry.owe(new(debt), a.core.cfg.TTL, a.resources...)
-	a.behind.debts = append(a.behind.debts, d)
+	a.behind.owes(d)
 	go func() {
 		<-old.paid
 		<-a.takeBack(a.call).paid

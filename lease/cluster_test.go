@@ -87,14 +87,40 @@ func TestAMasterThatHangsEndsOnlyItsOwnLeases(t *testing.T) {
 		all = append(all, try(t, i, "a"+itoa(int64(n))))
 	}
 	hangs := owner(all[0])
+	paused := time.Now()
 	require.NoError(t, hangs.Client().ClientPause(t.Context(), 8*time.Second).Err())
 	<-all[0].Context().Done()
 	require.ErrorIs(t, all[0].Err(), lease.ErrUnreachable)
 	for _, l := range all {
 		if owner(l) != hangs {
 			require.NoError(t, l.Err())
-			require.Greater(t, time.Until(l.ValidUntil()), time.Second, "it was renewed")
+			require.Greater(t, l.ValidUntil(), paused.Add(3*time.Second), "it was renewed")
 		}
+	}
+}
+
+// A client of a Cluster learns of a new master from the answer of a server, and one that is dead
+// answers nothing.
+func TestALeaseSurvivesTheDeathOfAMasterOfItsCluster(t *testing.T) {
+	t.Parallel()
+	for replicas := range 2 { // that have to confirm a grant
+		cluster := testenv.Cluster(t)
+		w := &world{client: cluster.Client(), namespace: "cluster"}
+		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: time.Second})
+		if replicas > 0 {
+			i = w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: time.Second, Replicas: replicas})
+		}
+		master := cluster.Owner(cluster.Slot(w.key("a", "owner")))
+		cluster.Replicate(master)
+		l := try(t, i, "a")
+		require.EqualValues(t, 1, master.Client().Wait(t.Context(), 1, time.Minute).Val())
+
+		master.Kill()
+
+		died := time.Now()
+		require.Eventually(t, func() bool { return l.ValidUntil().After(died.Add(30 * time.Second)) }, 29*time.Second, 10*ms)
+		require.NoError(t, l.Err())
+		require.NoError(t, l.Release(t.Context()))
 	}
 }
 

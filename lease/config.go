@@ -76,7 +76,8 @@ type Config struct {
 
 	// Replicas is how many replicas must confirm a new lease within ReplicaTimeout (Redis's WAIT).
 	// If fewer do, it is undone, with [ErrTooFewReplicas]. That makes it unlikely, not impossible,
-	// that a fail-over forgets a lease; only fencing makes it harmless. Defaults to none.
+	// that a fail-over forgets a lease; only fencing makes it harmless. On a Cluster, a resource
+	// whose slot is being moved cannot be acquired until the move is done. Defaults to none.
 	Replicas int
 
 	// ReplicaTimeout is less than TTL - Margin, and than the client's read timeout. Whole

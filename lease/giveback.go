@@ -194,6 +194,15 @@ func (d *debt) latest() error {
 	return d.last
 }
 
+func (d *debt) isPaid() bool {
+	select {
+	case <-d.paid:
+		return true
+	default:
+		return false
+	}
+}
+
 // blocked is what nobody can acquire while the debt is not paid. The caller holds the registry's
 // mu.
 func (d *debt) blocked() []Blocked {
@@ -226,9 +235,14 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 // return.
 type behind struct{ debts []*debt }
 
+// owes adds a debt, and forgets those that are paid: a waiter on a quorum can make one a second.
+func (b *behind) owes(d *debt) {
+	b.debts = append(slices.DeleteFunc(b.debts, (*debt).isPaid), d)
+}
+
 func (b *behind) giveBack(ctx context.Context, leases ...*Lease) {
 	for _, l := range leases {
-		b.debts = append(b.debts, &l.release(ctx, ErrReleased).debt)
+		b.owes(&l.release(ctx, ErrReleased).debt)
 	}
 }
 

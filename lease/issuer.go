@@ -62,7 +62,9 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 // A member has half of [Config.RenewTimeout] to answer, three seconds at most. A slow one is waited
 // for while its vote can decide, and then for 50 ms.
 //
-// It adds availability: leases work while a minority of the members is down. It does not add safety
+// It adds availability: leases work while a minority of the members is down. A member that was down
+// when a lease was granted does not get it later, so a lease that is held for long ends if too many
+// of the others are restarted meanwhile, also one by one. It does not add safety
 // where the data store checks tokens, and without such a store it is only as safe as clocks and
 // pauses allow. A member that has lost its data must stay away for as long as a lease lasts, or two
 // may hold the resource; tokens then rise by the members' clocks.

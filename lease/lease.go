@@ -454,7 +454,7 @@ func (r *release) goOn(err error) { go r.pay(r.trace.ctx, err, r.attempt, r.ende
 func (r *release) attempt(ctx context.Context) error {
 	l := r.lease
 	result, err := l.core.store.release(ctx, l.term)
-	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
+	l.unsure = l.unsure || errors.Is(err, ErrUnreachable) || err != nil && l.core.votes // a part of the members may have
 	if err == nil {
 		r.done, r.err = true, r.outcome(result)
 	} else {
@@ -470,14 +470,7 @@ func (r *release) ended() {
 }
 
 // unanswered reports whether the release is over without an answer.
-func (r *release) unanswered() bool {
-	select {
-	case <-r.paid:
-		return !r.done
-	default:
-		return false
-	}
-}
+func (r *release) unanswered() bool { return r.isPaid() && !r.done }
 
 // outcome is what became of the release. If an earlier request went unanswered, it may have been
 // carried out; then a lease that is gone is no error.

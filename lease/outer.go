@@ -129,7 +129,7 @@ func (a *acquisition) releaseOuters() {
 		release := func(context.Context) error { o.release(); return nil }
 		d := a.core.registry.giveBack(a.caller, a.core.cfg.TTL, release, a.resources[n])
 		if !hangs { // or the call would wait for it
-			a.behind.debts = append(a.behind.debts, d)
+			a.behind.owes(d)
 		}
 	}
 }

@@ -271,7 +271,7 @@ func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(
 		server = protocol.Over(master)
 	}
 	r, confirmed, err := c.RunAndWait(ctx, server, s.cfg.Replicas, s.cfg.ReplicaTimeout)
-	if s.cluster != nil && protocol.Moved(err) {
+	if s.cluster != nil && (protocol.Moved(err) || errors.Is(err, ErrUnreachable)) {
 		s.cluster.ReloadState(ctx)
 	}
 	if err != nil {

@@ -71,8 +71,7 @@ func (e oneLine) Unwrap() error { return e.error }
 // Failed sorts what went wrong with a request: the caller's context, no answer, or an error that
 // Redis answered.
 func Failed(ctx context.Context, request string, err error) error {
-	var answered redis.Error
-	if !errors.As(err, &answered) {
+	if !answered(err) {
 		return unanswered(ctx, err)
 	}
 	if errors.Is(err, redis.Nil) { // which is no error of Redis's, and no answer of a script's
@@ -84,6 +83,12 @@ func Failed(ctx context.Context, request string, err error) error {
 		}
 	}
 	return fmt.Errorf("lease: redis refused %s: %w", request, err)
+}
+
+// answered reports whether err is what Redis has answered.
+func answered(err error) bool {
+	var answer redis.Error
+	return errors.As(err, &answer)
 }
 
 // refusals are answers of a Redis that works but refuses this request now. It refuses a script at

@@ -79,8 +79,9 @@ func (c Call) Name() string { return c.script.Name }
 // when it is sent again. On a Cluster each travels alone, because the client waits for all servers
 // of a pipeline, but for those of one [QueryAll] to one master.
 type Sender struct {
-	client redis.UniversalClient
-	shares bool // calls travel together
+	client  redis.UniversalClient
+	cluster *redis.ClusterClient // the same, if it is one of a Cluster
+	shares  bool                 // calls travel together
 
 	mu       sync.Mutex
 	waiting  []*request // to be sent; guarded by mu
@@ -99,7 +100,8 @@ func CheckClient(client redis.UniversalClient) error {
 // Over makes a Sender of a client, which stays its owner's.
 func Over(client redis.UniversalClient) *Sender {
 	_, oneServer := client.(*redis.Client)
-	return &Sender{client: client, shares: oneServer}
+	cluster, _ := client.(*redis.ClusterClient)
+	return &Sender{client: client, cluster: cluster, shares: oneServer}
 }
 
 // Answer is what came back of one request: a value, or why there is none.
@@ -133,8 +135,8 @@ func QueryAll[T any](ctx context.Context, s *Sender, calls []Call, decode func(R
 	for i, c := range calls {
 		requests[i] = &request{ctx: ctx, call: c, answered: make(chan struct{})}
 	}
-	if cluster, ok := s.client.(*redis.ClusterClient); ok {
-		go s.serveMasters(ctx, cluster, requests)
+	if s.cluster != nil {
+		go s.serveMasters(ctx, requests)
 	} else {
 		s.enqueue(requests...)
 	}
@@ -283,13 +285,13 @@ func growStack() {
 
 // serveMasters sends requests to a Cluster, those for one master together. A master that hangs
 // keeps back only the answers that are its own.
-func (s *Sender) serveMasters(ctx context.Context, cluster *redis.ClusterClient, requests []*request) {
+func (s *Sender) serveMasters(ctx context.Context, requests []*request) {
 	s.mu.Lock()
 	s.underWay += len(requests)
 	s.mu.Unlock()
 	ofMaster := map[*redis.Client][]*request{}
 	for _, r := range requests {
-		master, err := cluster.MasterForKey(ctx, r.call.Key())
+		master, err := s.cluster.MasterForKey(ctx, r.call.Key())
 		if err != nil {
 			go s.serve([]*request{r})
 			continue
@@ -346,7 +348,13 @@ func (s *Sender) attempt(ctx context.Context, requests []*request) (unknown []*r
 	}
 	s.process(ctx, requests)
 	for _, r := range requests {
-		if err := r.command.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		err := r.command.Err()
+		if s.cluster != nil && err != nil && !answered(err) {
+			// Perhaps the server has died, and another serves the slot by now. The client looks only
+			// once a minute, or when a server tells it to.
+			s.cluster.ReloadState(ctx)
+		}
+		if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			r.is(ctx, append([]any{"eval", r.call.script.Source}, r.call.words[2:]...))
 			unknown = append(unknown, r)
 		}

@@ -174,6 +174,7 @@ func replication(ctx context.Context, server *RedisServer, field string) string 
 // error and must be called from the test's goroutine.
 type ClusterServers struct {
 	t     testing.TB
+	args  []string // of each redis-server
 	nodes []*RedisServer
 	ids   []string // of the nodes, by which cluster commands name them
 	owner []int    // node of each slot, by our own doing
@@ -192,13 +193,13 @@ const (
 // arguments are those of redis-server, for each of them. Everything ends with the test.
 func Cluster(t testing.TB, args ...string) *ClusterServers {
 	t.Helper()
-	c := &ClusterServers{t: t}
+	c := &ClusterServers{t: t, args: append([]string{
+		clusterEnabled, "yes",
+		"--cluster-config-file", "nodes.conf",
+		"--cluster-node-timeout", "2000", // ms
+	}, args...)}
 	for i := range clusterMasters {
-		node := OwnRedis(t, append([]string{
-			clusterEnabled, "yes",
-			"--cluster-config-file", "nodes.conf",
-			"--cluster-node-timeout", "2000", // ms
-		}, args...)...)
+		node := OwnRedis(t, c.args...)
 		id := must(node.Client().ClusterMyID(t.Context()).Result())(t)
 		c.nodes, c.ids = append(c.nodes, node), append(c.ids, id)
 		// It says in advance whose claim counts, which the nodes would have to agree on otherwise.
@@ -217,6 +218,22 @@ func Cluster(t testing.TB, args ...string) *ClusterServers {
 		})
 	})
 	return c
+}
+
+// Replicate starts a replica of a master, and returns once it has the master's data. When the
+// master dies, the others make it the master.
+func (c *ClusterServers) Replicate(master *RedisServer) *RedisServer {
+	c.t.Helper()
+	replica := OwnRedis(c.t, c.args...)
+	c.do(master, "CLUSTER", "MEET", loopback, replica.node.port, replica.node.port+clusterBus)
+	id := c.ids[slices.Index(c.nodes, master)]
+	await(c.t, "the replica to know its master", func(ctx context.Context) bool {
+		return replica.Client().ClusterReplicate(ctx, id).Err() == nil
+	})
+	await(c.t, "the replica to have its master's data", func(ctx context.Context) bool {
+		return strings.Contains(replica.Client().Info(ctx, "replication").Val(), "master_link_status:up")
+	})
+	return replica
 }
 
 // Nodes returns the masters.
