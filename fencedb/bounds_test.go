@@ -20,6 +20,7 @@ import (
 
 	"github.com/fencedb/fencedb/fencedb"
 	"github.com/fencedb/fencedb/internal/faulty"
+	"github.com/fencedb/fencedb/lease"
 )
 
 // S7. The holder stops in the middle of its transaction, as in a long GC pause, and keeps its
@@ -131,10 +132,10 @@ func TestAStreamOfTransactionsDelaysTheNextByNoMoreThanTheirLease(t *testing.T) 
 
 	require.NoError(t, fencedb.Seal(t.Context(), w.pool, grantFor("table:12", 42, 10*time.Second)))
 
-	require.Less(t, time.Since(start), validity+time.Second)
+	require.Less(t, time.Since(start), validity+slack)
 	for range 3 {
 		err := received(t, ended)
-		require.True(t, errors.Is(err, fencedb.ErrStale) || errors.Is(err, fencedb.ErrLeaseOver), "%v", err)
+		require.True(t, lease.IsLost(err), "%v", err) // busy where it had less than a millisecond to wait for the newcomer
 	}
 }
 
@@ -182,7 +183,7 @@ func TestHoldReplacesTheRemainingValidity(t *testing.T) {
 		return setting
 	}
 
-	require.Regexp(t, `^59\d\d\dms$`, timeout())
+	require.Regexp(t, `^5\d\d\d\dms$`, timeout())
 	w.exec(`DELETE FROM fencedb.fences`)
 	require.Regexp(t, `^358\d\d\d\dms$`, timeout(fencedb.Hold(time.Hour)))
 }
@@ -412,8 +413,8 @@ func TestANewcomerWaitsNoLongerThanItMay(t *testing.T) {
 		return enterSQL(ctx, tx, g)
 	}
 	for name, attempt := range entries {
-		// A busy server may take half a second to answer that its time is over.
-		for by, bound := range map[string]time.Duration{"lease": time.Second, "context": 2500 * time.Millisecond} {
+		// The server answers a fifth of the time of a context before its end.
+		for by, bound := range map[string]time.Duration{"lease": time.Second, "context": 5 * time.Second} {
 			t.Run(name+" bounded by the "+by, func(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t)
@@ -617,10 +618,10 @@ func TestALeaseThatIsRenewedWhileItWaitsToBeginIsNotOver(t *testing.T) {
 		pool, _ := w.behindProxy() // which has one connection
 		only, err := pool.Acquire(t.Context())
 		require.NoError(t, err)
-		time.AfterFunc(1700*time.Millisecond, only.Release)
+		time.AfterFunc(3400*time.Millisecond, only.Release)
 		all.start(func() (judge func()) {
 			id := int(ids.Add(1))
-			delivered, err := writes[name](context.Background(), pool, renewed{grant(tableOf(id), 1), time.Second}, id)
+			delivered, err := writes[name](context.Background(), pool, renewed{grant(tableOf(id), 1), 2 * time.Second}, id)
 			return func() {
 				require.NoError(t, err, name)
 				require.True(t, delivered, name)
@@ -632,10 +633,10 @@ func TestALeaseThatIsRenewedWhileItWaitsToBeginIsNotOver(t *testing.T) {
 	migration := w.locking("bookings")
 	conn, done := w.conn(), make(chan error, 1)
 	go func() {
-		_, err := fencedb.Exec(context.Background(), conn, renewed{grant("bookings", 1), time.Second}, `SELECT FROM bookings`)
+		_, err := fencedb.Exec(context.Background(), conn, renewed{grant("bookings", 1), 2 * time.Second}, `SELECT FROM bookings`)
 		done <- err
 	}()
-	<-time.After(1700 * time.Millisecond)
+	<-time.After(3400 * time.Millisecond)
 	require.NoError(t, migration.Rollback(t.Context()))
 	require.NoError(t, received(t, done))
 }
@@ -658,9 +659,9 @@ func TestHoldDoesNotCountWhileAConnectionIsWaitedFor(t *testing.T) {
 		pool, _ := w.behindProxy() // which has one connection
 		only, err := pool.Acquire(t.Context())
 		require.NoError(t, err)
-		time.AfterFunc(3600*time.Millisecond, only.Release)
+		time.AfterFunc(4600*time.Millisecond, only.Release)
 		all.start(func() (judge func()) {
-			err := write(pool, grantFor("table:"+name, 41, time.Hour), fencedb.Hold(time.Second))
+			err := write(pool, grantFor("table:"+name, 41, time.Hour), fencedb.Hold(2*time.Second))
 			return func() { require.NoError(t, err, name) }
 		})
 	}
@@ -677,7 +678,7 @@ func TestTighterLimitsBoundTheWait(t *testing.T) {
 	limits := collect[string](w, `SELECT name FROM pg_settings WHERE name IN ('lock_timeout', 'statement_timeout', 'transaction_timeout')`)
 	for _, limit := range limits { // the last from Postgres 17 on
 		config := w.pool.Config()
-		config.ConnConfig.RuntimeParams[limit] = "500ms" // which bounds the question for the blockers too
+		config.ConnConfig.RuntimeParams[limit] = "1500ms" // which bounds the question for the blockers too
 		pool, err := pgxpool.NewWithConfig(t.Context(), config)
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
@@ -794,7 +795,7 @@ func TestAnErrorOfTheFunctionIsNotTheEndOfTheLease(t *testing.T) {
 						return err
 					}
 					if c.after > 0 {
-						const longer = 200 * time.Millisecond // the server has ended it by then
+						const longer = 1500 * time.Millisecond // the server has ended it by then
 						<-time.After(time.Until(over.Add(c.after - validity + longer)))
 					}
 					return c.then(ctx, row)

@@ -213,9 +213,7 @@ func TestTypesOfTheApplicationAreNotTakenForOurs(t *testing.T) {
 	entry, err := fencedb.Enter(ctx, tx, two)
 	require.NoError(t, err)
 	var busy *fencedb.BusyError
-	short, cancel := context.WithTimeout(ctx, 2*time.Second) // the server gives up 400 ms before
-	defer cancel()
-	require.ErrorAs(t, fencedb.Seal(short, pool, grant("table:13", 43)), &busy)
+	require.ErrorAs(t, fencedb.Seal(ctx, pool, grantFor("table:13", 43, 2*time.Second)), &busy)
 	require.Len(t, busy.Blockers, 1)
 	require.NoError(t, tx.Commit(ctx))
 	require.NoError(t, entry.Outcome(ctx, pool, nil))

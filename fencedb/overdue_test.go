@@ -143,7 +143,7 @@ func TestANetworkThatHangsAtCommitLeavesTheOutcomeUnknownInTime(t *testing.T) {
 		validity, cancelAfter time.Duration // 0 for none
 		bound                 time.Duration
 	}{
-		"lease":                     {validity: time.Second, bound: time.Second + asking},
+		"lease":                     {validity: 3 * time.Second, bound: 3*time.Second + asking},
 		"context before the lease":  {validity: time.Hour, cancelAfter: time.Millisecond, bound: asking},
 		"context without any lease": {cancelAfter: time.Millisecond, bound: asking},
 	} {

@@ -257,7 +257,7 @@ func TestExplainTellsTheEndOfAnSQLTransactionByTime(t *testing.T) {
 	tx := w.begin(w.sqlDB())
 	var pid uint32
 	require.NoError(t, tx.QueryRow(`SELECT pg_backend_pid()`).Scan(&pid))
-	require.NoError(t, enterSQL(t.Context(), tx, grantFor("table:12", 41, 500*time.Millisecond)))
+	require.NoError(t, enterSQL(t.Context(), tx, grantFor("table:12", 41, 1500*time.Millisecond)))
 	awaitEnd(w, pid)
 
 	_, err := tx.Exec(`SELECT 1`)
@@ -351,7 +351,7 @@ func TestTheOutcomeOfASlowStatementNamesTheLimitOfTheLease(t *testing.T) {
 	w := newWorld(t)
 	db := w.sqlDB()
 	tx := w.begin(db)
-	entry, err := fencedb.EnterSQL(t.Context(), tx, grantFor("table:12", 41, 300*time.Millisecond))
+	entry, err := fencedb.EnterSQL(t.Context(), tx, grantFor("table:12", 41, 1500*time.Millisecond))
 	require.NoError(t, err)
 
 	_, err = tx.ExecContext(t.Context(), `SELECT pg_sleep(60)`)

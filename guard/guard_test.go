@@ -70,7 +70,8 @@ func (w *world) ahead(resource string) int64 {
 
 func (w *world) free(resource string) {
 	w.Helper()
-	l, err := w.issuer.TryAcquire(w.Context(), resource)
+	// It may be given back behind the call.
+	l, err := w.issuer.Acquire(w.Context(), resource, lease.WaitAtMost(5*time.Second))
 	require.NoError(w, err, "the lease must have been given back")
 	require.NoError(w, l.Release(w.Context()))
 }
@@ -300,7 +301,7 @@ func TestOptionsOfTheAcquisition(t *testing.T) {
 	w := newWorld(t, false)
 	held, err := w.issuer.TryAcquire(t.Context(), "table:12")
 	require.NoError(t, err)
-	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(500 * time.Millisecond)} {
+	for _, opt := range []lease.Option{lease.NoWait(), lease.WaitAtMost(2 * time.Second)} {
 		for name, write := range oneShots {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for a wait that should not be
 			_, err := write(ctx, w.issuer.With(opt), w.pool, "table:12", insertAnn)

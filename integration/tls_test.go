@@ -191,7 +191,7 @@ func TestARedisThatCannotBeTrustedOrDoesNotTrustUs(t *testing.T) {
 			change.make(config)
 			client := redis.NewClient(&redis.Options{Addr: server.Addr(), TLSConfig: config})
 			defer client.Close()
-			issuer, err := lease.New(client, lease.Config{TTL: 2 * time.Second, Namespace: "tls"})
+			issuer, err := lease.New(client, lease.Config{TTL: time.Minute, Namespace: "tls"})
 			require.NoError(t, err)
 
 			_, err = issuer.TryAcquire(t.Context(), "table:12")

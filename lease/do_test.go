@@ -257,7 +257,7 @@ func TestNothingRunsOnAfterTheLastLease(t *testing.T) {
 func TestNothingRunsOnAgainstRedis(t *testing.T) {
 	w := newWorld(t) // not parallel: other tests' goroutines must not come and go
 	before := goleak.IgnoreCurrent()
-	i := w.issuer(t, lease.Config{TTL: time.Second})
+	i := w.issuer(t, lease.Config{TTL: 10 * time.Second, RenewEvery: 300 * ms})
 	for n := range 20 {
 		l := try(t, i, "a"+itoa(int64(n)))
 		switch n % 3 {

@@ -132,7 +132,7 @@ func TestAReleaseOutlastsAMovingSlot(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, from.Client().Do(t.Context(), "MIGRATE", host, port, w.key("a", "fence"), 0, 5000).Err())
 
-	ctx, cancel := context.WithTimeout(t.Context(), 300*ms)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	err = l.Release(ctx)
 	require.ErrorIs(t, err, lease.ErrClusterDown)

@@ -96,7 +96,7 @@ func TestABatchSurvivesAScriptFlush(t *testing.T) {
 func TestARenewalThatWasNotSentInTimeIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	w, j := newWorld(t), newJournal()
-	l := try(t, w.issuer(t, lease.Config{TTL: time.Second, RenewTimeout: 1, Tracers: []lease.Tracer{j}}), "a")
+	l := try(t, w.issuer(t, lease.Config{TTL: 3 * time.Second, RenewEvery: 300 * ms, RenewTimeout: 1, Tracers: []lease.Tracer{j}}), "a")
 	<-l.Context().Done()
 	require.ErrorIs(t, context.Cause(l.Context()), lease.ErrUnreachable)
 	renewals := j.of(lease.OpExtend)

@@ -122,7 +122,7 @@ func TestRightsThatFewNeed(t *testing.T) {
 		leasetest.SetUser(t, server.Client(), name, append(rights, more...))
 		return as(t, server, name, "password")
 	}
-	replicas := lease.Config{TTL: time.Second, Replicas: 1, ReplicaTimeout: 20 * ms}
+	replicas := lease.Config{TTL: time.Minute, Replicas: 1, ReplicaTimeout: 20 * ms}
 	require.ErrorIs(t, acquireOn(t, user("without-wait"), replicas), lease.ErrDenied)
 	require.ErrorIs(t, acquireOn(t, user("with-wait", "+wait"), replicas), lease.ErrTooFewReplicas)
 	named := func(w *world) error {

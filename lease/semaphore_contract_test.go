@@ -146,7 +146,7 @@ func aDeadHoldersPlaceComesFree(t *testing.T, make newSemaphore) {
 }
 
 func theWatchdogKeepsAPlace(t *testing.T, make newSemaphore) {
-	const ttl = 1500 * ms
+	const ttl = ttlRenewed
 	s := make(t, 1, lease.Config{TTL: ttl})
 	l := tryPermit(t, s, "a")
 	select {
@@ -184,7 +184,7 @@ func waitersComeInOrder(t *testing.T, make newSemaphore) {
 func waitingIsBoundedByContext(t *testing.T, make newSemaphore) {
 	s := make(t, 1, lease.Config{})
 	l := tryPermit(t, s, "a")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second) // and an answer by then, on a busy machine too
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // and an answer by then, on a busy machine too
 	defer cancel()
 	_, err := s.Acquire(ctx, "a")
 	require.ErrorIs(t, err, lease.ErrHeld)

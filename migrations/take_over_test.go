@@ -228,7 +228,7 @@ func TestATakeOverWaitsForTheHolderAndWins(t *testing.T) {
 func TestATakeOverThatFindsTheDeadlockWins(t *testing.T) {
 	t.Parallel()
 	s, _, role := newLegacy(t)
-	s.exec(`ALTER DATABASE "` + s.one(`current_database()`) + `" SET deadlock_timeout = '200ms';
+	s.exec(`ALTER DATABASE "` + s.one(`current_database()`) + `" SET deadlock_timeout = '1s';
 		CREATE TABLE delays (); GRANT ALL ON delays TO ` + role + `;
 		ALTER FUNCTION fencedb.overtaking_token RENAME TO token_in_time;
 		CREATE FUNCTION fencedb.overtaking_token(resource text, fence bigint, stamp bigint) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -411,7 +411,7 @@ func (s *session) increment(id int) error {
 		refused := new(pgconn.PgError)
 		switch errors.As(err, &refused); refused.Code {
 		case "FN001", "40P01", "55P03", "57014", "FN004", "FN006":
-		case "25P04": // it has waited for the role that overtakes until its time was over
+		case "25P03", "25P04": // it has waited for the role that overtakes until its time was over
 			if s.conn, err = pgx.ConnectConfig(s.Context(), s.conn.Config()); err != nil {
 				return err
 			}

@@ -291,7 +291,7 @@ func TestTheOrderOfArrivalHoldsAcrossLanguages(t *testing.T) {
 // look at it.
 func TestAStoppedHolderOfEachLanguageIsRefused(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, 500*time.Millisecond, 1)
+	w := newWorld(t, 1500*time.Millisecond, 1)
 	for n, m := range w.members {
 		for _, late := range []bool{false, true} {
 			other := w.members[(n+1)%len(w.members)]
@@ -321,7 +321,7 @@ func TestAStoppedHolderOfEachLanguageIsRefused(t *testing.T) {
 func TestNoUpdateIsLostAcrossLanguages(t *testing.T) {
 	t.Parallel()
 	const enough, stops, meanwhile = 30, 3, 5 // of each language: writes, stopped holders; writes of others during a stop
-	w := newWorld(t, 500*time.Millisecond, 2)
+	w := newWorld(t, 1500*time.Millisecond, 2)
 	type told struct {
 		event
 		by *member

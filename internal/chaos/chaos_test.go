@@ -327,7 +327,7 @@ func TestDrill(t *testing.T) {
 	client, postgres := testenv.Redis(t), ordinaryRole(t)
 
 	d, err := Drill(t.Context(), Config{
-		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 2 * ttl, Log: t.Output(),
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 4 * ttl, Log: t.Output(),
 	})
 
 	require.NoError(t, err)
@@ -343,7 +343,9 @@ func TestADrillThatIsInterruptedSaysSoAndLeavesNothing(t *testing.T) {
 	client, postgres := testenv.OwnRedis(t).Client(), ordinaryRole(t)
 	ctx, cancel := context.WithCancel(t.Context())
 
-	_, err := Drill(ctx, Config{PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: ttl, Log: interrupt{"1. A", cancel}})
+	_, err := Drill(ctx, Config{
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 4 * ttl, Log: interrupt{"1. A", cancel},
+	})
 
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "step 2, A's renewals fail, could not be carried out")
@@ -356,7 +358,7 @@ func TestADrillWithoutTheFenceFailsAtTheLateWrite(t *testing.T) {
 	client, postgres := testenv.Redis(t), ordinaryRole(t)
 
 	d, err := Drill(t.Context(), Config{
-		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: ttl, Log: t.Output(),
+		PostgresURL: postgres, RedisURL: client.Options().Addr, Open: open, TTL: 4 * ttl, Log: t.Output(),
 		Control: NoFence,
 	})
 
@@ -377,7 +379,9 @@ func TestADrillSeesAFenceThatHasLeftTheHolderBehind(t *testing.T) {
 		require.NoError(t, server.Client().Incr(t.Context(), keys[0]).Err())
 	}}
 
-	d, err := Drill(t.Context(), Config{PostgresURL: postgres, RedisURL: server.Addr(), Open: open, TTL: ttl, Log: raise})
+	d, err := Drill(t.Context(), Config{
+		PostgresURL: postgres, RedisURL: server.Addr(), Open: open, TTL: 4 * ttl, Log: raise,
+	})
 
 	require.NoError(t, err)
 	require.Len(t, d.Steps, 5)

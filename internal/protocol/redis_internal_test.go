@@ -55,19 +55,21 @@ func TestAnAttemptWithoutAnAnswerDoesNotHideWhatRedisSaid(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := Within(t.Context(), 200*time.Millisecond)
-			defer cancel()
-			n := 0
-			err := attempts(ctx, func(ctx context.Context) error {
-				if n++; n == 1 {
-					return fmt.Errorf("%w: of the first", ErrBusy)
-				}
-				<-ctx.Done()
-				return unanswered(ctx, ctx.Err())
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := Within(t.Context(), 200*time.Millisecond)
+				defer cancel()
+				n := 0
+				err := attempts(ctx, func(ctx context.Context) error {
+					if n++; n == 1 {
+						return fmt.Errorf("%w: of the first", ErrBusy)
+					}
+					<-ctx.Done()
+					return unanswered(ctx, ctx.Err())
+				})
+				require.Greater(t, n, 1)
+				require.ErrorIs(t, err, ErrUnreachable)
+				require.ErrorIs(t, err, ErrBusy)
 			})
-			require.Greater(t, n, 1)
-			require.ErrorIs(t, err, ErrUnreachable)
-			require.ErrorIs(t, err, ErrBusy)
 		})
 	}
 }

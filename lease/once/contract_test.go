@@ -221,7 +221,7 @@ func waitingIsBoundedByContext(t *testing.T, make newOnce) {
 	first := begin(t.Context(), o, "order:7", h.thatAnswers("paid"))
 	<-h.claim
 	for n, o := range []*once.Once{o, make(t, once.Config{})} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second) // and an answer by then, on a busy machine too
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // and an answer by then, on a busy machine too
 		got := do(ctx, o, "order:7", forbidden(t))
 		require.ErrorIs(t, got.err, once.ErrInFlight)
 		require.ErrorIs(t, got.err, context.DeadlineExceeded)
@@ -238,7 +238,7 @@ func waitingIsBoundedByContext(t *testing.T, make newOnce) {
 func aLateResultIsRefused(t *testing.T, make newOnce) {
 	zombie := newHeld()
 	// Its claim reaches its longest time and is not renewed, as that of a process that is stopped.
-	short := make(t, once.Config{InFlight: time.Second, MaxRun: time.Second})
+	short := make(t, once.Config{InFlight: 3 * time.Second, MaxRun: 3 * time.Second})
 	late := begin(t.Context(), short, "order:7", zombie.thatAnswers("from A"))
 	first := <-zombie.claim
 

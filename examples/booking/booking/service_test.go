@@ -394,7 +394,7 @@ func (w *world) booked() booking.Booking {
 // requireFree checks that the lease was given back.
 func (w *world) requireFree() {
 	w.Helper()
-	require.Zero(w, w.inspect().Holder)
+	require.Eventually(w, func() bool { return w.inspect().Holder == uuid.Nil }, 5*time.Second, time.Millisecond)
 }
 
 // requireUntouched checks that nobody has asked for the table.

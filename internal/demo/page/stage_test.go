@@ -241,7 +241,7 @@ func onStage(t *testing.T) *playing {
 	require.NoError(t, err)
 	t.Cleanup(db.Close)
 	p := &playing{s, t, j, db}
-	p.must("speed", "fast")
+	p.must("speed", "normal") // leases of three seconds
 	return p
 }
 
