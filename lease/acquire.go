@@ -18,7 +18,9 @@ type Option func(*acquisition)
 // LeaseID sets the lease id of the acquisition instead of a random one. A program that does not
 // know the outcome of an acquisition asks again with its id and gets the same lease and token, if
 // that lease still holds. Never use one id for two pieces of work: both would hold. Nor again while
-// a release goes on behind its call: that release would end the lease that the new call gets.
+// a release goes on behind its call: that release would end the lease that the new call gets. Nor
+// with a shorter TTL while an earlier request of it may hold: Redis keeps the lease for that of the
+// latest.
 //
 //nolint:revive // options have no With
 func LeaseID(id uuid.UUID) Option { return func(a *acquisition) { a.id = id } }

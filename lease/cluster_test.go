@@ -111,9 +111,12 @@ func TestALeaseSurvivesTheDeathOfAMasterOfItsCluster(t *testing.T) {
 			i = w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: time.Second, Replicas: replicas})
 		}
 		master := cluster.Owner(cluster.Slot(w.key("a", "owner")))
-		cluster.Replicate(master)
+		replica := cluster.Replicate(master)
 		l := try(t, i, "a")
-		require.EqualValues(t, 1, master.Client().Wait(t.Context(), 1, time.Minute).Val())
+		reading := replica.Client().Conn()
+		require.NoError(t, reading.ReadOnly(t.Context()).Err())
+		require.Eventually(t, func() bool { return reading.Exists(t.Context(), w.key("a", "owner")).Val() == 1 }, patience, ms)
+		require.NoError(t, reading.Close())
 
 		master.Kill()
 

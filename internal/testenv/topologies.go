@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -220,8 +221,8 @@ func Cluster(t testing.TB, args ...string) *ClusterServers {
 	return c
 }
 
-// Replicate starts a replica of a master, and returns once it has the master's data. When the
-// master dies, the others make it the master.
+// Replicate starts a replica of a master, and returns once it has the master's data, and all masters
+// know it: when its master dies, the others make it the master.
 func (c *ClusterServers) Replicate(master *RedisServer) *RedisServer {
 	c.t.Helper()
 	replica := OwnRedis(c.t, c.args...)
@@ -230,8 +231,14 @@ func (c *ClusterServers) Replicate(master *RedisServer) *RedisServer {
 	await(c.t, "the replica to know its master", func(ctx context.Context) bool {
 		return replica.Client().ClusterReplicate(ctx, id).Err() == nil
 	})
-	await(c.t, "the replica to have its master's data", func(ctx context.Context) bool {
-		return strings.Contains(replica.Client().Info(ctx, "replication").Val(), "master_link_status:up")
+	own := must(replica.Client().ClusterMyID(c.t.Context()).Result())(c.t)
+	known := regexp.MustCompile(own + ` \S+ slave ` + id)
+	await(c.t, "the replica to have its master's data, and the masters to know it", func(ctx context.Context) bool {
+		return strings.Contains(replica.Client().Info(ctx, "replication").Val(), "master_link_status:up") &&
+			strings.Contains(replica.Client().ClusterInfo(ctx).Val(), "cluster_state:ok") &&
+			!slices.ContainsFunc(c.nodes, func(node *RedisServer) bool {
+				return !known.MatchString(node.Client().ClusterNodes(ctx).Val())
+			})
 	})
 	return replica
 }
