@@ -327,7 +327,7 @@ func (e *examination) askCounters(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if known.LastToken < f.Token {
+		if known.LastToken < f.Token && floor(e.redis) <= f.Token { // and the clock has not passed it meanwhile
 			e.add("redis_behind", fmt.Sprint(f.Token), visible(f.Resource), cmp.Or(tokenText(known.LastToken), "none"))
 		}
 	}

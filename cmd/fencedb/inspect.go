@@ -211,7 +211,7 @@ func (r *inspection) conclude() []note {
 		return notes
 	case r.Holder == nil && r.Fence.reset:
 		add("fence_reset", "Nobody holds it, and its fence was set back: any former holder with %s could still write to protected tables; fencedb revoke rules that out.", former)
-	case r.Holder == nil && r.Fence.revoked && value(r.LastToken) <= r.Fence.Token:
+	case r.Holder == nil && r.Fence.revoked && r.LastToken != nil && *r.LastToken <= r.Fence.Token:
 		add("revoked_and_sealed", "Nobody holds it, and the last one was revoked: no former holder can write to protected tables.")
 	case r.Holder == nil:
 		add("old_holder_may_write", "Nobody holds it. A former holder with %s could still write to protected tables; fencedb revoke rules that out.", former)

@@ -50,6 +50,9 @@ func TestInspectFollowsALeaseThroughItsLife(t *testing.T) {
 	w.revoked("seat:1")
 	require.Contains(t, codes(w.inspected("seat:1").Notes), "revoked_and_sealed")
 
+	require.NoError(t, w.redis.Del(t.Context(), "lease:v1:{"+w.namespace+"/seat:1}:fence").Err())
+	require.Contains(t, codes(w.inspected("seat:1").Notes), "old_holder_may_write", "Redis has forgotten who came after the revocation")
+
 	late := w.acquire("seat:1")
 	require.NoError(t, late.Release(t.Context()))
 	require.Contains(t, codes(w.inspected("seat:1").Notes), "old_holder_may_write", "one that came after the revocation and has not entered")

@@ -57,7 +57,7 @@ type revocation struct {
 	LeaseID  uuid.UUID `json:"lease_id"`
 	AuditID  int64     `json:"audit_id"` // 0: nothing was changed, because all former holders were shut out already
 
-	Unknown   bool `json:"unknown"`    // neither server knew a lease or a fence of it: perhaps the name is not right
+	Unknown   bool `json:"unknown"`    // Redis knew nothing of it: its name or namespace may be wrong, and a holder elsewhere goes on
 	RowFences bool `json:"row_fences"` // there are tables under fencedb.protect_row, whose open transactions were not waited for
 }
 
@@ -76,7 +76,7 @@ func (r *revocation) print(p page) {
 	}
 	switch {
 	case r.Unknown:
-		p.say("Neither server knew a lease or a fence of %s: see that its name is right, and --namespace. It has a fence now, at token %d.", visible(r.Resource), r.Token)
+		p.say("Redis knew no lease of %s: nobody has acquired it for long, or the name or --namespace is not that of the programs; then its holder goes on, and package guard gets it past this. Its fence is at token %d now.", visible(r.Resource), r.Token)
 	case r.Former == nil:
 		p.say("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token)
 	default:
@@ -84,7 +84,11 @@ func (r *revocation) print(p page) {
 			r.Former.LeaseID, r.Former.Token, r.Former.of(), visible(r.Resource), r.Token)
 	}
 	fmt.Fprintln(p.out, "\nWhat a former holder can still do:")
-	p.point("In protected tables: nothing. Whatever it had committed before stands.")
+	if r.Unknown {
+		p.point("In protected tables: write, if there is one under another name or in another namespace.")
+	} else {
+		p.point("In protected tables: nothing. Whatever it had committed before stands.")
+	}
 	if r.RowFences {
 		p.point("In tables under fencedb.protect_row: finish a transaction that has written its row already, or that is open at REPEATABLE READ or SERIALIZABLE, if its grant was carried. Nobody waits for that.")
 	}
@@ -139,14 +143,26 @@ func (s *servers) prepare(ctx context.Context, resource string, force bool, func
 	return found, err
 }
 
-// notElsewhere refuses a resource that Redis knows only as a semaphore, with the other
+// notElsewhere refuses resources that Redis knows only as a semaphore, with the other
 // --hash-resources or, if no namespace was given, in one: who forgot it would be told that nobody
-// holds the resource, and would shut out whoever does.
-func (s *servers) notElsewhere(ctx context.Context, resource string) error {
+// holds the resource, and would shut out whoever does. It reads all keys, once.
+func (s *servers) notElsewhere(ctx context.Context, resources ...string) error {
+	if len(resources) == 0 {
+		return nil
+	}
 	keys, err := scanKeys(ctx, s.client, lease.Key{Field: "fence"})
 	if err != nil {
 		return err
 	}
+	for _, resource := range resources {
+		if err := s.notAmong(keys, resource); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *servers) notAmong(keys []lease.Key, resource string) error {
 	digest := protocol.Digest(resource)
 	here := lease.Key{Kind: protocol.LeaseKind, Namespace: s.names.namespace, Resource: resource, Field: "fence"} // acquired meanwhile
 	if s.names.hashed {
@@ -187,7 +203,7 @@ func (s *servers) revokeLease(ctx context.Context, e event, found *inspection) (
 		return nil, err
 	}
 	done := &revocation{Resource: found.Resource, Token: ended.Token(), LeaseID: ended.LeaseID(),
-		Unknown: !found.known() && found.Fence == nil, RowFences: rowFences}
+		Unknown: !found.known(), RowFences: rowFences}
 	if id, token, held := ended.Holder(); held {
 		done.Former = &former{LeaseID: id, Token: token}
 		if shown := value(found.Holder); shown.LeaseID == id {

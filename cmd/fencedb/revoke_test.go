@@ -160,7 +160,7 @@ func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
 	mistyped := w.revoked("seat:1")
 	require.Nil(t, mistyped.Former)
 	require.True(t, mistyped.Unknown)
-	require.Contains(t, w.run("revoke", "seat:2", "--reason", "it hangs", "--yes").out, "Neither server knew a lease or a fence of seat:2")
+	require.Contains(t, w.run("revoke", "seat:2", "--reason", "it hangs", "--yes").out, "Redis knew no lease of seat:2")
 	require.False(t, w.revoked("seat:2").Unknown)
 
 	l := w.acquire("seat:1")

@@ -173,14 +173,18 @@ func (w *wrapping) acquire(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, w.wait+w.timeout)
 	defer cancel()
+	var unknown []string
 	for _, resource := range w.resources {
 		known, err := i.Inspect(ctx, resource)
-		if err == nil && known.LastToken == 0 {
-			err = w.notElsewhere(ctx, resource)
-		}
 		if err != nil {
 			return err
 		}
+		if known.LastToken == 0 {
+			unknown = append(unknown, resource)
+		}
+	}
+	if err := w.notElsewhere(ctx, unknown...); err != nil {
+		return err
 	}
 	for tries := 0; ; tries++ {
 		w.leases, err = i.AcquireAll(ctx, w.resources, opt)

@@ -256,6 +256,9 @@ type writeSeries struct {
 // failStaleHeld is a write that was refused as stale although this process holds its lease.
 const failStaleHeld = "stale_held"
 
+// entered is the outcome of a transaction of the caller's own that has entered.
+const entered = "entered"
+
 // refusals are the outcomes of writes that did not commit.
 var refusals = append(slices.DeleteFunc(fencedb.Outcomes(), func(word string) bool { return word == "committed" }), failStaleHeld)
 
@@ -270,7 +273,7 @@ func (m *Metrics) writeVectors() func(string) *writeSeries {
 		"For how long the writes to one resource have ended so and none has committed, of that with the longest.", "outcome", resourceType)
 	return func(name string) *writeSeries {
 		return &writeSeries{
-			written:    each(written, name, fencedb.Outcomes()),
+			written:    each(written, name, append(fencedb.Outcomes(), entered)),
 			rejected:   rejected.WithLabelValues(name, m.cfg.Downstream),
 			writeTook:  func(outcome string) prometheus.Observer { return writeTook.WithLabelValues(name, outcome) },
 			commitTook: commitTook.WithLabelValues(name),

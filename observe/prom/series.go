@@ -181,14 +181,17 @@ func (f *failures) follow(at place, outcome, success string, failures ...string)
 	}
 }
 
-func (f *failures) succeeded(at place) {
+func (f *failures) succeeded(at place) { f.success(at, f.needed) }
+
+// success is succeeded where so many in a row are needed.
+func (f *failures) success(at place, needed int) {
 	if !f.some.Load() {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r, known := f.all[at]
-	if r.successes++; known && r.successes < f.needed {
+	if r.successes++; known && r.successes < needed {
 		f.all[at] = r
 		return
 	}

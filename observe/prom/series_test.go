@@ -84,7 +84,7 @@ func TestEveryOutcomeIsThereFromTheFirst(t *testing.T) {
 	require.Len(t, family(t, m, "redis_lease_lost_total").GetMetric(), 5)
 	require.Len(t, family(t, m, "redis_lease_healed_total").GetMetric(), 2)
 	wrote(m, "write", nil, "table:12")
-	require.Len(t, family(t, m, "fencedb_writes_total").GetMetric(), len(fencedb.Outcomes()))
+	require.Len(t, family(t, m, "fencedb_writes_total").GetMetric(), len(fencedb.Outcomes())+1, "one is entered")
 }
 
 func TestManyAtOnce(t *testing.T) {
@@ -180,6 +180,15 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 		"blocked in a transaction of the application": {
 			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpEnter, fencedb.ErrBusy, r) },
 			func(m *prom.Metrics, r string) { wrote(m, fencedb.OpEnter, nil, r) }, "fencedb_writes_failing_seconds", "busy table"},
+		"over in a transaction of the application": { // where entering succeeds each time
+			func(m *prom.Metrics, r string) {
+				wrote(m, fencedb.OpEnter, nil, r)
+				wrote(m, fencedb.OpOutcome, fencedb.ErrLeaseOver, r)
+			},
+			func(m *prom.Metrics, r string) {
+				wrote(m, fencedb.OpEnter, nil, r)
+				wrote(m, fencedb.OpEnter, nil, r)
+			}, "fencedb_writes_failing_seconds", "lease_over table"},
 		"stale": {
 			func(m *prom.Metrics, r string) {
 				wrote(m, fencedb.OpWrite, &fencedb.StaleError{Resource: r}, "seat:1", r)
@@ -212,22 +221,36 @@ func TestOneResourceThatFailsIsSeenAmongMany(t *testing.T) {
 // It is told apart from a late writer: there the ledger is ahead, and nobody can write.
 func TestALiveHolderThatIsRefusedIsNoLateWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := prom.New(prom.Config{})
+		m := prom.New(prom.Config{MaxTypes: 1})
 		hold := lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12", LeaseID: id, Token: 7}
 		refused := func() {
 			wrote(m, fencedb.OpWrite, &fencedb.StaleError{Resource: "table:12"}, "seat:1", "table:12")
 			time.Sleep(time.Minute)
 		}
+		leaseTold(m, lease.OpAcquire, "first:1", nil) // the one type that there may be
+		wrote(m, fencedb.OpWrite, nil, "first:1")
 		ctx := m.TraceLeaseStart(t.Context(), hold)
 		refused()
 		refused()
-		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"stale table": 60, "stale_held table": 60})
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"stale other": 60, "stale_held other": 60})
 		m.TraceLeaseEnd(ctx, lease.TraceEnd{TraceStart: hold, Err: lease.ErrExpired})
 		refused()
 		refused()
-		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"stale table": 180, "stale_held table": 60})
+		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{"stale other": 180, "stale_held other": 60})
 		wrote(m, fencedb.OpWrite, nil, "table:12")
 		requireSeries(t, m, "fencedb_writes_failing_seconds", map[string]float64{})
+	})
+}
+
+func TestLeasesThatAreLostAfterALongHoldAreLostEachTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := prom.New(prom.Config{})
+		s := lease.TraceStart{Op: lease.OpHold, Kind: "lease", Resource: "table:12"}
+		for range 3 {
+			time.Sleep(time.Hour)
+			m.TraceLeaseEnd(t.Context(), lease.TraceEnd{TraceStart: s, Took: time.Hour, Err: lease.ErrExpired})
+		}
+		requireSeries(t, m, "redis_lease_failing_seconds", map[string]float64{"lost table": 7200})
 	})
 }
 

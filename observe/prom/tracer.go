@@ -56,7 +56,12 @@ func (m *Metrics) TraceLeaseEnd(ctx context.Context, e lease.TraceEnd) {
 	case lease.OpAcquire:
 		m.acquired(series, outcome, e)
 	case lease.OpHold:
-		series.failing[failLost].follow(at, outcome, "released", "expired", "unreachable", "lost")
+		switch outcome {
+		case "released":
+			series.failing[failLost].succeeded(at)
+		case "expired", "unreachable", "lost":
+			series.failing[failLost].failed(at, e.Took) // the next one may come after as long a hold
+		}
 	case lease.OpExtend:
 		series.failing[failRenewal].follow(at, outcome, "extended", "unreachable", "error")
 		series.failing[failNotOwned].follow(at, outcome, "", notOwned...)
@@ -116,9 +121,9 @@ func (m *Metrics) TraceWriteStart(ctx context.Context, _ fencedb.TraceStart) con
 	return ctx
 }
 
-// TraceWriteEnd implements [fencedb.Tracer]. A transaction that was only entered
-// ([fencedb.OpEnter]) is no write here, since whether it commits is unknown here; a refusal is
-// counted. It is one when the application has asked for its outcome ([fencedb.OpOutcome]).
+// TraceWriteEnd implements [fencedb.Tracer]. Whether a transaction that was only entered
+// ([fencedb.OpEnter]) commits is unknown here. It counts as entered, and once more if the
+// application asks for its outcome ([fencedb.OpOutcome]) and it has not committed.
 func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	about, _ := e.Subject()
 	series := m.writes.row(m.cfg.typeOf(about.Resource()))
@@ -127,13 +132,22 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	case fencedb.OpWrite:
 		series.written[result].Inc()
 		m.observe(ctx, series.writeTook(result), e.Took)
+	case fencedb.OpEnter:
+		if result == "committed" {
+			series.written[entered].Inc()
+			m.entered(e.Grants)
+			return
+		}
+		series.written[result].Inc() // and nothing was
 	case fencedb.OpOutcome: // what it took is not known here
-		series.written[result].Inc()
+		if result != "committed" {
+			series.written[result].Inc()
+		}
 	case fencedb.OpCommit:
 		m.observe(ctx, series.commitTook, e.Took)
 		return
 	}
-	if result == "committed" { // a fence that was entered is a success too
+	if result == "committed" {
 		for _, g := range e.Grants {
 			for _, f := range m.writes.row(m.cfg.typeOf(g.Resource())).failing {
 				f.succeeded(place{resource: g.Resource()})
@@ -146,8 +160,25 @@ func (m *Metrics) TraceWriteEnd(ctx context.Context, e fencedb.TraceEnd) {
 	if result == "stale" {
 		m.count(ctx, series.rejected)
 		leases, known := m.leases.known(m.cfg.typeOf(at.resource))
+		if !known {
+			leases, known = m.leases.known(other)
+		}
 		if known && leases.held.has(leaseName{about.LeaseID(), about.Token()}) {
 			series.failing[failStaleHeld].failed(at, e.Took)
+		}
+	}
+}
+
+// entered notes that fences were entered. That is a success for what keeps others from entering.
+// What goes wrong behind it has not, if it is entered again without a failure in between.
+func (m *Metrics) entered(grants []fencedb.Grant) {
+	for _, g := range grants {
+		for word, f := range m.writes.row(m.cfg.typeOf(g.Resource())).failing {
+			needed := 2
+			if slices.Contains([]string{"stale", failStaleHeld, "busy", "unsealed", "invalid_grant"}, word) {
+				needed = 1
+			}
+			f.success(place{resource: g.Resource()}, needed)
 		}
 	}
 }
