@@ -31,7 +31,8 @@ const shortly = time.Second
 // away are the errors of a store that does not answer in time. Nothing was written.
 var away = []error{
 	booking.ErrUnavailable, lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown,
-	lease.ErrOutOfMemory, lease.ErrTooFewReplicas, fencedb.ErrTooLong, context.DeadlineExceeded, context.Canceled,
+	lease.ErrBusy, lease.ErrOutOfMemory, lease.ErrCannotSave, lease.ErrTooFewReplicas,
+	fencedb.ErrTooLong, context.DeadlineExceeded, context.Canceled,
 }
 
 // explain says what an error means to the sender. The first case that fits counts.

@@ -230,9 +230,10 @@ class Lease {
 
   async renew(pause) {
     const { ttl } = this.by.issuer;
+    const most = now() + 3600e3; // who is stuck must not hold for ever
     for (;;) {
       await sleep(pause, null, this.stop).catch(() => {});
-      if (this.stop.signal.aborted || this.remaining() === 0) return;
+      if (this.stop.signal.aborted || this.remaining() === 0 || now() > most) return;
       pause = await this.extend().then(() => ttl / 3, () => ttl / 12);
     }
   }

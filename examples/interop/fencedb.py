@@ -202,7 +202,7 @@ class Lease:
         self.until, self.handed_over = until, handed_over
         self.lost = None  # why Redis says that it is over
         self._by, self._issuer = acquisition, acquisition.issuer
-        self._stop = threading.Event()
+        self._stop, self._most = threading.Event(), time.monotonic() + 3600  # who is stuck must not hold for ever
         # What was handed over lasts for a second, until it is extended.
         self._thread = threading.Thread(target=self._renew, args=(0.0 if handed_over else self._issuer.ttl / 3,), daemon=True)
         self._thread.start()
@@ -220,7 +220,7 @@ class Lease:
         self.until = max(self.until, sent + self._issuer.ttl - margin(self._issuer.ttl))
 
     def _renew(self, pause):
-        while not self._stop.wait(pause) and self.remaining() > 0:
+        while not self._stop.wait(pause) and self.remaining() > 0 and time.monotonic() < self._most:
             try:
                 self.extend()
                 pause = self._issuer.ttl / 3
@@ -241,7 +241,10 @@ class Lease:
         return self
 
     def __exit__(self, *_):
-        self.release()
+        try:
+            self.release()
+        except (redis.RedisError, RuntimeError):
+            pass  # what the work has said stands; the lease runs out by itself
 
 
 def transaction(connect, lease, work, milliseconds=None):

@@ -20,10 +20,12 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fencedb/fencedb/examples/inventory/shop"
 	"github.com/fencedb/fencedb/fencedb"
@@ -58,6 +60,10 @@ type route func(w http.ResponseWriter, r *http.Request) (status int, body any, e
 // answer writes what a route returns, as JSON or as a problem.
 func (a *api) answer(by route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		client := r.Context()
+		ctx, cancel := context.WithTimeout(client, requestTime)
+		defer cancel()
+		r = r.WithContext(ctx)
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		status, body, err := by(w, r)
 		kind := "application/json"
@@ -68,7 +74,7 @@ func (a *api) answer(by route) http.HandlerFunc {
 				w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(p.retryAfter.Seconds()))))
 			}
 		}
-		if status >= http.StatusInternalServerError { // what is not the client's business is in the log
+		if status >= http.StatusInternalServerError && client.Err() == nil { // what is not its business is in the log
 			a.log.ErrorContext(r.Context(), "request failed", "method", r.Method, "path", r.URL.Path, "error", err)
 		}
 		w.Header().Set("Content-Type", kind)
@@ -132,6 +138,12 @@ type problem struct {
 
 const unavailable = 2 * time.Second
 
+// away are the errors of a store, or of the bank, that does not answer in time.
+var away = []error{
+	lease.ErrUnreachable, lease.ErrLoading, lease.ErrReadOnly, lease.ErrClusterDown, lease.ErrBusy,
+	lease.ErrOutOfMemory, lease.ErrCannotSave, fencedb.ErrTooLong, context.DeadlineExceeded, context.Canceled,
+}
+
 func problemOf(err error) problem {
 	switch {
 	case errors.Is(err, fencedb.ErrCommitUnknown): // first: it is the only one that leaves a doubt
@@ -149,14 +161,18 @@ func problemOf(err error) problem {
 		return problem{"Sold out", http.StatusConflict, err.Error() + ". Nothing was reserved.", 0}
 	case errors.Is(err, shop.ErrExpired):
 		return problem{"The reservation is over", http.StatusGone, "What was paid is given back.", 0}
+	case errors.Is(err, shop.ErrDeclined):
+		return problem{"The bank declined", http.StatusPaymentRequired, "Nothing was taken. Try another card.", 0}
 	case lease.IsLost(err): // held by another, or taken over meanwhile
 		after := unavailable
 		if held, is := errors.AsType[*lease.HeldError](err); is {
 			after = max(held.RetryAfter, time.Second)
 		}
 		return problem{"Busy", http.StatusConflict, "Somebody else works on it, or may by now. Look at the cart, and try again.", after}
-	case errors.Is(err, lease.ErrUnreachable):
-		return problem{"Not available right now", http.StatusServiceUnavailable, "Nothing was changed. Try again.", unavailable}
+	case errors.As(err, new(*pgconn.ConnectError)),
+		slices.ContainsFunc(away, func(e error) bool { return errors.Is(err, e) }):
+		return problem{"Not available right now", http.StatusServiceUnavailable,
+			"Nothing was reserved or sold. Try again: a payment is taken once.", unavailable}
 	}
 	return problem{"Something went wrong", http.StatusInternalServerError, "Look at the cart before trying again.", 0}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/redis/go-redis/v9"
@@ -102,7 +103,11 @@ func TestWithoutRedisNothingIsSold(t *testing.T) {
 func TestEachErrorHasAStatus(t *testing.T) {
 	t.Parallel()
 	for err, status := range map[error]int{
-		shop.ErrExpired: http.StatusGone,
+		shop.ErrExpired:          http.StatusGone,
+		shop.ErrDeclined:         http.StatusPaymentRequired,
+		new(pgconn.ConnectError): http.StatusServiceUnavailable,
+		context.DeadlineExceeded: http.StatusServiceUnavailable,
+		lease.ErrCannotSave:      http.StatusServiceUnavailable,
 		errors.Join(&fencedb.StaleError{}, lease.ErrExpired): http.StatusConflict,
 		fencedb.ErrBusy:      http.StatusConflict,
 		fencedb.ErrLeaseOver: http.StatusConflict,

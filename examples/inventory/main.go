@@ -103,7 +103,7 @@ func serve(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", addrVar, err)
 	}
-	handler := http.TimeoutHandler(newAPI(s, probe, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), log), requestTime, "this takes too long\n")
+	handler := newAPI(s, probe, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), log)
 	sold := sell(ctx, listener, s, handler, log)
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
 	defer cancel()
@@ -147,8 +147,9 @@ func sell(ctx context.Context, listener net.Listener, s *shop.Shop, handler http
 		}
 	})
 
-	server := &http.Server{Handler: handler, ReadTimeout: readTime, WriteTimeout: requestTime + readTime,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	server := &http.Server{Handler: handler, ReadTimeout: readTime,
+		WriteTimeout: requestTime + 3*readTime, // the outcome of a lost COMMIT is asked for after requestTime
+		ErrorLog:     slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
 	log.Info("selling", "url", "http://"+listener.Addr().String())
@@ -158,7 +159,7 @@ func sell(ctx context.Context, listener net.Listener, s *shop.Shop, handler http
 	case <-ctx.Done():
 	}
 	log.Info("closing")
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime+2*readTime)
 	defer cancel()
 	return server.Shutdown(ending)
 }

@@ -10,7 +10,7 @@ CREATE TABLE report_jobs (
     CHECK ((state = 'DONE') = (result IS NOT NULL))
 );
 
-CREATE INDEX report_jobs_open ON report_jobs (queued_at) WHERE state <> 'DONE';
+CREATE INDEX report_jobs_open ON report_jobs (state, queued_at) WHERE state <> 'DONE';
 
 COMMENT ON TABLE  report_jobs           IS 'One row for each job, for good. Written only with the fencing token of the job.';
 COMMENT ON COLUMN report_jobs.attempts  IS 'How many owners have begun it.';

@@ -45,6 +45,7 @@ func OpenQueue(ctx context.Context, db *pgxpool.Pool, leases *lease.Issuer) (*Qu
 func resource(id uuid.UUID) string { return "job:" + id.String() }
 
 // Enqueue adds a job. Its row is born under a lease, like everything that is written to it later.
+// After [fencedb.ErrCommitUnknown] the job with that id may be there or not.
 func (q *Queue) Enqueue(ctx context.Context, report string) (uuid.UUID, error) {
 	id := uuid.New()
 	err := q.leases.Do(ctx, resource(id), func(ctx context.Context, l *lease.Lease) error {
@@ -52,6 +53,9 @@ func (q *Queue) Enqueue(ctx context.Context, report string) (uuid.UUID, error) {
 			`INSERT INTO report_jobs (id, report) VALUES ($1, $2)`, id, report)
 		return err
 	})
+	if errors.Is(err, lease.ErrWorkDone) || errors.Is(err, fencedb.ErrCommitted) {
+		err = nil // it is added; only its lease has ended early, or an answer was lost
+	}
 	return id, err
 }
 
@@ -78,8 +82,12 @@ type Work func(ctx context.Context, run *Run) (result string, err error)
 // [fencedb.ErrCommitUnknown] leaves open whether the job is done; the next call that looks for a
 // job finds out. If work fails, the job is free at once, but comes after those that wait by then.
 func (q *Queue) RunOne(ctx context.Context, work Work) (ran bool, err error) {
-	// Whether anybody works on what is not done, only its lease knows.
-	rows, _ := q.db.Query(ctx, `SELECT id FROM report_jobs WHERE state <> 'DONE' ORDER BY queued_at LIMIT 100`)
+	// Whether anybody works on what is not done, only its lease knows. Jobs that run must not hide
+	// those that wait.
+	rows, _ := q.db.Query(ctx, `SELECT id FROM (
+			(SELECT id, queued_at FROM report_jobs WHERE state = 'QUEUED' ORDER BY queued_at LIMIT 100) UNION ALL
+			(SELECT id, queued_at FROM report_jobs WHERE state = 'RUNNING' ORDER BY queued_at LIMIT 100)) open
+		ORDER BY queued_at`)
 	open, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil {
 		return false, err
@@ -140,5 +148,8 @@ func (r *Run) Progress(ctx context.Context, percent int) error {
 
 func (r *Run) write(ctx context.Context, sql string, value any) error {
 	_, err := fencedb.Exec(ctx, r.queue.db, r.grant, sql, r.ID, value)
+	if errors.Is(err, fencedb.ErrCommitted) { // it is written, although the answer was lost
+		return nil
+	}
 	return err
 }

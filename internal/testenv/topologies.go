@@ -221,8 +221,8 @@ func Cluster(t testing.TB, args ...string) *ClusterServers {
 	return c
 }
 
-// Replicate starts a replica of a master, and returns once it has the master's data, and all masters
-// know it: when its master dies, the others make it the master.
+// Replicate starts a replica of a master, and returns once it has the master's data, and all
+// masters know it: when its master dies, the others make it the master.
 func (c *ClusterServers) Replicate(master *RedisServer) *RedisServer {
 	c.t.Helper()
 	replica := OwnRedis(c.t, c.args...)

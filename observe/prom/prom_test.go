@@ -163,8 +163,8 @@ func TestWhatBecomesOfWrites(t *testing.T) {
 	requireSeries(t, m, "redis_lease_fencing_rejected_total", map[string]float64{"postgres sku": 1, "postgres table": 1})
 }
 
-// What the application commits itself is only entered, and a failure as well if it has asked for the
-// outcome and hears of one. How long it took is not known.
+// What the application commits itself is only entered, and a failure as well if it has asked for
+// the outcome and hears of one. How long it took is not known.
 func TestTheOutcomeOfWhatWasOnlyEntered(t *testing.T) {
 	t.Parallel()
 	m := prom.New(prom.Config{})

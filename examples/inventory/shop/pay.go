@@ -20,11 +20,11 @@ import (
 // does nothing.
 //
 // Nil means sold. [lease.ErrHeld] says that the cart is being paid or swept right now. [ErrExpired]
-// means not sold, and nothing was asked of the bank. [fencedb.ErrStale] means that this call has
-// sold nothing, because someone took the cart over while the bank was asked: Sweep, and then the
-// money goes back, or another call of Pay, for which the same charge counts. After any other error
-// pay again: the bank takes the money once. If nobody does, the reservation runs out and the money
-// goes back.
+// means not sold, and nothing was asked of the bank. [ErrDeclined] means not sold.
+// [fencedb.ErrStale] means that this call has sold nothing, because someone took the cart over
+// while the bank was asked: Sweep, and then the money goes back, or another call of Pay, for which
+// the same charge counts. After any other error pay again: the bank takes the money once. If nobody
+// does, the reservation runs out and the money goes back.
 func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 	l, err := s.Leases.TryAcquire(ctx, cartResource(id))
 	if err != nil {
@@ -42,6 +42,11 @@ func (s *Shop) Pay(ctx context.Context, id uuid.UUID) error {
 			err = ErrExpired
 		}
 		return err
+	}
+	// If Redis has gone backwards, the next token must be higher.
+	if stale, is := errors.AsType[*fencedb.StaleError](err); is {
+		_, raiseErr := s.Leases.Raise(ctx, stale.Resource, stale.Stored)
+		err = errors.Join(err, raiseErr)
 	}
 	if err != nil {
 		return err
@@ -123,11 +128,13 @@ func (s *Shop) Each(ctx context.Context, find string, do func(context.Context, u
 	if err != nil {
 		return err
 	}
-	const atOnce = 8
+	const atOnce, most = 8, 30 * time.Second // for one cart; one that hangs must not keep it from the others
 	var all errgroup.Group
 	all.SetLimit(atOnce)
 	for _, id := range carts {
 		all.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, most)
+			defer cancel()
 			if err := do(ctx, id); err != nil && !errors.Is(err, lease.ErrHeld) && !errors.Is(err, fencedb.ErrStale) {
 				return fmt.Errorf("cart %s: %w", id, err)
 			}
@@ -142,10 +149,10 @@ var ErrVoid = errors.New("shop: the charge was given back")
 
 // PretendBank stands for a payment provider: slow, not ours, and not fenced.
 //
-// It has the two properties that a provider must have for this to come out right, and that real
-// ones have: a key that makes asking twice the same as asking once, and a refund that also stops a
-// charge which has not arrived yet. Its books are in the same Postgres, so that several processes
-// can share them; the shop never looks at them. It is safe for concurrent use.
+// It has the two properties that a provider must have for this to come out right: a key that makes
+// asking twice the same as asking once, and a refund that also stops a charge which has not arrived
+// yet. Not every API for plain charges has the second. Its books are in the same Postgres, so that
+// several processes can share them; the shop never looks at them. It is safe for concurrent use.
 type PretendBank struct {
 	db    *pgxpool.Pool
 	delay func() time.Duration

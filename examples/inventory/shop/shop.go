@@ -59,11 +59,17 @@ var (
 	// ErrExpired: the cart was not paid in time. What the bank has taken for it, if anything, is
 	// given back.
 	ErrExpired = errors.New("shop: the reservation is over")
+
+	// ErrDeclined: the bank refuses to pay. No money was taken, and the cart can still be paid.
+	ErrDeclined = errors.New("shop: declined by the bank")
 )
 
-// Bank is a payment provider.
+// Bank is a payment provider. Its methods return when ctx ends.
 type Bank interface {
-	// Charge takes the money, once for each key. After an error it may have been taken or not.
+	// Charge takes the money, once for each key. ErrDeclined says that none was taken, and the key
+	// can be tried again. After any other error it may have been taken or not. A provider that
+	// repeats a refusal to the same key, or cannot refund what it has not seen, needs an object for
+	// each key: made with the key, confirmed by Charge, cancelled by Refund.
 	Charge(ctx context.Context, key uuid.UUID, cents int64) error
 	// Refund gives it back, and refuses a charge with that key that comes later.
 	Refund(ctx context.Context, key uuid.UUID) error
