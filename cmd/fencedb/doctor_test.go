@@ -17,6 +17,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/fencedb/fencedb/fencedb"
@@ -332,6 +333,38 @@ func TestDoctorComparesTheLedgerWithTheClockThatTokensComeFrom(t *testing.T) {
 	w.as("--redis", "redis://"+timeProxy(t, w.own.Addr(), -time.Hour))
 
 	require.Equal(t, []string{"error redis_behind", "warning clock_difference"}, w.diagnosed(exitFailed))
+}
+
+// until answers no query before that time.
+type until time.Time
+
+func (until) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (u until) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
+	<-time.After(time.Until(time.Time(u)))
+}
+
+// A fence may be entered while doctor asks, with a token that Redis's clock has passed by the time
+// of the answer.
+func TestDoctorTakesNoNewFenceForOneAheadOfTheClock(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	token := time.Now().Add(time.Second)
+	w.exec(fmt.Sprintf(`INSERT INTO fencedb.fences VALUES ('seat:1', %d, gen_random_uuid())`, token.UnixMicro()))
+	config := w.pool.Config()
+	config.ConnConfig.Tracer = until(token.Add(time.Millisecond))
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	s := w.servers()
+	s.pool = pool
+	e := &examination{servers: s, redis: []lease.ServerHealth{{RoundTrip: 1}}} // a clock like ours
+
+	require.NoError(t, e.askCounters(t.Context()))
+
+	require.Empty(t, e.findings)
 }
 
 // An old Postgres is a new one that says otherwise and has no schema: it could not have. doctor
