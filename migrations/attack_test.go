@@ -299,21 +299,22 @@ func TestNoFunctionOpensAFenceToItsCaller(t *testing.T) {
 			END LOOP;
 			RETURN opened;
 		END $$`)
-	s.exec(s.fenced(50, "room:red", carry(50, "job:2")+`; UPDATE seats SET guest = NULL WHERE room = 'red'; UPDATE jobs SET state = 'RUN' WHERE id = 2`))
+	const token = 60_000 // which is a time limit to some functions, and must not pass
+	s.exec(s.fenced(token, "room:red", carry(token, "job:2")+`; UPDATE seats SET guest = NULL WHERE room = 'red'; UPDATE jobs SET state = 'RUN' WHERE id = 2`))
 	writer := s.withRole("allow")
 	s.exec(`GRANT ALL ON seats, jobs, moves TO ` + writer)
 
 	const refused = `ARRAY['UPDATE seats SET guest = $$zoe$$ WHERE room = $$red$$', 'INSERT INTO seats VALUES (8, $$red$$), (9, $$red$$)', 'DELETE FROM seats WHERE id = 1',
 		'UPDATE seats SET room = $$blue$$ WHERE id = 2', 'INSERT INTO moves VALUES ($${room:blue,room:red}$$)', 'UPDATE jobs SET state = $$ZOE$$ WHERE id = 2', 'DELETE FROM jobs WHERE id = 2', 'INSERT INTO jobs VALUES (3, $$x$$)']`
 	text := []string{`'room:red'`, `'room:blue'`, `'INSERT'`, `'UPDATE'`, `'DELETE'`, `NULL`}
-	numbers := []string{`0`, `50`, `NULL`}
+	numbers := []string{`0`, fmt.Sprint(token), `NULL`}
 	tables := []string{`'seats'::regclass`, `'jobs'::regclass`}
 	arguments := map[string][]string{
 		"text": text, "name": text, "text[]": {`ARRAY['room:red']`, `ARRAY['room:blue', 'room:red']`, `ARRAY['room:red', 'room:blue']`, `'{}'`, `NULL`}, "name[]": {`'{id}'`},
 		"bigint": numbers, "integer": numbers[:2], "double precision": {`9007199254740991`}, "boolean": {`true`, `false`},
 		"regclass": tables, "oid": tables, "regprocedure": {`'fencedb_guard_seats()'::regprocedure`}, "regrole": {`current_user::regrole`},
 		"uuid": {`gen_random_uuid()`, `fencedb.overtaking_lease()`, `NULL`}, "xid": {`pg_current_xact_id()::xid`, `NULL`}, "xid8": {`pg_current_xact_id()`, `NULL`},
-		"jsonb": {`'{"room:red": "50 x"}'`}, "anyelement": {`'room:red'::text`}, "bytea": {`'x'`}, "interval": {`interval '1 day'`}, "timestamp with time zone": {`now() + interval '1 day'`},
+		"jsonb": {fmt.Sprintf(`'{"room:red": "%d x"}'`, token)}, "anyelement": {`'room:red'::text`}, "bytea": {`'x'`}, "interval": {`interval '1 day'`}, "timestamp with time zone": {`now() + interval '1 day'`},
 	}
 	calls := map[string][]string{}
 	rows, err := s.conn.Query(t.Context(), `SELECT p.oid::regproc::text, ARRAY(SELECT a::regtype::text FROM unnest(p.proargtypes) a) FROM pg_proc p
