@@ -56,6 +56,8 @@ var guards = []struct {
 		{"S7", "the wait for a fence ends with the caller's patience", "deadline := least(until, start + wait_ms,", "deadline := least(until,", "fencedb.TestANewcomerWaitsNoLongerThanItMay"},
 		{"S7", "the wait for a fence ends with the lease", "deadline := least(until, start", "deadline := least(start", "migrations.TestWaitingForSeveralFencesEndsWithTheLease"},
 		{"S7", "the server bounds a transaction", "concat(fencedb.lower_limit('statement_timeout', limit_ms), CASE", "concat(CASE", "migrations.TestEnterBoundsTheTransactionAndNothingElse"},
+		{"S7", "whether it waits for its client is asked for the safe side", "CASE WHEN idle IS NOT FALSE THEN", "CASE WHEN idle THEN", "migrations.TestEnterBoundsTheTransactionAndNothingElse"},
+		{"S7", "who makes a fence is named also beside one that is there", "OR missing AND l.relation", "OR lockers = '{}' AND l.relation", "fencedb.TestANewcomerToSeveralLearnsWhoIsMakingOneOfThem"},
 		{"S7", "so it does where a transaction waits for its client", "CASE WHEN idle IS NOT FALSE THEN fencedb.lower_limit(", "CASE WHEN false THEN fencedb.lower_limit(", "migrations.TestEnterBoundsTheTransactionAndNothingElse"},
 		{"S7", "a limit is short enough for the statement that follows", "    RETURN left_ms - left_ms / 256;", "    RETURN left_ms;", "migrations.TestEveryWriteDrawsTheTimeLimitsIn"},
 		{"S7", "a tighter limit stays", "CASE WHEN coalesce(nullif(current_setting(name), '0')::interval > interval '1 ms' * limit_ms, true) THEN", "CASE WHEN true THEN", "migrations.TestEnterBoundsTheTransactionAndNothingElse"},

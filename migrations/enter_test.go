@@ -514,6 +514,7 @@ func TestEnterBoundsTheTransactionAndNothingElse(t *testing.T) {
 		for _, way := range []string{
 			strings.TrimSuffix(enter(1, "b"), ")") + ", 5000)", strings.TrimSuffix(carry(1, "b"), ")") + ", 5000)", reenter(1, "b", "5000"),
 			"SELECT fencedb.enter_all('{c,d}', '{1,1}', ARRAY[gen_random_uuid(), gen_random_uuid()], 5000)",
+			strings.TrimSuffix(enter(1, "b"), ")") + ", 5000, NULL, false, NULL)",
 		} {
 			for own, bound := range map[string]string{"0": left5s, "1h": left5s, "4s": `^4s$`} {
 				s.exec("RESET ROLE; RESET ALL; DELETE FROM fencedb.fences WHERE resource IN ('c', 'd'); SET ROLE " + role + "; SET " + limit + " = '" + own + "'")

@@ -162,6 +162,7 @@ func (s *servers) notElsewhere(ctx context.Context, resources ...string) error {
 	return nil
 }
 
+// notAmong is notElsewhere for one resource, with the fences that Redis has.
 func (s *servers) notAmong(keys []lease.Key, resource string) error {
 	digest := protocol.Digest(resource)
 	here := lease.Key{Kind: protocol.LeaseKind, Namespace: s.names.namespace, Resource: resource, Field: "fence"} // acquired meanwhile

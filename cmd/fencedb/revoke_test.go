@@ -162,6 +162,8 @@ func TestRevokeShutsFormerHoldersOutWhereNobodyHolds(t *testing.T) {
 	require.True(t, mistyped.Unknown)
 	require.Contains(t, w.run("revoke", "seat:2", "--reason", "it hangs", "--yes").out, "Redis knew no lease of seat:2")
 	require.False(t, w.revoked("seat:2").Unknown)
+	w.exec(`INSERT INTO fencedb.fences VALUES ('seat:3', 41, gen_random_uuid())`)
+	require.True(t, w.revoked("seat:3").Unknown, "its holder may be in another namespace")
 
 	l := w.acquire("seat:1")
 	require.NoError(t, w.book(l))
