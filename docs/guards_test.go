@@ -382,6 +382,9 @@ var guards = []struct {
 	{"internal/protocol/semaphore_extend.lua", []guard{
 		{"L4", "a permit that ran out is not extended", "find_living(owner, name, now)", "find(owner, name, '-inf')", "lease.TestSemaphoreAPlaceThatRanOutIsNotExtended"},
 	}},
+	{"lease/store.go", []guard{
+		{"L5", "a grant that replicas confirm looks for a new master too", " || errors.Is(err, ErrUnreachable)) {", ") {", "lease.TestAWaiterFindsTheNewMasterOfItsCluster"},
+	}},
 	{"lease/lease.go", []guard{
 		{"L4", "a release that a part of a quorum has carried out is no loss", " || err != nil && l.core.votes", "", "lease.TestAReleaseThatOneMemberRefusesForAWhileIsNoLoss"},
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},

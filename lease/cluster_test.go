@@ -99,32 +99,45 @@ func TestAMasterThatHangsEndsOnlyItsOwnLeases(t *testing.T) {
 	}
 }
 
+// killMaster kills the master that has the resource. It has one replica, which the others make the
+// master.
+func killMaster(t *testing.T, w *world, cluster *testenv.ClusterServers, resource string) {
+	t.Helper()
+	key := w.key(resource, "owner")
+	master := cluster.Owner(cluster.Slot(key))
+	reading := cluster.Replicate(master).Client().Conn()
+	defer reading.Close()
+	require.NoError(t, reading.ReadOnly(t.Context()).Err())
+	held := master.Client().Exists(t.Context(), key).Val()
+	require.Eventually(t, func() bool { return reading.Exists(t.Context(), key).Val() == held }, patience, ms)
+	master.Kill()
+}
+
 // A client of a Cluster learns of a new master from the answer of a server, and one that is dead
 // answers nothing.
 func TestALeaseSurvivesTheDeathOfAMasterOfItsCluster(t *testing.T) {
 	t.Parallel()
-	for replicas := range 2 { // that have to confirm a grant
-		cluster := testenv.Cluster(t)
-		w := &world{client: cluster.Client(), namespace: "cluster"}
-		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: time.Second})
-		if replicas > 0 {
-			i = w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: time.Second, Replicas: replicas})
-		}
-		master := cluster.Owner(cluster.Slot(w.key("a", "owner")))
-		replica := cluster.Replicate(master)
-		l := try(t, i, "a")
-		reading := replica.Client().Conn()
-		require.NoError(t, reading.ReadOnly(t.Context()).Err())
-		require.Eventually(t, func() bool { return reading.Exists(t.Context(), w.key("a", "owner")).Val() == 1 }, patience, ms)
-		require.NoError(t, reading.Close())
+	cluster := testenv.Cluster(t)
+	w := &world{client: cluster.Client(), namespace: "cluster"}
+	l := try(t, w.issuer(t, lease.Config{TTL: 30 * time.Second, RenewEvery: time.Second}), "a")
+	killMaster(t, w, cluster, "a")
+	died := time.Now()
+	require.Eventually(t, func() bool { return l.ValidUntil().After(died.Add(30 * time.Second)) }, 29*time.Second, 10*ms)
+	require.NoError(t, l.Err())
+	require.NoError(t, l.Release(t.Context()))
+}
 
-		master.Kill()
-
-		died := time.Now()
-		require.Eventually(t, func() bool { return l.ValidUntil().After(died.Add(30 * time.Second)) }, 29*time.Second, 10*ms)
-		require.NoError(t, l.Err())
-		require.NoError(t, l.Release(t.Context()))
-	}
+// A grant that replicas confirm goes to the master itself. That the new one has no replica is its
+// answer.
+func TestAWaiterFindsTheNewMasterOfItsCluster(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	w := &world{client: cluster.Client(), namespace: "cluster"}
+	i := w.issuer(t, lease.Config{TTL: 30 * time.Second, Replicas: 1})
+	require.NoError(t, w.client.Ping(t.Context()).Err()) // it knows the masters
+	killMaster(t, w, cluster, "a")
+	_, err := i.Acquire(t.Context(), "a")
+	require.ErrorIs(t, err, lease.ErrTooFewReplicas)
 }
 
 // listens reports whether a waiter's process is subscribed on the server that has the resource.
