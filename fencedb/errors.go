@@ -167,7 +167,7 @@ func (e *BusyError) Error() string {
 	}
 	nobody := "a session that has ended since"
 	if e.Blockers == nil {
-		nobody = "a session that could not be asked for; see fencedb.blockers"
+		nobody = "a session that was not looked up; see fencedb.blockers"
 	}
 	return fmt.Sprintf("%v: waited %v for %q, behind %s", ErrBusy, e.Waited.Round(time.Millisecond), e.Resources,
 		cmp.Or(strings.Join(by, ", "), nobody))

@@ -38,7 +38,7 @@ func TestBusySaysWhetherAnybodyWasAsked(t *testing.T) {
 	_, err = fencedb.Enter(t.Context(), tx, grantFor("table:12", 42, time.Second))
 
 	require.ErrorIs(t, err, fencedb.ErrBusy)
-	require.ErrorContains(t, err, "a session that could not be asked for")
+	require.ErrorContains(t, err, "a session that was not looked up")
 	require.NoError(t, tx.Rollback(t.Context()))
 	holder.commit()
 	require.ErrorContains(t, &fencedb.BusyError{Blockers: []fencedb.Blocker{}}, "a session that has ended since")

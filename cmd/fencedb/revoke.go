@@ -76,7 +76,7 @@ func (r *revocation) print(p page) {
 	}
 	switch {
 	case r.Unknown:
-		p.say("Redis knew no lease of %s: nobody has acquired it for long, or the name or --namespace is not that of the programs; then its holder goes on, and package guard gets it past this. Its fence is at token %d now.", visible(r.Resource), r.Token)
+		p.say("Redis knew no lease of %s: nobody has acquired it for long, or the name or --namespace is not that of the programs. In that case its holder goes on, and package guard takes it past this revocation. The fence is at token %d now.", visible(r.Resource), r.Token)
 	case r.Former == nil:
 		p.say("Nobody held %s. Its fence is at token %d now.", visible(r.Resource), r.Token)
 	default:
