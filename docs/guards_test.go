@@ -360,10 +360,6 @@ var guards = []struct {
 	{"internal/protocol/raise.lua", []guard{
 		{"L7", "to raise never lowers", "last = math.max(last, floor)", "last = floor", "lease.TestRaise"},
 	}},
-	{"internal/protocol/confirm.lua", []guard{
-		{"L1", "a majority confirms only its own lease", "if held.id ~= id then return {'taken'} end", "", "lease.TestOnlyTheHolderIsConfirmed"},
-		{"L2", "to confirm never lowers the last token", "digits(math.max(last, token))", "digits(token)", "lease.TestOnlyTheHolderIsConfirmed"},
-	}},
 	{"internal/protocol/once_record.lua", []guard{
 		{"L4", "a run that has lost its claim records nothing", "if string.sub(held, 1, #me + 1) ~= me .. ':' then return {'lost'} end", "", "lease/once.TestARunnerThatWasStoppedIsRefused"},
 	}},
@@ -386,7 +382,6 @@ var guards = []struct {
 		{"L5", "a grant that replicas confirm looks for a new master too", " || errors.Is(err, ErrUnreachable)) {", ") {", "lease.TestAWaiterFindsTheNewMasterOfItsCluster"},
 	}},
 	{"lease/lease.go", []guard{
-		{"L4", "a release that a part of a quorum has carried out is no loss", " || err != nil && l.core.votes", "", "lease.TestAReleaseThatOneMemberRefusesForAWhileIsNoLoss"},
 		{"L5", "no renewal reaches beyond MaxHold", "ttl = min(ttl, l.holdEnd.Sub(now).Truncate(time.Millisecond))", "_ = l.holdEnd", "lease.TestMaxHold"},
 		{"L5", "a lease that Redis does not know any more is over", "	case answer.Value != done:\n		l.end(answer.Value.loss())\n		err = l.ended\n", "", "lease.TestLossIsNoticedByTheNextRenewal"},
 		{"L5", "a renewal that fails is tried again", "		l.core.watchdog.retry(l)\n", "", "lease.TestOneRenewalMayFail"},
@@ -410,14 +405,12 @@ var guards = []struct {
 		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L5", "an answer that comes after its own trust window is none", "\tcase !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):\n\t\treturn nil, errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
-		{"L1", "who cannot get all gives back what it has", "\t\t\ta.behind.giveBack(a.caller, leases...)\n\t\t\treturn nil, err\n", "\t\t\treturn nil, err\n", "lease.TestAcquireAllWaits"},
-		{"L4", "a call that goes on after a vote has another name", "\t\ta.rename()\n\t}\n\ta.asked", "\t}\n\ta.asked", "lease.TestALateWithdrawalOfALostVoteSparesTheNext"},
+		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
 	}},
 	{"lease/wait.go", []guard{
 		{"L5", "a hand-over of which too little is left is not trusted", "	if !now.Before(until) || ", "	if ", "lease.TestWhichGrantsAreBelieved"},
 		{"L2", "a hand-over that lasts longer than one can is not trusted", " || until.After(now.Add(min(provisionally, c.cfg.TTL))) {", " {", "lease.TestWhichGrantsAreBelieved"},
-		{"L5", "a hand-over is not trusted where replicas have to confirm", " || c.cfg.Replicas > 0 ||", " ||", "lease.TestWhichGrantsAreBelieved"},
-		{"L5", "a hand-over is not trusted where a lock has to be renewed first", " || c.cfg.Outer != nil {", " {", "lease.TestWhichGrantsAreBelieved"},
+		{"L5", "a hand-over is not trusted where replicas have to confirm", " || c.cfg.Replicas > 0 {", " {", "lease.TestWhichGrantsAreBelieved"},
 		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
 	}},
 	{"lease/provisional.go", []guard{
@@ -434,15 +427,6 @@ var guards = []struct {
 		{"L5", "nothing is written to Redis under a lease that is over", "	if err == nil {\n		err = l.Err()\n", "	if err == nil {\n", "lease.TestOnlyTheHolderWritesToRedis"},
 		{"L8", "a value that cannot be marshalled does not travel with the requests of others", "	args, err := protocol.Values(args)\n", "	var err error\n", "lease.TestAValueThatCannotBeMarshalledHarmsNobody"},
 		{"L1", "a permit of a semaphore writes nothing to Redis", "	if l.IsPermit() {\n", "	if false {\n", "lease.TestWritesToRedisThatCannotBeFenced"},
-	}},
-	{"lease/quorum.go", []guard{
-		{"L2", "the greatest token of a majority counts", "tokens[n] = max(tokens[n], token)", "tokens[n] = token", "lease.TestTokensOfAQuorumRiseWhateverMajorityGrants"},
-		{"L1", "the votes that are missing can decide", "case count[done]+silent >= q.need:", "case silent < 0:", "lease.TestTheMissingVoteDecides"},
-		{"L5", "a vote that can decide is waited for", "if late == nil && enough(votes) {", "if late == nil && heard(votes) >= q.need {", "lease.TestASlowMemberDecidesWhereTheOthersDisagree"},
-		{"L1", "a minority of votes is a refusal, which says when to retry", "\tif wins(votes) < q.need {\n\t\trefused.unsure", "\tif false {\n\t\trefused.unsure", "lease.TestAMemberThatForgetsIsOutvoted"},
-	}},
-	{"lease/outer.go", []guard{
-		{"L5", "a lease ends with the lock around it", "if err := e.outer.renew(ctx); err != nil {", "if err := e.outer.renew(ctx); err != nil && false {", "lease.TestALeaseEndsBeforeTheLockAroundIt"},
 	}},
 	{"cmd/fencedb/prune.go", []guard{
 		{"S5", "what Redis knows by other flags is not forgotten", "if p.elsewhere[resource] || p.elsewhere[protocol.Digest(resource)] {", "if false {", "cmd/fencedb.TestPruneWithTheWrongFlagsForgetsNothing"},

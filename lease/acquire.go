@@ -49,11 +49,11 @@ type acquisition struct {
 	caller    context.Context // gives its values to the leases
 	resources []string
 	keys      []*protocol.Keys // of the resources, in their order
-	outers    []*outer         // the same, until leases have them; each nil without Config.Outer
 	id        uuid.UUID
 	text      any // id as requests take it
 	call      *call
-	behind    *behind // what the call of the program gives back, in all its steps
+	step      *acquisition // the latest of several
+	behind    *behind      // what the call of the program gives back, in all its steps
 	barge     bool
 	patience  *time.Duration // of WaitAtMost; nil: as long as the context allows
 	noWait    bool
@@ -67,7 +67,6 @@ type acquisition struct {
 	room struct { // of what is above, for one resource
 		resource [1]string
 		keys     [1]*protocol.Keys
-		outers   [1]*outer
 		behind   behind
 	}
 	open debt // from the beginning of the call to its end
@@ -80,7 +79,7 @@ type standing struct {
 }
 
 // call identifies one call of the program in all its requests; several calls may share a lease id.
-// So a withdrawal ends only what its own call was granted. The steps of one call share it.
+// So a withdrawal ends only what its own call was granted.
 type call struct {
 	id        any         // its name, a string
 	unsure    atomic.Bool // a request may still be under way: it was sent and not answered
@@ -92,9 +91,9 @@ func newCall(label string) *call { return &call{id: protocol.NewCall(label)} }
 func newAcquisition(ctx context.Context, c *core, resources []string, opts []Option) (*acquisition, error) {
 	a := &acquisition{core: c, caller: ctx, id: uuid.New(), call: newCall(c.label)}
 	a.resources, a.behind = append(a.room.resource[:0], resources...), &a.room.behind
-	a.keys, a.outers = a.room.keys[:0], a.room.outers[:0]
+	a.keys = a.room.keys[:0]
 	for _, resource := range resources {
-		a.keys, a.outers = append(a.keys, c.keys(resource)), append(a.outers, c.around(resource))
+		a.keys = append(a.keys, c.keys(resource))
 	}
 	for _, opt := range opts {
 		opt(a)
@@ -111,10 +110,13 @@ func newAcquisition(ctx context.Context, c *core, resources []string, opts []Opt
 	return a, nil
 }
 
-// part is the acquisition of the nth resource alone, as a step of the whole.
+// part is the acquisition of the nth resource alone, as a step of the whole. It is a call of its
+// own, because the whole may have been withdrawn before.
 func (a *acquisition) part(n int) *acquisition {
-	return &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
-		outers: a.outers[n : n+1], id: a.id, text: a.text, call: a.call, behind: a.behind, barge: a.barge}
+	step := &acquisition{core: a.core, caller: a.caller, resources: a.resources[n : n+1], keys: a.keys[n : n+1],
+		id: a.id, text: a.text, call: newCall(a.core.label), behind: a.behind, barge: a.barge, first: a.first}
+	a.first, a.step = nil, step
+	return step
 }
 
 // run is the whole acquisition: what is granted is sealed before the holder learns that it holds.
@@ -138,8 +140,10 @@ func (a *acquisition) begun(t *tracing, ask func(context.Context) (Leases, error
 	defer func() {
 		if !returned { // but panicked: nobody gets what was granted
 			a.behind.giveBack(a.caller, leases...)
-			a.asked = true // by a step, perhaps
-			a.giveUp()
+			a.withdraw()
+			if a.step != nil {
+				a.step.withdraw()
+			}
 		}
 	}()
 	defer func() {
@@ -183,11 +187,9 @@ func (a *acquisition) try(ctx context.Context) (Leases, error) {
 	}
 	leases, err := a.attempt(ctx, mode, a.core.cfg.TTL)
 	switch {
-	case errors.Is(err, ErrHeld):
-		a.rename() // an earlier request may arrive when the holder has gone
-		a.releaseOuters()
-	case err != nil:
-		a.giveUp()
+	case errors.Is(err, ErrHeld) && !a.call.unsure.Load(): // it left no trace
+	case err != nil: // also if an earlier request may arrive when the holder has gone
+		a.withdraw()
 	}
 	return leases, err
 }
@@ -204,6 +206,12 @@ func (a *acquisition) tryAll(ctx context.Context) (Leases, error) {
 // stepByStep acquires one after the other, and releases all if one is refused.
 func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)) (Leases, error) {
 	var leases Leases
+	whole := false
+	defer func() {
+		if !whole { // also after a panic
+			a.behind.giveBack(a.caller, leases...)
+		}
+	}()
 	for n := range a.resources {
 		l, err := acquire(a.part(n))
 		if err == nil {
@@ -211,10 +219,10 @@ func (a *acquisition) stepByStep(acquire func(step *acquisition) (Leases, error)
 			err = leases.lost() // waiting may have taken longer than an earlier one lasts
 		}
 		if err != nil {
-			a.behind.giveBack(a.caller, leases...)
 			return nil, err
 		}
 	}
+	whole = true
 	return leases, nil
 }
 
@@ -226,16 +234,13 @@ func (a *acquisition) attempt(ctx context.Context, mode any, bound time.Duration
 // once asks one time. An answer that arrives after its own trust window counts as none.
 func (a *acquisition) once(ctx context.Context, mode any) (Leases, error) {
 	core := a.core
-	if core.votes { // the withdrawal of the last vote may reach a member after the next vote
-		a.rename()
-	}
 	a.asked = a.asked || ctx.Err() == nil
 	a.requests++
 	sent := time.Now()
 	c := a.call
 	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := core.store.acquire(ctx, ask{a.keys, a.outers, a.text, c.id, a.requests, mode, abandoned})
-	if answer.unsure || errors.Is(err, ErrUnreachable) {
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, a.requests, mode, abandoned})
+	if errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}
 	switch {
@@ -252,17 +257,10 @@ func (a *acquisition) once(ctx context.Context, mode any) (Leases, error) {
 	for n, token := range answer.tokens {
 		leases[n] = a.newLease(n, token, sent, sent)
 	}
-	a.outers = nil
 	return leases, nil
 }
 
 var errTooLate = fmt.Errorf("%w: the answer took longer than the lease lasts", ErrUnreachable)
-
-// giveUp ends an acquisition that has failed.
-func (a *acquisition) giveUp() {
-	a.withdraw()
-	a.releaseOuters()
-}
 
 // withdraw removes what a failed acquisition may have left in Redis: a waiter, or a grant whose
 // reply was lost.
@@ -270,15 +268,6 @@ func (a *acquisition) withdraw() {
 	if a.asked {
 		a.call.withdrawn.Store(true)
 		a.behind.owes(a.takeBack(a.call))
-	}
-}
-
-// rename ends the call in Redis and goes on under another name, if a request of it may still be
-// under way.
-func (a *acquisition) rename() {
-	if a.call.unsure.Load() {
-		a.withdraw()
-		a.call = newCall(a.core.label)
 	}
 }
 

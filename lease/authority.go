@@ -25,8 +25,7 @@ func (i *Issuer) Revoke(ctx context.Context, resource string) (*Revocation, erro
 
 // TakeOver is [Issuer.Revoke] on condition that the given token is still the last of the resource:
 // for supervisors that have found its holder dead. Of two that take over from the same token, one
-// succeeds; the other gets [ErrStale] and has changed nothing, except on a quorum: there it may
-// have ended the holder on a minority of the members.
+// succeeds; the other gets [ErrStale] and has changed nothing.
 func (i *Issuer) TakeOver(ctx context.Context, resource string, token int64) (*Revocation, error) {
 	if token < 1 || token > protocol.MaxNumber {
 		return nil, protocol.Invalid("invalid token %d", token)
@@ -96,18 +95,14 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 }
 
 func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases, error) {
-	around, err := old.supersede()
-	if err != nil {
+	if err := old.supersede(); err != nil {
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
-	a.outers = []*outer{around}
 	l, err := a.exchange(ctx, old, floor)
 	if err != nil {
 		a.takeBackAfter(old.release(ctx, ErrReleased))
-		a.releaseOuters()
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
-	a.outers = nil
 	old.exchanged()
 	if old.term.unsure { // an early request of its call may still arrive, and would get a lease for nobody
 		withdraw := func(ctx context.Context) error { return a.core.store.withdraw(ctx, old.term) }
@@ -138,25 +133,21 @@ func (l *Lease) exchanged() {
 	}
 }
 
-// supersede ends a lease that is to be exchanged, and returns the lock around it, which goes on.
-func (l *Lease) supersede() (around *outer, err error) {
+// supersede ends a lease that is to be exchanged.
+func (l *Lease) supersede() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.check(time.Now()); err != nil {
-		return nil, err
+		return err
 	}
 	l.end(fmt.Errorf("%w: exchanged for a lease with a newer token", ErrStale))
-	around, l.outer = l.outer, nil
-	return around, nil
+	return nil
 }
 
 func (a *acquisition) exchange(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
 	ttl := a.core.cfg.TTL
 	return protocol.Persist(ctx, ttl, func(ctx context.Context) (*Lease, error) {
 		sent := time.Now()
-		if err := a.outers[0].renew(ctx); err != nil {
-			return nil, err
-		}
 		token, err := a.core.store.regrant(ctx, old.term, a.id, a.call.id, floor)
 		switch {
 		case err != nil:

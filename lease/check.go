@@ -20,7 +20,7 @@ type Health struct {
 }
 
 // ServerHealth is the state of one server that grants leases: the primary, each master of a
-// Cluster, each member of a quorum.
+// Cluster.
 type ServerHealth struct {
 	Addr     string // empty if the client does not tell
 	Version  string // "7.2.4"
@@ -56,7 +56,6 @@ const (
 	WarnClock    WarningCode = "clock"    // the clock differs from [Config.Clock], or that could not be asked
 	WarnVersion  WarningCode = "version"  // older than this package is tested with
 	WarnHidden   WarningCode = "hidden"   // INFO is forbidden, or does not tell
-	WarnMember   WarningCode = "member"   // a member of a quorum that is out, a minority
 
 	WarnTTL       WarningCode = "ttl"       // [Config.TTL] is an hour or more
 	WarnUnbounded WarningCode = "unbounded" // [Config.MaxHold] is [Unlimited]
@@ -84,7 +83,7 @@ func (h Health) Warnings() []string {
 // cannot save to. Health is returned with an error too, except after [Issuer.Close]. Where the
 // server does not tell, because an ACL or a provider forbids INFO, that is a warning.
 //
-// A minority of a quorum may fail; that is only a warning. Check grants nothing, takes a few round
+// Check grants nothing, takes a few round
 // trips, and is cheap enough for a probe every few seconds. It takes five seconds at most, whatever
 // ctx allows.
 func (i *Issuer) Check(ctx context.Context) (Health, error) {
@@ -96,19 +95,14 @@ func (i *Issuer) Check(ctx context.Context) (Health, error) {
 	}
 	ctx, cancel := protocol.Within(ctx, protocol.Patience)
 	defer cancel()
-	servers, spare, err := i.store.servers(ctx)
+	servers, err := i.store.servers(ctx)
 	clock := askReference(ctx, i.cfg.Clock)
 	h := Health{Servers: make([]ServerHealth, len(servers)), Config: i.cfg.warnings()}
 	for n, found := range together(servers, func(_ int, server *redis.Client) (ServerHealth, error) {
 		return checkServer(ctx, server, clock)
 	}) {
 		h.Servers[n] = found.Value
-		if found.Err == nil {
-			continue
-		}
-		if spare--; spare >= 0 {
-			h.Servers[n].warn(WarnMember, "%v", found.Err)
-		} else if err == nil {
+		if found.Err != nil && err == nil {
 			err = fmt.Errorf("lease: check %s: %w", h.Servers[n].Addr, found.Err)
 		}
 	}

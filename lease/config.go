@@ -94,16 +94,6 @@ type Config struct {
 	// trip to Postgres for each acquisition of a resource. Not for a [Semaphore]. Defaults to none.
 	Seal func(context.Context, Grant) error
 
-	// Outer takes a lock of another kind around each lease, for as long as old instances of a program
-	// know only that lock: docs/migrating.md has it for redislock and redsync. It is called before the
-	// lease is asked for, once for each resource, and tries once: an error for which
-	// errors.Is(err, ErrHeld) holds says that another has the lock. Then it is called again about
-	// every 50 ms if the acquisition waits, and otherwise that fails with [ErrHeld]; any other error
-	// counts like one of the Redis of the leases, so one that is new to this package ends the
-	// acquisition. The lock must last for ttl, the TTL of the lease, and is renewed as often as that.
-	// The lease lasts no longer than the lock. Not with [Never]. Defaults to none.
-	Outer func(ctx context.Context, resource string, ttl time.Duration) (OuterLock, error)
-
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.
 	Tracers []Tracer
 
@@ -143,10 +133,6 @@ func (c Config) check() error {
 		return protocol.Invalid("MaxHold (%v) must be at least TTL (%v), or Unlimited", c.MaxHold, c.TTL)
 	case c.FenceRetention < c.TTL:
 		return protocol.Invalid("FenceRetention (%v) must be at least TTL (%v): the last token must outlive the lease", c.FenceRetention, c.TTL)
-	case c.Outer != nil && c.RenewEvery == Never:
-		return protocol.Invalid("RenewEvery is Never, so nothing would renew the lock of Outer")
-	case c.Outer != nil && c.permits > 0:
-		return protocol.Invalid("Outer is for leases; a semaphore has several holders")
 	case c.Seal != nil && c.permits > 0:
 		return protocol.Invalid("Seal is for leases; a semaphore has several holders, and to seal the permit of one refuses those before it")
 	case c.RenewTimeout <= 0:

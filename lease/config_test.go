@@ -27,16 +27,12 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorIs(t, err, lease.ErrInvalid)
 		_, err = lease.NewSemaphore(none, lease.SemaphoreConfig{Limit: 1, Lease: lease.Config{TTL: time.Second}})
 		require.ErrorIs(t, err, lease.ErrInvalid)
-		_, err = lease.NewQuorum([]redis.UniversalClient{client, client, none}, lease.Config{TTL: time.Second})
-		require.ErrorIs(t, err, lease.ErrInvalid)
 	}
 
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1"}})
 	defer ring.Close()
 	_, err := lease.New(ring, lease.Config{TTL: time.Second})
 	require.ErrorIs(t, err, lease.ErrInvalid, "it cannot subscribe before it knows a channel, and spreads resources that are acquired together")
-	_, err = lease.NewQuorum([]redis.UniversalClient{client, client, ring}, lease.Config{TTL: time.Second})
-	require.ErrorIs(t, err, lease.ErrInvalid)
 
 	pipeliner, err := client.AutoPipeline()
 	require.NoError(t, err)

@@ -170,8 +170,7 @@ func refusesWhatIsHeld(t *testing.T, issuer newIssuer) {
 	requireVerdict(t, l, lease.Current)
 }
 
-// oneWinner lets a hundred rivals try until one has won. In a quorum, several can win a minority,
-// so that none wins.
+// oneWinner lets a hundred rivals try until one has won.
 func oneWinner(t *testing.T, issuer newIssuer) {
 	i := issuer(t, lease.Config{TTL: ttl})
 	var winners atomic.Int64

@@ -12,8 +12,7 @@ import (
 type core struct {
 	cfg      Config
 	label    string // of Config.Holder, as it is stored
-	store    store
-	votes    bool // the store is a quorum
+	store    *store
 	watchdog *watchdog
 	lines    *lines
 	registry *registry

@@ -72,11 +72,6 @@
 // A lease can stand for a role that one process has for as long as it lives: [Issuer.Lead]
 // campaigns, runs the work while it leads, and campaigns again after each term.
 //
-// # Beside another lock
-//
-// A program that replaces a lock of another kind takes both for as long as old instances run:
-// [Config.Outer]. The lease is acquired after that lock, ends no later, and is released before it.
-//
 // # Renewal
 //
 // An [Issuer] renews its leases together, each about every third of its TTL. Each renewal has
@@ -149,7 +144,6 @@
 //
 // On one Redis, on Sentinel and on Cluster, version 7 or later. All keys of a resource share a hash
 // tag. A fail-over may forget a lease that no replica has; [Config.Replicas] makes that unlikely.
-// [NewQuorum] spans independent servers.
 //
 // docs/leases.md lists the rights that the client's user needs, for each deployment and each
 // package. Without one of them the error is [ErrDenied].

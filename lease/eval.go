@@ -26,8 +26,7 @@ import (
 //   - [ErrLost], [ErrRevoked], and the causes of [Lease.Context]: nothing. The lease is over.
 //   - [ErrStale]: nothing. The lease stands, but its token has been passed.
 //   - [ErrInvalid]: nothing. The lease is a permit of a [Semaphore], which does not exclude others,
-//     or of a quorum, whose members have no data in common; or go-redis has no way to write an
-//     argument.
+//     or go-redis has no way to write an argument.
 //   - [ErrUnreachable]: it is unknown. The request is not sent again by itself, and may still
 //     arrive; then it does nothing if the lease is over.
 //   - [ErrReadOnly] and the other refusals of Redis: nothing. Retry those that pass soon.

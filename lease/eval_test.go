@@ -185,13 +185,10 @@ func TestWritesToRedisThatCannotBeFenced(t *testing.T) {
 	require.NoError(t, err)
 	place, err := places.TryAcquire(t.Context(), "page")
 	require.NoError(t, err)
-	voted, err := newQuorum(t).issuer(t, lease.Config{TTL: time.Minute}).TryAcquire(t.Context(), "page")
-	require.NoError(t, err)
 	key := w.dataKey("page")
 	for name, err := range map[string]error{
 		"no lease":        new(lease.Lease).Set(t.Context(), key, "x", 0),
 		"a permit":        place.Set(t.Context(), key, "x", 0),
-		"a quorum":        voted.Set(t.Context(), key, "x", 0),
 		"no key":          l.Set(t.Context(), "", "x", 0),
 		"a negative ttl":  l.Set(t.Context(), key, "x", -time.Second),
 		"less than a ms":  l.Set(t.Context(), key, "x", time.Microsecond),

@@ -273,31 +273,6 @@ func ExampleNew() {
 	// Output: refused: true
 }
 
-// Two of three servers are enough.
-func ExampleNewQuorum() {
-	var members []redis.UniversalClient
-	for n := range 3 {
-		client, disconnect := connect()
-		defer disconnect()
-		members = append(members, client)
-		if n == 0 {
-			disconnect() // this one is down
-		}
-	}
-	i, err := lease.NewQuorum(members, lease.Config{TTL: 10 * time.Second})
-	if err != nil {
-		log.Fatal(err)
-	}
-
-	l, err := i.TryAcquire(context.Background(), "table:12")
-	fmt.Println("err:", err)
-	fmt.Println("holding", l.Resource())
-	_ = l.Release(context.Background())
-	// Output:
-	// err: <nil>
-	// holding table:12
-}
-
 // CLIENT LIST then tells which program, host and process a connection is of.
 func ExampleClientName() {
 	options := &redis.Options{Addr: "127.0.0.1:6379", ClientName: lease.ClientName("booking desk")}

@@ -235,7 +235,7 @@ func (d *debt) wait(ctx context.Context, most time.Duration) error {
 // return.
 type behind struct{ debts []*debt }
 
-// owes adds a debt, and forgets those that are paid: a waiter on a quorum can make one a second.
+// owes adds a debt, and forgets those that are paid.
 func (b *behind) owes(d *debt) {
 	b.debts = append(slices.DeleteFunc(b.debts, (*debt).isPaid), d)
 }

@@ -3,7 +3,6 @@ package lease
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/redis/go-redis/v9"
@@ -30,23 +29,14 @@ func New(client redis.UniversalClient, cfg Config) (*Issuer, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	return newIssuer(newSingle(client, cfg), cfg)
-}
-
-// newIssuer takes a configuration with its defaults.
-func newIssuer(s store, cfg Config) (*Issuer, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	_, votes := s.(*quorum)
-	if cfg.Outer != nil {
-		s = nested{s, cfg}
-	}
+	s := newStore(client, cfg)
 	return &Issuer{core: &core{
 		cfg:      cfg,
 		label:    protocol.EscapeLabel(cfg.Holder),
 		store:    s,
-		votes:    votes,
 		watchdog: &watchdog{store: s, cfg: cfg},
 		lines:    &lines{subscribe: s.subscribe, byChannel: make(map[string]*line)},
 		registry: &registry{leases: make(map[*Lease]struct{}), debts: make(map[*debt]struct{})},
@@ -54,49 +44,10 @@ func newIssuer(s store, cfg Config) (*Issuer, error) {
 	}}, nil
 }
 
-// NewQuorum makes an issuer over several independent Redis servers, an odd number of at least
-// three. A lease is what a majority grants (the algorithm called Redlock). Tokens rise as with one
-// Redis: the greatest that any member issued is written to a majority before the lease is returned,
-// and every later majority shares a member with that one.
-//
-// A member has half of [Config.RenewTimeout] to answer, three seconds at most. A slow one is waited
-// for while its vote can decide, and then for 50 ms.
-//
-// It adds availability: leases work while a minority of the members is down. A member that was down
-// when a lease was granted does not get it later, so a lease that is held for long ends if too many
-// of the others are restarted meanwhile, also one by one. It does not add safety
-// where the data store checks tokens, and without such a store it is only as safe as clocks and
-// pauses allow. A member that has lost its data must stay away for as long as a lease lasts, or two
-// may hold the resource; tokens then rise by the members' clocks.
-//
-// In contrast to one Redis, there is no queue: a majority would have to agree on an order of
-// arrival for each waiter that comes and goes, and a wake-up that reaches several waiters would
-// make them split the vote. So waiters ask again at random intervals, of 10 ms at first and of 1.5
-// s at most, until one finds a majority free; no waiter has a turn, and none waits for ever. An
-// attempt that fails to win a majority uses up tokens. [Config.Replicas] must be 0.
-func NewQuorum(clients []redis.UniversalClient, cfg Config) (*Issuer, error) {
-	if len(clients) < 3 || len(clients)%2 == 0 {
-		return nil, protocol.Invalid("%d clients; a quorum takes an odd number of at least 3", len(clients))
-	}
-	if cfg.Replicas != 0 {
-		return nil, protocol.Invalid("Replicas (%d) must be 0 with a quorum, whose members are independent", cfg.Replicas)
-	}
-	cfg = cfg.withDefaults()
-	q := &quorum{need: len(clients)/2 + 1, patience: min(cfg.RenewTimeout/2, mostPatience)}
-	for n, client := range clients {
-		if err := checkClient(client); err != nil {
-			return nil, fmt.Errorf("client %d: %w", n, err)
-		}
-		q.members = append(q.members, newSingle(client, cfg))
-	}
-	return newIssuer(q, cfg)
-}
-
-// ready refuses an Issuer that was not made by New or NewQuorum, and names that cannot be
-// resources.
+// ready refuses an Issuer that was not made by New, and names that cannot be resources.
 func (i *Issuer) ready(resources ...string) error {
 	if i == nil || i.core == nil {
-		return protocol.Invalid("an Issuer or a Semaphore is made by lease.New, lease.NewQuorum or lease.NewSemaphore")
+		return protocol.Invalid("an Issuer or a Semaphore is made by lease.New or lease.NewSemaphore")
 	}
 	for _, resource := range resources {
 		if err := protocol.CheckRequired("resource", resource, "table:12", protocol.MaxResource); err != nil {

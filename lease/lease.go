@@ -22,8 +22,7 @@ type Lease struct {
 	term     term
 	since    time.Time // when the resource was first asked for
 
-	provisional bool   // it was handed over, and has not been renewed; guarded by mu
-	outer       *outer // the lock around it, nil if there is none; guarded by mu
+	provisional bool // it was handed over, and has not been renewed; guarded by mu
 
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
@@ -59,7 +58,7 @@ func (a *acquisition) newLease(n int, token int64, sent, since time.Time) *Lease
 // startLease starts a lease that may be trusted until that time. The caller has it renewed.
 func (a *acquisition) startLease(n int, token int64, until, since time.Time, provisional bool) *Lease {
 	c, t := a.core, term{a.keys[n], a.id, a.text, token, a.call.id, a.call.unsure.Load()}
-	l := &Lease{core: c, resource: a.resources[n], term: t, since: since, provisional: provisional, outer: a.outers[n]}
+	l := &Lease{core: c, resource: a.resources[n], term: t, since: since, provisional: provisional}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(c.cfg.MaxHold)
 		if end := l.holdEnd.Add(-c.cfg.Margin); end.Before(until) {
@@ -300,7 +299,7 @@ func (l *Lease) gain(now time.Time) (extension, error) {
 	if !l.core.trustedUntil(now, ttl).After(l.validUntil) {
 		return extension{}, nil
 	}
-	return extension{l.term, ttl, l.outer}, nil
+	return extension{l.term, ttl}, nil
 }
 
 // end takes the answer in. Trust counts from when the request was sent: a slow answer must
@@ -380,12 +379,11 @@ func (l *Lease) Release(ctx context.Context) error {
 // release is a release that was begun.
 type release struct {
 	debt
-	lease  *Lease
-	over   error // why the lease was lost before; nil if its holder trusted it until a release
-	trace  tracing
-	around *outer // the lock around the lease, which goes last
-	err    error  // what became of it; set before the debt is settled
-	done   bool   // it was answered; set before the debt is settled
+	lease *Lease
+	over  error // why the lease was lost before; nil if its holder trusted it until a release
+	trace tracing
+	err   error // what became of it; set before the debt is settled
+	done  bool  // it was answered; set before the debt is settled
 }
 
 // release ends the lease for that reason and gives it back in the background.
@@ -406,7 +404,7 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 	if l.back != nil && !l.back.unanswered() {
 		return l.back, false
 	}
-	r = &release{lease: l, around: l.outer, trace: tracing{ctx: ctx}}
+	r = &release{lease: l, trace: tracing{ctx: ctx}}
 	if !errors.Is(over, ErrReleased) {
 		r.over = over
 	}
@@ -429,7 +427,7 @@ func (l *Lease) beginRelease(ctx context.Context, why error) (r *release, begun 
 // goroutine and to be woken by it. What is left to do goes on in the background, also when ctx ends
 // meanwhile.
 func (r *release) first(ctx context.Context) {
-	if ctx.Err() != nil || r.around != nil { // or the lock around it would keep the caller
+	if ctx.Err() != nil {
 		r.goOn(nil)
 		return
 	}
@@ -454,7 +452,7 @@ func (r *release) goOn(err error) { go r.pay(r.trace.ctx, err, r.attempt, r.ende
 func (r *release) attempt(ctx context.Context) error {
 	l := r.lease
 	result, err := l.core.store.release(ctx, l.term)
-	l.unsure = l.unsure || errors.Is(err, ErrUnreachable) || err != nil && l.core.votes // a part of the members may have
+	l.unsure = l.unsure || errors.Is(err, ErrUnreachable)
 	if err == nil {
 		r.done, r.err = true, r.outcome(result)
 	} else {
@@ -465,7 +463,6 @@ func (r *release) attempt(ctx context.Context) error {
 
 // ended is called after the last attempt.
 func (r *release) ended() {
-	r.around.release()
 	r.trace.end(0, r.err)
 }
 

@@ -23,7 +23,7 @@ type renewal struct {
 // Lock order: a lease's mu before the watchdog's. So the watchdog never calls a lease while it
 // holds its own.
 type watchdog struct {
-	store store
+	store *store
 	cfg   Config
 
 	mu      sync.Mutex

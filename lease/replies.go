@@ -71,7 +71,6 @@ type Inspection struct {
 // which of them.
 type acquired struct {
 	tokens []int64 // nil when refused
-	unsure bool    // a member of a quorum has not answered
 	wait   time.Duration
 	index  int
 	holder string // its label; "" if it is not known
@@ -114,7 +113,6 @@ const (
 
 var (
 	decodeExtend  = outcomeOf("extended")
-	decodeConfirm = outcomeOf("confirmed")
 	decodeRelease = outcomeOf("released")
 	decodeRan     = outcomeOf("ran")
 )

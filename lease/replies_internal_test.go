@@ -19,7 +19,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 	decoders := map[string]func(protocol.Reply) (any, error){
 		"acquire":   func(r protocol.Reply) (any, error) { return decodeAcquire(r, 1) },
 		"acquire 2": func(r protocol.Reply) (any, error) { return decodeAcquire(r, 2) },
-		"confirm":   func(r protocol.Reply) (any, error) { return decodeConfirm(r) },
 		"extend":    func(r protocol.Reply) (any, error) { return decodeExtend(r) },
 		"release":   func(r protocol.Reply) (any, error) { return decodeRelease(r) },
 		"verify":    func(r protocol.Reply) (any, error) { return decodeVerify(r) },
@@ -45,8 +44,6 @@ func TestDecodeEveryBranch(t *testing.T) {
 		{"acquire 2", words("held", "1500", "2", "00000000deadbeef-meZ404711"), acquired{wait: 1500 * time.Millisecond, index: 1, holder: "me@4711"}, nil},
 		{"acquire", words("over"), acquired{}, errOver},
 		{"acquire", words("exhausted"), acquired{}, ErrExhausted},
-		{"confirm", words("confirmed"), done, nil},
-		{"confirm", words("taken"), taken, nil},
 		{"extend", words("extended"), done, nil},
 		{"extend", words("gone"), gone, nil},
 		{"extend", words("taken"), taken, nil},

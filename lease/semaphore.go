@@ -52,7 +52,6 @@ type SemaphoreConfig struct {
 // the holders. So a semaphore bounds load; it does not protect data.
 type Semaphore struct {
 	issuer *Issuer
-	redis  *single
 }
 
 // NewSemaphore checks the configuration; errors are [ErrInvalid] and name the field. It does not
@@ -67,7 +66,7 @@ func NewSemaphore(client redis.UniversalClient, cfg SemaphoreConfig) (*Semaphore
 	if err != nil {
 		return nil, err
 	}
-	return &Semaphore{issuer, issuer.store.(*single)}, nil
+	return &Semaphore{issuer}, nil
 }
 
 func checkLimit(limit int) error {
@@ -126,8 +125,8 @@ type Permit struct {
 // Inspect tells who holds the resource. It changes nothing.
 func (s *Semaphore) Inspect(ctx context.Context, resource string) (SemaphoreInspection, error) {
 	return about(ctx, s.of(), "inspect semaphore", resource, func(ctx context.Context, k *protocol.Keys) (SemaphoreInspection, error) {
-		call := protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.redis.cfg.permits)
-		return protocol.Query(ctx, s.redis.redis, call, decodeSemaphoreInspect)
+		call := protocol.SemaphoreInspect.Call(3, k.Owner, k.Alive, k.Limit, s.issuer.cfg.permits)
+		return protocol.Query(ctx, s.issuer.store.redis, call, decodeSemaphoreInspect)
 	})
 }
 
@@ -150,8 +149,8 @@ func (s *Semaphore) ResetLimit(ctx context.Context, resource string) error {
 
 func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) error {
 	_, err := about(ctx, s.of(), "limit of semaphore", resource, func(ctx context.Context, k *protocol.Keys) (struct{}, error) {
-		return protocol.Query(ctx, s.redis.redis,
-			protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.redis.publish, k.Channel), protocol.Only("set"))
+		return protocol.Query(ctx, s.issuer.store.redis,
+			protocol.SemaphoreLimit.Call(3, k.Limit, k.Queue, k.Alive, limit, s.issuer.store.publish, k.Channel), protocol.Only("set"))
 	})
 	return err
 }
@@ -166,8 +165,8 @@ func (s *Semaphore) setLimit(ctx context.Context, resource string, limit int) er
 func (s *Semaphore) Revoke(ctx context.Context, resource string, leaseID uuid.UUID) (held bool, err error) {
 	what := fmt.Sprintf("revoke %v of semaphore", leaseID)
 	return about(ctx, s.of(), what, resource, func(ctx context.Context, k *protocol.Keys) (bool, error) {
-		return protocol.Query(ctx, s.redis.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
-			leaseID.String(), s.redis.publish, k.Channel), decodeSemaphoreRevoke)
+		return protocol.Query(ctx, s.issuer.store.redis, protocol.SemaphoreRevoke.Call(4, k.Owner, k.Ended, k.Queue, k.Alive,
+			leaseID.String(), s.issuer.store.publish, k.Channel), decodeSemaphoreRevoke)
 	})
 }
 

@@ -338,10 +338,10 @@ var goMutants = []struct {
 	}},
 	{"nothing is withdrawn", []edit{{"acquire.go", "	if a.asked {", "	if a.asked && !protocol.Mutant(NAME) {"}}},
 	{"nobody says that a request is under way", []edit{
-		{"acquire.go", "	if answer.unsure || errors.Is(err, ErrUnreachable) {", "	if (answer.unsure || errors.Is(err, ErrUnreachable)) && !protocol.Mutant(NAME) {"},
+		{"acquire.go", "	if errors.Is(err, ErrUnreachable) {", "	if errors.Is(err, ErrUnreachable) && !protocol.Mutant(NAME) {"},
 		{"acquire.go", "	c.unsure.Store(true)\n	d := ", "	c.unsure.Store(!protocol.Mutant(NAME))\n	d := "},
 	}},
-	{"a refused attempt is not withdrawn", []edit{{"acquire.go", "		a.rename() // an earlier", "		if !protocol.Mutant(NAME) {\n			a.rename()\n		} // an earlier"}}},
+	{"a refused attempt is not withdrawn", []edit{{"acquire.go", "ErrHeld) && !a.call.unsure.Load():", "ErrHeld) && (!a.call.unsure.Load() || protocol.Mutant(NAME)):"}}},
 	{"a context does not bound a request", []edit{{"../internal/protocol/bound.go", "	if b, ours := ctx.(*bound); ours && b.quiet() {", "	if Mutant(NAME) {\n		<-answered\n		return nil\n	}\n	if b, ours := ctx.(*bound); ours && b.quiet() {"}}},
 }
 

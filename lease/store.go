@@ -27,7 +27,6 @@ type term struct {
 // ask is a request for one lease on each of the resources, or none.
 type ask struct {
 	keys      []*protocol.Keys
-	outers    []*outer              // for a nested store
 	id        any                   // a string
 	call      any                   // its name, a string
 	request   int64                 // its number, 1 for the first of the call
@@ -53,32 +52,12 @@ const (
 // extension is a request to let a term last for ttl from now.
 type extension struct {
 	term
-	ttl   time.Duration
-	outer *outer // for a nested store
+	ttl time.Duration
 }
 
-// store keeps leases. Each call is one attempt; after [ErrUnreachable] it is unknown whether it was
-// carried out.
-type store interface {
-	acquire(ctx context.Context, a ask) (acquired, error)
-	extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] // one for each, in order
-	release(ctx context.Context, t term) (outcome, error)
-	withdraw(ctx context.Context, t term) error // without its token, which is not known
-	verify(ctx context.Context, t term) (Verdict, error)
-	eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error)
-	revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error)
-	raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error)
-	regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error)
-	inspect(ctx context.Context, k *protocol.Keys) (Inspection, error)
-
-	servers(ctx context.Context) (all []*redis.Client, spare int, err error) // those that grant; spare ones may fail
-
-	spans(k []*protocol.Keys) bool                  // whether one ask can cover all these resources
-	subscribe(channel, waiter string) *subscription // nil if waiters cannot be woken, or not now
-}
-
-// single is the store on one Redis deployment: a server, a Sentinel group, or a Cluster.
-type single struct {
+// store keeps leases on one Redis deployment: a server, a Sentinel group, or a Cluster. Each call
+// is one attempt; after [ErrUnreachable] it is unknown whether it was carried out.
+type store struct {
 	cfg       Config
 	client    redis.UniversalClient
 	redis     *protocol.Sender     // on client
@@ -98,13 +77,13 @@ func checkClient(client redis.UniversalClient) error {
 		// script.
 		return protocol.Invalid("a redis.AutoPipeliner does not tell what is behind it; take its client, which sends together what is asked at the same time anyway")
 	case *redis.Ring:
-		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Cluster, or NewQuorum")
+		return protocol.Invalid("a redis.Ring moves a resource to another server when one fails, which knows nothing of its leases; take a Sentinel group or a Cluster")
 	}
 	return protocol.CheckClient(client)
 }
 
-func newSingle(client redis.UniversalClient, cfg Config) *single {
-	s := &single{cfg: cfg, client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding,
+func newStore(client redis.UniversalClient, cfg Config) *store {
+	s := &store{cfg: cfg, client: client, redis: protocol.Over(client), scripts: protocol.LeaseHolding,
 		listeners: &listeners{client: client, byMaster: make(map[*redis.Client]*listener)},
 		listener:  uuid.NewString()[:18], publish: "PUBLISH",
 		ttl: cfg.TTL.Milliseconds(), retention: cfg.FenceRetention.Milliseconds()}
@@ -118,16 +97,17 @@ func newSingle(client redis.UniversalClient, cfg Config) *single {
 }
 
 // subscribe listens to what is published for this process's waiters alone.
-func (s *single) subscribe(channel, waiter string) *subscription {
+func (s *store) subscribe(channel, waiter string) *subscription {
 	return s.listeners.subscribe(channel+":"+s.listener.(string), waiter)
 }
 
-func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, err error) {
+// servers are those that grant.
+func (s *store) servers(ctx context.Context) (all []*redis.Client, err error) {
 	switch client := s.client.(type) {
 	case *redis.Client:
-		return []*redis.Client{client}, 0, nil
+		return []*redis.Client{client}, nil
 	case *redis.ClusterClient:
-		all, err = protocol.Bounded(ctx, func() (masters []*redis.Client, err error) {
+		return protocol.Bounded(ctx, func() (masters []*redis.Client, err error) {
 			var mu sync.Mutex
 			err = client.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
 				mu.Lock()
@@ -140,17 +120,16 @@ func (s *single) servers(ctx context.Context) (all []*redis.Client, spare int, e
 			}
 			return masters, nil
 		})
-		return all, 0, err
 	default:
-		return nil, 0, fmt.Errorf("%w: check of a %T", errors.ErrUnsupported, client)
+		return nil, fmt.Errorf("%w: check of a %T", errors.ErrUnsupported, client)
 	}
 }
 
 // spans is false on a Cluster, where a script sees one slot only; several resources are then
 // acquired step by step.
-func (s *single) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
+func (s *store) spans(k []*protocol.Keys) bool { return s.cluster == nil || len(k) == 1 }
 
-func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
+func (s *store) acquire(ctx context.Context, a ask) (acquired, error) {
 	var room [16]any // for one resource
 	words := room[:0]
 	for _, k := range a.keys {
@@ -172,7 +151,7 @@ func (s *single) acquire(ctx context.Context, a ask) (acquired, error) {
 	return grants(ctx, s, call, func(r protocol.Reply) (acquired, error) { return decodeAcquire(r, len(a.keys)) })
 }
 
-func (s *single) extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] {
+func (s *store) extend(ctx context.Context, batch []extension) []protocol.Answer[outcome] {
 	calls := make([]protocol.Call, len(batch))
 	for i, e := range batch {
 		calls[i] = s.scripts.Extend.Call(3, e.keys.Owner, e.keys.Fence, e.keys.Ended,
@@ -181,13 +160,13 @@ func (s *single) extend(ctx context.Context, batch []extension) []protocol.Answe
 	return protocol.QueryAll(ctx, s.redis, calls, decodeExtend)
 }
 
-func (s *single) release(ctx context.Context, t term) (outcome, error) {
+func (s *store) release(ctx context.Context, t term) (outcome, error) {
 	k := t.keys
 	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
 		t.name(), t.token, t.call, t.sureness(), s.retention, s.publish, k.Channel), decodeRelease)
 }
 
-func (s *single) withdraw(ctx context.Context, t term) error {
+func (s *store) withdraw(ctx context.Context, t term) error {
 	k := t.keys
 	_, err := protocol.Query(ctx, s.redis, s.scripts.Withdraw.Call(4, k.Owner, k.Fence, k.Queue, k.Alive,
 		t.name(), t.call, t.sureness(), s.retention, s.publish, k.Channel), protocol.Only("withdrawn"))
@@ -202,12 +181,12 @@ func (t term) sureness() any {
 	return "sure"
 }
 
-func (s *single) verify(ctx context.Context, t term) (Verdict, error) {
+func (s *store) verify(ctx context.Context, t term) (Verdict, error) {
 	call := s.scripts.Verify.Call(2, t.keys.Owner, t.keys.Fence, t.name(), t.token)
 	return protocol.Query(ctx, s.redis, call, decodeVerify)
 }
 
-func (s *single) eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error) {
+func (s *store) eval(ctx context.Context, t term, script string, keys []string, args []any) (any, outcome, error) {
 	words := []any{t.keys.Owner, t.keys.Fence, t.keys.Ended}
 	for _, key := range keys {
 		words = append(words, key)
@@ -224,33 +203,28 @@ func (s *single) eval(ctx context.Context, t term, script string, keys []string,
 	return decodeEval(ctx, r)
 }
 
-func (s *single) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
+func (s *store) revoke(ctx context.Context, k *protocol.Keys, id uuid.UUID, from int64) (Revocation, error) {
 	return protocol.Query(ctx, s.redis, protocol.Revoke.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
 		id.String(), from, s.retention, s.publish, k.Channel), decodeRevoke)
 }
 
-func (s *single) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {
+func (s *store) raise(ctx context.Context, k *protocol.Keys, floor int64) (int64, error) {
 	return protocol.Query(ctx, s.redis, protocol.Raise.Call(1, k.Fence, floor, s.retention), decodeRaise)
 }
 
-func (s *single) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
+func (s *store) regrant(ctx context.Context, old term, id uuid.UUID, call any, floor int64) (int64, error) {
 	return grants(ctx, s, protocol.Regrant.Call(2, old.keys.Owner, old.keys.Fence,
 		old.name(), old.token, id.String(), call, floor, s.ttl, s.retention), decodeRegrant)
 }
 
-func (s *single) confirm(ctx context.Context, t term) (outcome, error) {
-	return protocol.Query(ctx, s.redis, protocol.Confirm.Call(2, t.keys.Owner, t.keys.Fence,
-		t.name(), t.token, s.ttl, s.retention), decodeConfirm)
-}
-
-func (s *single) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
+func (s *store) inspect(ctx context.Context, k *protocol.Keys) (Inspection, error) {
 	call := protocol.Inspect.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended)
 	return protocol.Query(ctx, s.redis, call, decodeInspect)
 }
 
 // grants is [protocol.Query] for scripts that grant, which replicas have to confirm if the
 // configuration says so. On an error the grant may stand; the acquisition that fails withdraws it.
-func grants[T any](ctx context.Context, s *single, c protocol.Call, decode func(protocol.Reply) (T, error)) (T, error) {
+func grants[T any](ctx context.Context, s *store, c protocol.Call, decode func(protocol.Reply) (T, error)) (T, error) {
 	var none T
 	if s.cfg.Replicas == 0 {
 		return protocol.Query(ctx, s.redis, c, decode)

@@ -22,9 +22,9 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	for name, s := range map[string]*single{
-		protocol.LeaseKind:     newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour}),
-		protocol.SemaphoreKind: newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour, permits: 1}),
+	for name, s := range map[string]*store{
+		protocol.LeaseKind:     newStore(client, Config{TTL: time.Minute, FenceRetention: time.Hour}),
+		protocol.SemaphoreKind: newStore(client, Config{TTL: time.Minute, FenceRetention: time.Hour, permits: 1}),
 	} {
 		n := 0
 		for order := range slices.Values([]string{"1w2", "12w", "21w", "2w1", "w12", "w21", "112w", "12w1", "121w", "w212", "2w12"}) {
@@ -39,7 +39,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 					continue
 				}
 				call := strings.Repeat(string(step), 4)
-				answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, id.String(), call, 1, try, nil})
+				answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), call, 1, try, nil})
 				if err != nil {
 					require.ErrorIs(t, err, errOver)
 					require.Equal(t, "1111", call)
@@ -51,7 +51,7 @@ func TestAWithdrawalEndsWhatItsOwnCallGotAndNothingElse(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, Current, verdict, "%s %s", name, order)
 			require.NoError(t, s.withdraw(t.Context(), named("2222")))
-			other, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, uuid.NewString(), "3333", 1, try, nil})
+			other, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, uuid.NewString(), "3333", 1, try, nil})
 			require.NoError(t, err)
 			require.NotNil(t, other.tokens, "%s %s: nobody has it", name, order)
 		}
@@ -63,12 +63,12 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	server := miniredis.RunT(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer client.Close()
-	s := newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour})
+	s := newStore(client, Config{TTL: time.Minute, FenceRetention: time.Hour})
 	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
 	named := func(id uuid.UUID) term { return term{keys: k, id: id, call: id.String()[:8]} }
 	request := func(id uuid.UUID, mode any) (token int64) {
 		t.Helper()
-		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, id.String(), named(id).call, 1, mode, nil})
+		answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, id.String(), named(id).call, 1, mode, nil})
 		require.NoError(t, err)
 		for _, token = range answer.tokens {
 		}
@@ -110,42 +110,6 @@ func TestAWithdrawalPassesTheTurnOn(t *testing.T) {
 	require.Positive(t, request(first, try))
 }
 
-// A member on which the lease has run out, or was taken meanwhile, must not count for it, nor be
-// changed.
-func TestOnlyTheHolderIsConfirmed(t *testing.T) {
-	server := miniredis.RunT(t)
-	client := redis.NewClient(&redis.Options{Addr: server.Addr()})
-	defer client.Close()
-	s := newSingle(client, Config{TTL: time.Minute, FenceRetention: time.Hour})
-	k := protocol.KeysOf(protocol.LeaseKind, "", "a", false)
-	confirm := func(id uuid.UUID, token int64) outcome {
-		t.Helper()
-		result, err := s.confirm(t.Context(), term{keys: k, id: id, token: token, call: "ca11"})
-		require.NoError(t, err)
-		return result
-	}
-	holder, other := uuid.New(), uuid.New()
-	require.Equal(t, gone, confirm(holder, 7))
-	require.False(t, server.Exists(k.Owner.(string)), "never creates")
-
-	answer, err := s.acquire(t.Context(), ask{[]*protocol.Keys{k}, nil, holder.String(), "ca11", 1, try, nil})
-	require.NoError(t, err)
-	token := answer.tokens[0]
-	require.Equal(t, taken, confirm(other, token+5))
-	verdict, err := s.verify(t.Context(), term{keys: k, id: holder, token: token, call: "ca11"})
-	require.NoError(t, err)
-	require.Equal(t, Current, verdict, "nothing was changed")
-
-	require.Equal(t, done, confirm(holder, token+5))
-	verdict, err = s.verify(t.Context(), term{keys: k, id: holder, token: token + 5, call: "ca11"})
-	require.NoError(t, err)
-	require.Equal(t, Current, verdict)
-	require.Equal(t, done, confirm(holder, token+2), "a smaller token of the majority does not lower the fence")
-	verdict, err = s.verify(t.Context(), term{keys: k, id: holder, token: token + 2, call: "ca11"})
-	require.NoError(t, err)
-	require.Equal(t, FenceStale, verdict)
-}
-
 // A process that is stopped between deciding to ask and asking has not heard from Redis, and may
 // ask again.
 func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
@@ -161,43 +125,4 @@ func TestATimeThatIsOverBeforeTheRequestIsSentIsNoAnswer(t *testing.T) {
 
 	require.ErrorIs(t, err, ErrUnreachable)
 	require.True(t, protocol.Transient(err))
-}
-
-func TestAMemberThatIsNotAskedInTimeHasNotAnswered(t *testing.T) {
-	t.Parallel()
-	q := &quorum{members: make([]*single, 3), need: 2, patience: 0}
-	ask := func(ctx context.Context, _ *single) (int, error) {
-		return protocol.Bounded(ctx, func() (int, error) { return 1, nil })
-	}
-	enough := func([]vote[int]) bool { return false }
-	for _, vote := range poll(t.Context(), q, enough, ask) {
-		require.ErrorIs(t, vote.Err, ErrUnreachable)
-	}
-}
-
-func TestTheMissingVoteDecides(t *testing.T) {
-	missing := vote[outcome]{Err: errNoVote}
-	said := func(o outcome) vote[outcome] { return vote[outcome]{Value: o} }
-	for _, c := range []struct {
-		votes []vote[outcome]
-		want  outcome // "" if it is open
-	}{
-		{[]vote[outcome]{said(done), said(done), missing}, done},
-		{[]vote[outcome]{said(done), said(gone), missing}, ""},
-		{[]vote[outcome]{said(done), said(revoked), missing}, ""},
-		{[]vote[outcome]{said(done), missing, missing}, ""},
-		{[]vote[outcome]{missing, missing, missing}, ""},
-		{[]vote[outcome]{said(gone), said(gone), missing}, gone},
-		{[]vote[outcome]{said(gone), said(taken), missing}, taken},
-		{[]vote[outcome]{said(done), said(gone), said(gone)}, gone},
-		{[]vote[outcome]{said(done), said(done), said(gone)}, done},
-	} {
-		got, err := (&quorum{need: 2}).decide(c.votes)
-		require.Equal(t, c.want, got, "%v", c.votes)
-		if c.want == "" {
-			require.ErrorIs(t, err, ErrUnreachable, "%v", c.votes)
-		} else {
-			require.NoError(t, err)
-		}
-	}
 }

@@ -39,19 +39,20 @@ func (a *acquisition) asking(ctx context.Context) context.Context {
 	return ctx
 }
 
-// waitAll asks for everything, and if that is refused, waits for one resource after the other.
+// waitAll asks for everything where one script can see it, and if that is refused, waits for one
+// resource after the other.
 func (a *acquisition) waitAll(waiting context.Context) (Leases, error) {
-	leases, err := a.tryAll(a.asking(waiting))
+	inTurn := func(step *acquisition) (Leases, error) { return step.wait(waiting) }
+	if !a.core.store.spans(a.keys) {
+		return a.stepByStep(inTurn)
+	}
+	leases, err := a.try(a.asking(waiting))
 	held, refused := errors.AsType[*HeldError](err)
 	if !refused {
 		return leases, err
 	}
-	if !a.core.store.spans(a.keys) { // what the steps were granted was given back, which may have ended the call in Redis
-		a.asked = true
-		a.rename()
-	}
 	if a.behind.settled(waiting) {
-		leases, err = a.stepByStep(func(step *acquisition) (Leases, error) { return step.wait(waiting) })
+		leases, err = a.stepByStep(inTurn)
 		switch {
 		case waiting.Err() == nil, err == nil, errors.Is(err, ErrHeld): // which names what is held now
 			return leases, err
@@ -74,7 +75,7 @@ func (a *acquisition) wait(ctx context.Context) (leases Leases, err error) {
 	defer l.leave()
 	leases, err = a.queue(ctx, l, came)
 	if err != nil {
-		a.giveUp()
+		a.withdraw()
 	}
 	return leases, err
 }
@@ -145,7 +146,7 @@ func (a *acquisition) queue(ctx context.Context, l *line, came time.Time) (Lease
 func (a *acquisition) sleep(ctx context.Context, l *line, held, backoff time.Duration) {
 	woken := l.woken(a.call.id.(string))
 	if woken == nil {
-		held = min(held, backoff/2+protocol.Below(backoff)) // spread out, or rivals for a majority split it again and again
+		held = min(held, backoff/2+protocol.Below(backoff))
 	}
 	timer := time.NewTimer(spread(held))
 	defer timer.Stop()
@@ -191,13 +192,12 @@ const (
 // now, and then it asks. (A step that is no longer than the news was on its way cannot be seen, and
 // adds itself.)
 //
-// The waiter also asks if too little of the grant is left, if replicas have to confirm, or if a
-// lock around the lease has to be renewed. Otherwise the lease is full as soon as its first renewal
-// is answered.
+// The waiter also asks if too little of the grant is left, or if replicas have to confirm.
+// Otherwise the lease is full as soon as its first renewal is answered.
 func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
 	c, last := a.core, a.standing
 	granted := in.subscription.told().granted
-	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 || c.cfg.Outer != nil {
+	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {
 		return nil
 	}
 	margin := float64(c.cfg.Margin) * granted.Lasts.Seconds() / c.cfg.TTL.Seconds() // in proportion

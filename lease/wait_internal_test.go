@@ -202,10 +202,7 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 		"Redis's clock was set forward":     {"granted me 2 42 2500", time.Second, nil, 0},
 		"never renewed":                     {"granted me 2 42 2000", time.Second, func(c *Config) { c.RenewEvery = Never }, 1980 * time.Millisecond},
 		"a margin longer than is left for":  {"granted me 2 42 2000", time.Second, func(c *Config) { c.Margin = 3600 * time.Millisecond }, 1200 * time.Millisecond},
-		"a lock around is not renewed": {"granted me 2 42 2000", time.Second, func(c *Config) {
-			c.Outer = func(context.Context, string, time.Duration) (OuterLock, error) { return OuterLock{}, nil }
-		}, 0},
-		"replicas have not confirmed": {"granted me 2 42 2000", time.Second, func(c *Config) { c.Replicas = 1 }, 0},
+		"replicas have not confirmed":       {"granted me 2 42 2000", time.Second, func(c *Config) { c.Replicas = 1 }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -221,7 +218,7 @@ func TestWhichGrantsAreBelieved(t *testing.T) {
 				e.listenFor("me")
 				e.receive(test.message)
 				sent := time.Now().Add(-test.asked)
-				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []*protocol.Keys{{}}, outers: []*outer{nil}, id: uuid.New(), call: newCall("me"), standing: standing{sent, 2}}
+				a := &acquisition{core: i.core, caller: t.Context(), resources: []string{"a"}, keys: []*protocol.Keys{{}}, id: uuid.New(), call: newCall("me"), standing: standing{sent, 2}}
 				over, cancel := context.WithCancel(t.Context())
 				cancel()
 				require.Nil(t, a.handedOver(over, &line{subscription: e}), "who has given up gives it back")

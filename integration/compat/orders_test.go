@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -79,38 +80,70 @@ func (s *Shop) OrderUnderRedsync(ctx context.Context, sku string) error {
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.sell(ctx, tx, sku) })
 }
 
-// Order, as it will be, with both locks and with one.
+// Order, as it will be.
 func (s *Shop) Order(ctx context.Context, sku string) error {
 	return guard.Tx(ctx, s.issuer, s.pool, "sku:"+sku, func(ctx context.Context, _ *lease.Lease, tx pgx.Tx) error {
 		return s.sell(ctx, tx, sku)
 	}, lease.NoWait())
 }
 
-func aroundRedislock(locker *redislock.Client) func(context.Context, string, time.Duration) (lease.OuterLock, error) {
-	return func(ctx context.Context, resource string, ttl time.Duration) (lease.OuterLock, error) {
-		lock, err := locker.Obtain(ctx, "lock:"+resource, ttl, nil)
-		if errors.Is(err, redislock.ErrNotObtained) {
-			err = lease.ErrHeld
-		}
-		return lease.OuterLock{
-			Renew:   func(ctx context.Context) error { return lock.Refresh(ctx, ttl, nil) },
-			Release: lock.Release,
-		}, err
+// Order under both locks, while old instances run.
+func (s *Shop) OrderUnderRedislockAndLease(ctx context.Context, sku string) error {
+	asked := time.Now()
+	lock, err := s.locker.Obtain(ctx, "lock:sku:"+sku, ttl, nil)
+	if err != nil {
+		return err
 	}
+	refresh := func(ctx context.Context) error { return lock.Refresh(ctx, ttl, nil) }
+	return underOldLock(ctx, asked, refresh, lock.Release, func(ctx context.Context) error { return s.Order(ctx, sku) })
 }
 
-func aroundRedsync(rs *redsync.Redsync) func(context.Context, string, time.Duration) (lease.OuterLock, error) {
-	return func(ctx context.Context, resource string, ttl time.Duration) (lease.OuterLock, error) {
-		mutex := rs.NewMutex("lock:"+resource, redsync.WithExpiry(ttl))
-		err := mutex.TryLockContext(ctx)
-		if taken := (*redsync.ErrTaken)(nil); errors.As(err, &taken) {
-			err = lease.ErrHeld
-		}
-		return lease.OuterLock{
-			Renew:   func(ctx context.Context) error { _, err := mutex.ExtendContext(ctx); return err },
-			Release: func(ctx context.Context) error { _, err := mutex.UnlockContext(ctx); return err },
-		}, err
+// The same with the other library.
+func (s *Shop) OrderUnderRedsyncAndLease(ctx context.Context, sku string) error {
+	asked := time.Now()
+	mutex := s.rs.NewMutex("lock:sku:"+sku, redsync.WithExpiry(ttl))
+	if err := mutex.TryLockContext(ctx); err != nil {
+		return err
 	}
+	extend := func(ctx context.Context) error { _, err := mutex.ExtendContext(ctx); return err }
+	unlock := func(ctx context.Context) error { _, err := mutex.UnlockContext(ctx); return err }
+	return underOldLock(ctx, asked, extend, unlock, func(ctx context.Context) error { return s.Order(ctx, sku) })
+}
+
+var errOldLockLost = errors.New("the old lock could not be renewed in time")
+
+// underOldLock does work under a lock that lasts for ttl from when it was asked for. It renews the
+// lock meanwhile, ends the context of the work before the lock ends, and releases the lock last.
+func underOldLock(ctx context.Context, asked time.Time, renew, release, work func(context.Context) error) error {
+	working, end := context.WithCancelCause(ctx)
+	lost := time.AfterFunc(time.Until(asked.Add(ttl*9/10)), func() { end(errOldLockLost) })
+	var renewing sync.WaitGroup
+	renewing.Go(func() {
+		ticks := time.NewTicker(ttl / 3)
+		defer ticks.Stop()
+		for {
+			select {
+			case <-ticks.C:
+			case <-working.Done():
+				return
+			}
+			asked := time.Now()
+			attempt, cancel := context.WithTimeout(working, ttl/6)
+			if renew(attempt) == nil {
+				lost.Reset(time.Until(asked.Add(ttl * 9 / 10)))
+			}
+			cancel()
+		}
+	})
+	defer func() {
+		end(nil)
+		renewing.Wait()
+		lost.Stop()
+		releasing, cancel := context.WithTimeout(context.WithoutCancel(ctx), ttl)
+		defer cancel()
+		_ = release(releasing) // if it fails, the lock expires
+	}()
+	return work(working)
 }
 
 // version is one of the service, as it is deployed.
@@ -131,7 +164,7 @@ type street struct {
 	pool      *pgxpool.Pool
 	old       string // the library
 	space     string // so that its locks are not those of other tests
-	issuer    map[version]*lease.Issuer
+	issuer    *lease.Issuer
 	skus      int // in use
 	instances [3]instance
 	served    atomic.Int64 // orders that the table let in or refused
@@ -141,17 +174,11 @@ func newStreet(t *testing.T, old string) *street {
 	t.Helper()
 	w := &street{
 		T: t, client: testenv.Redis(t), pool: testenv.Postgres(t), old: old,
-		space: testenv.Namespace(t), issuer: map[version]*lease.Issuer{},
+		space: testenv.Namespace(t),
 	}
-	outer := aroundRedislock(redislock.New(w.client))
-	if old == "redsync" {
-		outer = aroundRedsync(redsync.New(goredis.NewPool(w.client)))
-	}
-	for v, cfg := range map[version]lease.Config{both: {TTL: ttl, Outer: outer}, after: {TTL: ttl}} {
-		issuer, err := lease.New(w.client, cfg)
-		require.NoError(t, err)
-		w.issuer[v] = issuer
-	}
+	var err error
+	w.issuer, err = lease.New(w.client, lease.Config{TTL: ttl})
+	require.NoError(t, err)
 	w.exec(`CREATE TABLE stock (sku text PRIMARY KEY, amount int NOT NULL); INSERT INTO stock SELECT '` + w.space + `' || i, 1 FROM generate_series(1, 100) i`)
 	return w
 }
@@ -166,11 +193,15 @@ func (w *street) exec(sql string, args ...any) {
 func (w *street) order(ctx context.Context, v version, sku string, pay func()) error {
 	s := &Shop{
 		pool: w.pool, locker: redislock.New(w.client), rs: redsync.New(goredis.NewPool(w.client)),
-		issuer: w.issuer[v], pay: pay,
+		issuer: w.issuer, pay: pay,
 	}
 	switch {
-	case v != before:
+	case v == after:
 		return s.Order(ctx, sku)
+	case v == both && w.old == "redsync":
+		return s.OrderUnderRedsyncAndLease(ctx, sku)
+	case v == both:
+		return s.OrderUnderRedislockAndLease(ctx, sku)
 	case w.old == "redsync":
 		return s.OrderUnderRedsync(ctx, sku)
 	}
@@ -432,6 +463,41 @@ func (w *street) customers() {
 	w.Helper()
 	want := w.served.Load() + 30
 	require.Eventually(w, func() bool { return w.served.Load() >= want || w.Failed() }, time.Minute, time.Millisecond)
+}
+
+// An order that takes longer than the old lock lasts keeps it by renewals, and ends before it does
+// when these fail.
+func TestTheWorkEndsBeforeTheOldLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, fails, released := time.Now(), 1, 0
+		renewed := began
+		renew := func(context.Context) error {
+			if fails != 0 {
+				fails--
+				return errSoldOut
+			}
+			renewed = time.Now()
+			return nil
+		}
+		release := func(ctx context.Context) error { released++; return ctx.Err() }
+
+		require.NoError(t, underOldLock(t.Context(), began, renew, release, func(ctx context.Context) error {
+			time.Sleep(time.Minute) // one renewal fails
+			require.Zero(t, released, "not before the work is done")
+			require.Less(t, time.Since(renewed), ttl/2)
+			return ctx.Err()
+		}))
+		require.Equal(t, 1, released)
+
+		fails, began = -1, time.Now()
+		err := underOldLock(t.Context(), began.Add(-time.Second), renew, release, func(ctx context.Context) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		require.ErrorIs(t, err, errOldLockLost)
+		require.Equal(t, began.Add(ttl*9/10-time.Second), time.Now(), "counted from when it was asked for")
+		require.Equal(t, 2, released)
+	})
 }
 
 // The guide shows the code that is tested here.

@@ -36,7 +36,6 @@ var (
 	Revoke       = lease("revoke")
 	Raise        = lease("raise")
 	Regrant      = lease("regrant")
-	Confirm      = lease("confirm")
 	Inspect      = lease("inspect")
 
 	SemaphoreHolding = Holding{semaphore("acquire"), semaphore("extend"), semaphore("release"), semaphore("withdraw"), semaphore("verify")}

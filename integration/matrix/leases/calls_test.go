@@ -28,7 +28,6 @@ type leaseCall struct {
 	impatient bool                                               // it does so for a time that is its own
 	detached  bool                                               // it asks although its context is over
 	base      error                                              // without a fault
-	alone     bool                                               // takes one deployment, so no quorum
 	ttls      int                                                // how long it takes at most, in TTLs
 	more      time.Duration                                      // and this
 	only      func(script string, f leaseFault, end ending) bool // where there is no other cell; nil: everywhere
@@ -72,27 +71,27 @@ var leaseCalls = []leaseCall{
 		only: func(_ string, _ leaseFault, end ending) bool { return end.name == "no end" }},
 	{name: "Release", scripts: []string{"release"}, ttls: 1, detached: true, prepare: holds, run: release},
 	{name: "Verify", scripts: []string{"verify"}, more: ask, prepare: holds, run: verify},
-	{name: "Eval", alone: true, scripts: []string{"eval"}, more: ask, prepare: holds, run: eval, want: askedOnce, check: evaluated},
+	{name: "Eval", scripts: []string{"eval"}, more: ask, prepare: holds, run: eval, want: askedOnce, check: evaluated},
 	{name: "Inspect", scripts: []string{"inspect"}, more: ask, prepare: rivalHolds, run: inspect},
 	{name: "Revoke", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: revoke},
 	{name: "TakeOver", scripts: []string{"revoke"}, more: ask, prepare: rivalHolds, run: takeOver},
 	{name: "Raise", scripts: []string{"raise"}, more: ask, prepare: unprepared, run: raise},
 	{name: "Heal", scripts: []string{"regrant"}, ttls: 1, more: ask, prepare: holdsStale, run: heal},
-	{name: "semaphore TryAcquire", alone: true, scripts: []string{"acquire"}, ttls: 1,
+	{name: "semaphore TryAcquire", scripts: []string{"acquire"}, ttls: 1,
 		prepare: places(unprepared), run: tryPlace},
-	{name: "semaphore Acquire handed over", alone: true, scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,
+	{name: "semaphore Acquire handed over", scripts: []string{"acquire", "withdraw"}, ttls: 1, waits: true,
 		prepare: places(rivalPlaceLeaves), run: place},
-	{name: "semaphore Do", alone: true, scripts: []string{"acquire", "release"}, ttls: 1,
+	{name: "semaphore Do", scripts: []string{"acquire", "release"}, ttls: 1,
 		prepare: places(unprepared), run: doPlace, want: releaseIsNoError},
-	{name: "semaphore Extend", alone: true, scripts: []string{"extend"}, ttls: 1,
+	{name: "semaphore Extend", scripts: []string{"extend"}, ttls: 1,
 		prepare: places(holdsPlace), run: extend, want: orIsOver},
-	{name: "semaphore Release", alone: true, scripts: []string{"release"}, ttls: 1, detached: true,
+	{name: "semaphore Release", scripts: []string{"release"}, ttls: 1, detached: true,
 		prepare: places(holdsPlace), run: release},
-	{name: "once Do", alone: true, scripts: []string{"look", "acquire", "record", "release"}, prefix: "once:", ttls: 1, more: ask,
+	{name: "once Do", scripts: []string{"look", "acquire", "record", "release"}, prefix: "once:", ttls: 1, more: ask,
 		prepare: unprepared, run: onceDo, want: recordIsSaid, check: recorded},
-	{name: "once Do, work fails", alone: true, scripts: []string{"look", "acquire", "release"}, prefix: "once:", ttls: 1, more: ask,
+	{name: "once Do, work fails", scripts: []string{"look", "acquire", "release"}, prefix: "once:", ttls: 1, more: ask,
 		base: errWork, prepare: unprepared, run: onceFails, want: releaseIsIgnored, check: notRecorded},
-	{name: "admission Allow", alone: true, scripts: []string{"fixed"}, more: judgement,
+	{name: "admission Allow", scripts: []string{"fixed"}, more: judgement,
 		prepare: unprepared, run: allow, want: askedOnce, check: counted},
 	{name: "guard Tx", scripts: []string{"acquire", "release"}, ttls: 1,
 		prepare: database, run: guardTx, want: releaseIsIgnored, check: rowIsWritten},
@@ -265,7 +264,7 @@ func (c *leaseCell) revoked(r *lease.Revocation, err error) error {
 	held := c.theirs[0]
 	if err != nil {
 		// It may have been carried out.
-		if c.fault.verdict.Fate != faulty.Answer || len(c.direct) > 1 || c.end.name != endings[0].name {
+		if c.fault.verdict.Fate != faulty.Answer || c.end.name != endings[0].name {
 			c.theirs, c.doubtful = nil, c.theirs
 		}
 		return err
@@ -360,11 +359,11 @@ func places(prepare func(*leaseCell)) func(*leaseCell) {
 }
 
 func (c *leaseCell) semaphore(direct bool) *lease.Semaphore {
-	clients, cfg := c.clients, lease.Config{TTL: c.ttl, RenewEvery: lease.Never, Namespace: c.namespace}
+	client, cfg := c.client, lease.Config{TTL: c.ttl, RenewEvery: lease.Never, Namespace: c.namespace}
 	if direct {
-		clients, cfg.TTL = c.direct, time.Minute
+		client, cfg.TTL = c.direct, time.Minute
 	}
-	s, err := lease.NewSemaphore(clients[0], lease.SemaphoreConfig{Limit: 1, Lease: cfg})
+	s, err := lease.NewSemaphore(client, lease.SemaphoreConfig{Limit: 1, Lease: cfg})
 	require.NoError(c, err)
 	return s
 }
@@ -399,7 +398,7 @@ func doPlace(c *leaseCell, ctx context.Context) error {
 var errWork = errors.New("the work failed")
 
 func (c *leaseCell) once() *once.Once {
-	o, err := once.New(c.clients[0], once.Config{InFlight: c.ttl, Namespace: c.namespace})
+	o, err := once.New(c.client, once.Config{InFlight: c.ttl, Namespace: c.namespace})
 	require.NoError(c, err)
 	return o
 }
@@ -425,7 +424,7 @@ func onceFails(c *leaseCell, ctx context.Context) error {
 
 // record is what Redis has of the result.
 func (c *leaseCell) record() bool {
-	n, err := c.direct[0].Exists(context.Background(), "once:v1:{"+c.namespace+"/"+c.resources[0]+"}:record").Result()
+	n, err := c.direct.Exists(context.Background(), "once:v1:{"+c.namespace+"/"+c.resources[0]+"}:record").Result()
 	require.NoError(c, err)
 	return n == 1
 }
@@ -447,7 +446,7 @@ func notRecorded(c *leaseCell) {
 
 // allow is no error if the request was judged.
 func allow(c *leaseCell, ctx context.Context) error {
-	l, err := admission.New(c.clients[0], admission.Config{
+	l, err := admission.New(c.client, admission.Config{
 		Limit: 3, Window: time.Minute, OnError: admission.FailClosed, Timeout: judgement, Namespace: c.namespace})
 	require.NoError(c, err)
 	d, err := l.Allow(ctx, c.resources[0])
@@ -466,7 +465,7 @@ func askedOnce(c *leaseCell) error {
 }
 
 func counted(c *leaseCell) {
-	n, _ := c.direct[0].Get(context.Background(), "admission:v1:{"+c.namespace+"/"+c.resources[0]+"}:fixed").Int()
+	n, _ := c.direct.Get(context.Background(), "admission:v1:{"+c.namespace+"/"+c.resources[0]+"}:fixed").Int()
 	if n > 1 || c.err == nil && n != 1 {
 		c.Errorf("one request, counted %d times: %v", n, c.err)
 	}
@@ -483,7 +482,7 @@ func (c *leaseCell) counter() string {
 }
 
 func evaluated(c *leaseCell) {
-	n, _ := c.direct[0].Get(context.Background(), c.counter()).Int()
+	n, _ := c.direct.Get(context.Background(), c.counter()).Int()
 	if n > 1 || c.err == nil && n != 1 {
 		c.Errorf("one script, run %d times: %v", n, c.err)
 	}

@@ -27,29 +27,13 @@ func holder(l *lease.Lease) string {
 	return l.LeaseID().String() + ":" + strconv.FormatInt(l.Token(), 10)
 }
 
-// look asks the servers about the resources. Of a quorum, what a majority says counts.
+// look asks the server about the resources.
 func (c *leaseCell) look() map[string]facts {
 	found := make(map[string]facts)
 	for _, resource := range c.resources {
-		all := make(map[string][]time.Duration)
-		var f facts
-		for _, server := range c.direct {
-			one, err := lookAt(server, c.key(resource))
-			if err != nil {
-				c.Errorf("look at %s: %v", resource, err)
-			}
-			for holder, left := range one.holders {
-				all[holder] = append(all[holder], left)
-			}
-			f.last, f.waiters = max(f.last, one.last), f.waiters+one.waiters
-		}
-		f.holders = make(map[string]time.Duration)
-		need := len(c.direct)/2 + 1
-		for holder, left := range all {
-			if len(left) >= need {
-				slices.Sort(left)
-				f.holders[holder] = left[len(left)-need]
-			}
+		f, err := lookAt(c.direct, c.key(resource))
+		if err != nil {
+			c.Errorf("look at %s: %v", resource, err)
 		}
 		found[resource] = f
 	}
@@ -88,19 +72,17 @@ func idAndToken(holder string) string {
 	return strings.Join(words[:min(2, len(words))], ":")
 }
 
-// awaitWaiter reports whether somebody waits for the last of the resources before done is closed. A
-// quorum has no queue.
+// awaitWaiter reports whether somebody waits for the last of the resources before done is closed.
 func (c *leaseCell) awaitWaiter(done <-chan struct{}) bool {
 	again := time.NewTicker(5 * time.Millisecond)
 	defer again.Stop()
-	for begin := time.Now(); ; {
+	for {
 		select {
 		case <-done:
 			return false
 		case <-again.C:
 		}
-		if c.look()[c.resources[len(c.resources)-1]].waiters > 0 ||
-			len(c.direct) > 1 && time.Since(begin) > 100*time.Millisecond {
+		if c.look()[c.resources[len(c.resources)-1]].waiters > 0 {
 			return true
 		}
 	}
@@ -156,7 +138,7 @@ func (c *leaseCell) judge() {
 
 // wanted is the error of every call that has no rule of its own.
 func (c *leaseCell) wanted() error {
-	if c.fault.outlasted() || c.fault.times > 0 && len(c.direct) > 1 { // the others of a quorum are a majority
+	if c.fault.outlasted() {
 		return c.call.base
 	}
 	return c.fault.want
@@ -173,7 +155,7 @@ func (c *leaseCell) judgeError() {
 	}
 	ended := c.endedAt.Load() != nil
 	if c.end.name == "before" && !c.call.detached {
-		if !errors.Is(c.err, context.Canceled) || sent > 0 && c.call.name != "Heal" && len(c.direct) == 1 { // Heal ends the old lease in any case
+		if !errors.Is(c.err, context.Canceled) || sent > 0 && c.call.name != "Heal" { // Heal ends the old lease in any case
 			c.Errorf("the context was over; %d requests were sent, and the error is %v", sent, c.err)
 		}
 		return
@@ -230,7 +212,7 @@ func (c *leaseCell) judgeBeliefs() {
 func (c *leaseCell) judgeNothingChanged() {
 	unheard := c.err != nil && c.fault.times == 0 && (c.script == anyScript || c.script == c.call.scripts[0]) &&
 		(c.fault.verdict.Fate == faulty.Answer || c.fault.verdict.Fate == faulty.Cut || c.fault.verdict.Fate == faulty.Reset)
-	if !unheard && !errors.Is(c.err, lease.ErrHeld) || c.left != nil || len(c.resources) > 1 || len(c.direct) > 1 {
+	if !unheard && !errors.Is(c.err, lease.ErrHeld) || c.left != nil || len(c.resources) > 1 {
 		return
 	}
 	for resource, now := range c.look() {
@@ -368,20 +350,15 @@ func (w *leaseWorld) reap(c *leaseCell) {
 	c.proxy.Go()
 	c.proxy.OnScript(nil)
 	w.reapers.Go(func() {
-		defer closeAll(c.clients)
+		defer c.client.Close()
 		begin := time.Now()
 		for {
-			busy := ""
-			for _, client := range c.clients {
-				if s := client.PoolStats(); s.TotalConns != s.IdleConns || s.PubSubStats.Active > 0 {
-					busy = fmt.Sprintf("%d connections, %d of them idle, %d subscribed", s.TotalConns, s.IdleConns, s.PubSubStats.Active)
-				}
-			}
-			if busy == "" {
+			s := c.client.PoolStats()
+			if s.TotalConns == s.IdleConns && s.PubSubStats.Active == 0 {
 				return
 			}
 			if time.Since(begin) > 10*time.Second+c.lag() {
-				w.t.Errorf("%s leaves %s", c.name, busy)
+				w.t.Errorf("%s leaves %d connections, %d of them idle, %d subscribed", c.name, s.TotalConns, s.IdleConns, s.PubSubStats.Active)
 				return
 			}
 			<-time.After(100 * time.Millisecond)

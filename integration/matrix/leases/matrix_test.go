@@ -73,53 +73,41 @@ type deployment struct {
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// connector makes the clients that an issuer takes.
-type connector = func(dial dialer, readTimeout time.Duration) []redis.UniversalClient
+// connector makes the client that an issuer takes.
+type connector = func(dial dialer, readTimeout time.Duration) redis.UniversalClient
 
 var deployments = []deployment{
 	{name: "single", ttl: 3 * time.Second, open: func(t *testing.T) connector {
-		return on(testenv.OwnRedis(t))
+		server := testenv.OwnRedis(t)
+		return func(dial dialer, readTimeout time.Duration) redis.UniversalClient {
+			return redis.NewClient(&redis.Options{
+				Addr: server.Addr(), Dialer: dial, ReadTimeout: readTimeout, PoolSize: 2 * atOnce,
+				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+			})
+		}
 	}},
 	{name: "sentinel", ttl: 3 * time.Second, sample: true, open: func(t *testing.T) connector {
 		servers := testenv.Sentinel(t)
-		return func(dial dialer, readTimeout time.Duration) []redis.UniversalClient {
+		return func(dial dialer, readTimeout time.Duration) redis.UniversalClient {
 			options := servers.Options()
 			options.Dialer, options.ReadTimeout, options.PoolSize = dial, readTimeout, 2*atOnce
-			return []redis.UniversalClient{redis.NewFailoverClient(options)}
+			return redis.NewFailoverClient(options)
 		}
 	}},
 	{name: "cluster", ttl: 3 * time.Second, sample: true, open: func(t *testing.T) connector {
 		servers := testenv.Cluster(t)
-		return func(dial dialer, readTimeout time.Duration) []redis.UniversalClient {
+		return func(dial dialer, readTimeout time.Duration) redis.UniversalClient {
 			options := servers.Options()
 			options.Dialer, options.ReadTimeout, options.PoolSize = dial, readTimeout, 2*atOnce
-			return []redis.UniversalClient{redis.NewClusterClient(options)}
+			return redis.NewClusterClient(options)
 		}
 	}},
-	{name: "quorum", ttl: 9 * time.Second, sample: true, open: func(t *testing.T) connector {
-		return on(testenv.OwnRedis(t), testenv.OwnRedis(t), testenv.OwnRedis(t))
-	}},
-}
-
-// on connects a client to each of the servers.
-func on(servers ...*testenv.RedisServer) connector {
-	return func(dial dialer, readTimeout time.Duration) (clients []redis.UniversalClient) {
-		for _, s := range servers {
-			clients = append(clients, redis.NewClient(&redis.Options{
-				Addr: s.Addr(), Dialer: dial, ReadTimeout: readTimeout, PoolSize: 2 * atOnce,
-				MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-			}))
-		}
-		return clients
-	}
 }
 
 // has says which cells there are. Of a sample, a call ends by itself under a fault, and at one end
 // of the context, which is not the same for all faults.
 func (d deployment) has(call leaseCall, script string, f leaseFault, end ending) bool {
 	switch {
-	case call.alone && d.name == "quorum":
-		return false
 	case call.only != nil && !call.only(script, f, end):
 		return false
 	case f.stops && script != anyScript, f.times > 0 && script == anyScript,
@@ -150,7 +138,7 @@ type leaseWorld struct {
 	deployment
 	t         *testing.T
 	connect   connector
-	direct    []redis.UniversalClient // that no fault is in front of
+	direct    redis.UniversalClient // that no fault is in front of
 	namespace string
 	rival     *lease.Issuer // over direct
 	db        func() *pgxpool.Pool
@@ -167,7 +155,7 @@ func newLeaseWorld(t *testing.T, d deployment, lag func() time.Duration) *leaseW
 	w := &leaseWorld{deployment: d, t: t, connect: d.open(t), namespace: "matrix", lag: lag}
 	var direct net.Dialer
 	w.direct = w.connect(direct.DialContext, 10*time.Second)
-	t.Cleanup(func() { closeAll(w.direct) })
+	t.Cleanup(func() { _ = w.direct.Close() })
 	w.pulse.watch(t, w.direct)
 	w.rival = w.issuer(t, w.direct, lease.Config{TTL: time.Minute, RenewEvery: lease.Never})
 	w.db = sync.OnceValue(func() *pgxpool.Pool {
@@ -218,7 +206,7 @@ func (w *leaseWorld) run(t *testing.T, turns chan struct{}) {
 // teach lets the proxies see each script once, whatever cells are to run.
 func (w *leaseWorld) teach(t *testing.T) {
 	for _, call := range leaseCalls {
-		if !call.renews && !(call.alone && w.deployment.name == "quorum") {
+		if !call.renews {
 			w.try(t, call, "", leaseFaults[0], endings[0])
 		}
 	}
@@ -266,13 +254,13 @@ func (w *leaseWorld) try(t *testing.T, call leaseCall, script string, fault leas
 	}
 }
 
-// pulse watches the servers that no fault is in front of.
+// pulse watches the server that no fault is in front of.
 type pulse struct {
-	mu   sync.Mutex // held while they are asked
-	late time.Time  // when they last answered late; under mu
+	mu   sync.Mutex // held while it is asked
+	late time.Time  // when it last answered late; under mu
 }
 
-func (p *pulse) watch(t *testing.T, servers []redis.UniversalClient) {
+func (p *pulse) watch(t *testing.T, server redis.UniversalClient) {
 	const every, late = 20 * time.Millisecond, 100 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	var watching sync.WaitGroup
@@ -281,9 +269,7 @@ func (p *pulse) watch(t *testing.T, servers []redis.UniversalClient) {
 		for last := time.Now(); ctx.Err() == nil; last = time.Now() {
 			<-time.After(every)
 			p.mu.Lock()
-			for _, server := range servers {
-				_ = server.Exists(ctx, "pulse").Err()
-			}
+			_ = server.Exists(ctx, "pulse").Err()
 			if now := time.Now(); now.Sub(last) > every+late {
 				p.late = now
 			}
@@ -292,27 +278,16 @@ func (p *pulse) watch(t *testing.T, servers []redis.UniversalClient) {
 	})
 }
 
-// faint reports whether they have been late since begin.
+// faint reports whether it has been late since begin.
 func (p *pulse) faint(begin time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.late.After(begin)
 }
 
-func closeAll(clients []redis.UniversalClient) {
-	for _, client := range clients {
-		_ = client.Close()
-	}
-}
-
-func (w *leaseWorld) issuer(t require.TestingT, clients []redis.UniversalClient, cfg lease.Config) *lease.Issuer {
+func (w *leaseWorld) issuer(t require.TestingT, client redis.UniversalClient, cfg lease.Config) *lease.Issuer {
 	cfg.Namespace = w.namespace
-	if len(clients) == 1 {
-		i, err := lease.New(clients[0], cfg)
-		require.NoError(t, err)
-		return i
-	}
-	i, err := lease.NewQuorum(clients, cfg)
+	i, err := lease.New(client, cfg)
 	require.NoError(t, err)
 	return i
 }
@@ -350,8 +325,8 @@ type leaseCell struct {
 	end    ending
 
 	proxy     *faulty.RedisProxy
-	clients   []redis.UniversalClient // through the proxy
-	own       *lease.Issuer           // over them
+	client    redis.UniversalClient // through the proxy
+	own       *lease.Issuer         // over it
 	kind      string
 	resources []string
 	name      string
@@ -379,7 +354,7 @@ type leaseCell struct {
 
 func (w *leaseWorld) cell(a *attempt, call leaseCall, script string, fault leaseFault, end ending) *leaseCell {
 	c := &leaseCell{attempt: a, leaseWorld: w, call: call, script: script, fault: fault, end: end, kind: "lease", proxy: new(faulty.RedisProxy)}
-	c.clients = w.connect(c.proxy.Dial, readTimeout)
+	c.client = w.connect(c.proxy.Dial, readTimeout)
 	a.Cleanup(func() { w.reap(c) })
 	n := w.count.Add(1)
 	c.name = fmt.Sprintf("%s, cell %d", a.Name(), n)
@@ -390,10 +365,9 @@ func (w *leaseWorld) cell(a *attempt, call leaseCall, script string, fault lease
 	if call.renews {
 		cfg.RenewEvery = 0
 	}
-	c.own = w.issuer(a, c.clients, cfg)
-	for _, client := range c.clients { // connects, which is not what is judged
-		require.Eventually(a, func() bool { return client.Exists(a.Context(), c.key(c.resources[0])+"owner").Err() == nil }, 20*readTimeout, time.Millisecond)
-	}
+	c.own = w.issuer(a, c.client, cfg)
+	// Connects, which is not what is judged.
+	require.Eventually(a, func() bool { return c.client.Exists(a.Context(), c.key(c.resources[0])+"owner").Err() == nil }, 20*readTimeout, time.Millisecond)
 	return c
 }
 
