@@ -321,7 +321,11 @@ var guards = []struct {
 		{"L5", "a master of a Cluster that does not answer is looked for again", "			s.cluster.ReloadState(ctx)\n", "", "lease.TestALeaseSurvivesTheDeathOfAMasterOfItsCluster"},
 	}},
 	{"internal/protocol/common.lua", []guard{
-		{"L6", "who waits behind 500 dead is not passed", "if not stopped and from >= LOOK then", "if not stopped and from >= LOOK and #visited > 0 then", "lease.TestANewcomerDoesNotPassWhoWaitsBehindTheDead"},
+		{"L6", "a turn lapses", "if w.turn > 0 and w.turn <= ms then", "if false then", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
+		{"L6", "all waiters of a process that does not come are passed over", "elseif w.asked > (lapsed[w.listener] or 0) then", "else", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
+		{"L6", "one waiter of each process is told when to look", "    if told[w.listener] then return false end\n", "", "lease.TestAProcessThatHearsAndDoesNotComeCostsHalfASecond"},
+		{"L6", "a waiter whose turn lapsed has its turn again once it asks", "asked = math.ceil(q.now / 1000), turn = 0,", "asked = math.ceil(q.now / 1000), turn = 1,", "lease.TestAWaiterWhoseTurnLapsedKeepsItsPlace"},
+		{"L6", "who waits behind 500 dead is not passed", "if not stopped and from >= LOOK then", "if not stopped and from >= LOOK and #kept > 0 then", "lease.TestANewcomerDoesNotPassWhoWaitsBehindTheDead"},
 		{"L4", "calls that give up do not end the lease of the first", "string.gsub(calls, ',[^,]*', '', 1)", "string.gsub(calls, '^[^,]*,', '')", "lease.TestCallsOfTheSameIDThatGiveUpSpareTheHolder"},
 		{"L4", "a server without memory remembers behind what a release removes", "  if not remembered and not remember() then return end", "  if not remembered then return end", "lease.TestACallEndsWithoutMemory"},
 		{"L4", "a release gives up the place of a late request of its own call", "  if not queue_fault(q) then leave(q, call) end\n", "", "lease.TestAReleaseEndsTheWaitingOfALateRequestOfItsOwnCall"},
@@ -408,14 +412,7 @@ var guards = []struct {
 		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
 	}},
 	{"lease/wait.go", []guard{
-		{"L5", "a hand-over of which too little is left is not trusted", "	if !now.Before(until) || ", "	if ", "lease.TestWhichGrantsAreBelieved"},
-		{"L2", "a hand-over that lasts longer than one can is not trusted", " || until.After(now.Add(min(provisionally, c.cfg.TTL))) {", " {", "lease.TestWhichGrantsAreBelieved"},
-		{"L5", "a hand-over is not trusted where replicas have to confirm", " || c.cfg.Replicas > 0 {", " {", "lease.TestWhichGrantsAreBelieved"},
 		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},
-	}},
-	{"lease/provisional.go", []guard{
-		{"L5", "a hand-over whose first renewal is refused is renewed again", "l.provisional = l.provisional && err != nil", "l.provisional = l.provisional && protocol.Transient(err)", "lease.TestAHandOverOutlastsARefusal"},
-		{"L5", "a short lease that was handed over is renewed in time", "min(settleAfter, l.core.cfg.TTL/6)", "settleAfter", "lease.TestAShortLeaseThatWasHandedOverIsMadeFull"},
 	}},
 	{"lease/giveback.go", []guard{
 		{"L8", "Close ends the calls that are under way", "			d.cancel(ErrClosed)\n", "			_ = d.cancel\n", "lease.TestCloseDuringAnAcquisition"},

@@ -60,8 +60,6 @@ type acquisition struct {
 	lead      bool            // for [Issuer.Lead]
 	first     context.Context // of the first request, if that differs
 	asked     bool            // a request may have reached Redis
-	requests  int64           // sent
-	standing  standing        // since the latest refusal
 	waits     *tracing        // nil until the resource was found taken
 
 	room struct { // of what is above, for one resource
@@ -70,12 +68,6 @@ type acquisition struct {
 		behind   behind
 	}
 	open debt // from the beginning of the call to its end
-}
-
-// standing is what a waiter knows from its latest refusal.
-type standing struct {
-	sent    time.Time // when the refused request was sent
-	request int64     // its number
 }
 
 // call identifies one call of the program in all its requests; several calls may share a lease id.
@@ -235,11 +227,10 @@ func (a *acquisition) attempt(ctx context.Context, mode any, bound time.Duration
 func (a *acquisition) once(ctx context.Context, mode any) (Leases, error) {
 	core := a.core
 	a.asked = a.asked || ctx.Err() == nil
-	a.requests++
 	sent := time.Now()
 	c := a.call
 	abandoned := func() func() { return a.abandoned(c) }
-	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, a.requests, mode, abandoned})
+	answer, err := core.store.acquire(ctx, ask{a.keys, a.text, c.id, mode, abandoned})
 	if errors.Is(err, ErrUnreachable) {
 		c.unsure.Store(true)
 	}
@@ -247,7 +238,6 @@ func (a *acquisition) once(ctx context.Context, mode any) (Leases, error) {
 	case err != nil:
 		return nil, err
 	case answer.tokens == nil:
-		a.standing = standing{sent, a.requests}
 		return nil, &HeldError{Resource: a.resources[answer.index], RetryAfter: answer.wait, Holder: answer.holder,
 			permit: core.cfg.permits > 0}
 	case !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):

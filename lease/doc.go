@@ -81,33 +81,22 @@
 //
 // # Waiting
 //
-// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release grants to the
-// first waiter that listens and tells it its token, so a hand-over takes one round trip, shared by
-// both sides. Goroutines of one process wait in one line, and only its front is in the queue. So
-// Redis has one waiter per process, and a hand-over costs one release and one request of the next
-// in line, however many wait.
+// [Issuer.Acquire] waits in a queue in Redis, first come, first served. A release calls the first
+// waiter that listens, which then has the right of way for half a second, and asks. Nobody is
+// granted anything by a message, so a lease is full from its first moment, and a message that is
+// late or repeated does no harm. Goroutines of one process wait in one line, and only its front is
+// in the queue. So Redis has one waiter per process, and a hand-over costs one release, one request
+// of the waiter that is called and one of the next in line, however many wait.
 //
-// A lease that was handed over is provisional: it lasts for one second, or its TTL if that is
-// shorter. A renewal beside the work makes it full: after 50 milliseconds, or as soon as
-// [Lease.ValidUntil] is called, which waits for the answer. So shorter work costs no renewal, and a
-// transaction that is bounded by the lease is bounded by the full lease. If the renewal finds the
-// lease gone, or gets no answer, the lease ends as any other does.
-//
-// The message names the request that it answers, the latest that was refused, and how long the
-// lease lasts from the moment at which Redis answered that request. So the trust window counts, as
-// always, from before a request. A message about another request only makes the waiter ask.
-// [Config.Margin] is reduced in proportion to that time. Messages may be lost, so a waiter asks by
-// itself when the holder's time is over, and every five seconds at the latest. If the lost one said
-// that the waiter holds, the lease is over after a second, and the waiter has lost its place.
+// Messages may be lost, so a waiter asks by itself when the holder's time is over, and every five
+// seconds at the latest.
 //
 // A waiter whose process has died does not listen and is skipped. It costs nobody anything, or a
-// quarter of a second if it had only just asked, and never more than 0.6 s. A waiter that was
-// stopped or cut off can seem to listen. It costs one second if it was granted the lease. If it was
-// only told that the resource is free, it costs half a second, because the next waiter that listens
-// is told when to ask. If that one was stopped too, those behind it ask after five seconds at the
-// latest. A process that falls silent loses its place after six seconds, or half a second after it
-// was told that the resource is free. A process that is connecting again keeps its place, although
-// others may go first.
+// quarter of a second if it had only just asked. A waiter that was stopped or cut off can seem to
+// listen. It costs half a second, with all others of its process, because the next that listens is
+// told when to ask: never more than 0.6 s. It keeps its place, without right of way, until it asks
+// again; a waiter that does not ask for a second longer than it was told loses its place. A process
+// that is connecting again keeps its place, although others may go first.
 //
 // # Authority
 //

@@ -118,10 +118,9 @@ func (i *Issuer) TryAcquire(ctx context.Context, resource string, opts ...Option
 }
 
 // Acquire waits for its turn: first come, first served. Waiters of one process stand in one line
-// there, and the front of each line stands in Redis's queue. A release grants to the first waiter
-// in the queue that listens. A lost message costs at most five seconds, or the place in the queue
-// if it said that the waiter holds; a waiter that has died costs at most 0.6 s, one that was
-// stopped a second, and several in a row that were stopped some five seconds.
+// there, and the front of each line stands in Redis's queue. A release calls the first waiter in
+// the queue that listens, and that asks. A lost message costs at most five seconds; a process that
+// has died or was stopped costs the others at most 0.6 s, however many wait in it.
 //
 // The context bounds the waiting, and so does [WaitAtMost]. When it ends and another holds the
 // resource, as far as is known, the error is [ErrHeld] and also the reason why the context ended;

@@ -22,8 +22,6 @@ type Lease struct {
 	term     term
 	since    time.Time // when the resource was first asked for
 
-	provisional bool // it was handed over, and has not been renewed; guarded by mu
-
 	holdEnd time.Time // no renewal reaches beyond; zero for no bound
 
 	ctx    context.Context
@@ -46,19 +44,9 @@ type Lease struct {
 // newLease starts the lease on the nth resource, which was granted to a request sent at that time:
 // trust counts from there. MaxHold counts from since.
 func (a *acquisition) newLease(n int, token int64, sent, since time.Time) *Lease {
-	l := a.startLease(n, token, a.core.trustedUntil(sent, a.core.cfg.TTL), since, false)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended == nil {
-		a.core.watchdog.watch(l, sent)
-	}
-	return l
-}
-
-// startLease starts a lease that may be trusted until that time. The caller has it renewed.
-func (a *acquisition) startLease(n int, token int64, until, since time.Time, provisional bool) *Lease {
+	until := a.core.trustedUntil(sent, a.core.cfg.TTL)
 	c, t := a.core, term{a.keys[n], a.id, a.text, token, a.call.id, a.call.unsure.Load()}
-	l := &Lease{core: c, resource: a.resources[n], term: t, since: since, provisional: provisional}
+	l := &Lease{core: c, resource: a.resources[n], term: t, since: since}
 	if c.cfg.MaxHold != Unlimited {
 		l.holdEnd = since.Add(c.cfg.MaxHold)
 		if end := l.holdEnd.Add(-c.cfg.Margin); end.Before(until) {
@@ -73,6 +61,7 @@ func (a *acquisition) startLease(n int, token int64, until, since time.Time, pro
 	defer l.mu.Unlock()
 	l.expiry = time.AfterFunc(time.Until(l.warnAt()), l.tick)
 	c.registry.hold(l)
+	c.watchdog.watch(l, sent)
 	return l
 }
 
@@ -92,18 +81,8 @@ func (l *Lease) IsPermit() bool { return l.granted() == nil && l.core.cfg.permit
 // ValidUntil is the time, on this process's clock, until which the lease may be trusted. Renewals
 // move it on. Once the lease is over, it is the time when that became known, so that package
 // fencedb begins nothing under it.
-//
-// For a lease that was handed over, ValidUntil sends a renewal and waits for the answer, for a
-// quarter of a second at most. Without that answer, the result is within a second.
 func (l *Lease) ValidUntil() time.Time {
 	l = l.some()
-	if l.pending() {
-		l.settle()
-	}
-	return l.validity()
-}
-
-func (l *Lease) validity() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.validUntil
@@ -184,7 +163,6 @@ func (l *Lease) overdue() error {
 // end is called once, with mu held.
 func (l *Lease) end(cause error) {
 	l.ended = cause
-	l.provisional = false
 	if now := time.Now(); now.Before(l.validUntil) {
 		l.validUntil = now
 	}
@@ -217,14 +195,8 @@ func (l *Lease) warnings() chan time.Time {
 	return l.expiring
 }
 
-// warnAt is when to warn: not before the end while the first renewal is under way. The caller holds
-// mu.
-func (l *Lease) warnAt() time.Time {
-	if l.provisional {
-		return l.validUntil
-	}
-	return l.validUntil.Add(-l.core.cfg.WarnBefore)
-}
+// warnAt is when to warn. The caller holds mu.
+func (l *Lease) warnAt() time.Time { return l.validUntil.Add(-l.core.cfg.WarnBefore) }
 
 // tick runs when the timer fires. A renewal may have moved both times on since; then the timer was
 // reset as well.
@@ -307,7 +279,7 @@ func (l *Lease) gain(now time.Time) (extension, error) {
 // renewal that is under way; in Redis it names its lease and creates nothing.
 func (r *renewal) end(answer protocol.Answer[outcome]) error {
 	err := r.take(answer)
-	r.trace.end(time.Until(r.lease.validity()), err)
+	r.trace.end(time.Until(r.lease.ValidUntil()), err)
 	return err
 }
 
@@ -331,7 +303,6 @@ func (r *renewal) take(answer protocol.Answer[outcome]) error {
 		err = l.ended
 	default:
 		l.lastFail = nil
-		l.provisional = false
 		l.core.watchdog.watch(l, r.sent)
 		if until := l.core.trustedUntil(r.sent, r.ttl); until.After(l.validUntil) {
 			l.validUntil = until

@@ -90,7 +90,7 @@ func (ls Leases) Bind(ctx context.Context) (context.Context, context.CancelFunc)
 func (ls Leases) endTracing(t *tracing, err error) {
 	var validFor time.Duration
 	if first := ls.first(); first != nil {
-		t.start.LeaseID, t.start.Token, validFor = first.term.id, first.term.token, time.Until(first.validity())
+		t.start.LeaseID, t.start.Token, validFor = first.term.id, first.term.token, time.Until(first.ValidUntil())
 	}
 	t.end(validFor, byCaller(t.ctx, err))
 }

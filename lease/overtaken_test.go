@@ -256,7 +256,7 @@ func TestCallsOfTheSameIDThatGiveUpSpareTheHolder(t *testing.T) {
 		id := uuid.New()
 		l := try(t, w.issuer(t, lease.Config{TTL: time.Minute}), "a", lease.LeaseID(id))
 		w.faults.Set(func(cmd redis.Cmder) faulty.Fault {
-			if cmd.Args()[2] == 4 && len(cmd.Args()) == 3+4+9 { // an acquisition
+			if cmd.Args()[2] == 4 && len(cmd.Args()) == 3+4+8 { // an acquisition
 				return faulty.LoseReply
 			}
 			return faulty.None

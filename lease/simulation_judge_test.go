@@ -26,6 +26,7 @@ type judge struct {
 	resources map[string]*resource
 	calls     map[uuid.UUID]*asked     // the latest, by its lease id; guarded by mu
 	over      map[string]time.Duration // calls that Redis was told are over, by resource and name, and when
+	called    map[string]time.Duration // waiters that listen, and when they were called
 	of        map[string]*process      // whose call it is, by name
 	held      []*holding               // guarded by mu
 	losses    []loss                   // guarded by mu
@@ -142,7 +143,7 @@ type waiting struct {
 
 func newJudge(s *simulation) *judge {
 	j := &judge{s: s, resources: make(map[string]*resource),
-		calls: make(map[uuid.UUID]*asked), over: make(map[string]time.Duration),
+		calls: make(map[uuid.UUID]*asked), over: make(map[string]time.Duration), called: make(map[string]time.Duration),
 		of: make(map[string]*process), stored: make(map[string]entry), shaken: -time.Hour}
 	for n := range s.resources {
 		name := resourceName(n)
@@ -324,8 +325,9 @@ func (j *judge) step(r *resource, x execution, n int, before, after owner, fence
 	if x.script == "acquire" && outcome == "granted" && before.id == x.args[0] && x.words[n+1] != before.token {
 		breaks("L4", "the lease %s has token %s, and it was told %s", before.id[:8], before.token, x.words[n+1])
 	}
-	if before.id != "" && after.id == "" && (x.script == "release" || x.script == "withdraw" || x.script == "revoke") && j.allListen(r) {
-		breaks("L6", "it was not handed to anybody, and %s waits", r.waiting[0].name)
+	if before.id != "" && after.id == "" && (x.script == "release" || x.script == "withdraw" || x.script == "revoke") &&
+		j.allListen(r) && j.called[r.waiting[0].name] != j.s.now() {
+		breaks("L6", "it has not called %s, the first who waits", r.waiting[0].name)
 	}
 	if x.script == "revoke" && outcome == "revoked" {
 		r.revocations.add(x.args[0], j.s.now())
@@ -368,13 +370,11 @@ func (j *judge) grant(r *resource, x execution, n int, after owner, breaks func(
 	j.grants++
 	j.issued(r, after.token, breaks)
 	r.granted.add(after.id+":"+after.token, now)
-	handedOver := x.script == "release" || x.script == "withdraw" || x.script == "revoke"
 	name := after.calls
-	if handedOver {
-		if after.until-j.s.redis.micros/1000 > 1000 {
-			breaks("L6", "what was handed over lasts %d ms without a word of its holder", after.until-j.s.redis.micros/1000)
-		}
-	} else if since, over := j.over[r.name+" "+name]; over && !x.again && !j.lostSince(since) && now-since < time.Minute && x.script == "acquire" {
+	if x.script != "acquire" && x.script != "regrant" {
+		breaks("L1", "it has granted a lease that nobody has asked for")
+	}
+	if since, over := j.over[r.name+" "+name]; over && !x.again && !j.lostSince(since) && now-since < time.Minute && x.script == "acquire" {
 		breaks("L4", "a request that came late has got a lease for a call that is over")
 	}
 	j.mu.Lock()
@@ -450,7 +450,7 @@ func (j *judge) queue(r *resource, x execution, outcome string, n int, breaks fu
 	}
 	now := j.s.now()
 	switch {
-	case x.script == "acquire" && outcome == "held" && x.args[5] == "wait":
+	case x.script == "acquire" && outcome == "held" && x.args[4] == "wait":
 		name := x.args[1]
 		if since, over := j.over[r.name+" "+name]; over && !x.again && !j.lostSince(since) && now-since < time.Minute {
 			breaks("L4", "a request that came late waits for a call that is over")
@@ -459,7 +459,7 @@ func (j *judge) queue(r *resource, x execution, outcome string, n int, breaks fu
 			j.mu.Lock()
 			c := j.calls[idOf(x.args[0])]
 			j.mu.Unlock()
-			r.waiting = append(r.waiting, &waiting{name, c, now, j.s.redis.micros, x.args[8] + ":" + x.args[7]})
+			r.waiting = append(r.waiting, &waiting{name, c, now, j.s.redis.micros, x.args[7] + ":" + x.args[6]})
 		}
 	case x.script == "acquire" && outcome == "granted":
 		remove(x.args[1])
@@ -471,10 +471,10 @@ func (j *judge) queue(r *resource, x execution, outcome string, n int, breaks fu
 	}
 }
 
-// published judges news: what is handed over goes to who listens.
+// published notes who is called.
 func (j *judge) published(_, message string, listeners int) {
-	if strings.HasPrefix(message, "granted") && listeners == 0 {
-		j.breaks("L6", "a lease was handed to a waiter that does not listen")
+	if name, calls := strings.CutPrefix(message, "free "); calls && listeners > 0 {
+		j.called[name] = j.s.now()
 	}
 }
 

@@ -482,7 +482,7 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 		return 1
 	}
 	const long = "10000000"
-	forever := strings.NewReplacer("local PROVISIONAL = 1000", "local PROVISIONAL = "+long, "local MINUTE = 60000", "local MINUTE = "+long,
+	forever := strings.NewReplacer("local MINUTE = 60000", "local MINUTE = "+long,
 		"q.queue, REMEMBERED)", "q.queue, "+long+")", "q.alive, PATIENCE + GRACE)", "q.alive, "+long+")")
 	ids := []string{"0a000000-0000-4000-8000-000000000000", "0b000000-0000-4000-8000-000000000000", "0c000000-0000-4000-8000-000000000000"}
 	answers := make(map[string]int)
@@ -502,10 +502,10 @@ func TestTheRedisOfTheSimulationAnswersAsRedisDoes(t *testing.T) {
 			script     protocol.Script
 			keys, args []string
 		}{
-			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{ids[d.upTo(3)], call, "1", long, long, mode, "PUBLISH", listener, k.Channel}},
-			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{ids[d.upTo(3)], call, "2", long, long, mode, "PUBLISH", listener, k.Channel}},
-			{h.Release, []string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}, []string{id, token, call, sure, long, "PUBLISH", k.Channel}},
-			{h.Withdraw, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{id, call, sure, long, "PUBLISH", k.Channel}},
+			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{ids[d.upTo(3)], call, long, long, mode, "PUBLISH", listener, k.Channel}},
+			{h.Acquire, []string{k.Owner, k.Fence, k.Queue, k.Alive}, []string{ids[d.upTo(3)], call, long, long, mode, "PUBLISH", listener, k.Channel}},
+			{h.Release, []string{k.Owner, k.Queue, k.Alive, k.Ended}, []string{id, token, call, sure, "PUBLISH", k.Channel}},
+			{h.Withdraw, []string{k.Owner, k.Queue, k.Alive}, []string{id, call, sure, "PUBLISH", k.Channel}},
 			{h.Extend, []string{k.Owner, k.Fence, k.Ended}, []string{id, token, long, long}},
 			{h.Verify, []string{k.Owner, k.Fence}, []string{id, token}},
 			{protocol.Revoke, []string{k.Owner, k.Fence, k.Queue, k.Alive, k.Ended}, []string{ids[d.upTo(3)], []string{"0", token}[d.upTo(2)], long, "PUBLISH", k.Channel}},

@@ -29,7 +29,6 @@ type ask struct {
 	keys      []*protocol.Keys
 	id        any                   // a string
 	call      any                   // its name, a string
-	request   int64                 // its number, 1 for the first of the call
 	mode      any                   // try, wait or barge
 	abandoned func() (ended func()) // see [protocol.Call]
 }
@@ -139,7 +138,7 @@ func (s *store) acquire(ctx context.Context, a ask) (acquired, error) {
 		words = append(words, a.keys[0].Limit)
 	}
 	keys := len(words)
-	words = append(words, a.id, a.call, a.request, s.ttl, s.retention, a.mode, s.publish, s.listener)
+	words = append(words, a.id, a.call, s.ttl, s.retention, a.mode, s.publish, s.listener)
 	for _, k := range a.keys {
 		words = append(words, k.Channel)
 	}
@@ -162,14 +161,14 @@ func (s *store) extend(ctx context.Context, batch []extension) []protocol.Answer
 
 func (s *store) release(ctx context.Context, t term) (outcome, error) {
 	k := t.keys
-	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(5, k.Owner, k.Fence, k.Queue, k.Alive, k.Ended,
-		t.name(), t.token, t.call, t.sureness(), s.retention, s.publish, k.Channel), decodeRelease)
+	return protocol.Query(ctx, s.redis, s.scripts.Release.Call(4, k.Owner, k.Queue, k.Alive, k.Ended,
+		t.name(), t.token, t.call, t.sureness(), s.publish, k.Channel), decodeRelease)
 }
 
 func (s *store) withdraw(ctx context.Context, t term) error {
 	k := t.keys
-	_, err := protocol.Query(ctx, s.redis, s.scripts.Withdraw.Call(4, k.Owner, k.Fence, k.Queue, k.Alive,
-		t.name(), t.call, t.sureness(), s.retention, s.publish, k.Channel), protocol.Only("withdrawn"))
+	_, err := protocol.Query(ctx, s.redis, s.scripts.Withdraw.Call(3, k.Owner, k.Queue, k.Alive,
+		t.name(), t.call, t.sureness(), s.publish, k.Channel), protocol.Only("withdrawn"))
 	return err
 }
 

@@ -29,9 +29,8 @@ type subscription struct {
 
 // notice is what a waiter was told since it asked.
 type notice struct {
-	granted *protocol.Granted // the latest; nil if there was none
-	ask     bool              // the waiter should ask now, whatever look says
-	refused error             // why Redis does not let this process listen: the waiter will never be woken
+	ask     bool  // the waiter should ask now, whatever look says
+	refused error // why Redis does not let this process listen: the waiter will never be woken
 
 	// look is how long the waiter that was woken may go on sleeping, because the one before it has its
 	// turn.
@@ -77,9 +76,6 @@ func (s *subscription) receive(message string) {
 	s.mu.Lock()
 	mine := n.Call != "" && n.Call == s.waiter
 	if mine {
-		if n.Granted != nil {
-			s.news.granted = n.Granted
-		}
 		s.news.ask, s.news.look = s.news.ask || n.Look == 0, n.Look
 	}
 	s.mu.Unlock()

@@ -120,9 +120,6 @@ func (a *acquisition) queue(ctx context.Context, l *line, came time.Time) (Lease
 			a.waiting(ctx)
 			last = refused
 			a.sleep(ctx, l, last.RetryAfter, backoff)
-			if leases = a.handedOver(ctx, l); leases != nil {
-				return leases, nil
-			}
 			if err = l.subscription.told().refused; err != nil {
 				return nil, err
 			}
@@ -174,38 +171,3 @@ const (
 	pollFirst = 10 * time.Millisecond
 	pollLast  = time.Second
 )
-
-// handedOver is the lease that a release has granted to this waiter, if it can be trusted without
-// another request.
-//
-// The time of the grant is not known, but the number of the request that stands in the queue proves
-// that it was after the latest refusal:
-//
-//	t0  the waiter sends request 2; refused; it waits in the queue, with the number 2
-//	t1  the holder's release grants, for a second; the news says: to request 2, for 4.2 s from its answer, 3.2 s ago
-//	t2  the news arrives, perhaps late. Redis answered request 2 after t0, so trusting until t0 + 4.2 s - margin is safe
-//
-// This is the trust window of every lease, with Redis's clock running from the answer to request 2.
-// News for another request is only a reason to ask. So neither a loss of Redis's data nor a request
-// that was overtaken by the next one can deceive the waiter. Neither can a Redis whose clock was
-// set forward meanwhile: by it the waiter would have longer than what was granted, counted from
-// now, and then it asks. (A step that is no longer than the news was on its way cannot be seen, and
-// adds itself.)
-//
-// The waiter also asks if too little of the grant is left, or if replicas have to confirm.
-// Otherwise the lease is full as soon as its first renewal is answered.
-func (a *acquisition) handedOver(ctx context.Context, in *line) Leases {
-	c, last := a.core, a.standing
-	granted := in.subscription.told().granted
-	if granted == nil || granted.Request != last.request || ctx.Err() != nil || c.cfg.Replicas > 0 {
-		return nil
-	}
-	margin := float64(c.cfg.Margin) * granted.Lasts.Seconds() / c.cfg.TTL.Seconds() // in proportion
-	until, now := last.sent.Add(granted.Lasts-time.Duration(margin)), time.Now()
-	if !now.Before(until) || until.After(now.Add(min(provisionally, c.cfg.TTL))) {
-		return nil
-	}
-	l := a.startLease(0, granted.Token, until, time.Now(), true)
-	go l.settleLater()
-	return Leases{l}
-}

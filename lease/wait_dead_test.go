@@ -24,7 +24,7 @@ func (w *world) enqueue(t *testing.T, resource, call string, arrived time.Time, 
 	ctx := t.Context()
 	require.NoError(t, w.client.ZAdd(ctx, w.key(resource, "queue"), redis.Z{Score: float64(arrived.UnixMicro()), Member: call}).Err())
 	require.NoError(t, w.client.HSet(ctx, w.key(resource, "alive"), call,
-		fmt.Sprintf("%d:%d:1:3600000:%s@%s", arrived.Add(alive).UnixMilli(), arrived.Add(-time.Second).UnixMilli(), uuid.New(), call)).Err())
+		fmt.Sprintf("%d:%d:0@%s", arrived.Add(alive).UnixMilli(), arrived.Add(-time.Second).UnixMilli(), call)).Err())
 }
 
 // listen is what a process does that was stopped: its connection stands, and it does nothing about
@@ -70,7 +70,7 @@ func TestAWaiterThatIsAboutToListenIsNotPassedOver(t *testing.T) {
 		deaf := uuid.NewString()
 		w.enqueue(t, "a", deaf, time.Now(), 5*time.Second)
 		require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), deaf,
-			fmt.Sprintf("%d:%d:1:60000:%s@%s", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli(), uuid.New(), deaf)).Err())
+			fmt.Sprintf("%d:%d:0@%s", time.Now().Add(5*time.Second).UnixMilli(), time.Now().UnixMilli(), deaf)).Err())
 		time.Sleep(ms)
 		grants := make(chan grant)
 		wait(t.Context(), w.issuer(t, cfg), 0, grants)
@@ -97,7 +97,7 @@ func TestAWaiterIsNotPassedOverInTheMillisecondOfItsRequest(t *testing.T) {
 		now := time.Now()
 		w.enqueue(t, "a", deaf, now, 5*time.Second)
 		require.NoError(t, w.client.HSet(t.Context(), w.key("a", "alive"), deaf,
-			fmt.Sprintf("%d:%d:1:60000:%s@%s", now.Add(5*time.Second).UnixMilli(), now.Add(ms).UnixMilli(), uuid.New(), deaf)).Err())
+			fmt.Sprintf("%d:%d:0@%s", now.Add(5*time.Second).UnixMilli(), now.Add(ms).UnixMilli(), deaf)).Err())
 		require.NoError(t, holder.Release(t.Context()))
 		_, err := w.issuer(t, cfg).TryAcquire(t.Context(), "a")
 		require.ErrorIs(t, err, lease.ErrHeld, "it has right of way")
@@ -156,7 +156,7 @@ func TestThousandsOfDeadWaiters(t *testing.T) {
 		call := fmt.Sprint("dead", n)
 		pipe.ZAdd(t.Context(), w.key("a", "queue"), redis.Z{Score: float64(now.UnixMicro()), Member: call})
 		pipe.HSet(t.Context(), w.key("a", "alive"), call,
-			fmt.Sprintf("%d:%d:1:60000:%s@dead", now.Add(5900*ms).UnixMilli(), now.Add(-time.Second).UnixMilli(), uuid.New()))
+			fmt.Sprintf("%d:%d:0@dead", now.Add(5900*ms).UnixMilli(), now.Add(-time.Second).UnixMilli()))
 	}
 	_, err := pipe.Exec(t.Context())
 	require.NoError(t, err)
@@ -195,7 +195,7 @@ func TestANewcomerDoesNotPassWhoWaitsBehindTheDead(t *testing.T) {
 					call := fmt.Sprint("call", n)
 					pipe.ZAdd(t.Context(), c.key(w, "a", "queue"), redis.Z{Score: float64(arrived.UnixMicro() + int64(n)), Member: call})
 					pipe.HSet(t.Context(), c.key(w, "a", "alive"), call,
-						fmt.Sprintf("%d:%d:1:60000:%s@%s", arrived.Add(5*time.Second).UnixMilli(), arrived.UnixMilli(), uuid.New(), listener))
+						fmt.Sprintf("%d:%d:0@%s", arrived.Add(5*time.Second).UnixMilli(), arrived.UnixMilli(), listener))
 				}
 				for n := range dead {
 					enqueue(n, "dead", time.Now().Add(-time.Minute))

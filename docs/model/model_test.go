@@ -79,23 +79,23 @@ var queues = []struct {
 	rules Queue
 }{
 	{"three clients wait", waiting(func(q *Queue) { q.Clients = 3 })},
-	{"news are lost or late, twice", waiting(func(q *Queue) { q.Clients, q.News = 3, 2 })},
+	{"news are lost, twice", waiting(func(q *Queue) { q.Clients, q.News = 3, 2 })},
 	{"a client is stopped, for a while or for ever", waiting(func(q *Queue) { q.Clients, q.Stops = 3, 1 })},
 	{"requests are cut off, repeated or late", waiting(func(q *Queue) { q.Clients, q.Cuts = 3, 1 })},
-	{"a caller gives up, and news are lost or late", waiting(func(q *Queue) { q.Clients, q.GivesUp, q.News = 3, 1, 1 })},
+	{"a caller gives up, and news are lost", waiting(func(q *Queue) { q.Clients, q.GivesUp, q.News = 3, 1, 1 })},
 	{"Redis loses its data or the last token", waiting(func(q *Queue) { q.Clients, q.Losses = 3, 1 })},
-	{"a request is cut off, a client is stopped, and news are lost or late", waiting(func(q *Queue) { q.Cuts, q.Stops, q.News = 1, 1, 1 })},
+	{"a request is cut off, a client is stopped, and news are lost", waiting(func(q *Queue) { q.Cuts, q.Stops, q.News = 1, 1, 1 })},
 	{"Redis loses its data, and a client is stopped", waiting(func(q *Queue) { q.Losses, q.Stops = 1, 1 })},
 	{"messages are slow, and a client is stopped", waiting(func(q *Queue) { q.Slow, q.Stops = 2, 1 })},
 	{"lease ids are used again, callers give up, requests are cut off", waiting(func(q *Queue) {
 		q.NewIDs, q.Calls, q.GivesUp, q.Cuts = false, 2, 1, 1
 	})},
 	{"lease ids are used again, a client is stopped", waiting(func(q *Queue) { q.NewIDs, q.Calls, q.Stops = false, 2, 1 })},
-	{"lease ids are used again, news are lost or late", waiting(func(q *Queue) { q.NewIDs, q.Calls, q.News = false, 2, 1 })},
+	{"lease ids are used again, news are lost", waiting(func(q *Queue) { q.NewIDs, q.Calls, q.News = false, 2, 1 })},
 	{"two resources, three clients", waiting(func(q *Queue) { q.Resources, q.Clients = 2, 3 })},
 	{"two resources, a client is stopped", waiting(func(q *Queue) { q.Resources, q.Stops = 2, 1 })},
 	{"two resources, a caller gives up, a request is cut off", waiting(func(q *Queue) { q.Resources, q.GivesUp, q.Cuts = 2, 1, 1 })},
-	{"two resources, news are lost or late, Redis loses its data", waiting(func(q *Queue) { q.Resources, q.News, q.Losses = 2, 1, 1 })},
+	{"two resources, news are lost, Redis loses its data", waiting(func(q *Queue) { q.Resources, q.News, q.Losses = 2, 1, 1 })},
 }
 
 // brokenQueues are the queue without one rule, and the promise that this breaks.
@@ -103,12 +103,8 @@ var brokenQueues = []struct {
 	name, broken string
 	rules        Queue
 }{
-	{"trust in a hand-over counts from when its news arrive", "L5", waiting(func(q *Queue) { q.News, q.NewsAreOld = 1, false })},
 	{"trust counts from the answer", "L5", waiting(func(q *Queue) { q.Stops, q.FromRequest = 1, false })},
-	{"news of a grant without the number of the request", "L5", waiting(func(q *Queue) { q.News, q.Calls, q.NumberInNews = 1, 2, false })},
-	{"news of a grant without the call", "L5", waiting(func(q *Queue) { q.News, q.Calls, q.CallInNews = 1, 2, false })},
-	{"one channel for the news of all resources", "L5", waiting(func(q *Queue) { q.News, q.Resources, q.Channels = 1, 2, false })},
-	{"a hand-over without the floor, Redis loses the last token", "L2", waiting(func(q *Queue) { q.Losses, q.Floor = 1, false })},
+	{"a token without the floor, Redis loses the last token", "L2", waiting(func(q *Queue) { q.Losses, q.Floor = 1, false })},
 	{"a release without the token, lease ids used again", "L4", waiting(func(q *Queue) {
 		q.Clients, q.Calls, q.Cuts, q.NewIDs, q.TokenInEnd = 1, 2, 1, false, false
 	})},
@@ -117,8 +113,7 @@ var brokenQueues = []struct {
 	})},
 	{"a withdrawal that is not remembered", "L4", waiting(func(q *Queue) { q.Clients, q.GivesUp, q.Remembers = 1, 1, false })},
 	{"what is free goes to whoever asks", "L6", waiting(func(q *Queue) { q.Clients, q.KeepsTurns = 3, false })},
-	{"a hand-over for a whole lease", "L6", waiting(func(q *Queue) { q.Stops, q.Provisional = 1, false })},
-	{"a dead waiter is not skipped", "progress", waiting(func(q *Queue) { q.Clients, q.Stops, q.SkipsDead = 3, 1, false })},
+	{"a waiter that is dead, or does not come, is not skipped", "progress", waiting(func(q *Queue) { q.Clients, q.Stops, q.SkipsDead, q.Lapses = 3, 1, false, false })},
 	{"a waiter that hears nothing does not ask again", "progress", waiting(func(q *Queue) { q.News, q.AsksAgain = 1, false })},
 	{"two resources, each client in its own order", "progress", waiting(func(q *Queue) { q.Resources, q.SameOrder = 2, false })},
 	{"limit: a lease id is used again while its release is on its way", "L5", waiting(func(q *Queue) {
@@ -223,6 +218,7 @@ func TestEveryMoveNamesTheCodeItStandsFor(t *testing.T) {
 	names(waiting(func(q *Queue) { q.Clients = 3 }), happened)
 	names(waiting(func(q *Queue) { q.GivesUp, q.Cuts = 1, 1 }), happened)
 	names(waiting(func(q *Queue) { q.Stops, q.News, q.Losses = 1, 1, 1 }), happened)
+	names(waiting(func(q *Queue) { q.Resources, q.Stops = 2, 1 }), happened)
 	for name := range happened {
 		require.True(t, named[name], "the table lacks the move %q", name)
 	}

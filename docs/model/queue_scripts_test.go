@@ -30,7 +30,7 @@ func (v *queueMover) acquire(n *QueueState, m request) (broken string, answer re
 	}
 	if wait > 0 {
 		wait = min(wait, patience)
-		r.enqueue(entry{who: uint8(v.i) + 1, call: m.call, number: m.number, till: wait + grace})
+		r.enqueue(entry{who: uint8(v.i) + 1, call: m.call, till: wait + grace})
 		if late && n.lost == 0 {
 			broken = "L4: a late request waits for a call that is over"
 		}
@@ -40,7 +40,7 @@ func (v *queueMover) acquire(n *QueueState, m request) (broken string, answer re
 		r.left = ttl
 		r.calls |= 1 << m.call
 	} else {
-		broken = v.grant(n, m.resource, v.i, m.call, v.token(n, r, true), ttl)
+		broken = v.grant(n, m.resource, v.i, m.call, v.token(n, r))
 	}
 	if late && n.lost == 0 {
 		broken = "L4: a late request has got a lease for a call that is over"
@@ -50,15 +50,15 @@ func (v *queueMover) acquire(n *QueueState, m request) (broken string, answer re
 }
 
 // token is the next one.
-func (v *queueMover) token(n *QueueState, r *record, floor bool) uint8 {
-	if floor {
+func (v *queueMover) token(n *QueueState, r *record) uint8 {
+	if v.Floor {
 		return max(r.last, n.issued) + 1 // the clock is above all that was issued
 	}
 	return r.last + 1
 }
 
 // grant judges L2 and L6.
-func (v *queueMover) grant(n *QueueState, resource uint8, who int, call, token, left uint8) (broken string) {
+func (v *queueMover) grant(n *QueueState, resource uint8, who int, call, token uint8) (broken string) {
 	r := &n.r[resource]
 	if token <= n.issued && v.Resources == 1 {
 		broken = fmt.Sprintf("L2: token %d is issued after %d", token, n.issued)
@@ -72,7 +72,7 @@ func (v *queueMover) grant(n *QueueState, resource uint8, who int, call, token, 
 			break
 		}
 	}
-	r.owner, r.id, r.calls, r.token, r.left, r.last = uint8(who)+1, v.id(call), 1<<call, token, left, token
+	r.owner, r.id, r.calls, r.token, r.left, r.last = uint8(who)+1, v.id(call), 1<<call, token, ttl, token
 	n.issued = max(n.issued, token)
 	return broken
 }
@@ -89,7 +89,7 @@ func (v *queueMover) release(n *QueueState, m request) (broken string) {
 	}
 	v.forget(r, m)
 	if match {
-		broken = or(broken, v.handOver(n, m.resource))
+		v.wake(n, m.resource)
 	}
 	return broken
 }
@@ -112,7 +112,7 @@ func (v *queueMover) withdraw(n *QueueState, m request) (broken string) {
 	r.leave(uint8(v.i)+1, m.call)
 	v.forget(r, m)
 	if r.owner == 0 {
-		broken = or(broken, v.handOver(n, m.resource))
+		v.wake(n, m.resource)
 	}
 	return broken
 }
@@ -147,25 +147,28 @@ func (r *record) leave(who, call uint8) {
 	}
 }
 
-// walk visits the living waiters in order, and takes out the dead and those that visit says are
-// gone.
-func (v *queueMover) walk(r *record, visit func(e *entry) (gone, stop bool)) {
+// walk visits the living waiters in order until visit stops or one is mine, takes out the dead, and
+// passes over those whose turn has lapsed.
+func (v *queueMover) walk(r *record, mine func(*entry) bool, visit func(e *entry) (stop bool)) {
 	for n := 0; n < len(r.queue) && r.queue[n].who > 0; {
 		e := &r.queue[n]
-		gone, stop := true, false
-		if e.till > 0 || !v.SkipsDead {
-			gone, stop = visit(e)
-		}
-		if gone {
-			r.leave(e.who, e.call)
-		} else {
-			n++
-		}
-		if stop {
+		switch {
+		case mine(e):
 			return
+		case e.till == 0 && v.SkipsDead:
+			r.leave(e.who, e.call)
+			continue
+		case e.called && e.turn == 0 && v.Lapses:
+		default:
+			if visit(e) {
+				return
+			}
 		}
+		n++
 	}
 }
+
+func nobody(*entry) bool { return false }
 
 // tell sends news. It answers whether the waiter listens. News of a call that is over are not taken
 // in.
@@ -175,7 +178,6 @@ func (v *queueMover) tell(n *QueueState, e *entry, resource uint8, change func(*
 		return false
 	}
 	if p.call == e.call && (p.at == asks || p.at == waits) && v.resource(int(e.who)-1, p.step) == resource {
-		p.news.call, p.news.resource = e.call, resource
 		change(&p.news)
 	}
 	return true
@@ -194,49 +196,32 @@ func (v *queueMover) invite(n *QueueState, e *entry, resource uint8) uint8 {
 	if !v.tell(n, e, resource, func(it *news) { it.ask = true }) {
 		return v.freshly(e)
 	}
-	e.till = min(e.till, answer)
-	return e.till
+	if !e.called || !v.Lapses {
+		e.called, e.turn = true, answer
+	}
+	return e.turn
 }
 
 // before is for how long another waiter has right of way, 0 if it is the turn of the call.
 func (v *queueMover) before(n *QueueState, r *record, m request) (wait uint8) {
-	v.walk(r, func(e *entry) (gone, stop bool) {
-		if int(e.who) == v.i+1 && e.call == m.call {
-			return false, true
-		}
+	mine := func(e *entry) bool { return int(e.who) == v.i+1 && e.call == m.call }
+	v.walk(r, mine, func(e *entry) (stop bool) {
 		wait = v.invite(n, e, m.resource)
-		return false, wait > 0
+		return wait > 0
 	})
 	return wait
 }
 
-// handOver grants what is free to the first waiter that listens, and tells those behind when to
-// look.
-func (v *queueMover) handOver(n *QueueState, resource uint8) (broken string) {
-	r := &n.r[resource]
+// wake calls the first waiter that listens, and tells those behind when to look.
+func (v *queueMover) wake(n *QueueState, resource uint8) {
 	var wait uint8
-	v.walk(r, func(e *entry) (gone, stop bool) {
-		switch {
-		case wait > 0:
-			look := min(wait, less(e.till))
-			v.tell(n, e, resource, func(it *news) { it.look, it.ask = look, it.ask || look == 0 })
-			return false, false
-		case !v.tell(n, e, resource, func(*news) {}): // an empty message: the scripts ask first whether it listens
-			wait = v.freshly(e)
-			return false, false
+	v.walk(&n.r[resource], nobody, func(e *entry) (stop bool) {
+		if wait == 0 {
+			wait = v.invite(n, e, resource)
+			return false
 		}
-		wait = provisional
-		if !v.Provisional {
-			wait = ttl
-		}
-		broken = v.grant(n, resource, int(e.who)-1, e.call, v.token(n, r, v.Floor), wait)
-		if n.p[e.who-1].stopped && wait > provisional {
-			broken = or(broken, fmt.Sprintf("L6: %c may be stopped for ever, and keeps the others out for a whole lease", 'A'+e.who-1))
-		}
-		v.tell(n, e, resource, func(it *news) {
-			it.token, it.number, it.lasts, it.ask = r.token, e.number, e.asked+wait, true
-		})
-		return true, false
+		look := min(wait, less(e.till))
+		v.tell(n, e, resource, func(it *news) { it.look, it.ask = look, it.ask || look == 0 })
+		return false
 	})
-	return broken
 }

@@ -2,15 +2,14 @@ package model
 
 import "fmt"
 
-// Times, in ticks. Their order is that of common.lua and holder.lua, their ratios are not.
+// Times, in ticks. Their order is that of common.lua, their ratios are not.
 const (
-	fresh       = 1 // how long after its request a waiter may take until it listens
-	answer      = 1 // how long a waiter that was called keeps its right of way
-	provisional = 2 // how long a lease that was handed over lasts until it is renewed
-	patience    = 3 // a waiter asks again at least this often
-	grace       = 1 // how late it may be with that before it counts as dead
-	ttl         = 4
-	forever     = patience + grace + ttl // nothing lasts longer
+	fresh    = 1 // how long after its request a waiter may take until it listens
+	answer   = 1 // how long a waiter that was called keeps its right of way
+	patience = 3 // a waiter asks again at least this often
+	grace    = 1 // how late it may be with that before it counts as dead
+	ttl      = 4
+	forever  = patience + grace + ttl // nothing lasts longer
 )
 
 // How many there are at most.
@@ -19,7 +18,7 @@ const (
 	mostResources = 2
 )
 
-// Queue is how waiters wait: their queue in Redis, hand-over, news and withdrawal. RightQueue is
+// Queue is how waiters wait: their queue in Redis, calls, news and withdrawal. RightQueue is
 // the queue of this project. A mutant is RightQueue with one rule changed.
 type Queue struct {
 	Clients   int
@@ -30,13 +29,9 @@ type Queue struct {
 	SameOrder     bool // all clients take the resources in the same order
 	KeepsTurns    bool // what is free goes to the first of the queue, not to whoever asks
 	SkipsDead     bool // a waiter that is dead, or does not listen, is skipped
-	Floor         bool // the token of a hand-over is at least Redis's clock; otherwise the last one plus one
-	Provisional   bool // a hand-over lasts for a short time until it is renewed
+	Lapses        bool // a waiter that does not come when it is called loses its right of way
+	Floor         bool // a token is at least Redis's clock; otherwise the last one plus one
 	FromRequest   bool // trust in a lease counts from the request, not from when the answer arrives
-	NewsAreOld    bool // the same for a hand-over, not from when the news arrives
-	NumberInNews  bool // news of a grant count only for the latest refused request
-	CallInNews    bool // and only for the call that waits
-	Channels      bool // each resource has news of its own
 	AsksAgain     bool // a waiter asks again after a while, whatever it hears
 	TokenInEnd    bool // a release names the token
 	CallInEnd     bool // a withdrawal names the call
@@ -51,8 +46,7 @@ func RightQueue() Queue {
 	return Queue{
 		Clients: 2, Calls: 1, Resources: 1,
 		NewIDs: true, SameOrder: true, KeepsTurns: true, SkipsDead: true,
-		Floor: true, Provisional: true, FromRequest: true, NewsAreOld: true,
-		NumberInNews: true, CallInNews: true, Channels: true, AsksAgain: true,
+		Lapses: true, Floor: true, FromRequest: true, AsksAgain: true,
 		TokenInEnd: true, CallInEnd: true, Remembers: true, AwaitsRelease: true,
 	}
 }
@@ -68,7 +62,6 @@ const (
 // request is on its way to Redis.
 type request struct {
 	kind, resource, call uint8
-	number               uint8 // of an ask, within its call
 	token                uint8 // of a release
 	unsure               bool  // a request of the call may be under way
 }
@@ -82,21 +75,18 @@ type reply struct {
 
 // news is what has come for a waiter since it last looked.
 type news struct {
-	call, resource uint8
-	ask            bool  // now
-	look           uint8 // ask after that time
-	token          uint8 // of a lease that was handed over; 0: none
-	number         uint8 // of the request that this answers
-	lasts          uint8 // from the answer to that request
+	ask  bool  // now
+	look uint8 // ask after that time
 }
 
 // entry is a waiter in the queue.
 type entry struct {
 	who    uint8 // a client plus one
 	call   uint8
-	number uint8 // of its latest request
-	asked  uint8 // how long ago that was
+	asked  uint8 // how long ago it has asked
 	till   uint8 // for how long it counts as alive
+	called bool  // since it has asked
+	turn   uint8 // for how long it has right of way then
 }
 
 // record is what Redis has of one resource.
@@ -126,21 +116,16 @@ type client struct {
 	stopped bool
 	unsure  bool // a request of this call was cut off
 
-	out    request // at asks and leaves: not carried out yet
-	late   request // cut off, or a copy: it arrives at any time, or never
-	reply  reply
-	number uint8 // of its latest request
-	sent   uint8 // how long ago that was
+	out   request // at asks and leaves: not carried out yet
+	late  request // cut off, or a copy: it arrives at any time, or never
+	reply reply
+	sent  uint8 // how long ago its latest request was sent
 
-	refused uint8 // the number of the latest request that was refused
-	age     uint8 // how long ago that was sent
-	timer   uint8 // until it asks again
-	hears   [mostResources]bool
-	news    news
-	old     news // held up: it arrives at any time, or never
+	timer uint8 // until it asks again
+	hears [mostResources]bool
+	news  news
 
 	token, trust [mostResources]uint8 // of what it has, and for how long it trusts that
-	short        [mostResources]bool  // it was handed over, and is not renewed
 	back         uint8                // resources that it still has to release, as bits
 }
 
@@ -266,10 +251,8 @@ func (p *client) tick() {
 	switch p.at {
 	case asks:
 		p.sent = min(p.sent+1, forever)
-		p.age = min(p.age+1, forever)
 	case waits:
 		p.timer = less(p.timer)
-		p.age = min(p.age+1, forever)
 	}
 }
 
@@ -279,7 +262,7 @@ func (r *record) tick() {
 	}
 	for n := range r.queue {
 		if e := &r.queue[n]; e.who > 0 {
-			e.till = less(e.till)
+			e.till, e.turn = less(e.till), less(e.turn)
 			e.asked = min(e.asked+1, forever)
 		}
 	}
@@ -391,23 +374,6 @@ func (v *queueMover) faults() {
 			p.news = news{}
 			return ""
 		})
-		if p.news.token > 0 && p.old == (news{}) {
-			v.fault("news are held up", "does not get its news yet", func(n *QueueState, p *client) string {
-				n.news--
-				p.old, p.news = p.news, news{}
-				return ""
-			})
-		}
-	}
-	if p.old != (news{}) {
-		v.fault("news are late", fmt.Sprintf("gets late news of its grant with token %d", p.old.token), func(_ *QueueState, p *client) string {
-			if (p.at == asks || p.at == waits) && (p.old.call == p.call || !v.CallInNews) &&
-				(p.old.resource == v.resource(v.i, p.step) || !v.Channels) {
-				p.news.token, p.news.number, p.news.lasts, p.news.ask = p.old.token, p.old.number, p.old.lasts, true
-			}
-			p.old = news{}
-			return ""
-		})
 	}
 	v.network(p)
 	if v.s.givesUp > 0 && !p.stopped && (p.at == asks || p.at == waits) {
@@ -473,18 +439,17 @@ func (v *queueMover) network(p client) {
 func (m request) text() string {
 	switch m.kind {
 	case ask:
-		return fmt.Sprintf("request %d", m.number)
+		return "request"
 	case withdrawal:
 		return "withdrawal"
 	}
 	return fmt.Sprintf("release of token %d", m.token)
 }
 
-// ask sends the next request. Numbers come again after a few, or there would be no end of states.
+// ask sends the next request.
 func (v *queueMover) ask(p *client) {
-	p.number = p.number%4 + 1
 	p.at, p.sent, p.timer, p.reply = asks, 0, 0, reply{}
-	p.out = request{kind: ask, resource: v.resource(v.i, p.step), call: p.call, number: p.number}
+	p.out = request{kind: ask, resource: v.resource(v.i, p.step), call: p.call}
 }
 
 // leave gives everything back, beginning with that request.
@@ -511,7 +476,7 @@ func (v *queueMover) move() {
 	}
 	for step := range p.step {
 		r := v.resource(v.i, step)
-		if p.at != leaves && (p.short[r] || p.at != holds && p.trust[r] == 1) && p.trust[r] > 0 {
+		if p.at != leaves && p.at != holds && p.trust[r] == 1 {
 			v.renew(r)
 		}
 	}
@@ -551,14 +516,14 @@ func (v *queueMover) move() {
 func (v *queueMover) renew(r uint8) {
 	if has := v.s.r[r]; int(has.owner) != v.i+1 || has.token != v.s.p[v.i].token[r] {
 		v.to("renew", "learns from its renewal that its lease is lost", func(_ *QueueState, p *client) string {
-			p.trust[r], p.short[r] = 0, false
+			p.trust[r] = 0
 			return ""
 		})
 		return
 	}
 	v.to("renew", fmt.Sprintf("renews token %d", v.s.r[r].token)+v.of(r), func(n *QueueState, p *client) string {
 		n.r[r].left = ttl
-		p.trust[r], p.short[r] = ttl, false
+		p.trust[r] = ttl
 		return ""
 	})
 }
@@ -572,7 +537,7 @@ func (v *queueMover) answered(p client) {
 	switch {
 	case p.reply.token == 0:
 		v.to("refused", "learns that it has to wait", func(_ *QueueState, p *client) string {
-			p.at, p.refused, p.age, p.timer = waits, p.number, p.sent, p.reply.wait
+			p.at, p.timer = waits, p.reply.wait
 			p.reply, p.sent = reply{}, 0
 			return ""
 		})
@@ -583,7 +548,7 @@ func (v *queueMover) answered(p client) {
 		})
 	default:
 		v.to("granted", fmt.Sprintf("learns that it has token %d", p.reply.token)+v.of(v.resource(v.i, p.step)), func(_ *QueueState, p *client) string {
-			v.hold(p, p.reply.token, trust, false)
+			v.hold(p, p.reply.token, trust)
 			return ""
 		})
 	}
@@ -591,11 +556,11 @@ func (v *queueMover) answered(p client) {
 
 // hold takes a resource in, and goes on to the next, or gives back if it has lost an earlier one
 // meanwhile.
-func (v *queueMover) hold(p *client, token, trust uint8, short bool) {
+func (v *queueMover) hold(p *client, token, trust uint8) {
 	r := v.resource(v.i, p.step)
-	p.token[r], p.trust[r], p.short[r] = token, trust, short
+	p.token[r], p.trust[r] = token, trust
 	p.step++
-	p.news, p.reply, p.number, p.sent, p.refused, p.age, p.timer = news{}, reply{}, 0, 0, 0, 0, 0
+	p.news, p.reply, p.sent, p.timer = news{}, reply{}, 0, 0
 	switch {
 	case p.over(v.Queue, v.i):
 		v.leave(p, v.releaseOf(p, r))
@@ -616,16 +581,7 @@ func (v *queueMover) wait(p client) {
 		})
 		return
 	}
-	trust := p.news.lasts - min(p.news.lasts, p.age)
-	if !v.NewsAreOld {
-		trust = provisional
-	}
 	switch {
-	case p.news.token > 0 && (p.news.number == p.refused || !v.NumberInNews) && trust > 0:
-		v.to("handed over", fmt.Sprintf("hears that it holds with token %d", p.news.token)+v.of(v.resource(v.i, p.step)), func(_ *QueueState, p *client) string {
-			v.hold(p, p.news.token, trust, true)
-			return ""
-		})
 	case p.news.ask:
 		v.to("ask again", "is called, and asks again", func(_ *QueueState, p *client) string {
 			p.news = news{}
@@ -680,5 +636,5 @@ func (v *queueMover) next(p *client) {
 			return
 		}
 	}
-	*p = client{left: p.left, call: p.call, late: p.late, old: p.old, hears: p.hears, stopped: p.stopped}
+	*p = client{left: p.left, call: p.call, late: p.late, hears: p.hears, stopped: p.stopped}
 }

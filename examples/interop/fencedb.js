@@ -119,7 +119,7 @@ class Issuer {
 
 class Acquisition {
   constructor(issuer, resource) {
-    Object.assign(this, { issuer, resource, request: 0, sent: 0, retryAfter: 0, waits: false, unsure: false });
+    Object.assign(this, { issuer, resource, retryAfter: 0, waits: false, unsure: false });
     const n = (this.names = names(resource, issuer.namespace, issuer.hashed));
     this.keys = [n.owner, n.fence, n.queue, n.alive];
     this.leaseId = randomUUID();
@@ -130,12 +130,11 @@ class Acquisition {
   async ask(mode, end) {
     const { issuer } = this;
     for (;;) {
-      this.request++;
-      this.sent = now(); // trust counts from before the request
+      const sent = now(); // trust counts from before the request
       let reply;
       try {
-        reply = await issuer.run('acquire', this.keys, this.leaseId, this.call, this.request, issuer.ttl, RETENTION, mode,
-          'PUBLISH', this.call, this.names.wake);
+        reply = await issuer.run('acquire', this.keys, this.leaseId, this.call, issuer.ttl, RETENTION, mode, 'PUBLISH',
+          this.call, this.names.wake);
       } catch (error) {
         this.unsure ||= !answered(error);
         if (!passes(error) || now() > end) throw error;
@@ -145,8 +144,8 @@ class Acquisition {
       this.retryAfter = Math.min(Number(reply[1]), ASK_AGAIN);
       if (reply[0] === 'held') return undefined;
       if (reply[0] !== 'granted') throw new Error(`acquire answered ${reply}`);
-      const until = this.sent + issuer.ttl - margin(issuer.ttl);
-      if (now() < until) return new Lease(this, Number(reply[1]), until, false);
+      const until = sent + issuer.ttl - margin(issuer.ttl);
+      if (now() < until) return new Lease(this, Number(reply[1]), until);
       // An answer that comes after its own time counts as none.
     }
   }
@@ -158,11 +157,12 @@ class Acquisition {
     this.issuer.news.on(channel, receive);
     try {
       await Promise.race([this.issuer.subscribe(channel), sleep(end - now(), null, { ref: false })]);
-      for (let lease; now() < end; ) {
+      while (now() < end) {
         this.waits = true;
         heard.length = 0; // older than the next answer
-        lease = (await this.ask('wait', end)) ?? (await this.listen(channel, heard, end));
+        const lease = await this.ask('wait', end);
         if (lease) return lease;
+        await this.listen(channel, heard, end);
       }
     } finally {
       this.issuer.news.off(channel, receive);
@@ -170,30 +170,20 @@ class Acquisition {
     }
   }
 
-  // listen is the lease if it was handed over, or undefined when it is time to ask.
+  // listen returns when it is time to ask.
   async listen(channel, heard, end) {
     let look = now() + this.retryAfter * (1 + Math.random() / 20);
     for (;;) {
       while (heard.length > 0) {
         const text = heard.shift();
-        if (text === null) return undefined; // subscribed again: a message may have been lost
+        if (text === null) return; // subscribed again: a message may have been lost
         const [word, call, ...numbers] = text.split(' ');
         if (call !== this.call) continue;
-        if (word === 'look') {
-          look = now() + Number(numbers[0]);
-          continue;
-        }
-        if (word === 'granted' && Number(numbers[0]) === this.request) {
-          const lasts = Number(numbers[2]); // from the moment at which Redis answered that request
-          const until = this.sent + lasts - margin(lasts);
-          // Longer than a hand-over lasts: Redis's clock was set forward since that request.
-          const possible = until <= now() + Math.min(1000, this.issuer.ttl);
-          if (now() < until && possible) return new Lease(this, Number(numbers[1]), until, true);
-        }
-        return undefined;
+        if (word !== 'look') return;
+        look = now() + Number(numbers[0]);
       }
       const left = Math.min(look, end) - now();
-      if (left <= 0) return undefined;
+      if (left <= 0) return;
       const timer = new AbortController();
       await Promise.race([once(this.issuer.news, channel, timer), sleep(left, null, timer)]).catch(() => {});
       timer.abort();
@@ -202,17 +192,17 @@ class Acquisition {
 
   withdraw() {
     const sureness = this.unsure ? 'unsure' : 'sure';
-    return this.issuer.insist('withdraw', this.keys, this.leaseId, this.call, sureness, RETENTION, 'PUBLISH', this.names.wake);
+    const { owner, queue, alive, wake } = this.names;
+    return this.issuer.insist('withdraw', [owner, queue, alive], this.leaseId, this.call, sureness, 'PUBLISH', wake);
   }
 }
 
 // Lease is held until remaining() is 0.
 class Lease {
-  constructor(by, token, until, handedOver) {
-    Object.assign(this, { by, resource: by.resource, leaseId: by.leaseId, token, until, handedOver, lost: null });
+  constructor(by, token, until) {
+    Object.assign(this, { by, resource: by.resource, leaseId: by.leaseId, token, until, lost: null });
     this.stop = new AbortController();
-    // What was handed over lasts for a second, until it is extended.
-    this.renewing = this.renew(handedOver ? 0 : by.issuer.ttl / 3);
+    this.renewing = this.renew(by.issuer.ttl / 3);
   }
 
   remaining() { return this.lost ? 0 : Math.max(this.until - now(), 0); }
@@ -243,8 +233,8 @@ class Lease {
     this.stop.abort();
     await this.renewing;
     const { issuer, names: n, call, unsure } = this.by;
-    return issuer.insist('release', [n.owner, n.fence, n.queue, n.alive, n.ended], this.leaseId, this.token, call,
-      unsure ? 'unsure' : 'sure', RETENTION, 'PUBLISH', n.wake);
+    return issuer.insist('release', [n.owner, n.queue, n.alive, n.ended], this.leaseId, this.token, call,
+      unsure ? 'unsure' : 'sure', 'PUBLISH', n.wake);
   }
 }
 

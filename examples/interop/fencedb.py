@@ -121,18 +121,17 @@ class _Acquisition:
         self.keys = [self.names[field] for field in ("owner", "fence", "queue", "alive")]
         self.lease_id = str(uuid.uuid4())
         self.call = f"{random.getrandbits(64) | 1 << 63:016x}-{issuer.label}"  # also the name of the listener
-        self.request, self.sent, self.retry_after = 0, 0.0, 0.0
+        self.retry_after = 0.0
         self.waits, self.unsure = False, False
 
     def ask(self, mode, end):
         """The lease, or None if another holds it. Asks again while there is no answer."""
         while True:
-            self.request += 1
-            self.sent = time.monotonic()  # trust counts from before the request
+            sent = time.monotonic()  # trust counts from before the request
             try:
                 reply = self.issuer.run(
-                    "acquire", self.keys, self.lease_id, self.call, self.request, int(self.issuer.ttl * 1000),
-                    RETENTION, mode, "PUBLISH", self.call, self.names["wake"])
+                    "acquire", self.keys, self.lease_id, self.call, int(self.issuer.ttl * 1000), RETENTION, mode,
+                    "PUBLISH", self.call, self.names["wake"])
             except redis.RedisError as error:
                 self.unsure = self.unsure or not isinstance(error, redis.ResponseError)
                 if not passes(error) or time.monotonic() > end:
@@ -144,9 +143,9 @@ class _Acquisition:
                 return None
             if reply[0] != "granted":
                 raise RuntimeError(f"acquire answered {reply}")
-            until = self.sent + self.issuer.ttl - margin(self.issuer.ttl)
+            until = sent + self.issuer.ttl - margin(self.issuer.ttl)
             if time.monotonic() < until:
-                return Lease(self, int(reply[1]), until, False)
+                return Lease(self, int(reply[1]), until)
             # An answer that comes after its own time counts as none.
 
     def wait(self, end):
@@ -154,57 +153,49 @@ class _Acquisition:
             try:
                 with self.issuer.client.pubsub() as subscription:
                     subscription.subscribe(f"{self.names['wake']}:{self.call}")
-                    lease = self.listen(subscription, end)  # until the subscription is confirmed
-                    while not lease and time.monotonic() < end:
+                    self.listen(subscription, end)  # until the subscription is confirmed
+                    while time.monotonic() < end:
                         self.waits = True
-                        lease = self.ask("wait", end) or self.listen(subscription, end)
-                    return lease
+                        if lease := self.ask("wait", end):
+                            return lease
+                        self.listen(subscription, end)
             except redis.ConnectionError:
                 time.sleep(0.1)  # subscribe again
         return None
 
     def listen(self, subscription, end):
-        """The lease if it was handed over, or None when it is time to ask."""
+        """Returns when it is time to ask."""
         look = time.monotonic() + self.retry_after * random.uniform(1, 1.05)
         while (left := min(look, end) - time.monotonic()) > 0:
             message = subscription.get_message(timeout=left)
             if message is None:
                 continue
             if message["type"] == "subscribe":  # from now on, messages are heard: ask
-                return None
+                return
             word, _, rest = message["data"].partition(" ")
             call, *numbers = rest.split(" ")
             if call != self.call:
                 continue
-            if word == "look":
-                look = time.monotonic() + int(numbers[0]) / 1000
-                continue
-            if word == "granted" and int(numbers[0]) == self.request:
-                lasts = int(numbers[2]) / 1000  # from the moment at which Redis answered that request
-                until = self.sent + lasts - margin(lasts)
-                # Longer than a hand-over lasts: Redis's clock was set forward since that request.
-                possible = until <= time.monotonic() + min(1, self.issuer.ttl)
-                if time.monotonic() < until and possible:
-                    return Lease(self, int(numbers[1]), until, True)
-            return None
-        return None
+            if word != "look":
+                return
+            look = time.monotonic() + int(numbers[0]) / 1000
 
     def withdraw(self):
-        self.issuer.insist("withdraw", self.keys, self.lease_id, self.call, "unsure" if self.unsure else "sure",
-                           RETENTION, "PUBLISH", self.names["wake"])
+        keys = [self.names[field] for field in ("owner", "queue", "alive")]
+        self.issuer.insist("withdraw", keys, self.lease_id, self.call, "unsure" if self.unsure else "sure",
+                           "PUBLISH", self.names["wake"])
 
 
 class Lease:
     """Held until remaining() is 0. A context manager that releases."""
 
-    def __init__(self, acquisition, token, until, handed_over):
+    def __init__(self, acquisition, token, until):
         self.resource, self.lease_id, self.token = acquisition.resource, acquisition.lease_id, token
-        self.until, self.handed_over = until, handed_over
+        self.until = until
         self.lost = None  # why Redis says that it is over
         self._by, self._issuer = acquisition, acquisition.issuer
         self._stop, self._most = threading.Event(), time.monotonic() + 3600  # who is stuck must not hold for ever
-        # What was handed over lasts for a second, until it is extended.
-        self._thread = threading.Thread(target=self._renew, args=(0.0 if handed_over else self._issuer.ttl / 3,), daemon=True)
+        self._thread = threading.Thread(target=self._renew, args=(self._issuer.ttl / 3,), daemon=True)
         self._thread.start()
 
     def remaining(self):
@@ -233,9 +224,9 @@ class Lease:
         """Answers released; or gone, taken or revoked, if the lease was over before."""
         self._stop.set()
         self._thread.join()
-        keys = [self._by.names[field] for field in ("owner", "fence", "queue", "alive", "ended")]
+        keys = [self._by.names[field] for field in ("owner", "queue", "alive", "ended")]
         return self._issuer.insist("release", keys, self.lease_id, self.token, self._by.call,
-                                   "unsure" if self._by.unsure else "sure", RETENTION, "PUBLISH", self._by.names["wake"])
+                                   "unsure" if self._by.unsure else "sure", "PUBLISH", self._by.names["wake"])
 
     def __enter__(self):
         return self

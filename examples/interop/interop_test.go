@@ -41,14 +41,13 @@ type order struct {
 
 // event is that a worker is ready, that it holds, or what came of an order.
 type event struct {
-	At         string          `json:"at"`
-	Outcome    string          `json:"outcome"`
-	Value      int64           `json:"value"`
-	Token      int64           `json:"token"`
-	Stored     int64           `json:"stored"` // of stale
-	HandedOver bool            `json:"handed_over"`
-	Error      string          `json:"error"`
-	Step       json.RawMessage `json:"step"` // of the vectors that was carried out
+	At      string          `json:"at"`
+	Outcome string          `json:"outcome"`
+	Value   int64           `json:"value"`
+	Token   int64           `json:"token"`
+	Stored  int64           `json:"stored"` // of stale
+	Error   string          `json:"error"`
+	Step    json.RawMessage `json:"step"` // of the vectors that was carried out
 }
 
 // setting is what a worker is started with. The others find it in their environment.
@@ -257,7 +256,6 @@ func TestOtherLanguagesRunTheVectors(t *testing.T) {
 func TestTheOrderOfArrivalHoldsAcrossLanguages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 10*time.Second, 2)
-	handed := map[string]int{}
 	var came []string
 	for _, line := range [][]int{{0, 1, 2, 3, 4, 5}, {5, 1, 0, 4, 2, 3}, {2, 5, 1, 3, 4, 0}} {
 		l, err := w.issuer.TryAcquire(t.Context(), resource)
@@ -275,16 +273,10 @@ func TestTheOrderOfArrivalHoldsAcrossLanguages(t *testing.T) {
 		for _, place := range line {
 			e := w.next(w.members[place])
 			require.Equal(t, "written", e.Outcome, "%s: %+v", w.members[place].name, e)
-			if e.HandedOver {
-				handed[w.members[place].language]++
-			}
 		}
 	}
 	_, workers := w.written()
 	require.Equal(t, came, workers)
-	require.Positive(t, handed["python"])
-	require.Positive(t, handed["node"])
-	t.Logf("handed over and trusted: %v of 6 each", handed)
 }
 
 // The holder is stopped until another has written, and then writes by its own time, or without a

@@ -42,7 +42,7 @@ async function write(issuer, order, next) {
     };
     // Late is for a holder that does not look at its own time.
     const value = await fencedb.transaction(connect, lease, addOne, order.late ? 10000 : undefined);
-    return { outcome: 'written', value, token: lease.token, handed_over: lease.handedOver };
+    return { outcome: 'written', value, token: lease.token };
   } finally {
     await lease.release().catch(() => {}); // what the transaction said stands; the lease runs out by itself
   }

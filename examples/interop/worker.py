@@ -43,7 +43,7 @@ def write(issuer, order):
             sys.stdin.readline()
         # Late is for a holder that does not look at its own time.
         value = fencedb.transaction(connect, lease, add_one, 10000 if order.get("late") else None)
-        return {"outcome": "written", "value": value, "token": lease.token, "handed_over": lease.handed_over}
+        return {"outcome": "written", "value": value, "token": lease.token}
 
 
 def serve():

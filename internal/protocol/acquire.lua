@@ -2,12 +2,12 @@
 -- none.
 --
 -- KEYS, four for each resource: owner, fence, queue, alive
--- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request within the call, from 1
--- ARGV[4] ttl, milliseconds, > 0
--- ARGV[5] fence retention, milliseconds, > 0
--- ARGV[6] 'try': leave no trace when refused; 'wait': queue for what is not free; 'barge': 'try', past the queue
--- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] listener, where the waiter hears of its turn
--- ARGV[9...] channel, one for each resource
+-- ARGV[1] lease id   ARGV[2] call, new for each acquisition
+-- ARGV[3] ttl, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[5] 'try': leave no trace when refused; 'wait': queue for what is not free; 'barge': 'try', past the queue
+-- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn
+-- ARGV[8...] channel, one for each resource
 --
 -- Returns {'granted', token...}   held by this lease id for ttl from now, one token for each resource in order. Asking again
 --                                 with the same lease id gives the same tokens and a full ttl, so a lost reply costs nothing.
@@ -19,19 +19,19 @@
 
 -- The common case: one resource, which is free, and nobody waits for it. It comes before the helpers, because to define
 -- them takes longer than all that it does. Whatever it does not expect is for the rest.
-if #KEYS == 4 and #ARGV == 9 and #ARGV[2] <= 64 and #ARGV[3] <= 15 and #ARGV[4] <= 15 and #ARGV[5] <= 15
-  and string.find(table.concat(ARGV, ' ', 1, 5), -- the arguments as above
-    '^[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+ [0-9A-Za-z-]+ [1-9]%d* [1-9]%d* [1-9]%d*$')
+if #KEYS == 4 and #ARGV == 8 and #ARGV[2] <= 64 and #ARGV[3] <= 15 and #ARGV[4] <= 15
+  and string.find(table.concat(ARGV, ' ', 1, 4), -- the arguments as above
+    '^[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+%-[0-9a-f]+ [0-9A-Za-z-]+ [1-9]%d* [1-9]%d*$')
   and string.find(ARGV[1], '^........%-....%-....%-....%-............$')
-  and (ARGV[6] == 'try' or ARGV[6] == 'wait' or ARGV[6] == 'barge') and (ARGV[7] == 'PUBLISH' or ARGV[7] == 'SPUBLISH')
-  and #ARGV[8] <= 64 and string.find(ARGV[8], '^[0-9A-Za-z-]+$') and ARGV[9] ~= ''
+  and (ARGV[5] == 'try' or ARGV[5] == 'wait' or ARGV[5] == 'barge') and (ARGV[6] == 'PUBLISH' or ARGV[6] == 'SPUBLISH')
+  and #ARGV[7] <= 64 and string.find(ARGV[7], '^[0-9A-Za-z-]+$') and ARGV[8] ~= ''
   and redis.call('EXISTS', KEYS[1], KEYS[3]) == 0 then
   local last, time = redis.pcall('GET', KEYS[2]) or '0', redis.call('TIME')
   local token = time[1] .. string.sub('00000' .. time[2], -6) -- below 2^53 until the year 2255
   -- As text, because to make numbers of it and text again takes longer. It is for the rest if the clock is behind.
   if type(last) == 'string' and (#last < #token or #last == #token and last < token) and string.find(last, '^%d+$') then
-    redis.call('SET', KEYS[2], token, 'PX', ARGV[5]) -- before the owner, so that there is no owner without its token
-    redis.call('SET', KEYS[1], ARGV[1] .. ':' .. token .. ':' .. ARGV[2], 'PX', ARGV[4])
+    redis.call('SET', KEYS[2], token, 'PX', ARGV[4]) -- before the owner, so that there is no owner without its token
+    redis.call('SET', KEYS[1], ARGV[1] .. ':' .. token .. ':' .. ARGV[2], 'PX', ARGV[3])
     return {'granted', token}
   end
 end
@@ -39,15 +39,14 @@ end
 -- The helpers come here.
 
 local count = math.max(math.floor(#KEYS / 4), 1)
-expect(4 * count, 8 + count)
+expect(4 * count, 7 + count)
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
-local request = digits(whole(ARGV[3], 1, 'number of the request'))
-local ttl = whole(ARGV[4], 1, 'ttl')
-local retention = whole(ARGV[5], 1, 'fence retention')
-local mode = one_of(ARGV[6], 'try', 'wait', 'barge', 'mode')
-local listener = name_of(ARGV[8], 'listener')
+local ttl = whole(ARGV[3], 1, 'ttl')
+local retention = whole(ARGV[4], 1, 'fence retention')
+local mode = one_of(ARGV[5], 'try', 'wait', 'barge', 'mode')
+local listener = name_of(ARGV[7], 'listener')
 local queues = {}
-for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[7], ARGV[8 + n]) end
+for n = 1, count do queues[n] = queue_of(KEYS[4 * n - 1], KEYS[4 * n], ARGV[6], ARGV[7 + n]) end
 local now = clock()
 
 local function refused(r, n, wait, calls)
@@ -55,7 +54,7 @@ local function refused(r, n, wait, calls)
   if mode == 'wait' then
     local wrong = not r.head and mistyped(r.alive, 'hash')
     if wrong then return wrong end
-    enqueue(r, {call = mine, request = request, ttl = digits(ttl), id = id, listener = listener}, wait)
+    enqueue(r, mine, listener, wait)
   end
   return {'held', digits(wait), digits(n), calls}
 end

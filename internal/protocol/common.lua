@@ -143,21 +143,20 @@ end
 -- Waiters --------------------------------------------------------------------------------------------------------------
 --
 --   queue  sorted set: the calls that wait, by arrival (microseconds); before them, below 0, calls that are over
---   alive  hash: for each call that waits "<until>:<asked>:<request>:<ttl>:<lease id>@<listener>"
---            until    the time until which the waiter counts as alive, milliseconds: it must ask again before then
---            asked    when its latest request was answered, milliseconds, rounded up
---            request  the number of that request, which tells the waiter which request a message answers
---            ttl      the TTL that it asked for, milliseconds
+--   alive  hash: for each call that waits "<until>:<asked>:<turn>@<listener>", in milliseconds
+--            until  the time until which the waiter counts as alive: it must ask again before then
+--            asked  when its latest request was answered, rounded up
+--            turn   until when it has the right of way, because it was called since; 0: it was not called
 --
 -- A listener is a process. It subscribes to "<channel of the resource>:<listener>", and no other process does:
---   'free <call>'                            ask now, it may be your turn
---   'granted <call> <request> <token> <ms>'  you hold, for ms from the moment at which that request was answered
---   'look <call> <ms>'                       the waiter before you has its turn now; ask in ms, because it may not have heard
--- An empty message has no meaning. It is sent because PUBLISH counts the listeners.
+--   'free <call>'       ask now, it is your turn
+--   'look <call> <ms>'  the waiter before you has its turn now; ask in ms, because it may not have heard
+-- An empty message has no meaning.
 --
 -- A waiter whose process does not listen is skipped and keeps its place: its connection may be about to be made again,
 -- and then it asks. A waiter that has asked a moment ago has its turn all the same: it was told to wait, and is about
--- to listen.
+-- to listen. A waiter whose turn has lapsed keeps its place too, without right of way, until it asks. All of its listener
+-- that have not asked since are skipped with it: the process was stopped, or is cut off.
 
 -- In milliseconds. Part of the protocol: all clients of a resource must agree.
 local PATIENCE = 5000     -- a waiter asks again at least this often, whatever it was told
@@ -180,24 +179,21 @@ local function leave(q, ...)
 end
 
 local function note(q, w)
-  redis.call('HSET', q.alive, w.call, table.concat({digits(w.till), digits(w.asked), w.request, w.ttl, w.id}, ':') .. '@' .. w.listener)
+  redis.call('HSET', q.alive, w.call, digits(w.till) .. ':' .. digits(w.asked) .. ':' .. digits(w.turn) .. '@' .. w.listener)
 end
 
--- Puts the waiter {call, request, ttl, id, listener} at the end, or leaves it at its place. It counts as alive until it
--- has to ask again.
-local function enqueue(q, w, wait)
-  w.asked = math.ceil(q.now / 1000)
-  w.till = math.floor(q.now / 1000) + wait + GRACE
-  note(q, w)
-  redis.call('ZADD', q.queue, 'NX', digits(q.now), w.call)
+-- Puts the call at the end, or leaves it at its place. It counts as alive until it has to ask again.
+local function enqueue(q, mine, listener, wait)
+  local ms = math.floor(q.now / 1000)
+  note(q, {call = mine, till = ms + wait + GRACE, asked = math.ceil(q.now / 1000), turn = 0, listener = listener})
+  redis.call('ZADD', q.queue, 'NX', digits(q.now), mine)
   redis.call('PEXPIRE', q.queue, REMEMBERED)
   redis.call('PEXPIRE', q.alive, PATIENCE + GRACE)
 end
 
 local function waiter(call, entry)
-  if not entry then return nil end
-  local till, asked, request, ttl, id, listener = string.match(entry, '^(%d+):(%d+):(%d+):(%d+):([%x%-]+)@(.*)$')
-  return till and {call = call, till = tonumber(till), asked = tonumber(asked), request = request, ttl = ttl, id = id, listener = listener}
+  local till, asked, turn, listener = string.match(entry or '', '^(%d+):(%d+):(%d+)@(.*)$')
+  return till and {call = call, till = tonumber(till), asked = tonumber(asked), turn = tonumber(turn), listener = listener}
 end
 
 -- The number of waiters.
@@ -209,13 +205,14 @@ local function waiters(q)
   return n
 end
 
--- Visits the living waiters in order until visit answers true, and takes these out of the queue: the dead; waiters that
--- claim to live longer than is possible (Redis's clock was set back since); half an entry (the other key was evicted);
--- and waiters that visit marks as gone. If LOOK places were not enough, it returns the waiters that were visited, perhaps
--- none. The caller takes them out, so that the next script gets further. A corrupt queue has no waiters.
-local function walk(q, visit)
+-- Visits the living waiters in order until visit answers true or the call mine is reached, and takes these out of the
+-- queue: the dead; waiters that claim to live longer than is possible (Redis's clock was set back since); and half an
+-- entry (the other key was evicted). Those whose turn has lapsed are passed over. If LOOK places were not enough, it
+-- returns the waiters that were there, perhaps none. The caller takes them out, so that the next script gets further. A
+-- corrupt queue has no waiters.
+local function walk(q, mine, visit)
   local ms = math.floor(q.now / 1000)
-  local dropped, visited = {}, {}
+  local dropped, kept, lapsed = {}, {}, {}
   local from, size, stopped = 0, 2, false
   repeat
     local calls = redis.pcall('ZRANGEBYSCORE', q.queue, 0, '+inf', 'LIMIT', from, size) -- saves the command TYPE
@@ -226,21 +223,26 @@ local function walk(q, visit)
     end
     for n, call in ipairs(calls) do
       local w = waiter(call, entries[n])
-      if not w or w.till <= ms or w.till > ms + PATIENCE + GRACE then
+      if call == mine then
+        stopped = true
+      elseif not w or w.till <= ms or w.till > ms + PATIENCE + GRACE then
         dropped[#dropped + 1] = call
       else
-        stopped = visit(w)
-        local list = w.gone and dropped or visited
-        list[#list + 1] = call
-        if stopped then break end
+        kept[#kept + 1] = call
+        if w.turn > 0 and w.turn <= ms then
+          lapsed[w.listener] = math.max(w.turn, lapsed[w.listener] or 0)
+        elseif w.asked > (lapsed[w.listener] or 0) then
+          stopped = visit(w)
+        end
       end
+      if stopped then break end
     end
     from = from + #calls
     local more = #calls == size
     size = math.min(4 * size, 128, LOOK - from)
   until stopped or not more or size <= 0
   leave(q, unpack(dropped))
-  if not stopped and from >= LOOK then return visited end
+  if not stopped and from >= LOOK then return kept end
 end
 
 -- Sends news to the waiter. Answers whether its process listens. A process whose connection broke unnoticed counts as
@@ -250,35 +252,34 @@ local function tell(q, w, news)
   return type(heard) == 'number' and heard > 0
 end
 
--- For how many milliseconds a waiter that does not listen has right of way, or nil if it has none.
-local function fresh(q, w)
-  local left = w.asked + FRESH - math.floor(q.now / 1000)
-  if left > 0 and left <= FRESH + 1 then return left end -- asked was rounded up
-end
-
 -- Calls the waiter. Returns for how many milliseconds it has right of way, or nil if it has none.
 local function call(q, w)
-  if not tell(q, w, 'free ' .. w.call) then return fresh(q, w) end
   local ms = math.floor(q.now / 1000)
-  if w.till > ms + ANSWER then
-    w.till = ms + ANSWER
+  if not tell(q, w, 'free ' .. w.call) then
+    local left = w.asked + FRESH - ms
+    if left > 0 and left <= FRESH + 1 then return left end -- asked was rounded up
+    return nil
+  end
+  if w.turn == 0 or w.turn > ms + ANSWER then -- or Redis's clock was set back
+    w.turn = ms + ANSWER
     note(q, w)
   end
-  return w.till - ms
+  return w.turn - ms
 end
 
--- Gives the first waiter that listens its turn. give does that for one waiter: it answers for how many milliseconds no
--- other waiter needs to ask, or nil if the waiter is skipped. call above is one such function. Up to eight waiters
--- behind are told when to look.
-local function wake(q, give)
+-- Calls the first waiter that listens. Those behind it are told when to look, one of each listener, up to eight.
+local function wake(q)
   q.now = q.now or clock()
   local wait
-  local few = 8
-  local deaf = walk(q, function(w)
+  local told, few = {}, 8
+  local deaf = walk(q, nil, function(w)
+    if told[w.listener] then return false end
     if not wait then
-      wait = give(q, w)
+      wait = call(q, w)
+      told[w.listener] = wait
       return false
     end
+    told[w.listener] = true
     few = few - 1
     local look = math.min(wait, w.till - GRACE / 4 - math.floor(q.now / 1000)) -- while it counts as alive
     return tell(q, w, 'look ' .. w.call .. ' ' .. digits(math.max(look, 1))) or few == 0
@@ -290,8 +291,7 @@ end
 -- it is the turn of the call.
 local function before(q, mine)
   local wait
-  local deaf = walk(q, function(w)
-    if w.call == mine then return true end
+  local deaf = walk(q, mine, function(w)
     wait = call(q, w) -- an earlier message may have been lost
     return wait ~= nil
   end)

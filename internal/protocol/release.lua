@@ -1,13 +1,11 @@
--- release.lua: releases the exact lease. The first waiter that listens then holds it and is told its token
--- (hand_over in holder.lua), so a hand-over needs no request of that waiter.
+-- release.lua: releases the exact lease and calls the first waiter that listens.
 --
--- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
+-- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive   KEYS[4] ended
 -- ARGV[1] lease id   ARGV[2] token
 -- ARGV[3] call   ARGV[4] 'unsure' if a request of that call may be under way, which shall do nothing; 'sure' if not
--- ARGV[5] fence retention, milliseconds, > 0
--- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] channel
+-- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
 --
--- Returns {'released'}  it was held, and is free now or granted to a waiter
+-- Returns {'released'}  it was held, and is free now
 --         {'gone'}      it expired, or its key was lost. No other holder was touched.
 --         {'taken'}     another lease holds the resource. Nothing was changed.
 --         {'revoked'}   this lease was revoked. No other holder was touched.
@@ -16,9 +14,8 @@
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the lease is released all the same
 
 -- The common case, before the helpers as in acquire.lua: this call alone holds it, and nobody waits.
-if #KEYS == 5 and #ARGV == 7 and #ARGV[1] == 36 and ARGV[4] == 'sure'
-  and #ARGV[5] <= 15 and string.find(ARGV[5], '^[1-9]%d*$')
-  and (ARGV[6] == 'PUBLISH' or ARGV[6] == 'SPUBLISH') and ARGV[7] ~= '' and redis.call('EXISTS', KEYS[3]) == 0
+if #KEYS == 4 and #ARGV == 6 and #ARGV[1] == 36 and ARGV[4] == 'sure'
+  and (ARGV[5] == 'PUBLISH' or ARGV[5] == 'SPUBLISH') and ARGV[6] ~= '' and redis.call('EXISTS', KEYS[2]) == 0
   and redis.pcall('GET', KEYS[1]) == ARGV[1] .. ':' .. ARGV[2] .. ':' .. ARGV[3] then
   redis.call('DEL', KEYS[1])
   return {'released'}
@@ -26,13 +23,12 @@ end
 
 -- The helpers come here.
 
-expect(5, 7)
-local owner, fence, ended = KEYS[1], KEYS[2], KEYS[5]
+expect(4, 6)
+local owner, ended = KEYS[1], KEYS[4]
 local id, token = uuid(ARGV[1], 'lease id'), digits(whole(ARGV[2], 1, 'token'))
 local mine = name_of(ARGV[3], 'call')
 local unsure = is_unsure(ARGV[4])
-local retention = whole(ARGV[5], 1, 'fence retention')
-local q = queue_of(KEYS[3], KEYS[4], ARGV[6], ARGV[7])
+local q = queue_of(KEYS[2], KEYS[3], ARGV[5], ARGV[6])
 
 local held, wrong = read_owner(owner)
 if wrong then return wrong end
@@ -45,7 +41,7 @@ if unsure then
   q.now = clock()
   forget_call(q, mine)
 end
-if exact or late then hand_over(q, owner, fence, retention) end
+if exact or late then wake(q) end
 if exact then return {'released'} end
 if was_revoked(ended, id, token) then return {'revoked'} end
 return {held and not late and 'taken' or 'gone'}

@@ -1,6 +1,6 @@
 -- revoke.lua: ends the holder of the resource and issues a new last token, so the former holder is stale from now on.
--- For operators, and for supervisors that take over from a holder that they take for dead. The resource goes to the first
--- waiter that listens, as in a release.
+-- For operators, and for supervisors that take over from a holder that they take for dead. The first waiter that
+-- listens is called, as by a release.
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive   KEYS[5] ended
 -- ARGV[1] revocation id, new for each revocation
@@ -49,5 +49,5 @@ redis.call('SET', ended, table.concat({held and held.id or id or NOBODY, held an
   'PX', digits(math.max(held and held.left or 0, redis.call('PTTL', ended), MINUTE)))
 redis.call('DEL', owner)
 forget_call(q, revocation)
-hand_over(q, owner, fence, retention)
+wake(q)
 return {'revoked', digits(new), held and held.id or NOBODY, held and held.token or '0'}

@@ -2,12 +2,12 @@
 --
 -- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
 -- KEYS[5] limit, if it was changed: how many may hold at once
--- ARGV[1] lease id   ARGV[2] call, new for each acquisition   ARGV[3] number of the request within the call, from 1
--- ARGV[4] ttl, milliseconds, > 0
--- ARGV[5] fence retention, milliseconds, > 0
--- ARGV[6] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past the queue
--- ARGV[7] PUBLISH or SPUBLISH   ARGV[8] listener, where the waiter hears of its turn   ARGV[9] channel
--- ARGV[10] limit, > 0, unless it was changed
+-- ARGV[1] lease id   ARGV[2] call, new for each acquisition
+-- ARGV[3] ttl, milliseconds, > 0
+-- ARGV[4] fence retention, milliseconds, > 0
+-- ARGV[5] 'try': leave no trace when refused; 'wait': queue up; 'barge': 'try', past the queue
+-- ARGV[6] PUBLISH or SPUBLISH   ARGV[7] listener, where the waiter hears of its turn   ARGV[8] channel
+-- ARGV[9] limit, > 0, unless it was changed
 --
 -- Returns {'granted', token}  held by this lease id for ttl from now. Asking again with the same lease id gives the same token
 --                             and a full ttl, so a lost reply costs nothing.
@@ -18,16 +18,15 @@
 --         {'exhausted'}       tokens have reached 2^53; no permit was granted
 --         {'corrupt', key, problem}
 
-expect(5, 10)
+expect(5, 9)
 local owner, fence = KEYS[1], KEYS[2]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
-local request = digits(whole(ARGV[3], 1, 'number of the request'))
-local ttl = whole(ARGV[4], 1, 'ttl')
-local retention = whole(ARGV[5], 1, 'fence retention')
-local mode = one_of(ARGV[6], 'try', 'wait', 'barge', 'mode')
-local q = queue_of(KEYS[3], KEYS[4], ARGV[7], ARGV[9])
-local listener = name_of(ARGV[8], 'listener')
-local limit = whole(ARGV[10], 1, 'limit')
+local ttl = whole(ARGV[3], 1, 'ttl')
+local retention = whole(ARGV[4], 1, 'fence retention')
+local mode = one_of(ARGV[5], 'try', 'wait', 'barge', 'mode')
+local q = queue_of(KEYS[3], KEYS[4], ARGV[6], ARGV[8])
+local listener = name_of(ARGV[7], 'listener')
+local limit = whole(ARGV[9], 1, 'limit')
 local now = clock()
 q.now = now
 
@@ -79,7 +78,7 @@ if wait then
   if mode == 'wait' then
     wrong = not head and mistyped(q.alive, 'hash')
     if wrong then return wrong end
-    enqueue(q, {call = mine, request = request, ttl = digits(ttl), id = id, listener = listener}, wait)
+    enqueue(q, mine, listener, wait)
   end
   return {'held', digits(wait), '1', others or ''}
 end
@@ -88,6 +87,6 @@ redis.call('SET', fence, digits(token), 'PX', digits(retention))
 hold(owner, id .. ':' .. digits(token) .. ':' .. mine, now, ttl)
 if head then
   leave(q, mine)
-  if taken + 1 < limit then wake(q, call) end -- one call for each permit
+  if taken + 1 < limit then wake(q) end -- one call for each permit
 end
 return {'granted', digits(token)}

@@ -21,5 +21,5 @@ else
   redis.call('SET', changed, digits(limit))
 end
 q.now = clock()
-wake(q, call) -- there may be room now
+wake(q) -- there may be room now
 return {'set'}

@@ -29,5 +29,5 @@ redis.call('ZREM', owner, holder)
 redis.call('ZADD', ended, digits(q.now), holder)
 redis.call('ZREMRANGEBYSCORE', ended, '-inf', digits(q.now - 1000 * math.max(left, MINUTE)))
 redis.call('PEXPIRE', ended, digits(math.max(left, MINUTE)))
-wake(q, call)
+wake(q)
 return {'revoked'}

@@ -1,21 +1,19 @@
 -- semaphore_withdraw.lua: ends an acquisition whose caller has given up: it leaves the queue, and loses its permit if
 -- the reply to the grant was lost. A permit that another call has asked for too, by the same lease id, stays.
 --
--- KEYS[1] owner   KEYS[2] fence   KEYS[3] queue   KEYS[4] alive
+-- KEYS[1] owner   KEYS[2] queue   KEYS[3] alive
 -- ARGV[1] lease id   ARGV[2] call
 -- ARGV[3] 'unsure' if a request of that call may still be under way, which shall do nothing; 'sure' if not
--- ARGV[4] fence retention, milliseconds, > 0, for leases that are handed over
--- ARGV[5] PUBLISH or SPUBLISH   ARGV[6] channel
+-- ARGV[4] PUBLISH or SPUBLISH   ARGV[5] channel
 --
 -- Returns {'withdrawn'}  this call neither holds nor waits
 --         {'corrupt', key, problem}  of the owner; if another key is wrong, the acquisition is ended all the same
 
-expect(4, 6)
+expect(3, 5)
 local owner = KEYS[1]
 local id, mine = uuid(ARGV[1], 'lease id'), name_of(ARGV[2], 'call')
 local unsure = is_unsure(ARGV[3])
-whole(ARGV[4], 1, 'fence retention')
-local q = queue_of(KEYS[3], KEYS[4], ARGV[5], ARGV[6])
+local q = queue_of(KEYS[2], KEYS[3], ARGV[4], ARGV[5])
 
 local wrong = mistyped(owner, 'zset')
 if wrong then return wrong end
@@ -33,5 +31,5 @@ elseif not queue_fault(q) then
 end
 -- The waiter that leaves may have been called already; then its turn passes on. If no permit is free, the next waiter goes on
 -- waiting.
-wake(q, call)
+wake(q)
 return {'withdrawn'}

@@ -321,8 +321,7 @@ func (c *leaseCell) judgeSuccessor() {
 	c.judgeBeliefs()
 	for resource, now := range c.look() {
 		for holder, left := range now.holders {
-			const provisional = time.Second // what a lease lasts that was handed over, until its holder answers
-			if was := before[resource].holders[holder]; was > provisional && left > was {
+			if was := before[resource].holders[holder]; was > 0 && left > was {
 				c.Errorf("a late request has moved the end of %s on", holder)
 			}
 		}
