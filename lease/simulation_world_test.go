@@ -770,7 +770,8 @@ func (s *simulation) publish(channel, message string) int {
 				}
 			})
 			continue
-		case faulty && d.is(s.odds[newsTwice]):
+		case faulty && d.is(s.odds[newsTwice]): // what comes behind on the connection is late
+			p.disturb()
 			s.note("%q to %s comes twice", message, p.name)
 			l.answer(data, d.between(0, time.Second))
 		}
