@@ -404,12 +404,18 @@ var guards = []struct {
 		{"L8", "work whose lease Close has ended is not reported as well done", "errors.Is(over, ErrReleased) && !errors.Is(over, ErrClosed):", "errors.Is(over, ErrReleased):", "lease.TestWorkLearnsThatCloseHasEndedItsLease"},
 	}},
 	{"lease/acquire.go", []guard{
-		{"S8", "a lease that ends while it is sealed is not handed out", "			err = l.Err() // that may have taken longer than it lasts\n", "", "lease.TestSealThatOutlastsTheLease"},
-		{"S8", "a lease that cannot be sealed is given back", "	sealed := false\n", "	sealed := true\n", "lease.TestSeal"},
 		{"L8", "what is granted while the issuer closes is given back", "if registry.closing() {", "if false {", "lease.TestCloseWhileALeaseIsGranted"},
 		{"L1", "one that is lost while others are waited for loses all", "			err = leases.lost() // waiting may have taken longer than an earlier one lasts\n", "", "lease.TestAcquireAllLosesOneWhileWaiting"},
 		{"L5", "an answer that comes after its own trust window is none", "\tcase !time.Now().Before(core.trustedUntil(sent, core.cfg.TTL)):\n\t\treturn nil, errTooLate\n", "", "lease.TestAnAnswerThatComesTooLateIsNone"},
 		{"L1", "who cannot get all gives back what it has", "if !whole { // also", "if false { // also", "lease.TestAcquireAllWaits"},
+	}},
+	{"lease/seal.go", []guard{
+		{"S8", "a lease that ends while it is sealed is not handed out", "	case over != nil: // that", "	case false: // that", "lease.TestSealThatOutlastsTheLease"},
+		{"S8", "a lease that cannot be sealed is given back", "	sealed := false\n", "	sealed := true\n", "lease.TestSeal"},
+		{"L7", "a lease that is behind the fence is exchanged before its holder learns of it", "	return slices.IndexFunc(ls, func(l *Lease) bool { return l.resource == resource }), last\n", "	return -1, last\n", "lease.TestAnAcquisitionHealsWhenItsTokenIsBehindTheFence"},
+		{"L5", "what is not sealed is not renewed", "	l.unsealed = true\n", "", "lease.TestSealingIsBoundedByOneTTL"},
+		{"L5", "what is sealed is renewed", "		l.renewAgain()\n", "", "lease.TestASealedLeaseIsRenewed"},
+		{"S7", "a waiting acquisition whose seal is blocked queues again", "&sealError{err, true} // another", "&sealError{err, false} // another", "lease.TestAnAcquisitionWhoseSealIsBlockedQueuesAgain"},
 	}},
 	{"lease/wait.go", []guard{
 		{"L6", "waiting is bounded", "waiting, cancel := context.WithTimeoutCause(ctx, *a.patience, waited)", "waiting, cancel := context.WithCancel(ctx)", "lease.TestWaitAtMost"},

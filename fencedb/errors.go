@@ -119,6 +119,9 @@ func (e *StaleError) Error() string {
 
 func (e *StaleError) Unwrap() []error { return []error{ErrStale, e.cause} }
 
+// FencePassed is for lease.Config.Seal: the resource, and the token that has entered.
+func (e *StaleError) FencePassed() (resource string, last int64) { return e.Resource, e.Stored }
+
 // WrongResourceError is the ErrWrongResource with its values. Nothing was written.
 type WrongResourceError struct {
 	Table    string   // the protected table, with its schema

@@ -190,10 +190,10 @@ func Seal(ctx context.Context, db DB, grant Grant) error {
 //
 // A program needs it that decides by what it reads outside of its fenced transactions. Without it,
 // an earlier holder can still write between such a read and the first fenced transaction of the
-// later one. An acquisition whose token Postgres refuses fails with ErrStale: Redis has gone
-// backwards, and lease.Issuer.Raise or package guard repairs that.
-func Sealer(db DB) func(ctx context.Context, grant Grant) error {
-	return func(ctx context.Context, grant Grant) error { return Seal(ctx, db, grant) }
+// later one. Several resources are sealed together. Where Postgres refuses a token as too old
+// because Redis has gone backwards, the acquisition repairs that by itself.
+func Sealer(db DB) func(ctx context.Context, grants ...Grant) error {
+	return func(ctx context.Context, grants ...Grant) error { return Seal(ctx, db, All(grants...)) }
 }
 
 // sealError does not speak of a commit: nothing else was written, and a second seal does no harm.

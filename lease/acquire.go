@@ -116,11 +116,21 @@ func (a *acquisition) run(ctx context.Context) (Leases, error) {
 	t := a.core.trace(ctx, TraceStart{Op: OpAcquire, Resource: a.resources[0], Resources: len(a.resources),
 		LeaseID: a.id, Lead: a.lead})
 	return a.begun(&t, func(ctx context.Context) (Leases, error) {
-		leases, err := a.obtain(ctx)
-		if err != nil {
-			return nil, a.failed(err)
+		waiting, cancel := a.limit(ctx)
+		defer cancel()
+		var blocked error // why the latest leases could not be sealed
+		for {
+			leases, err := a.obtain(ctx, waiting)
+			if err != nil {
+				return nil, protocol.Join(blocked, a.failed(err))
+			}
+			leases, err = a.seal(ctx, leases)
+			if err == nil || a.noWait || !errors.Is(err, errBeginAnew) || !a.behind.settled(waiting) {
+				return leases, err
+			}
+			blocked = err
+			a.call, a.asked, a.waits = newCall(a.core.label), false, nil
 		}
-		return a.seal(ctx, leases)
 	})
 }
 
@@ -159,12 +169,10 @@ func (a *acquisition) begun(t *tracing, ask func(context.Context) (Leases, error
 }
 
 // obtain asks for the leases, in one of three ways.
-func (a *acquisition) obtain(ctx context.Context) (Leases, error) {
+func (a *acquisition) obtain(ctx, waiting context.Context) (Leases, error) {
 	if a.noWait {
 		return a.tryAll(ctx)
 	}
-	waiting, cancel := a.limit(ctx)
-	defer cancel()
 	if len(a.resources) == 1 {
 		return a.wait(waiting)
 	}
@@ -297,29 +305,4 @@ func (a *acquisition) failed(err error) error {
 		return fmt.Errorf("lease: acquire %d resources from %q: %w", len(a.resources), a.resources[0], err)
 	}
 	return fmt.Errorf("lease: acquire %q: %w", a.resources[0], err)
-}
-
-// seal runs Config.Seal for all, before the holder learns that it holds. If it fails or panics, all
-// are released.
-func (a *acquisition) seal(ctx context.Context, leases Leases) (Leases, error) {
-	if a.core.cfg.Seal == nil {
-		return leases, nil
-	}
-	sealed := false
-	defer func() {
-		if !sealed {
-			a.behind.giveBack(ctx, leases...)
-		}
-	}()
-	for _, l := range leases {
-		err := a.core.cfg.Seal(ctx, l)
-		if err == nil {
-			err = l.Err() // that may have taken longer than it lasts
-		}
-		if err != nil {
-			return nil, fmt.Errorf("lease: seal %q: %w", l.resource, err)
-		}
-	}
-	sealed = true
-	return leases, nil
 }

@@ -90,11 +90,17 @@ func (i *Issuer) Heal(ctx context.Context, old *Lease, floor int64) (*Lease, err
 	t := old.trace(ctx, OpHeal)
 	a := &acquisition{core: i.core, caller: ctx, resources: []string{old.resource}, keys: []*protocol.Keys{old.term.keys},
 		id: uuid.New(), call: newCall(i.label), behind: new(behind), asked: true}
-	leases, err := a.begun(&t, func(ctx context.Context) (Leases, error) { return a.heal(ctx, old, floor) })
+	leases, err := a.begun(&t, func(ctx context.Context) (Leases, error) {
+		l, err := a.heal(ctx, old, floor)
+		if err != nil {
+			return nil, err
+		}
+		return a.seal(ctx, Leases{l})
+	})
 	return leases.first(), err
 }
 
-func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases, error) {
+func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (*Lease, error) {
 	if err := old.supersede(); err != nil {
 		return nil, fmt.Errorf("lease: heal %q: %w", old.resource, err)
 	}
@@ -108,7 +114,7 @@ func (a *acquisition) heal(ctx context.Context, old *Lease, floor int64) (Leases
 		withdraw := func(ctx context.Context) error { return a.core.store.withdraw(ctx, old.term) }
 		a.core.registry.giveBack(ctx, a.core.cfg.TTL, withdraw, old.resource)
 	}
-	return a.seal(ctx, Leases{l})
+	return l, nil
 }
 
 // takeBackAfter withdraws what the exchange was granted, when the old lease is released: before

@@ -84,15 +84,22 @@ type Config struct {
 	// milliseconds. Defaults to TTL/6, at most one second.
 	ReplicaTimeout time.Duration
 
-	// Seal is called with each new lease before its holder gets it, with the context of the
-	// acquisition; the grant is the [*Lease]. If it fails, the lease is released and the acquisition
-	// fails with its error.
+	// Seal is called with the new leases of an acquisition before their holder gets them; each grant
+	// is a [*Lease]. Its context is that of the acquisition, and ends one TTL after the leases were
+	// asked for: a lease is not renewed while it is sealed. If Seal fails, the leases are released
+	// and the acquisition fails with its error.
+	//
+	// There are two exceptions. If the error has a method FencePassed() (resource string, last int64)
+	// and the lease on that resource stands, Redis has gone back: the lease is exchanged for one with
+	// a token above last, as by [Issuer.Heal], and all are sealed once more. And if the error is a
+	// loss ([IsLost]), such as fencedb.ErrBusy, an acquisition that waits queues again, and returns
+	// the error of the latest Seal when its patience ends.
 	//
 	// fencedb.Sealer(pool) seals in Postgres: then no earlier holder can write once the new one
 	// knows that it holds, and what a holder reads outside of its transactions stays as it was until
 	// it writes. Without it that begins with the holder's first fenced transaction. It costs a round
-	// trip to Postgres for each acquisition of a resource. Not for a [Semaphore]. Defaults to none.
-	Seal func(context.Context, Grant) error
+	// trip to Postgres for each acquisition. Not for a [Semaphore]. Defaults to none.
+	Seal func(ctx context.Context, grants ...Grant) error
 
 	// Tracers are called for every event of the leases. Free when unused. Defaults to none.
 	Tracers []Tracer

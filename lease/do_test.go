@@ -181,7 +181,8 @@ func TestSeal(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		var sealed []int64
 		refuse := false
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(ctx context.Context, l lease.Grant) error {
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Seal: func(ctx context.Context, grants ...lease.Grant) error {
+			l := grants[0]
 			require.NoError(t, l.(*lease.Lease).Err())
 			require.Equal(t, "ada", ctx.Value(key{}))
 			sealed = append(sealed, l.Token())
@@ -207,15 +208,15 @@ func TestSeal(t *testing.T) {
 func TestASealThatPanicsGivesTheLeaseBack(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		told := newJournal()
-		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: func(context.Context, lease.Grant) error { panic("on purpose") }})
+		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, Tracers: []lease.Tracer{told}, Seal: func(context.Context, ...lease.Grant) error { panic("on purpose") }})
 		require.PanicsWithValue(t, "on purpose", func() { _, _ = i.AcquireAll(t.Context(), []string{"a", "b"}) })
 		require.NoError(t, i.Close(t.Context()))
 		told.closed(t)
 		require.Equal(t, "error", told.only(t, lease.OpAcquire).Outcome())
 		require.Empty(t, w.client.Keys(t.Context(), "*owner").Val())
 
-		seal := func(_ context.Context, g lease.Grant) error {
-			if g.Token() > 1<<52 {
+		seal := func(_ context.Context, grants ...lease.Grant) error {
+			if grants[0].Token() > 1<<52 {
 				panic("on purpose")
 			}
 			return nil
@@ -233,7 +234,7 @@ func TestASealThatPanicsGivesTheLeaseBack(t *testing.T) {
 func TestSealThatOutlastsTheLease(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.issuer(t, lease.Config{TTL: 9 * time.Second, RenewEvery: lease.Never,
-			Seal: func(context.Context, lease.Grant) error { time.Sleep(10 * time.Second); return nil }})
+			Seal: func(context.Context, ...lease.Grant) error { time.Sleep(10 * time.Second); return nil }})
 		_, err := i.TryAcquire(t.Context(), "a")
 		require.ErrorIs(t, err, lease.ErrExpired)
 	})

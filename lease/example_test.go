@@ -143,8 +143,8 @@ func ExampleConfig_seal() {
 	ctx := context.Background()
 	issuer, err := lease.New(client, lease.Config{
 		TTL: 10 * time.Second,
-		Seal: func(ctx context.Context, l lease.Grant) error {
-			fmt.Println("sealing", l.Resource()) // with Postgres: Seal: fencedb.Sealer(pool)
+		Seal: func(ctx context.Context, grants ...lease.Grant) error {
+			fmt.Println("sealing", grants[0].Resource()) // with Postgres: Seal: fencedb.Sealer(pool)
 			return nil
 		},
 	})

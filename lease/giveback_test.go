@@ -231,7 +231,7 @@ func TestCloseDuringAnAcquisition(t *testing.T) {
 func TestCloseDuringASeal(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		sealing, goOn := make(chan struct{}), make(chan struct{})
-		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, Seal: func(context.Context, lease.Grant) error {
+		i := w.issuer(t, lease.Config{TTL: 30 * time.Second, Seal: func(context.Context, ...lease.Grant) error {
 			close(sealing)
 			<-goOn
 			return nil

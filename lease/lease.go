@@ -35,7 +35,8 @@ type Lease struct {
 	ended      error          // why it is over, nil while it is not; guarded by mu, set once
 	lastFail   error          // of the latest renewal, nil if it succeeded; guarded by mu
 
-	due *batch // whose renewal comes next, nil if none does; guarded by the watchdog's mu
+	unsealed bool   // and so not renewed; guarded by mu
+	due      *batch // whose renewal comes next, nil if none does; guarded by the watchdog's mu
 
 	back   *release // the latest, nil before the first; guarded by mu
 	unsure bool     // a release was sent and never answered; for one release at a time

@@ -58,11 +58,11 @@ func (w *watchdog) retry(l *Lease) {
 }
 
 // schedule puts the lease into a batch that is due at about that time, or into a new one. None is
-// renewed later than it is due.
+// renewed later than it is due. The caller holds the lease's mu.
 func (w *watchdog) schedule(l *Lease, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if l.due != nil || w.cfg.RenewEvery == Never {
+	if l.due != nil || l.unsealed || w.cfg.RenewEvery == Never {
 		return
 	}
 	window := w.cfg.RenewEvery / batchWindow
@@ -88,7 +88,7 @@ func (w *watchdog) schedule(l *Lease, at time.Time) {
 	}
 }
 
-// forget cancels the renewal of a lease that is over.
+// forget cancels the renewal of a lease that is over, or not sealed yet.
 func (w *watchdog) forget(l *Lease) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -27,7 +27,7 @@ func TestSemaphoreBadInput(t *testing.T) {
 		"limit too high": {Limit: lease.MaxLimit + 1, Lease: good},
 		"no TTL":         {Limit: 1},
 		"TTL below 1ms":  {Limit: 1, Lease: lease.Config{TTL: ms - 1}},
-		"sealed":         {Limit: 1, Lease: lease.Config{TTL: time.Second, Seal: func(context.Context, lease.Grant) error { return nil }}},
+		"sealed":         {Limit: 1, Lease: lease.Config{TTL: time.Second, Seal: func(context.Context, ...lease.Grant) error { return nil }}},
 	} {
 		_, err := lease.NewSemaphore(w.client, cfg)
 		require.ErrorIs(t, err, lease.ErrInvalid, name)

@@ -202,7 +202,7 @@ func TestTracersAreToldOfFailure(t *testing.T) {
 
 	sealing := errors.New("the database is away")
 	failing := newWorld(t).issuer(t, lease.Config{TTL: time.Minute, Tracers: []lease.Tracer{j},
-		Seal: func(context.Context, lease.Grant) error { return sealing }})
+		Seal: func(context.Context, ...lease.Grant) error { return sealing }})
 	_, err = failing.TryAcquire(t.Context(), "table:12")
 	require.ErrorIs(t, err, sealing)
 	require.ErrorIs(t, j.of(lease.OpAcquire)[1].Err, sealing)

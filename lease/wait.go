@@ -17,7 +17,7 @@ const firstAnswer = 250 * time.Millisecond
 
 // limit bounds the waiting as [WaitAtMost] says. The first request has firstAnswer at least.
 func (a *acquisition) limit(ctx context.Context) (context.Context, context.CancelFunc) {
-	if a.patience == nil {
+	if a.patience == nil || a.noWait {
 		return ctx, func() {}
 	}
 	waited := fmt.Errorf("waited %v: %w", *a.patience, context.DeadlineExceeded)

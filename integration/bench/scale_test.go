@@ -171,8 +171,8 @@ func shard(pools []*pgxpool.Pool, resource string) *pgxpool.Pool {
 // The fence of a resource is on one of two servers, and the other one knows nothing of it.
 func TestAResourceHasItsFenceOnOneServer(t *testing.T) {
 	pools := []*pgxpool.Pool{testenv.OwnPostgres(t).Pool(), testenv.OwnPostgres(t).Pool()}
-	seal := func(ctx context.Context, grant lease.Grant) error {
-		return fencedb.Seal(ctx, shard(pools, grant.Resource()), grant)
+	seal := func(ctx context.Context, grants ...lease.Grant) error {
+		return fencedb.Seal(ctx, shard(pools, grants[0].Resource()), grants[0])
 	}
 	issuer, err := lease.New(testenv.OwnRedis(t).Client(), lease.Config{TTL: ttl, Seal: seal})
 	require.NoError(t, err)

@@ -158,7 +158,9 @@ type Service struct {
 // can write, and if a later one comes, the Save of this one is refused. So what was read is still
 // true of what is saved.
 func New(client redis.UniversalClient, cfg Config) (*Service, error) {
-	cfg.Lease.Seal = cfg.Store.Seal
+	cfg.Lease.Seal = func(ctx context.Context, grants ...lease.Grant) error {
+		return cfg.Store.Seal(ctx, fencedb.All(grants...))
+	}
 	leases, err := lease.New(client, cfg.Lease)
 	if err != nil {
 		return nil, err
