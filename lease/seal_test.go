@@ -3,6 +3,7 @@ package lease_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -123,9 +124,10 @@ func TestASealedLeaseIsRenewed(t *testing.T) {
 // blocked it when its patience ends.
 func TestAnAcquisitionWhoseSealIsBlockedQueuesAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		blocked, free := &passedError{"elsewhere", 1}, false
+		blocked := &passedError{"elsewhere", 1}
+		var free atomic.Bool
 		seal := func(ctx context.Context, grants ...lease.Grant) error {
-			if free {
+			if free.Load() {
 				return nil
 			}
 			<-time.After(time.Until(grants[0].(*lease.Lease).ValidUntil()))
@@ -141,7 +143,7 @@ func TestAnAcquisitionWhoseSealIsBlockedQueuesAgain(t *testing.T) {
 
 		_, err = i.TryAcquire(t.Context(), "a")
 		require.ErrorIs(t, err, blocked)
-		time.AfterFunc(5*time.Second, func() { free = true })
+		time.AfterFunc(5*time.Second, func() { free.Store(true) })
 		l, err := i.Acquire(t.Context(), "a")
 		require.NoError(t, err)
 		require.NoError(t, l.Release(t.Context()))
